@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+include_guard()
+
+# The precompiled <torch/torch.h>, compiled once and shared by every target that uses LibTorch.
+function(lockstep_add_precompiled_header)
+  file(WRITE "${CMAKE_BINARY_DIR}/pch/empty.cpp" "")
+  add_library(lockstep_pch OBJECT "${CMAKE_BINARY_DIR}/pch/empty.cpp")
+  target_link_libraries(lockstep_pch PRIVATE lockstep_torch)
+  target_precompile_headers(lockstep_pch PRIVATE <torch/torch.h>)
+  lockstep_set_warnings(lockstep_pch)
+endfunction()
+
+# lockstep_add_layer(<layer> [TORCH] SOURCES <file>... [DEPENDS <layer or target>...] [PRIVATE <target>...])
+# One library a layer of the design: target lockstep_<layer>, exported as Lockstep::<layer>.
+function(lockstep_add_layer layer)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
+  set(target lockstep_${layer})
+  add_library(${target} ${arg_SOURCES})
+  add_library(Lockstep::${layer} ALIAS ${target})
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_include_directories(${target}
+    PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>"
+    PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(${target} PUBLIC ${arg_DEPENDS} PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:fmt::fmt-header-only>)
+  if(arg_TORCH)
+    target_link_libraries(${target} PUBLIC lockstep_torch)
+    target_precompile_headers(${target} REUSE_FROM lockstep_pch)
+  endif()
+  lockstep_set_warnings(${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${layer})
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_INSTALLED_TARGETS ${target})
+endfunction()
+
+# lockstep_add_program(<name> [TORCH] SOURCES <file>... [LINK <target>...])
+function(lockstep_add_program name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINK})
+  if(arg_TORCH)
+    target_link_libraries(${name} PRIVATE lockstep_torch)
+    target_precompile_headers(${name} REUSE_FROM lockstep_pch)
+  endif()
+  lockstep_set_warnings(${name})
+endfunction()

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+/// This machine's name, as gethostname(2) gives it.
+std::string host_name();
+
+/// Equal in two processes exactly when they run under the same kernel boot: the kernel's boot id and the
+/// network namespace, so that two containers with networks of their own count as two hosts.
+std::string host_identity();
+
+/// Number of cores that this process may really use: its affinity mask and its cgroup's CPU quota, whichever
+/// is less; at least 1.
+int usable_cores();
+
+}  // namespace lockstep

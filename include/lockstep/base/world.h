@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+namespace lockstep {
+
+/// Where this process stands among the processes of one run, as plain numbers: what layers that know
+/// nothing of communication (samplers, logging) need of the default process group.
+struct World {
+  int rank = 0;        ///< 0 .. size-1
+  int size = 1;        ///< number of ranks
+  int local_rank = 0;  ///< 0 .. local_size-1, counted on this host
+  int local_size = 1;  ///< number of ranks on this host
+};
+
+/// The world of the default process group: what init() found, or a world of one outside its context.
+/// Safe from any thread.
+World current_world();
+
+/// Called by init() and by the end of its context.
+void set_current_world(const World& world);
+
+}  // namespace lockstep

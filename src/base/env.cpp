@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <lockstep/base/env.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+std::optional<std::string> Env::get(const std::string& name) const {
+  if (values_) {
+    const auto found = values_->find(name);
+    if (found == values_->end() || found->second.empty()) return std::nullopt;
+    return found->second;
+  }
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::optional<std::int64_t> Env::get_int(const std::string& name) const {
+  const auto text = get(name);
+  if (!text) return std::nullopt;
+  std::int64_t value = 0;
+  const auto* end = text->data() + text->size();
+  const auto [stop, code] = std::from_chars(text->data(), end, value);
+  if (code != std::errc() || stop != end) {
+    throw ArgumentError(fmt::format("environment variable {}=\"{}\" is not a whole number", name, *text));
+  }
+  return value;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <lockstep/base/log.h>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/env.h>
+#include <lockstep/base/world.h>
+
+namespace lockstep {
+namespace {
+
+LogLevel threshold() {
+  const auto name = Env().get("LOCKSTEP_LOG_LEVEL").value_or("info");
+  if (name == "debug") return LogLevel::debug;
+  if (name == "warning") return LogLevel::warning;
+  if (name == "error") return LogLevel::error;
+  return LogLevel::info;
+}
+
+std::string prefix(LogLevel level) {
+  const World world = current_world();
+  std::string text = world.size > 1 ? fmt::format("[lockstep rank {}] ", world.rank) : "[lockstep] ";
+  if (level == LogLevel::warning) text += "warning: ";
+  if (level == LogLevel::error) text += "error: ";
+  return text;
+}
+
+}  // namespace
+
+void log(LogLevel level, std::string_view message) {
+  if (level < threshold()) return;
+  const std::string line = fmt::format("{}{}\n", prefix(level), message);
+  // One write(2) a line, so that lines of several threads and processes do not tear.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <lockstep/base/world.h>
+
+#include <mutex>
+
+namespace lockstep {
+namespace {
+
+struct Slot {
+  std::mutex mutex;
+  World world;
+};
+
+// The plain-number face of the default process group, the one global there is.
+Slot& slot() {
+  static Slot instance;
+  return instance;
+}
+
+}  // namespace
+
+World current_world() {
+  const std::lock_guard lock(slot().mutex);
+  return slot().world;
+}
+
+void set_current_world(const World& world) {
+  const std::lock_guard lock(slot().mutex);
+  slot().world = world;
+}
+
+}  // namespace lockstep

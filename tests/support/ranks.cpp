@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "support/ranks.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/reserved_port.h>
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep::testing {
+namespace {
+
+constexpr const char* kScenarioVariable = "LOCKSTEP_TEST_SCENARIO";
+
+std::map<std::string, std::function<void()>>& scenarios() {
+  static std::map<std::string, std::function<void()>> all;
+  return all;
+}
+
+struct Child {
+  int pid = -1;
+  UniqueFd handle{};  // pidfd
+  UniqueFd out{};
+  UniqueFd err{};
+};
+
+UniqueFd memory_file() { return UniqueFd(::memfd_create("lockstep-test", MFD_CLOEXEC)); }
+
+std::string contents(int fd) {
+  std::string text;
+  char buffer[4096];
+  ::lseek(fd, 0, SEEK_SET);
+  for (ssize_t n = 0; (n = ::read(fd, buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<std::size_t>(n));
+  return text;
+}
+
+std::map<std::string, std::string> rank_environment(const Scenario& scenario, const RunOptions& options, int rank,
+                                                    int port) {
+  std::map<std::string, std::string> env{
+      {kScenarioVariable, scenario.name()},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", std::to_string(port)},
+      {"RANK", std::to_string(rank)},
+      {"WORLD_SIZE", std::to_string(options.world_size)},
+      {"LOCAL_RANK", std::to_string(rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(options.world_size)},
+      {"GROUP_RANK", "0"},
+      {"OMP_NUM_THREADS", "1"},
+  };
+  for (const auto& [name, value] : options.env) env[name] = value;
+  if (const auto own = options.rank_env.find(rank); own != options.rank_env.end()) {
+    for (const auto& [name, value] : own->second) env[name] = value;
+  }
+  return env;
+}
+
+[[noreturn]] void become_rank(const std::map<std::string, std::string>& env, const Child& child, int parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  ::dup2(child.out.get(), STDOUT_FILENO);
+  ::dup2(child.err.get(), STDERR_FILENO);
+  for (const auto& [name, value] : env) {
+    if (value.empty()) {
+      ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
+  ::_exit(127);
+}
+
+Child start(const std::map<std::string, std::string>& env) {
+  Child child{.out = memory_file(), .err = memory_file()};
+  const int parent = ::getpid();
+  child.pid = ::fork();
+  if (child.pid < 0) throw std::runtime_error("fork failed");
+  if (child.pid == 0) become_rank(env, child, parent);
+  child.handle.reset(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
+  return child;
+}
+
+RankResult finish(Child& child, const Deadline& deadline) {
+  RankResult result;
+  pollfd event{.fd = child.handle.get(), .events = POLLIN, .revents = 0};
+  if (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) == 0) {
+    result.timed_out = true;
+    ::kill(child.pid, SIGKILL);
+  }
+  int status = 0;
+  ::waitpid(child.pid, &status, 0);
+  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
+  if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
+  result.out = contents(child.out.get());
+  result.err = contents(child.err.get());
+  return result;
+}
+
+}  // namespace
+
+Scenario::Scenario(std::string name, std::function<void()> body) : name_(std::move(name)) {
+  if (!scenarios().emplace(name_, std::move(body)).second) {
+    fmt::print(stderr, "two scenarios are named {}\n", name_);
+    std::abort();
+  }
+}
+
+std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& options) {
+  const ReservedPort port;
+  const Deadline deadline(options.timeout);
+  std::vector<Child> children(static_cast<std::size_t>(options.world_size));
+  std::vector<int> pids;
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    auto& child = children[static_cast<std::size_t>(rank)];
+    if (std::ranges::find(options.absent, rank) == options.absent.end()) {
+      child = start(rank_environment(scenario, options, rank, port.port()));
+    }
+    pids.push_back(child.pid);
+  }
+  if (options.while_running) options.while_running(pids);
+  std::vector<RankResult> results;
+  for (auto& child : children) results.push_back(child.pid > 0 ? finish(child, deadline) : RankResult{});
+  return results;
+}
+
+void expect_all_passed(const std::vector<RankResult>& results) {
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    const auto& result = results[rank];
+    EXPECT_TRUE(result.exit_code == 0 && !result.timed_out)
+        << "rank " << rank << (result.timed_out ? " was killed by the watchdog" : "") << " exit code "
+        << result.exit_code << " signal " << result.signal << "\nstdout:\n"
+        << result.out << "\nstderr:\n"
+        << result.err;
+  }
+}
+
+int run_scenario_if_asked() {
+  const char* name = std::getenv(kScenarioVariable);
+  if (name == nullptr) return -1;
+  const auto found = scenarios().find(name);
+  if (found == scenarios().end()) {
+    fmt::print(stderr, "no scenario named {}\n", name);
+    return 2;
+  }
+  try {
+    found->second();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "scenario {} threw: {}\n", name, error.what());
+    return 1;
+  }
+  return ::testing::Test::HasFailure() ? 1 : 0;
+}
+
+}  // namespace lockstep::testing
