@@ -1,15 +1,244 @@
 # SPDX-License-Identifier: BSD-3-Clause
+# Finds LibTorch and imports it as the target lockstep_torch. Our own build and the installed
+# LockstepConfig.cmake both use this file.
+#
+# LibTorch's own TorchConfig.cmake is located but not included: it demands a whole CUDA toolkit from anyone
+# who has a CUDA build, warns about libraries that a wheel does not carry, and adds compiler flags. All that is
+# needed from it is a folder, a version and a few definitions.
 include_guard()
 
-# Finds LibTorch and makes the target lockstep_torch.
-function(lockstep_find_libtorch)
-  if(NOT Torch_DIR AND NOT CMAKE_PREFIX_PATH AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
-    execute_process(
-      COMMAND "${PROJECT_SOURCE_DIR}/.venv/bin/python" -c "import torch; print(torch.utils.cmake_prefix_path)"
-      OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE)
-    set(CMAKE_PREFIX_PATH "${prefix}")
+# The oldest release whose c10d::Backend has the interface that we use.
+set(LOCKSTEP_LIBTORCH_MINIMUM 2.11.0)
+
+# lockstep_locate_libtorch(<out> HINTS <folder>...): the folder of TorchConfig.cmake under one of the hints, or "".
+# A hint may be a LibTorch, its share/cmake, or the folder itself.
+function(lockstep_locate_libtorch out)
+  cmake_parse_arguments(arg "" "" "HINTS" ${ARGN})
+  foreach(hint IN LISTS arg_HINTS)
+    foreach(suffix "" "/Torch" "/share/cmake/Torch" "/torch/share/cmake/Torch" "/libtorch/share/cmake/Torch")
+      if(EXISTS "${hint}${suffix}/TorchConfig.cmake")
+        file(REAL_PATH "${hint}${suffix}" found)
+        set(${out} "${found}" PARENT_SCOPE)
+        return()
+      endif()
+    endforeach()
+  endforeach()
+  set(${out} "" PARENT_SCOPE)
+endfunction()
+
+# lockstep_python_libtorch(<out> <interpreter>): the folder of TorchConfig.cmake in this interpreter's torch, or
+# "". Does not import torch, which would take seconds.
+function(lockstep_python_libtorch out python)
+  set(ask "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')")
+  execute_process(COMMAND "${python}" -c "${ask}" WORKING_DIRECTORY "/"
+    OUTPUT_VARIABLE folder RESULT_VARIABLE code OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(found "")
+  if(code EQUAL 0 AND folder)
+    lockstep_locate_libtorch(found HINTS "${folder}")
   endif()
-  find_package(Torch 2.13 REQUIRED)
-  add_library(lockstep_torch INTERFACE)
-  target_link_libraries(lockstep_torch INTERFACE ${TORCH_LIBRARIES})
+  set(${out} "${found}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_active_python(<out>): the interpreter of $VIRTUAL_ENV, else python3 on PATH, else "".
+function(lockstep_active_python out)
+  unset(python)
+  if(DEFINED ENV{VIRTUAL_ENV})
+    find_program(python NAMES python3 python PATHS "$ENV{VIRTUAL_ENV}/bin" NO_DEFAULT_PATH NO_CACHE)
+  endif()
+  if(NOT python)
+    find_program(python NAMES python3 NO_CACHE)
+  endif()
+  if(NOT python)
+    set(python "")
+  endif()
+  set(${out} "${python}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_check_libtorch(<out_problem> <folder>): why the LibTorch of this folder will not do, as one sentence,
+# or "". Sets <out_problem>_VERSION and <out_problem>_PREFIX too.
+function(lockstep_check_libtorch out dir)
+  cmake_path(SET prefix NORMALIZE "${dir}/../../..")
+  string(REGEX REPLACE "/$" "" prefix "${prefix}")
+  set(version unknown)
+  if(EXISTS "${dir}/TorchConfigVersion.cmake")
+    file(READ "${dir}/TorchConfigVersion.cmake" text)
+    if(text MATCHES "PACKAGE_VERSION \"([0-9]+\\.[0-9]+[0-9.]*)")
+      set(version "${CMAKE_MATCH_1}")
+    endif()
+  endif()
+  set(remedy "run scripts/setup.sh to get a fitting one into .venv, or point Torch_DIR or CMAKE_PREFIX_PATH at one")
+  set(problem "")
+  set(modern "")
+  if(EXISTS "${prefix}/lib/libc10.so")
+    # The mangled names of the new ABI's std::string.
+    file(STRINGS "${prefix}/lib/libc10.so" modern REGEX "__cxx11" LIMIT_COUNT 1)
+  endif()
+  if(version STREQUAL "unknown" OR version VERSION_LESS LOCKSTEP_LIBTORCH_MINIMUM)
+    set(problem "Found LibTorch ${version} in ${prefix}, but Lockstep needs ${LOCKSTEP_LIBTORCH_MINIMUM} or later: ${remedy}.")
+  elseif(NOT EXISTS "${prefix}/lib/libc10.so" OR NOT EXISTS "${prefix}/lib/libtorch_cpu.so")
+    set(problem "Found LibTorch ${version} in ${prefix}, but its lib folder lacks libc10.so or libtorch_cpu.so, and Lockstep needs the shared libraries: ${remedy}.")
+  elseif(modern STREQUAL "")
+    set(problem "Found LibTorch ${version} in ${prefix}, but it was built with the pre-C++11 ABI and Lockstep needs the cxx11 ABI: ${remedy}.")
+  endif()
+  set(${out} "${problem}" PARENT_SCOPE)
+  set(${out}_VERSION "${version}" PARENT_SCOPE)
+  set(${out}_PREFIX "${prefix}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_choose_libtorch([HINTS <folder>...] [FALLBACKS <folder>...]): decides which LibTorch to take. Sets, in the caller's scope,
+# libtorch_DIR, libtorch_VERSION, libtorch_PREFIX, libtorch_SOURCE (where it came from, in words) and
+# libtorch_PROBLEM (one sentence, or "").
+#
+# The order: Torch_DIR, CMAKE_PREFIX_PATH (variable, then environment), hints, the active Python's torch, fallbacks.
+# What was named explicitly is taken or refused; an active Python's torch that will not do gives way to a fallback.
+function(lockstep_choose_libtorch)
+  cmake_parse_arguments(arg "" "" "HINTS;FALLBACKS" ${ARGN})
+  set(refused "")
+  if(Torch_DIR)
+    set(source "Torch_DIR")
+    lockstep_locate_libtorch(dir HINTS "${Torch_DIR}")
+    if(NOT dir)
+      set(libtorch_PROBLEM "Torch_DIR is ${Torch_DIR}, but there is no TorchConfig.cmake, and Lockstep needs LibTorch ${LOCKSTEP_LIBTORCH_MINIMUM} or later: correct Torch_DIR, or unset it (cmake -U Torch_DIR) and run scripts/setup.sh to get LibTorch into .venv." PARENT_SCOPE)
+      return()
+    endif()
+  else()
+    set(prefixes "$ENV{CMAKE_PREFIX_PATH}")
+    string(REPLACE ":" ";" prefixes "${prefixes}")
+    set(source "CMAKE_PREFIX_PATH")
+    lockstep_locate_libtorch(dir HINTS ${CMAKE_PREFIX_PATH} ${prefixes})
+  endif()
+  if(NOT dir AND arg_HINTS)
+    set(source "as hinted")
+    lockstep_locate_libtorch(dir HINTS ${arg_HINTS})
+  endif()
+  if(NOT dir)
+    lockstep_active_python(python)
+    if(python)
+      set(source "the torch of ${python}")
+      lockstep_python_libtorch(dir "${python}")
+    endif()
+    if(dir)
+      lockstep_check_libtorch(problem "${dir}")
+      set(refused "${problem}")
+    endif()
+  endif()
+  if(NOT dir OR refused)
+    lockstep_locate_libtorch(fallback HINTS ${arg_FALLBACKS})
+    if(fallback)
+      if(refused)
+        message(STATUS "LibTorch: passing over ${source}: ${refused}")
+      endif()
+      set(dir "${fallback}")
+      set(source "no other was named")
+    endif()
+  endif()
+  if(NOT dir)
+    set(libtorch_PROBLEM "Found no LibTorch in Torch_DIR, CMAKE_PREFIX_PATH, the active Python or .venv, and Lockstep needs ${LOCKSTEP_LIBTORCH_MINIMUM} or later: run scripts/setup.sh to get one into .venv." PARENT_SCOPE)
+    return()
+  endif()
+  lockstep_check_libtorch(problem "${dir}")
+  set(libtorch_DIR "${dir}" PARENT_SCOPE)
+  set(libtorch_VERSION "${problem_VERSION}" PARENT_SCOPE)
+  set(libtorch_PREFIX "${problem_PREFIX}" PARENT_SCOPE)
+  set(libtorch_SOURCE "${source}" PARENT_SCOPE)
+  set(libtorch_PROBLEM "${problem}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_import_libtorch(<prefix> <folder of TorchConfig.cmake>): makes the targets lockstep_torch,
+# lockstep_torch_cpu and lockstep_c10, and sets LOCKSTEP_LIBTORCH_HAS_CUDA, _NCCL, _GLOO and _MPI for the caller.
+function(lockstep_import_libtorch prefix dir)
+  foreach(library torch_cpu c10)
+    add_library(lockstep_${library} SHARED IMPORTED GLOBAL)
+    set_target_properties(lockstep_${library} PROPERTIES IMPORTED_LOCATION "${prefix}/lib/lib${library}.so")
+  endforeach()
+  set(definitions "")
+  file(READ "${dir}/../Caffe2/Caffe2Targets.cmake" text)
+  if(text MATCHES "set_target_properties\\(torch_cpu PROPERTIES[ \n]+INTERFACE_COMPILE_DEFINITIONS \"([^\"]*)\"")
+    set(definitions "${CMAKE_MATCH_1}")
+  endif()
+  # libtorch.so itself holds nothing but the list of the others (the CUDA ones among them), so it has to stay
+  # although no symbol of it is used.
+  add_library(lockstep_torch INTERFACE IMPORTED GLOBAL)
+  target_include_directories(lockstep_torch SYSTEM INTERFACE
+    "${prefix}/include" "${prefix}/include/torch/csrc/api/include")
+  target_compile_definitions(lockstep_torch INTERFACE ${definitions})
+  target_compile_features(lockstep_torch INTERFACE cxx_std_20)
+  target_link_libraries(lockstep_torch INTERFACE
+    "-Wl,--push-state,--no-as-needed,${prefix}/lib/libtorch.so,--pop-state" lockstep_torch_cpu lockstep_c10)
+  set(has_CUDA OFF)
+  if(EXISTS "${prefix}/lib/libtorch_cuda.so")
+    set(has_CUDA ON)
+  endif()
+  foreach(feature NCCL GLOO MPI)
+    set(has_${feature} OFF)
+    if(text MATCHES "USE_C10D_${feature}")
+      set(has_${feature} ON)
+    endif()
+  endforeach()
+  foreach(feature CUDA NCCL GLOO MPI)
+    set(LOCKSTEP_LIBTORCH_HAS_${feature} ${has_${feature}} PARENT_SCOPE)
+  endforeach()
+endfunction()
+
+# lockstep_describe_libtorch(<out>): "with Gloo, without CUDA, NCCL, MPI" from the LOCKSTEP_LIBTORCH_HAS_ variables.
+function(lockstep_describe_libtorch out)
+  set(with "")
+  set(without "")
+  foreach(feature CUDA NCCL GLOO MPI)
+    if(LOCKSTEP_LIBTORCH_HAS_${feature})
+      list(APPEND with ${feature})
+    else()
+      list(APPEND without ${feature})
+    endif()
+  endforeach()
+  list(JOIN with ", " with)
+  list(JOIN without ", " without)
+  set(${out} "with ${with}; without ${without}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_find_libtorch([FALLBACKS <folder>...]): finds LibTorch or ends configuring with one sentence. Sets
+# LOCKSTEP_LIBTORCH_VERSION, LOCKSTEP_LIBTORCH_PREFIX and the LOCKSTEP_LIBTORCH_HAS_ variables, and keeps the choice
+# in the cache as Torch_DIR, so that a build tree stays with its LibTorch.
+function(lockstep_find_libtorch)
+  lockstep_choose_libtorch(${ARGN})
+  if(libtorch_PROBLEM)
+    # An indented message is shown as it is, without being re-wrapped.
+    message(FATAL_ERROR "  ${libtorch_PROBLEM}")
+  endif()
+  if(NOT Torch_DIR)
+    set(Torch_DIR "${libtorch_DIR}" CACHE PATH "The folder of LibTorch's TorchConfig.cmake" FORCE)
+  endif()
+  lockstep_import_libtorch("${libtorch_PREFIX}" "${libtorch_DIR}")
+  lockstep_describe_libtorch(features)
+  message(STATUS "LibTorch ${libtorch_VERSION} in ${libtorch_PREFIX} (${libtorch_SOURCE}), ${features}")
+  foreach(name CUDA NCCL GLOO MPI)
+    set(LOCKSTEP_LIBTORCH_HAS_${name} ${LOCKSTEP_LIBTORCH_HAS_${name}} PARENT_SCOPE)
+  endforeach()
+  set(LOCKSTEP_LIBTORCH_VERSION "${libtorch_VERSION}" PARENT_SCOPE)
+  set(LOCKSTEP_LIBTORCH_PREFIX "${libtorch_PREFIX}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_find_python(): sets LOCKSTEP_PYTHON to the interpreter whose torch is the very LibTorch that was found;
+# the parity tests and the Python twins of the benchmarks run there. Ends configuring when there is none.
+function(lockstep_find_python)
+  lockstep_active_python(active)
+  # A wheel's LibTorch lies in <environment>/lib/pythonX.Y/site-packages/torch.
+  cmake_path(SET around NORMALIZE "${LOCKSTEP_LIBTORCH_PREFIX}/../../../../bin")
+  find_program(beside NAMES python3 python PATHS "${around}" NO_DEFAULT_PATH NO_CACHE)
+  if(LOCKSTEP_PYTHON)
+    set(candidates "${LOCKSTEP_PYTHON}")
+  else()
+    set(candidates ${beside} ${active})
+  endif()
+  foreach(python IN LISTS candidates)
+    lockstep_python_libtorch(dir "${python}")
+    lockstep_locate_libtorch(ours HINTS "${LOCKSTEP_LIBTORCH_PREFIX}")
+    if(dir AND dir STREQUAL ours)
+      set(LOCKSTEP_PYTHON "${python}" CACHE FILEPATH "The Python whose torch is the LibTorch of this build" FORCE)
+      message(STATUS "Python with the same LibTorch: ${python}")
+      return()
+    endif()
+  endforeach()
+  list(JOIN candidates ", " tried)
+  message(FATAL_ERROR "  The tests compare with PyTorch on the very same LibTorch (${LOCKSTEP_LIBTORCH_PREFIX}), but no Python was found that imports it (tried: ${tried}): set LOCKSTEP_PYTHON to one that does, use the LibTorch of scripts/setup.sh, or configure with -DLOCKSTEP_BUILD_TESTS=OFF.")
 endfunction()

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Everything a builder may set, in one place.
+include_guard()
+
 option(LOCKSTEP_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WITH_GLOO "Build the Gloo backend (needs gloo headers and a LibTorch with Gloo)" ON)
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
+set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers to build with, as -fsanitize= takes them: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -14,5 +19,9 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
+include(GNUInstallDirs)
+# An installed program finds LibTorch where the build found it.
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+
 # One flag set everywhere, so that the precompiled header serves libraries and programs alike.
 add_compile_options(-fPIC)

@@ -3,11 +3,23 @@ include_guard()
 
 # The precompiled <torch/torch.h>, compiled once and shared by every target that uses LibTorch.
 function(lockstep_add_precompiled_header)
-  file(WRITE "${CMAKE_BINARY_DIR}/pch/empty.cpp" "")
+  file(CONFIGURE OUTPUT "${CMAKE_BINARY_DIR}/pch/empty.cpp" CONTENT "")
   add_library(lockstep_pch OBJECT "${CMAKE_BINARY_DIR}/pch/empty.cpp")
   target_link_libraries(lockstep_pch PRIVATE lockstep_torch)
   target_precompile_headers(lockstep_pch PRIVATE <torch/torch.h>)
   lockstep_set_warnings(lockstep_pch)
+endfunction()
+
+# lockstep_link_privately(<target> <library>...): links what only our .cpp files see. Header-only libraries stay out
+# of the exported link interface, so that an installed Lockstep does not ask its users for them.
+function(lockstep_link_privately target)
+  foreach(library IN LISTS ARGN)
+    if(library MATCHES "^(fmt::fmt-header-only|nlohmann_json::|CLI11::)")
+      target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:${library}>")
+    else()
+      target_link_libraries(${target} PRIVATE ${library})
+    endif()
+  endforeach()
 endfunction()
 
 # lockstep_add_layer(<layer> [TORCH] SOURCES <file>... [DEPENDS <layer or target>...] [PRIVATE <target>...])
@@ -19,9 +31,10 @@ function(lockstep_add_layer layer)
   add_library(Lockstep::${layer} ALIAS ${target})
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target}
-    PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>"
+    PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
     PRIVATE "${PROJECT_SOURCE_DIR}/src")
-  target_link_libraries(${target} PUBLIC ${arg_DEPENDS} PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:fmt::fmt-header-only>)
+  target_link_libraries(${target} PUBLIC ${arg_DEPENDS})
+  lockstep_link_privately(${target} ${arg_PRIVATE} fmt::fmt-header-only)
   if(arg_TORCH)
     target_link_libraries(${target} PUBLIC lockstep_torch)
     target_precompile_headers(${target} REUSE_FROM lockstep_pch)
@@ -41,4 +54,5 @@ function(lockstep_add_program name)
     target_precompile_headers(${name} REUSE_FROM lockstep_pch)
   endif()
   lockstep_set_warnings(${name})
+  lockstep_set_sanitizer_defaults(${name})
 endfunction()

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/reserved_port.h>
-
+#include <cerrno>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <cerrno>
-
 #include <lockstep/base/error.h>
+#include <lockstep/base/reserved_port.h>
 
 namespace lockstep {
 namespace {
@@ -15,22 +13,38 @@ namespace {
   throw LaunchError(std::string("no free TCP port could be reserved: ") + step + ": " + errno_text(errno));
 }
 
-// Both families at once where the machine has IPv6, as c10d's TCPStore binds too.
-UniqueFd bound_socket() {
-  UniqueFd fd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (fd) {
+void allow_reuse(int fd) {
+  const int on = 1;
+  if (::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0) fail("SO_REUSEADDR");
+}
+
+bool bind_to(int fd, std::uint16_t port, sa_family_t family) {
+  if (family == AF_INET6) {
     const int off = 0;
-    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
     sockaddr_in6 any{};
     any.sin6_family = AF_INET6;
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0) return fd;
+    any.sin6_port = htons(port);
+    return ::bind(fd, reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0;
   }
-  fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) fail("socket");
   sockaddr_in any{};
   any.sin_family = AF_INET;
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) != 0) fail("bind");
-  return fd;
+  any.sin_port = htons(port);
+  return ::bind(fd, reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0;
+}
+
+// A socket bound to `port` (0: any free one) on all addresses, or an empty one with the reason in errno. Both
+// families at once where the machine has IPv6, as c10d's TCPStore binds too.
+UniqueFd bound_socket(std::uint16_t port) {
+  for (const sa_family_t family : {AF_INET6, AF_INET}) {
+    UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd) continue;
+    // Before the bind to a given port, or connections of an earlier server there, long closed, would count.
+    if (port != 0) allow_reuse(fd.get());
+    if (bind_to(fd.get(), port, family)) return fd;
+    if (errno == EADDRINUSE) break;
+  }
+  return {};
 }
 
 std::uint16_t bound_port(int fd) {
@@ -43,10 +57,18 @@ std::uint16_t bound_port(int fd) {
 
 }  // namespace
 
-ReservedPort::ReservedPort() : socket_(bound_socket()), port_(bound_port(socket_.get())) {
+ReservedPort::ReservedPort() : socket_(bound_socket(0)) {
+  if (!socket_) fail("bind");
+  port_ = bound_port(socket_.get());
   // Only now: a bind to "any port" that allowed reuse could be given one that another launch reserved.
-  const int on = 1;
-  if (::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0) fail("SO_REUSEADDR");
+  allow_reuse(socket_.get());
+}
+
+ReservedPort::ReservedPort(std::uint16_t port) : socket_(bound_socket(port)), port_(port) {
+  if (!socket_) {
+    throw LaunchError("TCP port " + std::to_string(port) +
+                      " cannot be used on this machine: " + errno_text(errno));
+  }
 }
 
 }  // namespace lockstep

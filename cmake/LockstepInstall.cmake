@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: BSD-3-Clause
+include_guard()
+include(CMakePackageConfigHelpers)
+
+# Install rules: libraries, headers, the lockstep command, and the files that find_package(Lockstep) reads.
+function(lockstep_add_install_rules)
+  set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
+  get_property(targets GLOBAL PROPERTY LOCKSTEP_INSTALLED_TARGETS)
+  install(TARGETS ${targets} EXPORT LockstepTargets)
+  install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION "${package_dir}")
+  if(TARGET lockstep_cli)
+    install(TARGETS lockstep_cli RUNTIME)
+  endif()
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lockstep" TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+    TYPE DOC)
+  configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
+    "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+  write_basic_package_version_file("${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
+    COMPATIBILITY SameMinorVersion)
+  install(FILES "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" "${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/LockstepLibTorch.cmake" DESTINATION "${package_dir}")
+endfunction()

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include <lockstep/comm/backend_traits.h>
+#include <lockstep/comm/c10d.h>
+
+namespace lockstep::backends {
+
+/// A backend in one process that sends nothing and records every call, for tests.
+/// PyTorch: `torch.testing._internal.distributed.fake_pg`.
+///
+/// It behaves as if every rank held this rank's data and reductions kept it: all-reduce, reduce and
+/// broadcast leave their tensor alone, gathers copy the input to every place, scatters take the part of this
+/// rank. All calls are complete at once. Safe from any thread.
+class FakeBackend : public c10d::Backend {
+ public:
+  struct Call {
+    c10d::OpType op = c10d::OpType::UNKNOWN;
+    std::int64_t numel = 0;  ///< of the (first) tensor
+    at::Tensor tensor;       ///< the (first) tensor itself; undefined for a barrier
+  };
+
+  FakeBackend(int rank, int size) : Backend(rank, size) {}
+
+  std::vector<Call> calls() const;
+  void clear_calls();
+  /// The next call is recorded and then throws `failure` when it is waited for.
+  void fail_next_call(std::exception_ptr failure);
+
+  static BackendTraits traits();
+
+  const std::string getBackendName() const override { return "fake"; }
+
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  WorkPtr record(c10d::OpType op, const at::Tensor& tensor);
+
+  mutable std::mutex mutex_;
+  std::vector<Call> calls_;
+  std::exception_ptr next_failure_;
+};
+
+}  // namespace lockstep::backends

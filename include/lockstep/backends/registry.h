@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <lockstep/comm/backend_traits.h>
+#include <lockstep/comm/c10d.h>
+
+namespace lockstep::backends {
+
+/// What a backend needs to connect this rank with the others.
+struct BackendRequest {
+  c10::intrusive_ptr<c10d::Store> store = {};  ///< private to the group; all ranks have arrived there
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{1'800'000};
+  std::string group_name = "default";
+  std::string master_host = "127.0.0.1";  ///< an address that all ranks can reach
+  bool one_host = true;                   ///< whether all ranks are known to run on this host
+};
+
+struct BackendHandle {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  BackendTraits traits;
+};
+
+/// The names that create_backend() takes in this build, e.g. {"fake", "gloo"}.
+std::vector<std::string> available_backends();
+
+/// The backend that "auto" stands for, on `device`; any other name is returned as it is when this build has
+/// it. Throws ArgumentError for a name that is unknown or not built, saying which there are.
+std::string resolve_backend(const std::string& name, const c10::Device& device);
+
+/// Connects. `name` must have come from resolve_backend(). Blocks until all ranks have called it; throws
+/// RendezvousError when they cannot be connected.
+BackendHandle create_backend(const std::string& name, const BackendRequest& request);
+
+}  // namespace lockstep::backends

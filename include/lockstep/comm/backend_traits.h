@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <set>
+#include <string>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+namespace lockstep {
+
+/// What a c10d::Backend can carry, so that unsuitable arguments are refused before anything is sent.
+/// A c10d::Backend cannot be asked; whoever creates it knows.
+struct BackendTraits {
+  std::set<c10::DeviceType> devices = {c10::DeviceType::CPU};
+  /// Element types of reductions. Complex tensors travel as pairs of reals and need no entry.
+  std::set<c10::ScalarType> dtypes = {};
+  /// False: AVG is done here, as a sum that is divided when the call is waited for.
+  bool averages = false;
+  /// What to tell a user whose tensor is on another device.
+  std::string device_advice = {};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+namespace lockstep {
+
+enum class CallKind : std::uint8_t {
+  all_reduce,
+  broadcast,
+  reduce,
+  all_gather,
+  all_gather_into_tensor,
+  gather,
+  scatter,
+  reduce_scatter,
+  reduce_scatter_tensor,
+  all_to_all,
+  all_to_all_single,
+  send,
+  recv,
+  barrier,
+};
+
+/// "all_reduce", "broadcast", ...
+std::string_view name_of(CallKind kind);
+
+enum class CallState : std::uint8_t { issued, completed, failed };
+
+/// One call on a process group: what was asked, where in the user's source, and how it stands.
+struct CallRecord {
+  std::uint64_t number = 0;  ///< 1, 2, ... in the order of issue on this rank; equal on all ranks that agree
+  CallKind kind = CallKind::barrier;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  ///< Undefined for a barrier
+  std::vector<std::int64_t> shape = {};                ///< of this rank's (first) tensor
+  std::source_location where = {};
+  std::chrono::steady_clock::time_point issued_at = {};
+  CallState state = CallState::issued;
+
+  /// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"
+  std::string describe() const;
+};
+
+}  // namespace lockstep

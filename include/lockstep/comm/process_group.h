@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/backend_traits.h>
+#include <lockstep/comm/c10d.h>
+#include <lockstep/comm/call_record.h>
+#include <lockstep/comm/reduce_op.h>
+#include <lockstep/comm/work.h>
+
+namespace lockstep {
+
+namespace comm {
+class GroupState;
+}
+
+/// What a ProcessGroup knows beside its backend.
+struct ProcessGroupInfo {
+  std::string name = "default";             ///< for messages
+  std::vector<int> global_ranks = {};       ///< [i] = the global rank of group rank i; empty: i itself
+  std::chrono::milliseconds timeout{1'800'000};  ///< the backend's, for messages
+  BackendTraits traits = {};
+};
+
+/// A group of ranks and the collectives between them. PyTorch: `torch.distributed` and its ProcessGroup.
+///
+/// A value: copies refer to the same group. The calls go straight to any `c10d::Backend`, are numbered, and
+/// are recorded with the caller's source line.
+///
+/// Rules for every collective:
+/// - All ranks of the group make the same calls in the same order, from one thread at a time.
+/// - `src` and `dst` are ranks within this group, 0 .. size()-1 (PyTorch: `group_src`, `group_dst`).
+/// - Tensors are dense, on a device and of a dtype that the backend carries, and contiguous; in-place calls
+///   on one tensor (all_reduce, broadcast, reduce, send, recv) also take any non-overlapping dense layout,
+///   e.g. channels_last, which must then be the same on all ranks. Empty tensors are fine.
+/// - Wrong arguments throw ArgumentError before anything is sent. Blocking calls throw TimeoutError,
+///   PeerLost or Error as Work::wait() does. The `_async` form returns a Work to wait() for.
+class ProcessGroup {
+ public:
+  using Where = std::source_location;
+  using Tensor = at::Tensor;
+  using Tensors = std::vector<at::Tensor>;
+
+  /// Wraps any c10d backend, a vendor's too. `info.traits` says what it can carry; with empty `dtypes`
+  /// element types are not checked here.
+  ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
+
+  int rank() const;  ///< of this process within this group
+  int size() const;
+  const std::string& name() const;
+  const std::string& backend_name() const;  ///< "gloo", "fake", ...
+  std::chrono::milliseconds timeout() const;
+  /// The rank in the default group of group rank `group_rank`.
+  int global_rank(int group_rank) const;
+
+  /// The last calls (128 at most) on this rank, oldest first.
+  std::vector<CallRecord> recent_calls() const;
+  /// The backend underneath. Calls made on it directly are not numbered or recorded.
+  c10::intrusive_ptr<c10d::Backend> backend() const;
+  /// Ends the connections; every later call throws. Also done by the end of init()'s context.
+  void close() const;
+
+  /// Every rank's `tensor` becomes the reduction of all, in place. PyTorch: `all_reduce`.
+  void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+  Work all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+
+  /// Every rank's `tensor` becomes that of `src`. PyTorch: `broadcast`.
+  void broadcast(const Tensor& tensor, int src, Where where = Where::current()) const;
+  Work broadcast_async(const Tensor& tensor, int src, Where where = Where::current()) const;
+
+  /// `tensor` of rank `dst` becomes the reduction; on other ranks its contents are unspecified afterwards.
+  /// PyTorch: `reduce`.
+  void reduce(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+  Work reduce_async(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+
+  /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. PyTorch: `all_gather`.
+  void all_gather(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
+  Work all_gather_async(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
+
+  /// `output` holds size() * input.numel() elements: the inputs in rank order.
+  /// PyTorch: `all_gather_into_tensor`.
+  void all_gather_into_tensor(const Tensor& output, const Tensor& input, Where where = Where::current()) const;
+  Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input, Where where = Where::current()) const;
+
+  /// On `dst` output[i] becomes rank i's `input`; elsewhere `output` is empty. PyTorch: `gather`.
+  void gather(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
+  Work gather_async(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
+
+  /// `output` becomes input[rank()] of `src`; elsewhere `input` is empty. PyTorch: `scatter`.
+  void scatter(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
+  Work scatter_async(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
+
+  /// `output` becomes the reduction of all ranks' input[rank()]; size() inputs of output's shape and dtype.
+  /// PyTorch: `reduce_scatter`.
+  void reduce_scatter(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
+                      Where where = Where::current()) const;
+  Work reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
+                            Where where = Where::current()) const;
+
+  /// The same from one `input` of size() * output.numel() elements. PyTorch: `reduce_scatter_tensor`.
+  void reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
+                             Where where = Where::current()) const;
+  Work reduce_scatter_tensor_async(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
+                                   Where where = Where::current()) const;
+
+  /// output[i] becomes rank i's input[rank()]; shapes may differ between pairs of ranks, but output[i] here
+  /// has that of input[rank()] there. PyTorch: `all_to_all`.
+  void all_to_all(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
+  Work all_to_all_async(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
+
+  /// The same within one tensor, cut along dimension 0: into size() equal parts, or as the split sizes say
+  /// (rows for each rank, summing to the first dimension). PyTorch: `all_to_all_single`.
+  void all_to_all_single(const Tensor& output, const Tensor& input,
+                         const std::vector<std::int64_t>& output_split_sizes = {},
+                         const std::vector<std::int64_t>& input_split_sizes = {},
+                         Where where = Where::current()) const;
+  Work all_to_all_single_async(const Tensor& output, const Tensor& input,
+                               const std::vector<std::int64_t>& output_split_sizes = {},
+                               const std::vector<std::int64_t>& input_split_sizes = {},
+                               Where where = Where::current()) const;
+
+  /// To one other rank, which receives with the same `tag` (0 or more), shape and dtype. PyTorch: `send`.
+  void send(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
+  Work send_async(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
+
+  /// From one other rank, or from any when `src` is nullopt; returns the rank that sent. PyTorch: `recv`.
+  int recv(const Tensor& tensor, std::optional<int> src = std::nullopt, int tag = 0,
+           Where where = Where::current()) const;
+  Work recv_async(const Tensor& tensor, std::optional<int> src = std::nullopt, int tag = 0,
+                  Where where = Where::current()) const;
+
+  /// Returns when every rank has called it. PyTorch: `barrier`.
+  void barrier(Where where = Where::current()) const;
+  Work barrier_async(Where where = Where::current()) const;
+
+  /// Strings or any bytes, of any length and different on each rank: rank i's in [i]. Blocking.
+  /// PyTorch: `all_gather_object`.
+  std::vector<std::string> all_gather_object(const std::string& object, Where where = Where::current()) const;
+  /// Returns `object` of rank `src`. PyTorch: `broadcast_object_list`.
+  std::string broadcast_object(const std::string& object, int src, Where where = Where::current()) const;
+  /// On `dst` rank i's in [i]; elsewhere empty. PyTorch: `gather_object`.
+  std::vector<std::string> gather_object(const std::string& object, int dst, Where where = Where::current()) const;
+  /// Returns objects[rank()] of `src`, which gives size() of them; elsewhere `objects` is empty.
+  /// PyTorch: `scatter_object_list`.
+  std::string scatter_object(const std::vector<std::string>& objects, int src, Where where = Where::current()) const;
+
+ private:
+  std::shared_ptr<comm::GroupState> state_;
+};
+
+}  // namespace lockstep

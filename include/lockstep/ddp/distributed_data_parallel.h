@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <lockstep/ddp/options.h>
+
+namespace lockstep {
+
+namespace ddp {
+class Replica;
+}
+
+/// While it lives, backward passes of forwards made in its scope add up gradients on this rank only; the
+/// first backward after it reduces the sum. Guards nest. PyTorch: `DistributedDataParallel.no_sync()`.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
+  ~NoSync() { sync_ = before_; }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  bool& sync_;
+  bool before_;
+};
+
+/// One bucket of gradients that are reduced together, for looking at.
+struct BucketInfo {
+  std::int64_t bytes = 0;
+  std::vector<std::string> parameters = {};  ///< names in the wrapped module, in the order of the bucket
+};
+
+/// The part of DistributedDataParallel that does not depend on the type of the wrapped module.
+class DistributedDataParallelModule : public torch::nn::Module {
+ public:
+  ~DistributedDataParallelModule() override;
+
+  /// See NoSync. Must not outlive this module.
+  NoSync no_sync() { return NoSync(sync_); }
+
+  /// Parameters of the wrapped module, each once even when modules share it, as in Python (LibTorch's own
+  /// function repeats shared ones, and an optimizer would then step them twice).
+  std::vector<at::Tensor> parameters() const;
+  /// The same with names, which begin with "module.".
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
+
+  /// The buckets in the order in which they are reduced. They are laid out anew, by the order in which
+  /// gradients became ready, at the forward that follows the first reduced backward.
+  std::vector<BucketInfo> buckets() const;
+
+  const ProcessGroup& process_group() const;
+
+ protected:
+  DistributedDataParallelModule(const std::shared_ptr<torch::nn::Module>& module,
+                                const DistributedDataParallelOptions& options, std::source_location where);
+
+  void before_forward();
+  void after_forward();
+
+  template <typename Argument>
+  decltype(auto) on_device(Argument&& argument) const {
+    if constexpr (std::same_as<std::remove_cvref_t<Argument>, at::Tensor>) {
+      return device_ ? argument.to(*device_) : at::Tensor(std::forward<Argument>(argument));
+    } else {
+      return std::forward<Argument>(argument);
+    }
+  }
+
+ private:
+  bool sync_ = true;
+  std::optional<c10::Device> device_;
+  std::unique_ptr<ddp::Replica> replica_;
+};
+
+template <typename Wrapped>
+class DistributedDataParallelImpl : public DistributedDataParallelModule {
+ public:
+  DistributedDataParallelImpl(std::shared_ptr<Wrapped> module, const DistributedDataParallelOptions& options,
+                              std::source_location where)
+      : DistributedDataParallelModule(module, options, where), module_(std::move(module)) {
+    register_module("module", module_);
+  }
+
+  /// Takes and returns what the wrapped module's forward does. Throws Error when parameters took no part in
+  /// the last backward, naming them.
+  template <typename... Arguments>
+  auto forward(Arguments&&... arguments) {
+    before_forward();
+    auto output = module_->forward(on_device(std::forward<Arguments>(arguments))...);
+    after_forward();
+    return output;
+  }
+
+  /// The wrapped module. PyTorch: `.module`.
+  const std::shared_ptr<Wrapped>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<Wrapped> module_;
+};
+
+namespace ddp {
+
+template <typename Module>
+struct WrappedBy {  // a TORCH_MODULE holder
+  using type = typename Module::ContainedType;
+  static std::shared_ptr<type> pointer(const Module& module) { return module.ptr(); }
+};
+
+template <typename Impl>
+struct WrappedBy<std::shared_ptr<Impl>> {
+  using type = Impl;
+  static std::shared_ptr<type> pointer(const std::shared_ptr<Impl>& module) { return module; }
+};
+
+}  // namespace ddp
+
+/// Trains one module on all ranks of a group: gradients are averaged across the ranks, bucket by bucket,
+/// while backward is still computing the others. PyTorch: `torch.nn.parallel.DistributedDataParallel`.
+///
+/// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced:
+///
+///     Net net;
+///     lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+///     torch::optim::SGD optimizer(ddp->parameters(), 1e-2);
+///
+/// A value like every module holder. Construction, forward and backward are made by all ranks of the group in
+/// the same order. Throws ArgumentError for a module without parameters that require gradients and for
+/// options that are refused; DesyncError when the ranks' modules differ, naming parameter, shapes and ranks.
+/// Failures of a reduction come out of backward().
+template <typename Module>
+class DistributedDataParallel
+    : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename ddp::WrappedBy<Module>::type>> {
+  using Impl = DistributedDataParallelImpl<typename ddp::WrappedBy<Module>::type>;
+
+ public:
+  explicit DistributedDataParallel(const Module& module, const DistributedDataParallelOptions& options = {},
+                                   std::source_location where = std::source_location::current())
+      : torch::nn::ModuleHolder<Impl>(
+            std::make_shared<Impl>(ddp::WrappedBy<Module>::pointer(module), options, where)) {}
+};
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# shellcheck shell=bash
+# Functions that the scripts beside this file share. Sourced, not run.
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck disable=SC2034  # read by scripts
+caller_dir=$PWD
+presets=(release debug asan tsan)
+cd "$root" || exit
+
+say() { printf '==> %s\n' "$*"; }
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# retry <times> <command...>: downloads fail now and then.
+retry() {
+  local times=$1 attempt
+  shift
+  for ((attempt = 1; attempt <= times; ++attempt)); do
+    "$@" && return 0
+    if ((attempt < times)); then
+      say "That failed (attempt $attempt of $times); trying again in $((attempt * 5)) s"
+      sleep $((attempt * 5))
+    fi
+  done
+  return 1
+}
+
+is_preset() {
+  local preset
+  for preset in "${presets[@]}"; do [[ $preset == "$1" ]] && return 0; done
+  return 1
+}
+
+# One job a core, but no more than memory allows: a compiler that reads LibTorch's headers takes up to 2 GB.
+jobs_that_fit() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 2097152)}' /proc/meminfo)
+  echo $((memory < 1 ? 1 : memory < cores ? memory : cores))
+}
+
+# cached <preset> <variable>: what the build tree's cache holds for it.
+cached() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null; }
+
+# configure <preset> <everything|product>: product leaves out tests and benchmarks, and with them what they need.
+# Does nothing when the tree already has what is asked for.
+configure() {
+  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-}
+  if [[ $2 == everything ]]; then tests=ON; fi
+  if [[ -f build/$preset/build.ninja ]]; then
+    if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)" == ONON ]] &&
+      [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]]; then
+      return 0
+    fi
+  fi
+  say "Configuring build/$preset"
+  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests")
+  if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch" "-DLOCKSTEP_TORCH_PREFIX:INTERNAL=$torch"); fi
+  cmake --preset "$preset" "${options[@]}"
+}
+
+# build <preset> [target...]
+build() {
+  local preset=$1 targets=()
+  shift
+  if (($#)); then targets=(--target "$@"); fi
+  say "Building build/$preset${*:+: $*}"
+  cmake --build --preset "$preset" --parallel "$(jobs_that_fit)" "${targets[@]}"
+}

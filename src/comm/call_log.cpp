@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/call_log.h"
+
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/comm/reduce_op.h>
+
+namespace lockstep {
+
+std::string_view name_of(CallKind kind) {
+  switch (kind) {
+    case CallKind::all_reduce: return "all_reduce";
+    case CallKind::broadcast: return "broadcast";
+    case CallKind::reduce: return "reduce";
+    case CallKind::all_gather: return "all_gather";
+    case CallKind::all_gather_into_tensor: return "all_gather_into_tensor";
+    case CallKind::gather: return "gather";
+    case CallKind::scatter: return "scatter";
+    case CallKind::reduce_scatter: return "reduce_scatter";
+    case CallKind::reduce_scatter_tensor: return "reduce_scatter_tensor";
+    case CallKind::all_to_all: return "all_to_all";
+    case CallKind::all_to_all_single: return "all_to_all_single";
+    case CallKind::send: return "send";
+    case CallKind::recv: return "recv";
+    case CallKind::barrier: return "barrier";
+  }
+  return "unknown call";
+}
+
+std::string_view name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::SUM: return "SUM";
+    case ReduceOp::AVG: return "AVG";
+    case ReduceOp::PRODUCT: return "PRODUCT";
+    case ReduceOp::MIN: return "MIN";
+    case ReduceOp::MAX: return "MAX";
+    case ReduceOp::BAND: return "BAND";
+    case ReduceOp::BOR: return "BOR";
+    case ReduceOp::BXOR: return "BXOR";
+  }
+  return "unknown operation";
+}
+
+std::string CallRecord::describe() const {
+  std::string text{name_of(kind)};
+  if (number != 0) text += fmt::format(" #{}", number);
+  if (dtype != c10::ScalarType::Undefined) {
+    text += fmt::format(" of {}[{}]", c10::toString(dtype), fmt::join(shape, ", "));
+  }
+  return text + fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
+}
+
+namespace comm {
+
+CallRecord CallLog::add(CallRecord record) {
+  const std::lock_guard lock(mutex_);
+  record.number = ++last_number_;
+  record.issued_at = std::chrono::steady_clock::now();
+  record.state = CallState::issued;
+  ring_[record.number % kKept] = record;
+  return record;
+}
+
+void CallLog::set_state(std::uint64_t number, CallState state) {
+  const std::lock_guard lock(mutex_);
+  auto& record = ring_[number % kKept];
+  if (record.number == number) record.state = state;
+}
+
+std::vector<CallRecord> CallLog::recent() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CallRecord> calls;
+  const auto first = last_number_ > kKept ? last_number_ - kKept + 1 : 1;
+  for (auto number = first; number <= last_number_; ++number) calls.push_back(ring_[number % kKept]);
+  return calls;
+}
+
+}  // namespace comm
+}  // namespace lockstep

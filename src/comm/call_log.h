@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <mutex>
+#include <vector>
+
+#include <lockstep/comm/call_record.h>
+
+namespace lockstep::comm {
+
+// The last calls of one process group, numbered. Safe from any thread.
+class CallLog {
+ public:
+  static constexpr std::size_t kKept = 128;
+
+  // Fills in number and time, keeps a copy and returns it.
+  CallRecord add(CallRecord record);
+  // Does nothing when the record has already been overwritten.
+  void set_state(std::uint64_t number, CallState state);
+  // Oldest first.
+  std::vector<CallRecord> recent() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::uint64_t last_number_ = 0;
+  std::array<CallRecord, kKept> ring_{};
+};
+
+}  // namespace lockstep::comm

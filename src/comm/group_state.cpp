@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/group_state.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::comm {
+namespace {
+
+bool finished(const c10::weak_intrusive_ptr<c10d::Work>& weak) {
+  const auto work = weak.lock();
+  return !work || work->isCompleted();
+}
+
+}  // namespace
+
+GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info)
+    : info_(std::move(info)),
+      rank_(backend->getRank()),
+      size_(backend->getSize()),
+      backend_name_(backend->getBackendName()),
+      backend_(std::move(backend)) {}
+
+GroupState::~GroupState() { close(); }
+
+c10::intrusive_ptr<c10d::Backend> GroupState::backend_ptr() const {
+  const std::lock_guard lock(mutex_);
+  if (!backend_) {
+    throw Error(fmt::format("{}: the process group has been closed; keep the context that lockstep::init() "
+                            "returned alive for as long as its groups are used",
+                            whoami()));
+  }
+  return backend_;
+}
+
+c10d::Backend& GroupState::backend() const { return *backend_ptr(); }
+
+std::string GroupState::whoami() const {
+  return fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_);
+}
+
+void GroupState::remember(const c10::intrusive_ptr<c10d::Work>& work) {
+  const std::lock_guard lock(mutex_);
+  while (!under_way_.empty() && finished(under_way_.front())) under_way_.pop_front();
+  under_way_.emplace_back(work);
+}
+
+bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_, finished); }
+
+void GroupState::close() {
+  const std::lock_guard lock(mutex_);
+  if (!backend_) return;
+  if (has_calls_under_way()) {
+    backend_->abort();
+    if (has_calls_under_way()) (void)backend_.release();
+  }
+  backend_.reset();
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include <lockstep/comm/c10d.h>
+#include <lockstep/comm/call_record.h>
+
+#include "comm/group_state.h"
+
+namespace lockstep::comm {
+
+// One issued call: c10d's Work, plus what is left to do when it has finished.
+class PendingCall {
+ public:
+  PendingCall(std::shared_ptr<GroupState> group, CallRecord record, c10::intrusive_ptr<c10d::Work> work,
+              std::function<void()> on_success);
+
+  void wait(std::chrono::milliseconds timeout);
+  bool is_completed() const { return done_ || work_->isCompleted(); }
+  int source_rank() const;
+  const CallRecord& record() const { return record_; }
+  const GroupState& group() const { return *group_; }
+
+ private:
+  std::shared_ptr<GroupState> group_;
+  CallRecord record_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::function<void()> on_success_;
+  bool done_ = false;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/dataset.h>
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::int64_t kByteValues = 256;
+
+std::string shape_text(const at::Tensor& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
+}
+
+void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tensor& target) {
+  if (!data.defined() || !target.defined() || !data.device().is_cpu() || !target.device().is_cpu()) {
+    throw ArgumentError(fmt::format("{}: samples and targets should be defined tensors on the CPU", dataset));
+  }
+  if (data.dim() == 0 || target.dim() == 0 || data.size(0) != target.size(0)) {
+    throw ArgumentError(fmt::format("{}: samples of shape {} and targets of shape {} differ in their number",
+                                    dataset, shape_text(data), shape_text(target)));
+  }
+}
+
+void check_indices(const at::Tensor& indices, std::int64_t size) {
+  if (!indices.device().is_cpu() || indices.scalar_type() != at::kLong || indices.dim() != 1) {
+    throw ArgumentError("get_batch: indices should be a 1-dimensional int64 tensor on the CPU");
+  }
+  const auto values = indices.accessor<std::int64_t, 1>();
+  for (std::int64_t i = 0; i < values.size(0); ++i) {
+    if (values[i] < 0 || values[i] >= size) {
+      throw ArgumentError(
+          fmt::format("get_batch: index {} is out of range for a dataset of {} samples; was the sampler made "
+                      "for another one?",
+                      values[i], size));
+    }
+  }
+}
+
+at::Tensor as_image_storage(const at::Tensor& images) {
+  if (images.scalar_type() != at::kByte || images.dim() < 3 || images.dim() > 4) {
+    throw ArgumentError(
+        fmt::format("ImageDataset: images should be uint8 [n, height, width] or [n, channels, height, "
+                    "width], but they are {} {}",
+                    c10::toString(images.scalar_type()), shape_text(images)));
+  }
+  return (images.dim() == 3 ? images.unsqueeze(1) : images).contiguous();
+}
+
+// One value is for all channels, as torchvision broadcasts it.
+at::Tensor channel_values(std::string_view name, const std::vector<double>& values, std::int64_t channels) {
+  if (values.size() != 1 && static_cast<std::int64_t>(values.size()) != channels) {
+    throw ArgumentError(
+        fmt::format("Normalize: {} has {} values for images of {} channels", name, values.size(), channels));
+  }
+  return at::tensor(at::ArrayRef<double>(values), at::kFloat).view({-1, 1});
+}
+
+// A byte has few values, so each one's float is worked out once, by LibTorch's own kernels: a batch is then
+// one table look-up a pixel, and equal to converting it there to the last bit.
+at::Tensor byte_values(std::int64_t channels, const std::optional<Normalize>& normalize) {
+  auto values = at::arange(kByteValues, at::kFloat).div(255).repeat({channels, 1});
+  if (!normalize) return values;
+  const auto mean = channel_values("mean", normalize->mean, channels);
+  const auto std = channel_values("std", normalize->std, channels);
+  if (std.eq(0).any().item<bool>()) {
+    throw ArgumentError("Normalize: std is zero for a channel, which would divide by zero");
+  }
+  return values.sub_(mean).div_(std).contiguous();
+}
+
+}  // namespace
+
+TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
+    : data_(std::move(data)), target_(std::move(target)) {
+  check_pair("TensorDataset", data_, target_);
+}
+
+Batch TensorDataset::get_batch(const at::Tensor& indices) const {
+  check_indices(indices, size());
+  return {.data = data_.index_select(0, indices), .target = target_.index_select(0, indices)};
+}
+
+ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const std::optional<Normalize>& normalize)
+    : targets_(std::move(targets)) {
+  check_pair("ImageDataset", images, targets_);
+  images_ = as_image_storage(images);
+  values_ = byte_values(images_.size(1), normalize);
+}
+
+Batch ImageDataset::get_batch(const at::Tensor& indices) const {
+  check_indices(indices, size());
+  const std::int64_t channels = images_.size(1);
+  const std::int64_t pixels = images_.size(2) * images_.size(3);
+  auto data = at::empty({indices.size(0), channels, images_.size(2), images_.size(3)}, at::kFloat);
+  const auto* bytes = images_.const_data_ptr<std::uint8_t>();
+  const auto* values = values_.const_data_ptr<float>();
+  auto* out = data.mutable_data_ptr<float>();
+  const auto samples = indices.accessor<std::int64_t, 1>();
+  for (std::int64_t i = 0; i < samples.size(0); ++i) {
+    const auto* image = bytes + samples[i] * channels * pixels;
+    for (std::int64_t channel = 0; channel < channels; ++channel) {
+      const auto* table = values + channel * kByteValues;
+      out = std::transform(image, image + pixels, out, [table](std::uint8_t byte) { return table[byte]; });
+      image += pixels;
+    }
+  }
+  return {.data = std::move(data), .target = targets_.index_select(0, indices)};
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/module_sync.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::ddp {
+namespace {
+
+// Keeps the memory for flattened copies bounded; PyTorch uses the same figure.
+constexpr std::int64_t kBytesAtOnce = 250LL * 1024 * 1024;
+
+std::string describe(const char* kind, const NamedTensor& item) {
+  std::ostringstream text;
+  text << kind << ' ' << item.name << '\t' << c10::toString(item.tensor.scalar_type()) << item.tensor.sizes()
+       << (item.tensor.requires_grad() ? "" : ", no gradient");
+  return text.str();
+}
+
+// One line an item: "parameter fc1.weight\tFloat[500, 1600]".
+std::string describe(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                     const std::string& options_text) {
+  std::string text;
+  for (const auto& item : parameters) text += describe("parameter", item) + "\n";
+  for (const auto& item : buffers) text += describe("buffer", item) + "\n";
+  return text + "options of DistributedDataParallel\t" + options_text + "\n";
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string readable(const std::vector<std::string>& lines, std::size_t at) {
+  if (at >= lines.size()) return "nothing";
+  std::string line = lines[at];
+  std::ranges::replace(line, '\t', ' ');
+  return line;
+}
+
+// The first line in which some rank differs from rank 0.
+std::string first_difference(const std::vector<std::string>& texts) {
+  const auto reference = lines_of(texts.front());
+  std::size_t earliest = std::string::npos;
+  std::size_t culprit = 0;
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    const auto lines = lines_of(texts[rank]);
+    const auto [left, right] = std::ranges::mismatch(reference, lines);
+    const auto at = static_cast<std::size_t>(left - reference.begin());
+    if ((left != reference.end() || right != lines.end()) && at < earliest) {
+      earliest = at;
+      culprit = rank;
+    }
+  }
+  return fmt::format("rank 0 has {}, rank {} has {}", readable(reference, earliest), culprit,
+                     readable(lines_of(texts[culprit]), earliest));
+}
+
+void broadcast_together(const ProcessGroup& group, const std::vector<at::Tensor>& tensors,
+                        std::source_location where) {
+  if (tensors.empty()) return;
+  if (tensors.size() == 1 && tensors.front().is_contiguous()) {
+    group.broadcast(tensors.front(), 0, where);
+    return;
+  }
+  std::vector<at::Tensor> rows;
+  for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
+  const auto flat = at::cat(rows);
+  group.broadcast(flat, 0, where);
+  if (group.rank() == 0) return;
+  std::int64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
+  }
+}
+
+}  // namespace
+
+void check_same_on_all_ranks(const ProcessGroup& group, const std::vector<NamedTensor>& parameters,
+                             const std::vector<NamedTensor>& buffers, const std::string& options_text,
+                             std::source_location where) {
+  const std::string own = describe(parameters, buffers, options_text);
+  // Short first; the long texts travel only when something is wrong.
+  const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own)), where);
+  if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
+  const auto texts = group.all_gather_object(own, where);
+  throw DesyncError(fmt::format("rank {} of {}: DistributedDataParallel: the ranks' modules differ: {}. Build the "
+                                "same module with the same options on every rank",
+                                group.rank(), group.size(), first_difference(texts)));
+}
+
+void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<NamedTensor>& tensors,
+                           std::source_location where) {
+  const c10::NoGradGuard no_grad;
+  std::map<std::pair<c10::ScalarType, std::string>, std::vector<at::Tensor>> kinds;
+  std::map<std::pair<c10::ScalarType, std::string>, std::int64_t> bytes;
+  for (const auto& item : tensors) {
+    const auto tensor = item.tensor.detach();
+    const auto kind = std::pair(tensor.scalar_type(), tensor.device().str());
+    kinds[kind].push_back(tensor);
+    bytes[kind] += static_cast<std::int64_t>(tensor.nbytes());
+    if (bytes[kind] >= kBytesAtOnce) {
+      broadcast_together(group, std::exchange(kinds[kind], {}), where);
+      bytes[kind] = 0;
+    }
+  }
+  for (const auto& [kind, together] : kinds) broadcast_together(group, together, where);
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launch/process_tree.h"
+
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <signal.h>
+#include <sstream>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep::launch {
+namespace {
+
+struct ProcessStat {
+  pid_t parent = 0;
+  char state = '?';
+  unsigned long long start_time = 0;  // with the pid, names one process for as long as the machine is up
+};
+
+// /proc/<pid>/stat: "pid (name) state ppid ...", start time in field 22. The name may hold spaces and
+// brackets.
+std::optional<ProcessStat> read_stat(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(file, text, '\0')) return std::nullopt;
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  ProcessStat stat;
+  fields >> stat.state >> stat.parent;
+  std::string skipped;
+  for (int field = 5; field < 22; ++field) fields >> skipped;
+  fields >> stat.start_time;
+  return fields ? std::optional(stat) : std::nullopt;
+}
+
+std::map<pid_t, ProcessStat> all_processes() {
+  std::map<pid_t, ProcessStat> processes;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+    if (const auto stat = read_stat(pid)) processes.emplace(pid, *stat);
+  }
+  return processes;
+}
+
+bool descends_from(pid_t pid, pid_t ancestor, const std::map<pid_t, ProcessStat>& processes) {
+  // The snapshot is not atomic, so a chain could be circular; no real one is as long as this.
+  for (int depth = 0; depth < 1000; ++depth) {
+    const auto found = processes.find(pid);
+    if (found == processes.end()) return false;
+    pid = found->second.parent;
+    if (pid == ancestor) return true;
+  }
+  return false;
+}
+
+std::map<pid_t, ProcessStat> living_descendants() {
+  const auto processes = all_processes();
+  std::map<pid_t, ProcessStat> found;
+  for (const auto& [pid, stat] : processes) {
+    if (stat.state != 'Z' && descends_from(pid, ::getpid(), processes)) found.emplace(pid, stat);
+  }
+  return found;
+}
+
+// The pid may have been given to a stranger since it was seen: the descriptor holds it still, then it is
+// compared.
+void signal_process(pid_t pid, const ProcessStat& seen, int signal) {
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!process) return;
+  const auto now = read_stat(pid);
+  if (!now || now->start_time != seen.start_time) return;
+  ::syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0);
+}
+
+// False once this process has no children.
+bool reap_what_is_dead() {
+  for (;;) {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG) != 0) return errno != ECHILD;
+    if (info.si_pid == 0) return true;
+  }
+}
+
+}  // namespace
+
+ChildSubreaper::ChildSubreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+ChildSubreaper::~ChildSubreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 0); }
+
+std::vector<pid_t> descendants() {
+  std::vector<pid_t> pids;
+  for (const auto& [pid, stat] : living_descendants()) pids.push_back(pid);
+  return pids;
+}
+
+void signal_descendants(int signal) {
+  for (const auto& [pid, stat] : living_descendants()) signal_process(pid, stat, signal);
+}
+
+bool kill_descendants(const Deadline& deadline) {
+  while (reap_what_is_dead()) {
+    if (deadline.expired()) return false;
+    signal_descendants(SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+}  // namespace lockstep::launch

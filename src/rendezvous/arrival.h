@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/world.h>
+#include <lockstep/comm/c10d.h>
+
+#include "rendezvous/placement.h"
+
+namespace lockstep::rendezvous {
+
+// Says in the store that this rank is there and waits for all the others; throws RendezvousError naming
+// those that have not arrived by the deadline.
+void await_all(c10d::Store& store, int rank, int world_size, const Deadline& deadline);
+
+// The numbers of this rank, the local ones counted from where each rank says it runs when the launcher did
+// not give them. After await_all().
+World locate(c10d::Store& store, const Placement& placement);
+
+}  // namespace lockstep::rendezvous

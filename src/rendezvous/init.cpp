@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <lockstep/rendezvous/init.h>
+
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <lockstep/backends/registry.h>
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "rendezvous/arrival.h"
+#include "rendezvous/init_method.h"
+#include "rendezvous/meeting_file.h"
+#include "rendezvous/placement.h"
+#include "rendezvous/session.h"
+#include "rendezvous/tcp.h"
+#include "rendezvous/variables.h"
+
+namespace lockstep {
+namespace rendezvous {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+struct Plan {
+  Placement placement;
+  InitMethod method;
+};
+
+void check_options(const InitOptions& options, const InitMethod& method) {
+  if (options.timeout.count() <= 0) {
+    throw ArgumentError(fmt::format("InitOptions::timeout is {} ms; it must be positive", options.timeout.count()));
+  }
+  if (options.store && method.kind != InitMethod::Kind::none) {
+    throw ArgumentError("InitOptions: give a store or an init_method, not both");
+  }
+  if (options.rank.has_value() != options.world_size.has_value() && method.kind == InitMethod::Kind::none) {
+    throw ArgumentError(fmt::format("InitOptions: {} is given but {} is not; both or neither are needed",
+                                    options.rank ? "rank" : "world_size", options.rank ? "world_size" : "rank"));
+  }
+  if (options.store && !options.rank) {
+    throw ArgumentError("InitOptions: a store needs rank and world_size beside it");
+  }
+}
+
+// An explicit number wins over the query, the query over the environment.
+int pick(const std::optional<int>& option, const std::optional<int>& query, const Env& env, const char* option_name,
+         const char* variable) {
+  if (option) return *option;
+  if (query) return *query;
+  if (env.has(variable)) return Variables(env, "the environment", {variable}).number(variable);
+  throw RendezvousError(fmt::format("init_method needs InitOptions::{0}, \"?{0}=\" in the method, or {1} in the "
+                                    "environment; none is there",
+                                    option_name, variable));
+}
+
+Placement explicit_placement(const InitOptions& options, const InitMethod& method) {
+  const Variables numbers(options.env, "the environment", {});
+  return {.rank = pick(options.rank, method.rank, options.env, "rank", "RANK"),
+          .world_size = pick(options.world_size, method.world_size, options.env, "world_size", "WORLD_SIZE"),
+          .local_rank = numbers.optional_number("LOCAL_RANK"),
+          .local_world_size = numbers.optional_number("LOCAL_WORLD_SIZE"),
+          .master_addr = method.host,
+          .master_port = method.port,
+          .source = "InitOptions"};
+}
+
+// Rank and size from the options, the way to rank 0 from the environment.
+Placement numbered_placement(const InitOptions& options) {
+  const Variables master(options.env, "the launcher's environment", {"MASTER_ADDR", "MASTER_PORT"},
+                         {"RANK", "WORLD_SIZE"});
+  if (!options.store && *options.world_size > 1) master.require_all();
+  Placement placement = explicit_placement(options, {});
+  placement.master_addr = options.env.get("MASTER_ADDR").value_or("");
+  if (master.optional_number("MASTER_PORT")) {
+    placement.master_port = checked_port(master.number("MASTER_PORT"), "MASTER_PORT");
+  }
+  return placement;
+}
+
+Placement place(const InitOptions& options, const InitMethod& method) {
+  using Kind = InitMethod::Kind;
+  if (method.kind == Kind::tcp || method.kind == Kind::file) return explicit_placement(options, method);
+  if (options.rank && options.world_size) return numbered_placement(options);
+  if (method.kind == Kind::env) {
+    if (auto found = from_launcher(options.env)) return *found;
+    throw RendezvousError("init_method env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the "
+                          "environment; none is there. `lockstep run` sets them for you");
+  }
+  if (auto found = from_environment(options.env)) return *found;
+  log(LogLevel::info, "not distributed: one process (start it with `lockstep run --nproc-per-node N` for more)");
+  return {.local_rank = 0, .local_world_size = 1, .source = "no launcher"};
+}
+
+StorePtr store_over_tcp(const Placement& place, const Deadline& deadline) {
+  if (place.rank == 0) {
+    return serve_store(listen_on(place.master_port), place.master_addr, place.world_size, deadline);
+  }
+  return join_store({place.master_addr, place.master_port}, place.rank, place.world_size, deadline);
+}
+
+StorePtr store_by_file(Placement& place, const std::string& path, const Deadline& deadline) {
+  MeetingFile meeting(path, place.rank, place.world_size);
+  if (place.rank == 0) {
+    auto listener = listen_on(0);
+    place.master_addr = "127.0.0.1";
+    place.master_port = listener.port;
+    auto store = serve_store(std::move(listener), place.master_addr, place.world_size, deadline);
+    meeting.announce(place.master_port, deadline);
+    await_all(*store, place.rank, place.world_size, deadline);
+    return store;
+  }
+  const Endpoint server = meeting.find(deadline);
+  place.master_addr = server.host;
+  place.master_port = server.port;
+  return join_store(server, place.rank, place.world_size, deadline);
+}
+
+StorePtr meet(Placement& place, const InitMethod& method, const InitOptions& options, const Deadline& deadline) {
+  if (options.store) return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + options.group_name, options.store);
+  if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
+  if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
+  return store_over_tcp(place, deadline);
+}
+
+Session& living_session(const char* caller) {
+  if (auto* session = current_session()) return *session;
+  throw ArgumentError(fmt::format("{}: there is no default process group; call lockstep::init() first and keep the "
+                                  "context that it returns",
+                                  caller));
+}
+
+std::unique_ptr<Session> join(const InitOptions& options) {
+  if (current_session() != nullptr) {
+    throw ArgumentError("lockstep::init: this process is in a run already; end the first context before a second");
+  }
+  const InitMethod method = parse_init_method(options.init_method);
+  check_options(options, method);
+  // Before the others are kept waiting: a backend that cannot be had is known at once.
+  backends::resolve_backend(options.backend, options.device.value_or(c10::Device(c10::kCPU)));
+  Placement placement = place(options, method);
+  check(placement);
+  const Deadline deadline(options.timeout);
+  const StorePtr store = meet(placement, method, options, deadline);
+  await_all(*store, placement.rank, placement.world_size, deadline);
+  return std::make_unique<Session>(options, placement, store);
+}
+
+}  // namespace
+}  // namespace rendezvous
+
+Context init(const InitOptions& options) { return Context(rendezvous::join(options)); }
+
+Context::Context(std::unique_ptr<rendezvous::Session> session) : session_(std::move(session)) {}
+Context::~Context() = default;
+Context::Context(Context&&) noexcept = default;
+
+int Context::rank() const { return session_->world().rank; }
+int Context::world_size() const { return session_->world().size; }
+int Context::local_rank() const { return session_->world().local_rank; }
+int Context::local_world_size() const { return session_->world().local_size; }
+c10::Device Context::device() const { return session_->device(); }
+const ProcessGroup& Context::group() const { return session_->group(); }
+void Context::barrier(std::source_location where) const { group().barrier(where); }
+
+std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks, const GroupOptions& options) const {
+  return session_->new_group(ranks, options);
+}
+
+void Context::announce_success() const { group().broadcast_object("", 0); }
+
+void Context::announce_failure(const std::string& reason) const noexcept {
+  try {
+    group().broadcast_object(reason.empty() ? "no reason given" : reason, 0);
+  } catch (const std::exception& error) {
+    log(LogLevel::error, fmt::format("the other ranks could not be told that rank 0 failed: {}", error.what()));
+  }
+}
+
+void Context::await_main() const {
+  const std::string failure = group().broadcast_object("", 0);
+  if (!failure.empty()) {
+    throw Error(fmt::format("rank {}: main_process_first: rank 0 failed: {}", rank(), failure));
+  }
+}
+
+bool is_initialized() { return rendezvous::current_session() != nullptr; }
+ProcessGroup default_group() { return rendezvous::living_session("lockstep::default_group").group(); }
+int get_rank() { return current_world().rank; }
+int get_world_size() { return current_world().size; }
+int get_local_rank() { return current_world().local_rank; }
+bool is_main() { return get_rank() == 0; }
+void barrier(std::source_location where) { default_group().barrier(where); }
+std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options) {
+  return rendezvous::living_session("lockstep::new_group").new_group(ranks, options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/meeting_file.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/host.h>
+
+namespace lockstep::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+constexpr auto kPause = 10ms;
+
+std::string draw_ticket() {
+  std::random_device source;
+  return fmt::format("{:08x}{:08x}{:08x}", source(), source(), source());
+}
+
+void write_whole(const std::string& path, const std::string& text) {
+  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  {
+    std::ofstream file(temporary);
+    file << text;
+    if (!file.flush()) {
+      throw RendezvousError(fmt::format("the meeting file {} cannot be written: {}", temporary, errno_text(errno)));
+    }
+  }
+  fs::rename(temporary, path);
+}
+
+std::optional<std::string> read_whole(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return std::nullopt;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Addresses under which other hosts may reach this one.
+std::vector<std::string> public_addresses() {
+  std::vector<std::string> addresses;
+  ifaddrs* list = nullptr;
+  ::getifaddrs(&list);
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  for (const auto* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET) continue;
+    if ((at->ifa_flags & IFF_UP) == 0 || (at->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    std::array<char, NI_MAXHOST> text{};
+    ::getnameinfo(at->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+    addresses.emplace_back(text.data());
+  }
+  return addresses;
+}
+
+}  // namespace
+
+MeetingFile::MeetingFile(std::string path, int rank, int world_size)
+    : path_(std::move(path)), rank_(rank), world_size_(world_size), ticket_(draw_ticket()) {
+  const auto folder = fs::path(path_).parent_path();
+  if (!fs::is_directory(folder)) {
+    throw RendezvousError(fmt::format("the folder {} of the meeting file does not exist", folder.string()));
+  }
+  if (rank_ != 0) return;
+  fs::remove(run_path());
+  for (int other = 0; other < world_size_; ++other) fs::remove(rank_path(other));
+}
+
+MeetingFile::~MeetingFile() {
+  std::error_code ignored;
+  fs::remove(rank_path(rank_), ignored);
+  if (rank_ == 0) fs::remove(run_path(), ignored);
+}
+
+std::string MeetingFile::rank_path(int rank) const { return fmt::format("{}.rank{}", path_, rank); }
+std::string MeetingFile::run_path() const { return path_ + ".run"; }
+
+void MeetingFile::sign_in() const {
+  if (read_whole(rank_path(rank_)) != ticket_) write_whole(rank_path(rank_), ticket_);
+}
+
+std::vector<int> MeetingFile::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (!fs::exists(rank_path(rank))) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void MeetingFile::announce(int port, const Deadline& deadline) {
+  sign_in();
+  for (auto absent = missing(); !absent.empty(); absent = missing()) {
+    if (deadline.expired()) {
+      throw RendezvousError(fmt::format("rank {} of {}: ranks {} have not come to {} within {} ms", rank_, world_size_,
+                                        fmt::join(absent, ", "), path_, deadline.timeout().count()));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  std::vector<std::string> tickets;
+  for (int rank = 0; rank < world_size_; ++rank) tickets.push_back(read_whole(rank_path(rank)).value_or(""));
+  write_whole(run_path(), fmt::format("{}\n{}\n{}\n{}\n", host_identity(), port, fmt::join(tickets, " "),
+                                      fmt::join(public_addresses(), " ")));
+}
+
+Endpoint MeetingFile::find(const Deadline& deadline) {
+  while (true) {
+    sign_in();
+    std::istringstream run(read_whole(run_path()).value_or(""));
+    std::string host;
+    std::string port;
+    std::string tickets;
+    std::string address;
+    if (std::getline(run, host) && std::getline(run, port) && std::getline(run, tickets) &&
+        tickets.find(ticket_) != std::string::npos) {
+      run >> address;
+      if (host == host_identity() || address.empty()) address = "127.0.0.1";
+      return {address, std::stoi(port)};
+    }
+    if (deadline.expired()) {
+      const auto absent = missing();
+      throw RendezvousError(fmt::format(
+          "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}", rank_, world_size_, path_,
+          deadline.timeout().count(), absent.empty() ? "nobody, but rank 0 gave up" : fmt::format("{}", fmt::join(absent, ", "))));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace lockstep::rendezvous

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/session.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/cuda.h>
+
+#include <lockstep/backends/registry.h>
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/error.h>
+
+#include "rendezvous/arrival.h"
+
+namespace lockstep::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLeaveLimit = 2'000ms;
+constexpr const char* kLeftKey = "left";
+
+// Beside World in base, the default process group's only global.
+std::atomic<Session*>& slot() {
+  static std::atomic<Session*> session{nullptr};
+  return session;
+}
+
+c10::Device device_for(const InitOptions& options, int local_rank) {
+  if (options.device) return *options.device;
+  const auto built = backends::available_backends();
+  const bool on_gpu = torch::cuda::is_available() && std::ranges::find(built, "nccl") != built.end();
+  return on_gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)) : c10::Device(c10::kCPU);
+}
+
+}  // namespace
+
+Session* current_session() { return slot().load(); }
+
+Session::Session(const InitOptions& options, const Placement& placement, c10::intrusive_ptr<c10d::Store> store)
+    : store_(std::move(store)),
+      master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
+      world_(locate(*store_, placement)),
+      device_(device_for(options, world_.local_rank)),
+      uncaught_at_start_(std::uncaught_exceptions()) {
+  backend_ = backends::resolve_backend(options.backend, device_);
+  group_ = connect("default", backend_, world_.rank, world_.size,
+                   {.name = options.group_name, .timeout = options.timeout});
+  Session* none = nullptr;
+  if (!slot().compare_exchange_strong(none, this)) {
+    throw ArgumentError("lockstep::init: this process is in a run already; end the first context before a second");
+  }
+  set_current_world(world_);
+}
+
+Session::~Session() {
+  Session* self = this;
+  if (slot().compare_exchange_strong(self, nullptr)) set_current_world({});
+  if (std::uncaught_exceptions() <= uncaught_at_start_) wait_for_others_to_leave();
+  for (const auto& group : subgroups_) group.close();
+  if (group_) group_->close();
+}
+
+ProcessGroup Session::connect(const std::string& key, const std::string& backend, int rank, int size,
+                              ProcessGroupInfo info) {
+  auto handle = backends::create_backend(
+      backend, {.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, store_),
+                .rank = rank,
+                .size = size,
+                .timeout = info.timeout,
+                .group_name = info.name,
+                .master_host = master_host_,
+                .one_host = world_.local_size == world_.size});
+  info.traits = handle.traits;
+  return {handle.backend, std::move(info)};
+}
+
+void Session::check_members(const std::vector<int>& ranks) const {
+  const std::set<int> distinct(ranks.begin(), ranks.end());
+  const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world_.size;
+  if (distinct.size() == ranks.size() && in_range) return;
+  throw ArgumentError(fmt::format("rank {}: new_group([{}]): one or more different ranks of 0 to {} are needed",
+                                  world_.rank, fmt::join(ranks, ", "), world_.size - 1));
+}
+
+std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
+  check_members(ranks);
+  const auto backend = options.backend.empty() ? backend_ : backends::resolve_backend(options.backend, device_);
+  const std::string name =
+      options.group_name.empty() ? fmt::format("group {}", groups_made_ + 1) : options.group_name;
+  // Counted on every rank, members or not, so that keys agree.
+  const std::string key = fmt::format("{}", ++groups_made_);
+  const auto own = std::ranges::find(ranks, world_.rank);
+  if (own == ranks.end()) return std::nullopt;
+  auto group = connect(key, backend, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
+                       {.name = name, .global_ranks = ranks, .timeout = options.timeout.value_or(group_->timeout())});
+  subgroups_.push_back(group);
+  return group;
+}
+
+void Session::wait_for_others_to_leave() {
+  try {
+    store_->add(kLeftKey, 1);
+    if (world_.rank != 0) return;
+    const Deadline deadline(kLeaveLimit);
+    while (store_->add(kLeftKey, 0) < world_.size && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  } catch (const std::exception&) {
+    // Rank 0 has left before: nobody needs the store any more.
+  }
+}
+
+}  // namespace lockstep::rendezvous

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/world.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "rendezvous/placement.h"
+
+namespace lockstep::rendezvous {
+
+// Everything that a living context owns.
+class Session {
+ public:
+  Session(const InitOptions& options, const Placement& placement, c10::intrusive_ptr<c10d::Store> store);
+  // Leaves: normally, rank 0 stays a moment until the others have left, since it serves their store.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const World& world() const { return world_; }
+  c10::Device device() const { return device_; }
+  const ProcessGroup& group() const { return *group_; }
+  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
+
+ private:
+  ProcessGroup connect(const std::string& key, const std::string& backend, int rank, int size,
+                       ProcessGroupInfo info);
+  void check_members(const std::vector<int>& ranks) const;
+  void wait_for_others_to_leave();
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string master_host_;
+  std::string backend_;
+  World world_;
+  c10::Device device_;
+  int uncaught_at_start_;
+  int groups_made_ = 0;
+  std::optional<ProcessGroup> group_;
+  std::vector<ProcessGroup> subgroups_;
+};
+
+// The session of the living context, or nullptr.
+Session* current_session();
+
+}  // namespace lockstep::rendezvous

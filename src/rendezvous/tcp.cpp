@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/tcp.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <memory>
+#include <thread>
+
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kSayWaitingAfter = 10s;
+// Rank 0 reaches its own socket at once or never.
+constexpr auto kOwnLimit = 5'000ms;
+
+UniqueFd bound_socket(int port) {
+  const int on = 1;
+  const int off = 0;
+  UniqueFd fd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (fd) {
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    sockaddr_in6 any{};
+    any.sin6_family = AF_INET6;
+    any.sin6_port = htons(static_cast<std::uint16_t>(port));
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0) return fd;
+    if (errno == EADDRINUSE || errno == EACCES) return {};
+  }
+  fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return {};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_port = htons(static_cast<std::uint16_t>(port));
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) != 0) return {};
+  return fd;
+}
+
+int port_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
+                                             : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+bool connects(const addrinfo& target, std::chrono::milliseconds limit) {
+  const UniqueFd fd(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return false;
+  if (::connect(fd.get(), target.ai_addr, target.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  pollfd event{.fd = fd.get(), .events = POLLOUT, .revents = 0};
+  if (::poll(&event, 1, static_cast<int>(limit.count())) <= 0) {
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int failure = 0;
+  socklen_t length = sizeof(failure);
+  ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &length);
+  errno = failure;
+  return failure == 0;
+}
+
+// "" when somebody listens there, else why not.
+std::string try_server(const Endpoint& server) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int code = ::getaddrinfo(server.host.c_str(), std::to_string(server.port).c_str(), &hints, &list);
+  if (code != 0) return ::gai_strerror(code);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> targets(list, &::freeaddrinfo);
+  std::string reason = "no address";
+  for (const auto* target = list; target != nullptr; target = target->ai_next) {
+    if (connects(*target, 1'000ms)) return "";
+    reason = errno_text(errno);
+  }
+  return reason;
+}
+
+// c10d's own client retries once a second and fills the terminal with warnings meanwhile.
+std::string wait_for_server(const Endpoint& server, int rank, const Deadline& deadline) {
+  auto pause = 5ms;
+  bool said = false;
+  const auto started = Deadline::Clock::now();
+  while (true) {
+    const std::string reason = try_server(server);
+    if (reason.empty() || deadline.expired()) return reason;
+    if (!said && Deadline::Clock::now() - started > kSayWaitingAfter) {
+      said = true;
+      log(LogLevel::warning, fmt::format("rank {} still waits for rank 0 at {}:{} ({})", rank, server.host,
+                                         server.port, reason));
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(pause, deadline.remaining()));
+    pause = std::min<std::chrono::milliseconds>(pause * 2, 100ms);
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStoreOptions options,
+                                           const std::string& who) {
+  options.port = static_cast<std::uint16_t>(server.port);
+  options.waitWorkers = false;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(server.host, options);
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw RendezvousError(fmt::format("{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
+                                      text.substr(0, text.find('\n'))));
+  }
+}
+
+}  // namespace
+
+Listener listen_on(int port) {
+  Listener listener{.socket = bound_socket(port)};
+  if (!listener.socket || ::listen(listener.socket.get(), SOMAXCONN) != 0) {
+    throw RendezvousError(fmt::format("rank 0 cannot listen on port {}: {}. Another program uses it; choose another "
+                                      "MASTER_PORT, or let `lockstep run` choose a free one",
+                                      port, errno_text(errno)));
+  }
+  listener.port = port_of(listener.socket.get());
+  return listener;
+}
+
+c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
+                                            const Deadline& deadline) {
+  const Endpoint server{host, listener.port};
+  const std::string reason = wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
+  if (!reason.empty()) {
+    throw RendezvousError(fmt::format("rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
+                                      "must be an address of the host that rank 0 runs on",
+                                      server.port, host, server.port, reason));
+  }
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.numWorkers = static_cast<std::size_t>(world_size);
+  options.timeout = deadline.timeout();
+  options.masterListenFd = listener.socket.release();
+  return make_store(server, options, "rank 0");
+}
+
+c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
+                                           const Deadline& deadline) {
+  const std::string reason = wait_for_server(server, rank, deadline);
+  if (!reason.empty()) {
+    throw RendezvousError(fmt::format("rank {} of {}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} "
+                                      "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
+                                      rank, world_size, server.host, server.port, reason, deadline.timeout().count()));
+  }
+  c10d::TCPStoreOptions options;
+  options.numWorkers = static_cast<std::size_t>(world_size);
+  options.timeout = deadline.timeout();
+  return make_store(server, options, fmt::format("rank {}", rank));
+}
+
+}  // namespace lockstep::rendezvous

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Installs the built tree into a fresh folder and looks whether all is there.
+file(REMOVE_RECURSE "${work}/prefix")
+execute_process(COMMAND "${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/prefix"
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+foreach(file bin/lockstep include/lockstep/lockstep.h include/lockstep/base/error.h
+             "${library_dir}/cmake/Lockstep/LockstepConfig.cmake" "${library_dir}/cmake/Lockstep/LockstepConfigVersion.cmake"
+             "${doc_dir}/LICENSE" "${doc_dir}/README.md" "${doc_dir}/CHANGELOG.md")
+  if(NOT EXISTS "${work}/prefix/${file}")
+    message(FATAL_ERROR "not installed: ${file}")
+  endif()
+endforeach()
+execute_process(COMMAND "${work}/prefix/bin/lockstep" --help OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)

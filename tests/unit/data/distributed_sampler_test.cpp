@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/world.h>
+#include <lockstep/data/distributed_sampler.h>
+
+namespace lockstep::data {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class DistributedSamplers : public ::testing::Test {
+ protected:
+  void TearDown() override { set_current_world({}); }
+};
+
+template <typename Sampler, typename Options>
+std::string refusal(const Options& options) {
+  try {
+    Sampler(10, options);
+  } catch (const ArgumentError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST_F(DistributedSamplers, KnowTheWorldByThemselves) {
+  set_current_world({.rank = 2, .size = 4});
+  const DistributedSampler sampler(10, {.shuffle = false});
+  EXPECT_TRUE(at::equal(sampler.indices(), at::tensor({2, 6, 0}, at::kLong)));
+  EXPECT_TRUE(at::equal(DistributedEvalSampler(10).indices(), at::tensor({2, 6}, at::kLong)));
+}
+
+TEST_F(DistributedSamplers, NameTheRankAndTheWorldTheyRefuse) {
+  for (const int rank : {-1, 4, 7}) {
+    const auto named = AllOf(HasSubstr("rank " + std::to_string(rank) + " "), HasSubstr("the 4 replicas"));
+    EXPECT_THAT(refusal<DistributedSampler>(DistributedSamplerOptions{.num_replicas = 4, .rank = rank}),
+                named);
+    EXPECT_THAT(
+        refusal<DistributedEvalSampler>(DistributedEvalSamplerOptions{.num_replicas = 4, .rank = rank}),
+        named);
+  }
+  EXPECT_THAT(refusal<DistributedSampler>(DistributedSamplerOptions{.num_replicas = 0}),
+              HasSubstr("0 replicas"));
+}
+
+TEST_F(DistributedSamplers, AnEpochHasItsOwnOrder) {
+  DistributedSampler sampler(50, {.num_replicas = 2, .rank = 0});
+  const auto first = sampler.indices();
+  EXPECT_TRUE(at::equal(sampler.indices(), first));
+  sampler.set_epoch(1);
+  EXPECT_FALSE(at::equal(sampler.indices(), first));
+}
+
+TEST_F(DistributedSamplers, AnEmptyDatasetGivesNothing) {
+  EXPECT_EQ(DistributedSampler(0, {.num_replicas = 2, .rank = 1}).indices().numel(), 0);
+  EXPECT_EQ(DistributedEvalSampler(0, {.num_replicas = 2, .rank = 1}).indices().numel(), 0);
+}
+
+TEST_F(DistributedSamplers, EvaluationSeesEachSampleExactlyOnce) {
+  for (const int world : {1, 2, 3, 7, 16}) {
+    for (const std::int64_t n : {1, 2, 10, 16, 33}) {
+      auto seen = at::zeros({n}, at::kLong);
+      for (int rank = 0; rank < world; ++rank) {
+        const DistributedEvalSampler sampler(n, {.num_replicas = world, .rank = rank});
+        const auto share = sampler.indices();
+        EXPECT_EQ(share.numel(), sampler.size());
+        seen.index_add_(0, share, at::ones_like(share));
+      }
+      EXPECT_TRUE(at::equal(seen, at::ones({n}, at::kLong))) << world << " ranks, " << n << " samples";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::data

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::cli {
+
+constexpr int kUsageError = 2;
+
+/// The `lockstep` command with `arguments` (argv without argv[0]). Returns the exit code; a problem has then
+/// been told on stderr in one line. Exit code 2: the command line is wrong.
+int run(const std::vector<std::string>& arguments);
+
+}  // namespace lockstep::cli
