@@ -16,8 +16,8 @@ int main() {
     context.group().all_reduce(tensor);
 
     std::ostringstream line;
-    line << "rank " << context.rank() << " of " << context.world_size() << ": the sum is " << tensor.item<float>()
-         << '\n';
+    line << "rank " << context.rank() << " of " << context.world_size() << ": the sum is "
+         << tensor.item<float>() << '\n';
     std::cout << line.str() << std::flush;
   } catch (const std::exception& error) {
     std::cerr << "01_hello_allreduce: " << error.what() << '\n';

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/backends/registry.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -9,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/backends/fake.h>
+#include <lockstep/backends/registry.h>
 #include <lockstep/base/error.h>
 
 #ifdef LOCKSTEP_HAS_GLOO

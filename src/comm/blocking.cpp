@@ -25,10 +25,12 @@ void ProcessGroup::gather(const Tensor& input, const Tensors& output, int dst, W
 void ProcessGroup::scatter(const Tensor& output, const Tensors& input, int src, Where where) const {
   scatter_async(output, input, src, where).wait();
 }
-void ProcessGroup::reduce_scatter(const Tensor& output, const Tensors& input, ReduceOp op, Where where) const {
+void ProcessGroup::reduce_scatter(const Tensor& output, const Tensors& input, ReduceOp op,
+                                  Where where) const {
   reduce_scatter_async(output, input, op, where).wait();
 }
-void ProcessGroup::reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op, Where where) const {
+void ProcessGroup::reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op,
+                                         Where where) const {
   reduce_scatter_tensor_async(output, input, op, where).wait();
 }
 void ProcessGroup::all_to_all(const Tensors& output, const Tensors& input, Where where) const {

@@ -12,34 +12,56 @@ namespace lockstep {
 
 std::string_view name_of(CallKind kind) {
   switch (kind) {
-    case CallKind::all_reduce: return "all_reduce";
-    case CallKind::broadcast: return "broadcast";
-    case CallKind::reduce: return "reduce";
-    case CallKind::all_gather: return "all_gather";
-    case CallKind::all_gather_into_tensor: return "all_gather_into_tensor";
-    case CallKind::gather: return "gather";
-    case CallKind::scatter: return "scatter";
-    case CallKind::reduce_scatter: return "reduce_scatter";
-    case CallKind::reduce_scatter_tensor: return "reduce_scatter_tensor";
-    case CallKind::all_to_all: return "all_to_all";
-    case CallKind::all_to_all_single: return "all_to_all_single";
-    case CallKind::send: return "send";
-    case CallKind::recv: return "recv";
-    case CallKind::barrier: return "barrier";
+    case CallKind::all_reduce:
+      return "all_reduce";
+    case CallKind::broadcast:
+      return "broadcast";
+    case CallKind::reduce:
+      return "reduce";
+    case CallKind::all_gather:
+      return "all_gather";
+    case CallKind::all_gather_into_tensor:
+      return "all_gather_into_tensor";
+    case CallKind::gather:
+      return "gather";
+    case CallKind::scatter:
+      return "scatter";
+    case CallKind::reduce_scatter:
+      return "reduce_scatter";
+    case CallKind::reduce_scatter_tensor:
+      return "reduce_scatter_tensor";
+    case CallKind::all_to_all:
+      return "all_to_all";
+    case CallKind::all_to_all_single:
+      return "all_to_all_single";
+    case CallKind::send:
+      return "send";
+    case CallKind::recv:
+      return "recv";
+    case CallKind::barrier:
+      return "barrier";
   }
   return "unknown call";
 }
 
 std::string_view name_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::SUM: return "SUM";
-    case ReduceOp::AVG: return "AVG";
-    case ReduceOp::PRODUCT: return "PRODUCT";
-    case ReduceOp::MIN: return "MIN";
-    case ReduceOp::MAX: return "MAX";
-    case ReduceOp::BAND: return "BAND";
-    case ReduceOp::BOR: return "BOR";
-    case ReduceOp::BXOR: return "BXOR";
+    case ReduceOp::SUM:
+      return "SUM";
+    case ReduceOp::AVG:
+      return "AVG";
+    case ReduceOp::PRODUCT:
+      return "PRODUCT";
+    case ReduceOp::MIN:
+      return "MIN";
+    case ReduceOp::MAX:
+      return "MAX";
+    case ReduceOp::BAND:
+      return "BAND";
+    case ReduceOp::BOR:
+      return "BOR";
+    case ReduceOp::BXOR:
+      return "BXOR";
   }
   return "unknown operation";
 }
@@ -50,7 +72,8 @@ std::string CallRecord::describe() const {
   if (dtype != c10::ScalarType::Undefined) {
     text += fmt::format(" of {}[{}]", c10::toString(dtype), fmt::join(shape, ", "));
   }
-  return text + fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
+  return text +
+         fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
 }
 
 namespace comm {

@@ -33,12 +33,14 @@ void Checks::refuse(std::string_view complaint) const {
 void Checks::transportable(const at::Tensor& tensor, std::string_view name) const {
   if (!tensor.defined()) refuse(fmt::format("{} is an undefined tensor", name));
   if (tensor.layout() != c10::Layout::Strided) {
-    refuse(fmt::format("{} has layout {}; only dense (strided) tensors can be sent", name, text_of(tensor.layout())));
+    refuse(fmt::format("{} has layout {}; only dense (strided) tensors can be sent", name,
+                       text_of(tensor.layout())));
   }
   const auto& traits = group_.info().traits;
   if (!traits.devices.empty() && !traits.devices.contains(tensor.device().type())) {
     refuse(fmt::format("{} is on {}, which backend {} does not carry{}", name, tensor.device().str(),
-                       group_.backend_name(), traits.device_advice.empty() ? "" : "; " + traits.device_advice));
+                       group_.backend_name(),
+                       traits.device_advice.empty() ? "" : "; " + traits.device_advice));
   }
   const auto dtype = c10::toRealValueType(tensor.scalar_type());
   if (!traits.dtypes.empty() && !traits.dtypes.contains(dtype)) {
@@ -50,8 +52,8 @@ void Checks::transportable(const at::Tensor& tensor, std::string_view name) cons
 void Checks::dense(const at::Tensor& tensor, std::string_view name) const {
   transportable(tensor, name);
   if (!tensor.is_non_overlapping_and_dense()) {
-    refuse(fmt::format("{} of shape {} and strides {} has holes or overlaps in memory; pass {}.contiguous()", name,
-                       text_of(tensor.sizes()), text_of(tensor.strides()), name));
+    refuse(fmt::format("{} of shape {} and strides {} has holes or overlaps in memory; pass {}.contiguous()",
+                       name, text_of(tensor.sizes()), text_of(tensor.strides()), name));
   }
 }
 
@@ -81,8 +83,8 @@ void Checks::empty_off_root(const std::vector<at::Tensor>& tensors, std::string_
 void Checks::same_dtype(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
                         std::string_view model_name) const {
   if (tensor.scalar_type() != model.scalar_type()) {
-    refuse(fmt::format("{} is {} but {} is {}; their dtypes must be the same", name, describe(tensor), model_name,
-                       describe(model)));
+    refuse(fmt::format("{} is {} but {} is {}; their dtypes must be the same", name, describe(tensor),
+                       model_name, describe(model)));
   }
 }
 
@@ -90,8 +92,8 @@ void Checks::same_as(const at::Tensor& tensor, std::string_view name, const at::
                      std::string_view model_name) const {
   same_dtype(tensor, name, model, model_name);
   if (tensor.sizes() != model.sizes()) {
-    refuse(fmt::format("{} is {} but {} is {}; their shapes must be the same", name, describe(tensor), model_name,
-                       describe(model)));
+    refuse(fmt::format("{} is {} but {} is {}; their shapes must be the same", name, describe(tensor),
+                       model_name, describe(model)));
   }
 }
 
@@ -99,8 +101,8 @@ void Checks::whole_of(const at::Tensor& whole, std::string_view whole_name, cons
                       std::string_view part_name) const {
   same_dtype(whole, whole_name, part, part_name);
   if (whole.numel() != part.numel() * group_.size()) {
-    refuse(fmt::format("{} has {} elements; {} ranks times the {} elements of {} are {}", whole_name, whole.numel(),
-                       group_.size(), part.numel(), part_name, part.numel() * group_.size()));
+    refuse(fmt::format("{} has {} elements; {} ranks times the {} elements of {} are {}", whole_name,
+                       whole.numel(), group_.size(), part.numel(), part_name, part.numel() * group_.size()));
   }
 }
 
@@ -110,8 +112,8 @@ void Checks::splits(const std::vector<std::int64_t>& sizes, std::string_view nam
   const auto rows = tensor.size(0);
   if (sizes.empty()) {
     if (rows % group_.size() != 0) {
-      refuse(fmt::format("the first dimension of {}, {}, is not divisible by {} ranks; give {}", tensor_name, rows,
-                         group_.size(), name));
+      refuse(fmt::format("the first dimension of {}, {}, is not divisible by {} ranks; give {}", tensor_name,
+                         rows, group_.size(), name));
     }
     return;
   }
@@ -149,7 +151,8 @@ void Checks::operation(ReduceOp op, const at::Tensor& tensor) const {
     refuse(fmt::format("{} needs integers or bool, not {}", name_of(op), c10::toString(dtype)));
   }
   if (op == ReduceOp::AVG && integral) {
-    refuse(fmt::format("AVG needs floating point or complex, not {}; use SUM and divide", c10::toString(dtype)));
+    refuse(
+        fmt::format("AVG needs floating point or complex, not {}; use SUM and divide", c10::toString(dtype)));
   }
   if (c10::isComplexType(dtype) && op != ReduceOp::SUM && op != ReduceOp::AVG) {
     refuse(fmt::format("{} of complex numbers is not defined here; SUM and AVG are", name_of(op)));

@@ -25,8 +25,8 @@ class Checks {
   void contiguous(const at::Tensor& tensor, std::string_view name) const;
   // size() contiguous tensors.
   void one_per_rank(const std::vector<at::Tensor>& tensors, std::string_view name) const;
-  void empty_off_root(const std::vector<at::Tensor>& tensors, std::string_view name, std::string_view root_name,
-                      int root) const;
+  void empty_off_root(const std::vector<at::Tensor>& tensors, std::string_view name,
+                      std::string_view root_name, int root) const;
   void same_as(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
                std::string_view model_name) const;
   void same_dtype(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,

@@ -29,9 +29,10 @@ GroupState::~GroupState() { close(); }
 c10::intrusive_ptr<c10d::Backend> GroupState::backend_ptr() const {
   const std::lock_guard lock(mutex_);
   if (!backend_) {
-    throw Error(fmt::format("{}: the process group has been closed; keep the context that lockstep::init() "
-                            "returned alive for as long as its groups are used",
-                            whoami()));
+    throw Error(
+        fmt::format("{}: the process group has been closed; keep the context that lockstep::init() "
+                    "returned alive for as long as its groups are used",
+                    whoami()));
   }
   return backend_;
 }

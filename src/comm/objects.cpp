@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Strings and bytes of any length, carried as a length and a uint8 tensor.
-#include <lockstep/comm/process_group.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -10,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/process_group.h>
 
 #include "comm/checks.h"
 #include "comm/group_state.h"
@@ -50,7 +49,8 @@ std::vector<std::int64_t> values_of(const at::Tensor& lengths) {
   return {host.data_ptr<std::int64_t>(), host.data_ptr<std::int64_t>() + host.numel()};
 }
 
-std::vector<std::string> to_strings(const std::vector<at::Tensor>& tensors, const std::vector<std::int64_t>& lengths) {
+std::vector<std::string> to_strings(const std::vector<at::Tensor>& tensors,
+                                    const std::vector<std::int64_t>& lengths) {
   std::vector<std::string> objects;
   for (std::size_t i = 0; i < tensors.size(); ++i) objects.push_back(to_string(tensors[i], lengths[i]));
   return objects;
@@ -97,7 +97,8 @@ std::vector<std::string> ProcessGroup::gather_object(const std::string& object, 
   return to_strings(parts, each);
 }
 
-std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects, int src, Where where) const {
+std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects, int src,
+                                         Where where) const {
   const comm::Checks check(*state_, CallKind::scatter, where);
   check.rank(src, "src");
   const bool root = rank() == src;
@@ -116,7 +117,8 @@ std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects
   const auto longest = *std::ranges::max_element(each);
   if (longest == 0) return {};
   std::vector<at::Tensor> parts;
-  for (std::size_t i = 0; i < (root ? objects.size() : 0); ++i) parts.push_back(to_tensor(objects[i], longest, bytes));
+  for (std::size_t i = 0; i < (root ? objects.size() : 0); ++i)
+    parts.push_back(to_tensor(objects[i], longest, bytes));
   auto own = at::empty({longest}, bytes);
   scatter(own, parts, src, where);
   return to_string(own, each[static_cast<std::size_t>(rank())]);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/comm/process_group.h>
-
 #include <functional>
 
 #include <ATen/ops/as_strided.h>
@@ -8,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/process_group.h>
 
 #include "comm/checks.h"
 #include "comm/failure.h"
@@ -26,14 +25,22 @@ using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::SUM: return c10d::ReduceOp::SUM;
-    case ReduceOp::AVG: return c10d::ReduceOp::AVG;
-    case ReduceOp::PRODUCT: return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::MIN: return c10d::ReduceOp::MIN;
-    case ReduceOp::MAX: return c10d::ReduceOp::MAX;
-    case ReduceOp::BAND: return c10d::ReduceOp::BAND;
-    case ReduceOp::BOR: return c10d::ReduceOp::BOR;
-    case ReduceOp::BXOR: return c10d::ReduceOp::BXOR;
+    case ReduceOp::SUM:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::AVG:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::PRODUCT:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::MIN:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::MAX:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::BAND:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::BOR:
+      return c10d::ReduceOp::BOR;
+    case ReduceOp::BXOR:
+      return c10d::ReduceOp::BXOR;
   }
   return c10d::ReduceOp::UNUSED;
 }
@@ -47,8 +54,8 @@ Tensor as_sent(const Tensor& tensor) {
 // The same memory as one contiguous row, whatever the dense layout.
 Tensor as_sent_flat(const Tensor& tensor) {
   const Tensor plain = tensor.detach();
-  const Tensor flat =
-      plain.is_contiguous() ? plain.view({-1}) : plain.as_strided({plain.numel()}, {1}, plain.storage_offset());
+  const Tensor flat = plain.is_contiguous() ? plain.view({-1})
+                                            : plain.as_strided({plain.numel()}, {1}, plain.storage_offset());
   return flat.is_complex() ? at::view_as_real(flat) : flat;
 }
 
@@ -87,7 +94,8 @@ Work issue(const std::shared_ptr<GroupState>& group, CallRecord record,
   try {
     auto work = call(*backend);
     group->remember(work);
-    return Work(std::make_shared<comm::PendingCall>(group, std::move(record), std::move(work), std::move(on_success)));
+    return Work(std::make_shared<comm::PendingCall>(group, std::move(record), std::move(work),
+                                                    std::move(on_success)));
   } catch (...) {
     group->log().set_state(record.number, CallState::failed);
     comm::rethrow_as_ours(std::current_exception(), group->whoami() + ": " + record.describe());
@@ -167,16 +175,18 @@ Work ProcessGroup::all_gather_async(const Tensors& output, const Tensor& input, 
   });
 }
 
-Work ProcessGroup::all_gather_into_tensor_async(const Tensor& output, const Tensor& input, Where where) const {
+Work ProcessGroup::all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
+                                                Where where) const {
   const Checks check(*state_, CallKind::all_gather_into_tensor, where);
   check.contiguous(input, "input");
   check.contiguous(output, "output");
   check.whole_of(output, "output", input, "input");
-  return issue(state_, record_of(CallKind::all_gather_into_tensor, input, where), [&](c10d::Backend& backend) {
-    Tensor whole = as_sent_flat(output);
-    Tensor part = as_sent_flat(input);
-    return backend._allgather_base(whole, part);
-  });
+  return issue(state_, record_of(CallKind::all_gather_into_tensor, input, where),
+               [&](c10d::Backend& backend) {
+                 Tensor whole = as_sent_flat(output);
+                 Tensor part = as_sent_flat(input);
+                 return backend._allgather_base(whole, part);
+               });
 }
 
 Work ProcessGroup::gather_async(const Tensor& input, const Tensors& output, int dst, Where where) const {
@@ -215,7 +225,8 @@ Work ProcessGroup::scatter_async(const Tensor& output, const Tensors& input, int
   });
 }
 
-Work ProcessGroup::reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op, Where where) const {
+Work ProcessGroup::reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op,
+                                        Where where) const {
   const Checks check(*state_, CallKind::reduce_scatter, where);
   check.contiguous(output, "output");
   check.one_per_rank(input, "input");
@@ -267,7 +278,8 @@ Work ProcessGroup::all_to_all_async(const Tensors& output, const Tensors& input,
 
 Work ProcessGroup::all_to_all_single_async(const Tensor& output, const Tensor& input,
                                            const std::vector<std::int64_t>& output_split_sizes,
-                                           const std::vector<std::int64_t>& input_split_sizes, Where where) const {
+                                           const std::vector<std::int64_t>& input_split_sizes,
+                                           Where where) const {
   const Checks check(*state_, CallKind::all_to_all_single, where);
   check.contiguous(output, "output");
   check.contiguous(input, "input");

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/comm/work.h>
-
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/work.h>
 
 #include "comm/failure.h"
 #include "comm/pending_call.h"
@@ -11,8 +10,8 @@
 namespace lockstep {
 namespace comm {
 
-PendingCall::PendingCall(std::shared_ptr<GroupState> group, CallRecord record, c10::intrusive_ptr<c10d::Work> work,
-                         std::function<void()> on_success)
+PendingCall::PendingCall(std::shared_ptr<GroupState> group, CallRecord record,
+                         c10::intrusive_ptr<c10d::Work> work, std::function<void()> on_success)
     : group_(std::move(group)),
       record_(std::move(record)),
       work_(std::move(work)),

@@ -20,7 +20,8 @@ at::Tensor allocate(std::int64_t numel, const at::TensorOptions& options, const 
 // gradients in place, which a view forbids.
 at::Tensor plain_alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
   const bool keep_strides = like.is_non_overlapping_and_dense();
-  const auto strides = keep_strides ? like.strides().vec() : at::empty(like.sizes(), at::kMeta).strides().vec();
+  const auto strides =
+      keep_strides ? like.strides().vec() : at::empty(like.sizes(), at::kMeta).strides().vec();
   auto alias = at::empty({0}, flat.options());
   alias.set_(flat.storage(), flat.storage_offset() + offset, like.sizes(), strides);
   return alias;

@@ -15,8 +15,8 @@ BucketPlan initial_plan(const std::vector<NamedTensor>& parameters, const Bucket
   return plan;
 }
 
-BucketPlan plan_by_arrival(const std::vector<NamedTensor>& parameters, const std::vector<std::int64_t>& arrival,
-                           const BucketLimits& limits) {
+BucketPlan plan_by_arrival(const std::vector<NamedTensor>& parameters,
+                           const std::vector<std::int64_t>& arrival, const BucketLimits& limits) {
   std::vector<at::Tensor> tensors;
   for (const auto index : arrival) tensors.push_back(parameters[static_cast<std::size_t>(index)].tensor);
   return std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits.rebuilt, {}, arrival));

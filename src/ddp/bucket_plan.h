@@ -21,7 +21,7 @@ struct BucketLimits {
 BucketPlan initial_plan(const std::vector<NamedTensor>& parameters, const BucketLimits& limits);
 
 // By the order in which gradients became ready.
-BucketPlan plan_by_arrival(const std::vector<NamedTensor>& parameters, const std::vector<std::int64_t>& arrival,
-                           const BucketLimits& limits);
+BucketPlan plan_by_arrival(const std::vector<NamedTensor>& parameters,
+                           const std::vector<std::int64_t>& arrival, const BucketLimits& limits);
 
 }  // namespace lockstep::ddp

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/ddp/distributed_data_parallel.h>
-
 #include <lockstep/base/error.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
 
 #include "ddp/replica.h"
 
@@ -35,14 +34,17 @@ torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelModule::named
   return once;
 }
 
-std::vector<at::Tensor> DistributedDataParallelModule::parameters() const { return named_parameters().values(); }
+std::vector<at::Tensor> DistributedDataParallelModule::parameters() const {
+  return named_parameters().values();
+}
 
 std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {
   const auto& reducer = replica_->reducer();
   std::vector<BucketInfo> infos;
   for (const auto& bucket : reducer.buckets()) {
     BucketInfo info{.bytes = static_cast<std::int64_t>(bucket.flat.nbytes())};
-    for (const auto& slot : bucket.slots) info.parameters.push_back(reducer.parameters()[slot.parameter].name);
+    for (const auto& slot : bucket.slots)
+      info.parameters.push_back(reducer.parameters()[slot.parameter].name);
     infos.push_back(std::move(info));
   }
   return infos;

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
-
 namespace lockstep::ddp {
 
 GradientHooks::GradientHooks(const std::vector<NamedTensor>& parameters,

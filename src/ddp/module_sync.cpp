@@ -94,9 +94,10 @@ void check_same_on_all_ranks(const ProcessGroup& group, const std::vector<NamedT
   const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
   const auto texts = group.all_gather_object(own, where);
-  throw DesyncError(fmt::format("rank {} of {}: DistributedDataParallel: the ranks' modules differ: {}. Build the "
-                                "same module with the same options on every rank",
-                                group.rank(), group.size(), first_difference(texts)));
+  throw DesyncError(
+      fmt::format("rank {} of {}: DistributedDataParallel: the ranks' modules differ: {}. Build the "
+                  "same module with the same options on every rank",
+                  group.rank(), group.size(), first_difference(texts)));
 }
 
 void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<NamedTensor>& tensors,

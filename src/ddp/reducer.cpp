@@ -15,7 +15,8 @@ namespace lockstep::ddp {
 namespace {
 
 bool aliases(const at::Tensor& gradient, const at::Tensor& view) {
-  return gradient.defined() && gradient.is_alias_of(view) && gradient.storage_offset() == view.storage_offset();
+  return gradient.defined() && gradient.is_alias_of(view) &&
+         gradient.storage_offset() == view.storage_offset();
 }
 
 }  // namespace
@@ -34,7 +35,8 @@ void Reducer::lay_out(const BucketPlan& plan) {
   // A group of one has nothing to reduce: gradients stay where autograd puts them.
   buckets_ = alone() ? std::vector<Bucket>{} : make_buckets(plan, parameters_, group_);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) places_[buckets_[b].slots[s].parameter] = {b, s};
+    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s)
+      places_[buckets_[b].slots[s].parameter] = {b, s};
   }
 }
 
@@ -46,7 +48,8 @@ void Reducer::check_last_backward_finished() {
     if (!ready_[i]) names.push_back(parameters_[i].name);
   }
   throw Error(fmt::format(
-      "rank {} of {}: DistributedDataParallel: these parameters took no part in the last backward, so its gradients "
+      "rank {} of {}: DistributedDataParallel: these parameters took no part in the last backward, so its "
+      "gradients "
       "were not averaged: {}. Every parameter that requires a gradient must contribute to the loss; call "
       "requires_grad_(false) on those that never do before wrapping the module",
       group_.rank(), group_.size(), fmt::join(names, ", ")));
@@ -97,7 +100,8 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
 void Reducer::refuse_second_gradient(std::size_t parameter) const {
   if (!ready_[parameter]) return;
   throw Error(fmt::format(
-      "rank {} of {}: DistributedDataParallel: the gradient of {} became ready a second time before the backward was "
+      "rank {} of {}: DistributedDataParallel: the gradient of {} became ready a second time before the "
+      "backward was "
       "finished; backward was called twice on parts of one forward. Sum the losses and call backward once",
       group_.rank(), group_.size(), parameters_[parameter].name));
 }
@@ -111,9 +115,10 @@ void Reducer::take_gradient(const Bucket::Slot& slot) {
     return;
   }
   if (gradient.is_sparse()) {
-    throw Error(fmt::format("rank {} of {}: DistributedDataParallel: {} has a sparse gradient, which is not supported "
-                            "yet; create its embedding with sparse(false)",
-                            group_.rank(), group_.size(), parameter.name));
+    throw Error(fmt::format(
+        "rank {} of {}: DistributedDataParallel: {} has a sparse gradient, which is not supported "
+        "yet; create its embedding with sparse(false)",
+        group_.rank(), group_.size(), parameter.name));
   }
   if (aliases(gradient, slot.view)) {
     slot.view.div_(group_.size());

@@ -62,10 +62,10 @@ class Reducer {
   std::vector<Place> places_;
 
   std::mutex mutex_;
-  bool expecting_ = false;        // a backward that is to be reduced may come or is under way
-  bool started_ = false;          // its first gradient is there
-  std::size_t next_bucket_ = 0;   // the first one that is not under way
-  std::vector<bool> ready_;       // in this backward
+  bool expecting_ = false;             // a backward that is to be reduced may come or is under way
+  bool started_ = false;               // its first gradient is there
+  std::size_t next_bucket_ = 0;        // the first one that is not under way
+  std::vector<bool> ready_;            // in this backward
   std::vector<std::int64_t> arrival_;  // parameters in the order of the first reduced backward
   bool arrival_known_ = false;
   bool rebuilt_ = false;

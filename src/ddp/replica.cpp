@@ -22,7 +22,8 @@ constexpr std::size_t kBucketBytes = 25 * kMiB;
 
 void refuse(bool set, const char* name, const char* advice) {
   if (!set) return;
-  throw ArgumentError(fmt::format("DistributedDataParallel: option {} is not supported yet; {}", name, advice));
+  throw ArgumentError(
+      fmt::format("DistributedDataParallel: option {} is not supported yet; {}", name, advice));
 }
 
 void check_options(const DistributedDataParallelOptions& options) {
@@ -38,7 +39,8 @@ void check_options(const DistributedDataParallelOptions& options) {
 
 std::size_t to_bytes(double mebibytes, const char* name) {
   if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
-    throw ArgumentError(fmt::format("DistributedDataParallel: {} of {} MiB; it must be positive", name, mebibytes));
+    throw ArgumentError(
+        fmt::format("DistributedDataParallel: {} of {} MiB; it must be positive", name, mebibytes));
   }
   return static_cast<std::size_t>(mebibytes * static_cast<double>(kMiB));
 }
@@ -60,8 +62,9 @@ BucketLimits limits_from(const DistributedDataParallelOptions& options) {
 }
 
 std::string text_of(const DistributedDataParallelOptions& options) {
-  return fmt::format("broadcast_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}]", options.broadcast_buffers,
-                     options.bucket_cap_mb.value_or(0), fmt::join(options.bucket_cap_mb_list, ", "));
+  return fmt::format("broadcast_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}]",
+                     options.broadcast_buffers, options.bucket_cap_mb.value_or(0),
+                     fmt::join(options.bucket_cap_mb_list, ", "));
 }
 
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
@@ -82,9 +85,10 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
   const auto parameters = distinct(module.named_parameters());
   const auto trained = requiring_grad(parameters);
   if (trained.empty()) {
-    throw ArgumentError(fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
-                                    "is nothing to reduce; use it unwrapped",
-                                    module.name()));
+    throw ArgumentError(
+        fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
+                    "is nothing to reduce; use it unwrapped",
+                    module.name()));
   }
   if (options.init_sync && group_.size() > 1) {
     check_same_on_all_ranks(group_, parameters, buffers_, text_of(options), where_);

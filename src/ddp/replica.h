@@ -3,8 +3,9 @@
 
 #include <source_location>
 
-#include <lockstep/ddp/options.h>
 #include <torch/nn/module.h>
+
+#include <lockstep/ddp/options.h>
 
 #include "ddp/reducer.h"
 

@@ -39,19 +39,21 @@ void await_all(c10d::Store& store, int rank, int world_size, const Deadline& dea
       if (deadline.expired()) break;
       if (!said && Deadline::Clock::now() - started > kSayWaitingAfter) {
         said = true;
-        log(LogLevel::warning, fmt::format("rank {} of {} still waits for {}", rank, world_size, names_of(missing)));
+        log(LogLevel::warning,
+            fmt::format("rank {} of {} still waits for {}", rank, world_size, names_of(missing)));
       }
       std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(pause, deadline.remaining()));
       pause = std::min<std::chrono::milliseconds>(pause * 2, 50ms);
     }
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})", rank,
-                                      world_size, names_of(missing), text.substr(0, text.find('\n'))));
+    throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
+                                      rank, world_size, names_of(missing), text.substr(0, text.find('\n'))));
   }
-  throw RendezvousError(fmt::format("rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
-                                    "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
-                                    rank, world_size, names_of(missing), deadline.timeout().count()));
+  throw RendezvousError(
+      fmt::format("rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
+                  "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
+                  rank, world_size, names_of(missing), deadline.timeout().count()));
 }
 
 World locate(c10d::Store& store, const Placement& placement) {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/rendezvous/init.h>
-
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -9,6 +7,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/rendezvous/init.h>
 
 #include "rendezvous/arrival.h"
 #include "rendezvous/init_method.h"
@@ -31,14 +30,16 @@ struct Plan {
 
 void check_options(const InitOptions& options, const InitMethod& method) {
   if (options.timeout.count() <= 0) {
-    throw ArgumentError(fmt::format("InitOptions::timeout is {} ms; it must be positive", options.timeout.count()));
+    throw ArgumentError(
+        fmt::format("InitOptions::timeout is {} ms; it must be positive", options.timeout.count()));
   }
   if (options.store && method.kind != InitMethod::Kind::none) {
     throw ArgumentError("InitOptions: give a store or an init_method, not both");
   }
   if (options.rank.has_value() != options.world_size.has_value() && method.kind == InitMethod::Kind::none) {
     throw ArgumentError(fmt::format("InitOptions: {} is given but {} is not; both or neither are needed",
-                                    options.rank ? "rank" : "world_size", options.rank ? "world_size" : "rank"));
+                                    options.rank ? "rank" : "world_size",
+                                    options.rank ? "world_size" : "rank"));
   }
   if (options.store && !options.rank) {
     throw ArgumentError("InitOptions: a store needs rank and world_size beside it");
@@ -46,14 +47,15 @@ void check_options(const InitOptions& options, const InitMethod& method) {
 }
 
 // An explicit number wins over the query, the query over the environment.
-int pick(const std::optional<int>& option, const std::optional<int>& query, const Env& env, const char* option_name,
-         const char* variable) {
+int pick(const std::optional<int>& option, const std::optional<int>& query, const Env& env,
+         const char* option_name, const char* variable) {
   if (option) return *option;
   if (query) return *query;
   if (env.has(variable)) return Variables(env, "the environment", {variable}).number(variable);
-  throw RendezvousError(fmt::format("init_method needs InitOptions::{0}, \"?{0}=\" in the method, or {1} in the "
-                                    "environment; none is there",
-                                    option_name, variable));
+  throw RendezvousError(
+      fmt::format("init_method needs InitOptions::{0}, \"?{0}=\" in the method, or {1} in the "
+                  "environment; none is there",
+                  option_name, variable));
 }
 
 Placement explicit_placement(const InitOptions& options, const InitMethod& method) {
@@ -86,11 +88,13 @@ Placement place(const InitOptions& options, const InitMethod& method) {
   if (options.rank && options.world_size) return numbered_placement(options);
   if (method.kind == Kind::env) {
     if (auto found = from_launcher(options.env)) return *found;
-    throw RendezvousError("init_method env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the "
-                          "environment; none is there. `lockstep run` sets them for you");
+    throw RendezvousError(
+        "init_method env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the "
+        "environment; none is there. `lockstep run` sets them for you");
   }
   if (auto found = from_environment(options.env)) return *found;
-  log(LogLevel::info, "not distributed: one process (start it with `lockstep run --nproc-per-node N` for more)");
+  log(LogLevel::info,
+      "not distributed: one process (start it with `lockstep run --nproc-per-node N` for more)");
   return {.local_rank = 0, .local_world_size = 1, .source = "no launcher"};
 }
 
@@ -118,8 +122,10 @@ StorePtr store_by_file(Placement& place, const std::string& path, const Deadline
   return join_store(server, place.rank, place.world_size, deadline);
 }
 
-StorePtr meet(Placement& place, const InitMethod& method, const InitOptions& options, const Deadline& deadline) {
-  if (options.store) return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + options.group_name, options.store);
+StorePtr meet(Placement& place, const InitMethod& method, const InitOptions& options,
+              const Deadline& deadline) {
+  if (options.store)
+    return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + options.group_name, options.store);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
   return store_over_tcp(place, deadline);
@@ -127,14 +133,16 @@ StorePtr meet(Placement& place, const InitMethod& method, const InitOptions& opt
 
 Session& living_session(const char* caller) {
   if (auto* session = current_session()) return *session;
-  throw ArgumentError(fmt::format("{}: there is no default process group; call lockstep::init() first and keep the "
-                                  "context that it returns",
-                                  caller));
+  throw ArgumentError(
+      fmt::format("{}: there is no default process group; call lockstep::init() first and keep the "
+                  "context that it returns",
+                  caller));
 }
 
 std::unique_ptr<Session> join(const InitOptions& options) {
   if (current_session() != nullptr) {
-    throw ArgumentError("lockstep::init: this process is in a run already; end the first context before a second");
+    throw ArgumentError(
+        "lockstep::init: this process is in a run already; end the first context before a second");
   }
   const InitMethod method = parse_init_method(options.init_method);
   check_options(options, method);
@@ -165,7 +173,8 @@ c10::Device Context::device() const { return session_->device(); }
 const ProcessGroup& Context::group() const { return session_->group(); }
 void Context::barrier(std::source_location where) const { group().barrier(where); }
 
-std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks, const GroupOptions& options) const {
+std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
+                                               const GroupOptions& options) const {
   return session_->new_group(ranks, options);
 }
 
@@ -175,7 +184,8 @@ void Context::announce_failure(const std::string& reason) const noexcept {
   try {
     group().broadcast_object(reason.empty() ? "no reason given" : reason, 0);
   } catch (const std::exception& error) {
-    log(LogLevel::error, fmt::format("the other ranks could not be told that rank 0 failed: {}", error.what()));
+    log(LogLevel::error,
+        fmt::format("the other ranks could not be told that rank 0 failed: {}", error.what()));
   }
 }
 

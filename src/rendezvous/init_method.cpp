@@ -49,7 +49,8 @@ class Parser {
 
   void read_tcp(const std::string& address, InitMethod& method) const {
     const auto colon = address.rfind(':');
-    if (colon == std::string::npos || colon == 0) refuse("a host and a port are needed, as in tcp://10.0.0.1:29500");
+    if (colon == std::string::npos || colon == 0)
+      refuse("a host and a port are needed, as in tcp://10.0.0.1:29500");
     method.kind = InitMethod::Kind::tcp;
     method.host = address.substr(0, colon);
     if (method.host.starts_with('[') && method.host.ends_with(']')) {

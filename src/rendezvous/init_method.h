@@ -10,11 +10,11 @@ namespace lockstep::rendezvous {
 struct InitMethod {
   enum class Kind { none, env, tcp, file };
   Kind kind = Kind::none;
-  std::string host = {};                          // tcp
-  int port = 0;                                   // tcp
-  std::string path = {};                          // file
-  std::optional<int> rank = std::nullopt;         // from the query
-  std::optional<int> world_size = std::nullopt;   // from the query
+  std::string host = {};                         // tcp
+  int port = 0;                                  // tcp
+  std::string path = {};                         // file
+  std::optional<int> rank = std::nullopt;        // from the query
+  std::optional<int> world_size = std::nullopt;  // from the query
 };
 
 // Throws ArgumentError that quotes the method and says what is wrong with it.

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/meeting_file.h"
 
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <unistd.h>
-
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <ifaddrs.h>
 #include <memory>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <optional>
 #include <random>
 #include <sstream>
 #include <thread>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -41,7 +40,8 @@ void write_whole(const std::string& path, const std::string& text) {
     std::ofstream file(temporary);
     file << text;
     if (!file.flush()) {
-      throw RendezvousError(fmt::format("the meeting file {} cannot be written: {}", temporary, errno_text(errno)));
+      throw RendezvousError(
+          fmt::format("the meeting file {} cannot be written: {}", temporary, errno_text(errno)));
     }
   }
   fs::rename(temporary, path);
@@ -109,8 +109,9 @@ void MeetingFile::announce(int port, const Deadline& deadline) {
   sign_in();
   for (auto absent = missing(); !absent.empty(); absent = missing()) {
     if (deadline.expired()) {
-      throw RendezvousError(fmt::format("rank {} of {}: ranks {} have not come to {} within {} ms", rank_, world_size_,
-                                        fmt::join(absent, ", "), path_, deadline.timeout().count()));
+      throw RendezvousError(fmt::format("rank {} of {}: ranks {} have not come to {} within {} ms", rank_,
+                                        world_size_, fmt::join(absent, ", "), path_,
+                                        deadline.timeout().count()));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -137,8 +138,9 @@ Endpoint MeetingFile::find(const Deadline& deadline) {
     if (deadline.expired()) {
       const auto absent = missing();
       throw RendezvousError(fmt::format(
-          "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}", rank_, world_size_, path_,
-          deadline.timeout().count(), absent.empty() ? "nobody, but rank 0 gave up" : fmt::format("{}", fmt::join(absent, ", "))));
+          "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}", rank_, world_size_,
+          path_, deadline.timeout().count(),
+          absent.empty() ? "nobody, but rank 0 gave up" : fmt::format("{}", fmt::join(absent, ", "))));
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Programs started by mpirun or mpiexec, read from the environment alone: no MPI library is needed.
-#include <unistd.h>
-
 #include <functional>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -36,10 +35,12 @@ Placement with_master(Placement placement, const Env& env) {
   }
   const auto address = env.get("MASTER_ADDR");
   if (!address || !port) {
-    throw RendezvousError(fmt::format(
-        "{} spans several hosts, and MPI does not tell programs where rank 0 runs: missing {}{}{}. Export them to "
-        "all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
-        placement.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "", port ? "" : "MASTER_PORT"));
+    throw RendezvousError(
+        fmt::format("{} spans several hosts, and MPI does not tell programs where rank 0 runs: missing "
+                    "{}{}{}. Export them to "
+                    "all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
+                    placement.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "",
+                    port ? "" : "MASTER_PORT"));
   }
   placement.master_addr = *address;
   placement.master_port = checked_port(*port, "MASTER_PORT");

@@ -43,7 +43,8 @@ c10::Device device_for(const InitOptions& options, int local_rank) {
 
 Session* current_session() { return slot().load(); }
 
-Session::Session(const InitOptions& options, const Placement& placement, c10::intrusive_ptr<c10d::Store> store)
+Session::Session(const InitOptions& options, const Placement& placement,
+                 c10::intrusive_ptr<c10d::Store> store)
     : store_(std::move(store)),
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
       world_(locate(*store_, placement)),
@@ -54,7 +55,8 @@ Session::Session(const InitOptions& options, const Placement& placement, c10::in
                    {.name = options.group_name, .timeout = options.timeout});
   Session* none = nullptr;
   if (!slot().compare_exchange_strong(none, this)) {
-    throw ArgumentError("lockstep::init: this process is in a run already; end the first context before a second");
+    throw ArgumentError(
+        "lockstep::init: this process is in a run already; end the first context before a second");
   }
   set_current_world(world_);
 }
@@ -85,21 +87,24 @@ void Session::check_members(const std::vector<int>& ranks) const {
   const std::set<int> distinct(ranks.begin(), ranks.end());
   const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world_.size;
   if (distinct.size() == ranks.size() && in_range) return;
-  throw ArgumentError(fmt::format("rank {}: new_group([{}]): one or more different ranks of 0 to {} are needed",
-                                  world_.rank, fmt::join(ranks, ", "), world_.size - 1));
+  throw ArgumentError(
+      fmt::format("rank {}: new_group([{}]): one or more different ranks of 0 to {} are needed", world_.rank,
+                  fmt::join(ranks, ", "), world_.size - 1));
 }
 
 std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
   check_members(ranks);
-  const auto backend = options.backend.empty() ? backend_ : backends::resolve_backend(options.backend, device_);
+  const auto backend =
+      options.backend.empty() ? backend_ : backends::resolve_backend(options.backend, device_);
   const std::string name =
       options.group_name.empty() ? fmt::format("group {}", groups_made_ + 1) : options.group_name;
   // Counted on every rank, members or not, so that keys agree.
   const std::string key = fmt::format("{}", ++groups_made_);
   const auto own = std::ranges::find(ranks, world_.rank);
   if (own == ranks.end()) return std::nullopt;
-  auto group = connect(key, backend, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
-                       {.name = name, .global_ranks = ranks, .timeout = options.timeout.value_or(group_->timeout())});
+  auto group =
+      connect(key, backend, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
+              {.name = name, .global_ranks = ranks, .timeout = options.timeout.value_or(group_->timeout())});
   subgroups_.push_back(group);
   return group;
 }

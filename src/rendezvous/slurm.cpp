@@ -24,8 +24,8 @@ std::optional<std::string> first_of(const Env& env, std::initializer_list<const 
 std::vector<std::string> node_list(const Env& env, const Variables& own) {
   const auto list = first_of(env, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   if (!list) {
-    throw RendezvousError(fmt::format("SLURM's environment is incomplete: seen {}; missing SLURM_JOB_NODELIST",
-                                      own.seen()));
+    throw RendezvousError(
+        fmt::format("SLURM's environment is incomplete: seen {}; missing SLURM_JOB_NODELIST", own.seen()));
   }
   return expand_node_list(*list);
 }
@@ -33,7 +33,8 @@ std::vector<std::string> node_list(const Env& env, const Variables& own) {
 // Two steps of one job may run at the same time, so the step counts too.
 int port_of_job(const Env& env) {
   const auto job = first_of(env, {"SLURM_JOB_ID", "SLURM_JOBID"});
-  if (!job) throw RendezvousError("SLURM's environment is incomplete: SLURM_JOB_ID is missing; set MASTER_PORT");
+  if (!job)
+    throw RendezvousError("SLURM's environment is incomplete: SLURM_JOB_ID is missing; set MASTER_PORT");
   const auto id = env.get_int(env.has("SLURM_JOB_ID") ? "SLURM_JOB_ID" : "SLURM_JOBID").value_or(0);
   const auto step = env.get_int("SLURM_STEP_ID").value_or(0);
   return static_cast<int>(kFirstPort + (id * 7 + step) % kPorts);

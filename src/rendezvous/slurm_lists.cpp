@@ -54,7 +54,8 @@ std::vector<std::string> expand_ranges(const std::string& ranges, const std::str
     const std::string last = dash == std::string::npos ? first : range.substr(dash + 1);
     const auto from = number(first, list);
     const auto to = number(last, list);
-    if (to < from || to - from > kMostHosts) refuse(list, fmt::format("the range \"{}\" is not ascending", range));
+    if (to < from || to - from > kMostHosts)
+      refuse(list, fmt::format("the range \"{}\" is not ascending", range));
     for (auto value = from; value <= to; ++value) texts.push_back(fmt::format("{:0{}}", value, first.size()));
   }
   return texts;

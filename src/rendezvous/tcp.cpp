@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/tcp.h"
 
+#include <cerrno>
+#include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-
-#include <cerrno>
-#include <memory>
 #include <thread>
 
 #include <fmt/format.h>
@@ -115,8 +114,8 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
     return c10::make_intrusive<c10d::TCPStore>(server.host, options);
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("{}: the store at {}:{} cannot be used: {}", who, server.host, server.port,
-                                      text.substr(0, text.find('\n'))));
+    throw RendezvousError(fmt::format("{}: the store at {}:{} cannot be used: {}", who, server.host,
+                                      server.port, text.substr(0, text.find('\n'))));
   }
 }
 
@@ -125,9 +124,10 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
 Listener listen_on(int port) {
   Listener listener{.socket = bound_socket(port)};
   if (!listener.socket || ::listen(listener.socket.get(), SOMAXCONN) != 0) {
-    throw RendezvousError(fmt::format("rank 0 cannot listen on port {}: {}. Another program uses it; choose another "
-                                      "MASTER_PORT, or let `lockstep run` choose a free one",
-                                      port, errno_text(errno)));
+    throw RendezvousError(
+        fmt::format("rank 0 cannot listen on port {}: {}. Another program uses it; choose another "
+                    "MASTER_PORT, or let `lockstep run` choose a free one",
+                    port, errno_text(errno)));
   }
   listener.port = port_of(listener.socket.get());
   return listener;
@@ -138,9 +138,10 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
   const Endpoint server{host, listener.port};
   const std::string reason = wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
   if (!reason.empty()) {
-    throw RendezvousError(fmt::format("rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
-                                      "must be an address of the host that rank 0 runs on",
-                                      server.port, host, server.port, reason));
+    throw RendezvousError(
+        fmt::format("rank 0 listens on port {} but cannot reach itself at {}:{} ({}); MASTER_ADDR "
+                    "must be an address of the host that rank 0 runs on",
+                    server.port, host, server.port, reason));
   }
   c10d::TCPStoreOptions options;
   options.isServer = true;
@@ -154,9 +155,10 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
                                            const Deadline& deadline) {
   const std::string reason = wait_for_server(server, rank, deadline);
   if (!reason.empty()) {
-    throw RendezvousError(fmt::format("rank {} of {}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} "
-                                      "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
-                                      rank, world_size, server.host, server.port, reason, deadline.timeout().count()));
+    throw RendezvousError(
+        fmt::format("rank {} of {}: rank 0 has not arrived: nobody listens at {}:{} ({}) within {} "
+                    "ms. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same for all?",
+                    rank, world_size, server.host, server.port, reason, deadline.timeout().count()));
   }
   c10d::TCPStoreOptions options;
   options.numWorkers = static_cast<std::size_t>(world_size);

@@ -26,6 +26,7 @@ Listener listen_on(int port);
 // wait for it; throws RendezvousError when it is not there by the deadline.
 c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
                                             const Deadline& deadline);
-c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size, const Deadline& deadline);
+c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
+                                           const Deadline& deadline);
 
 }  // namespace lockstep::rendezvous

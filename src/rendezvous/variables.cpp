@@ -46,9 +46,10 @@ void Variables::require_all() const {
     if (!env_.has(name)) missing.push_back(name);
   }
   if (missing.empty()) return;
-  throw RendezvousError(fmt::format("{} is incomplete: seen {}; missing {}. Set all of them, or unset them all to "
-                                    "run as one process; `lockstep run` sets them for you",
-                                    source_, seen(), fmt::join(missing, ", ")));
+  throw RendezvousError(
+      fmt::format("{} is incomplete: seen {}; missing {}. Set all of them, or unset them all to "
+                  "run as one process; `lockstep run` sets them for you",
+                  source_, seen(), fmt::join(missing, ", ")));
 }
 
 int Variables::number(const std::string& name) const {

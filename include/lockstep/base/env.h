@@ -20,7 +20,8 @@ class Env {
   std::optional<std::string> get(const std::string& name) const;
   bool has(const std::string& name) const { return get(name).has_value(); }
 
-  /// The variable as a whole decimal number; throws ArgumentError naming variable and value when it is not one.
+  /// The variable as a whole decimal number; throws ArgumentError naming variable and value when it is not
+  /// one.
   std::optional<std::int64_t> get_int(const std::string& name) const;
 
  private:

@@ -17,7 +17,8 @@ class ReservedPort {
  public:
   /// Throws LaunchError when no port can be had.
   ReservedPort();
-  /// Holds this very port. Throws LaunchError naming it when another program listens there or it may not be used.
+  /// Holds this very port. Throws LaunchError naming it when another program listens there or it may not be
+  /// used.
   explicit ReservedPort(std::uint16_t port);
 
   std::uint16_t port() const { return port_; }

@@ -25,8 +25,8 @@ class GroupState;
 
 /// What a ProcessGroup knows beside its backend.
 struct ProcessGroupInfo {
-  std::string name = "default";             ///< for messages
-  std::vector<int> global_ranks = {};       ///< [i] = the global rank of group rank i; empty: i itself
+  std::string name = "default";                  ///< for messages
+  std::vector<int> global_ranks = {};            ///< [i] = the global rank of group rank i; empty: i itself
   std::chrono::milliseconds timeout{1'800'000};  ///< the backend's, for messages
   BackendTraits traits = {};
 };
@@ -71,7 +71,8 @@ class ProcessGroup {
 
   /// Every rank's `tensor` becomes the reduction of all, in place. PyTorch: `all_reduce`.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
-  Work all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+  Work all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::SUM,
+                        Where where = Where::current()) const;
 
   /// Every rank's `tensor` becomes that of `src`. PyTorch: `broadcast`.
   void broadcast(const Tensor& tensor, int src, Where where = Where::current()) const;
@@ -79,8 +80,10 @@ class ProcessGroup {
 
   /// `tensor` of rank `dst` becomes the reduction; on other ranks its contents are unspecified afterwards.
   /// PyTorch: `reduce`.
-  void reduce(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
-  Work reduce_async(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM, Where where = Where::current()) const;
+  void reduce(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
+              Where where = Where::current()) const;
+  Work reduce_async(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
+                    Where where = Where::current()) const;
 
   /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. PyTorch: `all_gather`.
   void all_gather(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
@@ -88,16 +91,20 @@ class ProcessGroup {
 
   /// `output` holds size() * input.numel() elements: the inputs in rank order.
   /// PyTorch: `all_gather_into_tensor`.
-  void all_gather_into_tensor(const Tensor& output, const Tensor& input, Where where = Where::current()) const;
-  Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input, Where where = Where::current()) const;
+  void all_gather_into_tensor(const Tensor& output, const Tensor& input,
+                              Where where = Where::current()) const;
+  Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
+                                    Where where = Where::current()) const;
 
   /// On `dst` output[i] becomes rank i's `input`; elsewhere `output` is empty. PyTorch: `gather`.
   void gather(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
-  Work gather_async(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
+  Work gather_async(const Tensor& input, const Tensors& output, int dst,
+                    Where where = Where::current()) const;
 
   /// `output` becomes input[rank()] of `src`; elsewhere `input` is empty. PyTorch: `scatter`.
   void scatter(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
-  Work scatter_async(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
+  Work scatter_async(const Tensor& output, const Tensors& input, int src,
+                     Where where = Where::current()) const;
 
   /// `output` becomes the reduction of all ranks' input[rank()]; size() inputs of output's shape and dtype.
   /// PyTorch: `reduce_scatter`.
@@ -148,10 +155,12 @@ class ProcessGroup {
   /// Returns `object` of rank `src`. PyTorch: `broadcast_object_list`.
   std::string broadcast_object(const std::string& object, int src, Where where = Where::current()) const;
   /// On `dst` rank i's in [i]; elsewhere empty. PyTorch: `gather_object`.
-  std::vector<std::string> gather_object(const std::string& object, int dst, Where where = Where::current()) const;
+  std::vector<std::string> gather_object(const std::string& object, int dst,
+                                         Where where = Where::current()) const;
   /// Returns objects[rank()] of `src`, which gives size() of them; elsewhere `objects` is empty.
   /// PyTorch: `scatter_object_list`.
-  std::string scatter_object(const std::vector<std::string>& objects, int src, Where where = Where::current()) const;
+  std::string scatter_object(const std::vector<std::string>& objects, int src,
+                             Where where = Where::current()) const;
 
  private:
   std::shared_ptr<comm::GroupState> state_;

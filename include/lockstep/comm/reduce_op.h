@@ -9,13 +9,13 @@ namespace lockstep {
 /// How the tensors of several ranks become one. PyTorch: `torch.distributed.ReduceOp`.
 enum class ReduceOp : std::uint8_t {
   SUM,
-  AVG,      ///< the sum divided by the number of ranks; floating point and complex only
+  AVG,  ///< the sum divided by the number of ranks; floating point and complex only
   PRODUCT,
-  MIN,      ///< no complex
-  MAX,      ///< no complex
-  BAND,     ///< bitwise and; integers and bool only
-  BOR,      ///< bitwise or; integers and bool only
-  BXOR,     ///< bitwise exclusive or; integers and bool only
+  MIN,   ///< no complex
+  MAX,   ///< no complex
+  BAND,  ///< bitwise and; integers and bool only
+  BOR,   ///< bitwise or; integers and bool only
+  BXOR,  ///< bitwise exclusive or; integers and bool only
 };
 
 /// "SUM", "AVG", ...

@@ -47,10 +47,10 @@ struct DistributedDataParallelOptions {
   /// autograd views with limitations (`detach_()`, hence zero_grad(), fails on them); ours have none.
   bool gradient_as_bucket_view = true;
 
-  bool static_graph = false;                                       ///< refused
-  std::vector<std::string> delay_all_reduce_named_params = {};     ///< refused
-  bool mixed_precision = false;                                    ///< refused
-  bool skip_all_reduce_unused_params = false;                      ///< refused
+  bool static_graph = false;                                    ///< refused
+  std::vector<std::string> delay_all_reduce_named_params = {};  ///< refused
+  bool mixed_precision = false;                                 ///< refused
+  bool skip_all_reduce_unused_params = false;                   ///< refused
 };
 
 }  // namespace lockstep

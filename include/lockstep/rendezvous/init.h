@@ -50,9 +50,9 @@ struct InitOptions {
 };
 
 struct GroupOptions {
-  std::string backend = {};                                     ///< empty: that of the default group
+  std::string backend = {};                                         ///< empty: that of the default group
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
-  std::string group_name = {};                                  ///< for messages; default "group 1", ...
+  std::string group_name = {};                                      ///< for messages; default "group 1", ...
 };
 
 namespace rendezvous {
@@ -90,7 +90,8 @@ class [[nodiscard]] Context {
   /// A group of some ranks (global ranks, in the order of their group ranks). Every rank of the default
   /// group calls it with the same arguments; ranks outside the new group get nullopt.
   /// PyTorch: `torch.distributed.new_group`.
-  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {}) const;
+  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
+                                        const GroupOptions& options = {}) const;
 
  private:
   // Rank 0's side of main_process_first, and the others'.

@@ -8,11 +8,15 @@ namespace {
 
 class FakeWork : public c10d::Work {
  public:
-  FakeWork(int rank, c10d::OpType op, std::exception_ptr failure) : Work(rank, op) { finish(std::move(failure)); }
+  FakeWork(int rank, c10d::OpType op, std::exception_ptr failure) : Work(rank, op) {
+    finish(std::move(failure));
+  }
   int sourceRank() const override { return 0; }
 };
 
-at::Tensor first(const std::vector<at::Tensor>& tensors) { return tensors.empty() ? at::Tensor() : tensors.front(); }
+at::Tensor first(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? at::Tensor() : tensors.front();
+}
 
 void copy_to_all(const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
   for (const auto& output : outputs) output.copy_(input);
@@ -98,8 +102,9 @@ FakeBackend::WorkPtr FakeBackend::alltoall(Tensors& outputs, Tensors& inputs, co
   return record(c10d::OpType::ALLTOALL, first(inputs));
 }
 
-FakeBackend::WorkPtr FakeBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>&,
-                                                std::vector<std::int64_t>&, const c10d::AllToAllOptions&) {
+FakeBackend::WorkPtr FakeBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                std::vector<std::int64_t>&, std::vector<std::int64_t>&,
+                                                const c10d::AllToAllOptions&) {
   output.copy_(input);
   return record(c10d::OpType::ALLTOALL_BASE, input);
 }
@@ -116,6 +121,8 @@ FakeBackend::WorkPtr FakeBackend::recvAnysource(Tensors& tensors, int) {
   return record(c10d::OpType::RECVANYSOURCE, first(tensors));
 }
 
-FakeBackend::WorkPtr FakeBackend::barrier(const c10d::BarrierOptions&) { return record(c10d::OpType::BARRIER, {}); }
+FakeBackend::WorkPtr FakeBackend::barrier(const c10d::BarrierOptions&) {
+  return record(c10d::OpType::BARRIER, {});
+}
 
 }  // namespace lockstep::backends

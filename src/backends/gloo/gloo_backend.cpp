@@ -3,9 +3,8 @@
 // so no symbol of these classes may be defined by our objects (a test looks at them).
 #include "backends/gloo/gloo_backend.h"
 
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
@@ -32,9 +31,10 @@ std::vector<Device> devices_named(const std::string& interfaces) {
   std::vector<Device> devices;
   for (const auto& name : split_at_commas(interfaces)) {
     if (!has_interface(name)) {
-      throw RendezvousError(fmt::format("GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
-                                        "it has {}",
-                                        name, describe_interfaces()));
+      throw RendezvousError(
+          fmt::format("GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
+                      "it has {}",
+                      name, describe_interfaces()));
     }
     devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
   }
@@ -49,8 +49,8 @@ std::vector<Device> devices_for(const BackendRequest& request) {
 BackendTraits gloo_traits() {
   using c10::ScalarType;
   return {.devices = {c10::DeviceType::CPU},
-          .dtypes = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16, ScalarType::Char,
-                     ScalarType::Byte, ScalarType::Bool, ScalarType::Int, ScalarType::Long},
+          .dtypes = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
+                     ScalarType::Char, ScalarType::Byte, ScalarType::Bool, ScalarType::Int, ScalarType::Long},
           .averages = false,
           .device_advice = "move it to the CPU, or use a backend for its device"};
 }
@@ -68,8 +68,9 @@ BackendHandle create_gloo(const BackendRequest& request) {
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: Gloo could not connect the ranks of group {}: {}", request.rank,
-                                      request.size, request.group_name, text.substr(0, text.find('\n'))));
+    throw RendezvousError(fmt::format("rank {} of {}: Gloo could not connect the ranks of group {}: {}",
+                                      request.rank, request.size, request.group_name,
+                                      text.substr(0, text.find('\n'))));
   }
 }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/gloo/route.h"
 
+#include <array>
 #include <ifaddrs.h>
+#include <memory>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
-
-#include <array>
-#include <memory>
 #include <optional>
+#include <sys/socket.h>
 
 #include <fmt/format.h>
 
@@ -41,8 +40,9 @@ AddressList resolve(const std::string& host) {
   addrinfo* list = nullptr;
   const int code = ::getaddrinfo(host.c_str(), "9", &hints, &list);
   if (code != 0) {
-    throw RendezvousError(fmt::format("the master address {} does not resolve ({}); this host's interfaces are {}",
-                                      host, ::gai_strerror(code), describe_interfaces()));
+    throw RendezvousError(
+        fmt::format("the master address {} does not resolve ({}); this host's interfaces are {}", host,
+                    ::gai_strerror(code), describe_interfaces()));
   }
   return {list, &::freeaddrinfo};
 }
@@ -83,9 +83,10 @@ std::string local_address_towards(const std::string& host) {
   for (const auto* target = targets.get(); target != nullptr; target = target->ai_next) {
     if (const auto address = source_address(*target)) return *address;
   }
-  throw RendezvousError(fmt::format("no interface of this host routes to the master address {}; tried {}. Set "
-                                    "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
-                                    host, describe_interfaces()));
+  throw RendezvousError(
+      fmt::format("no interface of this host routes to the master address {}; tried {}. Set "
+                  "MASTER_ADDR to an address that all ranks reach, or GLOO_SOCKET_IFNAME",
+                  host, describe_interfaces()));
 }
 
 std::string shared_route(const BackendRequest& request) {
