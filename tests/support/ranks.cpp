@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "support/ranks.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <stdexcept>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <poll.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <stdexcept>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -46,12 +44,13 @@ std::string contents(int fd) {
   std::string text;
   char buffer[4096];
   ::lseek(fd, 0, SEEK_SET);
-  for (ssize_t n = 0; (n = ::read(fd, buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<std::size_t>(n));
+  for (ssize_t n = 0; (n = ::read(fd, buffer, sizeof(buffer))) > 0;)
+    text.append(buffer, static_cast<std::size_t>(n));
   return text;
 }
 
-std::map<std::string, std::string> rank_environment(const Scenario& scenario, const RunOptions& options, int rank,
-                                                    int port) {
+std::map<std::string, std::string> rank_environment(const Scenario& scenario, const RunOptions& options,
+                                                    int rank, int port) {
   std::map<std::string, std::string> env{
       {kScenarioVariable, scenario.name()},
       {"MASTER_ADDR", "127.0.0.1"},

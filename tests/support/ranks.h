@@ -25,8 +25,8 @@ struct RunOptions {
   int world_size = 2;
   std::map<std::string, std::string> env = {};  ///< added to every rank's environment; "" unsets
   std::map<int, std::map<std::string, std::string>> rank_env = {};  ///< added to one rank's environment
-  std::vector<int> absent = {};                    ///< ranks that are never started
-  std::chrono::seconds timeout{60};                ///< the watchdog: afterwards all are killed
+  std::vector<int> absent = {};                                     ///< ranks that are never started
+  std::chrono::seconds timeout{60};  ///< the watchdog: afterwards all are killed
   std::function<void(const std::vector<int>& pids)> while_running = {};  ///< called once, after the start
 };
 

@@ -113,7 +113,9 @@ namespace ddp {
 template <typename Module>
 struct WrappedBy {  // a TORCH_MODULE holder
   using type = typename Module::ContainedType;
-  static std::shared_ptr<type> pointer(const Module& module) { return module.ptr(); }
+  static std::shared_ptr<type> pointer(const Module& module) {
+    return module.is_empty() ? nullptr : module.ptr();
+  }
 };
 
 template <typename Impl>

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What ranks find in their environment, and that launches at the same time do not clash.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <set>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/reserved_port.h>
+
+#include "launcher_process.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+const LauncherProcess::Options kNoThreads{.env = {{"OMP_NUM_THREADS", ""}}};
+
+// From lines "<before>NAME=value", those of one rank.
+Variables variables_of(const std::string& text, const std::string& before) {
+  Variables found;
+  for (const auto& line : lines_of(text)) {
+    const auto equals = line.find('=');
+    if (!line.starts_with(before) || equals == std::string::npos) continue;
+    found.emplace(line.substr(before.size(), equals - before.size()), line.substr(equals + 1));
+  }
+  return found;
+}
+
+TEST(LauncherEnvironment, NumbersTheRanks) {
+  LauncherProcess launcher({"run", "--nproc_per_node=3", "env"}, kNoThreads);
+  ASSERT_EQ(launcher.finish(), 0) << launcher.err();
+  std::set<std::string> ports;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto env = variables_of(launcher.out(), fmt::format("[rank {}] ", rank));
+    EXPECT_EQ(env["RANK"], std::to_string(rank));
+    EXPECT_EQ(env["LOCAL_RANK"], std::to_string(rank));
+    EXPECT_EQ(env["WORLD_SIZE"], "3");
+    EXPECT_EQ(env["LOCAL_WORLD_SIZE"], "3");
+    EXPECT_EQ(env["MASTER_ADDR"], "127.0.0.1");
+    EXPECT_GE(std::stoi(env["OMP_NUM_THREADS"]), 1);
+    ports.insert(env["MASTER_PORT"]);
+  }
+  EXPECT_EQ(ports.size(), 1u);
+}
+
+// The oracle: every variable that torchrun adds, with its value, apart from those that differ by design.
+TEST(LauncherEnvironment, IsTorchruns) {
+  const std::string script = "env | while read -r line; do echo \"of $RANK $line\"; done";
+  const std::string command = fmt::format(
+      "echo start; {} -m torch.distributed.run --no-python --nproc-per-node 2 --master-port 29500 /bin/sh -c '{}'",
+      LOCKSTEP_PYTHON, script);
+  LauncherProcess torchrun({"run", "--", "/bin/sh", "-c", command}, kNoThreads);
+  LauncherProcess ours(shell_ranks(2, script), kNoThreads);
+  LauncherProcess plain({"run", "env"}, kNoThreads);
+  ASSERT_EQ(torchrun.finish(), 0) << torchrun.err();
+  ASSERT_EQ(ours.finish(), 0) << ours.err();
+
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto theirs = variables_of(torchrun.out(), fmt::format("[rank 0] of {} ", rank));
+    auto env = variables_of(ours.out(), fmt::format("[rank {}] of {} ", rank, rank));
+    int compared = 0;
+    for (const auto& [name, value] : theirs) {
+      const bool differs = name == "MASTER_PORT" || name == "OMP_NUM_THREADS" || name == "TORCHELASTIC_USE_AGENT_STORE";
+      const bool is_ours = name.starts_with("TORCHELASTIC_") || name.find("RANK") != std::string::npos ||
+                           name.find("WORLD_SIZE") != std::string::npos || name.starts_with("MASTER_") ||
+                           name.starts_with("ROLE_") || name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+      // A file in a folder of torchrun's own, for Python's error messages.
+      if (differs || !is_ours || name == "TORCHELASTIC_ERROR_FILE") continue;
+      EXPECT_EQ(env[name], value) << name << " of rank " << rank;
+      ++compared;
+    }
+    EXPECT_GE(compared, 12);
+  }
+}
+
+TEST(LauncherEnvironment, IsWhatTheOptionsOfAnotherNodeSay) {
+  LauncherProcess launcher({"run", "--nproc-per-node", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr",
+                            "192.0.2.1", "--master-port", "29512", "env"});
+  ASSERT_EQ(launcher.finish(), 0) << launcher.err();
+  auto env = variables_of(launcher.out(), "[rank 3] ");
+  EXPECT_EQ(env["RANK"], "3");
+  EXPECT_EQ(env["LOCAL_RANK"], "1");
+  EXPECT_EQ(env["GROUP_RANK"], "1");
+  EXPECT_EQ(env["WORLD_SIZE"], "4");
+  EXPECT_EQ(env["MASTER_ADDR"], "192.0.2.1");
+  EXPECT_EQ(env["MASTER_PORT"], "29512");
+}
+
+TEST(LauncherEnvironment, RanksReadNothingFromTheTerminal) {
+  LauncherProcess launcher(shell_ranks(2, "readlink /proc/$$/fd/0"));
+  ASSERT_EQ(launcher.finish(), 0) << launcher.err();
+  launcher.wait_for("/dev/null\n", 2);
+}
+
+TEST(LauncherEnvironment, ABusyPortIsToldBeforeAnythingStarts) {
+  const ReservedPort port;
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port.port());
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  LauncherProcess launcher(shell_ranks(1, "echo started", {"--master-port", std::to_string(port.port())}));
+  EXPECT_EQ(launcher.finish(), 1);
+  EXPECT_EQ(launcher.out(), "");
+  EXPECT_EQ(lines_of(launcher.err()).size(), 1u) << launcher.err();
+  EXPECT_THAT(launcher.err(), HasSubstr(fmt::format("TCP port {}", port.port())));
+}
+
+TEST(LauncherEnvironment, AGivenPortCanBeServed) {
+  std::uint16_t number = 0;
+  {
+    const ReservedPort port;
+    number = port.port();
+  }
+  LauncherProcess launcher(
+      {"run", "--nproc-per-node", "2", "--master-port", std::to_string(number), LAUNCHER_RANK_PROGRAM, "meet"});
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+}
+
+TEST(LauncherEnvironment, TwentyLaunchesAtTheSameTimeDoNotClash) {
+  std::vector<std::unique_ptr<LauncherProcess>> launches;
+  const std::string script = fmt::format("echo port $MASTER_PORT; exec {} meet", LAUNCHER_RANK_PROGRAM);
+  for (int i = 0; i < 20; ++i) launches.push_back(std::make_unique<LauncherProcess>(shell_ranks(2, script)));
+  for (auto& launch : launches) EXPECT_EQ(launch->finish(), 0) << launch->out() << launch->err();
+}
+
+}  // namespace
+}  // namespace lockstep::testing

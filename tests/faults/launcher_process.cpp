@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launcher_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace lockstep::testing {
+namespace {
+
+constexpr const char* kMarkerVariable = "LOCKSTEP_TEST_MARKER";
+
+std::string new_marker() {
+  static std::atomic<int> count = 0;
+  return fmt::format("{}={}.{}", kMarkerVariable, ::getpid(), count++);
+}
+
+struct Ends {
+  UniqueFd ours{};
+  UniqueFd theirs{};
+};
+
+Ends make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe failed");
+  return {.ours = UniqueFd(ends[0]), .theirs = UniqueFd(ends[1])};
+}
+
+Ends make_terminal() {
+  int master = -1;
+  int slave = -1;
+  if (::openpty(&master, &slave, nullptr, nullptr, nullptr) != 0) throw std::runtime_error("openpty failed");
+  ::fcntl(master, F_SETFD, FD_CLOEXEC);
+  ::fcntl(slave, F_SETFD, FD_CLOEXEC);
+  return {.ours = UniqueFd(master), .theirs = UniqueFd(slave)};
+}
+
+[[noreturn]] void become_launcher(const std::vector<std::string>& arguments, const LauncherProcess::Options& options,
+                                  const std::string& marker, int out, int err, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(125);
+  if (options.output == Output::terminal) {
+    ::login_tty(out);
+  } else {
+    ::dup2(out, STDOUT_FILENO);
+    ::dup2(err, STDERR_FILENO);
+  }
+  const auto equals = marker.find('=');
+  ::setenv(marker.substr(0, equals).c_str(), marker.substr(equals + 1).c_str(), 1);
+  for (const auto& [name, value] : options.env) {
+    if (value.empty()) {
+      ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  std::vector<char*> argv{const_cast<char*>("lockstep")};
+  for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  ::execv(LOCKSTEP_PROGRAM, argv.data());
+  ::_exit(125);
+}
+
+// False at the end of the stream.
+bool append_from(UniqueFd& fd, std::string& text) {
+  std::array<char, 65536> buffer;
+  const ssize_t count = ::read(fd.get(), buffer.data(), buffer.size());
+  if (count > 0) {
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+    return true;
+  }
+  fd.reset();
+  return false;
+}
+
+bool carries(pid_t pid, const std::string& marker) {
+  std::ifstream file(fmt::format("/proc/{}/environ", pid));
+  for (std::string entry; std::getline(file, entry, '\0');) {
+    if (entry == marker) return true;
+  }
+  return false;
+}
+
+int occurrences(const std::string& text, std::string_view part) {
+  int count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++count;
+  return count;
+}
+
+}  // namespace
+
+LauncherProcess::LauncherProcess(const std::vector<std::string>& arguments, const Options& options)
+    : marker_(new_marker()), deadline_(options.watchdog) {
+  Ends out = options.output == Output::terminal ? make_terminal() : make_pipe();
+  Ends err = options.output == Output::two_pipes ? make_pipe() : Ends{};
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ < 0) throw std::runtime_error("fork failed");
+  if (pid_ == 0) {
+    become_launcher(arguments, options, marker_, out.theirs.get(), (err.theirs ? err : out).theirs.get(), parent);
+  }
+  out_fd_ = std::move(out.ours);
+  err_fd_ = std::move(err.ours);
+}
+
+LauncherProcess::~LauncherProcess() {
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  for (const pid_t pid : family()) ::kill(pid, SIGKILL);
+}
+
+void LauncherProcess::send(int signal) const { ::kill(pid_, signal); }
+
+void LauncherProcess::type(std::string_view keys) const {
+  if (::write(out_fd_.get(), keys.data(), keys.size()) < 0) throw std::runtime_error("cannot type");
+}
+
+bool LauncherProcess::read_some() {
+  std::array<pollfd, 2> events{pollfd{.fd = out_fd_.get(), .events = POLLIN, .revents = 0},
+                               pollfd{.fd = err_fd_.get(), .events = POLLIN, .revents = 0}};
+  if (!out_fd_ && !err_fd_) return false;
+  if (::poll(events.data(), events.size(), static_cast<int>(deadline_.remaining().count())) == 0) {
+    throw std::runtime_error("watchdog: the launcher is still running; stdout:\n" + out_ + "\nstderr:\n" + err_);
+  }
+  if (events[0].revents != 0) append_from(out_fd_, out_);
+  if (events[1].revents != 0) append_from(err_fd_, err_);
+  return true;
+}
+
+void LauncherProcess::wait_for(std::string_view text, int times) {
+  while (occurrences(out_, text) < times) {
+    if (!read_some()) throw std::runtime_error(fmt::format("\"{}\" never came; stderr:\n{}", text, err_));
+  }
+}
+
+int LauncherProcess::finish() {
+  while (read_some()) {
+  }
+  int status = 0;
+  // The launcher's output has ended, so it is about to exit; should it not, ctest's own timeout ends this.
+  ::waitpid(pid_, &status, 0);
+  pid_ = -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+std::vector<pid_t> LauncherProcess::family() const {
+  std::vector<pid_t> pids;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+    if (carries(pid, marker_)) pids.push_back(pid);
+  }
+  return pids;
+}
+
+void LauncherProcess::wait_for_no_family() const {
+  for (auto left = family(); !left.empty(); left = family()) {
+    if (deadline_.expired()) throw std::runtime_error(fmt::format("{} processes are left", left.size()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> shell_ranks(int ranks, const std::string& script,
+                                     const std::vector<std::string>& more_options) {
+  std::vector<std::string> arguments{"run", "--nproc-per-node", std::to_string(ranks)};
+  arguments.insert(arguments.end(), more_options.begin(), more_options.end());
+  arguments.insert(arguments.end(), {"--", "/bin/sh", "-c", script});
+  return arguments;
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep::testing {
+
+/// Where a LauncherProcess's output goes.
+enum class Output {
+  two_pipes,  ///< out and err apart
+  one_pipe,   ///< both to out, as with 2>&1
+  terminal,   ///< both to out, through a terminal that controls the launcher's session
+};
+
+/// A running `lockstep` program. Waits end with an exception, which fails the test, when the watchdog's time is
+/// over. The destructor kills the launcher and everything that carries its marker.
+class LauncherProcess {
+ public:
+  struct Options {
+    std::map<std::string, std::string> env = {};  ///< added to the environment; "" unsets
+    Output output = Output::two_pipes;
+    std::chrono::seconds watchdog{60};
+  };
+
+  /// `arguments` follow "lockstep".
+  explicit LauncherProcess(const std::vector<std::string>& arguments) : LauncherProcess(arguments, Options{}) {}
+  LauncherProcess(const std::vector<std::string>& arguments, const Options& options);
+  ~LauncherProcess();
+  LauncherProcess(const LauncherProcess&) = delete;
+  LauncherProcess& operator=(const LauncherProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void send(int signal) const;
+  /// Types into the terminal.
+  void type(std::string_view keys) const;
+  /// Reads until `text` has come `times` times on stdout.
+  void wait_for(std::string_view text, int times = 1);
+  /// Closes the read end of stdout.
+  void stop_reading_stdout() { out_fd_.reset(); }
+  /// Reads to the end and returns the exit code; -signal when one killed the launcher.
+  int finish();
+
+  const std::string& out() const { return out_; }
+  const std::string& err() const { return err_; }
+
+  /// Living processes that were started by or under this launcher, itself included.
+  std::vector<pid_t> family() const;
+  /// Waits until family() is empty.
+  void wait_for_no_family() const;
+
+ private:
+  bool read_some();
+
+  std::string marker_;
+  Deadline deadline_;
+  pid_t pid_ = -1;
+  UniqueFd out_fd_;
+  UniqueFd err_fd_;
+  std::string out_;
+  std::string err_;
+};
+
+std::vector<std::string> lines_of(const std::string& text);
+
+/// "lockstep run --nproc-per-node <ranks> -- /bin/sh -c <script>".
+std::vector<std::string> shell_ranks(int ranks, const std::string& script,
+                                     const std::vector<std::string>& more_options = {});
+
+}  // namespace lockstep::testing

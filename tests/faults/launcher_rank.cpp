@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the launcher's tests run as a rank. The first argument says what to do.
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+namespace {
+
+int number(const char* variable) { return std::atoi(std::getenv(variable)); }
+
+void write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    if (count <= 0) std::exit(9);
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+// Lines "<stream> <rank> <index> xxx...", cut by the writes at odd places.
+void flood(int fd, std::string_view stream, int lines) {
+  std::string pending;
+  for (int index = 0; index < lines; ++index) {
+    pending += fmt::format("{} {} {} {}\n", stream, number("RANK"), index, std::string(index % 300, 'x'));
+    while (pending.size() > 777) {
+      write_all(fd, std::string_view(pending).substr(0, 777));
+      pending.erase(0, 777);
+    }
+  }
+  write_all(fd, pending);
+}
+
+sockaddr_in master() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(number("MASTER_PORT")));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+// Rank 0 takes the port as c10d's TCPStore does, and counts the others.
+int serve() {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int on = 1;
+  ::setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  const sockaddr_in address = master();
+  if (::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return 3;
+  if (::listen(listener, 128) != 0) return 4;
+  for (int others = number("WORLD_SIZE") - 1; others > 0; --others) {
+    if (::accept(listener, nullptr, nullptr) < 0) return 5;
+  }
+  return 0;
+}
+
+int meet() {
+  ::alarm(60);
+  if (number("RANK") == 0) return serve();
+  const sockaddr_in address = master();
+  for (;;) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return 0;
+    ::close(fd);
+    ::usleep(1000);
+  }
+}
+
+// Dies of a plain signal, also where a sanitizer would catch it, and leaves no core file.
+[[noreturn]] void die_of(int signal_number) {
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+  ::signal(signal_number, SIG_DFL);
+  ::raise(signal_number);
+  std::abort();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view what = argc > 1 ? argv[1] : "";
+  if (what == "flood") {
+    const int lines = std::atoi(argv[2]);
+    flood(STDOUT_FILENO, "out", lines);
+    flood(STDERR_FILENO, "err", lines);
+    return 0;
+  }
+  if (what == "meet") return meet();
+  if (what == "segv") die_of(SIGSEGV);
+  return 2;
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "unit/ddp/fake_group.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+void wrap(DistributedDataParallelOptions options) {
+  const testing::FakeGroup fake;
+  options.process_group = fake.group;
+  torch::nn::Linear net(2, 2);
+  const DistributedDataParallel ddp(net, options);
+}
+
+TEST(DdpOptions, ThoseOfALaterVersionAreRefusedByName) {
+  EXPECT_THAT([] { wrap({.find_unused_parameters = true}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("find_unused_parameters")));
+  EXPECT_THAT([] { wrap({.static_graph = true}); }, ThrowsMessage<ArgumentError>(HasSubstr("static_graph")));
+  EXPECT_THAT([] { wrap({.delay_all_reduce_named_params = {"weight"}}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("delay_all_reduce_named_params")));
+  EXPECT_THAT([] { wrap({.mixed_precision = true}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("mixed_precision")));
+  EXPECT_THAT([] { wrap({.skip_all_reduce_unused_params = true}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("skip_all_reduce_unused_params")));
+  EXPECT_THAT([] { wrap({.output_device = c10::Device(c10::kCPU)}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("output_device")));
+}
+
+TEST(DdpOptions, BucketSizesMustBePositiveAndGivenOnce) {
+  for (const double size : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT([size] { wrap({.bucket_cap_mb = size}); },
+                ThrowsMessage<ArgumentError>(HasSubstr("bucket_cap_mb")));
+  }
+  EXPECT_THAT(([] {
+                wrap({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1, 2}});
+              }),
+              ThrowsMessage<ArgumentError>(HasSubstr("not both")));
+}
+
+TEST(DdpOptions, AModuleWithoutTrainedParametersIsRefused) {
+  const testing::FakeGroup fake;
+  torch::nn::Linear frozen(2, 2);
+  for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
+  EXPECT_THAT([&] { DistributedDataParallel ddp(frozen, {.process_group = fake.group}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("no parameter that requires a gradient")));
+}
+
+TEST(DdpOptions, AnEmptyHolderIsRefused) {
+  const testing::FakeGroup fake;
+  const torch::nn::Linear none(nullptr);
+  EXPECT_THROW(DistributedDataParallel(none, {.process_group = fake.group}), ArgumentError);
+}
+
+TEST(DdpOptions, WithoutAGroupTheErrorSaysWhatToCall) {
+  torch::nn::Linear net(2, 2);
+  EXPECT_THAT([&] { DistributedDataParallel ddp(net); },
+              ThrowsMessage<ArgumentError>(HasSubstr("lockstep::init()")));
+}
+
+}  // namespace
+}  // namespace lockstep
