@@ -48,7 +48,8 @@ struct Flags {
   std::int64_t seed = 0;
   std::string backend = "auto";
   int threads = 0;
-  std::string data_dir = ".data/mnist";
+  std::string data_dir;
+  bool download = false;
   std::string checkpoint;
   std::int64_t max_steps = 0;
   bool json = false;
@@ -69,8 +70,10 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "Intra-op threads of each rank; 0: OMP_NUM_THREADS or LibTorch's choice")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--data-dir", flags.data_dir, "Where the MNIST files are, or are downloaded to")
-      ->capture_default_str();
+  app.add_option("--data-dir", flags.data_dir,
+                 "Where the MNIST files are; not given: .data/mnist, with --download");
+  app.add_flag("--download", flags.download,
+               "Download what is missing or damaged in --data-dir, made if need be");
   app.add_option("--checkpoint", flags.checkpoint, "File that the main rank saves the weights to");
   app.add_option("--max-steps", flags.max_steps, "Stop each epoch after so many steps; 0: all")
       ->check(CLI::NonNegativeNumber)
@@ -184,8 +187,11 @@ template <typename Model>
 void train(Model& model, Net net, const lockstep::Context& context, const Flags& flags) {
   using lockstep::data::MNIST;
   const lockstep::data::Normalize normalize{.mean = {0.5}, .std = {0.5}};
-  const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
-  const MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
+  const bool own_folder = flags.data_dir.empty();
+  const std::string folder = own_folder ? ".data/mnist" : flags.data_dir;
+  const bool download = own_folder || flags.download;
+  const MNIST train_set(folder, {.train = true, .download = download, .normalize = normalize});
+  const MNIST test_set(folder, {.train = false, .download = download, .normalize = normalize});
   auto loader = lockstep::data::make_loader(
       train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = flags.seed});
   torch::optim::SGD optimizer(model->parameters(), flags.lr);

@@ -29,7 +29,7 @@ given() {
 data_dir=$root/.data/mnist
 defaults=()
 given --epochs || defaults+=(--epochs 10)
-given --data-dir || defaults+=(--data-dir "$data_dir")
+given --data-dir || defaults+=(--data-dir "$data_dir" --download)
 
 # Paths among the user's arguments are relative to where the user is.
 train() (
