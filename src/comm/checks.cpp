@@ -36,6 +36,9 @@ void Checks::transportable(const at::Tensor& tensor, std::string_view name) cons
     refuse(fmt::format("{} has layout {}; only dense (strided) tensors can be sent", name,
                        text_of(tensor.layout())));
   }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    refuse(fmt::format("{0} is a lazy conjugate or negation; pass {0}.resolve_conj().resolve_neg()", name));
+  }
   const auto& traits = group_.info().traits;
   if (!traits.devices.empty() && !traits.devices.contains(tensor.device().type())) {
     refuse(fmt::format("{} is on {}, which backend {} does not carry{}", name, tensor.device().str(),
@@ -78,6 +81,12 @@ void Checks::empty_off_root(const std::vector<at::Tensor>& tensors, std::string_
   if (!tensors.empty()) {
     refuse(fmt::format("{} must be empty on every rank but {} ({})", name, root_name, root));
   }
+}
+
+void Checks::object_count(std::size_t count, std::size_t needed, int src) const {
+  if (count == needed) return;
+  if (needed == 0) refuse(fmt::format("objects must be empty on every rank but src ({})", src));
+  refuse(fmt::format("objects has {} entries; one for each of the {} ranks is needed", count, needed));
 }
 
 void Checks::same_dtype(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
@@ -127,6 +136,11 @@ void Checks::splits(const std::vector<std::int64_t>& sizes, std::string_view nam
   if (sum != rows) {
     refuse(fmt::format("{} sums to {} but the first dimension of {} is {}", name, sum, tensor_name, rows));
   }
+}
+
+void Checks::one_object_per_rank(std::size_t count) const {
+  if (static_cast<int>(count) == group_.size()) return;
+  refuse(fmt::format("src gave {} objects for {} ranks", count, group_.size()));
 }
 
 void Checks::rank(int rank, std::string_view name) const {

@@ -27,6 +27,8 @@ class Checks {
   void one_per_rank(const std::vector<at::Tensor>& tensors, std::string_view name) const;
   void empty_off_root(const std::vector<at::Tensor>& tensors, std::string_view name,
                       std::string_view root_name, int root) const;
+  // Of scatter_object: one a rank on src, none elsewhere.
+  void object_count(std::size_t count, std::size_t needed, int src) const;
   void same_as(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
                std::string_view model_name) const;
   void same_dtype(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
@@ -36,6 +38,7 @@ class Checks {
                 std::string_view part_name) const;
   void splits(const std::vector<std::int64_t>& sizes, std::string_view name, const at::Tensor& tensor,
               std::string_view tensor_name) const;
+  void one_object_per_rank(std::size_t count) const;
   void rank(int rank, std::string_view name) const;
   void peer(int rank, std::string_view name) const;
   void tag(int tag) const;

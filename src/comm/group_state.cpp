@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 namespace lockstep::comm {
 namespace {
@@ -22,22 +23,22 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       rank_(backend->getRank()),
       size_(backend->getSize()),
       backend_name_(backend->getBackendName()),
-      backend_(std::move(backend)) {}
+      backend_(std::move(backend)) {
+  if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
+    throw ArgumentError(fmt::format("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
+                                    info_.global_ranks.size()));
+  }
+}
 
 GroupState::~GroupState() { close(); }
 
-c10::intrusive_ptr<c10d::Backend> GroupState::backend_ptr() const {
+c10::intrusive_ptr<c10d::Backend> GroupState::backend(const std::string& call) const {
   const std::lock_guard lock(mutex_);
-  if (!backend_) {
-    throw Error(
-        fmt::format("{}: the process group has been closed; keep the context that lockstep::init() "
-                    "returned alive for as long as its groups are used",
-                    whoami()));
-  }
-  return backend_;
+  if (backend_) return backend_;
+  throw Error(fmt::format("{}: {}{}the process group has been closed; keep the context that lockstep::init() returned "
+                          "alive for as long as its groups are used",
+                          whoami(), call, call.empty() ? "" : ": "));
 }
-
-c10d::Backend& GroupState::backend() const { return *backend_ptr(); }
 
 std::string GroupState::whoami() const {
   return fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_);
@@ -55,10 +56,19 @@ void GroupState::close() {
   const std::lock_guard lock(mutex_);
   if (!backend_) return;
   if (has_calls_under_way()) {
-    backend_->abort();
+    abort_backend();
     if (has_calls_under_way()) (void)backend_.release();
   }
   backend_.reset();
+}
+
+// Also part of a destructor, so a backend that cannot abort must not end the program.
+void GroupState::abort_backend() noexcept {
+  try {
+    backend_->abort();
+  } catch (const std::exception& error) {
+    lockstep::log(LogLevel::warning, fmt::format("{}: unfinished calls could not be ended: {}", whoami(), error.what()));
+  }
 }
 
 }  // namespace lockstep::comm

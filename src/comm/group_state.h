@@ -22,9 +22,8 @@ class GroupState {
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
-  // Throws Error when the group has been closed.
-  c10d::Backend& backend() const;
-  c10::intrusive_ptr<c10d::Backend> backend_ptr() const;
+  // Throws Error when the group has been closed; `call` says for what it was wanted, or is empty.
+  c10::intrusive_ptr<c10d::Backend> backend(const std::string& call = {}) const;
   const ProcessGroupInfo& info() const { return info_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -40,6 +39,7 @@ class GroupState {
 
  private:
   bool has_calls_under_way();
+  void abort_backend() noexcept;
 
   ProcessGroupInfo info_;
   int rank_ = 0;

@@ -102,13 +102,10 @@ std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects
   const comm::Checks check(*state_, CallKind::scatter, where);
   check.rank(src, "src");
   const bool root = rank() == src;
-  if (root && static_cast<int>(objects.size()) != size()) {
-    throw ArgumentError(state_->whoami() + ": scatter_object: src gave " + std::to_string(objects.size()) +
-                        " objects for " + std::to_string(size()) + " ranks");
-  }
+  check.object_count(objects.size(), root ? static_cast<std::size_t>(size()) : 0, src);
   const auto bytes = on_device(*state_, at::kByte);
   auto lengths = at::zeros({size()}, at::kLong);
-  for (std::size_t i = 0; i < (root ? objects.size() : 0); ++i) {
+  for (std::size_t i = 0; i < objects.size(); ++i) {
     lengths.data_ptr<std::int64_t>()[i] = static_cast<std::int64_t>(objects[i].size());
   }
   lengths = lengths.to(bytes.device());

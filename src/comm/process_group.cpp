@@ -89,7 +89,7 @@ CallRecord record_of(CallKind kind, const Tensor& tensor, Where where) {
 // Numbers and records the call, hands it to the backend, and turns a refusal into our errors.
 Work issue(const std::shared_ptr<GroupState>& group, CallRecord record,
            const std::function<C10dWork(c10d::Backend&)>& call, std::function<void()> on_success = {}) {
-  const auto backend = group->backend_ptr();
+  const auto backend = group->backend(record.describe());
   record = group->log().add(std::move(record));
   try {
     auto work = call(*backend);
@@ -104,8 +104,10 @@ Work issue(const std::shared_ptr<GroupState>& group, CallRecord record,
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info)
-    : state_(std::make_shared<GroupState>(std::move(backend), std::move(info))) {}
+ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info) {
+  if (!backend) throw ArgumentError(fmt::format("ProcessGroup {}: its backend is a null pointer", info.name));
+  state_ = std::make_shared<GroupState>(std::move(backend), std::move(info));
+}
 
 int ProcessGroup::rank() const { return state_->rank(); }
 int ProcessGroup::size() const { return state_->size(); }
@@ -113,7 +115,7 @@ const std::string& ProcessGroup::name() const { return state_->info().name; }
 const std::string& ProcessGroup::backend_name() const { return state_->backend_name(); }
 std::chrono::milliseconds ProcessGroup::timeout() const { return state_->info().timeout; }
 std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_->log().recent(); }
-c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_->backend_ptr(); }
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_->backend(); }
 void ProcessGroup::close() const { state_->close(); }
 
 int ProcessGroup::global_rank(int group_rank) const {

@@ -38,6 +38,22 @@ void Reducer::lay_out(const BucketPlan& plan) {
     for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s)
       places_[buckets_[b].slots[s].parameter] = {b, s};
   }
+  if (options_.gradient_as_bucket_view) move_gradients_into_buckets();
+}
+
+// Gradients that are kept (zero_grad(false), accumulation) are at home before the next backward, as in
+// PyTorch: take_gradient() then divides them in place, which for a world size that is no power of two rounds
+// otherwise than its copying way.
+void Reducer::move_gradients_into_buckets() {
+  const c10::NoGradGuard no_grad;
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots) {
+      auto& gradient = parameters_[slot.parameter].tensor.mutable_grad();
+      if (!gradient.defined() || gradient.is_sparse()) continue;
+      slot.view.copy_(gradient);
+      gradient = slot.view;
+    }
+  }
 }
 
 void Reducer::check_last_backward_finished() {

@@ -52,6 +52,7 @@ class Reducer {
   void finish_backward();
   void copy_back(const Bucket& bucket);
   void lay_out(const BucketPlan& plan);
+  void move_gradients_into_buckets();
   std::vector<std::int64_t> arrival_on_rank_0() const;
   bool alone() const { return group_.size() == 1; }
 

@@ -122,10 +122,17 @@ StorePtr store_by_file(Placement& place, const std::string& path, const Deadline
   return join_store(server, place.rank, place.world_size, deadline);
 }
 
+// A store may serve several runs in turn; what one of them left there must not be taken for the next one's.
+// Nobody can join a run before all have joined the one before, so counting joins counts runs.
+StorePtr own_part_of(const StorePtr& store, const std::string& group_name, int world_size) {
+  const std::string prefix = "lockstep/" + group_name;
+  const auto run = (store->add(prefix + "/joins", 1) - 1) / world_size;
+  return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, run), store);
+}
+
 StorePtr meet(Placement& place, const InitMethod& method, const InitOptions& options,
               const Deadline& deadline) {
-  if (options.store)
-    return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + options.group_name, options.store);
+  if (options.store) return own_part_of(options.store, options.group_name, place.world_size);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
   return store_over_tcp(place, deadline);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What ranks find in their environment, and that launches at the same time do not clash.
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <map>
 #include <memory>
+#include <netinet/in.h>
 #include <set>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -57,7 +56,8 @@ TEST(LauncherEnvironment, NumbersTheRanks) {
 TEST(LauncherEnvironment, IsTorchruns) {
   const std::string script = "env | while read -r line; do echo \"of $RANK $line\"; done";
   const std::string command = fmt::format(
-      "echo start; {} -m torch.distributed.run --no-python --nproc-per-node 2 --master-port 29500 /bin/sh -c '{}'",
+      "echo start; {} -m torch.distributed.run --no-python --nproc-per-node 2 --master-port 29500 /bin/sh -c "
+      "'{}'",
       LOCKSTEP_PYTHON, script);
   LauncherProcess torchrun({"run", "--", "/bin/sh", "-c", command}, kNoThreads);
   LauncherProcess ours(shell_ranks(2, script), kNoThreads);
@@ -70,7 +70,8 @@ TEST(LauncherEnvironment, IsTorchruns) {
     auto env = variables_of(ours.out(), fmt::format("[rank {}] of {} ", rank, rank));
     int compared = 0;
     for (const auto& [name, value] : theirs) {
-      const bool differs = name == "MASTER_PORT" || name == "OMP_NUM_THREADS" || name == "TORCHELASTIC_USE_AGENT_STORE";
+      const bool differs =
+          name == "MASTER_PORT" || name == "OMP_NUM_THREADS" || name == "TORCHELASTIC_USE_AGENT_STORE";
       const bool is_ours = name.starts_with("TORCHELASTIC_") || name.find("RANK") != std::string::npos ||
                            name.find("WORLD_SIZE") != std::string::npos || name.starts_with("MASTER_") ||
                            name.starts_with("ROLE_") || name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
@@ -84,8 +85,8 @@ TEST(LauncherEnvironment, IsTorchruns) {
 }
 
 TEST(LauncherEnvironment, IsWhatTheOptionsOfAnotherNodeSay) {
-  LauncherProcess launcher({"run", "--nproc-per-node", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr",
-                            "192.0.2.1", "--master-port", "29512", "env"});
+  LauncherProcess launcher({"run", "--nproc-per-node", "2", "--nnodes", "2", "--node-rank", "1",
+                            "--master-addr", "192.0.2.1", "--master-port", "29512", "env"});
   ASSERT_EQ(launcher.finish(), 0) << launcher.err();
   auto env = variables_of(launcher.out(), "[rank 3] ");
   EXPECT_EQ(env["RANK"], "3");
@@ -125,8 +126,8 @@ TEST(LauncherEnvironment, AGivenPortCanBeServed) {
     const ReservedPort port;
     number = port.port();
   }
-  LauncherProcess launcher(
-      {"run", "--nproc-per-node", "2", "--master-port", std::to_string(number), LAUNCHER_RANK_PROGRAM, "meet"});
+  LauncherProcess launcher({"run", "--nproc-per-node", "2", "--master-port", std::to_string(number),
+                            LAUNCHER_RANK_PROGRAM, "meet"});
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What becomes of the ranks' output on its way through the launcher.
-#include <signal.h>
-
 #include <map>
+#include <signal.h>
 #include <sstream>
 #include <utility>
 
@@ -44,7 +43,8 @@ std::map<std::string, int> checked_flood(const std::string& text) {
 }
 
 std::vector<std::string> flood() {
-  return {"run", "--nproc-per-node", std::to_string(kRanks), LAUNCHER_RANK_PROGRAM, "flood", std::to_string(kLines)};
+  return {"run",   "--nproc-per-node",    std::to_string(kRanks), LAUNCHER_RANK_PROGRAM,
+          "flood", std::to_string(kLines)};
 }
 
 TEST(LauncherOutput, LosesAndTearsNoLineInAFlood) {
@@ -53,8 +53,10 @@ TEST(LauncherOutput, LosesAndTearsNoLineInAFlood) {
   const auto out = checked_flood(launcher.out());
   const auto err = checked_flood(launcher.err());
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(out, (std::map<std::string, int>{{"out 0", kLines}, {"out 1", kLines}, {"out 2", kLines}, {"out 3", kLines}}));
-    EXPECT_EQ(err, (std::map<std::string, int>{{"err 0", kLines}, {"err 1", kLines}, {"err 2", kLines}, {"err 3", kLines}}));
+    EXPECT_EQ(out, (std::map<std::string, int>{
+                       {"out 0", kLines}, {"out 1", kLines}, {"out 2", kLines}, {"out 3", kLines}}));
+    EXPECT_EQ(err, (std::map<std::string, int>{
+                       {"err 0", kLines}, {"err 1", kLines}, {"err 2", kLines}, {"err 3", kLines}}));
   }
 }
 
@@ -88,7 +90,8 @@ TEST(LauncherOutput, IsPlainInPipesAndColouredOnATerminal) {
 
   LauncherProcess on_terminal(shell_ranks(2, "echo hello"), {.env = terminal, .output = Output::terminal});
   ASSERT_EQ(on_terminal.finish(), 0);
-  EXPECT_THAT(on_terminal.out(), AllOf(HasSubstr("\x1b[36m[rank 0]\x1b[0m hello"), HasSubstr("\x1b[33m[rank 1]\x1b[0m hello")));
+  EXPECT_THAT(on_terminal.out(),
+              AllOf(HasSubstr("\x1b[36m[rank 0]\x1b[0m hello"), HasSubstr("\x1b[33m[rank 1]\x1b[0m hello")));
 
   LauncherProcess no_colour(shell_ranks(2, "echo hello"),
                             {.env = {{"TERM", "xterm"}, {"NO_COLOR", "1"}}, .output = Output::terminal});

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launcher_process.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <pty.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <poll.h>
+#include <pty.h>
+#include <regex>
+#include <signal.h>
 #include <sstream>
 #include <stdexcept>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -51,8 +51,9 @@ Ends make_terminal() {
   return {.ours = UniqueFd(master), .theirs = UniqueFd(slave)};
 }
 
-[[noreturn]] void become_launcher(const std::vector<std::string>& arguments, const LauncherProcess::Options& options,
-                                  const std::string& marker, int out, int err, pid_t parent) {
+[[noreturn]] void become_launcher(const std::vector<std::string>& arguments,
+                                  const LauncherProcess::Options& options, const std::string& marker, int out,
+                                  int err, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(125);
   if (options.output == Output::terminal) {
@@ -97,6 +98,21 @@ bool carries(pid_t pid, const std::string& marker) {
   return false;
 }
 
+struct Stat {
+  char state = '?';
+  pid_t parent = 0;
+};
+
+Stat stat_of(pid_t pid) {
+  std::string text;
+  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text);
+  Stat stat;
+  const auto name_end = text.rfind(')');
+  if (name_end != std::string::npos)
+    std::istringstream(text.substr(name_end + 1)) >> stat.state >> stat.parent;
+  return stat;
+}
+
 int occurrences(const std::string& text, std::string_view part) {
   int count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++count;
@@ -113,7 +129,8 @@ LauncherProcess::LauncherProcess(const std::vector<std::string>& arguments, cons
   pid_ = ::fork();
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {
-    become_launcher(arguments, options, marker_, out.theirs.get(), (err.theirs ? err : out).theirs.get(), parent);
+    become_launcher(arguments, options, marker_, out.theirs.get(), (err.theirs ? err : out).theirs.get(),
+                    parent);
   }
   out_fd_ = std::move(out.ours);
   err_fd_ = std::move(err.ours);
@@ -138,7 +155,8 @@ bool LauncherProcess::read_some() {
                                pollfd{.fd = err_fd_.get(), .events = POLLIN, .revents = 0}};
   if (!out_fd_ && !err_fd_) return false;
   if (::poll(events.data(), events.size(), static_cast<int>(deadline_.remaining().count())) == 0) {
-    throw std::runtime_error("watchdog: the launcher is still running; stdout:\n" + out_ + "\nstderr:\n" + err_);
+    throw std::runtime_error("watchdog: the launcher is still running; stdout:\n" + out_ + "\nstderr:\n" +
+                             err_);
   }
   if (events[0].revents != 0) append_from(out_fd_, out_);
   if (events[1].revents != 0) append_from(err_fd_, err_);
@@ -161,6 +179,13 @@ int LauncherProcess::finish() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
+pid_t LauncherProcess::rank_pid(int rank) const {
+  const std::regex line(fmt::format("pid ([0-9]+) of {}\\b", rank));
+  std::smatch match;
+  if (!std::regex_search(out_, match, line)) throw std::runtime_error("that rank has told no pid");
+  return std::stoi(match[1]);
+}
+
 std::vector<pid_t> LauncherProcess::family() const {
   std::vector<pid_t> pids;
   std::error_code ignored;
@@ -177,6 +202,17 @@ void LauncherProcess::wait_for_no_family() const {
   for (auto left = family(); !left.empty(); left = family()) {
     if (deadline_.expired()) throw std::runtime_error(fmt::format("{} processes are left", left.size()));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+pid_t parent_of(pid_t pid) { return stat_of(pid).parent; }
+
+void wait_for_state(pid_t pid, char state) {
+  const Deadline deadline(std::chrono::seconds(60));
+  while (stat_of(pid).state != state) {
+    if (deadline.expired())
+      throw std::runtime_error(fmt::format("process {} never was in state {}", pid, state));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

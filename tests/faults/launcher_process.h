@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <map>
 #include <string>
 #include <string_view>
+#include <sys/types.h>
 #include <vector>
 
 #include <lockstep/base/deadline.h>
@@ -21,8 +20,8 @@ enum class Output {
   terminal,   ///< both to out, through a terminal that controls the launcher's session
 };
 
-/// A running `lockstep` program. Waits end with an exception, which fails the test, when the watchdog's time is
-/// over. The destructor kills the launcher and everything that carries its marker.
+/// A running `lockstep` program. Waits end with an exception, which fails the test, when the watchdog's time
+/// is over. The destructor kills the launcher and everything that carries its marker.
 class LauncherProcess {
  public:
   struct Options {
@@ -32,7 +31,8 @@ class LauncherProcess {
   };
 
   /// `arguments` follow "lockstep".
-  explicit LauncherProcess(const std::vector<std::string>& arguments) : LauncherProcess(arguments, Options{}) {}
+  explicit LauncherProcess(const std::vector<std::string>& arguments)
+      : LauncherProcess(arguments, Options{}) {}
   LauncherProcess(const std::vector<std::string>& arguments, const Options& options);
   ~LauncherProcess();
   LauncherProcess(const LauncherProcess&) = delete;
@@ -48,6 +48,9 @@ class LauncherProcess {
   void stop_reading_stdout() { out_fd_.reset(); }
   /// Reads to the end and returns the exit code; -signal when one killed the launcher.
   int finish();
+
+  /// The pid of a rank that has written "pid <pid> of <rank>" to stdout, which was read.
+  pid_t rank_pid(int rank) const;
 
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
@@ -68,6 +71,11 @@ class LauncherProcess {
   std::string out_;
   std::string err_;
 };
+
+/// The parent of a living process.
+pid_t parent_of(pid_t pid);
+/// Waits until a process is in `state`, as in /proc/<pid>/stat.
+void wait_for_state(pid_t pid, char state);
 
 std::vector<std::string> lines_of(const std::string& text);
 

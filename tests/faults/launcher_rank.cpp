@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the launcher's tests run as a rank. The first argument says what to do.
+#include <cstdlib>
 #include <netinet/in.h>
 #include <signal.h>
+#include <string>
+#include <string_view>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cstdlib>
-#include <string>
-#include <string_view>
 
 #include <fmt/format.h>
 

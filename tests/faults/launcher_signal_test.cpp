@@ -1,1 +1,160 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Signals to the launcher, and the launcher's own sudden death.
+#include <algorithm>
+#include <signal.h>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launcher_process.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Tells its pid, then each signal it gets; leaves on SIGTERM and SIGHUP, or on SIGINT.
+const std::string kTrapping =
+    "trap 'echo got TERM; exit 0' TERM; trap 'echo got HUP; exit 0' HUP; trap 'echo got INT; exit 0' INT;"
+    "echo pid $$ of $RANK; while :; do sleep 1000; done";
+
+class Forwarded : public ::testing::TestWithParam<int> {};
+
+TEST_P(Forwarded, ReachesEveryRankAndDecidesTheExitCode) {
+  const std::string name = fmt::format("SIG{}", ::sigabbrev_np(GetParam()));
+  LauncherProcess launcher(shell_ranks(3, kTrapping));
+  launcher.wait_for(" of ", 3);
+  launcher.send(GetParam());
+  EXPECT_EQ(launcher.finish(), 128 + GetParam());
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(launcher.out(), HasSubstr(fmt::format("[rank {}] got {}\n", rank, name.substr(3))));
+  }
+  EXPECT_EQ(lines_of(launcher.err()).size(), 1u) << launcher.err();
+  EXPECT_THAT(launcher.err(), HasSubstr(name + ": stopping all ranks"));
+  launcher.wait_for_no_family();
+}
+
+INSTANTIATE_TEST_SUITE_P(LauncherSignal, Forwarded, ::testing::Values(SIGINT, SIGTERM, SIGHUP),
+                         [](const auto& parameter) { return std::string(::sigabbrev_np(parameter.param)); });
+
+TEST(LauncherSignal, RanksWithoutAHandlerJustEnd) {
+  LauncherProcess launcher(shell_ranks(2, "echo pid $$ of $RANK; exec sleep 1000"));
+  launcher.wait_for(" of ", 2);
+  launcher.send(SIGINT);
+  EXPECT_EQ(launcher.finish(), 130);
+  EXPECT_THAT(launcher.err(), Not(HasSubstr("failed")));
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherSignal, CtrlCOnATerminalReachesEachRankOnce) {
+  LauncherProcess launcher(
+      shell_ranks(
+          2, "trap 'echo got INT' INT; echo pid $$ of $RANK; sleep 1000; echo woke; read line < /dev/zero"),
+      {.env = {{"NO_COLOR", "1"}}, .output = Output::terminal});
+  launcher.wait_for(" of ", 2);
+  launcher.type("\x03");
+  launcher.wait_for("woke", 2);
+  launcher.type("\x03");
+  EXPECT_EQ(launcher.finish(), 130);
+  const auto lines = lines_of(launcher.out());
+  const auto told = std::ranges::count_if(
+      lines, [](const auto& line) { return line.find("got INT") != std::string::npos; });
+  EXPECT_EQ(told, 2) << launcher.out();
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherSignal, ASecondSigintKillsAtOnce) {
+  LauncherProcess launcher(
+      shell_ranks(2, "trap 'echo ignored' INT TERM; echo pid $$ of $RANK; while :; do sleep 1000; done",
+                  {"--grace-period", "3600"}));
+  launcher.wait_for(" of ", 2);
+  launcher.send(SIGINT);
+  launcher.wait_for("ignored", 2);
+  launcher.send(SIGINT);
+  EXPECT_EQ(launcher.finish(), 130);
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherSignal, ARankThatIgnoresItIsKilledAfterTheGracePeriod) {
+  LauncherProcess launcher(
+      shell_ranks(2, "test $RANK = 1 && trap '' TERM; echo pid $$ of $RANK; while :; do sleep 1000; done",
+                  {"--grace-period", "0.2"}));
+  launcher.wait_for(" of ", 2);
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 143);
+  EXPECT_THAT(launcher.err(), HasSubstr("so killed: rank 1\n"));
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherSignal, AStoppedRankStillObeys) {
+  LauncherProcess launcher(shell_ranks(2, kTrapping, {"--grace-period", "3600"}));
+  launcher.wait_for(" of ", 2);
+  ::kill(-launcher.rank_pid(1), SIGSTOP);
+  wait_for_state(launcher.rank_pid(1), 'T');
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 143);
+  EXPECT_THAT(launcher.out(), HasSubstr("[rank 1] got TERM"));
+}
+
+// A shell ignores SIGINT in the jobs that a script starts with "&"; the ranks must obey all the same.
+TEST(LauncherSignal, SigintWorksInABackgroundJob) {
+  const std::string job = fmt::format(
+      "{} run --nproc-per-node 1 /bin/sh -c 'echo inner; exec sleep 1000' & job=$!; echo job $job; wait "
+      "$job; echo code $?",
+      LOCKSTEP_PROGRAM);
+  LauncherProcess launcher(shell_ranks(1, job));
+  launcher.wait_for("inner");
+  launcher.wait_for("job ");
+  const auto at = launcher.out().find("job ") + 4;
+  ::kill(std::stoi(launcher.out().substr(at)), SIGINT);
+  EXPECT_EQ(launcher.finish(), 0);
+  EXPECT_THAT(launcher.out(), HasSubstr("code 130"));
+}
+
+TEST(LauncherSignal, HangupIsIgnoredUnderNohup) {
+  const std::string job = fmt::format(
+      "trap '' HUP; exec {} run --nproc-per-node 1 /bin/sh -c 'echo job $PPID; kill -HUP $PPID $$; sleep "
+      "0.01;"
+      "echo still here'",
+      LOCKSTEP_PROGRAM);
+  LauncherProcess launcher(shell_ranks(1, job));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  EXPECT_THAT(launcher.out(), HasSubstr("still here"));
+}
+
+// Children, grandchildren in the background, and one that left session and process group.
+const std::string kFamily =
+    "(trap '' TERM INT HUP; sleep 1000) & (setsid sleep 1000 &) ; sleep 1000 & echo pid $$ of $RANK; wait";
+
+TEST(LauncherSignal, SigkillOfTheLauncherLeavesNoDescendant) {
+  LauncherProcess launcher(shell_ranks(2, kFamily));
+  launcher.wait_for(" of ", 2);
+  ASSERT_GE(launcher.family().size(), 2u + 2u * 4u);
+  launcher.send(SIGKILL);
+  EXPECT_EQ(launcher.finish(), -SIGKILL);
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherSignal, SigkillOfTheGuardLeavesNoDescendant) {
+  LauncherProcess launcher(shell_ranks(2, kFamily));
+  launcher.wait_for(" of ", 2);
+  const pid_t guard = parent_of(launcher.rank_pid(0));
+  ASSERT_EQ(parent_of(guard), launcher.pid());
+  ::kill(guard, SIGKILL);
+  EXPECT_EQ(launcher.finish(), 137);
+  EXPECT_TRUE(launcher.family().empty());
+  EXPECT_THAT(launcher.err(), HasSubstr("all ranks were killed"));
+}
+
+TEST(LauncherSignal, SigkillOfTheLauncherWhileItsReaderSleepsLeavesNoDescendant) {
+  LauncherProcess launcher(shell_ranks(2, "echo pid $$ of $RANK; while :; do echo more; done"));
+  launcher.wait_for(" of ", 2);
+  launcher.send(SIGKILL);
+  launcher.wait_for_no_family();
+}
+
+}  // namespace
+}  // namespace lockstep::testing

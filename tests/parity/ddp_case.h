@@ -17,8 +17,9 @@ struct DdpCase {
   double bucket_cap_mb = 0;              // 0: the default
   bool gradient_as_bucket_view = false;  // PyTorch's default
   bool set_to_none = true;
-  bool seed_by_rank = false;  // weights and dropout differ between ranks until rank 0's weights are sent
-  bool loader = false;        // two epochs of a sharded, shuffled data set instead of batches drawn at random
+  bool seed_by_rank = false;     // weights and dropout differ between ranks until rank 0's weights are sent
+  bool gradients_first = false;  // parameters have gradients already when the net is wrapped
+  bool loader = false;  // two epochs of a sharded, shuffled data set instead of batches drawn at random
 };
 
 std::vector<DdpCase> ddp_cases();

@@ -40,7 +40,8 @@ TORCH_MODULE(TiedLinear);
 
 // BatchNorm and a tied weight: [batch, 1, 28, 28] -> [batch, 10].
 struct TiedNetImpl : torch::nn::Module {
-  torch::nn::Conv2d conv{register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 5).stride(2)))};
+  torch::nn::Conv2d conv{
+      register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 5).stride(2)))};
   torch::nn::BatchNorm2d norm{register_module("norm", torch::nn::BatchNorm2d(8))};
   torch::nn::Linear input{register_module("input", torch::nn::Linear(1152, 32))};
   torch::nn::Linear a{register_module("a", torch::nn::Linear(32, 32))};

@@ -55,16 +55,15 @@ void train_in_python(const std::filesystem::path& folder, int world_size) {
     std::ofstream file(folder / "cases");
     for (const auto& each : ddp_cases()) file << to_words(each) << '\n';
   }
-  run_python("parity/ddp_training.py",
-             {.args = {folder.string(), std::to_string(world_size)},
-              .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
-              .timeout = kWatchdog});
+  run_python("parity/ddp_training.py", {.args = {folder.string(), std::to_string(world_size)},
+                                        .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
+                                        .timeout = kWatchdog});
 }
 
 void train_in_cpp(const std::filesystem::path& folder, int world_size) {
-  expect_all_passed(run_ranks(kTrainAllCases, {.world_size = world_size,
-                                               .env = {{kFolderVariable, folder.string()}},
-                                               .timeout = kWatchdog}));
+  expect_all_passed(run_ranks(
+      kTrainAllCases,
+      {.world_size = world_size, .env = {{kFolderVariable, folder.string()}}, .timeout = kWatchdog}));
 }
 
 void expect_a_real_run(const std::vector<Record>& python, const DdpCase& each) {

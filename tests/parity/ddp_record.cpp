@@ -65,9 +65,10 @@ std::string first_difference(const Record& python, const Record& ours) {
   if (differing == 0) return {};
   const float theirs = python.values[first];
   const float own = ours.values[first];
-  return fmt::format("{}: {} of {} values differ; first [{}]: Python {:.9g} ({:08x}), ours {:.9g} ({:08x}), off by {:.3g}",
-                     python.name, differing, python.values.size(), first, theirs, bits(theirs), own, bits(own),
-                     own - theirs);
+  return fmt::format(
+      "{}: {} of {} values differ; first [{}]: Python {:.9g} ({:08x}), ours {:.9g} ({:08x}), off by {:.3g}",
+      python.name, differing, python.values.size(), first, theirs, bits(theirs), own, bits(own),
+      own - theirs);
 }
 
 }  // namespace lockstep::testing

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "parity/ddp_training.h"
 
-#include <optional>
 #include <utility>
 
 #include <torch/torch.h>
@@ -36,7 +35,8 @@ class Training {
   std::vector<Record> run() {
     case_.loader ? two_epochs() : drawn_batches();
     std::vector<Record> records{losses_};
-    for (const auto& item : ddp_->named_parameters()) records.push_back({item.key(), values_of(item.value())});
+    for (const auto& item : ddp_->named_parameters())
+      records.push_back({item.key(), values_of(item.value())});
     for (const auto& item : ddp_->named_buffers()) records.push_back({item.key(), values_of(item.value())});
     if (get_world_size() > 1) records.push_back(bucket_sizes());
     return records;
@@ -47,12 +47,11 @@ class Training {
     const auto source = generator(1000 + static_cast<std::uint64_t>(get_rank()));
     for (int step = 0; step < case_.steps; ++step) {
       optimizer_.zero_grad(case_.set_to_none);
-      for (int micro = 0; micro < case_.micro_steps; ++micro) {
-        std::optional<NoSync> unless_last;
-        if (micro + 1 < case_.micro_steps) unless_last.emplace(ddp_->no_sync());
-        const auto [images, labels] = draw_batch(source, case_.batch_size);
-        backward(images, labels);
+      for (int micro = 1; micro < case_.micro_steps; ++micro) {
+        const auto guard = ddp_->no_sync();
+        backward(source);
       }
+      backward(source);
       optimizer_.step();
       if (case_.probe_every > 0 && step % case_.probe_every == 0) probe(source);
     }
@@ -74,10 +73,15 @@ class Training {
     }
   }
 
+  void backward(const at::Generator& source) {
+    const auto [images, labels] = draw_batch(source, case_.batch_size);
+    backward(images, labels);
+  }
+
   void backward(const at::Tensor& images, const at::Tensor& labels) {
     auto loss = at::cross_entropy_loss(ddp_->forward(images), labels);
     loss.backward();
-    losses_.values.push_back(loss.item<float>());
+    losses_.values.push_back(loss.template item<float>());
   }
 
   // BatchNorm's statistics move, on each rank in its own way.
@@ -103,6 +107,7 @@ template <typename Net>
 std::vector<Record> train(const DdpCase& each) {
   torch::manual_seed(kSeed + (each.seed_by_rank ? static_cast<std::uint64_t>(get_rank()) : 0));
   Net net;
+  if (each.gradients_first) net->forward(at::ones({2, 1, 28, 28})).square().mean().backward();
   DistributedDataParallelOptions options{.gradient_as_bucket_view = each.gradient_as_bucket_view};
   if (each.bucket_cap_mb > 0) options.bucket_cap_mb = each.bucket_cap_mb;
   DistributedDataParallel ddp(net, options);

@@ -111,6 +111,8 @@ class Training:
 def train(case):
     torch.manual_seed(SEED + (dist.get_rank() if case["seed_by_rank"] == "1" else 0))
     net = MnistNet() if case["net"] == "mnist" else TiedNet()
+    if case["gradients_first"] == "1":
+        net(torch.ones(2, 1, 28, 28)).square().mean().backward()
     cap = float(case["bucket_cap_mb"])
     ddp = nn.parallel.DistributedDataParallel(
         net, bucket_cap_mb=cap if cap > 0 else None, gradient_as_bucket_view=case["gradient_as_bucket_view"] == "1")

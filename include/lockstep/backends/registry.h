@@ -7,6 +7,7 @@
 
 #include <c10/core/Device.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/comm/backend_traits.h>
 #include <lockstep/comm/c10d.h>
 
@@ -21,6 +22,7 @@ struct BackendRequest {
   std::string group_name = "default";
   std::string master_host = "127.0.0.1";  ///< an address that all ranks can reach
   bool one_host = true;                   ///< whether all ranks are known to run on this host
+  Env env = {};                           ///< where the backend's environment variables are read
 };
 
 struct BackendHandle {

@@ -42,7 +42,7 @@ std::vector<Device> devices_named(const std::string& interfaces) {
 }
 
 std::vector<Device> devices_for(const BackendRequest& request) {
-  if (const auto named = Env().get("GLOO_SOCKET_IFNAME")) return devices_named(*named);
+  if (const auto named = request.env.get("GLOO_SOCKET_IFNAME")) return devices_named(*named);
   return {c10d::ProcessGroupGloo::createDeviceForHostname(shared_route(request))};
 }
 

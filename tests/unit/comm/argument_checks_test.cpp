@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Wrong arguments are refused before the backend sees the call.
+#include <functional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/backends/fake.h>
+#include <lockstep/base/error.h>
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using Tensors = std::vector<at::Tensor>;
+
+class ArgumentChecks : public ::testing::Test {
+ protected:
+  // Refused with a text that names rank, group, file and `complaint`; nothing was recorded or sent.
+  void expect_refused(const std::function<void()>& call, const std::string& complaint) const {
+    EXPECT_THAT(call, ThrowsMessage<ArgumentError>(AllOf(HasSubstr("rank 1 of 3 (group checked, fake)"),
+                                                         HasSubstr("argument_checks_test.cpp:"),
+                                                         HasSubstr(complaint))));
+    EXPECT_TRUE(backend->calls().empty());
+    EXPECT_TRUE(group.recent_calls().empty());
+  }
+
+  c10::intrusive_ptr<backends::FakeBackend> backend = c10::make_intrusive<backends::FakeBackend>(1, 3);
+  // The traits of a backend for the CPU and a few types.
+  ProcessGroup group{backend,
+                     {.name = "checked",
+                      .traits = {.devices = {c10::DeviceType::CPU},
+                                 .dtypes = {at::kFloat, at::kLong, at::kBool},
+                                 .device_advice = "move it"}}};
+  at::Tensor x = torch::ones({4});
+};
+
+TEST_F(ArgumentChecks, Tensors) {
+  expect_refused([&] { group.all_reduce(at::Tensor()); }, "tensor is an undefined tensor");
+  expect_refused([&] { group.all_reduce(torch::ones({2}).to_sparse()); }, "layout Sparse");
+  expect_refused([&] { group.all_reduce(torch::ones({2}, at::kMeta)); }, "is on meta");
+  expect_refused([&] { group.all_reduce(torch::ones({2}, at::kShort)); }, "dtype Short");
+  expect_refused([&] { group.all_reduce(torch::ones({4, 4}).select(1, 0)); }, "holes or overlaps");
+  expect_refused(
+      [&] {
+        group.all_gather_into_tensor(torch::ones({12}), torch::ones({2, 2}).t());
+      },
+      "not contiguous");
+  expect_refused([&] { group.broadcast(torch::ones({1}).expand({3}), 0); }, "holes or overlaps");
+}
+
+TEST_F(ArgumentChecks, Ranks) {
+  for (const int wrong : {-1, 3}) {
+    expect_refused([&] { group.broadcast(x, wrong); }, "src is " + std::to_string(wrong));
+    expect_refused([&] { group.reduce(x, wrong); }, "dst is " + std::to_string(wrong));
+    expect_refused([&] { group.gather(x, {}, wrong); }, "ranks 0 to 2");
+    expect_refused([&] { group.scatter(x, {}, wrong); }, "ranks 0 to 2");
+    expect_refused([&] { group.send(x, wrong); }, "ranks 0 to 2");
+    expect_refused([&] { group.recv(x, wrong); }, "ranks 0 to 2");
+    expect_refused([&] { (void)group.gather_object("x", wrong); }, "ranks 0 to 2");
+    expect_refused([&] { (void)group.scatter_object({}, wrong); }, "ranks 0 to 2");
+    expect_refused([&] { (void)group.broadcast_object("x", wrong); }, "ranks 0 to 2");
+  }
+  expect_refused([&] { group.send(x, 1); }, "this rank itself");
+  expect_refused([&] { group.recv(x, 1); }, "this rank itself");
+  expect_refused([&] { group.send(x, 0, -1); }, "tag is -1");
+}
+
+TEST_F(ArgumentChecks, Counts) {
+  const Tensors two{x.clone(), x.clone()};
+  expect_refused([&] { group.all_gather(two, x); }, "output has 2 tensors");
+  expect_refused([&] { group.gather(x, two, 1); }, "output has 2 tensors");
+  expect_refused([&] { group.gather(x, two, 0); }, "must be empty on every rank but dst (0)");
+  expect_refused([&] { group.scatter(x, two, 1); }, "input has 2 tensors");
+  expect_refused([&] { group.scatter(x, two, 2); }, "must be empty on every rank but src (2)");
+  expect_refused([&] { group.reduce_scatter(x, two); }, "input has 2 tensors");
+  expect_refused([&] { group.all_to_all(two, two); }, "output has 2 tensors");
+}
+
+TEST_F(ArgumentChecks, Shapes) {
+  const Tensors three{x.clone(), x.clone(), torch::ones({5})};
+  expect_refused([&] { group.all_gather(three, x); }, "shapes must be the same");
+  expect_refused(
+      [&] {
+        group.all_gather({x, x, torch::ones({4}, at::kLong)}, x);
+      },
+      "dtypes must be the same");
+  expect_refused([&] { group.reduce_scatter(x, three); }, "shapes must be the same");
+  expect_refused([&] { group.all_gather_into_tensor(torch::ones({11}), x); }, "has 11 elements");
+  expect_refused([&] { group.reduce_scatter_tensor(x, torch::ones({13})); }, "has 13 elements");
+}
+
+TEST_F(ArgumentChecks, Splits) {
+  const auto nine = torch::ones({9});
+  expect_refused([&] { group.all_to_all_single(torch::ones({9}), torch::ones({10})); }, "not divisible by 3");
+  expect_refused([&] { group.all_to_all_single(nine, nine, {1, 8}, {3, 3, 3}); }, "2 entries for 3 ranks");
+  expect_refused([&] { group.all_to_all_single(nine, nine, {1, 1, 1}, {3, 3, 3}); }, "sums to 3");
+  expect_refused([&] { group.all_to_all_single(nine, nine, {3, 3, 3}, {-1, 5, 5}); }, "negative entry -1");
+  expect_refused([&] { group.all_to_all_single(torch::ones({}), nine); }, "no dimension to cut");
+}
+
+TEST_F(ArgumentChecks, Operations) {
+  const auto integers = torch::ones({2}, at::kLong);
+  expect_refused([&] { group.all_reduce(x, ReduceOp::BAND); }, "BAND needs integers or bool");
+  expect_refused([&] { group.all_reduce(integers, ReduceOp::AVG); }, "AVG needs floating point");
+  expect_refused([&] { group.reduce(torch::ones({2}, at::kComplexFloat), 0, ReduceOp::MAX); },
+                 "MAX of complex");
+  expect_refused([&] { group.reduce_scatter_tensor(x, torch::ones({12}), ReduceOp::BXOR); },
+                 "BXOR needs integers");
+}
+
+TEST_F(ArgumentChecks, ObjectsOfScatter) {
+  expect_refused([&] { (void)group.scatter_object({"a", "b"}, 1); }, "2 objects for 3 ranks");
+}
+
+TEST_F(ArgumentChecks, GoodOnesPass) {
+  group.all_reduce(torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
+  group.all_reduce(torch::ones({2}, at::kComplexFloat));
+  group.all_reduce(torch::empty({0}));
+  group.all_reduce(torch::ones({}));
+  EXPECT_EQ(backend->calls().size(), 4U);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/backends/fake.h>
+#include <lockstep/base/error.h>
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+struct Fake {
+  c10::intrusive_ptr<backends::FakeBackend> backend = c10::make_intrusive<backends::FakeBackend>(0, 2);
+  ProcessGroup group{backend, {.traits = backends::FakeBackend::traits()}};
+};
+
+TEST(CallRecord, NumbersKindShapeAndTheCallersLine) {
+  const Fake fake;
+  fake.group.barrier();
+  const auto line = std::source_location::current().line() + 1;
+  auto work = fake.group.all_reduce_async(torch::ones({2, 3}, at::kDouble));
+  const auto calls = fake.group.recent_calls();
+  ASSERT_EQ(calls.size(), 2U);
+  EXPECT_EQ(calls[0].number, 1U);
+  EXPECT_EQ(calls[0].kind, CallKind::barrier);
+  EXPECT_EQ(calls[0].state, CallState::completed);
+  EXPECT_EQ(calls[1].number, 2U);
+  EXPECT_EQ(calls[1].kind, CallKind::all_reduce);
+  EXPECT_EQ(calls[1].dtype, at::kDouble);
+  EXPECT_THAT(calls[1].shape, ElementsAre(2, 3));
+  EXPECT_THAT(calls[1].where.file_name(), EndsWith("call_record_test.cpp"));
+  EXPECT_EQ(calls[1].where.line(), line);
+  EXPECT_EQ(calls[1].state, CallState::issued);
+  work.wait();
+  EXPECT_EQ(fake.group.recent_calls()[1].state, CallState::completed);
+  EXPECT_THAT(work.record().describe(), HasSubstr("all_reduce #2 of Double[2, 3] at call_record_test.cpp:"));
+}
+
+TEST(CallRecord, KeepsTheLast128) {
+  const Fake fake;
+  for (int i = 0; i < 300; ++i) fake.group.barrier();
+  const auto calls = fake.group.recent_calls();
+  ASSERT_EQ(calls.size(), 128U);
+  EXPECT_EQ(calls.front().number, 173U);
+  EXPECT_EQ(calls.back().number, 300U);
+}
+
+TEST(CallRecord, CopiesOfAGroupShareTheLog) {
+  const Fake fake;
+  const ProcessGroup copy = fake.group;
+  copy.barrier();
+  EXPECT_EQ(fake.group.recent_calls().size(), 1U);
+}
+
+TEST(Work, WithoutACallIsComplete) {
+  Work none;
+  none.wait();
+  EXPECT_TRUE(none.is_completed());
+  EXPECT_THROW(none.record(), ArgumentError);
+  EXPECT_THROW(none.source_rank(), ArgumentError);
+}
+
+TEST(Work, TimeoutMustBePositive) {
+  const Fake fake;
+  auto work = fake.group.barrier_async();
+  EXPECT_THROW(work.wait(std::chrono::milliseconds(0)), ArgumentError);
+  work.wait(std::chrono::milliseconds(10));
+  EXPECT_THROW(work.source_rank(), ArgumentError);
+}
+
+TEST(ProcessGroup, AClosedOneSaysSo) {
+  const Fake fake;
+  fake.group.close();
+  EXPECT_THAT([&] { fake.group.barrier(); }, ThrowsMessage<Error>(HasSubstr("has been closed")));
+}
+
+TEST(ProcessGroup, GlobalRanks) {
+  const Fake fake;
+  EXPECT_EQ(fake.group.global_rank(1), 1);
+  EXPECT_THROW((void)fake.group.global_rank(2), ArgumentError);
+  const ProcessGroup sub(c10::make_intrusive<backends::FakeBackend>(0, 2), {.global_ranks = {3, 5}});
+  EXPECT_EQ(sub.global_rank(1), 5);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// init() in one process: wrong options, and groups of one.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+const Env kEmpty{std::map<std::string, std::string>{}};
+
+template <typename Expected>
+void expect_refused(const InitOptions& options, const ::testing::Matcher<std::string>& text) {
+  EXPECT_THAT([&] { auto context = init(options); }, ThrowsMessage<Expected>(text));
+  EXPECT_FALSE(is_initialized());
+}
+
+TEST(Init, APlainProcessIsAGroupOfOne) {
+  EXPECT_FALSE(is_initialized());
+  EXPECT_EQ(get_world_size(), 1);
+  ::testing::internal::CaptureStderr();
+  {
+    const auto context = init({.env = kEmpty});
+    EXPECT_TRUE(is_initialized());
+    EXPECT_TRUE(context.is_main());
+    EXPECT_EQ(context.world_size(), 1);
+    EXPECT_EQ(context.local_world_size(), 1);
+    EXPECT_TRUE(context.device().is_cpu());
+    auto x = torch::ones({3});
+    context.group().all_reduce(x);
+    EXPECT_EQ(x.sum().item<float>(), 3);
+    context.barrier();
+    EXPECT_EQ(context.main_process_first([] { return 42; }), 42);
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("not distributed"));
+  EXPECT_FALSE(is_initialized());
+}
+
+TEST(Init, WithoutAContextTheErrorSaysSo) {
+  EXPECT_THAT([] { default_group(); },
+              ThrowsMessage<ArgumentError>(HasSubstr("call lockstep::init() first")));
+  EXPECT_THAT([] { barrier(); }, ThrowsMessage<ArgumentError>(HasSubstr("lockstep::init()")));
+  EXPECT_EQ(get_rank(), 0);
+  EXPECT_TRUE(is_main());
+}
+
+TEST(Init, ASecondOneWhileTheFirstLivesIsRefused) {
+  const auto context = init({.env = kEmpty});
+  EXPECT_THAT([] { auto second = init({.env = kEmpty}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("in a run already")));
+  EXPECT_TRUE(is_initialized());
+}
+
+TEST(Init, ManyInARow) {
+  for (int i = 0; i < 3; ++i) {
+    const auto context = init({.env = kEmpty});
+    context.barrier();
+  }
+}
+
+TEST(Init, WrongOptionsAreNamed) {
+  expect_refused<ArgumentError>({.backend = "nccl", .env = kEmpty}, HasSubstr("nccl is not built"));
+  expect_refused<ArgumentError>({.timeout = std::chrono::milliseconds(0), .env = kEmpty},
+                                HasSubstr("timeout is 0 ms"));
+  expect_refused<ArgumentError>({.rank = 0, .env = kEmpty}, HasSubstr("rank is given but world_size is not"));
+  expect_refused<ArgumentError>({.world_size = 2, .env = kEmpty},
+                                HasSubstr("world_size is given but rank is not"));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  expect_refused<ArgumentError>({.store = store, .env = kEmpty}, HasSubstr("needs rank and world_size"));
+  expect_refused<ArgumentError>({.init_method = "env://", .store = store, .env = kEmpty},
+                                HasSubstr("not both"));
+}
+
+TEST(Init, MissingNumbersSayWhereTheyCanComeFrom) {
+  expect_refused<RendezvousError>(
+      {.init_method = "tcp://127.0.0.1:9", .env = kEmpty},
+      AllOf(HasSubstr("InitOptions::rank"), HasSubstr("?rank="), HasSubstr("RANK")));
+  expect_refused<RendezvousError>({.init_method = "env://", .env = kEmpty},
+                                  HasSubstr("needs RANK, WORLD_SIZE"));
+  expect_refused<RendezvousError>({.world_size = 2, .rank = 5, .env = kEmpty},
+                                  HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
+}
+
+TEST(Init, ARankOutsideTheWorldIsRefusedBeforeAnybodyWaits) {
+  expect_refused<RendezvousError>({.init_method = "tcp://127.0.0.1:9?rank=2&world_size=2", .env = kEmpty},
+                                  HasSubstr("rank 2 in a world of 2"));
+}
+
+TEST(Init, AMeetingFileNeedsItsFolder) {
+  expect_refused<RendezvousError>(
+      {.init_method = "file:///no/such/folder/f?rank=0&world_size=2", .env = kEmpty},
+      HasSubstr("/no/such/folder"));
+}
+
+TEST(Init, NewGroupChecksItsRanks) {
+  const auto context = init({.env = kEmpty});
+  for (const std::vector<int>& ranks : {std::vector<int>{}, {0, 0}, {1}, {-1}}) {
+    EXPECT_THROW((void)context.new_group(ranks), ArgumentError);
+  }
+  const auto group = context.new_group({0});
+  ASSERT_TRUE(group);
+  group->barrier();
+}
+
+TEST(Init, GroupsEndWithTheContext) {
+  std::optional<ProcessGroup> kept;
+  {
+    const auto context = init({.env = kEmpty});
+    kept = context.group();
+  }
+  EXPECT_THAT([&] { kept->barrier(); }, ThrowsMessage<Error>(HasSubstr("has been closed")));
+}
+
+TEST(Init, OneStoreServesSeveralRunsInTurn) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  for (int run = 0; run < 3; ++run) {
+    const auto context = init({.world_size = 1, .rank = 0, .store = store, .env = kEmpty});
+    context.barrier();
+  }
+  EXPECT_EQ(store->add("lockstep/default/joins", 0), 3);
+}
+
+}  // namespace
+}  // namespace lockstep
