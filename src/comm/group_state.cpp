@@ -35,9 +35,10 @@ GroupState::~GroupState() { close(); }
 c10::intrusive_ptr<c10d::Backend> GroupState::backend(const std::string& call) const {
   const std::lock_guard lock(mutex_);
   if (backend_) return backend_;
-  throw Error(fmt::format("{}: {}{}the process group has been closed; keep the context that lockstep::init() returned "
-                          "alive for as long as its groups are used",
-                          whoami(), call, call.empty() ? "" : ": "));
+  throw Error(fmt::format(
+      "{}: {}{}the process group has been closed; keep the context that lockstep::init() returned "
+      "alive for as long as its groups are used",
+      whoami(), call, call.empty() ? "" : ": "));
 }
 
 std::string GroupState::whoami() const {
@@ -67,7 +68,8 @@ void GroupState::abort_backend() noexcept {
   try {
     backend_->abort();
   } catch (const std::exception& error) {
-    lockstep::log(LogLevel::warning, fmt::format("{}: unfinished calls could not be ended: {}", whoami(), error.what()));
+    lockstep::log(LogLevel::warning,
+                  fmt::format("{}: unfinished calls could not be ended: {}", whoami(), error.what()));
   }
 }
 

@@ -103,7 +103,8 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
 }
 
 // Three: sizes that are no power of two divide by way of the reciprocal.
-INSTANTIATE_TEST_SUITE_P(WorldSize, DdpParity, ::testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(WorldSize, DdpParity, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& each) { return fmt::format("{}", each.param); });
 
 }  // namespace
 }  // namespace lockstep::testing

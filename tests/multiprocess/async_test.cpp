@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Outstanding calls, and messages between two ranks.
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "multiprocess/rank_data.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using testing::empty_each;
+using testing::expect_equal;
+using testing::rank_data;
+using testing::sum_of_ranks;
+
+class Async : public ::testing::TestWithParam<int> {
+ protected:
+  static void run(const testing::Scenario& scenario) {
+    testing::expect_all_passed(testing::run_ranks(scenario, {.world_size = GetParam()}));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Worlds, Async, ::testing::Values(1, 2, 3, 4));
+
+const testing::Scenario many("async many", [] {
+  const auto context = init({.backend = "gloo"});
+  const int size = context.world_size();
+  std::vector<at::Tensor> tensors;
+  std::vector<Work> works;
+  for (int i = 0; i < 20; ++i) {
+    tensors.push_back(rank_data(context.rank(), 1000 * i));
+    works.push_back(context.group().all_reduce_async(tensors.back()));
+  }
+  // Each rank waits in an order of its own: forwards, backwards, forwards...
+  if (context.rank() % 2 == 1) std::ranges::reverse(works);
+  for (auto& work : works) work.wait();
+  for (auto& work : works) {
+    work.wait();  // once more does nothing
+    EXPECT_TRUE(work.is_completed());
+  }
+  for (int i = 0; i < 20; ++i) expect_equal(tensors[static_cast<std::size_t>(i)], sum_of_ranks(size, 1000 * i));
+  for (const auto& call : context.group().recent_calls()) EXPECT_EQ(call.state, CallState::completed);
+});
+TEST_P(Async, ManyOutstandingWaitedInAnyOrder) { run(many); }
+
+const testing::Scenario kinds("async kinds", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto& group = context.group();
+  const int size = context.world_size();
+  const auto own = rank_data(context.rank(), 7);
+  const bool root = context.is_main();
+  std::vector<Work> works;
+  const auto average = own.clone();
+  works.push_back(group.all_reduce_async(average, ReduceOp::AVG));
+  const auto cast = own.clone();
+  works.push_back(group.broadcast_async(cast, 0));
+  const auto reduced = own.clone();
+  works.push_back(group.reduce_async(reduced, 0));
+  const auto all = empty_each(size, 7);
+  works.push_back(group.all_gather_async(all, own));
+  const auto whole = torch::zeros({7 * size});
+  works.push_back(group.all_gather_into_tensor_async(whole, own));
+  const auto gathered = root ? empty_each(size, 7) : std::vector<at::Tensor>{};
+  works.push_back(group.gather_async(own, gathered, 0));
+  const auto scattered = torch::zeros({7});
+  works.push_back(group.scatter_async(scattered, root ? empty_each(size, 7) : std::vector<at::Tensor>{}, 0));
+  const auto part = torch::zeros({7});
+  works.push_back(group.reduce_scatter_async(part, std::vector<at::Tensor>(static_cast<std::size_t>(size), own)));
+  const auto same_part = torch::zeros({7});
+  works.push_back(group.reduce_scatter_tensor_async(same_part, own.repeat({size})));
+  const auto exchanged = empty_each(size, 7);
+  works.push_back(group.all_to_all_async(exchanged, std::vector<at::Tensor>(static_cast<std::size_t>(size), own)));
+  const auto mixed = torch::zeros({7 * size});
+  works.push_back(group.all_to_all_single_async(mixed, own.repeat({size})));
+  works.push_back(group.barrier_async());
+  for (auto& work : works) work.wait();
+  const auto sum = sum_of_ranks(size, 7);
+  expect_equal(average, sum / size);
+  expect_equal(cast, rank_data(0, 7));
+  if (root) expect_equal(reduced, sum);
+  for (int rank = 0; rank < size; ++rank) {
+    expect_equal(all[static_cast<std::size_t>(rank)], rank_data(rank, 7));
+    expect_equal(exchanged[static_cast<std::size_t>(rank)], rank_data(rank, 7));
+    if (root) expect_equal(gathered[static_cast<std::size_t>(rank)], rank_data(rank, 7));
+  }
+  expect_equal(whole, torch::cat(all));
+  expect_equal(mixed, torch::cat(all));
+  expect_equal(part, sum);
+  expect_equal(same_part, sum);
+});
+TEST_P(Async, EveryKindOutstandingAtOnce) { run(kinds); }
+
+const testing::Scenario dropped("async dropped", [] {
+  const auto context = init({.backend = "gloo"});
+  for (int i = 0; i < 5; ++i) (void)context.group().all_reduce_async(rank_data(context.rank(), 1000));
+  auto x = rank_data(context.rank(), 10);
+  context.group().all_reduce(x);
+  expect_equal(x, sum_of_ranks(context.world_size(), 10));
+});
+TEST_P(Async, ADroppedWorkGoesOn) { run(dropped); }
+
+const testing::Scenario messages("async messages", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto& group = context.group();
+  if (context.rank() == 0) {
+    group.send(rank_data(1, 7), 1, 1);
+    group.send(rank_data(2, 7, at::kLong), 1, 2);
+    auto empty = torch::zeros({0});
+    group.send(empty, 1, 3);
+    auto answer = torch::zeros({3, 2}, at::kComplexFloat);
+    EXPECT_EQ(group.recv(answer, 1), 1);
+    expect_equal(answer, torch::ones({3, 2}, at::kComplexFloat));
+  } else if (context.rank() == 1) {
+    auto second = torch::zeros({7}, at::kLong);
+    group.recv(second, 0, 2);  // by tag, not in the order of sending
+    expect_equal(second, rank_data(2, 7, at::kLong));
+    auto first = torch::zeros({7});
+    group.recv(first, 0, 1);
+    expect_equal(first, rank_data(1, 7));
+    group.recv(torch::zeros({0}), 0, 3);
+    group.send(torch::ones({3, 2}, at::kComplexFloat), 0);
+  }
+});
+TEST(Messages, GoByTag) { testing::expect_all_passed(testing::run_ranks(messages)); }
+
+const testing::Scenario from_anybody("async from anybody", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto& group = context.group();
+  if (context.rank() != 0) {
+    auto work = group.send_async(torch::tensor({context.rank()}), 0, 5);
+    work.wait();
+    EXPECT_THROW((void)work.source_rank(), ArgumentError);
+    return;
+  }
+  std::vector<int> senders;
+  for (int i = 1; i < context.world_size(); ++i) {
+    auto x = torch::zeros({1}, at::kInt);
+    const int sender = group.recv(x, std::nullopt, 5);
+    EXPECT_EQ(x.item<int>(), sender);
+    senders.push_back(sender);
+  }
+  EXPECT_THAT(senders, ::testing::UnorderedElementsAre(1, 2, 3));
+});
+TEST(Messages, FromAnyRankTellWhoSent) {
+  testing::expect_all_passed(testing::run_ranks(from_anybody, {.world_size = 4}));
+}
+
+}  // namespace
+}  // namespace lockstep

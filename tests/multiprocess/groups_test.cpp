@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Sub-groups, barriers, and who goes first.
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "multiprocess/rank_data.h"
+#include "support/ranks.h"
+#include "support/temp_folder.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using testing::expect_equal;
+using testing::rank_data;
+
+constexpr const char* kFolder = "LOCKSTEP_TEST_FOLDER";
+
+std::string mark(const std::string& name) { return Env().get(kFolder).value() + "/" + name; }
+
+void run_in_folder(const testing::Scenario& scenario, int world_size) {
+  const testing::TempFolder folder;
+  testing::expect_all_passed(testing::run_ranks(
+      scenario, {.world_size = world_size, .env = {{kFolder, folder.path().string()}}}));
+}
+
+const testing::Scenario two_groups("groups two", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto evens = context.new_group({0, 2});
+  const auto odds = context.new_group({3, 1}, {.group_name = "odds"});
+  const bool even = context.rank() % 2 == 0;
+  EXPECT_EQ(evens.has_value(), even);
+  EXPECT_EQ(odds.has_value(), !even);
+  const auto& mine = even ? *evens : *odds;
+  EXPECT_EQ(mine.name(), even ? "group 1" : "odds");
+  EXPECT_EQ(mine.size(), 2);
+  EXPECT_EQ(mine.rank(), (std::array{0, 1, 1, 0})[static_cast<std::size_t>(context.rank())]);
+  EXPECT_EQ(mine.global_rank(mine.rank()), context.rank());
+  EXPECT_EQ(mine.global_rank(0), even ? 0 : 3);
+  // Both at the same time, and the default group in between.
+  auto x = rank_data(context.rank(), 1000);
+  auto work = mine.all_reduce_async(x);
+  auto y = torch::ones({3});
+  context.group().all_reduce(y);
+  work.wait();
+  expect_equal(x, even ? rank_data(0, 1000) + rank_data(2, 1000) : rank_data(1, 1000) + rank_data(3, 1000));
+  expect_equal(y, torch::full({3}, 4.F));
+  EXPECT_EQ(mine.broadcast_object(std::to_string(context.rank()), 0), even ? "0" : "3");
+  EXPECT_EQ(mine.recent_calls().front().number, 1U);
+});
+TEST(Groups, TwoDisjointOnesAtTheSameTime) {
+  testing::expect_all_passed(testing::run_ranks(two_groups, {.world_size = 4}));
+}
+
+const testing::Scenario outlives("groups outlives", [] {
+  std::optional<ProcessGroup> kept;
+  {
+    const auto context = init({.backend = "gloo"});
+    kept = context.new_group({1, 0});
+    kept->barrier();
+  }
+  EXPECT_THAT([&] { kept->barrier(); },
+              ThrowsMessage<Error>(AllOf(HasSubstr("group group 1"), HasSubstr("barrier at groups_test.cpp:"),
+                                         HasSubstr("has been closed"))));
+});
+TEST(Groups, EndWithTheContext) { testing::expect_all_passed(testing::run_ranks(outlives)); }
+
+const testing::Scenario barriers("groups barriers", [] {
+  const auto context = init({.backend = "gloo"});
+  for (int round = 0; round < 10; ++round) {
+    std::ofstream(mark(std::to_string(round) + "." + std::to_string(context.rank())));
+    context.barrier();
+    for (int rank = 0; rank < context.world_size(); ++rank) {
+      EXPECT_TRUE(std::filesystem::exists(mark(std::to_string(round) + "." + std::to_string(rank))));
+    }
+  }
+});
+TEST(Groups, NobodyPassesABarrierBeforeAllHaveComeToIt) { run_in_folder(barriers, 3); }
+
+const testing::Scenario main_first("groups main first", [] {
+  const auto context = init({.backend = "gloo"});
+  const int answer = context.main_process_first([&] {
+    if (context.is_main()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // gives the others a chance to be wrong
+      EXPECT_FALSE(std::filesystem::exists(mark("other")));
+      std::ofstream(mark("main"));
+    } else {
+      EXPECT_TRUE(std::filesystem::exists(mark("main")));
+      std::ofstream(mark("other"));
+    }
+    return 10 * context.rank();
+  });
+  EXPECT_EQ(answer, 10 * context.rank());
+  context.main_process_first([] {});
+});
+TEST(MainProcessFirst, TheOthersFindWhatItMade) { run_in_folder(main_first, 3); }
+
+const testing::Scenario main_throws("groups main throws", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto action = [&] {
+    if (!context.is_main()) ADD_FAILURE() << "called after rank 0 failed";
+    throw std::runtime_error("the disk is full");
+  };
+  if (context.is_main()) {
+    EXPECT_THAT([&] { context.main_process_first(action); }, ThrowsMessage<std::runtime_error>("the disk is full"));
+    EXPECT_THROW(context.main_process_first([] { throw 5; }), int);
+  } else {
+    EXPECT_THAT([&] { context.main_process_first(action); },
+                ThrowsMessage<Error>(AllOf(HasSubstr("rank 0 failed"), HasSubstr("the disk is full"))));
+    EXPECT_THROW(context.main_process_first([] {}), Error);
+  }
+  context.barrier();  // the group still works
+});
+TEST(MainProcessFirst, WhenItThrowsAllThrow) {
+  testing::expect_all_passed(testing::run_ranks(main_throws, {.world_size = 3}));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Strings and bytes between ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/rendezvous/init.h>
+
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+class Objects : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Objects, ::testing::Values(1, 2, 3, 4));
+
+// Of rank 0 empty, of rank 1 all byte values, then longer and longer.
+std::string object_of(int rank) {
+  if (rank == 0) return {};
+  std::string bytes;
+  for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
+  return rank == 1 ? bytes : bytes + std::string(static_cast<std::size_t>(rank) * 10'000, 'x');
+}
+
+const testing::Scenario objects("objects", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto& group = context.group();
+  const int size = context.world_size();
+  Strings all;
+  for (int rank = 0; rank < size; ++rank) all.push_back(object_of(rank));
+  EXPECT_EQ(group.all_gather_object(object_of(context.rank())), all);
+  for (int root = 0; root < size; ++root) {
+    EXPECT_EQ(group.broadcast_object(object_of(context.rank()), root), object_of(root));
+    const bool here = context.rank() == root;
+    EXPECT_EQ(group.gather_object(object_of(context.rank()), root), here ? all : Strings{});
+    EXPECT_EQ(group.scatter_object(here ? all : Strings{}, root), object_of(context.rank()));
+  }
+  EXPECT_EQ(group.all_gather_object(""), Strings(static_cast<std::size_t>(size)));
+  EXPECT_EQ(group.gather_object("", 0), Strings(context.is_main() ? static_cast<std::size_t>(size) : 0));
+  EXPECT_EQ(group.scatter_object(context.is_main() ? Strings(static_cast<std::size_t>(size)) : Strings{}, 0), "");
+});
+TEST_P(Objects, EmptyBinaryAndOfDifferentLengths) {
+  testing::expect_all_passed(testing::run_ranks(objects, {.world_size = GetParam()}));
+}
+
+}  // namespace
+}  // namespace lockstep
