@@ -138,7 +138,7 @@ TEST(Failures, LeavingWithACallUnderWayDoesNotHang) {
 }
 
 const testing::Scenario one_does_not_call("one does not call", [] {
-  const auto context = init({.timeout = 1s});
+  const auto context = init({.timeout = 4s});
   auto x = torch::ones({10});
   if (context.rank() == 0) {
     context.group().all_reduce(x);
