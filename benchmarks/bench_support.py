@@ -2,10 +2,8 @@
 """What the run_*.py scripts share. Standard library only."""
 import os
 import pathlib
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -21,23 +19,6 @@ def program(name):
     return str(path)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def rank_environment(rank, world_size, port):
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": world_size,
-           "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0, "OMP_NUM_THREADS": 1,
-           "GLOO_SOCKET_IFNAME": "lo"}
-    return os.environ | {name: str(value) for name, value in own.items()}
-
-
-def pinned(command, core):
-    return ["taskset", "-c", str(core), *command]
-
-
 def cores(count):
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < count:
@@ -45,42 +26,40 @@ def cores(count):
     return usable[:count]
 
 
-def run_ranks(command, world_size, timeout):
-    """Runs the command once a rank, each pinned to a core of its own with one thread. Returns rank 0's stdout. Ends
-    the script, showing what was printed, when a rank fails or the time is up."""
-    port = free_port()
-    with tempfile.TemporaryFile("w+") as errors:
-        ranks = [
-            subprocess.Popen(pinned(command, core), env=rank_environment(rank, world_size, port), text=True,
-                             stdin=subprocess.DEVNULL, stderr=errors,
-                             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL)
-            for rank, core in enumerate(cores(world_size))
-        ]
+def pinned(command):
+    """The command of one rank, bound to the core that $CORES has for it."""
+    script = 'exec taskset -c "$(echo $CORES | cut -d " " -f $((LOCAL_RANK + 1)))" "$@"'
+    return ["sh", "-c", script, "sh", *command]
+
+
+def launch(launcher, command, world_size, timeout):
+    """Runs the command on so many ranks under "torchrun" or "lockstep run", each rank with one thread and a core of
+    its own. Returns what they printed; ends the script, showing it, when they fail or the time is up."""
+    start = {"torchrun": [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python"],
+             "lockstep run": [program("lockstep"), "run"]}[launcher]
+    whole = [*start, "--nproc-per-node", str(world_size), *pinned(command)]
+    own = {"OMP_NUM_THREADS": "1", "CORES": " ".join(map(str, cores(world_size)))}
+    return finished(whole, timeout, os.environ | own)
+
+
+def finished(command, timeout, environment=None):
+    """Runs the command to its end and returns its output; ends the script, showing it, when the command fails."""
+    with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT) as process:
         try:
-            output = ranks[0].communicate(timeout=timeout)[0]
-            failed = [f"rank {rank} ended with {process.wait(timeout=timeout)}"
-                      for rank, process in enumerate(ranks) if process.wait(timeout=timeout)]
+            output = process.communicate(timeout=timeout)[0]
         except subprocess.TimeoutExpired:
-            failed = [f"not finished after {timeout} s"]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        if failed:
-            errors.seek(0)
-            sys.exit(f"{' '.join(command)}: {', '.join(failed)}\n{errors.read()}")
+            process.terminate()  # launchers take their ranks along
+            sys.exit(f"{' '.join(command)}: not finished after {timeout} s\n{process.communicate()[0]}")
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}: ended with {process.returncode}\n{output}")
     return output
 
 
 def wall_seconds(command, timeout):
-    """How long the command takes from start to end; ends the script, showing its output, when it fails."""
     start = time.perf_counter()
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=timeout)
-    seconds = time.perf_counter() - start
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: ended with {done.returncode}\n{done.stdout}")
-    return seconds
+    finished(command, timeout)
+    return time.perf_counter() - start
 
 
 def goal(ratio, limit):

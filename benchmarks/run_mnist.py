@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Trains MNIST with Lockstep (examples/02_mnist) and with PyTorch (pytorch/mnist.py) in turn, on the same data, and
-compares seconds an epoch. Each rank has a core of its own and one thread."""
+compares seconds an epoch. Each side runs under its own launcher (lockstep run, torchrun), as its users run it; each
+rank has a core of its own and one thread."""
 import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 
 import bench_support as bench
 
-SIDES = ("PyTorch", "Lockstep")
+LAUNCHERS = {"PyTorch": "torchrun", "Lockstep": "lockstep run"}
+SIDES = tuple(LAUNCHERS)
 SETTINGS = (("bare loop", 1, ["--no-ddp"]), ("DDP, 1 rank", 1, []), ("DDP, 2 ranks", 2, []))
 TRAINING_IMAGES = 60000
 
@@ -34,14 +35,15 @@ def command_of(side, flags):
             "--max-steps", str(flags.steps), "--batch-size", str(flags.batch_size)]
 
 
-def last_epoch(output):
-    epochs = [json.loads(line) for line in output.splitlines() if line.startswith('{"') and '"epoch"' in line]
-    return epochs[-1]
+def results(output):
+    """The JSON objects among the lines, which a launcher may have marked with the rank."""
+    return [json.loads(line[line.index("{"):]) for line in output.splitlines() if line.endswith("}") and "{" in line]
 
 
 def run(side, setting, flags):
     name, world_size, extra = setting
-    epoch = last_epoch(bench.run_ranks([*command_of(side, flags), *extra], world_size, flags.timeout))
+    output = bench.launch(LAUNCHERS[side], [*command_of(side, flags), *extra], world_size, flags.timeout)
+    epoch = [result for result in results(output) if "epoch" in result][-1]
     # Whole epochs, also where only a part of one was run.
     epoch["seconds"] = TRAINING_IMAGES / epoch["samples_per_second"]
     if not flags.json:
@@ -60,11 +62,8 @@ def measure(flags):
     return epochs
 
 
-def overhead():
-    output = subprocess.run(bench.pinned([bench.program("ddp_overhead")], bench.cores(1)[0]), check=True, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                            env=bench.rank_environment(0, 1, bench.free_port())).stdout
-    return json.loads(output)
+def overhead(flags):
+    return results(bench.launch("lockstep run", [bench.program("ddp_overhead")], 1, flags.timeout))[-1]
 
 
 def have_same_losses(epochs):
@@ -86,10 +85,10 @@ def print_tables(seconds, one_rank, same_losses):
 def main():
     flags = parse_flags()
     if not flags.data_dir.exists():
-        subprocess.run([bench.program("02_mnist"), "--epochs", "1", "--max-steps", "1", "--download", "--data-dir",
-                        str(flags.data_dir)], check=True)
+        bench.finished([bench.program("02_mnist"), "--epochs", "1", "--max-steps", "1", "--download", "--data-dir",
+                        str(flags.data_dir)], flags.timeout)
     epochs = measure(flags)
-    one_rank = overhead()
+    one_rank = overhead(flags)
     seconds = {side: {name: statistics.median(run["seconds"] for run in runs) for name, runs in epochs[side].items()}
                for side in SIDES}
     if flags.json:

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/env.h>
-
 #include <charconv>
 #include <cstdlib>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {

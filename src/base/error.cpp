@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/error.h>
-
 #include <system_error>
+
+#include <lockstep/base/error.h>
 
 namespace lockstep {
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/host.h>
-
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <sched.h>
 #include <thread>
+#include <unistd.h>
+
+#include <lockstep/base/host.h>
 
 namespace lockstep {
 namespace {

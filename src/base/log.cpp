@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/log.h>
-
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/env.h>
+#include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
 namespace lockstep {

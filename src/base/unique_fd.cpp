@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/unique_fd.h>
-
 #include <unistd.h>
+
+#include <lockstep/base/unique_fd.h>
 
 namespace lockstep {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/base/world.h>
-
 #include <mutex>
+
+#include <lockstep/base/world.h>
 
 namespace lockstep {
 namespace {

@@ -9,6 +9,9 @@
 
 namespace lockstep::rendezvous {
 
+// In a run's store: how many of its ranks have left. There only once the run is ending.
+inline constexpr const char* kLeftKey = "left";
+
 // Says in the store that this rank is there and waits for all the others; throws RendezvousError naming
 // those that have not arrived by the deadline.
 void await_all(c10d::Store& store, int rank, int world_size, const Deadline& deadline);

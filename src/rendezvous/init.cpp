@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <thread>
+
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -69,12 +71,12 @@ Placement explicit_placement(const InitOptions& options, const InitMethod& metho
           .source = "InitOptions"};
 }
 
-// Rank and size from the options, the way to rank 0 from the environment.
-Placement numbered_placement(const InitOptions& options) {
+// Rank and size from the options or the query, the way to rank 0 from the environment.
+Placement numbered_placement(const InitOptions& options, const InitMethod& method) {
   const Variables master(options.env, "the launcher's environment", {"MASTER_ADDR", "MASTER_PORT"},
                          {"RANK", "WORLD_SIZE"});
-  if (!options.store && *options.world_size > 1) master.require_all();
-  Placement placement = explicit_placement(options, {});
+  Placement placement = explicit_placement(options, method);
+  if (!options.store && placement.world_size > 1) master.require_all();
   placement.master_addr = options.env.get("MASTER_ADDR").value_or("");
   if (master.optional_number("MASTER_PORT")) {
     placement.master_port = checked_port(master.number("MASTER_PORT"), "MASTER_PORT");
@@ -85,7 +87,9 @@ Placement numbered_placement(const InitOptions& options) {
 Placement place(const InitOptions& options, const InitMethod& method) {
   using Kind = InitMethod::Kind;
   if (method.kind == Kind::tcp || method.kind == Kind::file) return explicit_placement(options, method);
-  if (options.rank && options.world_size) return numbered_placement(options);
+  if (options.rank || options.world_size || method.rank || method.world_size) {
+    return numbered_placement(options, method);
+  }
   if (method.kind == Kind::env) {
     if (auto found = from_launcher(options.env)) return *found;
     throw RendezvousError(
@@ -98,11 +102,33 @@ Placement place(const InitOptions& options, const InitMethod& method) {
   return {.local_rank = 0, .local_world_size = 1, .source = "no launcher"};
 }
 
+// A run that has just ended is served until its last rank has left, maybe on the port of the next one.
+bool has_ended(c10d::Store& store) {
+  try {
+    return store.check({kLeftKey});
+  } catch (const std::exception&) {
+    return true;  // its rank 0 left meanwhile
+  }
+}
+
+StorePtr join_living_store(const Endpoint& server, const Placement& place, const Deadline& deadline) {
+  while (true) {
+    const auto store = join_store(server, place.rank, place.world_size, deadline);
+    if (!has_ended(*store)) return store;
+    if (deadline.expired()) {
+      throw RendezvousError(fmt::format(
+          "rank {} of {}: rank 0 has not arrived: at {}:{} an earlier run is still ending after {} ms",
+          place.rank, place.world_size, server.host, server.port, deadline.timeout().count()));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 StorePtr store_over_tcp(const Placement& place, const Deadline& deadline) {
   if (place.rank == 0) {
     return serve_store(listen_on(place.master_port), place.master_addr, place.world_size, deadline);
   }
-  return join_store({place.master_addr, place.master_port}, place.rank, place.world_size, deadline);
+  return join_living_store({place.master_addr, place.master_port}, place, deadline);
 }
 
 StorePtr store_by_file(Placement& place, const std::string& path, const Deadline& deadline) {

@@ -35,7 +35,8 @@ std::string draw_ticket() {
 }
 
 void write_whole(const std::string& path, const std::string& text) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  const std::string temporary =
+      path + ".tmp";  // one name, so that a killed run leaves no growing heap of them
   {
     std::ofstream file(temporary);
     file << text;
@@ -44,7 +45,12 @@ void write_whole(const std::string& path, const std::string& text) {
           fmt::format("the meeting file {} cannot be written: {}", temporary, errno_text(errno)));
     }
   }
-  fs::rename(temporary, path);
+  std::error_code code;
+  fs::rename(temporary, path, code);
+  // Not there any more: rank 0 has just swept it away with what earlier runs left; the caller looks again.
+  if (code && code != std::errc::no_such_file_or_directory) {
+    throw RendezvousError(fmt::format("the meeting file {} cannot be written: {}", path, code.message()));
+  }
 }
 
 std::optional<std::string> read_whole(const std::string& path) {
@@ -71,6 +77,14 @@ std::vector<std::string> public_addresses() {
   return addresses;
 }
 
+// Whether files that end so, after the path, are written here.
+bool is_ours(std::string ending) {
+  if (ending.ends_with(".tmp")) ending.resize(ending.size() - 4);
+  if (ending == ".run") return true;
+  const auto digits = ending.find_first_not_of("0123456789", 5);
+  return ending.starts_with(".rank") && ending.size() > 5 && digits == std::string::npos;
+}
+
 }  // namespace
 
 MeetingFile::MeetingFile(std::string path, int rank, int world_size)
@@ -80,8 +94,21 @@ MeetingFile::MeetingFile(std::string path, int rank, int world_size)
     throw RendezvousError(fmt::format("the folder {} of the meeting file does not exist", folder.string()));
   }
   if (rank_ != 0) return;
-  fs::remove(run_path());
-  for (int other = 0; other < world_size_; ++other) fs::remove(rank_path(other));
+  remove_leftovers();
+}
+
+// Of earlier runs, which may have had more ranks than this one.
+void MeetingFile::remove_leftovers() const {
+  const auto name = fs::path(path_).filename().string();
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(fs::path(path_).parent_path())) {
+    const auto other = entry.path().filename().string();
+    if (!other.starts_with(name) || !is_ours(other.substr(name.size()))) continue;
+    fs::remove(entry.path(), code);
+    if (!code) continue;
+    throw RendezvousError(fmt::format("{}, left behind by an earlier run, cannot be removed: {}",
+                                      entry.path().string(), code.message()));
+  }
 }
 
 MeetingFile::~MeetingFile() {
@@ -122,28 +149,37 @@ void MeetingFile::announce(int port, const Deadline& deadline) {
 }
 
 Endpoint MeetingFile::find(const Deadline& deadline) {
+  bool rank_0_came = false;
+  std::vector<int> absent;
   while (true) {
     sign_in();
-    std::istringstream run(read_whole(run_path()).value_or(""));
-    std::string host;
-    std::string port;
-    std::string tickets;
-    std::string address;
-    if (std::getline(run, host) && std::getline(run, port) && std::getline(run, tickets) &&
-        tickets.find(ticket_) != std::string::npos) {
-      run >> address;
-      if (host == host_identity() || address.empty()) address = "127.0.0.1";
-      return {address, std::stoi(port)};
-    }
-    if (deadline.expired()) {
-      const auto absent = missing();
-      throw RendezvousError(fmt::format(
-          "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}", rank_, world_size_,
-          path_, deadline.timeout().count(),
-          absent.empty() ? "nobody, but rank 0 gave up" : fmt::format("{}", fmt::join(absent, ", "))));
-    }
+    if (const auto server = server_of_this_run()) return *server;
+    // Rank 0 may give up a moment before this rank: who was not there while it was is what matters.
+    const auto now = missing();
+    const bool rank_0_is_there = now.empty() || now.front() != 0;
+    rank_0_came = rank_0_came || rank_0_is_there;
+    if (rank_0_is_there || !rank_0_came) absent = now;
+    if (deadline.expired()) break;
     std::this_thread::sleep_for(kPause);
   }
+  throw RendezvousError(fmt::format(
+      "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}", rank_, world_size_, path_,
+      deadline.timeout().count(),
+      absent.empty() ? "nobody, but rank 0 gave up" : fmt::format("{}", fmt::join(absent, ", "))));
+}
+
+std::optional<Endpoint> MeetingFile::server_of_this_run() const {
+  std::istringstream run(read_whole(run_path()).value_or(""));
+  std::string host;
+  std::string port;
+  std::string tickets;
+  if (!std::getline(run, host) || !std::getline(run, port) || !std::getline(run, tickets))
+    return std::nullopt;
+  if (tickets.find(ticket_) == std::string::npos) return std::nullopt;
+  std::string address;
+  run >> address;
+  if (host == host_identity() || address.empty()) address = "127.0.0.1";
+  return Endpoint{address, std::stoi(port)};
 }
 
 }  // namespace lockstep::rendezvous

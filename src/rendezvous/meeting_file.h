@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,11 @@ class MeetingFile {
  private:
   std::string rank_path(int rank) const;
   std::string run_path() const;
+  void remove_leftovers() const;
   void sign_in() const;
   std::vector<int> missing() const;
+  // Once rank 0 has written a run file with this rank's number in it.
+  std::optional<Endpoint> server_of_this_run() const;
 
   std::string path_;
   int rank_;

@@ -27,7 +27,7 @@ int port_of_job(const Env& env) {
 }
 
 Placement with_master(Placement placement, const Env& env) {
-  const auto port = env.get_int("MASTER_PORT");
+  const auto port = Variables(env, placement.source, {}).optional_number("MASTER_PORT");
   if (placement.one_host()) {
     placement.master_addr = env.get("MASTER_ADDR").value_or("127.0.0.1");
     placement.master_port = port ? checked_port(*port, "MASTER_PORT") : port_of_job(env);

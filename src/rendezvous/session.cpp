@@ -24,7 +24,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLeaveLimit = 2'000ms;
-constexpr const char* kLeftKey = "left";
 
 // Beside World in base, the default process group's only global.
 std::atomic<Session*>& slot() {
@@ -46,6 +45,7 @@ Session* current_session() { return slot().load(); }
 Session::Session(const InitOptions& options, const Placement& placement,
                  c10::intrusive_ptr<c10d::Store> store)
     : store_(std::move(store)),
+      env_(options.env),
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
       world_(locate(*store_, placement)),
       device_(device_for(options, world_.local_rank)),
@@ -78,7 +78,8 @@ ProcessGroup Session::connect(const std::string& key, const std::string& backend
                 .timeout = info.timeout,
                 .group_name = info.name,
                 .master_host = master_host_,
-                .one_host = world_.local_size == world_.size});
+                .one_host = world_.local_size == world_.size,
+                .env = env_});
   info.traits = handle.traits;
   return {handle.backend, std::move(info)};
 }

@@ -34,6 +34,7 @@ class Session {
   void wait_for_others_to_leave();
 
   c10::intrusive_ptr<c10d::Store> store_;
+  Env env_;
   std::string master_host_;
   std::string backend_;
   World world_;

@@ -30,23 +30,37 @@ std::vector<std::string> node_list(const Env& env, const Variables& own) {
   return expand_node_list(*list);
 }
 
+// Of a job or step: 32 bits without a sign. 0 when it is not there.
+std::int64_t id_in(const Env& env, const char* name) {
+  try {
+    const auto id = env.get_int(name).value_or(0);
+    if (id >= 0) return id;
+    throw RendezvousError(fmt::format("environment variable {}={} is negative", name, id));
+  } catch (const ArgumentError& error) {
+    throw RendezvousError(error.what());
+  }
+}
+
 // Two steps of one job may run at the same time, so the step counts too.
 int port_of_job(const Env& env) {
   const auto job = first_of(env, {"SLURM_JOB_ID", "SLURM_JOBID"});
   if (!job)
     throw RendezvousError("SLURM's environment is incomplete: SLURM_JOB_ID is missing; set MASTER_PORT");
-  const auto id = env.get_int(env.has("SLURM_JOB_ID") ? "SLURM_JOB_ID" : "SLURM_JOBID").value_or(0);
-  const auto step = env.get_int("SLURM_STEP_ID").value_or(0);
+  const auto id = id_in(env, env.has("SLURM_JOB_ID") ? "SLURM_JOB_ID" : "SLURM_JOBID");
+  const auto step = id_in(env, "SLURM_STEP_ID");
   return static_cast<int>(kFirstPort + (id * 7 + step) % kPorts);
 }
 
 std::optional<int> local_size(const Env& env, std::size_t nodes, int tasks) {
   if (nodes == 1) return tasks;
   const auto list = first_of(env, {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
-  const auto node = env.get_int("SLURM_NODEID");
+  const auto node = Variables(env, "SLURM's environment", {}).optional_number("SLURM_NODEID");
   if (!list || !node) return std::nullopt;
   const auto counts = expand_tasks_per_node(*list);
-  if (*node < 0 || *node >= static_cast<std::int64_t>(counts.size())) return std::nullopt;
+  if (*node >= static_cast<int>(counts.size())) {
+    throw RendezvousError(fmt::format(
+        "SLURM's environment contradicts itself: SLURM_NODEID={} but tasks per node of {}", *node, *list));
+  }
   return counts[static_cast<std::size_t>(*node)];
 }
 
@@ -64,7 +78,7 @@ std::optional<Placement> from_slurm(const Env& env) {
                       .source = "SLURM's environment"};
   placement.local_world_size = local_size(env, nodes.size(), placement.world_size);
   placement.master_addr = env.get("MASTER_ADDR").value_or(nodes.size() == 1 ? "127.0.0.1" : nodes.front());
-  const auto port = env.get_int("MASTER_PORT");
+  const auto port = own.optional_number("MASTER_PORT");
   placement.master_port = port ? checked_port(*port, "MASTER_PORT") : port_of_job(env);
   return placement;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/tcp.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <netdb.h>
@@ -73,7 +74,7 @@ bool connects(const addrinfo& target, std::chrono::milliseconds limit) {
 }
 
 // "" when somebody listens there, else why not.
-std::string try_server(const Endpoint& server) {
+std::string try_server(const Endpoint& server, std::chrono::milliseconds limit) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
@@ -82,7 +83,7 @@ std::string try_server(const Endpoint& server) {
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> targets(list, &::freeaddrinfo);
   std::string reason = "no address";
   for (const auto* target = list; target != nullptr; target = target->ai_next) {
-    if (connects(*target, 1'000ms)) return "";
+    if (connects(*target, limit)) return "";
     reason = errno_text(errno);
   }
   return reason;
@@ -94,7 +95,8 @@ std::string wait_for_server(const Endpoint& server, int rank, const Deadline& de
   bool said = false;
   const auto started = Deadline::Clock::now();
   while (true) {
-    const std::string reason = try_server(server);
+    const std::string reason =
+        try_server(server, std::clamp<std::chrono::milliseconds>(deadline.remaining(), 10ms, 1s));
     if (reason.empty() || deadline.expired()) return reason;
     if (!said && Deadline::Clock::now() - started > kSayWaitingAfter) {
       said = true;
@@ -119,15 +121,18 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
   }
 }
 
+const char* listen_advice(int code) {
+  if (code == EACCES) return "This user may not use it; choose a MASTER_PORT above 1023";
+  return "Another program uses it; choose another MASTER_PORT, or let `lockstep run` choose a free one";
+}
+
 }  // namespace
 
 Listener listen_on(int port) {
   Listener listener{.socket = bound_socket(port)};
   if (!listener.socket || ::listen(listener.socket.get(), SOMAXCONN) != 0) {
-    throw RendezvousError(
-        fmt::format("rank 0 cannot listen on port {}: {}. Another program uses it; choose another "
-                    "MASTER_PORT, or let `lockstep run` choose a free one",
-                    port, errno_text(errno)));
+    throw RendezvousError(fmt::format("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno),
+                                      listen_advice(errno)));
   }
   listener.port = port_of(listener.socket.get());
   return listener;

@@ -114,6 +114,15 @@ Stat stat_of(pid_t pid) {
   return stat;
 }
 
+std::vector<std::string> run_arguments(int ranks, const std::vector<std::string>& more_options,
+                                       const std::vector<std::string>& command) {
+  std::vector<std::string> arguments{"run", "--nproc-per-node", std::to_string(ranks)};
+  arguments.insert(arguments.end(), more_options.begin(), more_options.end());
+  arguments.emplace_back("--");
+  arguments.insert(arguments.end(), command.begin(), command.end());
+  return arguments;
+}
+
 int occurrences(const std::string& text, std::string_view part) {
   int count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++count;
@@ -199,6 +208,13 @@ std::vector<pid_t> LauncherProcess::family() const {
   return pids;
 }
 
+void LauncherProcess::wait_for_family(std::size_t size) const {
+  for (auto found = family().size(); found < size; found = family().size()) {
+    if (deadline_.expired()) throw std::runtime_error(fmt::format("there are only {} processes", found));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 void LauncherProcess::wait_for_no_family() const {
   for (auto left = family(); !left.empty(); left = family()) {
     if (deadline_.expired()) throw std::runtime_error(fmt::format("{} processes are left", left.size()));
@@ -224,12 +240,14 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::vector<std::string> helper_ranks(int ranks, const std::string& what,
+                                      const std::vector<std::string>& more_options) {
+  return run_arguments(ranks, more_options, {LAUNCHER_RANK_PROGRAM, what});
+}
+
 std::vector<std::string> shell_ranks(int ranks, const std::string& script,
                                      const std::vector<std::string>& more_options) {
-  std::vector<std::string> arguments{"run", "--nproc-per-node", std::to_string(ranks)};
-  arguments.insert(arguments.end(), more_options.begin(), more_options.end());
-  arguments.insert(arguments.end(), {"--", "/bin/sh", "-c", script});
-  return arguments;
+  return run_arguments(ranks, more_options, {"/bin/sh", "-c", script});
 }
 
 }  // namespace lockstep::testing

@@ -57,6 +57,8 @@ class LauncherProcess {
 
   /// Living processes that were started by or under this launcher, itself included.
   std::vector<pid_t> family() const;
+  /// Waits until family() has at least `size` members.
+  void wait_for_family(std::size_t size) const;
   /// Waits until family() is empty.
   void wait_for_no_family() const;
 
@@ -78,6 +80,10 @@ pid_t parent_of(pid_t pid);
 void wait_for_state(pid_t pid, char state);
 
 std::vector<std::string> lines_of(const std::string& text);
+
+/// "lockstep run --nproc-per-node <ranks> -- <launcher_rank> <what>".
+std::vector<std::string> helper_ranks(int ranks, const std::string& what,
+                                      const std::vector<std::string>& more_options = {});
 
 /// "lockstep run --nproc-per-node <ranks> -- /bin/sh -c <script>".
 std::vector<std::string> shell_ranks(int ranks, const std::string& script,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the launcher's tests run as a rank. The first argument says what to do.
+#include <cstdint>
 #include <cstdlib>
 #include <netinet/in.h>
 #include <signal.h>
+#include <string.h>
 #include <string>
 #include <string_view>
 #include <sys/resource.h>
@@ -70,6 +72,22 @@ int meet() {
   }
 }
 
+// Tells its pid, then each signal it gets; the first one ends it unless it shall `stay`. Not a shell script:
+// a shell may start one more command, and wait for it, before it runs a trap.
+int tell_signals(bool stay) {
+  sigset_t told;
+  sigemptyset(&told);
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&told, signal_number);
+  ::sigprocmask(SIG_BLOCK, &told, nullptr);
+  write_all(STDOUT_FILENO, fmt::format("pid {} of {}\n", ::getpid(), number("RANK")));
+  do {
+    int got = 0;
+    ::sigwait(&told, &got);
+    write_all(STDOUT_FILENO, fmt::format("got {}\n", ::sigabbrev_np(got)));
+  } while (stay);
+  return 0;
+}
+
 // Dies of a plain signal, also where a sanitizer would catch it, and leaves no core file.
 [[noreturn]] void die_of(int signal_number) {
   const rlimit none{0, 0};
@@ -90,6 +108,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (what == "meet") return meet();
+  if (what == "tell-signal") return tell_signals(false);
+  if (what == "tell-signals") return tell_signals(true);
   if (what == "segv") die_of(SIGSEGV);
   return 2;
 }

@@ -44,7 +44,8 @@ const testing::Scenario many("async many", [] {
     work.wait();  // once more does nothing
     EXPECT_TRUE(work.is_completed());
   }
-  for (int i = 0; i < 20; ++i) expect_equal(tensors[static_cast<std::size_t>(i)], sum_of_ranks(size, 1000 * i));
+  for (int i = 0; i < 20; ++i)
+    expect_equal(tensors[static_cast<std::size_t>(i)], sum_of_ranks(size, 1000 * i));
   for (const auto& call : context.group().recent_calls()) EXPECT_EQ(call.state, CallState::completed);
 });
 TEST_P(Async, ManyOutstandingWaitedInAnyOrder) { run(many); }
@@ -71,11 +72,13 @@ const testing::Scenario kinds("async kinds", [] {
   const auto scattered = torch::zeros({7});
   works.push_back(group.scatter_async(scattered, root ? empty_each(size, 7) : std::vector<at::Tensor>{}, 0));
   const auto part = torch::zeros({7});
-  works.push_back(group.reduce_scatter_async(part, std::vector<at::Tensor>(static_cast<std::size_t>(size), own)));
+  works.push_back(
+      group.reduce_scatter_async(part, std::vector<at::Tensor>(static_cast<std::size_t>(size), own)));
   const auto same_part = torch::zeros({7});
   works.push_back(group.reduce_scatter_tensor_async(same_part, own.repeat({size})));
   const auto exchanged = empty_each(size, 7);
-  works.push_back(group.all_to_all_async(exchanged, std::vector<at::Tensor>(static_cast<std::size_t>(size), own)));
+  works.push_back(
+      group.all_to_all_async(exchanged, std::vector<at::Tensor>(static_cast<std::size_t>(size), own)));
   const auto mixed = torch::zeros({7 * size});
   works.push_back(group.all_to_all_single_async(mixed, own.repeat({size})));
   works.push_back(group.barrier_async());
@@ -109,8 +112,10 @@ const testing::Scenario messages("async messages", [] {
   const auto context = init({.backend = "gloo"});
   const auto& group = context.group();
   if (context.rank() == 0) {
-    group.send(rank_data(1, 7), 1, 1);
+    // Gloo's send waits for the receive, so the first must not block the second.
+    auto first = group.send_async(rank_data(1, 7), 1, 1);
     group.send(rank_data(2, 7, at::kLong), 1, 2);
+    first.wait();
     auto empty = torch::zeros({0});
     group.send(empty, 1, 3);
     auto answer = torch::zeros({3, 2}, at::kComplexFloat);
@@ -133,7 +138,7 @@ const testing::Scenario from_anybody("async from anybody", [] {
   const auto context = init({.backend = "gloo"});
   const auto& group = context.group();
   if (context.rank() != 0) {
-    auto work = group.send_async(torch::tensor({context.rank()}), 0, 5);
+    auto work = group.send_async(torch::tensor({context.rank()}, at::kInt), 0, 5);
     work.wait();
     EXPECT_THROW((void)work.source_rank(), ArgumentError);
     return;

@@ -20,10 +20,10 @@ namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 using testing::expect_equal;
+using ::testing::HasSubstr;
 using testing::rank_data;
+using ::testing::ThrowsMessage;
 
 constexpr const char* kFolder = "LOCKSTEP_TEST_FOLDER";
 
@@ -31,8 +31,8 @@ std::string mark(const std::string& name) { return Env().get(kFolder).value() + 
 
 void run_in_folder(const testing::Scenario& scenario, int world_size) {
   const testing::TempFolder folder;
-  testing::expect_all_passed(testing::run_ranks(
-      scenario, {.world_size = world_size, .env = {{kFolder, folder.path().string()}}}));
+  testing::expect_all_passed(
+      testing::run_ranks(scenario, {.world_size = world_size, .env = {{kFolder, folder.path().string()}}}));
 }
 
 const testing::Scenario two_groups("groups two", [] {
@@ -113,7 +113,8 @@ const testing::Scenario main_throws("groups main throws", [] {
     throw std::runtime_error("the disk is full");
   };
   if (context.is_main()) {
-    EXPECT_THAT([&] { context.main_process_first(action); }, ThrowsMessage<std::runtime_error>("the disk is full"));
+    EXPECT_THAT([&] { context.main_process_first(action); },
+                ThrowsMessage<std::runtime_error>("the disk is full"));
     EXPECT_THROW(context.main_process_first([] { throw 5; }), int);
   } else {
     EXPECT_THAT([&] { context.main_process_first(action); },

@@ -23,7 +23,7 @@ std::string object_of(int rank) {
   return rank == 1 ? bytes : bytes + std::string(static_cast<std::size_t>(rank) * 10'000, 'x');
 }
 
-const testing::Scenario objects("objects", [] {
+const testing::Scenario objects("objects between every rank", [] {
   const auto context = init({.backend = "gloo"});
   const auto& group = context.group();
   const int size = context.world_size();
@@ -38,7 +38,8 @@ const testing::Scenario objects("objects", [] {
   }
   EXPECT_EQ(group.all_gather_object(""), Strings(static_cast<std::size_t>(size)));
   EXPECT_EQ(group.gather_object("", 0), Strings(context.is_main() ? static_cast<std::size_t>(size) : 0));
-  EXPECT_EQ(group.scatter_object(context.is_main() ? Strings(static_cast<std::size_t>(size)) : Strings{}, 0), "");
+  EXPECT_EQ(group.scatter_object(context.is_main() ? Strings(static_cast<std::size_t>(size)) : Strings{}, 0),
+            "");
 });
 TEST_P(Objects, EmptyBinaryAndOfDifferentLengths) {
   testing::expect_all_passed(testing::run_ranks(objects, {.world_size = GetParam()}));

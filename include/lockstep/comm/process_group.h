@@ -135,7 +135,8 @@ class ProcessGroup {
                                const std::vector<std::int64_t>& input_split_sizes = {},
                                Where where = Where::current()) const;
 
-  /// To one other rank, which receives with the same `tag` (0 or more), shape and dtype. PyTorch: `send`.
+  /// To one other rank, which receives with the same `tag` (0 or more), shape and dtype; may return only once
+  /// it does (gloo). PyTorch: `send`.
   void send(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
   Work send_async(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
 

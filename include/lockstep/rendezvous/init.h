@@ -137,18 +137,24 @@ auto Context::main_process_first(Action&& action) const {
     await_main();
     return action();
   }
-  try {
-    if constexpr (std::is_void_v<decltype(action())>) {
-      action();
-      announce_success();
-    } else {
-      auto result = action();
-      announce_success();
-      return result;
+  const auto tell_others_when_it_fails = [&] {
+    try {
+      return action();
+    } catch (const std::exception& error) {
+      announce_failure(error.what());
+      throw;
+    } catch (...) {
+      announce_failure("");
+      throw;
     }
-  } catch (const std::exception& error) {
-    announce_failure(error.what());
-    throw;
+  };
+  if constexpr (std::is_void_v<decltype(action())>) {
+    tell_others_when_it_fails();
+    announce_success();
+  } else {
+    auto result = tell_others_when_it_fails();
+    announce_success();
+    return result;
   }
 }
 

@@ -98,7 +98,11 @@ std::string shared_route(const BackendRequest& request) {
     const std::string other = request.store->get_to_str(key_of(rank));
     if (!is_loopback(other)) return local_address_towards(other);
   }
-  return own;
+  throw RendezvousError(
+      fmt::format("the ranks run on several hosts, but every one of them reaches the master address {} over "
+                  "the loopback. Set "
+                  "MASTER_ADDR to rank 0's address on the network, or GLOO_SOCKET_IFNAME; this host has {}",
+                  request.master_host, describe_interfaces()));
 }
 
 }  // namespace lockstep::backends

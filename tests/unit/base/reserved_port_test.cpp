@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <set>
+#include <sys/socket.h>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -51,6 +51,7 @@ TEST_F(ArgumentChecks, Tensors) {
       },
       "not contiguous");
   expect_refused([&] { group.broadcast(torch::ones({1}).expand({3}), 0); }, "holes or overlaps");
+  expect_refused([&] { group.all_reduce(torch::ones({2}, at::kComplexFloat).conj()); }, "lazy conjugate");
 }
 
 TEST_F(ArgumentChecks, Ranks) {
@@ -115,6 +116,11 @@ TEST_F(ArgumentChecks, Operations) {
 
 TEST_F(ArgumentChecks, ObjectsOfScatter) {
   expect_refused([&] { (void)group.scatter_object({"a", "b"}, 1); }, "objects has 2 entries");
+  expect_refused(
+      [&] {
+        (void)group.scatter_object({"a", "b", "c"}, 0);
+      },
+      "must be empty on every rank but src");
 }
 
 TEST_F(ArgumentChecks, GoodOnesPass) {

@@ -80,6 +80,12 @@ TEST(ProcessGroup, AClosedOneSaysSo) {
   EXPECT_THAT([&] { fake.group.barrier(); }, ThrowsMessage<Error>(HasSubstr("has been closed")));
 }
 
+TEST(ProcessGroup, NeedsABackendAndOneGlobalRankForEachOfItsOwn) {
+  EXPECT_THROW(ProcessGroup(nullptr, {}), ArgumentError);
+  EXPECT_THROW(ProcessGroup(c10::make_intrusive<backends::FakeBackend>(0, 2), {.global_ranks = {3}}),
+               ArgumentError);
+}
+
 TEST(ProcessGroup, GlobalRanks) {
   const Fake fake;
   EXPECT_EQ(fake.group.global_rank(1), 1);

@@ -91,6 +91,13 @@ TEST(Init, MissingNumbersSayWhereTheyCanComeFrom) {
                                   HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
 }
 
+TEST(Init, EnvTakesItsNumbersFromQueryAndOptionsToo) {
+  EXPECT_EQ(init({.init_method = "env://?rank=0&world_size=1", .env = kEmpty}).world_size(), 1);
+  const Env half{{{"WORLD_SIZE", "2"}, {"RANK", "0"}}};
+  expect_refused<RendezvousError>({.init_method = "env://", .rank = 2, .env = half},
+                                  HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
+}
+
 TEST(Init, ARankOutsideTheWorldIsRefusedBeforeAnybodyWaits) {
   expect_refused<RendezvousError>({.init_method = "tcp://127.0.0.1:9?rank=2&world_size=2", .env = kEmpty},
                                   HasSubstr("rank 2 in a world of 2"));

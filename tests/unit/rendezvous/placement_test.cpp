@@ -117,6 +117,16 @@ TEST(Placement, SlurmWithPartsMissing) {
   expect_refused(with(kSlurm, {{"SLURM_JOB_ID", ""}}), HasSubstr("SLURM_JOB_ID"));
 }
 
+TEST(Placement, SlurmWithNonsense) {
+  expect_refused(with(kSlurm, {{"MASTER_PORT", "x"}}), HasSubstr("MASTER_PORT=\"x\""));
+  expect_refused(with(kSlurm, {{"MASTER_PORT", "70000"}}), HasSubstr("not a TCP port"));
+  expect_refused(with(kSlurm, {{"SLURM_JOB_ID", "four"}}), HasSubstr("SLURM_JOB_ID=\"four\""));
+  expect_refused(with(kSlurm, {{"SLURM_NODEID", "3"}}), HasSubstr("SLURM_NODEID=3"));
+  expect_refused(with(kSlurm, {{"SLURM_LOCALID", "2"}}), HasSubstr("local rank 2 among 2 ranks"));
+  expect_refused(with(kSlurm, {{"SLURM_PROCID", "7"}}), HasSubstr("rank 7 in a world of 7"));
+  expect_refused(with(kOpenMpi, {{"MASTER_PORT", "x"}}), HasSubstr("MASTER_PORT=\"x\""));
+}
+
 TEST(Placement, AnAllocationWithoutSrunIsAPlainProcess) {
   EXPECT_FALSE(found({{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "1"}}).has_value());
 }
