@@ -88,7 +88,11 @@ bool is_ours(std::string ending) {
 }  // namespace
 
 MeetingFile::MeetingFile(std::string path, int rank, int world_size)
-    : path_(std::move(path)), rank_(rank), world_size_(world_size), ticket_(draw_ticket()) {
+    : path_(std::move(path)),
+      rank_(rank),
+      world_size_(world_size),
+      ticket_(draw_ticket()),
+      seen_(static_cast<std::size_t>(world_size)) {
   const auto folder = fs::path(path_).parent_path();
   if (!fs::is_directory(folder)) {
     throw RendezvousError(fmt::format("the folder {} of the meeting file does not exist", folder.string()));
@@ -124,22 +128,30 @@ void MeetingFile::sign_in() const {
   if (read_whole(rank_path(rank_)) != ticket_) write_whole(rank_path(rank_), ticket_);
 }
 
-std::vector<int> MeetingFile::missing() const {
+std::vector<int> MeetingFile::missing() {
   std::vector<int> ranks;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (!fs::exists(rank_path(rank))) ranks.push_back(rank);
+    if (fs::exists(rank_path(rank))) {
+      seen_[static_cast<std::size_t>(rank)] = true;
+    } else {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+std::vector<int> MeetingFile::never_seen() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (!seen_[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
   }
   return ranks;
 }
 
 void MeetingFile::announce(int port, const Deadline& deadline) {
   sign_in();
-  for (auto absent = missing(); !absent.empty(); absent = missing()) {
-    if (deadline.expired()) {
-      throw RendezvousError(fmt::format("rank {} of {}: ranks {} have not come to {} within {} ms", rank_,
-                                        world_size_, fmt::join(absent, ", "), path_,
-                                        deadline.timeout().count()));
-    }
+  while (!missing().empty()) {
+    if (deadline.expired()) give_up(deadline);
     std::this_thread::sleep_for(kPause);
   }
   std::vector<std::string> tickets;
@@ -149,23 +161,22 @@ void MeetingFile::announce(int port, const Deadline& deadline) {
 }
 
 Endpoint MeetingFile::find(const Deadline& deadline) {
-  bool rank_0_came = false;
-  std::vector<int> absent;
   while (true) {
     sign_in();
     if (const auto server = server_of_this_run()) return *server;
-    // Rank 0 may give up a moment before this rank: who was not there while it was is what matters.
-    const auto now = missing();
-    const bool rank_0_is_there = now.empty() || now.front() != 0;
-    rank_0_came = rank_0_came || rank_0_is_there;
-    if (rank_0_is_there || !rank_0_came) absent = now;
-    if (deadline.expired()) break;
+    missing();
+    if (deadline.expired()) give_up(deadline);
     std::this_thread::sleep_for(kPause);
   }
+}
+
+void MeetingFile::give_up(const Deadline& deadline) const {
+  const auto absent = never_seen();
   throw RendezvousError(fmt::format(
-      "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}", rank_, world_size_, path_,
-      deadline.timeout().count(),
-      absent.empty() ? "nobody, but rank 0 gave up" : fmt::format("{}", fmt::join(absent, ", "))));
+      "rank {} of {}: the ranks did not meet at {} within {} ms; not there: {}. Were all started, with the "
+      "same path?",
+      rank_, world_size_, path_, deadline.timeout().count(),
+      absent.empty() ? "nobody, but some gave up early" : fmt::format("{}", fmt::join(absent, ", "))));
 }
 
 std::optional<Endpoint> MeetingFile::server_of_this_run() const {

@@ -35,7 +35,11 @@ class MeetingFile {
   std::string run_path() const;
   void remove_leftovers() const;
   void sign_in() const;
-  std::vector<int> missing() const;
+  // Those that are not there now; remembers those that are.
+  std::vector<int> missing();
+  // Those that have never been there: a rank that gave up takes its file with it.
+  std::vector<int> never_seen() const;
+  [[noreturn]] void give_up(const Deadline& deadline) const;
   // Once rank 0 has written a run file with this rank's number in it.
   std::optional<Endpoint> server_of_this_run() const;
 
@@ -43,6 +47,7 @@ class MeetingFile {
   int rank_;
   int world_size_;
   std::string ticket_;
+  std::vector<bool> seen_;
 };
 
 }  // namespace lockstep::rendezvous
