@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/backends/registry.h>
+#include <lockstep/base/allocator.h>
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -179,6 +180,7 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   }
   const InitMethod method = parse_init_method(options.init_method);
   check_options(options, method);
+  if (options.keep_freed_memory) keep_freed_memory();
   // Before the others are kept waiting: a backend that cannot be had is known at once.
   backends::resolve_backend(options.backend, options.device.value_or(c10::Device(c10::kCPU)));
   Placement placement = place(options, method);

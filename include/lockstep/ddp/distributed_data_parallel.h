@@ -24,13 +24,16 @@ class Replica;
 /// first backward after it reduces the sum. Guards nest. PyTorch: `DistributedDataParallel.no_sync()`.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
-  ~NoSync() { sync_ = before_; }
+  explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
+  ~NoSync() {
+    if (sync_ != nullptr) *sync_ = before_;
+  }
+  NoSync(NoSync&& other) noexcept : sync_(std::exchange(other.sync_, nullptr)), before_(other.before_) {}
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  bool& sync_;
+  bool* sync_;
   bool before_;
 };
 

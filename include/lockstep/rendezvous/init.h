@@ -45,6 +45,10 @@ struct InitOptions {
   /// build can reduce on it, else the CPU.
   std::optional<c10::Device> device = std::nullopt;
 
+  /// For training on the CPU: whether malloc keeps freed memory, which saves the kernel's work of clearing
+  /// it anew in each step and costs up to 1 GiB of idle memory a process. See keep_freed_memory().
+  bool keep_freed_memory = true;
+
   /// Where environment variables are read.
   Env env = {};
 };

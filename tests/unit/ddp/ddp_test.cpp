@@ -152,7 +152,8 @@ TEST(DistributedDataParallel, NoSyncAddsUpAndTheNextBackwardReduces) {
   DistributedDataParallel ddp(net, {.process_group = fake.group});
   const auto x = torch::ones({1, 4});
   {
-    const auto guard = ddp->no_sync();
+    std::optional<NoSync> guard;
+    guard.emplace(ddp->no_sync());  // movable, for "all but the last micro-step"
     ddp->forward(x).sum().backward();
     ddp->forward(x).sum().backward();
   }
