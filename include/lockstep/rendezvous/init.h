@@ -36,7 +36,8 @@ struct InitOptions {
   /// Limit for the ranks to find each other and for every call afterwards.
   std::chrono::milliseconds timeout{1'800'000};
 
-  /// A store that all ranks already share; needs rank and world_size, excludes init_method.
+  /// A store that all ranks already share; needs rank and world_size, excludes init_method. It may serve
+  /// several runs in turn, but not after an init() on it has failed.
   c10::intrusive_ptr<c10d::Store> store = {};
 
   std::string group_name = "default";  ///< for messages
