@@ -10,6 +10,7 @@
 #include <lockstep/backends/registry.h>
 #include <lockstep/base/error.h>
 
+#include "backends/shm/shm_backend.h"
 #ifdef LOCKSTEP_HAS_GLOO
 #include "backends/gloo/gloo_backend.h"
 #endif
@@ -20,12 +21,14 @@ namespace {
 using Factory = std::function<BackendHandle(const BackendRequest&)>;
 
 BackendHandle create_fake(const BackendRequest& request) {
-  return {c10::make_intrusive<FakeBackend>(request.rank, request.size), FakeBackend::traits()};
+  return {.backend = c10::make_intrusive<FakeBackend>(request.rank, request.size),
+          .traits = FakeBackend::traits()};
 }
 
 const std::map<std::string, Factory>& factories() {
   static const std::map<std::string, Factory> all{
       {"fake", create_fake},
+      {"shm", create_shm},
 #ifdef LOCKSTEP_HAS_GLOO
       {"gloo", create_gloo},
 #endif

@@ -8,6 +8,8 @@
 
 #include <lockstep/comm/reduce_op.h>
 
+#include "comm/call_note.h"
+
 namespace lockstep {
 
 std::string_view name_of(CallKind kind) {
@@ -84,6 +86,7 @@ CallRecord CallLog::add(CallRecord record) {
   record.issued_at = std::chrono::steady_clock::now();
   record.state = CallState::issued;
   ring_[record.number % kKept] = record;
+  if (board_ != nullptr) write_note(*board_, record);
   return record;
 }
 
@@ -91,6 +94,13 @@ void CallLog::set_state(std::uint64_t number, CallState state) {
   const std::lock_guard lock(mutex_);
   auto& record = ring_[number % kKept];
   if (record.number == number) record.state = state;
+  if (board_ == nullptr || state != CallState::completed) return;
+  auto& completed = board_->completed;
+  if (completed.load(std::memory_order_relaxed) < number) completed.store(number, std::memory_order_release);
+}
+
+void CallLog::set_awaited(std::uint64_t number) {
+  if (board_ != nullptr) board_->awaited.store(number, std::memory_order_release);
 }
 
 std::vector<CallRecord> CallLog::recent() const {

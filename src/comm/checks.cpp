@@ -106,6 +106,15 @@ void Checks::same_as(const at::Tensor& tensor, std::string_view name, const at::
   }
 }
 
+void Checks::gathered(const std::vector<at::Tensor>& output, const at::Tensor& input) const {
+  if (!group_.info().traits.uneven_all_gather) {
+    for (const auto& tensor : output) same_as(tensor, "an output", input, "input");
+    return;
+  }
+  for (const auto& tensor : output) same_dtype(tensor, "an output", input, "input");
+  same_as(output[static_cast<std::size_t>(group_.rank())], "output[rank]", input, "input");
+}
+
 void Checks::whole_of(const at::Tensor& whole, std::string_view whole_name, const at::Tensor& part,
                       std::string_view part_name) const {
   same_dtype(whole, whole_name, part, part_name);

@@ -31,6 +31,8 @@ class Checks {
   void object_count(std::size_t count, std::size_t needed, int src) const;
   void same_as(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
                std::string_view model_name) const;
+  // `output`, one a rank, can take every rank's `input`.
+  void gathered(const std::vector<at::Tensor>& output, const at::Tensor& input) const;
   void same_dtype(const at::Tensor& tensor, std::string_view name, const at::Tensor& model,
                   std::string_view model_name) const;
   // `whole` has size() times the elements of `part`.

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <thread>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep::comm {
@@ -22,6 +24,8 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "Socket closed",
                                    "connection closed"};
 
+constexpr auto kDeathLimit = std::chrono::milliseconds(50);
+
 bool mentions(std::string_view text, const auto& signs) {
   return std::ranges::any_of(signs,
                              [&](const char* sign) { return text.find(sign) != std::string_view::npos; });
@@ -29,40 +33,83 @@ bool mentions(std::string_view text, const auto& signs) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-[[noreturn]] void throw_by_text(const std::string& what, const std::string& reason) {
+// What a failed call is told about.
+struct Story {
+  const GroupState& group;
+  const CallRecord& call;
+
+  std::string begin() const { return group.whoami() + ": " + call.describe(); }
+  std::string end() const {
+    const auto* others = group.host_group();
+    return others == nullptr || others->size() < 2 ? "" : "\nThe other ranks:" + others->describe_others();
+  }
+};
+
+[[noreturn]] void throw_lost(const Story& story, const std::string& reason) {
+  throw PeerLost(fmt::format(
+      "{} failed because another rank is gone: {}. Look for the first error among the other ranks; "
+      "this one is its consequence{}",
+      story.begin(), reason, story.end()));
+}
+
+[[noreturn]] void throw_late(const Story& story, const std::string& reason) {
+  throw TimeoutError(
+      fmt::format("{} did not finish in time: {}. Some rank did not make the matching call; compare what "
+                  "each rank was doing, or raise InitOptions::timeout{}",
+                  story.begin(), reason, story.end()));
+}
+
+// A connection breaks a moment before its process is seen to be dead.
+int dead_rank_soon(const HostGroup* group) {
+  if (group == nullptr) return -1;
+  const Deadline deadline(kDeathLimit);
+  int dead = group->find_dead();
+  while (dead < 0 && !deadline.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    dead = group->find_dead();
+  }
+  return dead;
+}
+
+[[noreturn]] void throw_by_text(const Story& story, const std::string& reason) {
   // Peer signs first: Gloo's text for a closed connection may also mention the timeout that was set.
   if (mentions(reason, kPeerSigns)) {
-    throw PeerLost(
-        fmt::format("{} failed because another rank is gone: {}. Look for the first error among "
-                    "the other ranks; this one is its consequence",
-                    what, reason));
+    const int dead = dead_rank_soon(story.group.host_group());
+    throw_lost(story, dead < 0
+                          ? reason
+                          : fmt::format("{} died ({})", story.group.host_group()->name_of(dead), reason));
   }
-  if (mentions(reason, kTimeoutSigns)) {
-    throw TimeoutError(
-        fmt::format("{} did not finish in time: {}. Some rank did not make the matching call; "
-                    "compare what each rank was doing, or raise InitOptions::timeout",
-                    what, reason));
-  }
-  throw Error(fmt::format("{} failed: {}", what, reason));
+  if (mentions(reason, kTimeoutSigns)) throw_late(story, reason);
+  throw Error(fmt::format("{} failed: {}", story.begin(), reason));
 }
 
 }  // namespace
 
-void rethrow_as_ours(const std::exception_ptr& cause, const std::string& what) {
+void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
+  const Story story{group, call};
   try {
     std::rethrow_exception(cause);
-  } catch (const Error&) {
-    throw;
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(fmt::format("{}: {}", story.begin(), error.what()));
+  } catch (const PeerLost& error) {
+    throw_lost(story, error.what());
+  } catch (const TimeoutError& error) {
+    throw_late(story, error.what());
+  } catch (const DesyncError& error) {
+    throw DesyncError(fmt::format("{}: {}. Every rank has to make the same calls in the same order{}",
+                                  story.begin(), error.what(), story.end()));
+  } catch (const Error& error) {
+    throw Error(fmt::format("{} failed: {}", story.begin(), error.what()));
   } catch (const c10::NotImplementedError& error) {
-    throw ArgumentError(fmt::format("{}: {}", what, first_line(error.what_without_backtrace())));
+    throw ArgumentError(fmt::format("{}: {}", story.begin(), first_line(error.what_without_backtrace())));
   } catch (const c10::ValueError& error) {
-    throw ArgumentError(fmt::format("{}: {}", what, first_line(error.what_without_backtrace())));
+    throw ArgumentError(fmt::format("{}: {}", story.begin(), first_line(error.what_without_backtrace())));
   } catch (const std::invalid_argument& error) {
-    throw ArgumentError(fmt::format("{}: {}", what, first_line(error.what())));
+    throw ArgumentError(fmt::format("{}: {}", story.begin(), first_line(error.what())));
   } catch (const c10::Error& error) {
-    throw_by_text(what, first_line(error.what_without_backtrace()));
+    throw_by_text(story, first_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw_by_text(what, first_line(error.what()));
+    throw_by_text(story, first_line(error.what()));
   }
 }
 

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <exception>
-#include <string>
+
+#include "comm/group_state.h"
 
 namespace lockstep::comm {
 
-// Throws `cause` again as the member of our error family that fits: TimeoutError, PeerLost, ArgumentError
-// or Error. `what` says who did which call, e.g. "rank 1 of 2 (group default, gloo): all_reduce #3 ...".
-[[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const std::string& what);
+// Throws the failure of one call again as the member of our error family that fits: TimeoutError, PeerLost,
+// DesyncError, ArgumentError or Error. The message says who did which call, what happened, and, where all
+// ranks run on one host, what each other rank is doing.
+[[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group,
+                                  const CallRecord& call);
 
 }  // namespace lockstep::comm

@@ -11,6 +11,11 @@
 namespace lockstep::comm {
 namespace {
 
+constexpr const char* kClosed =
+    "the process group has been closed; keep the context that lockstep::init() returned alive for as long as "
+    "its "
+    "groups are used";
+
 bool finished(const c10::weak_intrusive_ptr<c10d::Work>& weak) {
   const auto work = weak.lock();
   return !work || work->isCompleted();
@@ -23,6 +28,8 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       rank_(backend->getRank()),
       size_(backend->getSize()),
       backend_name_(backend->getBackendName()),
+      listener_(dynamic_cast<IssueListener*>(backend.get())),
+      log_(info_.host_group ? &info_.host_group->own_board() : nullptr),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
     throw ArgumentError(fmt::format("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
@@ -32,13 +39,19 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
 
 GroupState::~GroupState() { close(); }
 
-c10::intrusive_ptr<c10d::Backend> GroupState::backend(const std::string& call) const {
+c10::intrusive_ptr<c10d::Backend> GroupState::living_backend() const {
   const std::lock_guard lock(mutex_);
-  if (backend_) return backend_;
-  throw Error(fmt::format(
-      "{}: {}{}the process group has been closed; keep the context that lockstep::init() returned "
-      "alive for as long as its groups are used",
-      whoami(), call, call.empty() ? "" : ": "));
+  return backend_;
+}
+
+c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
+  if (auto living = living_backend()) return living;
+  throw Error(fmt::format("{}: {}", whoami(), kClosed));
+}
+
+c10::intrusive_ptr<c10d::Backend> GroupState::backend_for(const CallRecord& call) const {
+  if (auto living = living_backend()) return living;
+  throw Error(fmt::format("{}: {}: {}", whoami(), call.describe(), kClosed));
 }
 
 std::string GroupState::whoami() const {

@@ -11,6 +11,8 @@
 #include <lockstep/comm/process_group.h>
 
 #include "comm/call_log.h"
+#include "comm/host_group.h"
+#include "comm/issue_listener.h"
 
 namespace lockstep::comm {
 
@@ -22,13 +24,18 @@ class GroupState {
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
-  // Throws Error when the group has been closed; `call` says for what it was wanted, or is empty.
-  c10::intrusive_ptr<c10d::Backend> backend(const std::string& call = {}) const;
+  // These throw Error when the group has been closed.
+  c10::intrusive_ptr<c10d::Backend> backend() const;
+  c10::intrusive_ptr<c10d::Backend> backend_for(const CallRecord& call) const;
   const ProcessGroupInfo& info() const { return info_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& backend_name() const { return backend_name_; }
   CallLog& log() { return log_; }
+  // Where all ranks run on one host; else nullptr.
+  const HostGroup* host_group() const { return info_.host_group.get(); }
+  // The backend, where it wants to know the calls' numbers; else nullptr.
+  IssueListener* listener() const { return listener_; }
   // "rank 1 of 2 (group default, gloo)"
   std::string whoami() const;
 
@@ -38,6 +45,7 @@ class GroupState {
   void close();
 
  private:
+  c10::intrusive_ptr<c10d::Backend> living_backend() const;
   bool has_calls_under_way();
   void abort_backend() noexcept;
 
@@ -45,6 +53,7 @@ class GroupState {
   int rank_ = 0;
   int size_ = 1;
   std::string backend_name_;
+  IssueListener* listener_ = nullptr;
   CallLog log_;
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;

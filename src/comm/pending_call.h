@@ -25,6 +25,9 @@ class PendingCall {
   const GroupState& group() const { return *group_; }
 
  private:
+  bool wait_for_backend(std::chrono::milliseconds timeout);
+  bool wait_watching(std::chrono::milliseconds timeout);
+
   std::shared_ptr<GroupState> group_;
   CallRecord record_;
   c10::intrusive_ptr<c10d::Work> work_;

@@ -89,16 +89,17 @@ CallRecord record_of(CallKind kind, const Tensor& tensor, Where where) {
 // Numbers and records the call, hands it to the backend, and turns a refusal into our errors.
 Work issue(const std::shared_ptr<GroupState>& group, CallRecord record,
            const std::function<C10dWork(c10d::Backend&)>& call, std::function<void()> on_success = {}) {
-  const auto backend = group->backend(record.describe());
+  const auto backend = group->backend_for(record);
   record = group->log().add(std::move(record));
   try {
+    if (auto* listener = group->listener()) listener->next_call(record.number);
     auto work = call(*backend);
     group->remember(work);
     return Work(std::make_shared<comm::PendingCall>(group, std::move(record), std::move(work),
                                                     std::move(on_success)));
   } catch (...) {
     group->log().set_state(record.number, CallState::failed);
-    comm::rethrow_as_ours(std::current_exception(), group->whoami() + ": " + record.describe());
+    comm::rethrow_as_ours(std::current_exception(), *group, record);
   }
 }
 
@@ -169,7 +170,7 @@ Work ProcessGroup::all_gather_async(const Tensors& output, const Tensor& input, 
   const Checks check(*state_, CallKind::all_gather, where);
   check.contiguous(input, "input");
   check.one_per_rank(output, "output");
-  for (const auto& tensor : output) check.same_as(tensor, "an output", input, "input");
+  check.gathered(output, input);
   return issue(state_, record_of(CallKind::all_gather, input, where), [&](c10d::Backend& backend) {
     std::vector<Tensors> outputs{as_sent(output)};
     Tensors inputs{as_sent(input)};

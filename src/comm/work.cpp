@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
 #include <fmt/format.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
@@ -9,6 +12,11 @@
 
 namespace lockstep {
 namespace comm {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(50);
+
+}  // namespace
 
 PendingCall::PendingCall(std::shared_ptr<GroupState> group, CallRecord record,
                          c10::intrusive_ptr<c10d::Work> work, std::function<void()> on_success)
@@ -19,15 +27,39 @@ PendingCall::PendingCall(std::shared_ptr<GroupState> group, CallRecord record,
 
 void PendingCall::wait(std::chrono::milliseconds timeout) {
   if (done_) return;
+  group_->log().set_awaited(record_.number);
   try {
-    if (!work_->wait(timeout)) throw std::runtime_error("it was aborted");
+    if (!wait_for_backend(timeout)) throw std::runtime_error("it was aborted");
     if (on_success_) on_success_();
   } catch (...) {
     group_->log().set_state(record_.number, CallState::failed);
-    rethrow_as_ours(std::current_exception(), group_->whoami() + ": " + record_.describe());
+    rethrow_as_ours(std::current_exception(), *group_, record_);
   }
   done_ = true;
   group_->log().set_state(record_.number, CallState::completed);
+  group_->log().set_awaited(0);
+}
+
+bool PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
+  const bool watched = group_->host_group() != nullptr && !group_->info().traits.notices_death;
+  // Gloo ends a send or receive whose wait has timed out, and sees by itself when the other side is gone.
+  const bool one_to_one = record_.kind == CallKind::send || record_.kind == CallKind::recv;
+  return watched && !one_to_one ? wait_watching(timeout == kNoTimeout ? group_->info().timeout : timeout)
+                                : work_->wait(timeout);
+}
+
+// In slices, with a look at the other ranks between them.
+bool PendingCall::wait_watching(std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  while (true) {
+    try {
+      return work_->wait(std::max(std::chrono::milliseconds(1), std::min(kSlice, deadline.remaining())));
+    } catch (const std::exception&) {
+      if (work_->isCompleted() || deadline.expired()) throw;
+    }
+    const int dead = group_->host_group()->find_dead();
+    if (dead >= 0) throw PeerLost(group_->host_group()->name_of(dead) + " died");
+  }
 }
 
 int PendingCall::source_rank() const {

@@ -81,6 +81,7 @@ ProcessGroup Session::connect(const std::string& key, const std::string& backend
                 .one_host = world_.local_size == world_.size,
                 .env = env_});
   info.traits = handle.traits;
+  info.host_group = handle.host_group;
   return {handle.backend, std::move(info)};
 }
 

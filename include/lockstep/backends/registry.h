@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,10 @@
 #include <lockstep/base/env.h>
 #include <lockstep/comm/backend_traits.h>
 #include <lockstep/comm/c10d.h>
+
+namespace lockstep::comm {
+class HostGroup;
+}
 
 namespace lockstep::backends {
 
@@ -28,6 +33,7 @@ struct BackendRequest {
 struct BackendHandle {
   c10::intrusive_ptr<c10d::Backend> backend;
   BackendTraits traits;
+  std::shared_ptr<comm::HostGroup> host_group = {};  ///< where all ranks run on one host; else empty
 };
 
 /// The names that create_backend() takes in this build, e.g. {"fake", "gloo"}.

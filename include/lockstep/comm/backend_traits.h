@@ -17,6 +17,10 @@ struct BackendTraits {
   std::set<c10::ScalarType> dtypes = {};
   /// False: AVG is done here, as a sum that is divided when the call is waited for.
   bool averages = false;
+  /// Whether a wait ends by itself soon after another rank has died.
+  bool notices_death = false;
+  /// Whether the inputs of all_gather may differ in shape from rank to rank.
+  bool uneven_all_gather = false;
   /// What to tell a user whose tensor is on another device.
   std::string device_advice = {};
 };

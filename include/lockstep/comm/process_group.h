@@ -21,7 +21,8 @@ namespace lockstep {
 
 namespace comm {
 class GroupState;
-}
+class HostGroup;
+}  // namespace comm
 
 /// What a ProcessGroup knows beside its backend.
 struct ProcessGroupInfo {
@@ -29,6 +30,8 @@ struct ProcessGroupInfo {
   std::vector<int> global_ranks = {};            ///< [i] = the global rank of group rank i; empty: i itself
   std::chrono::milliseconds timeout{1'800'000};  ///< the backend's, for messages
   BackendTraits traits = {};
+  /// Where all ranks run on one host, what they know of each other there; made by the backends of Lockstep.
+  std::shared_ptr<comm::HostGroup> host_group = {};
 };
 
 /// A group of ranks and the collectives between them. PyTorch: `torch.distributed` and its ProcessGroup.
@@ -85,7 +88,8 @@ class ProcessGroup {
   Work reduce_async(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
                     Where where = Where::current()) const;
 
-  /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. PyTorch: `all_gather`.
+  /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. With a backend that can
+  /// (shm) shapes may differ from rank to rank. PyTorch: `all_gather`.
   void all_gather(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
   Work all_gather_async(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
 

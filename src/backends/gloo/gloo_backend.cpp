@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "backends/gloo/route.h"
+#include "backends/host_meeting.h"
 
 namespace lockstep::backends {
 namespace {
@@ -62,8 +63,10 @@ BackendHandle create_gloo(const BackendRequest& request) {
     auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
     options->devices = devices_for(request);
     options->group_name = request.group_name;
-    return {c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options),
-            gloo_traits()};
+    return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
+                                                                   options),
+            .traits = gloo_traits(),
+            .host_group = request.one_host && request.size > 1 ? meet_on_host(request, {}) : nullptr};
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <span>
+#include <string>
+#include <sys/types.h>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep {
+
+/// Local sockets over which processes of one host and one user hand each other file descriptors. Their names
+/// are in the abstract namespace of unix(7): no file is made, and nothing can stay behind.
+
+struct LocalListener {
+  UniqueFd socket;
+  std::string name;  ///< drawn by the kernel; give it to the others
+};
+
+/// Throws Error when the system refuses.
+LocalListener listen_locally();
+
+/// The next connection, or an empty one when the deadline has passed. A process of another user is turned
+/// away, with a warning.
+UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline);
+
+/// Throws Error when nobody listens there, TimeoutError when the deadline passes.
+UniqueFd connect_locally(const std::string& name, const Deadline& deadline);
+
+/// One message: a number and some descriptors, which stay open here too. Throws Error or TimeoutError.
+void send_fds(int socket, std::uint32_t number, std::span<const int> fds, const Deadline& deadline);
+
+struct FdMessage {
+  std::uint32_t number = 0;
+  std::vector<UniqueFd> fds;
+};
+
+/// Throws PeerLost when the other side has closed, TimeoutError when the deadline passes.
+FdMessage receive_fds(int socket, const Deadline& deadline);
+
+}  // namespace lockstep

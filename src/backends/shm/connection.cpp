@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/connection.h"
+
+#include <algorithm>
+
+#include <lockstep/base/host.h>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kAddressSpace = std::size_t{1}
+                                      << 44U;  // for all ranks together, of the 2^47 that there are
+
+Team team_of(const std::shared_ptr<comm::HostGroup>& group) {
+  const auto offset = comm::HostGroup::backend_offset();
+  std::vector<std::byte*> segments;
+  for (int rank = 0; rank < group->size(); ++rank) segments.push_back(group->backend_part(rank));
+  return {group->rank(), std::move(segments), group->own_memory().size() - offset,
+          RankNews{.find_dead = [group] { return group->find_dead(); },
+                   .name_of = [group](int rank) { return group->name_of(rank); }}};
+}
+
+}  // namespace
+
+comm::HostGroup::Part Connection::part(int size) {
+  const auto share = kAddressSpace / static_cast<std::size_t>(size);
+  return {.bytes = Layout(size).heap_offset() + std::min(total_memory(), share) / kPage * kPage,
+          .committed = sizeof(Area)};
+}
+
+Connection::Connection(std::shared_ptr<comm::HostGroup> group)
+    : group_(std::move(group)),
+      heap_(group_->own_memory(), comm::HostGroup::backend_offset() + Layout(group_->size()).heap_offset()),
+      engine_(team_of(group_), Patience::for_cores(group_->size(), usable_cores())) {}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/engine.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/futex.h>
+
+#include "backends/shm/engines.h"
+
+namespace lockstep::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kFirstTries = 64;  // before the clock is looked at
+constexpr auto kVerdictLimit = std::chrono::milliseconds(100);
+constexpr auto kShortNap = std::chrono::microseconds(200);
+
+bool has_left(const Team& team, int rank) {
+  return team.area(rank).left.load(std::memory_order_acquire) != 0;
+}
+
+// A rank without which the call cannot be finished and that has left the group, or -1.
+int missing_for_good(const Team& team, const Call& call) {
+  const auto awaited = call.awaited();
+  const auto* transfer = dynamic_cast<const Transfer*>(&call);
+  const auto left = [&](int rank) { return has_left(team, rank); };
+  const bool hopeless = transfer != nullptr && transfer->any_will_do() ? std::ranges::all_of(awaited, left)
+                                                                       : std::ranges::any_of(awaited, left);
+  return hopeless && !awaited.empty() ? *std::ranges::find_if(awaited, left) : -1;
+}
+
+std::string names_of(const Team& team, const std::vector<int>& ranks) {
+  std::vector<std::string> names;
+  for (const int rank : ranks) names.push_back(team.name_of(rank));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+// One thread's wait for a call to finish, or for a free slot.
+struct Engine::Wait {
+  const Call& call;
+  bool for_slot = false;
+  Milliseconds timeout{};
+  Clock::time_point since = Clock::now();
+
+  Milliseconds waited() const { return std::chrono::duration_cast<Milliseconds>(Clock::now() - since); }
+};
+
+Engine::Engine(Team team, Patience patience)
+    : team_(std::move(team)), patience_(patience), mailbox_(team_.size()) {
+  add_engine(*this);
+}
+
+Engine::~Engine() { leave(); }
+
+void Engine::leave() {
+  remove_engine(*this);
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  collectives_.clear();
+  transfers_.clear();
+  under_way_ = 0;
+  team_.own().left.store(1, std::memory_order_release);
+  team_.ring();
+}
+
+void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  check();
+  while (!has_free_slot()) {
+    lock.unlock();
+    Wait wait{.call = *call, .for_slot = true, .timeout = timeout};
+    wait_until(wait);
+    lock.lock();
+  }
+  call->post(++number_, pipeline_chunks_);
+  collectives_.push_back(std::move(call));
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+  advance();
+}
+
+void Engine::start(std::shared_ptr<Transfer> call) {
+  transfers_.push_back(std::move(call));
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+  advance();
+}
+
+bool Engine::has_free_slot() {
+  const auto next = number_ + 1;
+  if (next <= completed_by_all_ + kSlots) return true;
+  advance();
+  completed_by_all_ = number_;
+  for (int rank = 0; rank < team_.size(); ++rank) {
+    completed_by_all_ =
+        std::min(completed_by_all_, team_.area(rank).completed.value.load(std::memory_order_acquire));
+  }
+  return next <= completed_by_all_ + kSlots;
+}
+
+void Engine::advance() {
+  while (!collectives_.empty() && collectives_.front()->advance()) {
+    collectives_.front()->set_finished();
+    collectives_.pop_front();
+    under_way_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  for (auto it = transfers_.begin(); it != transfers_.end();) {
+    if (!(*it)->advance()) {
+      ++it;
+      continue;
+    }
+    (*it)->set_finished();
+    it = transfers_.erase(it);
+    under_way_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void Engine::try_advance() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) advance();
+}
+
+bool Engine::test(const Call& call) {
+  if (call.finished()) return true;
+  try_advance();
+  return call.finished() || team_.verdict() != nullptr;
+}
+
+bool Engine::is_ready(Wait& wait) {
+  const std::lock_guard lock(mutex_);
+  if (wait.for_slot) return has_free_slot();
+  if (!wait.call.finished()) advance();
+  return wait.call.finished();
+}
+
+void Engine::wait(const Call& call, Milliseconds timeout) {
+  if (call.finished()) return;
+  Wait wait{.call = call, .timeout = timeout};
+  wait_until(wait);
+}
+
+void Engine::wait_until(Wait& wait) {
+  for (int tries = 0; tries < kFirstTries; ++tries) {
+    if (is_ready(wait)) return;
+    relax();
+  }
+  while (true) {
+    const auto begin = Clock::now();
+    while (Clock::now() - begin < patience_.spin) {
+      if (is_ready(wait)) return;
+      relax();
+    }
+    while (Clock::now() - begin < patience_.spin + patience_.yield) {
+      if (is_ready(wait)) return;
+      std::this_thread::yield();
+    }
+    nap(wait);
+    if (is_ready(wait)) return;
+    look_around(wait);
+  }
+}
+
+void Engine::nap(Wait& wait) {
+  auto& area = team_.own();
+  const auto limit = advance_others(*this) ? kShortNap : patience_.nap;
+  const auto bell = area.bell.load(std::memory_order_acquire);
+  area.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Counterpart of Team::ring(): what was published before the sleeper could be seen is found here.
+  if (!is_ready(wait) && team_.verdict() == nullptr) futex_wait(area.bell, bell, limit);
+  area.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Whether there is still reason to wait. What a rank published before its end is looked at before it is
+// missed.
+void Engine::look_around(Wait& wait) {
+  if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
+  if (const auto* verdict = team_.verdict()) {
+    if (!is_ready(wait)) throw_verdict(*verdict, &wait);
+    return;
+  }
+  const int dead = team_.find_dead();
+  const int gone = missing_for_good(team_, wait.call);
+  const bool late = wait.waited() >= wait.timeout;
+  if ((dead < 0 && gone < 0 && !late) || is_ready(wait)) return;
+  if (dead >= 0) {
+    team_.fail(Verdict::Cause::peer_lost, dead, 0);
+  } else if (missing_for_good(team_, wait.call) >= 0) {
+    team_.fail(Verdict::Cause::peer_left, gone, 0);
+  } else if (late) {
+    const auto awaited = wait.call.awaited();
+    team_.fail(Verdict::Cause::timeout, awaited.empty() ? -1 : awaited.front(), 0);
+  } else {
+    return;
+  }
+  // Another rank may be writing its own verdict down, unless it died over it.
+  const Deadline deadline(kVerdictLimit);
+  while (team_.verdict() == nullptr && !deadline.expired()) std::this_thread::yield();
+  const Verdict unknown;
+  throw_verdict(team_.verdict() != nullptr ? *team_.verdict() : unknown, &wait);
+}
+
+void Engine::check() const {
+  if (closed_) throw Error("the group has been closed");
+  if (const auto* verdict = team_.verdict()) throw_verdict(*verdict, nullptr);
+}
+
+void Engine::throw_verdict(const Verdict& verdict, const Wait* wait) const {
+  using Cause = Verdict::Cause;
+  const auto culprit = verdict.culprit >= 0 ? team_.name_of(verdict.culprit) : std::string("a rank");
+  const auto reporter = verdict.reporter >= 0 ? team_.name_of(verdict.reporter) : std::string("a rank");
+  switch (verdict.cause) {
+    case Cause::peer_lost:
+      throw PeerLost(culprit + " died");
+    case Cause::peer_left:
+      throw PeerLost(culprit + " has left the group");
+    case Cause::timeout: {
+      const auto awaited = wait != nullptr ? wait->call.awaited() : std::vector<int>{};
+      if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
+      throw TimeoutError(fmt::format("after {} ms {} {} not there", wait->waited().count(),
+                                     names_of(team_, awaited), awaited.size() == 1 ? "was" : "were"));
+    }
+    case Cause::disagreement:
+      throw DesyncError("the ranks make different calls: " + Collective::posts_of(team_, verdict.call));
+    case Cause::message_mismatch:
+      throw DesyncError(
+          fmt::format("{} received from {} a message of another size or element type than it "
+                      "asked for",
+                      reporter, culprit));
+    case Cause::aborted:
+      throw Error(reporter + " aborted the group");
+    case Cause::none:
+      break;
+  }
+  throw Error("the group has failed");
+}
+
+}  // namespace lockstep::shm

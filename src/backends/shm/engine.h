@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+
+#include "backends/shm/collective.h"
+#include "backends/shm/patience.h"
+#include "backends/shm/team.h"
+#include "backends/shm/transfer.h"
+
+namespace lockstep::shm {
+
+// Moves the calls of one rank in one group forward. There is no thread behind it: whoever starts or waits for
+// a call moves all that are under way, and a wait also those of this process's other groups. Safe from any
+// thread.
+class Engine {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  Engine(Team team, Patience patience);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Team& team() const { return team_; }
+  Mailbox& mailbox() { return mailbox_; }
+  std::mutex& mutex() { return mutex_; }
+
+  // Publishes the call; all ranks do so in the same order. Waits, at most `timeout`, while kSlots calls are
+  // under way already. Throws as wait() does when the group has failed.
+  void start(std::shared_ptr<Collective> call, Milliseconds timeout);
+  // The call was made under mutex(), which is held still.
+  void start(std::shared_ptr<Transfer> call);
+
+  // Until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error when it cannot be.
+  void wait(const Call& call, Milliseconds timeout);
+  // Moves everything forward; whether wait() would return or throw at once.
+  bool test(const Call& call);
+
+  // Does what can be done at once, unless another thread is at it.
+  void try_advance();
+  bool is_idle() const { return under_way_.load(std::memory_order_relaxed) == 0; }
+
+  // Tells the others that this rank has left, and drops what is under way; waiting for it throws.
+  void leave();
+  // Ends all calls, on every rank, with an error.
+  void abort() const { team_.fail(Verdict::Cause::aborted, team_.rank(), 0); }
+  // Throws when the group has failed.
+  void check() const;
+
+ private:
+  struct Wait;
+
+  void wait_until(Wait& wait);
+  bool is_ready(Wait& wait);
+  void nap(Wait& wait);
+  void look_around(Wait& wait);
+  void advance();
+  bool has_free_slot();
+  [[noreturn]] void throw_verdict(const Verdict& verdict, const Wait* wait) const;
+
+  Team team_;
+  Patience patience_;
+  std::mutex mutex_;
+  Mailbox mailbox_;
+  std::deque<std::shared_ptr<Collective>> collectives_;
+  std::list<std::shared_ptr<Transfer>> transfers_;
+  std::atomic<int> under_way_{0};
+  std::atomic<bool> closed_{false};
+  std::uint64_t number_ = 0;
+  std::uint64_t pipeline_chunks_ = 0;
+  std::uint64_t completed_by_all_ = 0;
+};
+
+}  // namespace lockstep::shm

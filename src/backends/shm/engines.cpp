@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/engines.h"
+
+#include <algorithm>
+#include <atomic>
+#include <shared_mutex>
+#include <vector>
+
+#include "backends/shm/engine.h"
+
+namespace lockstep::shm {
+namespace {
+
+struct Engines {
+  std::shared_mutex mutex;
+  std::vector<Engine*> all;
+  std::atomic<std::size_t> count{0};
+};
+
+Engines& engines() {
+  static Engines instance;
+  return instance;
+}
+
+}  // namespace
+
+void add_engine(Engine& engine) {
+  const std::unique_lock lock(engines().mutex);
+  engines().all.push_back(&engine);
+  engines().count = engines().all.size();
+}
+
+void remove_engine(Engine& engine) {
+  const std::unique_lock lock(engines().mutex);
+  std::erase(engines().all, &engine);
+  engines().count = engines().all.size();
+}
+
+bool advance_others(const Engine& self) {
+  if (engines().count.load(std::memory_order_relaxed) < 2) return false;
+  const std::shared_lock lock(engines().mutex);
+  bool busy = false;
+  for (auto* engine : engines().all) {
+    if (engine == &self || engine->is_idle()) continue;
+    busy = true;
+    engine->try_advance();
+  }
+  return busy;
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+namespace lockstep::shm {
+
+class Engine;
+
+// The engines of this process: a wait in one group also moves the calls of the others forward, or two ranks
+// that wait for each other's calls in different groups would wait for ever. Safe from any thread.
+void add_engine(Engine& engine);
+void remove_engine(Engine& engine);
+
+// Whether an engine beside `self` has calls under way; they are moved forward.
+bool advance_others(const Engine& self);
+
+}  // namespace lockstep::shm

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+
+#include <lockstep/base/shared_memory.h>
+
+namespace lockstep::shm {
+
+// Hands out pieces of a part of a shared memory. What has been freed is kept and handed out again. Safe from
+// any thread.
+class Heap {
+ public:
+  // `memory` outlives the heap.
+  Heap(const SharedMemory& memory, std::size_t offset);
+
+  // At least `bytes`, aligned to a page; large pieces to a huge page. Contents are unspecified. Throws Error
+  // when memory is short.
+  std::byte* allocate(std::size_t bytes);
+  void free(std::byte* start);
+
+  // Real memory taken so far.
+  std::size_t committed() const;
+
+ private:
+  std::size_t take_free(std::size_t bytes);
+  std::size_t extend(std::size_t bytes);
+  void give_back(std::size_t offset, std::size_t bytes);
+
+  const SharedMemory& memory_;
+  std::size_t start_;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::size_t> free_;  // offset from the start: bytes
+  std::map<std::size_t, std::size_t> used_;
+  std::size_t end_ = 0;  // everything before it has real memory
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/in_place.h"
+
+#include <algorithm>
+
+#include "backends/shm/plan.h"
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::size_t kPartBytes = 128 * 1024;
+
+}  // namespace
+
+InPlace::InPlace(const Team& team, std::uint64_t number, std::vector<std::byte*> rows, std::size_t bytes,
+                 std::size_t width, ReduceKernel kernel)
+    : team_(team),
+      number_(number),
+      rows_(std::move(rows)),
+      cursors_(rows_.size()),
+      bytes_(bytes),
+      width_(width),
+      kernel_(kernel) {}
+
+std::uint32_t InPlace::parts_of(int owner) const {
+  const auto length = share_start(bytes_, team_.size(), owner + 1) - share_start(bytes_, team_.size(), owner);
+  return static_cast<std::uint32_t>((length + kPartBytes - 1) / kPartBytes);
+}
+
+bool InPlace::is_done(int owner) const {
+  return share_of(owner).done.load(std::memory_order_acquire) == parts_of(owner);
+}
+
+bool InPlace::advance() {
+  if (!nothing_left_to_claim_) {
+    for (int step = 0; step < team_.size(); ++step) work_on((team_.rank() + step) % team_.size());
+    nothing_left_to_claim_ = true;
+  }
+  for (int owner = 0; owner < team_.size(); ++owner) {
+    if (!is_done(owner)) return false;
+  }
+  return true;
+}
+
+void InPlace::work_on(int owner) {
+  auto& share = share_of(owner);
+  const auto parts = parts_of(owner);
+  const auto start = share_start(bytes_, team_.size(), owner);
+  const auto end = share_start(bytes_, team_.size(), owner + 1);
+  std::uint32_t reduced = 0;
+  // A look before the claim: the counter must not run on with every rank that comes by.
+  while (share.claimed.load(std::memory_order_relaxed) < parts) {
+    const auto part = share.claimed.fetch_add(1, std::memory_order_relaxed);
+    if (part >= parts) break;
+    const auto begin = start + part * kPartBytes;
+    reduce(begin, std::min(begin + kPartBytes, end));
+    ++reduced;
+  }
+  if (reduced == 0) return;
+  share.done.fetch_add(reduced, std::memory_order_acq_rel);
+  team_.ring();
+}
+
+void InPlace::reduce(std::size_t begin, std::size_t end) {
+  for (std::size_t i = 0; i < rows_.size(); ++i) cursors_[i] = rows_[i] + begin;
+  const auto rows = static_cast<int>(rows_.size());
+  kernel_(cursors_.data(), rows, cursors_.data(), rows, (end - begin) / width_);
+}
+
+std::vector<int> InPlace::awaited() const {
+  std::vector<int> owners;
+  for (int owner = 0; owner < team_.size(); ++owner) {
+    if (owner != team_.rank() && !is_done(owner)) owners.push_back(owner);
+  }
+  return owners;
+}
+
+}  // namespace lockstep::shm

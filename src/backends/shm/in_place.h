@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backends/shm/kernels.h"
+#include "backends/shm/team.h"
+
+namespace lockstep::shm {
+
+// An all-reduce of tensors that lie in the ranks' heaps: each part is read from and written to every rank's
+// memory where it lies. Every rank begins with its own share; one that is through with it takes on parts that
+// others have not begun, so that a rank which is busy elsewhere holds nobody up. Whoever reduces a part, the
+// bits are the same.
+class InPlace {
+ public:
+  // After all ranks have posted call `number`; rank i's tensor begins at rows[i].
+  InPlace(const Team& team, std::uint64_t number, std::vector<std::byte*> rows, std::size_t bytes,
+          std::size_t width, ReduceKernel kernel);
+
+  bool advance();  // as Call::advance()
+  // Owners of shares that are not done.
+  std::vector<int> awaited() const;
+
+ private:
+  std::uint32_t parts_of(int owner) const;
+  Share& share_of(int owner) const { return team_.area(owner).shares[number_ % kSlots]; }
+  bool is_done(int owner) const;
+  void work_on(int owner);
+  void reduce(std::size_t begin, std::size_t end);
+
+  const Team& team_;
+  std::uint64_t number_;
+  std::vector<std::byte*> rows_;
+  std::vector<void*> cursors_;
+  std::size_t bytes_;
+  std::size_t width_;
+  ReduceKernel kernel_;
+  bool nothing_left_to_claim_ = false;
+};
+
+}  // namespace lockstep::shm

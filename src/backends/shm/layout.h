@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace lockstep::shm {
+
+inline constexpr std::size_t kLine = 64;          // bytes that two cores hand each other at once
+inline constexpr std::size_t kSlots = 32;         // calls that may be under way at once
+inline constexpr std::size_t kSmallBytes = 8192;  // what a call may leave beside its post
+inline constexpr std::size_t kStages = 4;         // staging buffers of a rank
+inline constexpr std::size_t kStageBytes = 256 * 1024;
+inline constexpr std::size_t kMessages = 8;  // messages that may be under way from one rank to another
+inline constexpr std::size_t kMessageChunks = 4;
+inline constexpr std::size_t kMessageChunkBytes = 32 * 1024;
+
+// What a rank says about its next collective call. Written by that rank alone, `number` last (release); read
+// by the others after they have seen that number (acquire). Rewritten for call number + kSlots, once all
+// ranks have completed this one.
+struct alignas(kLine) Post {
+  std::atomic<std::uint64_t> number{0};  // 1, 2, ... as all ranks count
+  std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks
+  std::uint64_t bytes = 0;               // size of the call; equal on all ranks unless the kind is uneven
+  std::uint64_t log_number = 0;          // the call's number in the rank's log, for messages
+  std::int64_t heap_offset = -1;         // of the tensor within this rank's heap, or -1
+  std::uint64_t payload = 0;             // bytes that this rank has for others to read
+  std::uint64_t longest_lane = 0;        // of these, for one reader
+  std::uint64_t for_all_to_all = 0;      // unused otherwise
+};
+
+// Work sharing of one call on heap tensors: the parts of a rank's share that have been taken on, and those
+// done.
+struct alignas(kLine) Share {
+  std::atomic<std::uint32_t> claimed{0};
+  std::atomic<std::uint32_t> done{0};
+};
+
+struct alignas(kLine) Counter {
+  std::atomic<std::uint64_t> value{0};
+};
+
+// How the ranks of a group stopped understanding each other: the first who notices writes it, once.
+struct alignas(kLine) Verdict {
+  enum class Cause : std::uint32_t {
+    none,
+    peer_lost,
+    peer_left,
+    timeout,
+    disagreement,
+    message_mismatch,
+    aborted
+  };
+  std::atomic<std::uint32_t> state{0};  // 0 none, 1 being written, 2 there
+  Cause cause = Cause::none;
+  std::int32_t reporter = -1;
+  std::int32_t culprit = -1;
+  std::uint64_t call = 0;
+};
+
+// One message between two ranks. The sender owns it while `posted` is even, the receiver while it is odd: the
+// sender makes it odd once the header is there, the receiver makes it even once it has all bytes.
+struct alignas(kLine) Message {
+  std::atomic<std::uint64_t> posted{0};
+  std::uint64_t order = 0;  // 1, 2, ... among the messages from this sender to this receiver
+  std::int64_t tag = 0;
+  std::uint64_t element = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t log_number = 0;
+  alignas(kLine) std::atomic<std::uint64_t> filled{0};   // chunks written by the sender
+  alignas(kLine) std::atomic<std::uint64_t> drained{0};  // chunks read by the receiver
+};
+
+struct Channel {
+  Message messages[kMessages];
+  std::byte chunks[kMessages][kMessageChunks][kMessageChunkBytes];
+};
+
+// The fixed part of what one rank shares with the others. All of it starts as zero bytes.
+struct Area {
+  alignas(kLine) std::atomic<std::uint32_t> sleepers{0};  // threads of this rank that sleep on the bell
+  std::atomic<std::uint32_t> bell{0};
+  alignas(kLine) std::atomic<std::uint32_t> left{0};  // 1: this rank has closed the group
+  Counter completed;  // collective calls that this rank needs nothing of any more
+  Counter staged;     // pipeline chunks: written for others to read,
+  Counter combined;   // reduced by this rank,
+  Counter taken;      // and no longer needed by this rank
+  Verdict verdict;    // rank 0's is the group's
+  Post posts[kSlots];
+  Share shares[kSlots];
+  alignas(4096) std::byte small[kSlots][kSmallBytes];
+  alignas(4096) std::byte stages[kStages][kStageBytes];
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+// A rank's segment: Area, one Channel to each rank, heap.
+struct Layout {
+  explicit Layout(int size) : channels(static_cast<std::size_t>(size)) {}
+
+  std::size_t channels;
+  static constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+
+  static constexpr std::size_t channel_offset(std::size_t index) {
+    return (sizeof(Area) + kLine - 1) / kLine * kLine + index * sizeof(Channel);
+  }
+  std::size_t heap_offset() const {
+    return (channel_offset(channels) + kHugePage - 1) / kHugePage * kHugePage;
+  }
+};
+
+}  // namespace lockstep::shm

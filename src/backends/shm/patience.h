@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+
+namespace lockstep::shm {
+
+// How a rank waits: it spins, then lets others run, then sleeps until it is woken or has napped enough to
+// look whether everybody is still alive.
+struct Patience {
+  std::chrono::microseconds spin{100};
+  std::chrono::microseconds yield{0};
+  std::chrono::microseconds nap{10'000};
+
+  // For ranks that each have a core to themselves, or that have to share.
+  static Patience for_cores(int ranks, int cores) {
+    using std::chrono::microseconds;
+    if (ranks <= cores) return {};
+    return {.spin = microseconds(0), .yield = microseconds(200), .nap = microseconds(10'000)};
+  }
+};
+
+// Tells the core that this is a loop that waits.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace lockstep::shm

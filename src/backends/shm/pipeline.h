@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backends/shm/plan.h"
+#include "backends/shm/team.h"
+
+namespace lockstep::shm {
+
+// Moves any amount of data through staging buffers that stay in the cache, chunk by chunk: each chunk is
+// staged, reduced where the plan says so, and taken; several chunks are under way at once.
+//
+// Counters run on from call to call, so that they never have to be reset: `start` is what all ranks' counters
+// were after the calls before.
+class Pipeline {
+ public:
+  Pipeline(const Team& team, Plan plan, std::uint64_t start, std::uint64_t chunks, std::size_t piece_bytes);
+
+  // Bytes of a lane in one chunk.
+  static std::size_t piece_bytes(std::size_t lanes);
+
+  bool advance();  // as Call::advance()
+  // Ranks that have not come as far as this one needs.
+  std::vector<int> awaited() const;
+
+ private:
+  bool try_stage();
+  bool try_combine();
+  bool try_take();
+  bool all_reached(Counter Area::*counter, std::uint64_t value) const;
+
+  std::byte* lane(int rank, std::uint64_t chunk, std::size_t lane) const;
+  std::size_t piece_of(std::size_t bytes, std::uint64_t chunk) const;
+
+  const Team& team_;
+  Plan plan_;
+  std::uint64_t start_;
+  std::uint64_t end_;
+  std::size_t piece_;
+  std::uint64_t staged_;
+  std::uint64_t combined_;
+  std::uint64_t taken_;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/plan.h"
+
+#include <algorithm>
+
+#include "backends/shm/layout.h"
+
+namespace lockstep::shm {
+namespace {
+
+Source as_source(const Target& target) { return {target.data, target.bytes}; }
+
+void add_reduction(Plan& plan, const Request& request) {
+  plan.kernel = reduce_kernel(request.element, request.reduction);
+  plan.width = size_of(request.element);
+}
+
+// Every rank's lane, and what it takes, where nothing is reduced.
+Plan copying_plan(const Request& request, int rank, int size) {
+  const bool is_root = rank == request.root;
+  Plan plan;
+  switch (request.kind) {
+    case Kind::broadcast:
+      if (is_root) {
+        plan.stage = {as_source(request.outputs.front())};
+      } else {
+        plan.take.resize(static_cast<std::size_t>(size));
+        plan.take[static_cast<std::size_t>(request.root)] = request.outputs.front();
+      }
+      break;
+    case Kind::all_gather:
+      plan.stage = request.inputs;
+      plan.take = request.outputs;
+      plan.own = request.inputs.front();
+      break;
+    case Kind::gather:
+      if (!is_root) plan.stage = request.inputs;
+      plan.take = request.outputs;
+      plan.own = request.inputs.front();
+      break;
+    case Kind::scatter:
+      plan.lanes = static_cast<std::size_t>(size);
+      plan.stage = request.inputs;
+      plan.take.resize(static_cast<std::size_t>(size));
+      plan.take[static_cast<std::size_t>(request.root)] = request.outputs.front();
+      if (is_root) plan.own = request.inputs[static_cast<std::size_t>(rank)];
+      break;
+    case Kind::all_to_all:
+      plan.lanes = static_cast<std::size_t>(size);
+      plan.stage = request.inputs;
+      plan.take = request.outputs;
+      plan.own = request.inputs[static_cast<std::size_t>(rank)];
+      break;
+    default:
+      break;
+  }
+  return plan;
+}
+
+Plan reduce_scatter_plan(const Request& request, int rank, int size) {
+  Plan plan;
+  add_reduction(plan, request);
+  plan.lanes = static_cast<std::size_t>(size);
+  plan.stage = request.inputs;
+  plan.own = request.inputs[static_cast<std::size_t>(rank)];
+  plan.result = request.outputs.front();
+  return plan;
+}
+
+bool wants_result(const Request& request, int rank) {
+  return request.kind == Kind::all_reduce || rank == request.root;
+}
+
+}  // namespace
+
+std::size_t share_start(std::size_t bytes, int shares, int index) {
+  if (index == shares) return bytes;
+  return bytes / kLine * static_cast<std::size_t>(index) / static_cast<std::size_t>(shares) * kLine;
+}
+
+Plan small_plan(const Request& request, int rank, int size) {
+  if (request.kind == Kind::reduce_scatter) return reduce_scatter_plan(request, rank, size);
+  if (!has_reduction(request.kind)) return copying_plan(request, rank, size);
+  Plan plan;
+  plan.stage = {as_source(request.outputs.front())};
+  plan.own = plan.stage.front();
+  if (!wants_result(request, rank)) return plan;
+  add_reduction(plan, request);
+  plan.result = request.outputs.front();
+  return plan;
+}
+
+Plan chunked_plan(const Request& request, int rank, int size) {
+  if (request.kind == Kind::reduce_scatter) return reduce_scatter_plan(request, rank, size);
+  if (!has_reduction(request.kind)) return copying_plan(request, rank, size);
+  Plan plan;
+  add_reduction(plan, request);
+  plan.lanes = static_cast<std::size_t>(size);
+  plan.share_result = true;
+  const auto& tensor = request.outputs.front();
+  const bool wanted = wants_result(request, rank);
+  for (int lane = 0; lane < size; ++lane) {
+    const auto start = share_start(tensor.bytes, size, lane);
+    const Target part{tensor.data + start, share_start(tensor.bytes, size, lane + 1) - start};
+    plan.stage.push_back(as_source(part));
+    if (wanted) plan.take.push_back(part);
+  }
+  const auto own = static_cast<std::size_t>(rank);
+  plan.own = plan.stage[own];
+  if (wanted) plan.result = plan.take[own];
+  return plan;
+}
+
+std::uint64_t staged_bytes(const Plan& plan) {
+  std::uint64_t sum = 0;
+  for (const auto& lane : plan.stage) sum += lane.bytes;
+  return sum;
+}
+
+std::uint64_t longest_lane(const Plan& plan) {
+  std::uint64_t longest = 0;
+  for (const auto& lane : plan.stage) longest = std::max<std::uint64_t>(longest, lane.bytes);
+  return longest;
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backends/shm/element.h"
+
+namespace lockstep::shm {
+
+struct Source {
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+struct Target {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+enum class Kind : std::uint8_t {
+  all_reduce,      // outputs: the tensor, in place
+  broadcast,       // outputs: the tensor, which the root sends
+  reduce,          // outputs: the tensor, in place on the root, unchanged elsewhere
+  all_gather,      // inputs: one; outputs: one a rank
+  gather,          // inputs: one; outputs: one a rank, on the root
+  scatter,         // inputs: one a rank, on the root; outputs: one
+  reduce_scatter,  // inputs: one a rank; outputs: one
+  all_to_all,      // inputs: one a rank; outputs: one a rank
+  barrier,
+};
+
+// What one rank asks for.
+struct Request {
+  Kind kind = Kind::barrier;
+  Element element = Element::u8;
+  Reduction reduction = Reduction::sum;  // of the reducing kinds
+  int root = 0;                          // of the rooted kinds
+  std::vector<Source> inputs = {};
+  std::vector<Target> outputs = {};
+  std::uint64_t log_number = 0;  // the call's number in the rank's log, for messages
+};
+
+const char* name_of(Element element);      // "f32"
+const char* name_of(Reduction reduction);  // "sum"
+
+bool has_reduction(Kind kind);
+bool has_root(Kind kind);
+// Whether each rank may bring a different number of elements.
+bool is_uneven(Kind kind);
+
+// Bytes by which the call is described: of the tensor that it is about, or of all of this rank's inputs.
+std::uint64_t size_of(const Request& request);
+// Everything else that has to be equal on all ranks, in one number.
+std::uint64_t packed(const Request& request);
+// "broadcast of 12 x f32, root 0", from packed() and size_of().
+std::string describe(std::uint64_t packed, std::uint64_t bytes);
+
+}  // namespace lockstep::shm

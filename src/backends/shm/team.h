@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backends/shm/layout.h"
+
+namespace lockstep::shm {
+
+// What a team has to be told about its ranks, since it knows their memory only.
+struct RankNews {
+  std::function<int()> find_dead = {};           // a rank whose process has died, or -1; empty: nobody dies
+  std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
+};
+
+// The memory that the ranks of a group share, as one rank sees it, and their verdict on a failure. Safe from
+// any thread.
+class Team {
+ public:
+  // segments[i] is where rank i's segment is mapped here; it must stay so.
+  Team(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes, RankNews news = {});
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(segments_.size()); }
+
+  Area& area(int rank) const { return *areas_[static_cast<std::size_t>(rank)]; }
+  Area& own() const { return *own_; }
+  Channel& channel(int from, int to) const;
+
+  std::byte* heap(int rank) const { return segment(rank) + layout_.heap_offset(); }
+  std::size_t heap_bytes() const { return heap_bytes_; }
+  // Where in this rank's heap the bytes lie, or -1.
+  std::int64_t heap_offset_of(const std::byte* data, std::size_t bytes) const;
+
+  // Wakes the ranks that sleep. To be called after every publication that someone may wait for.
+  void ring() const;
+
+  // A rank that died without leaving the group, or -1.
+  int find_dead() const;
+  std::string name_of(int rank) const;
+
+  // Records a failure unless there is one already, and wakes everybody.
+  void fail(Verdict::Cause cause, int culprit, std::uint64_t call) const;
+  // The failure that ended the group, or nullptr.
+  const Verdict* verdict() const;
+
+ private:
+  std::byte* segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
+
+  int rank_;
+  std::vector<std::byte*> segments_;
+  std::vector<Area*> areas_;
+  Area* own_;
+  Layout layout_;
+  std::size_t heap_bytes_;
+  RankNews news_;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <fcntl.h>
+#include <fstream>
+#include <limits>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/shared_memory.h>
+
+namespace lockstep {
+namespace {
+
+// MADV_COLLAPSE of Linux 6.1, which older headers lack.
+constexpr int kCollapse = 25;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+constexpr double kMegabyte = 1024.0 * 1024.0;
+
+[[noreturn]] void fail(const std::string& step) {
+  throw Error(fmt::format("shared memory: {}: {}", step, errno_text(errno)));
+}
+
+[[noreturn]] void fail_to_map(std::size_t bytes) {
+  fail(fmt::format("{:.0f} MiB of address space could not be mapped (is there a limit, `ulimit -v`?)",
+                   static_cast<double>(bytes) / kMegabyte));
+}
+
+std::size_t number_in(const char* path, std::size_t fallback) {
+  std::size_t value = 0;
+  return std::ifstream(path) >> value ? value : fallback;  // cgroups write "max" for no limit
+}
+
+std::size_t meminfo(const std::string& wanted) {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::size_t kilobytes = 0;
+  std::string unit;
+  while (file >> key >> kilobytes) {
+    if (key == wanted + ":") return kilobytes * 1024;
+    std::getline(file, unit);
+  }
+  return std::numeric_limits<std::size_t>::max();
+}
+
+}  // namespace
+
+std::size_t available_memory() {
+  const auto unlimited = std::numeric_limits<std::size_t>::max();
+  const auto limit = number_in("/sys/fs/cgroup/memory.max", unlimited);
+  const auto used = number_in("/sys/fs/cgroup/memory.current", 0);
+  const auto of_cgroup = limit == unlimited ? unlimited : limit - std::min(limit, used);
+  return std::min(of_cgroup, meminfo("MemAvailable"));
+}
+
+std::size_t total_memory() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+SharedMemory::SharedMemory(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)), size_(bytes) {
+  // At a multiple of the huge page, without which the kernel could map none: a stretch of addresses that
+  // surely holds such a place, and then what lies around it given back.
+  void* const reserved =
+      ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) fail_to_map(bytes);
+  const auto skipped = (kHugePage - reinterpret_cast<std::uintptr_t>(reserved) % kHugePage) % kHugePage;
+  auto* const place = static_cast<std::byte*>(reserved) + skipped;
+  if (::mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_.get(), 0) == MAP_FAILED) {
+    ::munmap(reserved, bytes + kHugePage);
+    fail_to_map(bytes);
+  }
+  const auto whole = (bytes + kPage - 1) / kPage * kPage;
+  if (skipped > 0) ::munmap(reserved, skipped);
+  ::munmap(place + whole, bytes + kHugePage - skipped - whole);
+  data_ = place;
+}
+
+SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes) {
+  UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) fail("memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("ftruncate");
+  // Whoever gets the descriptor cannot cut the file short under the others, which would be a SIGBUS there.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) fail("sealing its size");
+  return {std::move(fd), bytes};
+}
+
+SharedMemory SharedMemory::map(UniqueFd fd) {
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) fail("fstat");
+  return {std::move(fd), static_cast<std::size_t>(status.st_size)};
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+void SharedMemory::commit(std::size_t offset, std::size_t bytes, const std::string& purpose) const {
+  const auto available = available_memory();
+  if (bytes > available) {
+    throw Error(fmt::format(
+        "memory is short: {:.1f} MiB of shared memory are needed for {}, and {:.1f} MiB are left "
+        "on host or cgroup",
+        static_cast<double>(bytes) / kMegabyte, purpose, static_cast<double>(available) / kMegabyte));
+  }
+  int outcome = 0;
+  do {
+    outcome = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (outcome != 0 && errno == EINTR);
+  if (outcome != 0) {
+    throw Error(fmt::format("memory is short: {:.1f} MiB of shared memory could not be had for {}: {}",
+                            static_cast<double>(bytes) / kMegabyte, purpose, errno_text(errno)));
+  }
+}
+
+void SharedMemory::prefer_huge_pages(std::size_t offset, std::size_t bytes) const noexcept {
+  ::madvise(data_ + offset, bytes, MADV_HUGEPAGE);
+  ::madvise(data_ + offset, bytes, kCollapse);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/call_note.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::comm {
+namespace {
+
+std::string_view base_name(std::string_view path) { return path.substr(path.find_last_of('/') + 1); }
+
+const CallNote* find_note(const NoteBoard& board, std::uint64_t number) {
+  const auto& note = board.notes[number % NoteBoard::kNotes];
+  return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
+}
+
+}  // namespace
+
+void write_note(NoteBoard& board, const CallRecord& record) {
+  auto& note = board.notes[record.number % NoteBoard::kNotes];
+  note.number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  note.issued_at = std::chrono::nanoseconds(record.issued_at.time_since_epoch()).count();
+  note.kind = record.kind;
+  note.dtype = record.dtype;
+  note.dims = static_cast<std::uint8_t>(std::min<std::size_t>(record.shape.size(), 255));
+  std::copy_n(record.shape.begin(), std::min(record.shape.size(), CallNote::kDims), note.shape.begin());
+  note.line = record.where.line();
+  const auto file = base_name(record.where.file_name());
+  const auto length = std::min(file.size(), note.file.size() - 1);
+  std::memcpy(note.file.data(), file.data(), length);
+  note.file[length] = '\0';
+  note.number.store(record.number, std::memory_order_release);
+  board.issued.store(record.number, std::memory_order_release);
+}
+
+std::string describe_note(const NoteBoard& board, std::uint64_t number) {
+  const auto* note = find_note(board, number);
+  if (note == nullptr) return fmt::format("call #{}", number);
+  std::string text = fmt::format("{} #{}", name_of(note->kind), number);
+  if (note->dtype != c10::ScalarType::Undefined) {
+    const auto shown = std::min<std::size_t>(note->dims, CallNote::kDims);
+    text += fmt::format(
+        " of {}[{}{}]", c10::toString(note->dtype),
+        fmt::join(note->shape.begin(), note->shape.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+        note->dims > CallNote::kDims ? ", ..." : "");
+  }
+  return text + fmt::format(" at {}:{}", note->file.data(), note->line);
+}
+
+std::chrono::milliseconds age_of_note(const NoteBoard& board, std::uint64_t number) {
+  const auto* note = find_note(board, number);
+  if (note == nullptr) return {};
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now -
+                                                               std::chrono::nanoseconds(note->issued_at));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include <lockstep/comm/call_record.h>
+
+namespace lockstep::comm {
+
+// A CallRecord in memory that other processes read. Written by its rank alone; `number` is 0 while it
+// changes.
+struct alignas(64) CallNote {
+  static constexpr std::size_t kDims = 5;
+
+  std::atomic<std::uint64_t> number{0};
+  std::int64_t issued_at = 0;  // nanoseconds of the steady clock, which all processes of a host share
+  std::array<std::int64_t, kDims> shape = {};
+  std::uint32_t line = 0;
+  CallKind kind = CallKind::barrier;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  std::uint8_t dims = 0;  // more than kDims: the rest is left out
+  std::array<char, 61> file = {};
+};
+
+// What a rank tells the other ranks of its host about its calls in one group. Starts as zero bytes.
+struct NoteBoard {
+  static constexpr std::size_t kNotes = 64;
+
+  std::int64_t pid = 0;
+  std::array<char, 64> host = {};
+  alignas(64) std::atomic<std::uint64_t> issued{0};  // number of the last call issued,
+  std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
+  std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
+  std::array<CallNote, kNotes> notes = {};
+};
+
+void write_note(NoteBoard& board, const CallRecord& record);
+
+// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number when the note has been overwritten.
+std::string describe_note(const NoteBoard& board, std::uint64_t number);
+
+// How long ago the call was issued; zero when that is not known any more.
+std::chrono::milliseconds age_of_note(const NoteBoard& board, std::uint64_t number);
+
+}  // namespace lockstep::comm

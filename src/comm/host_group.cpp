@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/host_group.h"
+
+#include <algorithm>
+#include <new>
+#include <poll.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/host.h>
+
+#include "comm/process_state.h"
+
+namespace lockstep::comm {
+namespace {
+
+// The backend's part begins at a huge page.
+constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+static_assert(sizeof(NoteBoard) < kHugePage);
+
+void introduce(NoteBoard& board) {
+  board.pid = ::getpid();
+  const auto host = host_name();
+  std::copy_n(host.begin(), std::min(host.size(), board.host.size() - 1), board.host.begin());
+}
+
+}  // namespace
+
+std::size_t HostGroup::backend_offset() { return kHugePage; }
+
+std::shared_ptr<HostGroup> HostGroup::meet(int rank, int size, Part part, const std::string& name,
+                                           const MeetingPoint& point, const Deadline& deadline) {
+  auto memory = SharedMemory::create("lockstep " + name, backend_offset() + part.bytes);
+  memory.commit(0, sizeof(NoteBoard), "notes on calls");
+  if (part.committed > 0) memory.commit(backend_offset(), part.committed, "passing data between ranks");
+  introduce(*new (memory.data()) NoteBoard);
+  auto members = meet_on_host(rank, size, std::move(memory), point, deadline);
+  for (const auto& member : members) {
+    if (member.memory.size() == backend_offset() + part.bytes) continue;
+    throw RendezvousError(
+        fmt::format("rank {} of {}: the ranks bring memory of different sizes; do all run the same program?",
+                    rank, size));
+  }
+  return std::shared_ptr<HostGroup>(new HostGroup(rank, std::move(members)));
+}
+
+HostGroup::HostGroup(int rank, std::vector<HostMember> members) : rank_(rank), members_(std::move(members)) {
+  for (const auto& member : members_) boards_.push_back(reinterpret_cast<NoteBoard*>(member.memory.data()));
+}
+
+std::byte* HostGroup::backend_part(int rank) const {
+  return members_[static_cast<std::size_t>(rank)].memory.data() + backend_offset();
+}
+
+bool HostGroup::has_died(int rank) const {
+  pollfd entry{.fd = members_[static_cast<std::size_t>(rank)].process.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
+int HostGroup::find_dead() const {
+  std::vector<pollfd> entries;
+  entries.reserve(members_.size());
+  for (const auto& member : members_) entries.push_back({member.process.get(), POLLIN, 0});
+  entries[static_cast<std::size_t>(rank_)].fd = -1;  // which poll() passes over
+  if (::poll(entries.data(), entries.size(), 0) <= 0) return -1;
+  const auto dead = std::ranges::find_if(entries, [](const pollfd& entry) { return entry.revents != 0; });
+  return static_cast<int>(dead - entries.begin());
+}
+
+std::string HostGroup::name_of(int rank) const {
+  const auto& other = board(rank);
+  return fmt::format("rank {} (pid {} on {})", rank, other.pid, other.host.data());
+}
+
+std::string HostGroup::describe_rank(int rank) const {
+  const auto& other = board(rank);
+  const auto issued = other.issued.load(std::memory_order_acquire);
+  const auto completed = other.completed.load(std::memory_order_acquire);
+  const auto awaited = other.awaited.load(std::memory_order_acquire);
+  const std::string done =
+      completed == 0 ? "had completed no call" : "had completed " + describe_note(other, completed);
+  if (has_died(rank)) {
+    return fmt::format("{} is dead; it {}{}", name_of(rank), done,
+                       issued > completed
+                           ? " and was in " + describe_note(other, std::max(awaited, completed + 1))
+                           : ", and had begun no other");
+  }
+  const auto state = describe_process(static_cast<int>(other.pid));
+  if (awaited != 0) {
+    return fmt::format("{} has waited {:.1f} s in {} ({}); it {}", name_of(rank),
+                       static_cast<double>(age_of_note(other, awaited).count()) / 1000,
+                       describe_note(other, awaited), state, done);
+  }
+  return fmt::format("{} is in none of the group's calls ({}); it {}", name_of(rank), state, done);
+}
+
+std::string HostGroup::describe_others() const {
+  std::string text;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank_) text += "\n  " + describe_rank(other);
+  }
+  return text;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+
+#include "comm/call_note.h"
+#include "comm/host_mesh.h"
+
+namespace lockstep::comm {
+
+// The ranks of a group that run on one host: memory that they share and the means to see when one dies.
+// Whatever backend carries the data, each rank notes its calls here, so that the others can say what a rank
+// was doing that died or did not come. Safe from any thread.
+class HostGroup {
+ public:
+  // What each rank brings for a backend to use: address space, of which the beginning has real memory.
+  struct Part {
+    std::size_t bytes = 0;
+    std::size_t committed = 0;
+  };
+
+  // All ranks call it. Throws RendezvousError naming ranks that did not come, and Error, before anyone is
+  // waited for, when memory is short.
+  static std::shared_ptr<HostGroup> meet(int rank, int size, Part part, const std::string& name,
+                                         const MeetingPoint& point, const Deadline& deadline);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  NoteBoard& own_board() const { return *boards_[static_cast<std::size_t>(rank_)]; }
+  const NoteBoard& board(int rank) const { return *boards_[static_cast<std::size_t>(rank)]; }
+
+  // The backend's part of the segments.
+  static std::size_t backend_offset();
+  std::byte* backend_part(int rank) const;
+  const SharedMemory& own_memory() const { return members_[static_cast<std::size_t>(rank_)].memory; }
+
+  // A rank whose process has died, or -1.
+  int find_dead() const;
+  // "rank 1 (pid 4711 on node3)"
+  std::string name_of(int rank) const;
+  // What each other rank was doing, a line each.
+  std::string describe_others() const;
+
+ private:
+  HostGroup(int rank, std::vector<HostMember> members);
+  std::string describe_rank(int rank) const;
+  bool has_died(int rank) const;
+
+  int rank_;
+  std::vector<HostMember> members_;
+  std::vector<NoteBoard*> boards_;
+};
+
+}  // namespace lockstep::comm

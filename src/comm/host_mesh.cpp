@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/host_mesh.h"
+
+#include <array>
+#include <cerrno>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/fd_passing.h>
+
+namespace lockstep::comm {
+namespace {
+
+UniqueFd own_process() {
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!fd)
+    throw RendezvousError("this kernel cannot watch processes (pidfd_open: " + errno_text(errno) + ")");
+  return fd;
+}
+
+HostMember member_from(FdMessage message) {
+  if (message.fds.size() != 2)
+    throw RendezvousError("a rank of this host sent no memory; is it of this version?");
+  return {SharedMemory::map(std::move(message.fds[0])), std::move(message.fds[1])};
+}
+
+std::array<int, 2> fds_of(const HostMember& member) { return {member.memory.fd(), member.process.get()}; }
+
+std::vector<int> ranks_missing(const std::vector<HostMember>& members) {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (members[i].memory.data() == nullptr) missing.push_back(static_cast<int>(i));
+  }
+  return missing;
+}
+
+void collect_at_zero(std::vector<HostMember>& members, const MeetingPoint& point, const Deadline& deadline) {
+  const auto listener = listen_locally();
+  point.publish(listener.name);
+  std::vector<UniqueFd> connections(members.size());
+  while (!ranks_missing(members).empty()) {
+    auto connection = accept_local(listener, deadline);
+    if (!connection) {
+      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not come to share memory within {} ms",
+                                        members.size(), fmt::join(ranks_missing(members), ", "),
+                                        deadline.timeout().count()));
+    }
+    auto message = receive_fds(connection.get(), deadline);
+    const std::size_t rank = message.number;
+    if (rank >= members.size() || connections[rank]) throw RendezvousError("two processes claim one rank");
+    members[rank] = member_from(std::move(message));
+    connections[rank] = std::move(connection);
+  }
+  for (std::size_t to = 1; to < members.size(); ++to) {
+    for (std::size_t about = 0; about < members.size(); ++about) {
+      if (about == to) continue;
+      send_fds(connections[to].get(), static_cast<std::uint32_t>(about), fds_of(members[about]), deadline);
+    }
+  }
+}
+
+void collect_elsewhere(std::vector<HostMember>& members, int rank, const MeetingPoint& point,
+                       const Deadline& deadline) {
+  const auto connection = connect_locally(point.lookup(), deadline);
+  const auto own = static_cast<std::size_t>(rank);
+  send_fds(connection.get(), static_cast<std::uint32_t>(rank), fds_of(members[own]), deadline);
+  for (std::size_t expected = 1; expected < members.size(); ++expected) {
+    auto message = receive_fds(connection.get(), deadline);
+    const std::size_t about = message.number;
+    if (about >= members.size() || about == own)
+      throw RendezvousError("rank 0 told of a rank that cannot be");
+    members[about] = member_from(std::move(message));
+  }
+}
+
+}  // namespace
+
+std::vector<HostMember> meet_on_host(int rank, int size, SharedMemory own, const MeetingPoint& point,
+                                     const Deadline& deadline) {
+  std::vector<HostMember> members(static_cast<std::size_t>(size));
+  members[static_cast<std::size_t>(rank)] = {std::move(own), own_process()};
+  try {
+    if (rank == 0) {
+      collect_at_zero(members, point, deadline);
+    } else {
+      collect_elsewhere(members, rank, point, deadline);
+    }
+  } catch (const RendezvousError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw RendezvousError(fmt::format("rank {} of {}: the ranks of this host could not share memory: {}",
+                                      rank, size, error.what()));
+  }
+  return members;
+}
+
+}  // namespace lockstep::comm

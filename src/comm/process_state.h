@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+
+namespace lockstep::comm {
+
+// What the kernel tells of a process's main thread: "running", "stopped by a signal", "sleeping in
+// futex_wait, called from libfoo.so+0x1234". As much of it as this process may see.
+std::string describe_process(int pid);
+
+}  // namespace lockstep::comm
