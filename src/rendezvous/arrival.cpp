@@ -56,6 +56,14 @@ void await_all(c10d::Store& store, int rank, int world_size, const Deadline& dea
                   rank, world_size, names_of(missing), deadline.timeout().count()));
 }
 
+bool all_on_one_host(c10d::Store& store, const std::vector<int>& ranks) {
+  if (ranks.size() < 2) return true;
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(key_of(rank));
+  const auto hosts = store.multiGet(keys);
+  return std::ranges::all_of(hosts, [&](const auto& host) { return host == hosts.front(); });
+}
+
 World locate(c10d::Store& store, const Placement& placement) {
   World world{.rank = placement.rank, .size = placement.world_size};
   if (placement.local_rank && placement.local_world_size) {

@@ -16,6 +16,9 @@ inline constexpr const char* kLeftKey = "left";
 // those that have not arrived by the deadline.
 void await_all(c10d::Store& store, int rank, int world_size, const Deadline& deadline);
 
+// Whether these ranks all run on one host. After await_all().
+bool all_on_one_host(c10d::Store& store, const std::vector<int>& ranks);
+
 // The numbers of this rank, the local ones counted from where each rank says it runs when the launcher did
 // not give them. After await_all().
 World locate(c10d::Store& store, const Placement& placement);

@@ -182,7 +182,7 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   check_options(options, method);
   if (options.keep_freed_memory) keep_freed_memory();
   // Before the others are kept waiting: a backend that cannot be had is known at once.
-  backends::resolve_backend(options.backend, options.device.value_or(c10::Device(c10::kCPU)));
+  backends::resolve_backend(options.backend, options.device.value_or(c10::Device(c10::kCPU)), true);
   Placement placement = place(options, method);
   check(placement);
   const Deadline deadline(options.timeout);

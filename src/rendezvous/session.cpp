@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -15,6 +16,7 @@
 #include <lockstep/backends/registry.h>
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "rendezvous/arrival.h"
 
@@ -29,6 +31,12 @@ constexpr auto kLeaveLimit = 2'000ms;
 std::atomic<Session*>& slot() {
   static std::atomic<Session*> session{nullptr};
   return session;
+}
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 c10::Device device_for(const InitOptions& options, int local_rank) {
@@ -50,8 +58,13 @@ Session::Session(const InitOptions& options, const Placement& placement,
       world_(locate(*store_, placement)),
       device_(device_for(options, world_.local_rank)),
       uncaught_at_start_(std::uncaught_exceptions()) {
-  backend_ = backends::resolve_backend(options.backend, device_);
-  group_ = connect("default", backend_, world_.rank, world_.size,
+  backend_ = options.backend;
+  const bool one_host = all_on_one_host(*store_, all_ranks(world_.size));
+  const auto choice = backends::resolve_backend(backend_, device_, one_host);
+  if (!choice.reason.empty() && world_.rank == 0 && world_.size > 1) {
+    log(LogLevel::info, fmt::format("backend {} for {} ranks: {}", choice.name, world_.size, choice.reason));
+  }
+  group_ = connect("default", {.name = choice.name, .one_host = one_host}, world_.rank, world_.size,
                    {.name = options.group_name, .timeout = options.timeout});
   Session* none = nullptr;
   if (!slot().compare_exchange_strong(none, this)) {
@@ -69,17 +82,17 @@ Session::~Session() {
   if (group_) group_->close();
 }
 
-ProcessGroup Session::connect(const std::string& key, const std::string& backend, int rank, int size,
+ProcessGroup Session::connect(const std::string& key, const Way& way, int rank, int size,
                               ProcessGroupInfo info) {
   auto handle = backends::create_backend(
-      backend, {.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, store_),
-                .rank = rank,
-                .size = size,
-                .timeout = info.timeout,
-                .group_name = info.name,
-                .master_host = master_host_,
-                .one_host = world_.local_size == world_.size,
-                .env = env_});
+      way.name, {.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, store_),
+                 .rank = rank,
+                 .size = size,
+                 .timeout = info.timeout,
+                 .group_name = info.name,
+                 .master_host = master_host_,
+                 .one_host = way.one_host,
+                 .env = env_});
   info.traits = handle.traits;
   info.host_group = handle.host_group;
   return {handle.backend, std::move(info)};
@@ -96,8 +109,9 @@ void Session::check_members(const std::vector<int>& ranks) const {
 
 std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
   check_members(ranks);
-  const auto backend =
-      options.backend.empty() ? backend_ : backends::resolve_backend(options.backend, device_);
+  const bool one_host = all_on_one_host(*store_, ranks);
+  const auto choice =
+      backends::resolve_backend(options.backend.empty() ? backend_ : options.backend, device_, one_host);
   const std::string name =
       options.group_name.empty() ? fmt::format("group {}", groups_made_ + 1) : options.group_name;
   // Counted on every rank, members or not, so that keys agree.
@@ -105,7 +119,8 @@ std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, co
   const auto own = std::ranges::find(ranks, world_.rank);
   if (own == ranks.end()) return std::nullopt;
   auto group =
-      connect(key, backend, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
+      connect(key, {.name = choice.name, .one_host = one_host}, static_cast<int>(own - ranks.begin()),
+              static_cast<int>(ranks.size()),
               {.name = name, .global_ranks = ranks, .timeout = options.timeout.value_or(group_->timeout())});
   subgroups_.push_back(group);
   return group;

@@ -28,15 +28,20 @@ class Session {
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
 
  private:
-  ProcessGroup connect(const std::string& key, const std::string& backend, int rank, int size,
-                       ProcessGroupInfo info);
+  // What carries a group's data, and whether its members share a host.
+  struct Way {
+    std::string name;
+    bool one_host = true;
+  };
+
+  ProcessGroup connect(const std::string& key, const Way& way, int rank, int size, ProcessGroupInfo info);
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
 
   c10::intrusive_ptr<c10d::Store> store_;
   Env env_;
   std::string master_host_;
-  std::string backend_;
+  std::string backend_;  // as it was asked for
   World world_;
   c10::Device device_;
   int uncaught_at_start_;

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "multiprocess/backends.h"
 #include "multiprocess/rank_data.h"
 #include "support/ranks.h"
 
@@ -20,16 +21,11 @@ using testing::expect_equal;
 using testing::rank_data;
 using testing::sum_of_ranks;
 
-class Async : public ::testing::TestWithParam<int> {
- protected:
-  static void run(const testing::Scenario& scenario) {
-    testing::expect_all_passed(testing::run_ranks(scenario, {.world_size = GetParam()}));
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Worlds, Async, ::testing::Values(1, 2, 3, 4));
+class Async : public testing::EveryBackend {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Async, testing::backends_and_ranks({1, 2, 3, 4}), testing::name_of_case);
 
 const testing::Scenario many("async many", [] {
-  const auto context = init({.backend = "gloo"});
+  const auto context = init({.backend = testing::backend_under_test()});
   const int size = context.world_size();
   std::vector<at::Tensor> tensors;
   std::vector<Work> works;
@@ -51,7 +47,7 @@ const testing::Scenario many("async many", [] {
 TEST_P(Async, ManyOutstandingWaitedInAnyOrder) { run(many); }
 
 const testing::Scenario kinds("async kinds", [] {
-  const auto context = init({.backend = "gloo"});
+  const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   const int size = context.world_size();
   const auto own = rank_data(context.rank(), 7);
@@ -100,7 +96,7 @@ const testing::Scenario kinds("async kinds", [] {
 TEST_P(Async, EveryKindOutstandingAtOnce) { run(kinds); }
 
 const testing::Scenario dropped("async dropped", [] {
-  const auto context = init({.backend = "gloo"});
+  const auto context = init({.backend = testing::backend_under_test()});
   for (int i = 0; i < 5; ++i) (void)context.group().all_reduce_async(rank_data(context.rank(), 1000));
   auto x = rank_data(context.rank(), 10);
   context.group().all_reduce(x);
@@ -108,8 +104,13 @@ const testing::Scenario dropped("async dropped", [] {
 });
 TEST_P(Async, ADroppedWorkGoesOn) { run(dropped); }
 
+class Messages : public testing::EveryBackend {};
+class MessagesOfFour : public testing::EveryBackend {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Messages, testing::backends_and_ranks({2}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Worlds, MessagesOfFour, testing::backends_and_ranks({4}), testing::name_of_case);
+
 const testing::Scenario messages("async messages", [] {
-  const auto context = init({.backend = "gloo"});
+  const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   if (context.rank() == 0) {
     // Gloo's send waits for the receive, so the first must not block the second.
@@ -132,10 +133,10 @@ const testing::Scenario messages("async messages", [] {
     group.send(torch::ones({3, 2}, at::kComplexFloat), 0);
   }
 });
-TEST(Messages, GoByTag) { testing::expect_all_passed(testing::run_ranks(messages)); }
+TEST_P(Messages, GoByTag) { run(messages); }
 
 const testing::Scenario from_anybody("async from anybody", [] {
-  const auto context = init({.backend = "gloo"});
+  const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   if (context.rank() != 0) {
     auto work = group.send_async(torch::tensor({context.rank()}, at::kInt), 0, 5);
@@ -152,9 +153,7 @@ const testing::Scenario from_anybody("async from anybody", [] {
   }
   EXPECT_THAT(senders, ::testing::UnorderedElementsAre(1, 2, 3));
 });
-TEST(Messages, FromAnyRankTellWhoSent) {
-  testing::expect_all_passed(testing::run_ranks(from_anybody, {.world_size = 4}));
-}
+TEST_P(MessagesOfFour, FromAnyRankTellWhoSent) { run(from_anybody); }
 
 }  // namespace
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "multiprocess/backends.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -117,25 +118,28 @@ void check_exchanges(const ProcessGroup& group, std::int64_t size, c10::ScalarTy
   expect_equal(part, sum, "reduce_scatter_tensor");
 }
 
-const testing::Scenario reductions("reductions", [] { for_sizes_and_types(init(), check_reductions); });
-const testing::Scenario copies("copies", [] { for_sizes_and_types(init(), check_copies); });
-const testing::Scenario exchanges("exchanges", [] { for_sizes_and_types(init(), check_exchanges); });
+Context start() { return init({.backend = testing::backend_under_test()}); }
 
-class Collectives : public ::testing::TestWithParam<int> {
- protected:
-  static void run(const testing::Scenario& scenario) {
-    testing::expect_all_passed(testing::run_ranks(scenario, {.world_size = GetParam()}));
-  }
-};
+const testing::Scenario reductions("reductions", [] { for_sizes_and_types(start(), check_reductions); });
+const testing::Scenario copies("copies", [] { for_sizes_and_types(start(), check_copies); });
+const testing::Scenario exchanges("exchanges", [] { for_sizes_and_types(start(), check_exchanges); });
+
+class Collectives : public testing::EveryBackend {};
 
 TEST_P(Collectives, Reductions) { run(reductions); }
 TEST_P(Collectives, Copies) { run(copies); }
 TEST_P(Collectives, Exchanges) { run(exchanges); }
-INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4),
-                         [](const auto& ranks) { return std::to_string(ranks.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::backends_and_ranks({1, 2, 3, 4}),
+                         testing::name_of_case);
+
+class CollectiveKinds : public testing::EveryBackend {};
+class CollectiveKindsOfThree : public testing::EveryBackend {};
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKinds, testing::backends_and_ranks({2}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKindsOfThree, testing::backends_and_ranks({3}),
+                         testing::name_of_case);
 
 const testing::Scenario bitwise("bitwise", [] {
-  const auto context = init();
+  const auto context = start();
   const auto reduced = [&](int value, ReduceOp op) {
     auto x = torch::full({5}, value, at::kInt);
     context.group().all_reduce(x, op);
@@ -149,10 +153,10 @@ const testing::Scenario bitwise("bitwise", [] {
   context.group().all_reduce(flags, ReduceOp::MAX);
   EXPECT_TRUE(torch::equal(flags, torch::tensor({true, true, false})));
 });
-TEST(CollectiveKinds, Bitwise) { testing::expect_all_passed(testing::run_ranks(bitwise)); }
+TEST_P(CollectiveKinds, Bitwise) { run(bitwise); }
 
 const testing::Scenario complex_numbers("complex numbers", [] {
-  const auto context = init();
+  const auto context = start();
   const auto& group = context.group();
   const auto own = torch::complex(torch::ones({4}) * (group.rank() + 1), torch::ones({4}) * 2);
   auto x = own.clone();
@@ -168,10 +172,10 @@ const testing::Scenario complex_numbers("complex numbers", [] {
   group.all_gather(parts, own);
   EXPECT_TRUE(torch::equal(parts[group.rank()], own));
 });
-TEST(CollectiveKinds, ComplexNumbers) { testing::expect_all_passed(testing::run_ranks(complex_numbers)); }
+TEST_P(CollectiveKinds, ComplexNumbers) { run(complex_numbers); }
 
 const testing::Scenario layouts("layouts", [] {
-  const auto context = init();
+  const auto context = start();
   auto x = torch::arange(48, at::kFloat).view({2, 2, 3, 4}).contiguous(at::MemoryFormat::ChannelsLast);
   context.group().all_reduce(x);
   EXPECT_TRUE(torch::equal(x, 2 * torch::arange(48, at::kFloat).view({2, 2, 3, 4})));
@@ -183,10 +187,10 @@ const testing::Scenario layouts("layouts", [] {
   context.group().all_reduce(parameter);
   EXPECT_EQ(parameter.sum().item<float>(), 6);
 });
-TEST(CollectiveKinds, Layouts) { testing::expect_all_passed(testing::run_ranks(layouts)); }
+TEST_P(CollectiveKinds, Layouts) { run(layouts); }
 
 const testing::Scenario uneven("uneven exchange", [] {
-  const auto context = init();
+  const auto context = start();
   const auto& group = context.group();
   // Rank r sends i + 1 rows of two to rank i, all filled with 10 * r + i.
   std::vector<std::int64_t> sent;
@@ -202,12 +206,10 @@ const testing::Scenario uneven("uneven exchange", [] {
   group.all_to_all_single(output, torch::cat(rows), received, sent);
   EXPECT_TRUE(torch::equal(output, torch::cat(expected)));
 });
-TEST(CollectiveKinds, UnevenExchange) {
-  testing::expect_all_passed(testing::run_ranks(uneven, {.world_size = 3}));
-}
+TEST_P(CollectiveKindsOfThree, UnevenExchange) { run(uneven); }
 
 const testing::Scenario objects("objects", [] {
-  const auto context = init();
+  const auto context = start();
   const auto& group = context.group();
   const std::vector<std::string> all{"", std::string("\0bytes\xff", 7), std::string(100'000, 'x')};
   const auto& own = all[static_cast<std::size_t>(group.rank())];
@@ -218,7 +220,7 @@ const testing::Scenario objects("objects", [] {
   EXPECT_EQ(group.scatter_object(group.rank() == 1 ? all : std::vector<std::string>{}, 1), own);
   EXPECT_EQ(group.all_gather_object(""), (std::vector<std::string>{"", "", ""}));
 });
-TEST(CollectiveKinds, Objects) { testing::expect_all_passed(testing::run_ranks(objects, {.world_size = 3})); }
+TEST_P(CollectiveKindsOfThree, Objects) { run(objects); }
 
 }  // namespace
 }  // namespace lockstep

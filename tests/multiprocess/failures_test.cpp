@@ -10,6 +10,7 @@
 #include <lockstep/base/unique_fd.h>
 #include <lockstep/lockstep.h>
 
+#include "multiprocess/backends.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -20,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const testing::Scenario joins_within_5s("joins within 5 s", [] {
-  const auto context = init({.timeout = 5s});
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 5s});
   context.barrier();
 });
 
@@ -151,21 +152,6 @@ TEST(Failures, ACallThatOneRankDoesNotMakeEndsAtTheTimeout) {
   const auto results = testing::run_ranks(one_does_not_call, {.timeout = 30s});
   EXPECT_EQ(results[0].exit_code, 1);
   EXPECT_THAT(results[0].err, AllOf(HasSubstr("all_reduce #1 of Float[10] at failures_test.cpp:")));
-}
-
-const testing::Scenario is_killed("is killed", [] {
-  const auto context = init();
-  context.barrier();
-  if (context.rank() == 1) ::raise(SIGKILL);
-  auto x = torch::ones({1000});
-  for (int i = 0; i < 10; ++i) context.group().all_reduce(x);
-});
-
-TEST(Failures, AKilledRankIsSeenByTheOthers) {
-  const auto results = testing::run_ranks(is_killed, {.world_size = 2, .timeout = 30s});
-  EXPECT_EQ(results[1].signal, SIGKILL);
-  EXPECT_EQ(results[0].exit_code, 1);
-  EXPECT_THAT(results[0].err, HasSubstr("another rank is gone"));
 }
 
 }  // namespace

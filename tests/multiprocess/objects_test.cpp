@@ -5,6 +5,7 @@
 
 #include <lockstep/rendezvous/init.h>
 
+#include "multiprocess/backends.h"
 #include "support/ranks.h"
 
 namespace lockstep {
@@ -12,8 +13,8 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-class Objects : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, Objects, ::testing::Values(1, 2, 3, 4));
+class Objects : public testing::EveryBackend {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Objects, testing::backends_and_ranks({1, 2, 3, 4}), testing::name_of_case);
 
 // Of rank 0 empty, of rank 1 all byte values, then longer and longer.
 std::string object_of(int rank) {
@@ -24,7 +25,7 @@ std::string object_of(int rank) {
 }
 
 const testing::Scenario objects("objects between every rank", [] {
-  const auto context = init({.backend = "gloo"});
+  const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   const int size = context.world_size();
   Strings all;
@@ -41,9 +42,7 @@ const testing::Scenario objects("objects between every rank", [] {
   EXPECT_EQ(group.scatter_object(context.is_main() ? Strings(static_cast<std::size_t>(size)) : Strings{}, 0),
             "");
 });
-TEST_P(Objects, EmptyBinaryAndOfDifferentLengths) {
-  testing::expect_all_passed(testing::run_ranks(objects, {.world_size = GetParam()}));
-}
+TEST_P(Objects, EmptyBinaryAndOfDifferentLengths) { run(objects); }
 
 }  // namespace
 }  // namespace lockstep

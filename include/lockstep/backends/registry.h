@@ -36,12 +36,19 @@ struct BackendHandle {
   std::shared_ptr<comm::HostGroup> host_group = {};  ///< where all ranks run on one host; else empty
 };
 
-/// The names that create_backend() takes in this build, e.g. {"fake", "gloo"}.
+/// The names that create_backend() takes in this build, e.g. {"fake", "gloo", "shm"}.
 std::vector<std::string> available_backends();
 
-/// The backend that "auto" stands for, on `device`; any other name is returned as it is when this build has
-/// it. Throws ArgumentError for a name that is unknown or not built, saying which there are.
-std::string resolve_backend(const std::string& name, const c10::Device& device);
+struct BackendChoice {
+  std::string name;         ///< for create_backend()
+  std::string reason = {};  ///< why it was picked; empty when it was asked for by its name
+};
+
+/// The backend for tensors on `device`. `wanted` is a name; "auto" or "", the best for these ranks (on the
+/// CPU shm where all of them run on one host, otherwise gloo); or PyTorch's form with one for each kind of
+/// device, "cpu:gloo,cuda:nccl". Throws ArgumentError for what is unknown or not built, saying which there
+/// are.
+BackendChoice resolve_backend(const std::string& wanted, const c10::Device& device, bool one_host);
 
 /// Connects. `name` must have come from resolve_backend(). Blocks until all ranks have called it; throws
 /// RendezvousError when they cannot be connected.

@@ -19,7 +19,9 @@ namespace lockstep {
 
 /// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "auto" (the best that this build has for the device), "gloo", "fake", ... PyTorch: `backend`.
+  /// "shm" (memory that the ranks of one host share), "gloo" (TCP), "fake" (tests); "auto" is shm where all
+  /// ranks share a host, else gloo, and rank 0 says what it took; "cpu:gloo,cuda:nccl" has one for each kind
+  /// of device. PyTorch: `backend`.
   std::string backend = "auto";
 
   /// How the ranks find each other. PyTorch: `init_method`.
@@ -55,7 +57,7 @@ struct InitOptions {
 };
 
 struct GroupOptions {
-  std::string backend = {};                                         ///< empty: that of the default group
+  std::string backend = {};  ///< as InitOptions::backend; empty: what was given there
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
   std::string group_name = {};                                      ///< for messages; default "group 1", ...
 };

@@ -11,15 +11,21 @@ namespace {
 
 constexpr std::size_t kWord = sizeof(std::uint64_t);
 
-// The lanes of an all-to-all have lengths of their own, which come first.
+// Where each rank may bring what it likes, two tables come first: the bytes that it has for each rank, and
+// those that it expects from each.
 std::size_t table_bytes(const Request& request, const Team& team) {
-  return request.kind == Kind::all_to_all ? static_cast<std::size_t>(team.size()) * kWord : 0;
+  return is_uneven(request.kind) ? 2 * static_cast<std::size_t>(team.size()) * kWord : 0;
 }
 
 std::uint64_t word_at(const std::byte* table, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, table + index * kWord, kWord);
   return word;
+}
+
+std::byte* append(std::byte* to, std::uint64_t word) {
+  std::memcpy(to, &word, kWord);
+  return to + kWord;
 }
 
 }  // namespace
@@ -50,18 +56,26 @@ void Collective::post(std::uint64_t number, std::uint64_t& pipeline_start) {
 
 void Collective::write_small(std::uint64_t payload) const {
   std::byte* to = team_.own().small[slot()];
-  if (request_.kind == Kind::all_to_all) {
-    for (const auto& lane : plan_.stage) {
-      const std::uint64_t bytes = lane.bytes;
-      std::memcpy(to, &bytes, kWord);
-      to += kWord;
-    }
-  }
+  if (is_uneven(request_.kind)) to = write_tables(to);
   if (payload > kSmallBytes) return;
   for (const auto& lane : plan_.stage) {
     if (lane.bytes > 0) std::memcpy(to, lane.data, lane.bytes);
     to += lane.bytes;
   }
+}
+
+std::byte* Collective::write_tables(std::byte* to) const {
+  const auto size = static_cast<std::size_t>(team_.size());
+  for (std::size_t rank = 0; rank < size; ++rank) to = append(to, bytes_for(rank));
+  for (std::size_t rank = 0; rank < size; ++rank)
+    to = append(to, plan_.take.empty() ? 0 : plan_.take[rank].bytes);
+  return to;
+}
+
+std::uint64_t Collective::bytes_for(std::size_t rank) const {
+  if (request_.kind == Kind::all_to_all) return request_.inputs[rank].bytes;
+  const bool reads = request_.kind == Kind::all_gather || static_cast<int>(rank) == request_.root;
+  return reads ? request_.inputs.front().bytes : 0;
 }
 
 bool Collective::advance() {
@@ -85,27 +99,31 @@ bool Collective::everybody_arrived() {
   for (; arrived_ < team_.size(); ++arrived_) {
     if (arrived_ == team_.rank()) continue;
     if (post_of(arrived_).number.load(std::memory_order_acquire) != number_) return false;
-    if (!agrees(arrived_)) {
-      team_.fail(Verdict::Cause::disagreement, arrived_, number_);
-      return false;
-    }
+    if (agrees(arrived_)) continue;
+    team_.fail(Verdict::Cause::disagreement, arrived_, number_);
+    return false;
   }
-  return true;
+  if (!is_uneven(request_.kind) || tables_agree()) return true;
+  team_.fail(Verdict::Cause::disagreement, team_.rank(), number_);
+  return false;
 }
 
 bool Collective::agrees(int rank) const {
   const auto& own = post_of(team_.rank());
   const auto& other = post_of(rank);
-  if (own.what != other.what) return false;
-  if (!is_uneven(request_.kind)) return own.bytes == other.bytes;
-  const bool takes = !plan_.take.empty();
-  return !takes || plan_.take[static_cast<std::size_t>(rank)].bytes == expected_from(rank);
+  return own.what == other.what && (is_uneven(request_.kind) || own.bytes == other.bytes);
 }
 
-// Bytes that another rank has for this one, in a call to which each brings what it likes.
-std::uint64_t Collective::expected_from(int rank) const {
-  if (request_.kind != Kind::all_to_all) return post_of(rank).bytes;
-  return word_at(small_of(rank), static_cast<std::size_t>(team_.rank()));
+// Every pair of ranks, so that all of them find the same.
+bool Collective::tables_agree() const {
+  const auto size = static_cast<std::size_t>(team_.size());
+  for (std::size_t from = 0; from < size; ++from) {
+    for (std::size_t to = 0; to < size; ++to) {
+      const auto given = word_at(small_of(static_cast<int>(from)), to);
+      if (given != word_at(small_of(static_cast<int>(to)), size + from)) return false;
+    }
+  }
+  return true;
 }
 
 Collective::Way Collective::choose_way() const {
@@ -121,10 +139,10 @@ Collective::Way Collective::choose_way() const {
 
 // Where in a rank's small data this rank's lane begins.
 std::size_t Collective::small_offset(int rank) const {
-  if (plan_.lanes == 1) return 0;
+  std::size_t offset = table_bytes(request_, team_);
+  if (plan_.lanes == 1) return offset;
   const auto own = static_cast<std::size_t>(team_.rank());
   if (request_.kind != Kind::all_to_all) return own * request_.outputs.front().bytes;
-  std::size_t offset = table_bytes(request_, team_);
   for (std::size_t lane = 0; lane < own; ++lane) offset += word_at(small_of(rank), lane);
   return offset;
 }

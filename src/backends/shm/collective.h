@@ -47,9 +47,11 @@ class Collective : public Call {
   const std::byte* small_of(int rank) const { return team_.area(rank).small[slot()]; }
 
   void write_small(std::uint64_t payload) const;
+  std::byte* write_tables(std::byte* to) const;
+  std::uint64_t bytes_for(std::size_t rank) const;
   bool everybody_arrived();
   bool agrees(int rank) const;
-  std::uint64_t expected_from(int rank) const;
+  bool tables_agree() const;
   Way choose_way() const;
 
   void finish_small();

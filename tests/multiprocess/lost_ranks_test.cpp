@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the survivors are told when a rank dies, stops or leaves, whatever the backend.
+#include <csignal>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "multiprocess/backends.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+class LostRanks : public testing::EveryBackend {
+ protected:
+  static std::vector<testing::RankResult> results_of(const testing::Scenario& scenario) {
+    const auto& [backend, ranks] = GetParam();
+    return testing::run_ranks(
+        scenario, {.world_size = ranks, .env = {{testing::kBackendVariable, backend}}, .timeout = 30s});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, LostRanks, testing::backends_and_ranks({2, 3}), testing::name_of_case);
+
+const testing::Scenario is_killed("lost: killed between calls", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
+  context.barrier();
+  if (context.rank() == 1) ::raise(SIGKILL);
+  auto x = torch::ones({1000});
+  for (int i = 0; i < 10; ++i) context.group().all_reduce(x);
+});
+
+TEST_P(LostRanks, AKilledOneIsNamedOnEverySurvivor) {
+  const auto results = results_of(is_killed);
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    if (rank == 1) continue;
+    EXPECT_EQ(results[rank].exit_code, 1);
+    EXPECT_THAT(
+        results[rank].err,
+        AllOf(HasSubstr("all_reduce #2 of Float[1000] at lost_ranks_test.cpp:"), HasSubstr("rank 1 (pid "),
+              HasSubstr("is dead; it had completed barrier #1 at "), HasSubstr("another rank is gone")));
+  }
+}
+
+const testing::Scenario is_killed_in_a_call("lost: killed in a call", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
+  context.barrier();
+  auto x = torch::ones({1000});
+  if (context.rank() == 1) ::alarm(1);  // ends this process while it waits for rank 0
+  if (context.rank() != 0) context.group().all_reduce(x);
+  if (context.rank() == 0) {
+    auto y = torch::ones({1});
+    (void)context.group().recv(y, 1, 7);
+  }
+});
+
+TEST_P(LostRanks, OneThatDiesWithinACallToo) {
+  const auto results = results_of(is_killed_in_a_call);
+  EXPECT_EQ(results[1].signal, SIGALRM);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    if (rank == 1) continue;
+    EXPECT_EQ(results[rank].exit_code, 1);
+    EXPECT_THAT(results[rank].err,
+                AllOf(HasSubstr("rank 1 (pid "), HasSubstr("and was in all_reduce #2 of Float[1000]")));
+  }
+}
+
+const testing::Scenario one_stops("lost: stopped", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 2s});
+  context.barrier();
+  if (context.rank() == 1) ::raise(SIGSTOP);
+  auto x = torch::ones({10});
+  context.group().all_reduce(x);
+});
+
+TEST_P(LostRanks, AStoppedOneIsNamedAtTheTimeout) {
+  const auto& [backend, ranks] = GetParam();
+  int stopped = 0;
+  const auto results = testing::run_ranks(
+      one_stops, {.world_size = ranks,
+                  .env = {{testing::kBackendVariable, backend}},
+                  .timeout = 10s,
+                  .while_running = [&](const std::vector<int>& pids) { stopped = pids[1]; }});
+  EXPECT_TRUE(results[1].timed_out);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    if (rank == 1) continue;
+    EXPECT_EQ(results[rank].exit_code, 1);
+    EXPECT_THAT(
+        results[rank].err,
+        AllOf(HasSubstr("all_reduce #2 of Float[10] at lost_ranks_test.cpp:"),
+              HasSubstr("did not finish in time"), HasSubstr("rank 1 (pid " + std::to_string(stopped)),
+              HasSubstr("is in none of the group's calls (it has been stopped by a signal")));
+  }
+}
+
+const testing::Scenario one_leaves("lost: leaves", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
+  context.barrier();
+  if (context.rank() == 1) throw Error("enough");
+  auto x = torch::ones({10});
+  context.group().all_reduce(x);
+});
+
+TEST_P(LostRanks, OneThatLeavesEndsTheOthers) {
+  const auto results = results_of(one_leaves);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].exit_code, 1);
+    if (rank != 1) {
+      EXPECT_THAT(results[rank].err, HasSubstr("another rank is gone"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
