@@ -55,8 +55,10 @@ bool PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     try {
       return work_->wait(std::max(std::chrono::milliseconds(1), std::min(kSlice, deadline.remaining())));
     } catch (const std::exception&) {
-      if (work_->isCompleted() || deadline.expired()) throw;
+      if (deadline.expired()) throw;
     }
+    // It may have ended just after the slice: then this returns, or throws the real reason.
+    if (work_->isCompleted()) return work_->wait();
     const int dead = group_->host_group()->find_dead();
     if (dead >= 0) throw PeerLost(group_->host_group()->name_of(dead) + " died");
   }
