@@ -51,8 +51,10 @@ Resources resources_for(const LaunchOptions& options, const std::optional<Reserv
 
 SupervisorOptions supervisor_options(const LaunchOptions& options, std::string file,
                                      const Resources& resources) {
-  SupervisorOptions supervisor{
-      .file = std::move(file), .arguments = options.command, .grace_period = options.grace_period};
+  SupervisorOptions supervisor{.file = std::move(file),
+                               .arguments = options.command,
+                               .mark_lines = options.mark_lines,
+                               .grace_period = options.grace_period};
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
     supervisor.ranks.push_back({.rank = global_rank(options, local_rank),
                                 .environment = rank_environment(options, resources, local_rank, Env())});

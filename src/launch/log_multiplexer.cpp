@@ -43,13 +43,17 @@ bool readable(int fd) {
 
 }  // namespace
 
-LogMultiplexer::LogMultiplexer()
-    : out_(STDOUT_FILENO), err_(STDERR_FILENO), shared_(same_file(STDOUT_FILENO, STDERR_FILENO)) {}
+LogMultiplexer::LogMultiplexer(bool mark_stdout)
+    : out_(STDOUT_FILENO),
+      err_(STDERR_FILENO),
+      mark_stdout_(mark_stdout),
+      shared_(same_file(STDOUT_FILENO, STDERR_FILENO)) {}
 
 void LogMultiplexer::add_rank(int rank, UniqueFd out, UniqueFd err) {
   make_nonblocking(out.get());
   make_nonblocking(err.get());
-  streams_.push_back({.fd = std::move(out), .prefix = prefix_of(rank, STDOUT_FILENO), .queue = &out_});
+  streams_.push_back(
+      {.fd = std::move(out), .prefix = mark_stdout_ ? prefix_of(rank, STDOUT_FILENO) : "", .queue = &out_});
   streams_.push_back({.fd = std::move(err),
                       .prefix = prefix_of(rank, STDERR_FILENO),
                       .queue = &error_queue(),

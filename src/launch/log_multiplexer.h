@@ -22,7 +22,8 @@ namespace lockstep::launch {
 /// nothing piles up.
 class LogMultiplexer {
  public:
-  LogMultiplexer();
+  /// Lines of stdout are marked with the rank that wrote them, or not; those of stderr always are.
+  explicit LogMultiplexer(bool mark_stdout = true);
 
   void add_rank(int rank, UniqueFd out, UniqueFd err);
   /// A line of the launcher's own, on stderr.
@@ -56,6 +57,7 @@ class LogMultiplexer {
 
   OutputQueue out_;
   OutputQueue err_;
+  bool mark_stdout_;
   bool shared_;  // stdout and stderr are one file: one queue, or their lines could tear each other
   std::deque<Stream> streams_;
   std::map<int, Tail> tails_;

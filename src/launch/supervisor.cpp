@@ -49,7 +49,7 @@ bool can_read(const pollfd& event) { return event.revents != 0; }
 class Supervisor {
  public:
   Supervisor(const SupervisorOptions& options, int launcher)
-      : options_(options), launcher_(launcher), signals_(open_signalfd()) {}
+      : options_(options), launcher_(launcher), signals_(open_signalfd()), logs_(options.mark_lines) {}
 
   int run();
 

@@ -10,6 +10,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/launch/program.h>
 
+#include "bench_command.h"
 #include "run_command.h"
 
 namespace lockstep::cli {
@@ -19,6 +20,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   CLI::App app("Distributed data-parallel training for LibTorch", "lockstep");
   app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
   RunCommand run_command(app);
+  BenchCommand bench_command(app);
 
   // CLI11 takes arguments last first. What follows "--" is never ours to read.
   const auto separator = std::ranges::find(arguments, "--");
@@ -30,6 +32,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
     return app.exit(request);
   }
   if (run_command.chosen()) return run_command.run({separator, arguments.end()});
+  if (bench_command.chosen()) return bench_command.run();
   std::cerr << app.help();
   return kUsageError;
 }

@@ -19,6 +19,7 @@ struct LaunchOptions {
   std::optional<std::uint16_t>
       master_port{};            ///< none: a free port that no other launch is given (one node only)
   std::string run_id = "none";  ///< TORCHELASTIC_RUN_ID
+  bool mark_lines = true;  ///< whether what a rank prints on stdout begins with its rank; stderr always does
   /// From the signal that asks ranks to stop to the SIGKILL that makes them. torchrun: shutdown_timeout.
   std::chrono::milliseconds grace_period{5000};
 };

@@ -18,6 +18,7 @@ struct SupervisorOptions {
   std::string file{};                    ///< the program, with a slash in its name
   std::vector<std::string> arguments{};  ///< from argv[0] on
   std::vector<RankPlan> ranks{};
+  bool mark_lines = true;  ///< LaunchOptions::mark_lines
   std::chrono::milliseconds grace_period{5000};
 };
 
