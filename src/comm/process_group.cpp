@@ -45,14 +45,17 @@ c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   return c10d::ReduceOp::UNUSED;
 }
 
-// What the backend sees of a tensor: detached, complex as pairs of reals.
+// What the backend sees of a tensor: no gradient, complex as pairs of reals. Views cost more than a small
+// call, so there are none where the tensor can go as it is.
 Tensor as_sent(const Tensor& tensor) {
-  const Tensor plain = tensor.detach();
+  const Tensor plain = tensor.requires_grad() ? tensor.detach() : tensor;
   return plain.is_complex() ? at::view_as_real(plain) : plain;
 }
 
 // The same memory as one contiguous row, whatever the dense layout.
 Tensor as_sent_flat(const Tensor& tensor) {
+  const bool is_row = tensor.dim() == 1 && tensor.is_contiguous();
+  if (is_row && !tensor.requires_grad() && !tensor.is_complex()) return tensor;
   const Tensor plain = tensor.detach();
   const Tensor flat = plain.is_contiguous() ? plain.view({-1})
                                             : plain.as_strided({plain.numel()}, {1}, plain.storage_offset());
@@ -87,14 +90,15 @@ CallRecord record_of(CallKind kind, const Tensor& tensor, Where where) {
 }
 
 // Numbers and records the call, hands it to the backend, and turns a refusal into our errors.
-Work issue(const std::shared_ptr<GroupState>& group, CallRecord record,
-           const std::function<C10dWork(c10d::Backend&)>& call, std::function<void()> on_success = {}) {
+template <class Call>
+Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Call& call,
+           std::function<void()> on_success = {}) {
   const auto backend = group->backend_for(record);
   record = group->log().add(std::move(record));
   try {
     if (auto* listener = group->listener()) listener->next_call(record.number);
-    auto work = call(*backend);
-    group->remember(work);
+    C10dWork work = call(*backend);
+    if (!work->isCompleted()) group->remember(work);
     return Work(std::make_shared<comm::PendingCall>(group, std::move(record), std::move(work),
                                                     std::move(on_success)));
   } catch (...) {

@@ -18,7 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kFirstTries = 64;  // before the clock is looked at
 constexpr auto kVerdictLimit = std::chrono::milliseconds(100);
 constexpr auto kShortNap = std::chrono::microseconds(200);
 
@@ -148,7 +147,7 @@ void Engine::wait(const Call& call, Milliseconds timeout) {
 }
 
 void Engine::wait_until(Wait& wait) {
-  for (int tries = 0; tries < kFirstTries; ++tries) {
+  for (int tries = 0; tries < patience_.tries; ++tries) {
     if (is_ready(wait)) return;
     relax();
   }

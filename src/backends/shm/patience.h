@@ -8,6 +8,7 @@ namespace lockstep::shm {
 // How a rank waits: it spins, then lets others run, then sleeps until it is woken or has napped enough to
 // look whether everybody is still alive.
 struct Patience {
+  int tries = 64;  // before the clock is looked at
   std::chrono::microseconds spin{100};
   std::chrono::microseconds yield{0};
   std::chrono::microseconds nap{10'000};
@@ -16,7 +17,7 @@ struct Patience {
   static Patience for_cores(int ranks, int cores) {
     using std::chrono::microseconds;
     if (ranks <= cores) return {};
-    return {.spin = microseconds(0), .yield = microseconds(200), .nap = microseconds(10'000)};
+    return {.tries = 2, .spin = microseconds(0), .yield = microseconds(200), .nap = microseconds(10'000)};
   }
 };
 

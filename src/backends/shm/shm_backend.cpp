@@ -173,29 +173,45 @@ Request copying(Kind kind, const at::Tensor& tensor, int root = 0) {
   return {.kind = kind, .element = element_of(tensor.scalar_type()), .root = root};
 }
 
-// Equal parts of a contiguous tensor, or parts of `rows` rows each.
-Tensors parts_of(const at::Tensor& tensor, int size, const std::vector<std::int64_t>& rows = {}) {
+// The bytes of each rank's part of a contiguous tensor: equal parts, or as many rows as `rows` says.
+std::vector<std::size_t> part_lengths(const at::Tensor& tensor, int size,
+                                      const std::vector<std::int64_t>& rows) {
   if (!tensor.is_contiguous()) throw ArgumentError("the shm backend cuts contiguous tensors only");
-  if (rows.empty()) {
-    if (tensor.numel() % size != 0) {
-      throw ArgumentError(
-          fmt::format("a tensor of {} elements cannot be cut into {} equal parts", tensor.numel(), size));
-    }
-    return tensor.view({-1}).chunk(size);
+  const auto parts = static_cast<std::size_t>(size);
+  std::vector<std::size_t> lengths(parts, bytes_of(tensor) / parts);
+  if (rows.empty() && tensor.numel() % size != 0) {
+    throw ArgumentError(
+        fmt::format("a tensor of {} elements cannot be cut into {} equal parts", tensor.numel(), size));
   }
-  Tensors parts;
-  std::int64_t begin = 0;
-  for (const auto length : rows) {
-    parts.push_back(tensor.narrow(0, begin, length));
-    begin += length;
+  const auto row_bytes = tensor.dim() > 0 && tensor.size(0) > 0
+                             ? bytes_of(tensor) / static_cast<std::size_t>(tensor.size(0))
+                             : std::size_t{0};
+  for (std::size_t i = 0; i < rows.size(); ++i) lengths.at(i) = static_cast<std::size_t>(rows[i]) * row_bytes;
+  return lengths;
+}
+
+std::vector<shm::Source> source_parts(const at::Tensor& tensor, int size,
+                                      const std::vector<std::int64_t>& rows = {}) {
+  const auto whole = source_of(tensor);
+  std::vector<shm::Source> parts;
+  const auto* start = whole.data;
+  for (const auto length : part_lengths(tensor, size, rows)) {
+    parts.push_back({start, length});
+    start += length;
   }
   return parts;
 }
 
-Tensors equal_parts(const at::Tensor& tensor, int size) {
-  // chunk() of nothing gives one part, not `size`.
-  if (tensor.numel() == 0) return Tensors(static_cast<std::size_t>(size), tensor.view({-1}));
-  return parts_of(tensor, size);
+std::vector<shm::Target> target_parts(const at::Tensor& tensor, int size,
+                                      const std::vector<std::int64_t>& rows = {}) {
+  const auto whole = target_of(tensor);
+  std::vector<shm::Target> parts;
+  auto* start = whole.data;
+  for (const auto length : part_lengths(tensor, size, rows)) {
+    parts.push_back({start, length});
+    start += length;
+  }
+  return parts;
 }
 
 Tensors joined(const Tensors& first, const Tensors& second) {
@@ -275,7 +291,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
                                                 const c10d::AllgatherOptions& options) {
   auto request = copying(Kind::all_gather, input);
   request.inputs = {source_of(input)};
-  request.outputs = targets_of(equal_parts(output, getSize()));
+  request.outputs = target_parts(output, getSize());
   return issue(c10d::OpType::_ALLGATHER_BASE, std::move(request), {output, input}, options.timeout);
 }
 
@@ -318,7 +334,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
 ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                      const c10d::ReduceScatterOptions& options) {
   auto request = reducing(Kind::reduce_scatter, output, options.reduceOp);
-  request.inputs = sources_of(equal_parts(input, getSize()));
+  request.inputs = source_parts(input, getSize());
   request.outputs = {target_of(output)};
   return issue(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(request), {output, input}, options.timeout);
 }
@@ -336,10 +352,8 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               std::vector<std::int64_t>& input_sizes,
                                               const c10d::AllToAllOptions& options) {
   auto request = copying(Kind::all_to_all, input);
-  request.inputs = sources_of(input_sizes.empty() ? equal_parts(input, getSize())
-                                                  : parts_of(input, getSize(), input_sizes));
-  request.outputs = targets_of(output_sizes.empty() ? equal_parts(output, getSize())
-                                                    : parts_of(output, getSize(), output_sizes));
+  request.inputs = source_parts(input, getSize(), input_sizes);
+  request.outputs = target_parts(output, getSize(), output_sizes);
   return issue(c10d::OpType::ALLTOALL_BASE, std::move(request), {output, input}, options.timeout);
 }
 
