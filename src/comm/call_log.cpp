@@ -99,7 +99,13 @@ void CallLog::set_state(std::uint64_t number, CallState state) {
   if (completed.load(std::memory_order_relaxed) < number) completed.store(number, std::memory_order_release);
 }
 
+void CallLog::leave_board() {
+  const std::lock_guard lock(mutex_);
+  board_ = nullptr;
+}
+
 void CallLog::set_awaited(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
   if (board_ != nullptr) board_->awaited.store(number, std::memory_order_release);
 }
 

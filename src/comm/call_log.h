@@ -25,6 +25,8 @@ class CallLog {
   void set_state(std::uint64_t number, CallState state);
   // What the rank waits for, or 0.
   void set_awaited(std::uint64_t number);
+  // Writes no more to the board, which may go away.
+  void leave_board();
   // Oldest first.
   std::vector<CallRecord> recent() const;
 

@@ -40,7 +40,7 @@ struct Story {
 
   std::string begin() const { return group.whoami() + ": " + call.describe(); }
   std::string end() const {
-    const auto* others = group.host_group();
+    const auto others = group.host_group();
     return others == nullptr || others->size() < 2 ? "" : "\nThe other ranks:" + others->describe_others();
   }
 };
@@ -60,7 +60,7 @@ struct Story {
 }
 
 // A connection breaks a moment before its process is seen to be dead.
-int dead_rank_soon(const HostGroup* group) {
+int dead_rank_soon(const std::shared_ptr<HostGroup>& group) {
   if (group == nullptr) return -1;
   const Deadline deadline(kDeathLimit);
   int dead = group->find_dead();

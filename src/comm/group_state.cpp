@@ -54,6 +54,11 @@ c10::intrusive_ptr<c10d::Backend> GroupState::backend_for(const CallRecord& call
   throw Error(fmt::format("{}: {}: {}", whoami(), call.describe(), kClosed));
 }
 
+std::shared_ptr<HostGroup> GroupState::host_group() const {
+  const std::lock_guard lock(mutex_);
+  return info_.host_group;
+}
+
 std::string GroupState::whoami() const {
   return fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_);
 }
@@ -74,6 +79,9 @@ void GroupState::close() {
     if (has_calls_under_way()) (void)backend_.release();
   }
   backend_.reset();
+  under_way_.clear();  // a weak reference keeps what a Work holds
+  log_.leave_board();
+  info_.host_group.reset();
 }
 
 // Also part of a destructor, so a backend that cannot abort must not end the program.

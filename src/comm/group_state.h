@@ -32,8 +32,8 @@ class GroupState {
   int size() const { return size_; }
   const std::string& backend_name() const { return backend_name_; }
   CallLog& log() { return log_; }
-  // Where all ranks run on one host; else nullptr.
-  const HostGroup* host_group() const { return info_.host_group.get(); }
+  // Where all ranks run on one host and the group is open; else nullptr.
+  std::shared_ptr<HostGroup> host_group() const;
   // The backend, where it wants to know the calls' numbers; else nullptr.
   IssueListener* listener() const { return listener_; }
   // "rank 1 of 2 (group default, gloo)"

@@ -59,8 +59,9 @@ bool PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     }
     // It may have ended just after the slice: then this returns, or throws the real reason.
     if (work_->isCompleted()) return work_->wait();
-    const int dead = group_->host_group()->find_dead();
-    if (dead >= 0) throw PeerLost(group_->host_group()->name_of(dead) + " died");
+    const auto others = group_->host_group();
+    const int dead = others ? others->find_dead() : -1;
+    if (dead >= 0) throw PeerLost(others->name_of(dead) + " died");
   }
 }
 
