@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The protocol of docs/shm-protocol.md between two ranks, in four parts (spin -DCALLS=3 ..., and so on):
+     CALLS   so many small calls, through two slots
+     CHUNKS  so many chunks of an all-reduce, through two staging buffers
+     SENT    so many chunks of a broadcast from rank 0, likewise
+     PARTS   so many parts a share of one all-reduce in place
+   Data are the numbers of the call or chunk they belong to. */
+
+#define RANKS 2
+#define SLOTS 2
+#define STAGES 2
+#define MOST 4
+
+#define OTHER (1 - me)
+
+typedef Area {
+  byte number[SLOTS];   /* Post::number */
+  byte small[SLOTS];    /* the data beside the post */
+  byte completed;
+  byte stage[STAGES];
+  byte result[STAGES];
+  byte staged;
+  byte combined;
+  byte taken;
+  byte claimed;
+  byte done;
+  byte reduced[MOST];   /* how often each part of this rank's share was reduced */
+  bool sleeps;          /* Area::sleepers */
+  byte bell;
+};
+
+Area area[RANKS];
+/* Team::ring(): the store before it and this load have a fence between them; Promela's steps are in order. */
+inline ring() {
+  if
+  :: area[OTHER].sleeps -> area[OTHER].bell = area[OTHER].bell + 1  /* a futex word has 32 bits: it does not come round within a nap */
+  :: else
+  fi
+}
+
+/* Engine::nap() until `ready`: no time limit here, so that a lost wake-up is a deadlock. */
+#define await(ready)                                   \
+  do                                                   \
+  :: ready -> break                                    \
+  :: else ->                                           \
+       seen = area[me].bell;                           \
+       area[me].sleeps = true;                         \
+       if                                              \
+       :: ready -> skip                                \
+       :: else -> area[me].bell != seen                \
+       fi;                                             \
+       area[me].sleeps = false                         \
+  od
+
+proctype rank(byte me) {
+  byte n, posted, seen, slot, owner, part, i;
+
+#ifdef CALLS
+  /* Small calls, posted ahead as far as there are slots, completed in order. */
+  do
+  :: area[me].completed == CALLS -> break
+  :: posted < CALLS && (posted < SLOTS || (area[OTHER].completed + SLOTS > posted && area[me].completed + SLOTS > posted)) ->
+       slot = (posted + 1) % SLOTS;
+       area[me].small[slot] = posted + 1;
+       area[me].number[slot] = posted + 1;
+       posted = posted + 1;
+       ring()
+  :: area[me].completed < posted ->
+       n = area[me].completed + 1;
+       slot = n % SLOTS;
+       await(area[OTHER].number[slot] == n);
+       assert(area[OTHER].small[slot] == n);
+       area[me].completed = n;
+       ring()
+  od;
+#endif
+
+#ifdef CHUNKS
+  /* Chunks, staged as far ahead as there are buffers, combined, taken: in the order of Pipeline::advance(). */
+  do
+  :: area[me].taken == CHUNKS -> break
+  :: else ->
+       if
+       :: area[me].staged < CHUNKS && area[me].staged < area[me].taken + STAGES &&
+          area[me].staged < area[OTHER].taken + STAGES ->
+            i = area[me].staged;
+            area[me].stage[i % STAGES] = i + 1;
+            area[me].staged = i + 1;
+            ring()
+       :: else ->
+            if
+            :: area[me].combined < area[me].staged && area[OTHER].staged > area[me].combined ->
+                 i = area[me].combined;
+                 assert(area[OTHER].stage[i % STAGES] == i + 1);
+                 area[me].result[i % STAGES] = i + 1;
+                 area[me].combined = i + 1;
+                 ring()
+            :: else ->
+                 if
+                 :: area[me].taken < area[me].combined && area[OTHER].combined > area[me].taken ->
+                      i = area[me].taken;
+                      assert(area[OTHER].result[i % STAGES] == i + 1);
+                      area[me].taken = i + 1;
+                      ring()
+                 :: else ->
+                      await((area[me].staged < CHUNKS && area[me].staged < area[me].taken + STAGES &&
+                             area[me].staged < area[OTHER].taken + STAGES) ||
+                            (area[me].combined < area[me].staged && area[OTHER].staged > area[me].combined) ||
+                            (area[me].taken < area[me].combined && area[OTHER].combined > area[me].taken))
+                 fi
+            fi
+       fi
+  od;
+#endif
+
+#ifdef SENT
+  do
+  :: me == 0 && area[0].taken < SENT ->
+       await(area[0].taken < STAGES || area[1].taken + STAGES > area[0].taken);
+       i = area[0].taken;
+       area[0].stage[i % STAGES] = i + 1;
+       area[0].staged = i + 1;
+       area[0].taken = i + 1;
+       ring()
+  :: me == 1 && area[1].taken < SENT ->
+       await(area[0].staged > area[1].taken);
+       i = area[1].taken;
+       assert(area[0].stage[i % STAGES] == i + 1);
+       area[1].taken = i + 1;
+       ring()
+  :: area[me].taken == SENT -> break
+  od;
+#endif
+
+#ifdef PARTS
+  /* In place: own share first, then what the other has not claimed. */
+  for (i : 0 .. 1) {
+    owner = (me + i) % RANKS;
+    do
+    :: area[owner].claimed >= PARTS -> break
+    :: else ->
+         atomic { part = area[owner].claimed; area[owner].claimed = part + 1 };
+         if
+         :: part < PARTS ->
+              area[owner].reduced[part] = area[owner].reduced[part] + 1;
+              atomic { area[owner].done = area[owner].done + 1 };
+              ring()
+         :: else -> break
+         fi
+    od
+  }
+  await(area[0].done == PARTS && area[1].done == PARTS);
+  assert(area[0].reduced[0] == 1 && area[0].reduced[1] == 1);
+  assert(area[1].reduced[0] == 1 && area[1].reduced[1] == 1);
+#endif
+
+  skip
+}
+
+init {
+  atomic {
+    run rank(0);
+    run rank(1)
+  }
+}
