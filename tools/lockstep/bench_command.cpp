@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "bench_command.h"
 
-#include <algorithm>
 #include <filesystem>
+#include <iostream>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/launch/launch.h>
+
+#include "lockstep_bench/options.h"
 
 namespace lockstep::cli {
 namespace {
@@ -16,10 +19,16 @@ std::filesystem::path bench_program() {
   const auto own = std::filesystem::read_symlink("/proc/self/exe");
   const auto program = own.parent_path() / "lockstep-bench";
   if (std::filesystem::exists(program)) return program;
-  throw ArgumentError(
+  throw LaunchError(
       fmt::format("lockstep bench needs the program {}, which is not there; build the target "
                   "lockstep_bench, or install Lockstep as a whole",
                   program.string()));
+}
+
+// Rows that appear on a terminal are progress enough.
+bool shows_progress(const bench::Options& options) {
+  const bool shows_rows = options.format != bench::Format::json && ::isatty(STDOUT_FILENO) != 0;
+  return options.progress || (::isatty(STDERR_FILENO) != 0 && !shows_rows);
 }
 
 }  // namespace
@@ -33,18 +42,16 @@ BenchCommand::BenchCommand(CLI::App& app)
 }
 
 int BenchCommand::run() const {
-  launch::LaunchOptions options{
-      .command = {bench_program().string()}, .nproc_per_node = ranks_, .mark_lines = false};
-  const auto rest = command_->remaining();
-  options.command.insert(options.command.end(), rest.begin(), rest.end());
-  const bool asks_for_help = rest.empty() || std::ranges::any_of(rest, [](const auto& word) {
-                               return word == "--help" || word == "-h";
-                             });
-  if (asks_for_help) {
-    options.command = {options.command.front(), "--help"};
-    options.nproc_per_node = 1;
+  auto words = command_->remaining();
+  try {
+    const auto options = bench::parse_options(bench::Tool::lockstep_bench, words);
+    if (!options.progress && shows_progress(options)) words.emplace_back("--progress");
+  } catch (const bench::HelpWanted& help) {
+    std::cout << help.text << std::flush;
+    return 0;
   }
-  return launch::launch(options);
+  words.insert(words.begin(), bench_program().string());
+  return launch::launch({.command = words, .nproc_per_node = ranks_, .mark_lines = false});
 }
 
 }  // namespace lockstep::cli

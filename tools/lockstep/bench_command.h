@@ -8,8 +8,9 @@
 
 namespace lockstep::cli {
 
-/// `lockstep bench [--nproc N] ...`: runs the program lockstep-bench, which lies beside this one, as N ranks.
-/// Everything but the number of ranks is for that program, `--help` too.
+/// `lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, which lies beside
+/// this one, as N ranks. All options but the number of ranks are that program's, but read here first, so that
+/// a mistake is told once and before anything starts.
 class BenchCommand {
  public:
   explicit BenchCommand(CLI::App& app);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include <lockstep/comm/process_group.h>
 
@@ -11,9 +11,11 @@ namespace lockstep::bench {
 
 /// Tensors and the call that is timed with them.
 struct Trial {
-  std::function<void()> rewrite = {};        ///< before each call: this rank's input
-  std::function<void()> run = {};            ///< the call
-  std::function<std::int64_t()> wrong = {};  ///< after it: elements that are not what they must be
+  std::function<void()> rewrite = [] {};  ///< before each call: this rank's input
+  std::function<void()> run = [] {};      ///< the call
+  std::function<void()> spoil = [] {};    ///< before a call that is checked: what is output only
+  /// After it: elements on this rank that are not what they must be.
+  std::function<std::int64_t()> wrong = [] { return std::int64_t{0}; };
 };
 
 struct TrialRequest {
@@ -24,17 +26,11 @@ struct TrialRequest {
   bool inplace = false;  ///< tensors from the backend's allocateTensor()
 };
 
-struct Collective {
-  std::string name;
-  bool reduces = false;
-  bool in_parts = false;                       ///< whether `count` is cut into a part for each rank
-  std::function<double(int)> bus_factor = {};  ///< busbw / algbw for so many ranks, as in nccl-tests
-  std::function<Trial(const TrialRequest&)> prepare = {};
-};
+/// `collective` as kinds() has it.
+Trial prepare(const std::string& collective, const TrialRequest& request);
 
-/// Throws ArgumentError for a name that is not there.
-const Collective& find_collective(const std::string& name);
-/// "all-reduce, all-gather, ..."
-std::string collective_names();
+/// The names of dtypes() and of --op.
+c10::ScalarType scalar_type(const std::string& name);
+ReduceOp reduce_op(const std::string& name);
 
 }  // namespace lockstep::bench

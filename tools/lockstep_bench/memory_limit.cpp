@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "memory_limit.h"
 
+#include <algorithm>
 #include <array>
 
 #include <torch/torch.h>
 
 #include <lockstep/base/fd_passing.h>
 
+#include "periodic.h"
+
 namespace lockstep::bench {
 namespace {
 
 #if defined(__x86_64__)
-__attribute__((target_clones("avx512f", "avx2", "default")))
+#define LOCKSTEP_BENCH_FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define LOCKSTEP_BENCH_FOR_EVERY_CPU
 #endif
+
+LOCKSTEP_BENCH_FOR_EVERY_CPU
 void sum_two(float* a, float* b, std::int64_t count) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < count; ++i) {
@@ -22,15 +29,23 @@ void sum_two(float* a, float* b, std::int64_t count) {
   }
 }
 
+LOCKSTEP_BENCH_FOR_EVERY_CPU
+void add(float* total, const float* more, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) total[i] += more[i];
+}
+
 void sum_rows(const std::vector<float*>& rows, std::int64_t begin, std::int64_t end) {
   if (rows.size() == 2) {
     sum_two(rows[0] + begin, rows[1] + begin, end - begin);
     return;
   }
-  for (auto i = begin; i < end; ++i) {
-    float sum = 0;
-    for (const auto* row : rows) sum += row[i];
-    for (auto* row : rows) row[i] = sum;
+  std::array<float, 2048> total;
+  constexpr auto kMost = static_cast<std::int64_t>(total.size());
+  for (auto at = begin; at < end; at += kMost) {
+    const auto count = std::min(kMost, end - at);
+    std::copy_n(rows[0] + at, count, total.data());
+    for (std::size_t row = 1; row < rows.size(); ++row) add(total.data(), rows[row] + at, count);
+    for (auto* row : rows) std::copy_n(total.data(), count, row + at);
   }
 }
 
@@ -65,10 +80,11 @@ Trial MemoryLimit::prepare(std::int64_t count) const {
   const auto begin = count * group_.rank() / group_.size();
   const auto end = count * (group_.rank() + 1) / group_.size();
   const auto own = torch::from_blob(rows[static_cast<std::size_t>(group_.rank())], {count});
-  const auto input = torch::full({count}, static_cast<float>(group_.rank() + 1));
-  return {.rewrite = [=] { own.copy_(input); },
+  const auto block = pattern_block(group_.rank(), at::kFloat);
+  const auto sum = reduced_block(group_.size(), ReduceOp::SUM, at::kFloat);
+  return {.rewrite = [=] { refill(own, block); },
           .run = [=] { sum_rows(rows, begin, end); },
-          .wrong = [] { return std::int64_t{0}; }};  // nobody waited for the others' parts
+          .wrong = [=] { return differing(own, sum); }};
 }
 
 }  // namespace lockstep::bench

@@ -2,151 +2,144 @@
 #include "options.h"
 
 #include <algorithm>
-#include <cctype>
-#include <map>
-#include <sstream>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
-#include "collectives.h"
+#include "kinds.h"
+#include "sizes.h"
 
 namespace lockstep::bench {
 namespace {
 
-const std::map<std::string, c10::ScalarType>& dtypes() {
-  using c10::ScalarType;
-  static const std::map<std::string, ScalarType> all{
-      {"float32", ScalarType::Float},     {"float64", ScalarType::Double}, {"float16", ScalarType::Half},
-      {"bfloat16", ScalarType::BFloat16}, {"int32", ScalarType::Int},      {"int64", ScalarType::Long},
-      {"uint8", ScalarType::Byte}};
-  return all;
+// As written, unchecked.
+struct Words {
+  std::string collectives = {};
+  std::string sizes = "1K:256M:4";
+  std::string backends = "shm,gloo";
+  std::string memories = "ordinary,inplace";
+  std::string dtypes = "float32";
+  bool json = false;
+  bool csv = false;
+};
+
+void add_common(CLI::App& app, Words& words, Options& options) {
+  app.add_option("collective", words.collectives,
+                 "all, or some of these, separated by commas: " + kind_names())
+      ->required()
+      ->type_name("");
+  app.add_option("--sizes", words.sizes, "Bytes: FIRST:LAST (doubling), FIRST:LAST:FACTOR, or a list")
+      ->type_name("SIZES")
+      ->capture_default_str();
+  app.add_option("--iterations", options.iterations, "Timed calls a row; 0: chosen by the size")
+      ->check(CLI::Range(0, 1'000'000))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--warmup", options.warmup, "Calls before them")
+      ->check(CLI::Range(1, 1'000'000))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_flag("--bind,!--no-bind", options.bind, "Each rank on one core (default)");
+  app.add_flag("--check,!--no-check", options.check, "Count wrong values after warm-up and end (default)");
+  auto* json = app.add_flag("--json", words.json, "Print one JSON array");
+  app.add_flag("--csv", words.csv, "Print comma-separated values")->excludes(json);
+  app.footer(
+      "1K is 1024 bytes. A size is that of the tensor on each rank for all-reduce, broadcast, reduce and\n"
+      "send-recv, and as in nccl-tests that of all ranks' parts together for the others.\n"
+      "Before each call the rank that owns a buffer rewrites it and all ranks meet in a barrier, neither of\n"
+      "which is timed. A call takes as long as on its slowest rank. algbw is size / time, busbw what\n"
+      "nccl-tests make of it.");
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  std::string part;
-  while (std::getline(stream, part, separator)) parts.push_back(part);
-  return parts;
+void add_own(CLI::App& app, Words& words, Options& options) {
+  app.add_option("--backend", words.backends,
+                 "Some of shm, gloo, ..., timed in turns; memory stands for the time in which the memory "
+                 "itself lets an all-reduce of float32 be done (ranks that wait for nobody)")
+      ->type_name("NAMES")
+      ->capture_default_str();
+  app.add_option("--memory", words.memories, "ordinary tensors, inplace: those that the backend allocates")
+      ->type_name("KINDS")
+      ->capture_default_str();
+  app.add_option("--dtype", words.dtypes, dtype_names())->type_name("NAMES")->capture_default_str();
+  app.add_option("--op", options.op, "sum, avg, min or max")
+      ->check(CLI::IsMember({"sum", "avg", "min", "max"}))
+      ->type_name("NAME")
+      ->capture_default_str();
+  app.add_flag("--progress", options.progress, "Say on stderr what is being measured");
 }
 
-std::size_t parse_size(const std::string& text) {
-  std::size_t used = 0;
-  std::size_t value = 0;
-  try {
-    value = std::stoull(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  const std::map<std::string, std::size_t> units{
-      {"", 1}, {"K", 1UL << 10U}, {"M", 1UL << 20U}, {"G", 1UL << 30U}};
-  std::string unit = text.substr(std::min(used, text.size()));
-  std::ranges::transform(unit, unit.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  const auto found = units.find(unit);
-  if (used == 0 || value == 0 || found == units.end()) {
-    throw ArgumentError(
-        fmt::format("--sizes: \"{}\" is no size; write a number above 0, with K, M or G", text));
-  }
-  return value * found->second;
-}
-
-std::vector<std::size_t> parse_range(const std::string& text) {
-  const auto parts = split(text, ':');
-  if (parts.size() > 3)
-    throw ArgumentError(fmt::format("--sizes: \"{}\" is not first:last or first:last:factor", text));
-  const auto first = parse_size(parts.front());
-  const auto last = parse_size(parts[1]);
-  const auto factor = parts.size() == 3 ? parse_size(parts[2]) : 2;
-  if (factor < 2) throw ArgumentError(fmt::format("--sizes: \"{}\": the factor must be 2 or more", text));
-  std::vector<std::size_t> sizes;
-  for (auto size = first; size <= last; size *= factor) sizes.push_back(size);
-  return sizes;
-}
-
-void check_names(const Options& options) {
-  for (const auto& memory : options.memories) {
-    if (memory != "ordinary" && memory != "inplace") {
-      throw ArgumentError(fmt::format("--memory: \"{}\" is neither ordinary nor inplace", memory));
+std::vector<std::string> collectives_of(const std::string& words) {
+  std::vector<std::string> names;
+  for (const auto& name : split(words, ',')) {
+    if (name == "all") {
+      for (const auto& kind : kinds()) names.push_back(kind.name);
+    } else {
+      names.push_back(find_kind(name).name);
     }
   }
+  if (names.empty()) throw ArgumentError("name a collective: all, or some of " + kind_names());
+  return names;
+}
+
+void check_memories(const std::vector<std::string>& memories) {
+  for (const auto& memory : memories) {
+    if (memory == "ordinary" || memory == "inplace") continue;
+    throw ArgumentError(fmt::format("--memory: \"{}\" is neither ordinary nor inplace", memory));
+  }
+}
+
+// Where nothing is left for it to do.
+void check_memory_limit(const Options& options) {
+  const auto has = [](const auto& names, const char* name) { return std::ranges::count(names, name) > 0; };
+  if (!has(options.backends, "memory")) return;
+  if (has(options.collectives, "all-reduce") && has(options.dtypes, "float32") && options.op == "sum") return;
+  throw ArgumentError("--backend memory: it stands for all-reduce of float32 with --op sum only");
+}
+
+void check_not_empty(const std::vector<std::string>& names, const char* option) {
+  if (names.empty()) throw ArgumentError(fmt::format("{} names nothing", option));
+}
+
+Options checked(const Words& words, Options options) {
+  options.collectives = collectives_of(words.collectives);
+  options.sizes = parse_sizes(words.sizes);
+  options.backends = split(words.backends, ',');
+  options.memories = split(words.memories, ',');
+  options.dtypes = split(words.dtypes, ',');
+  options.format = words.json ? Format::json : words.csv ? Format::csv : Format::table;
+  check_not_empty(options.backends, "--backend");
+  check_not_empty(options.memories, "--memory");
+  check_not_empty(options.dtypes, "--dtype");
+  for (const auto& name : options.dtypes) (void)find_dtype(name);
+  check_memories(options.memories);
+  check_memory_limit(options);
+  return options;
 }
 
 }  // namespace
 
-std::vector<std::size_t> parse_sizes(const std::string& text) {
-  std::vector<std::size_t> sizes;
-  for (const auto& part : split(text, ',')) {
-    const auto more = part.find(':') == std::string::npos ? std::vector{parse_size(part)} : parse_range(part);
-    sizes.insert(sizes.end(), more.begin(), more.end());
-  }
-  if (sizes.empty()) throw ArgumentError(fmt::format("--sizes: \"{}\" names no size", text));
-  return sizes;
-}
-
-c10::ScalarType parse_dtype(const std::string& name) {
-  if (const auto found = dtypes().find(name); found != dtypes().end()) return found->second;
-  std::string known;
-  for (const auto& [each, dtype] : dtypes()) known += (known.empty() ? "" : ", ") + each;
-  throw ArgumentError(fmt::format("--dtype: \"{}\" is not one of {}", name, known));
-}
-
-std::string name_of(c10::ScalarType dtype) {
-  const auto found = std::ranges::find(dtypes(), dtype, [](const auto& entry) { return entry.second; });
-  return found == dtypes().end() ? c10::toString(dtype) : found->first;
-}
-
-Options parse_options(int argc, char** argv) {
-  CLI::App app("Times collectives between ranks", "lockstep bench");
-  std::string collective;
-  std::string backends = "shm,gloo";
-  std::string memories = "ordinary,inplace";
-  std::string sizes = "1K:256M:4";
-  std::string dtype_names = "float32";
-  bool json = false;
-  bool csv = false;
+Options parse_options(Tool tool, std::vector<std::string> arguments) {
+  const bool own = tool == Tool::lockstep_bench;
+  CLI::App app(own ? "Times collectives between ranks, several backends in turns\n"
+                     "Ranks on this machine: --nproc N, by default 2"
+                   : "Times Open MPI's collectives of float32 as lockstep bench does its own",
+               own ? "lockstep bench" : "mpirun mpi_collectives");
+  Words words;
   Options options;
-  app.add_option("collective", collective, "all, or of these, separated by commas: " + collective_names())
-      ->required();
-  app.add_option("--backend", backends,
-                 "One or more of shm, gloo, ..., and memory: all-reduce without any waiting, the "
-                 "least time that the memory allows")
-      ->capture_default_str();
-  app.add_option("--memory", memories, "ordinary tensors, inplace: those that the backend allocates")
-      ->capture_default_str();
-  app.add_option("--sizes", sizes,
-                 "first:last, first:last:factor or a list; bytes with K, M, G. Of a rank's tensor; for "
-                 "gathers, scatters and all-to-all of all parts together")
-      ->capture_default_str();
-  app.add_option("--dtype", dtype_names, "float32, float64, float16, bfloat16, int32, int64, uint8")
-      ->capture_default_str();
-  app.add_option("--op", options.op, "sum, avg, min, max")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"sum", "avg", "min", "max"}));
-  app.add_option("--iterations", options.iterations, "Timed calls a row; 0: chosen by the size")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app.add_flag("--bind,!--no-bind", options.bind, "Each rank on a core of its own (default)");
-  app.add_flag("--check,!--no-check", options.check, "Compare results with what they must be (default)");
-  auto* json_flag = app.add_flag("--json", json, "Print one JSON array");
-  app.add_flag("--csv", csv, "Print comma-separated values")->excludes(json_flag);
-  app.footer(
-      "Ranks: lockstep bench --nproc N ... (default 2). Times are medians over the calls, of each call the "
-      "slowest\n"
-      "rank's; buffers are rewritten before each. algbw = size / time; busbw as nccl-tests define it.");
-  app.parse(argc, argv);
-  options.collectives = collective == "all" ? split(collective_names(), ',') : split(collective, ',');
-  for (auto& name : options.collectives) name.erase(0, name.find_first_not_of(' '));
-  options.backends = split(backends, ',');
-  options.memories = split(memories, ',');
-  options.sizes = parse_sizes(sizes);
-  options.dtypes.clear();
-  for (const auto& name : split(dtype_names, ',')) options.dtypes.push_back(parse_dtype(name));
-  options.format = json ? Format::json : csv ? Format::csv : Format::table;
-  check_names(options);
-  return options;
+  add_common(app, words, options);
+  if (own) add_own(app, words, options);
+  std::ranges::reverse(arguments);  // CLI11 takes them last first
+  try {
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    throw HelpWanted{app.help()};
+  } catch (const CLI::ParseError& error) {
+    throw ArgumentError(fmt::format("{} (see {} --help)", error.what(), app.get_name()));
+  }
+  options.memory_given = own && app.count("--memory") > 0;
+  return checked(words, options);
 }
 
 }  // namespace lockstep::bench

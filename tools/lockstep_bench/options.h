@@ -5,34 +5,37 @@
 #include <string>
 #include <vector>
 
-#include <c10/core/ScalarType.h>
+#include "report.h"
 
 namespace lockstep::bench {
 
-enum class Format { table, csv, json };
-
+/// What every program here is told. The members are checked: names exist, numbers lie in range.
 struct Options {
   std::vector<std::string> collectives = {};
-  std::vector<std::string> backends = {"shm", "gloo"};
-  std::vector<std::string> memories = {"ordinary", "inplace"};
   std::vector<std::size_t> sizes = {};  ///< bytes
-  std::vector<c10::ScalarType> dtypes = {c10::ScalarType::Float};
-  std::string op = "sum";
-  int iterations = 0;  ///< 0: chosen by the size
+  int iterations = 0;                   ///< timed calls a row; 0: chosen by the size
+  int warmup = 3;                       ///< calls before them
   bool bind = true;
   bool check = true;
   Format format = Format::table;
+
+  // Of `lockstep bench` only.
+  std::vector<std::string> backends = {"shm", "gloo"};
+  std::vector<std::string> memories = {"ordinary", "inplace"};
+  bool memory_given = false;  ///< whether the user asked for just these
+  std::vector<std::string> dtypes = {"float32"};
+  std::string op = "sum";
+  bool progress = false;  ///< whether to say on stderr what is being measured
 };
 
-/// "1K:64M" (doubling), "1K:64M:4" (times four) or "1K,64K,25M"; K, M and G are powers of 1024.
-/// Throws ArgumentError quoting what it cannot read.
-std::vector<std::size_t> parse_sizes(const std::string& text);
+enum class Tool { lockstep_bench, mpi_collectives };
 
-/// "float32", "bf16", ... Throws ArgumentError for others.
-c10::ScalarType parse_dtype(const std::string& name);
-std::string name_of(c10::ScalarType dtype);
+/// Asked for by --help.
+struct HelpWanted {
+  std::string text;
+};
 
-/// Reads the command line. Throws CLI::ParseError (help included) or ArgumentError.
-Options parse_options(int argc, char** argv);
+/// Reads `arguments` (without argv[0]). Throws HelpWanted or ArgumentError.
+Options parse_options(Tool tool, std::vector<std::string> arguments);
 
 }  // namespace lockstep::bench

@@ -1,52 +1,75 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "report.h"
 
+#include <ostream>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 namespace lockstep::bench {
 
-std::string table_header() {
-  return fmt::format("{:>15} {:>12} {:>12} {:>9} {:>4} {:>7} {:>9} {:>11} {:>11} {:>11} {:>9} {:>9} {:>6}",
-                     "collective", "size (B)", "count", "type", "op", "backend", "memory", "time (us)", "p10",
-                     "p90", "algbw", "busbw", "wrong");
+void Report::begin(int ranks) const {
+  if (sink_ == nullptr) return;
+  if (format_ == Format::table) *sink_ << table_header(ranks) << std::endl;
+  if (format_ == Format::csv) *sink_ << csv_header() << std::endl;
+}
+
+void Report::add(const Row& row) {
+  if (sink_ == nullptr) return;
+  if (format_ == Format::table) *sink_ << table_line(row) << std::endl;
+  if (format_ == Format::csv) *sink_ << csv_line(row) << std::endl;
+  if (format_ == Format::json) *sink_ << (first_ ? "[" : ",\n ") << json_line(row) << std::flush;
+  first_ = false;
+}
+
+void Report::finish() {
+  if (sink_ != nullptr && format_ == Format::json) *sink_ << (first_ ? "[]" : "]") << std::endl;
+}
+
+std::string table_header(int ranks) {
+  return fmt::format(
+      "# {} ranks; time: median over the calls of the slowest rank's, us; p10, p90: its spread, us; algbw, "
+      "busbw: GB/s;\n# wrong: elements that are not what they must be\n"
+      "{:>14} {:>11} {:>10} {:>8} {:>3} {:>7} {:>8} {:>10} {:>10} {:>10} {:>7} {:>7} {:>5}",
+      ranks, "collective", "size (B)", "count", "dtype", "op", "backend", "memory", "time", "p10", "p90",
+      "algbw", "busbw", "wrong");
 }
 
 std::string table_line(const Row& row) {
   return fmt::format(
-      "{:>15} {:>12} {:>12} {:>9} {:>4} {:>7} {:>9} {:>11.2f} {:>11.2f} {:>11.2f} {:>9.2f} {:>9.2f} {:>6}",
+      "{:>14} {:>11} {:>10} {:>8} {:>3} {:>7} {:>8} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.2f} {:>7.2f} {:>5}",
       row.collective, row.bytes, row.count, row.dtype, row.op, row.backend, row.memory, row.microseconds,
-      row.p10, row.p90, row.algbw, row.busbw, row.wrong < 0 ? "N/A" : std::to_string(row.wrong));
+      row.p10, row.p90, row.algbw, row.busbw, row.wrong < 0 ? "n/a" : std::to_string(row.wrong));
 }
 
 std::string csv_header() {
-  return "collective,bytes,count,dtype,op,backend,memory,microseconds,p10,p90,algbw,busbw,wrong";
+  return "collective,bytes,count,dtype,op,backend,memory,ranks,iterations,microseconds,p10,p90,algbw,busbw,"
+         "wrong";
 }
 
 std::string csv_line(const Row& row) {
-  return fmt::format("{},{},{},{},{},{},{},{:.3f},{:.3f},{:.3f},{:.4f},{:.4f},{}", row.collective, row.bytes,
-                     row.count, row.dtype, row.op, row.backend, row.memory, row.microseconds, row.p10,
-                     row.p90, row.algbw, row.busbw, row.wrong);
+  return fmt::format("{},{},{},{},{},{},{},{},{},{:.3f},{:.3f},{:.3f},{:.4f},{:.4f},{}", row.collective,
+                     row.bytes, row.count, row.dtype, row.op, row.backend, row.memory, row.ranks,
+                     row.iterations, row.microseconds, row.p10, row.p90, row.algbw, row.busbw, row.wrong);
 }
 
-std::string json_text(const std::vector<Row>& rows) {
-  auto all = nlohmann::ordered_json::array();
-  for (const auto& row : rows) {
-    all.push_back({{"collective", row.collective},
-                   {"bytes", row.bytes},
-                   {"count", row.count},
-                   {"dtype", row.dtype},
-                   {"op", row.op},
-                   {"backend", row.backend},
-                   {"memory", row.memory},
-                   {"microseconds", row.microseconds},
-                   {"p10", row.p10},
-                   {"p90", row.p90},
-                   {"algbw", row.algbw},
-                   {"busbw", row.busbw},
-                   {"wrong", row.wrong}});
-  }
-  return all.dump();
+std::string json_line(const Row& row) {
+  return nlohmann::ordered_json{{"collective", row.collective},
+                                {"bytes", row.bytes},
+                                {"count", row.count},
+                                {"dtype", row.dtype},
+                                {"op", row.op},
+                                {"backend", row.backend},
+                                {"memory", row.memory},
+                                {"ranks", row.ranks},
+                                {"iterations", row.iterations},
+                                {"microseconds", row.microseconds},
+                                {"p10", row.p10},
+                                {"p90", row.p90},
+                                {"algbw", row.algbw},
+                                {"busbw", row.busbw},
+                                {"wrong", row.wrong}}
+      .dump();
 }
 
 }  // namespace lockstep::bench

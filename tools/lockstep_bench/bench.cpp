@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "bench.h"
+
+#include <algorithm>
+#include <iostream>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/log.h>
+
+#include "statistics.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr const char* kMemoryLimit = "memory";
+
+}  // namespace
+
+Bench::Bench(const Options& options, const Context& context)
+    : options_(options),
+      context_(context),
+      sync_(context.group()),
+      report_(options.format, context.is_main() ? &std::cout : nullptr) {
+  std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (const auto& name : options.backends) {
+    if (name == kMemoryLimit) {
+      memory_limit_.emplace(sync_, std::ranges::max(options.sizes));
+      continue;
+    }
+    groups_.emplace(name, *context.new_group(ranks, {.backend = name, .group_name = name}));
+    const bool asked = options.memory_given && std::ranges::count(options.memories, "inplace") > 0;
+    if (asked && !carries(name, "inplace")) {
+      say(fmt::format("{} allocates no tensors of its own: no rows for --memory inplace", name));
+    }
+  }
+}
+
+void Bench::run() {
+  report_.begin(context_.world_size());
+  for (const auto& name : options_.collectives) {
+    const auto& kind = find_kind(name);
+    if (!kind.moves_data) {
+      measure(kind, options_.dtypes.front(), 1);
+      continue;
+    }
+    for (const auto& dtype : options_.dtypes) {
+      for (const auto bytes : options_.sizes) measure(kind, dtype, bytes);
+    }
+  }
+  report_.finish();
+}
+
+bool Bench::carries(const std::string& backend, const std::string& memory) const {
+  return memory == "ordinary" || groups_.at(backend).backend()->supportsTensorAlloc(0);
+}
+
+std::vector<Contender> Bench::contenders(const Kind& kind, const std::string& dtype,
+                                         std::int64_t count) const {
+  std::vector<Contender> all;
+  for (const auto& name : options_.backends) {
+    if (name == kMemoryLimit) {
+      if (kind.name == "all-reduce" && dtype == "float32") {
+        all.push_back({.backend = name, .memory = "limit", .trial = memory_limit_->prepare(count)});
+      }
+      continue;
+    }
+    for (const auto& memory : options_.memories) {
+      if (!carries(name, memory)) continue;
+      const TrialRequest request{.group = groups_.at(name),
+                                 .count = count,
+                                 .dtype = scalar_type(dtype),
+                                 .op = reduce_op(options_.op),
+                                 .inplace = memory == "inplace"};
+      all.push_back(
+          {.backend = name, .memory = kind.moves_data ? memory : "-", .trial = prepare(kind.name, request)});
+      if (!kind.moves_data) break;
+    }
+  }
+  return all;
+}
+
+void Bench::measure(const Kind& kind, const std::string& dtype, std::size_t bytes) {
+  const auto element = find_dtype(dtype).size;
+  const auto count = element_count(kind, bytes, element, context_.world_size());
+  auto all = contenders(kind, dtype, count);
+  if (options_.progress) say(fmt::format("{}, {}, {} bytes", kind.name, dtype, bytes));
+  const Plan plan{.warmup = options_.warmup,
+                  .iterations = options_.iterations > 0 ? options_.iterations : iterations_for(bytes),
+                  .check = options_.check};
+  time_in_turns(all, sync_, plan);
+  for (const auto& contender : all) {
+    const Row row{.collective = kind.name,
+                  .bytes = kind.moves_data ? static_cast<std::size_t>(count) * element : 0,
+                  .count = kind.moves_data ? count : 0,
+                  .dtype = kind.moves_data ? dtype : "-",
+                  .op = kind.reduces ? options_.op : "-",
+                  .backend = contender.backend,
+                  .memory = contender.memory,
+                  .ranks = context_.world_size(),
+                  .iterations = plan.iterations,
+                  .wrong = plan.check ? all_wrong(contender, sync_) : -1};
+    report_.add(with_times(row, slowest_spans(contender, sync_), bus_factor(kind, row.ranks)));
+  }
+}
+
+void Bench::say(const std::string& text) const {
+  if (context_.is_main()) log(LogLevel::info, text);
+}
+
+}  // namespace lockstep::bench
