@@ -16,7 +16,8 @@ namespace lockstep::comm {
 namespace {
 
 // Backends throw plain runtime errors; only their text tells what happened.
-constexpr std::array kTimeoutSigns = {"Timed out", "timed out", "Timeout", "timeout"};
+constexpr std::array kTimeoutSigns = {"Timed out", "timed out", "Timeout", "timeout",
+                                      "failed to pass monitoredBarrier"};
 constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "Connection reset by peer",
                                    "Connection refused",

@@ -10,6 +10,7 @@
 
 #include "comm/checks.h"
 #include "comm/failure.h"
+#include "comm/fingerprint.h"
 #include "comm/group_state.h"
 #include "comm/pending_call.h"
 
@@ -80,8 +81,9 @@ Average averaging(const GroupState& group, ReduceOp op, const Tensor& result) {
   return {c10d::ReduceOp::SUM, [result, size = group.size()] { result.detach().div_(size); }};
 }
 
-CallRecord record_of(CallKind kind, const Tensor& tensor, Where where) {
-  CallRecord record{.kind = kind, .where = where};
+CallRecord record_of(CallKind kind, const Tensor& tensor, Where where, std::optional<ReduceOp> op = {},
+                     int root = -1) {
+  CallRecord record{.kind = kind, .op = op, .root = root, .where = where};
   if (tensor.defined()) {
     record.dtype = tensor.scalar_type();
     record.shape = tensor.sizes().vec();
@@ -96,6 +98,7 @@ Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Ca
   const auto backend = group->backend_for(record);
   record = group->log().add(std::move(record));
   try {
+    if (group->info().check_calls) comm::compare_calls(*backend, *group, record);
     if (auto* listener = group->listener()) listener->next_call(record.number);
     C10dWork work = call(*backend);
     if (!work->isCompleted()) group->remember(work);
@@ -137,7 +140,7 @@ Work ProcessGroup::all_reduce_async(const Tensor& tensor, ReduceOp op, Where whe
   check.operation(op, tensor);
   auto average = averaging(*state_, op, tensor);
   return issue(
-      state_, record_of(CallKind::all_reduce, tensor, where),
+      state_, record_of(CallKind::all_reduce, tensor, where, op),
       [&](c10d::Backend& backend) {
         Tensors sent{as_sent_flat(tensor)};
         return backend.allreduce(sent, {.reduceOp = average.op});
@@ -149,7 +152,7 @@ Work ProcessGroup::broadcast_async(const Tensor& tensor, int src, Where where) c
   const Checks check(*state_, CallKind::broadcast, where);
   check.dense(tensor, "tensor");
   check.rank(src, "src");
-  return issue(state_, record_of(CallKind::broadcast, tensor, where), [&](c10d::Backend& backend) {
+  return issue(state_, record_of(CallKind::broadcast, tensor, where, {}, src), [&](c10d::Backend& backend) {
     Tensors sent{as_sent_flat(tensor)};
     return backend.broadcast(sent, {.rootRank = src});
   });
@@ -162,7 +165,7 @@ Work ProcessGroup::reduce_async(const Tensor& tensor, int dst, ReduceOp op, Wher
   check.operation(op, tensor);
   auto average = averaging(*state_, op, tensor);
   return issue(
-      state_, record_of(CallKind::reduce, tensor, where),
+      state_, record_of(CallKind::reduce, tensor, where, op, dst),
       [&](c10d::Backend& backend) {
         Tensors sent{as_sent_flat(tensor)};
         return backend.reduce(sent, {.reduceOp = average.op, .rootRank = dst});
@@ -206,7 +209,7 @@ Work ProcessGroup::gather_async(const Tensor& input, const Tensors& output, int 
   } else {
     check.empty_off_root(output, "output", "dst", dst);
   }
-  return issue(state_, record_of(CallKind::gather, input, where), [&](c10d::Backend& backend) {
+  return issue(state_, record_of(CallKind::gather, input, where, {}, dst), [&](c10d::Backend& backend) {
     std::vector<Tensors> outputs;
     if (dst == rank()) outputs.push_back(as_sent(output));
     Tensors inputs{as_sent(input)};
@@ -224,7 +227,7 @@ Work ProcessGroup::scatter_async(const Tensor& output, const Tensors& input, int
   } else {
     check.empty_off_root(input, "input", "src", src);
   }
-  return issue(state_, record_of(CallKind::scatter, output, where), [&](c10d::Backend& backend) {
+  return issue(state_, record_of(CallKind::scatter, output, where, {}, src), [&](c10d::Backend& backend) {
     std::vector<Tensors> inputs;
     if (src == rank()) inputs.push_back(as_sent(input));
     Tensors outputs{as_sent(output)};
@@ -241,7 +244,7 @@ Work ProcessGroup::reduce_scatter_async(const Tensor& output, const Tensors& inp
   check.operation(op, output);
   auto average = averaging(*state_, op, output);
   return issue(
-      state_, record_of(CallKind::reduce_scatter, output, where),
+      state_, record_of(CallKind::reduce_scatter, output, where, op),
       [&](c10d::Backend& backend) {
         Tensors outputs{as_sent(output)};
         std::vector<Tensors> inputs{as_sent(input)};
@@ -259,7 +262,7 @@ Work ProcessGroup::reduce_scatter_tensor_async(const Tensor& output, const Tenso
   check.operation(op, output);
   auto average = averaging(*state_, op, output);
   return issue(
-      state_, record_of(CallKind::reduce_scatter_tensor, output, where),
+      state_, record_of(CallKind::reduce_scatter_tensor, output, where, op),
       [&](c10d::Backend& backend) {
         Tensor part = as_sent_flat(output);
         Tensor whole = as_sent_flat(input);
@@ -322,6 +325,25 @@ Work ProcessGroup::recv_async(const Tensor& tensor, std::optional<int> src, int 
     Tensors sent{as_sent_flat(tensor)};
     return src ? backend.recv(sent, *src, tag) : backend.recvAnysource(sent, tag);
   });
+}
+
+void ProcessGroup::monitored_barrier(std::optional<std::chrono::milliseconds> timeout, bool wait_all_ranks,
+                                     Where where) const {
+  const auto backend = state_->backend();
+  auto& log = state_->log();
+  const auto record = log.add(record_of(CallKind::barrier, {}, where));
+  if (auto* listener = state_->listener()) listener->next_call(record.number);
+  log.set_awaited(record.number);
+  try {
+    c10d::BarrierOptions options;
+    options.timeout = timeout.value_or(this->timeout());
+    backend->monitoredBarrier(options, wait_all_ranks);
+  } catch (...) {
+    log.set_state(record.number, CallState::failed);
+    comm::rethrow_as_ours(std::current_exception(), *state_, record);
+  }
+  log.set_state(record.number, CallState::completed);
+  log.set_awaited(0);
 }
 
 Work ProcessGroup::barrier_async(Where where) const {

@@ -57,7 +57,8 @@ Session::Session(const InitOptions& options, const Placement& placement,
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
       world_(locate(*store_, placement)),
       device_(device_for(options, world_.local_rank)),
-      uncaught_at_start_(std::uncaught_exceptions()) {
+      uncaught_at_start_(std::uncaught_exceptions()),
+      check_calls_(options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
   backend_ = options.backend;
   const bool one_host = all_on_one_host(*store_, all_ranks(world_.size));
   const auto choice = backends::resolve_backend(backend_, device_, one_host);
@@ -95,6 +96,7 @@ ProcessGroup Session::connect(const std::string& key, const Way& way, int rank, 
                  .env = env_});
   info.traits = handle.traits;
   info.host_group = handle.host_group;
+  info.check_calls = check_calls_ && !handle.traits.compares_calls;
   return {handle.backend, std::move(info)};
 }
 

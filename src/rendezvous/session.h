@@ -45,6 +45,7 @@ class Session {
   World world_;
   c10::Device device_;
   int uncaught_at_start_;
+  bool check_calls_;
   int groups_made_ = 0;
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;

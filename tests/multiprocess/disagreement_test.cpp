@@ -105,6 +105,24 @@ const testing::Scenario message_size("desync: message", [] {
 });
 TEST(Disagreement, OfMessages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
 
+const testing::Scenario over_gloo("desync: gloo", [] {
+  const auto context = init({.backend = "gloo", .timeout = 20s, .check_calls = true});
+  context.barrier();
+  auto x = torch::ones({12});
+  context.group().all_reduce(x);
+  EXPECT_EQ(x[0].item<float>(), 2);
+  const auto call = [&] {
+    if (context.rank() == 0) context.group().all_reduce(x);
+    if (context.rank() == 1) context.group().broadcast(x, 1);
+  };
+  EXPECT_THAT(call, ThrowsMessage<DesyncError>(
+                        AllOf(HasSubstr("rank 0: all_reduce #3 of Float[12] at disagreement_test.cpp:"),
+                              HasSubstr("rank 1: broadcast #3 of Float[12] at disagreement_test.cpp:"),
+                              HasSubstr("root 1"))));
+  EXPECT_EQ(x[0].item<float>(), 2);
+});
+TEST(Disagreement, IsFoundOverGlooWhenAskedFor) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
+
 const testing::Scenario starts_anew("desync: anew", [] {
   auto context = std::make_optional(init({.backend = "shm", .timeout = 20s}));
   auto second = context->new_group({0, 1});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the survivors are told when a rank dies, stops or leaves, whatever the backend.
 #include <csignal>
+#include <iostream>
+#include <string>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -18,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::MatchesRegex;
+using ::testing::ThrowsMessage;
 
 class LostRanks : public testing::EveryBackend {
  protected:
@@ -100,6 +102,28 @@ TEST_P(LostRanks, AStoppedOneIsNamedAtTheTimeout) {
               HasSubstr("did not finish in time"), HasSubstr("rank 1 (pid " + std::to_string(stopped)),
               HasSubstr("is in none of the group's calls (it has been stopped by a signal")));
   }
+}
+
+const testing::Scenario does_not_come("lost: does not come", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
+  context.group().monitored_barrier();
+  if (context.rank() == context.world_size() - 1) {
+    std::string line;
+    std::getline(std::cin, line);  // nobody writes: until the watchdog comes
+    ::pause();
+  }
+  EXPECT_THAT([&] { context.group().monitored_barrier(1s, true); },
+              ThrowsMessage<TimeoutError>(
+                  AllOf(HasSubstr("barrier #2 at lost_ranks_test.cpp:"),
+                        HasSubstr("rank " + std::to_string(context.world_size() - 1) + " (pid "),
+                        HasSubstr("is in none of the group's calls"))));
+});
+
+TEST_P(LostRanks, AMonitoredBarrierNamesWhoIsMissing) {
+  const auto& [backend, ranks] = GetParam();
+  const auto results = testing::run_ranks(
+      does_not_come, {.world_size = ranks, .env = {{testing::kBackendVariable, backend}}, .timeout = 5s});
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].err;
 }
 
 const testing::Scenario one_leaves("lost: leaves", [] {

@@ -19,6 +19,8 @@ struct BackendTraits {
   bool averages = false;
   /// Whether a wait ends by itself soon after another rank has died.
   bool notices_death = false;
+  /// Whether it compares the ranks' calls itself.
+  bool compares_calls = false;
   /// Whether the inputs of all_gather may differ in shape from rank to rank.
   bool uneven_all_gather = false;
   /// What to tell a user whose tensor is on another device.

@@ -3,12 +3,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
+
+#include <lockstep/comm/reduce_op.h>
 
 namespace lockstep {
 
@@ -40,6 +43,8 @@ struct CallRecord {
   CallKind kind = CallKind::barrier;
   c10::ScalarType dtype = c10::ScalarType::Undefined;  ///< Undefined for a barrier
   std::vector<std::int64_t> shape = {};                ///< of this rank's (first) tensor
+  std::optional<ReduceOp> op = {};                     ///< of calls that reduce
+  int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
   std::source_location where = {};
   std::chrono::steady_clock::time_point issued_at = {};
   CallState state = CallState::issued;

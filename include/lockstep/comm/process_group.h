@@ -30,6 +30,10 @@ struct ProcessGroupInfo {
   std::vector<int> global_ranks = {};            ///< [i] = the global rank of group rank i; empty: i itself
   std::chrono::milliseconds timeout{1'800'000};  ///< the backend's, for messages
   BackendTraits traits = {};
+  /// Whether ranks tell each other what they are about to call before each collective, so that different
+  /// calls are a DesyncError on all ranks with any backend (with shm they are anyway). PyTorch:
+  /// `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
+  bool check_calls = false;
   /// Where all ranks run on one host, what they know of each other there; made by the backends of Lockstep.
   std::shared_ptr<comm::HostGroup> host_group = {};
 };
@@ -153,6 +157,11 @@ class ProcessGroup {
   /// Returns when every rank has called it. PyTorch: `barrier`.
   void barrier(Where where = Where::current()) const;
   Work barrier_async(Where where = Where::current()) const;
+  /// A barrier with a limit of its own (default: the group's) that names who has not come; with
+  /// `wait_all_ranks` all of them, where a backend (gloo) would otherwise stop at the first. PyTorch:
+  /// `monitored_barrier`.
+  void monitored_barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt,
+                         bool wait_all_ranks = false, Where where = Where::current()) const;
 
   /// Strings or any bytes, of any length and different on each rank: rank i's in [i]. Blocking.
   /// PyTorch: `all_gather_object`.

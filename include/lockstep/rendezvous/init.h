@@ -48,6 +48,11 @@ struct InitOptions {
   /// build can reduce on it, else the CPU.
   std::optional<c10::Device> device = std::nullopt;
 
+  /// Before each collective ranks compare what they are about to call; different calls are a DesyncError on
+  /// all of them. shm always does; for other backends it costs an all-gather a call, and async calls wait for
+  /// it. Default: on when TORCH_DISTRIBUTED_DEBUG is DETAIL, as in PyTorch.
+  std::optional<bool> check_calls = std::nullopt;
+
   /// For training on the CPU: whether malloc keeps freed memory, which saves the kernel's work of clearing
   /// it anew in each step and costs up to 1 GiB of idle memory a process. See keep_freed_memory().
   bool keep_freed_memory = true;

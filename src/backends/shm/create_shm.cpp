@@ -17,6 +17,7 @@ BackendTraits shm_traits() {
                      ScalarType::UInt16, ScalarType::UInt32, ScalarType::UInt64, ScalarType::Bool},
           .averages = true,
           .notices_death = true,
+          .compares_calls = true,
           .uneven_all_gather = true,
           .device_advice = "move it to the CPU, or use a backend for its device"};
 }
