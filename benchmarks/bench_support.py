@@ -42,10 +42,11 @@ def launch(launcher, command, world_size, timeout):
     return finished(whole, timeout, os.environ | own)
 
 
-def finished(command, timeout, environment=None):
-    """Runs the command to its end and returns its output; ends the script, showing it, when the command fails."""
+def finished(command, timeout, environment=None, stderr=subprocess.STDOUT):
+    """Runs the command to its end and returns its output (with stderr=None its stdout alone, while the user sees the
+    rest); ends the script, showing it, when the command fails."""
     with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT) as process:
+                          stderr=stderr) as process:
         try:
             output = process.communicate(timeout=timeout)[0]
         except subprocess.TimeoutExpired:

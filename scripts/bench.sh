@@ -29,8 +29,11 @@ fi
 name=$1
 shift
 bash scripts/setup.sh --tests
+if [[ $name == comm ]]; then bash scripts/setup.sh --mpi; fi
 configure release everything
-build release tools/lockstep/all examples/all benchmarks/all
+# A tree that was configured before Open MPI came has no program for it.
+if [[ $name == comm && ! -x build/release/bin/mpi_collectives ]]; then cmake --preset release >/dev/null; fi
+build release tools/lockstep/all tools/lockstep_bench/all examples/all benchmarks/all
 LOCKSTEP_BUILD_DIR=$root/build/release
 LOCKSTEP_PYTHON=$(cached release LOCKSTEP_PYTHON)
 export LOCKSTEP_BUILD_DIR LOCKSTEP_PYTHON

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tables, in Markdown, of what comm_runs.py measures, and the goals that they are held against."""
+
+NAMES = {"gloo": "Gloo", "mpi": "Open MPI", "ordinary": "Lockstep shm", "inplace": "Lockstep shm, in place",
+         "limit": "memory limit"}
+KB, MB = 1 << 10, 1 << 20
+# At least so many times as fast, by the size of an all-reduce between two ranks.
+GOALS = {("gloo", "inplace"): {64 * KB: 40, MB: 15, 25 * MB: 10, 100 * MB: 8},
+         ("mpi", "inplace"): {KB: 1, 64 * KB: 2, MB: 2, 25 * MB: 2, 100 * MB: 2},
+         ("mpi", "ordinary"): {KB: 0.5, 64 * KB: 1.2, MB: 1.2, 25 * MB: 1.2, 100 * MB: 1.2}}
+LIMIT_GOAL = {25 * MB: 1.3}  # in place against the memory's limit: at most
+
+
+def size_text(size):
+    return f"{size / MB:g} MB" if size >= MB else f"{size / KB:g} KB"
+
+
+def time_text(microseconds):
+    return f"{microseconds / 1000:.3g} ms" if microseconds >= 1000 else f"{microseconds:.3g} us"
+
+
+def ratio_text(ratio):
+    return f"{ratio:.1f}x" if ratio >= 2 else f"{ratio:.2f}x"
+
+
+def held(ratio, goal, at_least=True):
+    if goal is None:
+        return ratio_text(ratio)
+    met = ratio >= goal if at_least else ratio <= goal
+    return f"{ratio_text(ratio)} (goal {goal:g}: {'met' if met else 'MISSED'})"
+
+
+def markdown(head, lines):
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for line in lines:
+        yield "| " + " | ".join(line) + " |"
+
+
+def all_reduce_times(rows, ranks, sizes):
+    have = [who for who in NAMES if ("all-reduce", sizes[0], ranks, who) in rows]
+    lines = [[size_text(size), *(time_text(rows["all-reduce", size, ranks, who]) for who in have)] for size in sizes]
+    return markdown([f"all-reduce, float32, {ranks} ranks", *(NAMES[who] for who in have)], lines)
+
+
+def all_reduce_ratios(rows, sizes):
+    def time(who, size):
+        return rows.get(("all-reduce", size, 2, who))
+
+    pairs = [pair for pair in GOALS if time(pair[0], sizes[0])]
+    lines = [[size_text(size), *(held(time(other, size) / time(own, size), GOALS[other, own].get(size))
+                                 for other, own in pairs),
+              held(time("inplace", size) / time("limit", size), LIMIT_GOAL.get(size), at_least=False)]
+             for size in sizes]
+    return markdown(["times as fast", *(f"{NAMES[own]} vs {NAMES[other]}" for other, own in pairs),
+                     "in place / memory limit"], lines)
+
+
+def many_ranks_ratios(rows, ranks, sizes):
+    lines = []
+    for size in sizes:
+        mpi = rows["all-reduce", size, ranks, "mpi"]
+        lines.append([size_text(size), *(held(mpi / rows["all-reduce", size, ranks, own], 1)
+                                         for own in ("ordinary", "inplace"))])
+    return markdown([f"{ranks} ranks: times as fast as Open MPI", "ordinary", "in place"], lines)
+
+
+def collectives_table(rows, collectives):
+    """Each beside the faster of the others."""
+    who = [name for name in NAMES if any(key[3] == name for key in rows) and name != "limit"]
+    lines = []
+    for collective in collectives:
+        for size in sorted({key[1] for key in rows if key[0] == collective}):
+            times = {name: rows[collective, size, 2, name] for name in who if (collective, size, 2, name) in rows}
+            best = min(times[name] for name in ("gloo", "mpi") if name in times)
+            lines.append([collective, size_text(size) if size else "", *(time_text(times[name]) if name in times else ""
+                                                                         for name in who),
+                          held(best / times["ordinary"], 1)])
+    return markdown(["2 ranks", "size", *(NAMES[name] for name in who), "shm vs the fastest other"], lines)
