@@ -48,7 +48,7 @@ def main():
             failures.append(f"{name}: not found")
         else:
             print(f"{name}: found")
-    sys.exit("\n".join(failures))
+    sys.exit("\n".join(failures) or 0)
 
 
 if __name__ == "__main__":

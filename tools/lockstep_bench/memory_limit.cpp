@@ -20,8 +20,7 @@ namespace {
 #endif
 
 LOCKSTEP_BENCH_FOR_EVERY_CPU
-void sum_two(float* a, float* b, std::int64_t count) {
-#pragma GCC ivdep
+void sum_two(float* __restrict a, float* __restrict b, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const float sum = a[i] + b[i];
     a[i] = sum;

@@ -157,7 +157,7 @@ void Engine::wait_until(Wait& wait) {
       if (is_ready(wait)) return;
       relax();
     }
-    while (Clock::now() - begin < patience_.spin + patience_.yield) {
+    for (int i = 0; i < patience_.yields; ++i) {
       if (is_ready(wait)) return;
       std::this_thread::yield();
     }

@@ -10,14 +10,14 @@ namespace lockstep::shm {
 struct Patience {
   int tries = 64;  // before the clock is looked at
   std::chrono::microseconds spin{100};
-  std::chrono::microseconds yield{0};
+  int yields = 0;  // counted, not timed: on a busy machine one may take a whole time slice
   std::chrono::microseconds nap{10'000};
 
   // For ranks that each have a core to themselves, or that have to share.
   static Patience for_cores(int ranks, int cores) {
     using std::chrono::microseconds;
     if (ranks <= cores) return {};
-    return {.tries = 2, .spin = microseconds(0), .yield = microseconds(200), .nap = microseconds(10'000)};
+    return {.tries = 2, .spin = microseconds(0), .yields = 200, .nap = microseconds(10'000)};
   }
 };
 
