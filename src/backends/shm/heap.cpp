@@ -26,11 +26,16 @@ std::size_t aligned(std::size_t offset, std::size_t bytes) {
   return (offset + unit - 1) / unit * unit;
 }
 
+[[noreturn]] void fail_short(std::size_t end) {
+  throw Error(fmt::format("memory is short: the shared heap ends at {} bytes", end));
+}
+
 }  // namespace
 
 Heap::Heap(const SharedMemory& memory, std::size_t offset) : memory_(memory), start_(offset) {}
 
 std::byte* Heap::allocate(std::size_t bytes) {
+  if (bytes > memory_.size()) fail_short(memory_.size() - start_);  // rounding it up could overflow
   const auto length = rounded(bytes);
   const std::lock_guard lock(mutex_);
   auto offset = take_free(length);
@@ -57,9 +62,7 @@ std::size_t Heap::take_free(std::size_t bytes) {
 
 std::size_t Heap::extend(std::size_t bytes) {
   const auto begin = aligned(end_, bytes);
-  if (start_ + begin + bytes > memory_.size()) {
-    throw Error(fmt::format("memory is short: the shared heap ends at {} bytes", memory_.size() - start_));
-  }
+  if (start_ + begin + bytes > memory_.size()) fail_short(memory_.size() - start_);
   memory_.commit(start_ + end_, begin + bytes - end_, "tensors that ranks share");
   if (bytes >= Layout::kHugePage) memory_.prefer_huge_pages(start_ + begin, bytes);
   if (begin > end_) give_back(end_, begin - end_);

@@ -2,7 +2,6 @@
 // Random calls of random sizes with random delays, waited for in random order: whatever the timing, every
 // rank ends up with the right numbers. Meant to be run under ThreadSanitizer too.
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -107,7 +106,7 @@ std::unique_ptr<Running> start(Engine& engine, const Drawn& drawn, int number, s
       request.outputs = {target(output, 0, n)};
       if (drawn.kind == Kind::all_reduce && drawn.on_heap && heap_end + n * 4 <= ThreadTeam::kHeapBytes) {
         heap = reinterpret_cast<std::int32_t*>(team.heap(rank) + heap_end);
-        std::memcpy(heap, output.data(), n * 4);
+        std::ranges::copy(output, heap);
         request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
         heap_end += (n * 4 + 63) / 64 * 64;
       }
