@@ -5,6 +5,7 @@
 #include <cstring>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -59,6 +60,13 @@ bool same_user(int socket) {
                   "turned away",
                   peer.pid, peer.uid));
   return false;
+}
+
+// connect() waits for room in the listener's queue no longer than this.
+void limit_waiting(int socket, const Deadline& deadline) {
+  const auto limit = std::max(deadline.remaining(), std::chrono::milliseconds(1));  // 0 would be no limit
+  const timeval time{.tv_sec = limit.count() / 1000, .tv_usec = limit.count() % 1000 * 1000};
+  if (::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)) != 0) fail("SO_SNDTIMEO");
 }
 
 union ControlBuffer {
@@ -116,6 +124,7 @@ UniqueFd connect_locally(const std::string& name, const Deadline& deadline) {
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   while (true) {
     UniqueFd connection = local_socket();
+    limit_waiting(connection.get(), deadline);
     if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
       if (!same_user(connection.get())) throw Error("local socket: it belongs to another user");
       return connection;
@@ -163,6 +172,10 @@ FdMessage receive_fds(int socket, const Deadline& deadline) {
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count <= 0) throw PeerLost("local socket: the other side has closed");
     result.fds = fds_in(message);
+    if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      throw Error(
+          "local socket: not all descriptors could be taken; raise the limit of open files, `ulimit -n`");
+    }
     if (count != sizeof(result.number)) throw Error("local socket: a message of the wrong size");
     return result;
   }
