@@ -176,7 +176,8 @@ FdMessage receive_fds(int socket, const Deadline& deadline) {
       throw Error(
           "local socket: not all descriptors could be taken; raise the limit of open files, `ulimit -n`");
     }
-    if (count != sizeof(result.number)) throw Error("local socket: a message of the wrong size");
+    const bool cut = (message.msg_flags & MSG_TRUNC) != 0;
+    if (cut || count != sizeof(result.number)) throw Error("local socket: a message of the wrong size");
     return result;
   }
 }
