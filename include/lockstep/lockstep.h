@@ -7,5 +7,11 @@
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/data/data.h>
+#include <lockstep/ddp/activation_checkpoint.h>
+#include <lockstep/ddp/clip_grad.h>
+#include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/ddp/freeze.h>
+#include <lockstep/ddp/local_sgd.h>
+#include <lockstep/ddp/powersgd.h>
 #include <lockstep/rendezvous/init.h>

@@ -99,6 +99,11 @@ void CallLog::set_state(std::uint64_t number, CallState state) {
   if (completed.load(std::memory_order_relaxed) < number) completed.store(number, std::memory_order_release);
 }
 
+std::uint64_t CallLog::last_number() const {
+  const std::lock_guard lock(mutex_);
+  return last_number_;
+}
+
 void CallLog::leave_board() {
   const std::lock_guard lock(mutex_);
   board_ = nullptr;

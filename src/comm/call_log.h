@@ -25,6 +25,7 @@ class CallLog {
   void set_state(std::uint64_t number, CallState state);
   // What the rank waits for, or 0.
   void set_awaited(std::uint64_t number);
+  std::uint64_t last_number() const;
   // Writes no more to the board, which may go away.
   void leave_board();
   // Oldest first.

@@ -52,6 +52,11 @@ std::string describe_note(const NoteBoard& board, std::uint64_t number) {
   return text + fmt::format(" at {}:{}", note->file.data(), note->line);
 }
 
+std::int64_t issue_time_of_note(const NoteBoard& board, std::uint64_t number) {
+  const auto* note = find_note(board, number);
+  return note == nullptr ? 0 : note->issued_at;
+}
+
 std::chrono::milliseconds age_of_note(const NoteBoard& board, std::uint64_t number) {
   const auto* note = find_note(board, number);
   if (note == nullptr) return {};

@@ -26,6 +26,15 @@ struct alignas(64) CallNote {
   std::array<char, 61> file = {};
 };
 
+// Calls that a rank will not make, or makes without giving what they ask for, and why. Written by its rank
+// alone.
+struct Refusal {
+  std::atomic<std::uint64_t> changes{0};  // odd while it changes
+  std::atomic<std::uint64_t> first{0};    // 0: it refuses nothing
+  std::atomic<std::uint64_t> last{0};
+  std::array<char, 4000> reason = {};
+};
+
 // What a rank tells the other ranks of its host about its calls in one group. Starts as zero bytes.
 struct NoteBoard {
   static constexpr std::size_t kNotes = 64;
@@ -36,12 +45,16 @@ struct NoteBoard {
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
   std::array<CallNote, kNotes> notes = {};
+  alignas(64) Refusal refusal = {};
 };
 
 void write_note(NoteBoard& board, const CallRecord& record);
 
 // "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number when the note has been overwritten.
 std::string describe_note(const NoteBoard& board, std::uint64_t number);
+
+// When the call was issued, in nanoseconds of the steady clock; 0 when that is not known any more.
+std::int64_t issue_time_of_note(const NoteBoard& board, std::uint64_t number);
 
 // How long ago the call was issued; zero when that is not known any more.
 std::chrono::milliseconds age_of_note(const NoteBoard& board, std::uint64_t number);

@@ -86,6 +86,15 @@ int dead_rank_soon(const std::shared_ptr<HostGroup>& group) {
 
 }  // namespace
 
+void throw_if_refused(const GroupState& group, const CallRecord& call) {
+  const auto others = group.host_group();
+  const auto reasons = others ? others->refusals_of(call.number, call.number) : std::string();
+  if (!reasons.empty()) {
+    throw DesyncError(
+        fmt::format("{}: {} was given up by other ranks:{}", group.whoami(), call.describe(), reasons));
+  }
+}
+
 void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
   const Story story{group, call};
   try {

@@ -13,4 +13,7 @@ namespace lockstep::comm {
 [[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group,
                                   const CallRecord& call);
 
+// Throws DesyncError with the other ranks' reasons when they refuse the call.
+void throw_if_refused(const GroupState& group, const CallRecord& call);
+
 }  // namespace lockstep::comm

@@ -2,6 +2,7 @@
 #include "comm/host_group.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <poll.h>
 #include <unistd.h>
@@ -18,6 +19,8 @@ namespace {
 
 // The backend's part begins at a huge page.
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+// A reason is read again when it changed meanwhile; its rank may have been stopped in the middle.
+constexpr int kTries = 1000;
 static_assert(sizeof(NoteBoard) < kHugePage);
 
 void introduce(NoteBoard& board) {
@@ -94,6 +97,63 @@ std::string HostGroup::describe_rank(int rank) const {
                        describe_note(other, awaited), state, done);
   }
   return fmt::format("{} is in none of the group's calls ({}); it {}", name_of(rank), state, done);
+}
+
+int HostGroup::last_to_issue(std::uint64_t number) const {
+  int last = -1;
+  std::int64_t latest = 0;
+  for (int other = 0; other < size(); ++other) {
+    const auto issued = issue_time_of_note(board(other), number);
+    if (issued == 0) return -1;
+    if (issued > latest) {
+      latest = issued;
+      last = other;
+    }
+  }
+  return last;
+}
+
+void HostGroup::refuse(std::uint64_t first, std::uint64_t last, const std::string& reason) const {
+  auto& refusal = own_board().refusal;
+  refusal.changes.fetch_add(1, std::memory_order_acq_rel);
+  const auto length = std::min(reason.size(), refusal.reason.size() - 1);
+  std::copy_n(reason.begin(), length, refusal.reason.begin());
+  refusal.reason.at(length) = '\0';
+  refusal.last.store(last, std::memory_order_relaxed);
+  refusal.first.store(first, std::memory_order_relaxed);
+  refusal.changes.fetch_add(1, std::memory_order_acq_rel);
+}
+
+void HostGroup::end_refusal(std::uint64_t last) const {
+  own_board().refusal.last.store(last, std::memory_order_release);
+}
+
+bool HostGroup::refuses(int rank, std::uint64_t number) const {
+  const auto& refusal = board(rank).refusal;
+  const auto first = refusal.first.load(std::memory_order_acquire);
+  return first != 0 && number >= first && number <= refusal.last.load(std::memory_order_acquire);
+}
+
+std::string HostGroup::reason_of(int rank) const {
+  const auto& refusal = board(rank).refusal;
+  std::string reason;
+  for (int tries = 0; tries < kTries; ++tries) {
+    const auto before = refusal.changes.load(std::memory_order_acquire);
+    reason.assign(refusal.reason.data(), ::strnlen(refusal.reason.data(), refusal.reason.size()));
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (before % 2 == 0 && refusal.changes.load(std::memory_order_relaxed) == before) break;
+  }
+  return reason;
+}
+
+std::string HostGroup::refusals_of(std::uint64_t first, std::uint64_t last) const {
+  if (refuses(rank_, last)) return "";
+  std::string text;
+  for (int other = 0; other < size(); ++other) {
+    const bool refused = refuses(other, first) || refuses(other, last);
+    if (other != rank_ && refused) text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
+  }
+  return text;
 }
 
 std::string HostGroup::describe_others() const {

@@ -42,6 +42,20 @@ class HostGroup {
   int find_dead() const;
   // "rank 1 (pid 4711 on node3)"
   std::string name_of(int rank) const;
+  // The rank that was the last to issue the call; -1 where that is not known (any more).
+  int last_to_issue(std::uint64_t number) const;
+
+  // From now on the other ranks' waits for the calls first..last end with `reason` (all ranks' reasons): this
+  // one does not make them, or only for form's sake. The next refusal replaces it.
+  void refuse(std::uint64_t first, std::uint64_t last, const std::string& reason) const;
+  // Ends a refusal that had no end, at `last`.
+  void end_refusal(std::uint64_t last) const;
+  bool refuses(int rank, std::uint64_t number) const;
+  // The reasons of the other ranks that refuse one of the calls, a line each; empty when none does, or when
+  // this rank refuses them too.
+  std::string refusals_of(std::uint64_t first, std::uint64_t last) const;
+  std::string reason_of(int rank) const;
+
   // What each other rank was doing, a line each.
   std::string describe_others() const;
 

@@ -33,6 +33,7 @@ void PendingCall::wait(std::chrono::milliseconds timeout) {
     if (on_success_) on_success_();
   } catch (...) {
     group_->log().set_state(record_.number, CallState::failed);
+    throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
   done_ = true;
@@ -60,6 +61,9 @@ bool PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     // It may have ended just after the slice: then this returns, or throws the real reason.
     if (work_->isCompleted()) return work_->wait();
     const auto others = group_->host_group();
+    if (others && !others->refusals_of(record_.number, record_.number).empty()) {
+      throw DesyncError("another rank refuses it");
+    }
     const int dead = others ? others->find_dead() : -1;
     if (dead >= 0) throw PeerLost(others->name_of(dead) + " died");
   }

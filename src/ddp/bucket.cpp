@@ -2,12 +2,13 @@
 #include "ddp/bucket.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 
 namespace lockstep::ddp {
 namespace {
 
-at::Tensor allocate(std::int64_t numel, const at::TensorOptions& options, const ProcessGroup& group) {
+at::Tensor zeroed_memory(std::int64_t numel, const at::TensorOptions& options, const ProcessGroup& group) {
   const auto backend = group.backend();
   const auto device = options.device();
   if (backend->supportsTensorAlloc(device.has_index() ? device.index() : 0)) {
@@ -29,23 +30,41 @@ at::Tensor plain_alias(const at::Tensor& flat, std::int64_t offset, const at::Te
 
 }  // namespace
 
-std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<NamedTensor>& parameters,
-                                 const ProcessGroup& group) {
+std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters) {
   std::vector<Bucket> buckets;
   for (const auto& indices : plan) {
-    std::int64_t numel = 0;
-    for (const auto index : indices) numel += parameters[index].tensor.numel();
-    const auto& first = parameters[indices.front()].tensor;
-    Bucket bucket{.flat = allocate(numel, first.options().requires_grad(false), group)};
-    std::int64_t offset = 0;
+    const auto& first = parameters[indices.front()];
+    Bucket bucket{.sparse = first.sparse, .options = first.tensor.options().requires_grad(false)};
     for (const auto index : indices) {
-      const auto& tensor = parameters[index].tensor;
-      bucket.slots.push_back({index, plain_alias(bucket.flat, offset, tensor)});
-      offset += tensor.numel();
+      bucket.slots.push_back({.parameter = index, .offset = bucket.numel});
+      bucket.numel += parameters[index].tensor.numel();
     }
+    bucket.bytes = bucket.numel * static_cast<std::int64_t>(first.tensor.element_size());
     buckets.push_back(std::move(bucket));
   }
   return buckets;
+}
+
+void allocate(Bucket& bucket, const std::vector<TrainedParameter>& parameters, const ProcessGroup& group) {
+  if (bucket.sparse || bucket.flat.defined()) return;
+  bucket.flat = zeroed_memory(bucket.numel, bucket.options, group);
+  for (auto& slot : bucket.slots) {
+    slot.view = plain_alias(bucket.flat, slot.offset, parameters[slot.parameter].tensor);
+  }
+}
+
+at::Tensor zeros_of(const Bucket& bucket, const std::vector<TrainedParameter>& parameters,
+                    const ProcessGroup& group) {
+  if (!bucket.sparse) return zeroed_memory(bucket.numel, bucket.options, group);
+  const auto sizes = parameters[bucket.slots.front().parameter].tensor.sizes();
+  return at::sparse_coo_tensor(at::empty({1, 0}, bucket.options.dtype(at::kLong)),
+                               at::empty({0, sizes.back()}, bucket.options), sizes);
+}
+
+void release(Bucket& bucket) {
+  bucket.flat.reset();
+  bucket.work = {};
+  for (auto& slot : bucket.slots) slot.view.reset();
 }
 
 }  // namespace lockstep::ddp

@@ -18,10 +18,11 @@ struct BucketLimits {
 };
 
 // Before the order of gradients is known: parameters in their order, the last ones' bucket first.
-BucketPlan initial_plan(const std::vector<NamedTensor>& parameters, const BucketLimits& limits);
+BucketPlan initial_plan(const std::vector<TrainedParameter>& parameters,
+                        const std::vector<std::size_t>& limits);
 
 // By the order in which gradients became ready.
-BucketPlan plan_by_arrival(const std::vector<NamedTensor>& parameters,
-                           const std::vector<std::int64_t>& arrival, const BucketLimits& limits);
+BucketPlan plan_by_arrival(const std::vector<TrainedParameter>& parameters,
+                           const std::vector<std::int64_t>& arrival, const std::vector<std::size_t>& limits);
 
 }  // namespace lockstep::ddp

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cstdlib>
+#include <cxxabi.h>
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
+#include "ddp/backward_sink.h"
 #include "ddp/replica.h"
 
 namespace lockstep {
@@ -20,13 +27,80 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
                                                              const DistributedDataParallelOptions& options,
                                                              std::source_location where)
     : torch::nn::Module("DistributedDataParallel"),
+      watches_outputs_(options.find_unused_parameters || options.static_graph || options.output_device),
       device_(options.device),
+      output_device_(options.output_device),
       replica_(std::make_unique<ddp::Replica>(placed(module, options.device), options, where)) {}
 
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 
-void DistributedDataParallelModule::before_forward() { replica_->before_forward(sync_); }
-void DistributedDataParallelModule::after_forward() { replica_->after_forward(sync_); }
+void DistributedDataParallelModule::before_forward() {
+  std::optional<ddp::Replica::Joined> joined;
+  if (join_options()) {
+    joined.emplace(ddp::Replica::Joined{.options = *join_options(), .work = {}, .active = {}});
+    if (auto notice = notify_join_context()) {
+      joined->work = std::move(notice->work);
+      joined->active = std::move(notice->active);
+    }
+  }
+  replica_->before_forward(sync_, joined);
+}
+
+std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector<at::Tensor> outputs) {
+  replica_->after_forward(sync_, outputs);
+  if (c10::GradMode::is_enabled() && replica_->has_reducer() && replica_->reducer().watches_outputs()) {
+    ddp::pass_through_sink(outputs, [reducer = &replica_->reducer()] { reducer->on_backward_begins(); });
+  }
+  if (output_device_) {
+    for (auto& output : outputs) output = output.to(*output_device_);
+  }
+  return outputs;
+}
+
+void DistributedDataParallelModule::refuse_output(const char* type) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> readable(
+      abi::__cxa_demangle(type, nullptr, nullptr, &status), &std::free);
+  throw ArgumentError(
+      fmt::format("DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
+                  "find_unused_parameters, "
+                  "static_graph and output_device need it; give it a visit_tensors() or specialize "
+                  "lockstep::TensorVisitor",
+                  status == 0 ? readable.get() : type));
+}
+
+void DistributedDataParallelModule::register_comm_hook(CommHook hook) {
+  if (!replica_->has_reducer()) {
+    throw ArgumentError("DistributedDataParallel: all parameters are delayed, so there is no bucket to hook");
+  }
+  replica_->reducer().register_comm_hook(std::move(hook));
+}
+
+bool DistributedDataParallelModule::has_averaged_gradients() const {
+  return !replica_->has_reducer() || replica_->reducer().has_averaged_gradients();
+}
+
+void DistributedDataParallelModule::shadow_iteration() { replica_->shadow_iteration(); }
+void DistributedDataParallelModule::finish_join(bool is_last_joiner) {
+  replica_->finish_join(is_last_joiner);
+}
+c10::Device DistributedDataParallelModule::join_device() const { return replica_->device(); }
+
+const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DistributedDataParallelModule::optimizers()
+    const {
+  static const std::vector<std::shared_ptr<torch::optim::Optimizer>> none;
+  return replica_->has_reducer() ? replica_->reducer().optimizers() : none;
+}
+
+DdpStats DistributedDataParallelModule::stats() const {
+  if (!replica_->has_reducer()) return {};
+  const auto& reducer = replica_->reducer();
+  return {.steps = reducer.clock().steps(),
+          .last = reducer.clock().last(),
+          .mean = reducer.clock().mean(),
+          .buckets = buckets(),
+          .arrived_last = reducer.arrived_last()};
+}
 
 torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelModule::named_parameters() const {
   torch::OrderedDict<std::string, at::Tensor> once;
@@ -39,12 +113,14 @@ std::vector<at::Tensor> DistributedDataParallelModule::parameters() const {
 }
 
 std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {
-  const auto& reducer = replica_->reducer();
   std::vector<BucketInfo> infos;
+  if (!replica_->has_reducer()) return infos;
+  const auto& reducer = replica_->reducer();
   for (const auto& bucket : reducer.buckets()) {
-    BucketInfo info{.bytes = static_cast<std::int64_t>(bucket.flat.nbytes())};
-    for (const auto& slot : bucket.slots)
+    BucketInfo info{.bytes = bucket.bytes};
+    for (const auto& slot : bucket.slots) {
       info.parameters.push_back(reducer.parameters()[slot.parameter].name);
+    }
     infos.push_back(std::move(info));
   }
   return infos;

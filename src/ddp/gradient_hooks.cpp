@@ -5,7 +5,7 @@
 
 namespace lockstep::ddp {
 
-GradientHooks::GradientHooks(const std::vector<NamedTensor>& parameters,
+GradientHooks::GradientHooks(const std::vector<TrainedParameter>& parameters,
                              const std::function<void(std::size_t)>& on_ready) {
   using torch::autograd::variable_list;
   for (std::size_t index = 0; index < parameters.size(); ++index) {

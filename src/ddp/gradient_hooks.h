@@ -16,10 +16,14 @@ namespace lockstep::ddp {
 // been added to its .grad. Removes its hooks when destroyed.
 class GradientHooks {
  public:
-  GradientHooks(const std::vector<NamedTensor>& parameters, const std::function<void(std::size_t)>& on_ready);
+  GradientHooks(const std::vector<TrainedParameter>& parameters,
+                const std::function<void(std::size_t)>& on_ready);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
+
+  // Where gradients of parameter i arrive in the graph.
+  const torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
 
  private:
   // A shared_ptr or an intrusive_ptr, by LibTorch's version.

@@ -65,18 +65,18 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      readable(lines_of(texts[culprit]), earliest));
 }
 
-void broadcast_together(const ProcessGroup& group, const std::vector<at::Tensor>& tensors,
+void broadcast_together(const ProcessGroup& group, int source, const std::vector<at::Tensor>& tensors,
                         std::source_location where) {
   if (tensors.empty()) return;
   if (tensors.size() == 1 && tensors.front().is_contiguous()) {
-    group.broadcast(tensors.front(), 0, where);
+    group.broadcast(tensors.front(), source, where);
     return;
   }
   std::vector<at::Tensor> rows;
   for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
   const auto flat = at::cat(rows);
-  group.broadcast(flat, 0, where);
-  if (group.rank() == 0) return;
+  group.broadcast(flat, source, where);
+  if (group.rank() == source) return;
   std::int64_t offset = 0;
   for (const auto& tensor : tensors) {
     tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
@@ -100,8 +100,8 @@ void check_same_on_all_ranks(const ProcessGroup& group, const std::vector<NamedT
                   group.rank(), group.size(), first_difference(texts)));
 }
 
-void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<NamedTensor>& tensors,
-                           std::source_location where) {
+void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
+                    std::source_location where) {
   const c10::NoGradGuard no_grad;
   std::map<std::pair<c10::ScalarType, std::string>, std::vector<at::Tensor>> kinds;
   std::map<std::pair<c10::ScalarType, std::string>, std::int64_t> bytes;
@@ -111,11 +111,11 @@ void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<NamedTen
     kinds[kind].push_back(tensor);
     bytes[kind] += static_cast<std::int64_t>(tensor.nbytes());
     if (bytes[kind] >= kBytesAtOnce) {
-      broadcast_together(group, std::exchange(kinds[kind], {}), where);
+      broadcast_together(group, source, std::exchange(kinds[kind], {}), where);
       bytes[kind] = 0;
     }
   }
-  for (const auto& [kind, together] : kinds) broadcast_together(group, together, where);
+  for (const auto& [kind, together] : kinds) broadcast_together(group, source, together, where);
 }
 
 }  // namespace lockstep::ddp

@@ -3,6 +3,8 @@
 
 #include <unordered_set>
 
+#include <torch/nn/modules/embedding.h>
+
 namespace lockstep::ddp {
 
 std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
@@ -15,10 +17,21 @@ std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tens
   return all;
 }
 
-std::vector<NamedTensor> requiring_grad(const std::vector<NamedTensor>& tensors) {
-  std::vector<NamedTensor> trained;
-  for (const auto& tensor : tensors) {
-    if (tensor.tensor.requires_grad()) trained.push_back(tensor);
+std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
+                                                 const std::vector<NamedTensor>& parameters) {
+  std::unordered_set<const void*> sparse;
+  for (const auto& each : module.modules()) {
+    const auto* embedding = each->as<torch::nn::Embedding>();
+    if (embedding != nullptr && embedding->options.sparse()) {
+      sparse.insert(embedding->weight.unsafeGetTensorImpl());
+    }
+    const auto* bag = each->as<torch::nn::EmbeddingBag>();
+    if (bag != nullptr && bag->options.sparse()) sparse.insert(bag->weight.unsafeGetTensorImpl());
+  }
+  std::vector<TrainedParameter> trained;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.requires_grad()) continue;
+    trained.push_back({name, tensor, sparse.contains(tensor.unsafeGetTensorImpl())});
   }
   return trained;
 }

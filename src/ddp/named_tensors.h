@@ -13,9 +13,18 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+// A parameter whose gradients are reduced.
+struct TrainedParameter {
+  std::string name;
+  at::Tensor tensor;
+  bool sparse = false;  // its gradients are
+};
+
 // Each tensor once, under its first name, as Python's named_parameters() and named_buffers() do.
 std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors);
 
-std::vector<NamedTensor> requiring_grad(const std::vector<NamedTensor>& tensors);
+// Those that require gradients; sparse where they are the weight of an embedding that says so.
+std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
+                                                 const std::vector<NamedTensor>& parameters);
 
 }  // namespace lockstep::ddp

@@ -1,79 +1,84 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/reducer.h"
 
-#include <ATen/ScalarOps.h>
-#include <ATen/ops/mul.h>
+#include <algorithm>
+#include <numeric>
+
 #include <ATen/ops/tensor.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
 
+#include "ddp/graph_search.h"
+#include "ddp/group_trouble.h"
+#include "ddp/sparse_reduction.h"
+
 namespace lockstep::ddp {
-namespace {
 
-bool aliases(const at::Tensor& gradient, const at::Tensor& view) {
-  return gradient.defined() && gradient.is_alias_of(view) &&
-         gradient.storage_offset() == view.storage_offset();
-}
-
-}  // namespace
-
-Reducer::Reducer(std::vector<NamedTensor> parameters, ProcessGroup group, ReducerOptions options)
+Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, ReducerOptions options)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
       places_(parameters_.size()),
+      used_(parameters_.size(), parameters_.front().tensor.device()),
+      arrived_last_(static_cast<std::size_t>(group_.size()), 0),
       ready_(parameters_.size(), false),
-      hooks_(parameters_, [this](std::size_t parameter) { on_gradient_ready(parameter); }) {
-  lay_out(initial_plan(parameters_, options_.limits));
+      fires_(parameters_.size(), 0) {
+  if (options_.optimizer_in_backward) {
+    for (const auto& parameter : parameters_) {
+      optimizers_.push_back(options_.optimizer_in_backward({parameter.tensor}));
+    }
+  }
+  hooks_ = std::make_unique<GradientHooks>(parameters_,
+                                           [this](std::size_t parameter) { on_gradient_ready(parameter); });
+  lay_out(first_plan());
+}
+
+BucketPlan Reducer::first_plan() const {
+  // Of a graph that may change the order of gradients is never known.
+  return initial_plan(parameters_, finds_unused() ? options_.limits.rebuilt : options_.limits.initial);
+}
+
+std::string Reducer::whoami() const {
+  return fmt::format("rank {} of {}: DistributedDataParallel", group_.rank(), group_.size());
+}
+
+bool Reducer::has_averaged_gradients() const {
+  const std::lock_guard lock(mutex_);
+  return !local_only_ && !(expecting_ && started_);
 }
 
 void Reducer::lay_out(const BucketPlan& plan) {
-  // A group of one has nothing to reduce: gradients stay where autograd puts them.
-  buckets_ = alone() ? std::vector<Bucket>{} : make_buckets(plan, parameters_, group_);
+  buckets_ = bypasses() ? std::vector<Bucket>{} : make_buckets(plan, parameters_);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s)
+    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
       places_[buckets_[b].slots[s].parameter] = {b, s};
-  }
-  if (options_.gradient_as_bucket_view) move_gradients_into_buckets();
-}
-
-// Gradients that are kept (zero_grad(false), accumulation) are at home before the next backward, as in
-// PyTorch: take_gradient() then divides them in place, which for a world size that is no power of two rounds
-// otherwise than its copying way.
-void Reducer::move_gradients_into_buckets() {
-  const c10::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
-    for (const auto& slot : bucket.slots) {
-      auto& gradient = parameters_[slot.parameter].tensor.mutable_grad();
-      if (!gradient.defined() || gradient.is_sparse()) continue;
-      slot.view.copy_(gradient);
-      gradient = slot.view;
     }
+    if (optimizers_.empty()) allocate(buckets_[b], parameters_, group_);
   }
+  if (options_.gradient_as_bucket_view && optimizers_.empty()) move_gradients_into_buckets();
 }
 
-void Reducer::check_last_backward_finished() {
+void Reducer::register_comm_hook(CommHook hook) {
   const std::lock_guard lock(mutex_);
-  if (!expecting_ || !started_) return;
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!ready_[i]) names.push_back(parameters_[i].name);
+  if (hook_) throw ArgumentError(whoami() + ": a communication hook is registered already");
+  if (!hook) throw ArgumentError(whoami() + ": the communication hook is empty");
+  if (!optimizers_.empty()) {
+    throw ArgumentError(whoami() + ": optimizer_in_backward allows no communication hook");
   }
-  throw Error(fmt::format(
-      "rank {} of {}: DistributedDataParallel: these parameters took no part in the last backward, so its "
-      "gradients "
-      "were not averaged: {}. Every parameter that requires a gradient must contribute to the loss; call "
-      "requires_grad_(false) on those that never do before wrapping the module",
-      group_.rank(), group_.size(), fmt::join(names, ", ")));
+  if (expecting_)
+    throw ArgumentError(whoami() + ": register the communication hook before the first forward");
+  const bool had_no_buckets = bypasses();
+  hook_ = std::move(hook);
+  if (had_no_buckets) lay_out(first_plan());
 }
 
 std::vector<std::int64_t> Reducer::arrival_on_rank_0() const {
   // Ranks may see their gradients in different orders; one order must hold for all.
-  auto order = at::tensor(arrival_, at::TensorOptions().dtype(at::kLong)).to(buckets_.front().flat.device());
+  auto order =
+      at::tensor(arrival_, at::TensorOptions().dtype(at::kLong)).to(parameters_.front().tensor.device());
   group_.broadcast(order, 0, options_.where);
   order = order.to(at::kCPU);
   return {order.data_ptr<std::int64_t>(), order.data_ptr<std::int64_t>() + order.numel()};
@@ -83,96 +88,297 @@ void Reducer::rebuild_buckets_if_due() {
   const std::lock_guard lock(mutex_);
   if (rebuilt_ || !arrival_known_) return;
   rebuilt_ = true;
-  if (!alone()) lay_out(plan_by_arrival(parameters_, arrival_on_rank_0(), options_.limits));
+  if (!bypasses()) lay_out(plan_by_arrival(parameters_, arrival_on_rank_0(), options_.limits.rebuilt));
 }
 
-void Reducer::expect_backward() {
+void Reducer::begin_buckets() {
+  divisor_ = 0;
+  next_bucket_ = 0;
+  calls_before_ = last_call(group_);
+  for (auto& bucket : buckets_) {
+    bucket.pending = bucket.slots.size();
+    bucket.delivered = false;
+    bucket.skipped = options_.skip_all_reduce_unused_params &&
+                     std::ranges::all_of(bucket.slots, [this](const Bucket::Slot& slot) {
+                       return std::ranges::binary_search(unused_, slot.parameter);
+                     });
+  }
+}
+
+void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
   expecting_ = true;
   started_ = false;
-  next_bucket_ = 0;
+  end_queued_ = false;
+  unused_marked_ = false;
+  ready_count_ = 0;
   ready_.assign(parameters_.size(), false);
   if (!arrival_known_) arrival_.clear();
-  for (auto& bucket : buckets_) bucket.pending = bucket.slots.size();
+  if (in_first_static()) {
+    fires_.assign(parameters_.size(), 0);
+  } else {
+    fires_left_ = fires_;
+  }
+  if (finds_unused()) unused_ = find_unreachable(outputs, *hooks_, parameters_.size());
+  begin_buckets();
+}
+
+void Reducer::queue_end() {
+  if (std::exchange(end_queued_, true)) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_ends(); });
+}
+
+void Reducer::on_backward_begins() {
+  const std::lock_guard lock(mutex_);
+  if (expecting_) queue_end();
 }
 
 void Reducer::on_gradient_ready(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
-  if (!expecting_) return;
-  refuse_second_gradient(parameter);
-  started_ = true;
-  ready_[parameter] = true;
-  if (!arrival_known_) arrival_.push_back(static_cast<std::int64_t>(parameter));
-  if (alone()) {
-    if (std::ranges::all_of(ready_, [](bool ready) { return ready; })) expecting_ = false;
+  if ((finds_unused() || in_first_static()) && parameters_[parameter].tensor.mutable_grad().defined()) {
+    used_.mark(parameter);
+  }
+  if (!expecting_) {
+    local_only_ = true;
     return;
   }
-  const auto place = places_[parameter];
-  auto& bucket = buckets_[place.bucket];
-  take_gradient(bucket.slots[place.slot]);
-  if (--bucket.pending == 0) launch_full_buckets();
+  started_ = true;
+  queue_end();
+  if (in_first_static()) {
+    ++fires_[parameter];
+    return;
+  }
+  mark_unused_ready();
+  if (options_.static_graph) {
+    count_fire(parameter);
+    if (fires_left_[parameter] > 0) return;
+  }
+  if (learns_arrival()) arrival_.push_back(static_cast<std::int64_t>(parameter));
+  mark_ready(parameter);
+}
+
+void Reducer::count_fire(std::size_t parameter) {
+  if (fires_left_[parameter] == 0) {
+    throw Error(
+        fmt::format("{}: the graph has changed: {} is used otherwise than in the first backward, which "
+                    "static_graph rules out; use find_unused_parameters instead",
+                    whoami(), parameters_[parameter].name));
+  }
+  --fires_left_[parameter];
+}
+
+void Reducer::mark_unused_ready() {
+  if (std::exchange(unused_marked_, true)) return;
+  for (const auto parameter : unused_) mark_ready(parameter);
 }
 
 void Reducer::refuse_second_gradient(std::size_t parameter) const {
   if (!ready_[parameter]) return;
-  throw Error(fmt::format(
-      "rank {} of {}: DistributedDataParallel: the gradient of {} became ready a second time before the "
-      "backward was "
-      "finished; backward was called twice on parts of one forward. Sum the losses and call backward once",
-      group_.rank(), group_.size(), parameters_[parameter].name));
+  throw Error(
+      fmt::format("{}: the gradient of {} became ready a second time before the backward was finished. "
+                  "Either backward was "
+                  "called twice on parts of one forward: sum the losses and call it once; or a module's "
+                  "parameters are used "
+                  "by several re-entrant backward passes (checkpoint): set static_graph if the graph is "
+                  "always the same{}",
+                  whoami(), parameters_[parameter].name,
+                  finds_unused() ? "; or forward() returned its tensors in something that hides them: see "
+                                   "lockstep::TensorVisitor"
+                                 : ""));
 }
 
-void Reducer::take_gradient(const Bucket::Slot& slot) {
-  const c10::NoGradGuard no_grad;
-  const auto& parameter = parameters_[slot.parameter];
-  auto& gradient = parameter.tensor.mutable_grad();
-  if (!gradient.defined()) {
-    slot.view.zero_();
+void Reducer::mark_ready(std::size_t parameter) {
+  refuse_second_gradient(parameter);
+  ready_[parameter] = true;
+  ++ready_count_;
+  if (buckets_.empty()) {
+    if (!optimizers_.empty() && parameters_[parameter].tensor.mutable_grad().defined()) {
+      optimizers_[parameter]->step();
+      parameters_[parameter].tensor.mutable_grad().reset();
+    }
     return;
   }
-  if (gradient.is_sparse()) {
-    throw Error(fmt::format(
-        "rank {} of {}: DistributedDataParallel: {} has a sparse gradient, which is not supported "
-        "yet; create its embedding with sparse(false)",
-        group_.rank(), group_.size(), parameter.name));
+  const auto place = places_[parameter];
+  auto& bucket = buckets_[place.bucket];
+  take_gradient(bucket, bucket.slots[place.slot]);
+  if (--bucket.pending == 0) launch_full_buckets();
+}
+
+int Reducer::divisor() {
+  if (divisor_ == 0) divisor_ = divisor_source_ ? divisor_source_() : group_.size();
+  return divisor_;
+}
+
+BucketWork Reducer::start(std::size_t index, const at::Tensor& buffer) {
+  const auto& bucket = buckets_[index];
+  clock_.launch();
+  if (hook_) {
+    std::vector<GradBucket::Parameter> parameters;
+    for (const auto& slot : bucket.slots) {
+      const auto& parameter = parameters_[slot.parameter];
+      parameters.push_back({parameter.name, parameter.tensor, slot.offset});
+    }
+    GradBucket seen(index, index + 1 == buckets_.size(), buffer, std::move(parameters), group_);
+    return hook_(seen);
   }
-  if (aliases(gradient, slot.view)) {
-    slot.view.div_(group_.size());
-    return;
-  }
-  // One pass copies and divides, by the reciprocal as in PyTorch: for sizes that are no power of two the
-  // bits differ from those of a division.
-  auto view = slot.view;
-  at::mul_out(view, gradient, at::native::wrapped_scalar_tensor(1.0 / group_.size()));
-  if (options_.gradient_as_bucket_view) gradient = slot.view;
+  if (bucket.sparse) return sum_sparse(buffer, group_, options_.where);
+  return {group_.all_reduce_async(buffer, ReduceOp::SUM, options_.where), buffer};
 }
 
 void Reducer::launch_full_buckets() {
   // In the buckets' order, whatever the order of gradients: it must be the same on all ranks.
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
-    auto& bucket = buckets_[next_bucket_++];
-    bucket.work = group_.all_reduce_async(bucket.flat, ReduceOp::SUM, options_.where);
+    auto& bucket = buckets_[next_bucket_];
+    if (!bucket.skipped) {
+      if (options_.batched_grad_copy) take_together(bucket);
+      bucket.work = start(next_bucket_, bucket.flat);
+    }
+    ++next_bucket_;
   }
-  if (next_bucket_ == buckets_.size()) {
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
+  if (finds_unused()) {
+    if (next_bucket_ == buckets_.size()) used_.reduce(group_, options_.where);
+    return;
+  }
+  if (optimizers_.empty()) return;
+  for (std::size_t b = 0; b < next_bucket_; ++b) {
+    auto& bucket = buckets_[b];
+    if (bucket.delivered || bucket.sparse || !bucket.work.is_ready()) continue;
+    bucket.work.wait();
+    deliver(bucket);
+  }
+}
+
+void Reducer::on_backward_ends() {
+  const std::lock_guard lock(mutex_);
+  end_queued_ = false;
+  if (!expecting_ || !started_) return;
+  if (in_first_static()) {
+    reduce_all_at_end();
+  } else if (ready_count_ < parameters_.size()) {
+    return;  // told at the next forward, as in PyTorch
+  }
+  finish_backward();
+}
+
+// After the first backward of a static graph: how often each parameter's gradient comes is known only now.
+void Reducer::reduce_all_at_end() {
+  if (!buckets_.empty()) used_.reduce(group_, options_.where);
+  unused_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (fires_[i] == 0) unused_.push_back(i);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) mark_ready(i);
+}
+
+bool Reducer::was_used(std::size_t parameter) {
+  return !(finds_unused() || options_.static_graph) || used_.used_anywhere(parameter);
+}
+
+void Reducer::wait_for_all(bool and_deliver) {
+  bool more = true;
+  while (more) {
+    more = false;
+    for (auto& bucket : buckets_) {
+      if (bucket.delivered) continue;
+      bucket.work.advance();
+      if (!bucket.work.is_done()) {
+        more = true;
+      } else if (and_deliver) {
+        deliver(bucket);
+      } else {
+        bucket.delivered = true;
+      }
+    }
   }
 }
 
 void Reducer::finish_backward() {
-  const std::lock_guard lock(mutex_);
-  expecting_ = false;
-  for (auto& bucket : buckets_) {
-    std::exchange(bucket.work, Work()).wait();
-    if (!options_.gradient_as_bucket_view) copy_back(bucket);
-  }
-  arrival_known_ = true;
+  failed_ = true;  // unless it comes to its end
+  clock_.end_gradients();
+  wait_for_all(true);
+  if (finds_unused() && !buckets_.empty()) used_.clear();
+  throw_if_refused(group_, calls_before_ + 1, last_call(group_), "this backward was given up by other ranks");
+  failed_ = false;
+  end_step();
 }
 
-void Reducer::copy_back(const Bucket& bucket) {
-  const c10::NoGradGuard no_grad;
-  for (const auto& slot : bucket.slots) {
-    auto& gradient = parameters_[slot.parameter].tensor.mutable_grad();
-    if (gradient.defined()) gradient.copy_(slot.view);
+void Reducer::end_step() {
+  clock_.end_step();
+  if (const int last = last_to_issue(group_, last_call(group_)); last >= 0 && !buckets_.empty()) {
+    ++arrived_last_[static_cast<std::size_t>(last)];
+  }
+  if (options_.static_graph && static_known_ && learns_arrival()) {
+    for (const auto parameter : unused_) arrival_.push_back(static_cast<std::int64_t>(parameter));
+  }
+  if (arrival_.size() == parameters_.size()) arrival_known_ = true;
+  static_known_ = options_.static_graph;
+  local_only_ = false;
+  expecting_ = false;
+}
+
+void Reducer::finish_last_backward() {
+  const std::lock_guard lock(mutex_);
+  if (!expecting_ || !started_) return;
+  if (end_queued_ || failed_) {
+    recover();
+  } else {
+    throw_unused();
+  }
+}
+
+// The calls that the other ranks wait for are made, with zeros, and nothing comes of them.
+void Reducer::recover() {
+  const auto first = calls_before_ + 1;
+  expecting_ = false;
+  end_queued_ = false;
+  failed_ = false;
+  if (bypasses()) return;
+  refuse_calls_from(group_, first, "its backward was ended by an exception");
+  if (in_first_static() && next_bucket_ == 0) used_.reduce(group_, options_.where);
+  start_rest_with_zeros();
+  wait_for_all(false);
+  used_.clear();
+  end_refusal(group_, last_call(group_));
+  for (auto& bucket : buckets_) {
+    if (bucket.flat.defined() && !bucket.sparse) bucket.flat.zero_();
+  }
+}
+
+void Reducer::start_rest_with_zeros() {
+  for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
+    auto& bucket = buckets_[next_bucket_];
+    if (!bucket.skipped) bucket.work = start(next_bucket_, zeros_of(bucket, parameters_, group_));
+    if (finds_unused() && next_bucket_ + 1 == buckets_.size()) used_.reduce(group_, options_.where);
+  }
+}
+
+void Reducer::throw_unused() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!ready_[i]) names.push_back(parameters_[i].name);
+  }
+  const auto own = fmt::format("{}", fmt::join(names, ", "));
+  const auto first = last_call(group_) + 1;
+  refuse_calls_from(group_, first, "parameters that took no part in its last backward: " + own);
+  throw Error(fmt::format(
+      "{}: these parameters took no part in the last backward, so its gradients were not averaged: {}. Set "
+      "find_unused_parameters if that differs from step to step, static_graph if it is always so, or call "
+      "requires_grad_(false) on those that never do before wrapping the module. The same on the other "
+      "ranks:{}",
+      whoami(), own, group_.size() > 1 ? reasons_of_others(group_, first) : " there are none"));
+}
+
+void Reducer::shadow_backward() {
+  const std::lock_guard lock(mutex_);
+  unused_.clear();
+  begin_buckets();
+  start_rest_with_zeros();
+  wait_for_all(false);
+  if (finds_unused()) used_.clear();
+  if (learns_arrival()) {
+    arrival_.resize(parameters_.size());
+    std::iota(arrival_.begin(), arrival_.end(), 0);
+    arrival_known_ = true;
   }
 }
 

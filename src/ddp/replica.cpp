@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/replica.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,23 +21,6 @@ namespace {
 constexpr std::size_t kMiB = 1024 * 1024;
 constexpr std::size_t kFirstBucketBytes = kMiB;
 constexpr std::size_t kBucketBytes = 25 * kMiB;
-
-void refuse(bool set, const char* name, const char* advice) {
-  if (!set) return;
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: option {} is not supported yet; {}", name, advice));
-}
-
-void check_options(const DistributedDataParallelOptions& options) {
-  refuse(options.find_unused_parameters, "find_unused_parameters",
-         "let every parameter contribute to the loss, or freeze those that do not");
-  refuse(options.static_graph, "static_graph", "leave it false");
-  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params", "leave it empty");
-  refuse(options.mixed_precision, "mixed_precision", "train in one precision");
-  refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params", "leave it false");
-  refuse(options.output_device && options.output_device != options.device, "output_device",
-         "leave it unset, or equal to device");
-}
 
 std::size_t to_bytes(double mebibytes, const char* name) {
   if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
@@ -61,10 +46,31 @@ BucketLimits limits_from(const DistributedDataParallelOptions& options) {
   return {all, {cap}};
 }
 
+void check_options(const DistributedDataParallelOptions& options) {
+  if (options.delay_all_reduce_named_params.empty() != options.param_to_hook_all_reduce.empty()) {
+    throw ArgumentError(
+        "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce are given "
+        "together");
+  }
+  if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {
+    throw ArgumentError(
+        "DistributedDataParallel: skip_all_reduce_unused_params needs find_unused_parameters or "
+        "static_graph, "
+        "which find the unused ones");
+  }
+}
+
+// What ranks must have in common to make the same calls.
 std::string text_of(const DistributedDataParallelOptions& options) {
-  return fmt::format("broadcast_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}]",
-                     options.broadcast_buffers, options.bucket_cap_mb.value_or(0),
-                     fmt::join(options.bucket_cap_mb_list, ", "));
+  return fmt::format(
+      "broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
+      "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
+      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} params_and_buffers_to_ignore=[{}]",
+      options.broadcast_buffers, options.forward_sync_buffers.value_or(options.broadcast_buffers),
+      options.bucket_cap_mb.value_or(0), fmt::join(options.bucket_cap_mb_list, ", "),
+      options.find_unused_parameters, options.static_graph, options.skip_all_reduce_unused_params,
+      fmt::join(options.delay_all_reduce_named_params, ", "), options.param_to_hook_all_reduce,
+      fmt::join(options.params_and_buffers_to_ignore, ", "));
 }
 
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
@@ -72,46 +78,190 @@ std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vecto
   return first;
 }
 
+// Buffers that are overwritten here do not count as changed in place: a second forward before backward is
+// fine, since backward of a training BatchNorm does not read them. PyTorch:
+// `_unsafe_preserve_version_counter`.
+class PreservedVersions {
+ public:
+  explicit PreservedVersions(const std::vector<NamedTensor>& tensors) : tensors_(tensors) {
+    for (const auto& each : tensors_)
+      versions_.push_back(each.tensor.is_inference() ? 0 : each.tensor._version());
+  }
+  ~PreservedVersions() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].tensor.is_inference()) continue;
+      auto counter = tensors_[i].tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
+      counter.set_version(versions_[i]);
+    }
+  }
+  PreservedVersions(const PreservedVersions&) = delete;
+  PreservedVersions& operator=(const PreservedVersions&) = delete;
+
+ private:
+  const std::vector<NamedTensor>& tensors_;
+  std::vector<std::int64_t> versions_;
+};
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
+  std::erase_if(tensors, [&](const NamedTensor& each) { return contains(names, each.name); });
+  return tensors;
+}
+
+// In the order of `names`.
+std::vector<NamedTensor> named(const std::vector<NamedTensor>& tensors, const std::vector<std::string>& names,
+                               const char* option) {
+  std::vector<NamedTensor> found;
+  for (const auto& name : names) {
+    const auto at = std::ranges::find(tensors, name, &NamedTensor::name);
+    if (at == tensors.end()) {
+      throw ArgumentError(fmt::format("DistributedDataParallel: {}: the module has no {}", option, name));
+    }
+    found.push_back(*at);
+  }
+  return found;
+}
+
+c10::Device only_device(const std::vector<NamedTensor>& parameters) {
+  const auto device = parameters.front().tensor.device();
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.device().type() == device.type()) continue;
+    throw ArgumentError(
+        fmt::format("DistributedDataParallel: the parameters are on devices of several types: {} "
+                    "is on {}, {} on {}",
+                    parameters.front().name, device.str(), name, tensor.device().str()));
+  }
+  return device;
+}
+
+std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
+  auto parameters = distinct(module.named_parameters());
+  const auto trained =
+      std::ranges::any_of(parameters, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
+  if (trained) return parameters;
+  throw ArgumentError(
+      fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
+                  "is nothing to reduce; use it unwrapped",
+                  module.name()));
+}
+
 }  // namespace
 
 Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
                  std::source_location where)
     : group_(options.process_group ? *options.process_group : default_group()),
-      broadcast_buffers_(options.broadcast_buffers),
+      sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
       where_(where),
-      buffers_(distinct(module.named_buffers())) {
+      device_(only_device(some_parameters(module))) {
   check_options(options);
   const auto limits = limits_from(options);
-  const auto parameters = distinct(module.named_parameters());
-  const auto trained = requiring_grad(parameters);
-  if (trained.empty()) {
+  const auto& ignored = options.params_and_buffers_to_ignore;
+  const auto all = distinct(module.named_parameters());
+  const auto all_buffers = distinct(module.named_buffers());
+  named(joined(all, all_buffers), ignored, "params_and_buffers_to_ignore");
+  parameters_ = without(all, ignored);
+  buffers_ = without(all_buffers, ignored);
+  const auto delayed =
+      named(parameters_, options.delay_all_reduce_named_params, "delay_all_reduce_named_params");
+  const auto trained =
+      trained_parameters(module, without(parameters_, options.delay_all_reduce_named_params));
+  if (trained.empty() && delayed.empty()) {
     throw ArgumentError(
-        fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
-                    "is nothing to reduce; use it unwrapped",
-                    module.name()));
+        "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
   if (options.init_sync && group_.size() > 1) {
-    check_same_on_all_ranks(group_, parameters, buffers_, text_of(options), where_);
-    broadcast_from_rank_0(group_, joined(parameters, buffers_), where_);
+    check_same_on_all_ranks(group_, parameters_, buffers_, text_of(options), where_);
+    const bool with_buffers = options.broadcast_buffers || options.forward_sync_buffers.has_value();
+    broadcast_from(group_, 0, with_buffers ? joined(parameters_, buffers_) : parameters_, where_);
   }
+  if (!delayed.empty()) {
+    const auto trigger = named(all, {options.param_to_hook_all_reduce}, "param_to_hook_all_reduce");
+    delayed_ = std::make_unique<DelayedReduction>(delayed, trigger.front().tensor, group_, where_);
+  }
+  if (trained.empty()) return;
   reducer_ = std::make_unique<Reducer>(
       trained, group_,
-      ReducerOptions{
-          .limits = limits, .gradient_as_bucket_view = options.gradient_as_bucket_view, .where = where});
+      ReducerOptions{.limits = limits,
+                     .gradient_as_bucket_view = options.gradient_as_bucket_view,
+                     .find_unused_parameters = options.find_unused_parameters,
+                     .static_graph = options.static_graph,
+                     .skip_all_reduce_unused_params = options.skip_all_reduce_unused_params,
+                     .batched_grad_copy = options.batched_grad_copy,
+                     .optimizer_in_backward = options.optimizer_in_backward,
+                     .where = where});
 }
 
-void Replica::before_forward(bool sync) {
-  const bool training = c10::GradMode::is_enabled();
-  if (training && sync) reducer_->check_last_backward_finished();
-  if (training) reducer_->rebuild_buckets_if_due();
-  if (broadcast_buffers_ && buffers_may_differ_ && !buffers_.empty() && group_.size() > 1) {
-    broadcast_from_rank_0(group_, buffers_, where_);
+bool Replica::will_sync_buffers() const {
+  return sync_buffers_ && buffers_may_differ_ && !buffers_.empty() && group_.size() > 1;
+}
+
+// The highest rank that is a candidate.
+int Replica::find_common_rank(bool candidate) const {
+  const auto highest =
+      at::full({1}, candidate ? group_.rank() : -1, at::TensorOptions().dtype(at::kInt).device(device_));
+  group_.all_reduce(highest, ReduceOp::MAX, where_);
+  const int rank = highest.item().toInt();
+  if (rank < 0) {
+    throw Error(
+        fmt::format("rank {} of {}: DistributedDataParallel: no rank has data left, but one expected it",
+                    group_.rank(), group_.size()));
   }
+  return rank;
 }
 
-void Replica::after_forward(bool sync) {
-  buffers_may_differ_ = c10::GradMode::is_enabled() && sync;
-  if (buffers_may_differ_) reducer_->expect_backward();
+void Replica::sync_buffers(bool in_join, bool has_data) {
+  if (!will_sync_buffers()) return;
+  const PreservedVersions preserved(buffers_);
+  broadcast_from(group_, in_join ? find_common_rank(has_data) : 0, buffers_, where_);
+}
+
+// In a join, the ranks without data have to know whether this iteration's backward is reduced.
+bool Replica::anyone_reduces(bool here) const {
+  const auto flag = at::full({1}, here ? 1.0 : 0.0, at::TensorOptions().dtype(at::kFloat).device(device_));
+  group_.all_reduce(flag, ReduceOp::SUM, where_);
+  return flag.item().toFloat() != 0;
+}
+
+void Replica::before_forward(bool sync, const std::optional<Joined>& in_join) {
+  const bool training = c10::GradMode::is_enabled();
+  if (reducer_) {
+    reducer_->clock().begin_forward();
+    if (training && sync) reducer_->finish_last_backward();
+    const bool counts = in_join && in_join->work && !in_join->options.divide_by_initial_world_size;
+    reducer_->set_divisor(
+        counts ? std::function<int()>([work = *in_join->work, active = in_join->active]() mutable {
+          work.wait();
+          return active.item().toInt();
+        })
+               : nullptr);
+    if (training) reducer_->rebuild_buckets_if_due();
+  }
+  sync_buffers(in_join.has_value(), true);
+  if (in_join) anyone_reduces(sync);
+}
+
+void Replica::after_forward(bool sync, const std::vector<at::Tensor>& outputs) {
+  const bool training = c10::GradMode::is_enabled();
+  buffers_may_differ_ = training && sync;
+  if (delayed_ && training) delayed_->prepare(sync);
+  if (!reducer_) return;
+  reducer_->clock().end_forward();
+  if (buffers_may_differ_) reducer_->expect_backward(outputs);
+}
+
+void Replica::shadow_iteration() {
+  if (reducer_) reducer_->rebuild_buckets_if_due();
+  sync_buffers(true, false);
+  buffers_may_differ_ = anyone_reduces(false);
+  if (buffers_may_differ_ && reducer_) reducer_->shadow_backward();
+}
+
+void Replica::finish_join(bool is_last_joiner) {
+  const int source = find_common_rank(is_last_joiner);
+  broadcast_from(group_, source, sync_buffers_ ? joined(parameters_, buffers_) : parameters_, where_);
 }
 
 }  // namespace lockstep::ddp

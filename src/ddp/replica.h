@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <source_location>
 
 #include <torch/nn/module.h>
 
+#include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
 
+#include "ddp/delayed_reduction.h"
 #include "ddp/reducer.h"
 
 namespace lockstep::ddp {
@@ -18,20 +22,41 @@ class Replica {
   Replica(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
           std::source_location where);
 
-  void before_forward(bool sync);
-  void after_forward(bool sync);
+  // `joined`: the options of the Join that goes on, and what it said of this iteration.
+  struct Joined {
+    JoinOptions options;
+    std::optional<Work> work;
+    at::Tensor active;
+  };
+  void before_forward(bool sync, const std::optional<Joined>& joined);
+  void after_forward(bool sync, const std::vector<at::Tensor>& outputs);
+
+  void shadow_iteration();
+  void finish_join(bool is_last_joiner);
 
   const ProcessGroup& group() const { return group_; }
+  c10::Device device() const { return device_; }
   const Reducer& reducer() const { return *reducer_; }
+  Reducer& reducer() { return *reducer_; }
+  bool has_reducer() const { return reducer_ != nullptr; }
 
  private:
+  void check_gradients_are_reduced() const;
+  bool will_sync_buffers() const;
+  void sync_buffers(bool in_join, bool has_data);
+  int find_common_rank(bool candidate) const;
+  bool anyone_reduces(bool here) const;
+
   ProcessGroup group_;
-  bool broadcast_buffers_;
+  bool sync_buffers_;
   std::source_location where_;
+  c10::Device device_;
+  std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
   // False after a forward that was not for training: buffers have not changed since.
   bool buffers_may_differ_ = true;
-  std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<DelayedReduction> delayed_;
+  std::unique_ptr<Reducer> reducer_;  // none where all parameters are delayed
 };
 
 }  // namespace lockstep::ddp

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -13,61 +8,26 @@
 
 #include <lockstep/rendezvous/init.h>
 
+#include "parity/both_sides.h"
 #include "parity/ddp_case.h"
 #include "parity/ddp_record.h"
 #include "parity/ddp_training.h"
-#include "support/python.h"
-#include "support/ranks.h"
 
 namespace lockstep::testing {
 namespace {
 
-constexpr const char* kFolderVariable = "LOCKSTEP_TEST_FOLDER";
-constexpr const char* kBackendVariable = "LOCKSTEP_PARITY_BACKEND";
-constexpr std::chrono::seconds kWatchdog{250};
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    auto path = (std::filesystem::temp_directory_path() / "lockstep-parity-XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) throw std::system_error(errno, std::generic_category(), path);
-    path_ = path;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 const Scenario kTrainAllCases("ddp_parity", [] {
   at::set_num_threads(1);
-  const auto context = init({.backend = std::getenv(kBackendVariable)});
+  const auto context = init({.backend = parity_backend()});
   for (const auto& each : ddp_cases()) {
-    write_records(record_file(std::getenv(kFolderVariable), each.name, context.rank()), train_with_ddp(each));
+    write_records(record_file(record_folder(), each.name, context.rank()), train_with_ddp(each));
   }
 });
 
-void train_in_python(const std::filesystem::path& folder, int world_size) {
-  {
-    std::ofstream file(folder / "cases");
-    for (const auto& each : ddp_cases()) file << to_words(each) << '\n';
-  }
-  run_python("parity/ddp_training.py", {.args = {folder.string(), std::to_string(world_size)},
-                                        .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
-                                        .timeout = kWatchdog});
-}
-
-void train_in_cpp(const std::filesystem::path& folder, const std::string& backend, int world_size) {
-  expect_all_passed(
-      run_ranks(kTrainAllCases, {.world_size = world_size,
-                                 .env = {{kFolderVariable, folder.string()}, {kBackendVariable, backend}},
-                                 .timeout = kWatchdog}));
+std::vector<std::string> words_of_all() {
+  std::vector<std::string> words;
+  for (const auto& each : ddp_cases()) words.push_back(to_words(each));
+  return words;
 }
 
 void expect_a_real_run(const std::vector<Record>& python, const DdpCase& each) {
@@ -91,17 +51,14 @@ class DdpParity : public ::testing::TestWithParam<std::pair<std::string, int>> {
 
 TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
   const auto& [backend, world_size] = GetParam();
-  const TemporaryFolder python;
-  const TemporaryFolder ours;
-  train_in_python(python.path(), world_size);
-  train_in_cpp(ours.path(), backend, world_size);
+  const BothSides sides("parity/ddp_training.py", kTrainAllCases, words_of_all(), backend, world_size);
   ASSERT_FALSE(HasFailure());
   for (const auto& each : ddp_cases()) {
     for (int rank = 0; rank < world_size; ++rank) {
       SCOPED_TRACE(fmt::format("case {}, rank {} of {}", each.name, rank, world_size));
-      const auto expected = read_records(record_file(python.path(), each.name, rank));
+      const auto expected = read_records(sides.python_file(each.name, rank));
       expect_a_real_run(expected, each);
-      expect_same_bits(expected, read_records(record_file(ours.path(), each.name, rank)));
+      expect_same_bits(expected, read_records(sides.our_file(each.name, rank)));
     }
   }
 }

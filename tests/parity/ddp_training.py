@@ -133,18 +133,22 @@ def write_records(path, records):
             file.write(ctypes.string_at(values.data_ptr(), values.numel() * 4))
 
 
-def run_rank(rank, folder, world_size):
+def run_rank(rank, folder, world_size, run_case):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size,
                             timeout=datetime.timedelta(seconds=60))
     with open(f"{folder}/cases") as lines:
         cases = [dict(word.split("=") for word in line.split()) for line in lines]
     for case in cases:
-        write_records(f"{folder}/{case['name']}.{rank}", train(case))
+        write_records(f"{folder}/{case['name']}.{rank}", run_case(case))
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    world = int(sys.argv[2])
+def run_everywhere(folder, world_size, run_case):
     # Forked, so that importing torch is paid once.
-    torch.multiprocessing.start_processes(run_rank, (sys.argv[1], world), nprocs=world, start_method="fork")
+    torch.multiprocessing.start_processes(run_rank, (folder, world_size, run_case), nprocs=world_size,
+                                          start_method="fork")
+
+
+if __name__ == "__main__":
+    run_everywhere(sys.argv[1], int(sys.argv[2]), train)

@@ -176,6 +176,9 @@ class ProcessGroup {
   std::string scatter_object(const std::vector<std::string>& objects, int src,
                              Where where = Where::current()) const;
 
+  /// For Lockstep's other layers; no part of the interface.
+  comm::GroupState& state() const { return *state_; }
+
  private:
   std::shared_ptr<comm::GroupState> state_;
 };

@@ -6,13 +6,18 @@
 #include <source_location>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/ddp/comm_hook.h>
+#include <lockstep/ddp/find_tensors.h>
+#include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
+#include <lockstep/ddp/stats.h>
 
 namespace lockstep {
 
@@ -37,19 +42,20 @@ class [[nodiscard]] NoSync {
   bool before_;
 };
 
-/// One bucket of gradients that are reduced together, for looking at.
-struct BucketInfo {
-  std::int64_t bytes = 0;
-  std::vector<std::string> parameters = {};  ///< names in the wrapped module, in the order of the bucket
-};
-
 /// The part of DistributedDataParallel that does not depend on the type of the wrapped module.
-class DistributedDataParallelModule : public torch::nn::Module {
+class DistributedDataParallelModule : public torch::nn::Module, public Joinable {
  public:
   ~DistributedDataParallelModule() override;
 
   /// See NoSync. Must not outlive this module.
   NoSync no_sync() { return NoSync(sync_); }
+
+  /// See Join. Must not outlive this module. PyTorch: `DistributedDataParallel.join()`.
+  Join join(const JoinOptions& options = {}) { return Join({this}, options); }
+
+  /// Replaces the averaging of buckets; once, before the first forward. See CommHook. PyTorch:
+  /// `register_comm_hook`.
+  void register_comm_hook(CommHook hook);
 
   /// Parameters of the wrapped module, each once even when modules share it, as in Python (LibTorch's own
   /// function repeats shared ones, and an optimizer would then step them twice).
@@ -58,17 +64,37 @@ class DistributedDataParallelModule : public torch::nn::Module {
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
   /// The buckets in the order in which they are reduced. They are laid out anew, by the order in which
-  /// gradients became ready, at the forward that follows the first reduced backward.
+  /// gradients became ready, at the forward that follows the first reduced backward (of a static graph the
+  /// second; with find_unused_parameters never).
   std::vector<BucketInfo> buckets() const;
 
+  /// Whether the gradients are the averages of all ranks: false after a backward in no_sync(), or one that
+  /// did not come to its end.
+  bool has_averaged_gradients() const;
+
+  /// Times, buckets and stragglers since construction.
+  DdpStats stats() const;
+
+  /// With optimizer_in_backward: the optimizer of each parameter that requires gradients, in their order, for
+  /// changing e.g. the learning rate between steps. Otherwise empty.
+  const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;
+
   const ProcessGroup& process_group() const;
+
+  void shadow_iteration() override;
+  void finish_join(bool is_last_joiner) override;
+  ProcessGroup join_process_group() const override { return process_group(); }
+  c10::Device join_device() const override;
 
  protected:
   DistributedDataParallelModule(const std::shared_ptr<torch::nn::Module>& module,
                                 const DistributedDataParallelOptions& options, std::source_location where);
 
   void before_forward();
-  void after_forward();
+  // `outputs`: the tensors that forward returned; those to return in their place.
+  std::vector<at::Tensor> after_forward(std::vector<at::Tensor> outputs);
+  bool watches_outputs() const { return watches_outputs_; }
+  [[noreturn]] static void refuse_output(const char* type);
 
   template <typename Argument>
   decltype(auto) on_device(Argument&& argument) const {
@@ -81,7 +107,9 @@ class DistributedDataParallelModule : public torch::nn::Module {
 
  private:
   bool sync_ = true;
+  bool watches_outputs_;
   std::optional<c10::Device> device_;
+  std::optional<c10::Device> output_device_;
   std::unique_ptr<ddp::Replica> replica_;
 };
 
@@ -95,12 +123,22 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
   }
 
   /// Takes and returns what the wrapped module's forward does. Throws Error when parameters took no part in
-  /// the last backward, naming them.
+  /// the last backward, naming them; after a backward that an exception ended it first brings the ranks
+  /// together again, and gradients that lie in buckets are zero.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
     auto output = module_->forward(on_device(std::forward<Arguments>(arguments))...);
-    after_forward();
+    using Output = decltype(output);
+    if constexpr (ddp::Findable<Output>) {
+      if (watches_outputs()) {
+        pass(output);
+        return output;
+      }
+    } else {
+      if (watches_outputs()) refuse_output(typeid(Output).name());
+    }
+    after_forward({});
     return output;
   }
 
@@ -108,6 +146,15 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
   const std::shared_ptr<Wrapped>& module() const { return module_; }
 
  private:
+  template <typename Output>
+  void pass(Output& output) {
+    std::vector<at::Tensor> tensors;
+    visit_tensors(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+    tensors = after_forward(std::move(tensors));
+    std::size_t next = 0;
+    visit_tensors(output, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
+  }
+
   std::shared_ptr<Wrapped> module_;
 };
 

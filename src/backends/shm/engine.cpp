@@ -186,6 +186,7 @@ void Engine::look_around(Wait& wait) {
     if (!is_ready(wait)) throw_verdict(*verdict, &wait);
     return;
   }
+  if (team_.is_refused() && !is_ready(wait)) throw DesyncError("another rank refuses the call");
   const int dead = team_.find_dead();
   const int gone = missing_for_good(team_, wait.call);
   const bool late = wait.waited() >= wait.timeout;

@@ -11,7 +11,8 @@ namespace lockstep::shm {
 
 // What a team has to be told about its ranks, since it knows their memory only.
 struct RankNews {
-  std::function<int()> find_dead = {};           // a rank whose process has died, or -1; empty: nobody dies
+  std::function<int()> find_dead = {};    // a rank whose process has died, or -1; empty: nobody dies
+  std::function<bool()> is_refused = {};  // whether a rank refuses what this one waits for; empty: none
   std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
 };
 
@@ -39,6 +40,7 @@ class Team {
 
   // A rank that died without leaving the group, or -1.
   int find_dead() const;
+  bool is_refused() const { return news_.is_refused && news_.is_refused(); }
   std::string name_of(int rank) const;
 
   // Records a failure unless there is one already, and wakes everybody.

@@ -21,18 +21,22 @@ void wrap(DistributedDataParallelOptions options) {
   const DistributedDataParallel ddp(net, options);
 }
 
-TEST(DdpOptions, ThoseOfALaterVersionAreRefusedByName) {
-  EXPECT_THAT([] { wrap({.find_unused_parameters = true}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("find_unused_parameters")));
-  EXPECT_THAT([] { wrap({.static_graph = true}); }, ThrowsMessage<ArgumentError>(HasSubstr("static_graph")));
+TEST(DdpOptions, ThoseThatBelongTogetherAreGivenTogether) {
   EXPECT_THAT([] { wrap({.delay_all_reduce_named_params = {"weight"}}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("param_to_hook_all_reduce")));
+  EXPECT_THAT([] { wrap({.param_to_hook_all_reduce = "weight"}); },
               ThrowsMessage<ArgumentError>(HasSubstr("delay_all_reduce_named_params")));
-  EXPECT_THAT([] { wrap({.mixed_precision = true}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("mixed_precision")));
   EXPECT_THAT([] { wrap({.skip_all_reduce_unused_params = true}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("skip_all_reduce_unused_params")));
-  EXPECT_THAT([] { wrap({.output_device = c10::Device(c10::kCPU)}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("output_device")));
+              ThrowsMessage<ArgumentError>(HasSubstr("find_unused_parameters")));
+}
+
+TEST(DdpOptions, NamesThatTheModuleDoesNotHaveAreRefused) {
+  EXPECT_THAT(
+      [] { wrap({.params_and_buffers_to_ignore = {"wieght"}}); },
+      ThrowsMessage<ArgumentError>(AllOf(HasSubstr("params_and_buffers_to_ignore"), HasSubstr("wieght"))));
+  EXPECT_THAT(
+      ([] { wrap({.delay_all_reduce_named_params = {"wieght"}, .param_to_hook_all_reduce = "bias"}); }),
+      ThrowsMessage<ArgumentError>(HasSubstr("wieght")));
 }
 
 TEST(DdpOptions, BucketSizesMustBePositiveAndGivenOnce) {

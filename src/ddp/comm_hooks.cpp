@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <lockstep/base/error.h>
+#include <lockstep/ddp/comm_hooks.h>
+
+namespace lockstep {
+namespace {
+
+at::Tensor only_dense(const GradBucket& bucket, const char* hook) {
+  if (!bucket.buffer().is_sparse()) return bucket.buffer();
+  throw ArgumentError(std::string(hook) + ": sparse gradients are not supported; that of " +
+                      bucket.parameters().front().name + " is sparse");
+}
+
+BucketWork compress(const GradBucket& bucket, at::ScalarType dtype, const char* hook) {
+  const auto buffer = only_dense(bucket, hook);
+  auto compressed = buffer.to(dtype).div_(bucket.process_group().size());
+  auto work = bucket.process_group().all_reduce_async(compressed);
+  return BucketWork(std::move(work), compressed).then([buffer](const at::Tensor& reduced) {
+    return buffer.copy_(reduced);
+  });
+}
+
+CommHook wrapped(CommHook hook, at::ScalarType dtype, const char* name) {
+  if (!hook) throw ArgumentError(std::string(name) + ": the hook to wrap is empty");
+  return [hook = std::move(hook), dtype, name](GradBucket& bucket) {
+    const auto buffer = only_dense(bucket, name);
+    bucket.set_buffer(buffer.to(dtype));
+    return hook(bucket).then([buffer](const at::Tensor& reduced) { return buffer.copy_(reduced); });
+  };
+}
+
+}  // namespace
+
+BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& group) {
+  gradients.div_(group.size());
+  auto work = group.all_reduce_async(gradients);
+  return {std::move(work), std::move(gradients)};
+}
+
+BucketWork allreduce_hook(GradBucket& bucket) {
+  return allreduce_average(only_dense(bucket, "allreduce_hook"), bucket.process_group());
+}
+
+BucketWork fp16_compress_hook(GradBucket& bucket) {
+  return compress(bucket, at::kHalf, "fp16_compress_hook");
+}
+
+BucketWork bf16_compress_hook(GradBucket& bucket) {
+  return compress(bucket, at::kBFloat16, "bf16_compress_hook");
+}
+
+CommHook fp16_compress_wrapper(CommHook hook) {
+  return wrapped(std::move(hook), at::kHalf, "fp16_compress_wrapper");
+}
+
+CommHook bf16_compress_wrapper(CommHook hook) {
+  return wrapped(std::move(hook), at::kBFloat16, "bf16_compress_wrapper");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/ddp/comm_hooks.h>
+#include <lockstep/ddp/local_sgd.h>
+#include <lockstep/rendezvous/init.h>
+
+namespace lockstep {
+
+struct PostLocalSGD::State {
+  PostLocalSGDOptions options;
+  std::int64_t iteration = 0;
+};
+
+PostLocalSGD::PostLocalSGD(const PostLocalSGDOptions& options)
+    : state_(std::make_shared<State>(State{.options = options})) {
+  if (options.start_localSGD_iter < 0) {
+    throw ArgumentError(fmt::format("PostLocalSGD: start_localSGD_iter is {}; it must not be negative",
+                                    options.start_localSGD_iter));
+  }
+}
+
+std::int64_t PostLocalSGD::iteration() const { return state_->iteration; }
+
+BucketWork PostLocalSGD::operator()(GradBucket& bucket) const {
+  const auto& options = state_->options;
+  if (state_->iteration < options.start_localSGD_iter) {
+    if (bucket.is_last()) ++state_->iteration;
+    return allreduce_hook(bucket);
+  }
+  if (!options.post_local_gradient_allreduce || !options.subgroup) return BucketWork(bucket.buffer());
+  return allreduce_average(bucket.buffer(), *options.subgroup);
+}
+
+PeriodicModelAverager::PeriodicModelAverager(const PeriodicModelAveragerOptions& options)
+    : options_(options), group_(options.process_group ? *options.process_group : default_group()) {
+  if (options.period < 1) {
+    throw ArgumentError(
+        fmt::format("PeriodicModelAverager: period is {}; it must be positive", options.period));
+  }
+  if (options.warmup_steps < 0) {
+    throw ArgumentError(fmt::format("PeriodicModelAverager: warmup_steps is {}; it must not be negative",
+                                    options.warmup_steps));
+  }
+}
+
+bool PeriodicModelAverager::is_due() {
+  const auto step = step_++;
+  return step >= options_.warmup_steps && (step - options_.warmup_steps) % options_.period == 0;
+}
+
+void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters) const {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> rows;
+  std::vector<at::Tensor> averaged;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    averaged.push_back(parameter);
+    rows.push_back(parameter.detach().reshape({-1}));
+  }
+  if (rows.empty()) return;
+  const auto flat = at::cat(rows);
+  flat.div_(group_.size());
+  group_.all_reduce(flat);
+  std::int64_t offset = 0;
+  for (auto& parameter : averaged) {
+    parameter.copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    offset += parameter.numel();
+  }
+}
+
+void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
+  if (is_due()) average(parameters);
+}
+
+void PeriodicModelAverager::average_parameters(const torch::optim::Optimizer& optimizer) {
+  if (!is_due()) return;
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  average(parameters);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support/ranks.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+
+// The folder that a scenario writes its records to, and the backend that it uses.
+std::string record_folder();
+std::string parity_backend();
+
+// The same training runs in Python, always over Gloo, and by a scenario here over `backend`. Each writes
+// files of records, which are then compared.
+class BothSides {
+ public:
+  // `cases`: a line of name=value words for each; Python's script gets a folder with them in its file
+  // `cases`.
+  BothSides(const std::string& script, const Scenario& scenario, const std::vector<std::string>& cases,
+            const std::string& backend, int world_size);
+
+  std::string python_file(const std::string& name, int rank) const;
+  std::string our_file(const std::string& name, int rank) const;
+
+ private:
+  TempFolder python_;
+  TempFolder ours_;
+};
+
+}  // namespace lockstep::testing

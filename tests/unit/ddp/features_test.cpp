@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What DistributedDataParallel's features do that the parity tests do not see.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "unit/ddp/fake_group.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::ThrowsMessage;
+
+TEST(CommHook, SeesBucketsInOrderAndItsResultBecomesTheGradients) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));
+  DistributedDataParallel ddp(net, {.process_group = fake.group, .bucket_cap_mb = 0.00003});
+  std::vector<std::string> seen;
+  ddp->register_comm_hook([&](GradBucket& bucket) {
+    for (const auto& parameter : bucket.parameters()) seen.push_back(parameter.name);
+    EXPECT_EQ(bucket.gradients().size(), bucket.parameters().size());
+    EXPECT_EQ(bucket.gradients().front().sizes(), bucket.parameters().front().tensor.sizes());
+    if (bucket.is_last()) seen.emplace_back("last");
+    return BucketWork(torch::full_like(bucket.buffer(), 7).to(torch::kDouble));
+  });
+  for (int step = 0; step < 2; ++step) {
+    seen.clear();
+    ddp->forward(torch::ones({1, 4})).sum().backward();
+    EXPECT_TRUE(torch::equal(net->parameters().front().grad(), torch::full({4, 4}, 7.0F)));
+  }
+  EXPECT_THAT(seen, ElementsAre("1.bias", "1.weight", "0.bias", "0.weight", "last"));
+  EXPECT_EQ(fake.all_reduces(), 0);
+}
+
+TEST(CommHook, RunsInAGroupOfOneToo) {
+  const testing::FakeGroup fake(1);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  ddp->register_comm_hook(bf16_compress_hook);
+  ddp->forward(torch::full({1, 4}, 1.001)).sum().backward();
+  EXPECT_EQ(net->weight.grad()[0][0].item<float>(), 1);
+}
+
+TEST(CommHook, IsRegisteredOnceAndBeforeTheFirstForward) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  EXPECT_THAT([&] { ddp->register_comm_hook({}); }, ThrowsMessage<ArgumentError>(HasSubstr("empty")));
+  ddp->register_comm_hook(allreduce_hook);
+  EXPECT_THAT([&] { ddp->register_comm_hook(allreduce_hook); },
+              ThrowsMessage<ArgumentError>(HasSubstr("registered already")));
+  DistributedDataParallel late(net, {.process_group = fake.group});
+  late->forward(torch::ones({1, 4}));
+  EXPECT_THAT([&] { late->register_comm_hook(allreduce_hook); },
+              ThrowsMessage<ArgumentError>(HasSubstr("before the first forward")));
+}
+
+TEST(CommHook, AResultOfAnotherSizeIsAnError) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  ddp->register_comm_hook([](GradBucket&) { return BucketWork(torch::ones({3})); });
+  EXPECT_THAT(
+      [&] {
+        ddp->forward(torch::ones({1, 4})).sum().backward();
+      },
+      ThrowsMessage<Error>(HasSubstr("3 elements for a bucket of 5")));
+}
+
+TEST(CommHook, StepsOfAllBucketsAreTakenInTurns) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));
+  DistributedDataParallel ddp(net, {.process_group = fake.group, .bucket_cap_mb = 0.00003});
+  std::vector<std::string> order;
+  ddp->register_comm_hook([&](GradBucket& bucket) {
+    const auto name = std::to_string(bucket.index());
+    auto work = fake.group.all_reduce_async(bucket.buffer());
+    return BucketWork(std::move(work), [&order, &fake, name, buffer = bucket.buffer()] {
+      order.push_back(name + "a");
+      return BucketWork(fake.group.all_reduce_async(buffer), [&order, name, buffer] {
+        order.push_back(name + "b");
+        return BucketWork(buffer);
+      });
+    });
+  });
+  for (int step = 0; step < 2; ++step) {
+    order.clear();
+    ddp->forward(torch::ones({1, 4})).sum().backward();
+  }
+  EXPECT_THAT(order, ElementsAre("0a", "1a", "0b", "1b"));
+}
+
+TEST(PowerSGD, RefusesWhatPyTorchRefusesAndCounts) {
+  EXPECT_THAT([] { PowerSGD({.start_powerSGD_iter = 1}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("above 1")));
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(64, 64);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  const PowerSGD hook({.start_powerSGD_iter = 2, .orthogonalization_epsilon = 1e-8});
+  ddp->register_comm_hook(hook);
+  for (int step = 0; step < 3; ++step) ddp->forward(torch::randn({3, 64})).sum().backward();
+  EXPECT_EQ(hook.compression_stats().numel_before, 64 * 64 + 64);
+  EXPECT_EQ(hook.compression_stats().numel_after, 128 + 64);
+}
+
+TEST(Freeze, TakesNamesModulesAndPatterns) {
+  struct Net : torch::nn::Module {
+    torch::nn::Linear body{register_module("body", torch::nn::Linear(2, 2))};
+    torch::nn::Linear fc{register_module("fc", torch::nn::Linear(2, 2))};
+    torch::nn::Linear fc2{register_module("fc2", torch::nn::Linear(2, 2))};
+  };
+  Net net;
+  EXPECT_THAT(freeze_all_but(net, {"fc"}), ElementsAre("body.weight", "body.bias", "fc2.weight", "fc2.bias"));
+  EXPECT_TRUE(net.fc->weight.requires_grad());
+  Net other;
+  EXPECT_THAT(freeze(other, {"*.bias", "fc?"}),
+              ElementsAre("body.bias", "fc.bias", "fc2.weight", "fc2.bias"));
+  EXPECT_THAT([&] { freeze(other, {"bdoy"}); }, ThrowsMessage<ArgumentError>(HasSubstr("bdoy")));
+}
+
+TEST(ClipGradNorm, ScalesDownAndRefusesGradientsThatAreNotAveraged) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(torch::nn::LinearOptions(4, 1).bias(false));
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  ddp->forward(torch::full({1, 4}, 2.0)).sum().backward();
+  EXPECT_DOUBLE_EQ(clip_grad_norm_(ddp, 1.0), 2);
+  EXPECT_NEAR(net->weight.grad().norm().item<double>(), 1, 1e-5);
+  clip_grad_value_(ddp, 0.1);
+  EXPECT_NEAR(net->weight.grad().max().item<double>(), 0.1, 1e-6);
+  {
+    const auto guard = ddp->no_sync();
+    ddp->forward(torch::ones({1, 4})).sum().backward();
+  }
+  EXPECT_THAT([&] { clip_grad_norm_(ddp, 1.0); }, ThrowsMessage<Error>(HasSubstr("no_sync()")));
+  ddp->forward(torch::full({1, 4}, std::numeric_limits<float>::infinity())).sum().backward();
+  EXPECT_THAT([&] { clip_grad_norm_(ddp, 1.0, {.error_if_nonfinite = true}); },
+              ThrowsMessage<Error>(HasSubstr("inf")));
+}
+
+DistributedDataParallelOptions sgd_in_backward(const ProcessGroup& group) {
+  return {.process_group = group,
+          .bucket_cap_mb = 0.00003,
+          .optimizer_in_backward = [](std::vector<at::Tensor> parameters) {
+            return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1));
+          }};
+}
+
+TEST(OptimizerInBackward, StepsAndDropsGradientsInGroupsOfAnySize) {
+  for (const int ranks : {1, 2}) {
+    const testing::FakeGroup fake(ranks);
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));
+    DistributedDataParallel ddp(net, sgd_in_backward(fake.group));
+    EXPECT_THAT(ddp->optimizers(), SizeIs(4));
+    const auto before = net->parameters().front().detach().clone();
+    for (int step = 0; step < 3; ++step) ddp->forward(torch::ones({1, 4})).sum().backward();
+    EXPECT_FALSE(torch::equal(before, net->parameters().front()));
+    for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    EXPECT_THAT([&] { clip_grad_norm_(ddp, 1.0); }, ThrowsMessage<Error>(HasSubstr("optimizer_in_backward")));
+    EXPECT_THAT([&] { ddp->register_comm_hook(allreduce_hook); },
+                ThrowsMessage<ArgumentError>(HasSubstr("optimizer_in_backward")));
+  }
+}
+
+TEST(Stats, CountStepsAndShowBuckets) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  EXPECT_EQ(ddp->stats().steps, 0);
+  for (int step = 0; step < 3; ++step) ddp->forward(torch::ones({1, 4})).sum().backward();
+  const auto stats = ddp->stats();
+  EXPECT_EQ(stats.steps, 3);
+  EXPECT_GT(stats.mean.forward, 0);
+  EXPECT_GT(stats.mean.backward, 0);
+  EXPECT_GE(stats.last.communication_exposed, 0);
+  EXPECT_THAT(stats.buckets.front().parameters, ElementsAre("bias", "weight"));
+  EXPECT_THAT(stats.arrived_last, ElementsAre(0, 0));
+}
+
+TEST(Join, RefusesWhatCannotWork) {
+  const testing::FakeGroup one;
+  const testing::FakeGroup other;
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel a(net, {.process_group = one.group});
+  DistributedDataParallel b(net, {.process_group = other.group});
+  EXPECT_THAT([] { const Join join({}); }, ThrowsMessage<ArgumentError>(HasSubstr("at least one")));
+  EXPECT_THAT(([&] {
+                const Join join({a.get(), b.get()});
+              }),
+              ThrowsMessage<ArgumentError>(HasSubstr("different process groups")));
+}
+
+TEST(Join, DoesNothingWhenAnExceptionLeavesItsScope) {
+  const testing::FakeGroup fake;
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  fake.backend->clear_calls();
+  EXPECT_THROW(
+      {
+        const auto join = ddp->join();
+        throw std::runtime_error("out of data");
+      },
+      std::runtime_error);
+  EXPECT_THAT(fake.backend->calls(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace lockstep
