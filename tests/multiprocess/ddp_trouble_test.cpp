@@ -81,7 +81,7 @@ const testing::Scenario unused_on_one("ddp unused on one", [] {
   }
 });
 
-TEST_P(DdpTrouble, AParameterLeftOutOnOneRankIsNamedOnAll) { testing::expect_all_passed(run(unused_on_one)); }
+TEST_P(DdpTrouble, AParameterLeftOutOnOneRankIsNamedOnAll) { run(unused_on_one); }
 
 const testing::Scenario unused_on_all("ddp unused on all", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
@@ -101,9 +101,7 @@ const testing::Scenario unused_on_all("ddp unused on all", [] {
   expect_a_right_step(ddp, context.rank(), context.world_size());
 });
 
-TEST_P(DdpTrouble, AParameterLeftOutOnAllRanksIsNamedForEach) {
-  testing::expect_all_passed(run(unused_on_all));
-}
+TEST_P(DdpTrouble, AParameterLeftOutOnAllRanksIsNamedForEach) { run(unused_on_all); }
 
 // Wherever it happens: in the first backward (one bucket, nothing under way), or later (a bucket under way).
 void throw_and_go_on(const Context& context, const std::vector<int>& culprits) {
@@ -131,18 +129,14 @@ const testing::Scenario all_throw("ddp all throw", [] {
   throw_and_go_on(context, {0, 1, 2});
 });
 
-TEST_P(DdpTrouble, AnExceptionInEveryBackwardLeavesADdpThatGoesOn) {
-  testing::expect_all_passed(run(all_throw));
-}
+TEST_P(DdpTrouble, AnExceptionInEveryBackwardLeavesADdpThatGoesOn) { run(all_throw); }
 
 const testing::Scenario one_throws("ddp one throws", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
   throw_and_go_on(context, {1});
 });
 
-TEST_P(DdpTrouble, AnExceptionInOneBackwardIsToldToTheOthersAndAllGoOn) {
-  testing::expect_all_passed(run(one_throws));
-}
+TEST_P(DdpTrouble, AnExceptionInOneBackwardIsToldToTheOthersAndAllGoOn) { run(one_throws); }
 
 const testing::Scenario forward_throws("ddp forward throws", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
@@ -154,9 +148,7 @@ const testing::Scenario forward_throws("ddp forward throws", [] {
   }
 });
 
-TEST_P(DdpTrouble, AnExceptionInForwardLeavesADdpThatGoesOn) {
-  testing::expect_all_passed(run(forward_throws));
-}
+TEST_P(DdpTrouble, AnExceptionInForwardLeavesADdpThatGoesOn) { run(forward_throws); }
 
 const testing::Scenario destroyed("ddp destroyed after exception", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
@@ -170,7 +162,7 @@ const testing::Scenario destroyed("ddp destroyed after exception", [] {
   expect_a_right_step(ddp, context.rank(), context.world_size());
 });
 
-TEST_P(DdpTrouble, ADdpCanBeDestroyedAfterAnException) { testing::expect_all_passed(run(destroyed)); }
+TEST_P(DdpTrouble, ADdpCanBeDestroyedAfterAnException) { run(destroyed); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DdpTrouble, testing::backends_and_ranks({2, 3}), testing::name_of_case);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -15,16 +16,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Whole pages; large pieces as whole huge pages, so that each begins at one.
-std::size_t rounded(std::size_t bytes) {
-  const auto unit = bytes >= Layout::kHugePage ? Layout::kHugePage : kPage;
-  return std::max(kPage, (bytes + unit - 1) / unit * unit);
-}
-
-std::size_t aligned(std::size_t offset, std::size_t bytes) {
-  const auto unit = bytes >= Layout::kHugePage ? Layout::kHugePage : kPage;
-  return (offset + unit - 1) / unit * unit;
-}
+std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 1) / unit * unit; }
 
 [[noreturn]] void fail_short(std::size_t end) {
   throw Error(fmt::format("memory is short: the shared heap ends at {} bytes", end));
@@ -36,7 +28,8 @@ Heap::Heap(const SharedMemory& memory, std::size_t offset) : memory_(memory), st
 
 std::byte* Heap::allocate(std::size_t bytes) {
   if (bytes > memory_.size()) fail_short(memory_.size() - start_);  // rounding it up could overflow
-  const auto length = rounded(bytes);
+  // Not whole huge pages: buckets that are laid out anew must fit where the old ones were.
+  const auto length = std::max(kPage, up_to(kPage, bytes));
   const std::lock_guard lock(mutex_);
   auto offset = take_free(length);
   if (offset == end_) offset = extend(length);
@@ -44,29 +37,31 @@ std::byte* Heap::allocate(std::size_t bytes) {
   return memory_.data() + start_ + offset;
 }
 
-// The tightest free piece that holds an aligned one of this length; end_ when there is none.
+// The tightest free piece that is long enough; end_ when there is none.
 std::size_t Heap::take_free(std::size_t bytes) {
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (aligned(it->first, bytes) + bytes > it->first + it->second) continue;
+    if (it->second < bytes) continue;
     if (best == free_.end() || it->second < best->second) best = it;
   }
   if (best == free_.end()) return end_;
   const auto [offset, length] = *best;
-  const auto begin = aligned(offset, bytes);
   free_.erase(best);
-  if (begin > offset) free_[offset] = begin - offset;
-  if (begin + bytes < offset + length) free_[begin + bytes] = offset + length - begin - bytes;
-  return begin;
+  if (bytes < length) free_[offset + bytes] = length - bytes;
+  return offset;
 }
 
+// Real memory comes in huge pages for large pieces; what is left over is for others.
 std::size_t Heap::extend(std::size_t bytes) {
-  const auto begin = aligned(end_, bytes);
-  if (start_ + begin + bytes > memory_.size()) fail_short(memory_.size() - start_);
-  memory_.commit(start_ + end_, begin + bytes - end_, "tensors that ranks share");
-  if (bytes >= Layout::kHugePage) memory_.prefer_huge_pages(start_ + begin, bytes);
-  if (begin > end_) give_back(end_, begin - end_);
-  end_ = begin + bytes;
+  const bool large = bytes >= Layout::kHugePage;
+  const auto begin = large ? up_to(Layout::kHugePage, end_) : end_;
+  const auto end = begin + (large ? up_to(Layout::kHugePage, bytes) : bytes);
+  if (start_ + end > memory_.size()) fail_short(memory_.size() - start_);
+  memory_.commit(start_ + end_, end - end_, "tensors that ranks share");
+  if (large) memory_.prefer_huge_pages(start_ + begin, end - begin);
+  const auto before = std::exchange(end_, end);
+  if (begin > before) give_back(before, begin - before);
+  if (end > begin + bytes) give_back(begin + bytes, end - begin - bytes);
   return begin;
 }
 

@@ -16,8 +16,7 @@ class Heap {
   // `memory` outlives the heap.
   Heap(const SharedMemory& memory, std::size_t offset);
 
-  // At least `bytes`, aligned to a page; large pieces to a huge page. Contents are unspecified. Throws Error
-  // when memory is short.
+  // At least `bytes`, aligned to a page. Contents are unspecified. Throws Error when memory is short.
   std::byte* allocate(std::size_t bytes);
   void free(std::byte* start);
 

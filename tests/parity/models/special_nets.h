@@ -9,8 +9,8 @@
 
 namespace lockstep::testing {
 
-// A mixture of which each step uses one expert, with a layer that no step uses and, if asked for, a second output
-// that the loss does not depend on: [batch, 1, 28, 28], expert -> logits [batch, 10], something else.
+// A mixture of which each step uses one expert, with a layer that no step uses and, if asked for, a second
+// output that the loss does not depend on: [batch, 1, 28, 28], expert -> logits [batch, 10], something else.
 struct ExpertsImpl : torch::nn::Module {
   explicit ExpertsImpl(bool two_outputs) : two_outputs_(two_outputs) {
     input = register_module("input", torch::nn::Linear(784, 16));
