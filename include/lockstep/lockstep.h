@@ -14,4 +14,5 @@
 #include <lockstep/ddp/freeze.h>
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/ddp/powersgd.h>
+#include <lockstep/ddp/trace.h>
 #include <lockstep/rendezvous/init.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <chrono>
 #include <vector>
 
 #include <lockstep/ddp/comm_hook.h>
@@ -28,6 +29,7 @@ struct Bucket {
   bool skipped = false;     // in this backward, since no rank uses its parameters
   bool delivered = false;   // its result has been given to the gradients
   BucketWork work = {};
+  std::chrono::steady_clock::time_point launched = {};
 };
 
 std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters);

@@ -92,6 +92,13 @@ const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DistributedDataPara
   return replica_->has_reducer() ? replica_->reducer().optimizers() : none;
 }
 
+void DistributedDataParallelModule::trace(const std::string& path, int steps) {
+  if (!replica_->has_reducer()) {
+    throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
+  }
+  replica_->reducer().trace().begin(path, steps);
+}
+
 DdpStats DistributedDataParallelModule::stats() const {
   if (!replica_->has_reducer()) return {};
   const auto& reducer = replica_->reducer();

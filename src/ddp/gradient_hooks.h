@@ -16,8 +16,7 @@ namespace lockstep::ddp {
 // been added to its .grad. Removes its hooks when destroyed.
 class GradientHooks {
  public:
-  GradientHooks(const std::vector<TrainedParameter>& parameters,
-                const std::function<void(std::size_t)>& on_ready);
+  GradientHooks(const std::vector<TrainedParameter>& parameters, std::function<void(std::size_t)> on_ready);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -29,6 +28,7 @@ class GradientHooks {
   // A shared_ptr or an intrusive_ptr, by LibTorch's version.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
+  std::function<void(std::size_t)> on_ready_;
   // Tensors refer to their accumulators weakly; the hooks live as long as these.
   std::vector<std::pair<Accumulator, std::uintptr_t>> hooks_;
 };

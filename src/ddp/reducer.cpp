@@ -210,8 +210,8 @@ int Reducer::divisor() {
 }
 
 BucketWork Reducer::start(std::size_t index, const at::Tensor& buffer) {
-  const auto& bucket = buckets_[index];
-  clock_.launch();
+  auto& bucket = buckets_[index];
+  bucket.launched = clock_.launch();
   if (hook_) {
     std::vector<GradBucket::Parameter> parameters;
     for (const auto& slot : bucket.slots) {
@@ -244,6 +244,7 @@ void Reducer::launch_full_buckets() {
     auto& bucket = buckets_[b];
     if (bucket.delivered || bucket.sparse || !bucket.work.is_ready()) continue;
     bucket.work.wait();
+    trace_bucket(bucket);
     deliver(bucket);
   }
 }
@@ -284,6 +285,7 @@ void Reducer::wait_for_all(bool and_deliver) {
       if (!bucket.work.is_done()) {
         more = true;
       } else if (and_deliver) {
+        trace_bucket(bucket);
         deliver(bucket);
       } else {
         bucket.delivered = true;
@@ -302,8 +304,26 @@ void Reducer::finish_backward() {
   end_step();
 }
 
+void Reducer::trace_bucket(const Bucket& bucket) {
+  if (!trace_.is_on() || bucket.skipped) return;
+  const auto index = &bucket - buckets_.data();
+  trace_.add(StepTrace::Lane::communication,
+             fmt::format("bucket {} ({} bytes, {} first)", index, bucket.bytes,
+                         parameters_[bucket.slots.front().parameter].name),
+             bucket.launched, StepTrace::Clock::now());
+}
+
+void Reducer::trace_step() {
+  using Lane = StepTrace::Lane;
+  trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
+  trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
+  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
+  trace_.end_step();
+}
+
 void Reducer::end_step() {
   clock_.end_step();
+  if (trace_.is_on()) trace_step();
   if (const int last = last_to_issue(group_, last_call(group_)); last >= 0 && !buckets_.empty()) {
     ++arrived_last_[static_cast<std::size_t>(last)];
   }
@@ -318,6 +338,7 @@ void Reducer::end_step() {
 
 void Reducer::finish_last_backward() {
   const std::lock_guard lock(mutex_);
+  if (trace_.is_due()) trace_.write(group_, options_.where);
   if (!expecting_ || !started_) return;
   if (end_queued_ || failed_) {
     recover();

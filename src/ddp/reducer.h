@@ -15,6 +15,7 @@
 #include "ddp/bucket.h"
 #include "ddp/gradient_hooks.h"
 #include "ddp/step_clock.h"
+#include "ddp/step_trace.h"
 #include "ddp/used_parameters.h"
 
 namespace lockstep::ddp {
@@ -62,6 +63,7 @@ class Reducer {
   const std::vector<TrainedParameter>& parameters() const { return parameters_; }
   StepClock& clock() { return clock_; }
   const StepClock& clock() const { return clock_; }
+  StepTrace& trace() { return trace_; }
   const std::vector<std::int64_t>& arrived_last() const { return arrived_last_; }
   // One for each parameter, where they run in backward.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const { return optimizers_; }
@@ -101,6 +103,8 @@ class Reducer {
   void finish_backward();
   void wait_for_all(bool and_deliver);
   void end_step();
+  void trace_bucket(const Bucket& bucket);
+  void trace_step();
   void recover();
   [[noreturn]] void throw_unused();
   int divisor();
@@ -130,6 +134,7 @@ class Reducer {
   std::vector<Place> places_;
   UsedParameters used_;
   StepClock clock_;
+  StepTrace trace_;
   std::vector<std::int64_t> arrived_last_;
 
   mutable std::mutex mutex_;

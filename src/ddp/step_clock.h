@@ -18,14 +18,19 @@ class StepClock {
     forward_end_ = Clock::now();
     first_launch_ = {};
   }
-  void launch() {
-    if (first_launch_ == Clock::time_point{}) first_launch_ = Clock::now();
+  Clock::time_point launch() {
+    const auto now = Clock::now();
+    if (first_launch_ == Clock::time_point{}) first_launch_ = now;
+    return now;
   }
   void end_gradients() { gradients_end_ = Clock::now(); }
   void end_step();
 
   std::int64_t steps() const { return steps_; }
   const StepTimes& last() const { return last_; }
+  Clock::time_point forward_begin() const { return forward_; }
+  Clock::time_point forward_end() const { return forward_end_; }
+  Clock::time_point gradients_end() const { return gradients_end_; }
   StepTimes mean() const;
 
  private:

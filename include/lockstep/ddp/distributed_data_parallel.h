@@ -75,6 +75,9 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   /// Times, buckets and stragglers since construction.
   DdpStats stats() const;
 
+  /// See lockstep::trace().
+  void trace(const std::string& path, int steps);
+
   /// With optimizer_in_backward: the optimizer of each parameter that requires gradients, in their order, for
   /// changing e.g. the learning rate between steps. Otherwise empty.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What DistributedDataParallel's features do that the parity tests do not see.
+#include <filesystem>
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
 
+#include "support/temp_folder.h"
 #include "unit/ddp/fake_group.h"
 
 namespace lockstep {
@@ -180,6 +184,32 @@ TEST(Stats, CountStepsAndShowBuckets) {
   EXPECT_GE(stats.last.communication_exposed, 0);
   EXPECT_THAT(stats.buckets.front().parameters, ElementsAre("bias", "weight"));
   EXPECT_THAT(stats.arrived_last, ElementsAre(0, 0));
+}
+
+TEST(Trace, WritesTheStepsOfAllRanksAtTheForwardAfterThem) {
+  const testing::TempFolder folder;
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  const auto file = folder.file("trace.json");
+  trace(ddp, file, 2);
+  EXPECT_THAT([&] { trace(ddp, file); }, ThrowsMessage<ArgumentError>(HasSubstr("not been written yet")));
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_FALSE(std::filesystem::exists(file));
+    ddp->forward(torch::ones({1, 4})).sum().backward();
+  }
+  std::ifstream stream(file);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  EXPECT_THAT(text, ::testing::StartsWith("{"));
+  EXPECT_THAT(text, HasSubstr(R"("name": "backward")"));
+  EXPECT_THAT(text, HasSubstr("bucket 0 (20 bytes, weight first)"));
+  trace(ddp, folder.file("no/such/trace.json"), 1);
+  ddp->forward(torch::ones({1, 4})).sum().backward();
+  EXPECT_THAT(
+      [&] {
+        ddp->forward(torch::ones({1, 4}));
+      },
+      ThrowsMessage<Error>(HasSubstr("no/such/trace.json")));
 }
 
 TEST(Join, RefusesWhatCannotWork) {
