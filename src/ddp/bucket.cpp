@@ -30,16 +30,18 @@ at::Tensor plain_alias(const at::Tensor& flat, std::int64_t offset, const at::Te
 
 }  // namespace
 
-std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters) {
+std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters,
+                                 std::optional<at::ScalarType> dtype) {
   std::vector<Bucket> buckets;
   for (const auto& indices : plan) {
     const auto& first = parameters[indices.front()];
     Bucket bucket{.sparse = first.sparse, .options = first.tensor.options().requires_grad(false)};
+    if (dtype && first.tensor.is_floating_point()) bucket.options = bucket.options.dtype(*dtype);
     for (const auto index : indices) {
       bucket.slots.push_back({.parameter = index, .offset = bucket.numel});
       bucket.numel += parameters[index].tensor.numel();
     }
-    bucket.bytes = bucket.numel * static_cast<std::int64_t>(first.tensor.element_size());
+    bucket.bytes = bucket.numel * static_cast<std::int64_t>(bucket.options.dtype().itemsize());
     buckets.push_back(std::move(bucket));
   }
   return buckets;

@@ -32,7 +32,9 @@ struct Bucket {
   std::chrono::steady_clock::time_point launched = {};
 };
 
-std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters);
+// `dtype`: of floating-point gradients, where it is not the parameters' own.
+std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters,
+                                 std::optional<at::ScalarType> dtype);
 
 // Gives a dense bucket zeroed memory, of the kind that the group's backend likes best (its allocateTensor)
 // where it has such; takes it away.

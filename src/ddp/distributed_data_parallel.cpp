@@ -29,10 +29,19 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
     : torch::nn::Module("DistributedDataParallel"),
       watches_outputs_(options.find_unused_parameters || options.static_graph || options.output_device),
       device_(options.device),
+      input_dtype_(options.mixed_precision && options.mixed_precision->cast_forward_inputs
+                       ? options.mixed_precision->param_dtype
+                       : std::nullopt),
       output_device_(options.output_device),
       replica_(std::make_unique<ddp::Replica>(placed(module, options.device), options, where)) {}
 
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
+
+at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) const {
+  if (!argument.defined()) return argument;
+  const auto moved = device_ ? argument.to(*device_) : argument;
+  return input_dtype_ && moved.is_floating_point() ? moved.to(*input_dtype_) : moved;
+}
 
 void DistributedDataParallelModule::before_forward() {
   std::optional<ddp::Replica::Joined> joined;

@@ -134,6 +134,10 @@ void Reducer::deliver_dense(Bucket& bucket) {
     throw Error(fmt::format("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
                             reduced.defined() ? reduced.numel() : 0, bucket.numel));
   }
+  if (options_.gradient_dtype) {
+    deliver_cast(bucket, reduced);
+    return;
+  }
   if (!aliases(reduced, bucket.flat)) bucket.flat.copy_(reduced.reshape({-1}));
   for (const auto& slot : bucket.slots) {
     if (!was_used(slot.parameter)) continue;
@@ -146,6 +150,17 @@ void Reducer::deliver_dense(Bucket& bucket) {
     } else {
       gradient = gradient_like(parameter, slot.view);
     }
+  }
+}
+
+// In mixed precision: gradients become the sums in the parameters' own types.
+void Reducer::deliver_cast(const Bucket& bucket, const at::Tensor& reduced) {
+  for (const auto& slot : bucket.slots) {
+    if (!was_used(slot.parameter)) continue;
+    const auto& tensor = parameters_[slot.parameter].tensor;
+    const auto part =
+        reduced.as_strided(slot.view.sizes(), slot.view.strides(), reduced.storage_offset() + slot.offset);
+    tensor.mutable_grad() = part.to(dtypes_[slot.parameter], /*non_blocking=*/false, /*copy=*/true);
   }
 }
 

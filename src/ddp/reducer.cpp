@@ -31,8 +31,8 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
       optimizers_.push_back(options_.optimizer_in_backward({parameter.tensor}));
     }
   }
-  hooks_ = std::make_unique<GradientHooks>(parameters_,
-                                           [this](std::size_t parameter) { on_gradient_ready(parameter); });
+  for (const auto& parameter : parameters_) dtypes_.push_back(parameter.tensor.scalar_type());
+  renew_hooks();
   lay_out(first_plan());
 }
 
@@ -45,13 +45,18 @@ std::string Reducer::whoami() const {
   return fmt::format("rank {} of {}: DistributedDataParallel", group_.rank(), group_.size());
 }
 
+void Reducer::renew_hooks() {
+  hooks_ = std::make_unique<GradientHooks>(parameters_,
+                                           [this](std::size_t parameter) { on_gradient_ready(parameter); });
+}
+
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
   return !local_only_ && !(expecting_ && started_);
 }
 
 void Reducer::lay_out(const BucketPlan& plan) {
-  buckets_ = bypasses() ? std::vector<Bucket>{} : make_buckets(plan, parameters_);
+  buckets_ = bypasses() ? std::vector<Bucket>{} : make_buckets(plan, parameters_, options_.gradient_dtype);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
       places_[buckets_[b].slots[s].parameter] = {b, s};
@@ -322,6 +327,7 @@ void Reducer::trace_step() {
 }
 
 void Reducer::end_step() {
+  if (options_.after_reduction) options_.after_reduction();
   clock_.end_step();
   if (trace_.is_on()) trace_step();
   if (const int last = last_to_issue(group_, last_call(group_)); last >= 0 && !buckets_.empty()) {
@@ -353,6 +359,7 @@ void Reducer::recover() {
   expecting_ = false;
   end_queued_ = false;
   failed_ = false;
+  if (options_.after_reduction) options_.after_reduction();
   if (bypasses()) return;
   refuse_calls_from(group_, first, "its backward was ended by an exception");
   if (in_first_static() && next_bucket_ == 0) used_.reduce(group_, options_.where);

@@ -28,6 +28,9 @@ struct ReducerOptions {
   bool skip_all_reduce_unused_params = false;
   bool batched_grad_copy = false;
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> optimizer_in_backward = {};
+  // In mixed precision: the type of gradients in backward, and what is to be done when they are reduced.
+  std::optional<at::ScalarType> gradient_dtype = {};
+  std::function<void()> after_reduction = {};
   std::source_location where = {};  // what call records show
 };
 
@@ -52,6 +55,9 @@ class Reducer {
   // Whether it has to hear when backward passes forward's outputs; then it is to be told.
   bool watches_outputs() const { return options_.static_graph || options_.find_unused_parameters; }
   void on_backward_begins();
+
+  // After parameters have got data of another type, and with it another place in the graph.
+  void renew_hooks();
 
   void register_comm_hook(CommHook hook);
   // Called once a backward, for the number by which sums are divided. Default: the size of the group.
@@ -92,6 +98,7 @@ class Reducer {
   void deliver(Bucket& bucket);
   void deliver_sparse(Bucket& bucket);
   void deliver_dense(Bucket& bucket);
+  void deliver_cast(const Bucket& bucket, const at::Tensor& reduced);
   void apply_optimizers(Bucket& bucket);
   at::Tensor gradient_like(const TrainedParameter& parameter, const at::Tensor& values) const;
 
@@ -130,6 +137,7 @@ class Reducer {
   CommHook hook_;
   std::function<int()> divisor_source_;
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers_;
+  std::vector<at::ScalarType> dtypes_;  // of the parameters, outside of backward
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
   UsedParameters used_;

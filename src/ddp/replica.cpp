@@ -60,17 +60,54 @@ void check_options(const DistributedDataParallelOptions& options) {
   }
 }
 
+void check_mixed_precision(const DistributedDataParallelOptions& options) {
+  if (!options.mixed_precision) return;
+  const auto refuse = [](bool set, const char* name) {
+    if (set) {
+      throw ArgumentError(fmt::format("DistributedDataParallel: mixed_precision excludes {}", name));
+    }
+  };
+  refuse(options.static_graph, "static_graph");
+  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
+  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
+  const auto& types = *options.mixed_precision;
+  for (const auto& dtype : {types.param_dtype, types.reduce_dtype, types.buffer_dtype}) {
+    if (!dtype || c10::isFloatingType(*dtype)) continue;
+    throw ArgumentError(fmt::format("DistributedDataParallel: mixed_precision: {} is no floating-point type",
+                                    c10::toString(*dtype)));
+  }
+}
+
+// Sums in the type that was asked for; divides afterwards, as PyTorch does here.
+CommHook reduce_in(std::optional<at::ScalarType> dtype) {
+  return [dtype](GradBucket& bucket) {
+    const auto buffer = dtype ? bucket.buffer().to(*dtype) : bucket.buffer();
+    auto work = bucket.process_group().all_reduce_async(buffer);
+    return BucketWork(std::move(work), buffer).then([ranks = bucket.process_group().size()](at::Tensor sum) {
+      return sum.div_(ranks);
+    });
+  };
+}
+
+std::string text_of(const std::optional<MixedPrecision>& types) {
+  if (!types) return "none";
+  const auto name = [](const auto& dtype) { return dtype ? c10::toString(*dtype) : "-"; };
+  return fmt::format("{}/{}/{}", name(types->param_dtype), name(types->reduce_dtype),
+                     name(types->buffer_dtype));
+}
+
 // What ranks must have in common to make the same calls.
 std::string text_of(const DistributedDataParallelOptions& options) {
   return fmt::format(
       "broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
       "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
-      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} params_and_buffers_to_ignore=[{}]",
+      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} params_and_buffers_to_ignore=[{}] "
+      "mixed_precision={}",
       options.broadcast_buffers, options.forward_sync_buffers.value_or(options.broadcast_buffers),
       options.bucket_cap_mb.value_or(0), fmt::join(options.bucket_cap_mb_list, ", "),
       options.find_unused_parameters, options.static_graph, options.skip_all_reduce_unused_params,
       fmt::join(options.delay_all_reduce_named_params, ", "), options.param_to_hook_all_reduce,
-      fmt::join(options.params_and_buffers_to_ignore, ", "));
+      fmt::join(options.params_and_buffers_to_ignore, ", "), text_of(options.mixed_precision));
 }
 
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
@@ -157,6 +194,7 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
       where_(where),
       device_(only_device(some_parameters(module))) {
   check_options(options);
+  check_mixed_precision(options);
   const auto limits = limits_from(options);
   const auto& ignored = options.params_and_buffers_to_ignore;
   const auto all = distinct(module.named_parameters());
@@ -182,16 +220,22 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
     delayed_ = std::make_unique<DelayedReduction>(delayed, trigger.front().tensor, group_, where_);
   }
   if (trained.empty()) return;
+  const auto& mixed = options.mixed_precision;
+  if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
   reducer_ = std::make_unique<Reducer>(
       trained, group_,
-      ReducerOptions{.limits = limits,
-                     .gradient_as_bucket_view = options.gradient_as_bucket_view,
-                     .find_unused_parameters = options.find_unused_parameters,
-                     .static_graph = options.static_graph,
-                     .skip_all_reduce_unused_params = options.skip_all_reduce_unused_params,
-                     .batched_grad_copy = options.batched_grad_copy,
-                     .optimizer_in_backward = options.optimizer_in_backward,
-                     .where = where});
+      ReducerOptions{
+          .limits = limits,
+          .gradient_as_bucket_view = options.gradient_as_bucket_view,
+          .find_unused_parameters = options.find_unused_parameters,
+          .static_graph = options.static_graph,
+          .skip_all_reduce_unused_params = options.skip_all_reduce_unused_params,
+          .batched_grad_copy = options.batched_grad_copy,
+          .optimizer_in_backward = options.optimizer_in_backward,
+          .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
+          .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
+          .where = where});
+  if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
 }
 
 bool Replica::will_sync_buffers() const {
@@ -241,10 +285,12 @@ void Replica::before_forward(bool sync, const std::optional<Joined>& in_join) {
   }
   sync_buffers(in_join.has_value(), true);
   if (in_join) anyone_reduces(sync);
+  if (precision_ && precision_->lower()) reducer_->renew_hooks();
 }
 
 void Replica::after_forward(bool sync, const std::vector<at::Tensor>& outputs) {
   const bool training = c10::GradMode::is_enabled();
+  if (precision_ && !training) precision_->raise();
   buffers_may_differ_ = training && sync;
   if (delayed_ && training) delayed_->prepare(sync);
   if (!reducer_) return;

@@ -11,6 +11,7 @@
 #include <lockstep/ddp/options.h>
 
 #include "ddp/delayed_reduction.h"
+#include "ddp/precision_switch.h"
 #include "ddp/reducer.h"
 
 namespace lockstep::ddp {
@@ -55,6 +56,7 @@ class Replica {
   std::vector<NamedTensor> buffers_;
   // False after a forward that was not for training: buffers have not changed since.
   bool buffers_may_differ_ = true;
+  std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision
   std::unique_ptr<DelayedReduction> delayed_;
   std::unique_ptr<Reducer> reducer_;  // none where all parameters are delayed
 };

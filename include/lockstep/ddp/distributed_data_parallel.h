@@ -99,10 +99,16 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   bool watches_outputs() const { return watches_outputs_; }
   [[noreturn]] static void refuse_output(const char* type);
 
+  // Arguments as forward gets them: on the device and in the type that the options ask for.
   template <typename Argument>
-  decltype(auto) on_device(Argument&& argument) const {
-    if constexpr (std::same_as<std::remove_cvref_t<Argument>, at::Tensor>) {
-      return device_ ? argument.to(*device_) : at::Tensor(std::forward<Argument>(argument));
+  decltype(auto) prepared(Argument&& argument) const {
+    using Plain = std::remove_cvref_t<Argument>;
+    if constexpr (std::same_as<Plain, at::Tensor>) {
+      return prepare(argument);
+    } else if constexpr (ddp::Findable<Plain> && !ddp::HoldsNone<Plain> && std::copy_constructible<Plain>) {
+      Plain copy = std::forward<Argument>(argument);
+      visit_tensors(copy, [this](at::Tensor& tensor) { tensor = prepare(tensor); });
+      return copy;
     } else {
       return std::forward<Argument>(argument);
     }
@@ -110,8 +116,11 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
 
  private:
   bool sync_ = true;
+  at::Tensor prepare(const at::Tensor& argument) const;
+
   bool watches_outputs_;
   std::optional<c10::Device> device_;
+  std::optional<at::ScalarType> input_dtype_;
   std::optional<c10::Device> output_device_;
   std::unique_ptr<ddp::Replica> replica_;
 };
@@ -131,7 +140,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
-    auto output = module_->forward(on_device(std::forward<Arguments>(arguments))...);
+    auto output = module_->forward(prepared(std::forward<Arguments>(arguments))...);
     using Output = decltype(output);
     if constexpr (ddp::Findable<Output>) {
       if (watches_outputs()) {

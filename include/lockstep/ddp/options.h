@@ -8,11 +8,24 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep {
+
+/// Element types for DistributedDataParallelOptions::mixed_precision; those not given stay as they are.
+/// PyTorch: DDP's `_MixedPrecision`.
+struct MixedPrecision {
+  std::optional<at::ScalarType> param_dtype = std::nullopt;   ///< of parameters in forward and backward
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;  ///< of the sums; default: param_dtype
+  std::optional<at::ScalarType> buffer_dtype = std::nullopt;  ///< of buffers, from construction on
+  /// False: gradients have the parameters' own type after backward.
+  bool keep_low_precision_grads = false;
+  /// Whether floating-point tensors among forward's arguments are cast to param_dtype.
+  bool cast_forward_inputs = true;
+};
 
 /// Options of DistributedDataParallel under PyTorch's names, with PyTorch's defaults except where said. All
 /// ranks give the same ones. docs/ddp.md lists what PyTorch has and C++ does not need.
@@ -75,6 +88,12 @@ struct DistributedDataParallelOptions {
   /// Whether the gradients of a bucket are copied into it at once when it is full, by two kernels instead of
   /// one for each gradient; rounds like PyTorch with the same option.
   bool batched_grad_copy = false;
+
+  /// Runs forward and backward with copies of the floating-point parameters in a smaller type, and sums
+  /// gradients in one; the optimizer sees parameters and gradients in their own types. Outputs have the
+  /// smaller type. Gradients keep their own memory. Allows no other communication hook, no
+  /// optimizer_in_backward and no static_graph.
+  std::optional<MixedPrecision> mixed_precision = std::nullopt;
 
   /// Names of parameters and buffers of the wrapped module that are left alone: neither checked, broadcast
   /// nor reduced. PyTorch: `_set_params_and_buffers_to_ignore_for_model`.

@@ -171,6 +171,74 @@ TEST(OptimizerInBackward, StepsAndDropsGradientsInGroupsOfAnySize) {
   }
 }
 
+TEST(MixedPrecision, ComputesInOneTypeSumsInAnotherAndStepsInItsOwn) {
+  const testing::FakeGroup fake(2);
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+  auto reference = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+  reference->to(at::kBFloat16);
+  const auto x = torch::randn({3, 4});
+  DistributedDataParallel ddp(
+      net, {.process_group = fake.group,
+            .mixed_precision = MixedPrecision{
+                .param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat, .buffer_dtype = at::kBFloat16}});
+  torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    const auto output = ddp->forward(x);
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    output.pow(2).sum().backward();
+    reference->zero_grad();
+    reference->forward(x.to(at::kBFloat16)).pow(2).sum().backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+      EXPECT_EQ(net->parameters()[i].scalar_type(), at::kFloat);
+      EXPECT_TRUE(
+          torch::equal(net->parameters()[i].grad(), reference->parameters()[i].grad().to(at::kFloat) / 2));
+    }
+    optimizer.step();
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+      reference->parameters()[i].copy_(net->parameters()[i]);
+    }
+  }
+  const torch::NoGradGuard no_grad;
+  EXPECT_EQ(ddp->forward(x).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(net->parameters().front().scalar_type(), at::kFloat) << "own values also after a forward alone";
+}
+
+TEST(MixedPrecision, AddsUpInNoSyncAndKeepsLowGradientsWhenAskedTo) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(torch::nn::LinearOptions(4, 1).bias(false));
+  DistributedDataParallel ddp(net, {.process_group = fake.group,
+                                    .mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16,
+                                                                      .keep_low_precision_grads = true}});
+  for (int step = 0; step < 2; ++step) {
+    ddp->zero_grad();
+    {
+      const auto guard = ddp->no_sync();
+      ddp->forward(torch::ones({1, 4})).sum().backward();
+    }
+    ddp->forward(torch::ones({1, 4})).sum().backward();
+    EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
+    EXPECT_EQ(net->weight.grad().scalar_type(), at::kBFloat16);
+    EXPECT_EQ(net->weight.grad()[0][0].item<float>(), 1);
+  }
+}
+
+TEST(MixedPrecision, RefusesWhatItExcludes) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  const MixedPrecision bf16{.param_dtype = at::kBFloat16};
+  const auto wrap = [&](DistributedDataParallelOptions options) {
+    options.process_group = fake.group;
+    const DistributedDataParallel ddp(net, options);
+  };
+  EXPECT_THAT([&] { wrap({.static_graph = true, .mixed_precision = bf16}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("static_graph")));
+  EXPECT_THAT([&] { wrap({.mixed_precision = MixedPrecision{.param_dtype = at::kInt}}); },
+              ThrowsMessage<ArgumentError>(HasSubstr("Int is no floating-point type")));
+}
+
 TEST(Stats, CountStepsAndShowBuckets) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
