@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ class BothSides {
   BothSides(const std::string& script, const Scenario& scenario, const std::vector<std::string>& cases,
             const std::string& backend, int world_size);
 
+  const std::filesystem::path& python_folder() const { return python_.path(); }
+  const std::filesystem::path& our_folder() const { return ours_.path(); }
   std::string python_file(const std::string& name, int rank) const;
   std::string our_file(const std::string& name, int rank) const;
 
