@@ -14,6 +14,7 @@
 #include "backends/shm/shm_backend.h"
 #ifdef LOCKSTEP_HAS_GLOO
 #include "backends/gloo/gloo_backend.h"
+#include "backends/gloo/route.h"
 #endif
 
 namespace lockstep::backends {
@@ -105,6 +106,13 @@ BackendChoice resolve_backend(const std::string& wanted, const c10::Device& devi
   }
   require_built(choice.name);
   return choice;
+}
+
+void check_environment(const std::string& name, const Env& env) {
+  if (name != "gloo") return;
+#ifdef LOCKSTEP_HAS_GLOO
+  if (const auto list = env.get("GLOO_SOCKET_IFNAME")) interfaces_named(*list);
+#endif
 }
 
 BackendHandle create_backend(const std::string& name, const BackendRequest& request) {

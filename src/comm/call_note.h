@@ -26,12 +26,11 @@ struct alignas(64) CallNote {
   std::array<char, 61> file = {};
 };
 
-// Calls that a rank will not make, or makes without giving what they ask for, and why. Written by its rank
-// alone.
+// A step that a rank gives up, and why. Written by its rank alone.
 struct Refusal {
+  std::atomic<std::uint64_t> scope{0};    // which step, see NoteBoard::scope; 0 while it changes
   std::atomic<std::uint64_t> changes{0};  // odd while it changes
-  std::atomic<std::uint64_t> first{0};    // 0: it refuses nothing
-  std::atomic<std::uint64_t> last{0};
+  std::atomic<bool> is_final{false};      // it will not make the step's calls even for form's sake
   std::array<char, 4000> reason = {};
 };
 
@@ -45,6 +44,8 @@ struct NoteBoard {
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
   std::array<CallNote, kNotes> notes = {};
+  // While the rank waits for a step that others may give up: its number, the same on all ranks. Otherwise 0.
+  std::atomic<std::uint64_t> scope{0};
   alignas(64) Refusal refusal = {};
 };
 

@@ -88,7 +88,7 @@ int dead_rank_soon(const std::shared_ptr<HostGroup>& group) {
 
 void throw_if_refused(const GroupState& group, const CallRecord& call) {
   const auto others = group.host_group();
-  const auto reasons = others ? others->refusals_of(call.number, call.number) : std::string();
+  const auto reasons = others ? others->refusals() : std::string();
   if (!reasons.empty()) {
     throw DesyncError(
         fmt::format("{}: {} was given up by other ranks:{}", group.whoami(), call.describe(), reasons));

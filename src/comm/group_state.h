@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <mutex>
@@ -36,6 +37,8 @@ class GroupState {
   std::shared_ptr<HostGroup> host_group() const;
   // The backend, where it wants to know the calls' numbers; else nullptr.
   IssueListener* listener() const { return listener_; }
+  // A number for something that all ranks make on the group, in the same order: 1, 2, ...
+  std::uint64_t next_scope() { return ++scopes_; }
   // "rank 1 of 2 (group default, gloo)"
   std::string whoami() const;
 
@@ -55,6 +58,7 @@ class GroupState {
   std::string backend_name_;
   IssueListener* listener_ = nullptr;
   CallLog log_;
+  std::atomic<std::uint64_t> scopes_{0};
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::deque<c10::weak_intrusive_ptr<c10d::Work>> under_way_;

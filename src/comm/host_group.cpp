@@ -113,25 +113,21 @@ int HostGroup::last_to_issue(std::uint64_t number) const {
   return last;
 }
 
-void HostGroup::refuse(std::uint64_t first, std::uint64_t last, const std::string& reason) const {
+void HostGroup::refuse(std::uint64_t scope, const std::string& reason, bool is_final) const {
   auto& refusal = own_board().refusal;
+  refusal.scope.store(0, std::memory_order_relaxed);
   refusal.changes.fetch_add(1, std::memory_order_acq_rel);
+  std::atomic_thread_fence(std::memory_order_release);
   const auto length = std::min(reason.size(), refusal.reason.size() - 1);
   std::copy_n(reason.begin(), length, refusal.reason.begin());
   refusal.reason.at(length) = '\0';
-  refusal.last.store(last, std::memory_order_relaxed);
-  refusal.first.store(first, std::memory_order_relaxed);
+  refusal.is_final.store(is_final, std::memory_order_relaxed);
   refusal.changes.fetch_add(1, std::memory_order_acq_rel);
+  refusal.scope.store(scope, std::memory_order_release);
 }
 
-void HostGroup::end_refusal(std::uint64_t last) const {
-  own_board().refusal.last.store(last, std::memory_order_release);
-}
-
-bool HostGroup::refuses(int rank, std::uint64_t number) const {
-  const auto& refusal = board(rank).refusal;
-  const auto first = refusal.first.load(std::memory_order_acquire);
-  return first != 0 && number >= first && number <= refusal.last.load(std::memory_order_acquire);
+bool HostGroup::refuses(int rank, std::uint64_t scope) const {
+  return scope != 0 && board(rank).refusal.scope.load(std::memory_order_acquire) == scope;
 }
 
 std::string HostGroup::reason_of(int rank) const {
@@ -146,12 +142,14 @@ std::string HostGroup::reason_of(int rank) const {
   return reason;
 }
 
-std::string HostGroup::refusals_of(std::uint64_t first, std::uint64_t last) const {
-  if (refuses(rank_, last)) return "";
+std::string HostGroup::refusals() const {
+  const auto scope = own_board().scope.load(std::memory_order_relaxed);
+  const bool here = refuses(rank_, scope);
   std::string text;
   for (int other = 0; other < size(); ++other) {
-    const bool refused = refuses(other, first) || refuses(other, last);
-    if (other != rank_ && refused) text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
+    if (other == rank_ || !refuses(other, scope)) continue;
+    const bool counts = !here || board(other).refusal.is_final.load(std::memory_order_relaxed);
+    if (counts) text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
   }
   return text;
 }

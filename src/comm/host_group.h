@@ -45,15 +45,13 @@ class HostGroup {
   // The rank that was the last to issue the call; -1 where that is not known (any more).
   int last_to_issue(std::uint64_t number) const;
 
-  // From now on the other ranks' waits for the calls first..last end with `reason` (all ranks' reasons): this
-  // one does not make them, or only for form's sake. The next refusal replaces it.
-  void refuse(std::uint64_t first, std::uint64_t last, const std::string& reason) const;
-  // Ends a refusal that had no end, at `last`.
-  void end_refusal(std::uint64_t last) const;
-  bool refuses(int rank, std::uint64_t number) const;
-  // The reasons of the other ranks that refuse one of the calls, a line each; empty when none does, or when
-  // this rank refuses them too.
-  std::string refusals_of(std::uint64_t first, std::uint64_t last) const;
+  // From now on the other ranks' waits in `scope` end with `reason` (all ranks' reasons): this one does not
+  // make the calls, or only for form's sake. The next refusal replaces it.
+  void refuse(std::uint64_t scope, const std::string& reason, bool is_final) const;
+  bool refuses(int rank, std::uint64_t scope) const;
+  // The reasons of the other ranks that refuse what this rank waits for, a line each; empty when none does.
+  // Where this rank refuses it too, only of those whose refusal is final.
+  std::string refusals() const;
   std::string reason_of(int rank) const;
 
   // What each other rank was doing, a line each.

@@ -14,7 +14,7 @@ namespace lockstep {
 namespace comm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);
+constexpr auto kSlice = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -61,7 +61,7 @@ bool PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     // It may have ended just after the slice: then this returns, or throws the real reason.
     if (work_->isCompleted()) return work_->wait();
     const auto others = group_->host_group();
-    if (others && !others->refusals_of(record_.number, record_.number).empty()) {
+    if (others && !others->refusals().empty()) {
       throw DesyncError("another rank refuses it");
     }
     const int dead = others ? others->find_dead() : -1;

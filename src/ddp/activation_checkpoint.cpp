@@ -7,6 +7,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -14,6 +15,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/activation_checkpoint.h>
+
+#include "ddp/nested_backward.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -143,6 +146,7 @@ class Recomputation : public torch::autograd::Node {
   const Tensors& leaves() const { return leaves_; }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    refuse_what_would_be_wrong();
     refuse_changed_inputs();
     const at::ThreadLocalStateGuard as_then(state_);
     const c10::AutoGradMode enable(true);
@@ -164,6 +168,19 @@ class Recomputation : public torch::autograd::Node {
   }
 
  private:
+  void refuse_what_would_be_wrong() const {
+    if (reentrant_ && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw Error(
+          "checkpoint: with use_reentrant, gradients can be had by backward() alone, not by grad() or with "
+          "inputs "
+          "given; leave use_reentrant false");
+    }
+    if (c10::GradMode::is_enabled()) {
+      throw Error(
+          "checkpoint: backward with create_graph is not supported, since second derivatives would be lost");
+    }
+  }
+
   void refuse_changed_inputs() const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (inputs_[i].is_inference() || inputs_[i]._version() == versions_[i]) continue;
@@ -175,6 +192,7 @@ class Recomputation : public torch::autograd::Node {
 
   static torch::autograd::variable_list run_backward(const Tensors& inputs, const Tensors& ends,
                                                      const Tensors& gradients) {
+    const NestedBackward nested;
     if (!ends.empty()) torch::autograd::backward(ends, gradients);
     torch::autograd::variable_list result;
     for (const auto& input : inputs) result.push_back(input.grad());

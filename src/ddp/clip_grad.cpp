@@ -27,10 +27,11 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
         "did not come to its end; clip after the backward that reduces them");
   }
   std::vector<at::Tensor> gradients;
-  for (const auto& parameter : ddp.parameters()) {
-    if (!parameter.grad().defined()) continue;
-    auto gradient = parameter.grad();
-    gradients.push_back(gradient.is_sparse() ? gradient.coalesce().values() : gradient);
+  for (const auto& parameter : ddp.averaged_parameters()) {
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse()) gradient = gradient.coalesce();
+    gradients.push_back(gradient.is_sparse() ? gradient.values() : gradient);
   }
   return gradients;
 }

@@ -43,7 +43,16 @@ at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) co
   return input_dtype_ && moved.is_floating_point() ? moved.to(*input_dtype_) : moved;
 }
 
+void DistributedDataParallelModule::check_join() const { replica_->check_join(); }
+
+std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() const {
+  std::vector<at::Tensor> parameters;
+  for (const auto& each : replica_->parameters()) parameters.push_back(each.tensor);
+  return parameters;
+}
+
 void DistributedDataParallelModule::before_forward() {
+  replica_->settle(sync_, join_options().has_value());
   std::optional<ddp::Replica::Joined> joined;
   if (join_options()) {
     joined.emplace(ddp::Replica::Joined{.options = *join_options(), .work = {}, .active = {}});
@@ -58,7 +67,9 @@ void DistributedDataParallelModule::before_forward() {
 std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector<at::Tensor> outputs) {
   replica_->after_forward(sync_, outputs);
   if (c10::GradMode::is_enabled() && replica_->has_reducer() && replica_->reducer().watches_outputs()) {
-    ddp::pass_through_sink(outputs, [reducer = &replica_->reducer()] { reducer->on_backward_begins(); });
+    ddp::pass_through_sink(outputs, [weak = replica_->weak_reducer()] {
+      if (const auto reducer = weak.lock()) reducer->on_backward_begins();
+    });
   }
   if (output_device_) {
     for (auto& output : outputs) output = output.to(*output_device_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <string_view>
+#include <unordered_set>
 
 #include <fmt/format.h>
 
@@ -40,11 +41,16 @@ std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vect
                                       bool matching, const char* function) {
   const auto parameters = module.named_parameters();
   refuse_idle(parameters, patterns, function);
-  std::vector<std::string> frozen;
+  // A tied parameter has several names, of which one suffices.
+  std::unordered_set<const void*> matched;
   for (const auto& item : parameters) {
     const bool any =
         std::ranges::any_of(patterns, [&](const auto& pattern) { return matches(item.key(), pattern); });
-    if (any != matching) continue;
+    if (any) matched.insert(item.value().unsafeGetTensorImpl());
+  }
+  std::vector<std::string> frozen;
+  for (const auto& item : parameters) {
+    if (matched.contains(item.value().unsafeGetTensorImpl()) != matching) continue;
     item.value().set_requires_grad(false);
     frozen.push_back(item.key());
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/group_trouble.h"
 
-#include <limits>
 #include <thread>
 
 #include <fmt/format.h>
@@ -17,51 +16,62 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr Milliseconds kLongestDelay{2000};
-constexpr std::uint64_t kForever = std::numeric_limits<std::uint64_t>::max();
-
-// It has given its reason, or it will not come as far as giving one.
-bool has_spoken(const comm::HostGroup& host, int rank, std::uint64_t first) {
-  return host.refuses(rank, first) || host.board(rank).awaited.load(std::memory_order_acquire) >= first ||
-         host.find_dead() >= 0;
-}
 
 }  // namespace
 
-std::uint64_t last_call(const ProcessGroup& group) { return group.state().log().last_number(); }
+GroupTrouble::GroupTrouble(ProcessGroup group)
+    : group_(std::move(group)), number_(group_.state().next_scope()) {}
 
-void refuse_calls_from(const ProcessGroup& group, std::uint64_t first, const std::string& reason) {
-  if (const auto host = group.state().host_group()) host->refuse(first, kForever, reason);
+bool GroupTrouble::tells_others() const { return group_.state().host_group() != nullptr; }
+
+GroupTrouble::Listening::Listening(const GroupTrouble& trouble) : trouble_(trouble) {
+  if (const auto host = trouble_.group_.state().host_group()) {
+    host->own_board().scope.store(trouble_.scope(), std::memory_order_relaxed);
+  }
 }
 
-void end_refusal(const ProcessGroup& group, std::uint64_t last) {
-  if (const auto host = group.state().host_group()) host->end_refusal(last);
+GroupTrouble::Listening::~Listening() {
+  if (const auto host = trouble_.group_.state().host_group()) {
+    host->own_board().scope.store(0, std::memory_order_relaxed);
+  }
 }
 
-void throw_if_refused(const ProcessGroup& group, std::uint64_t first, std::uint64_t last,
-                      const std::string& what) {
-  const auto host = group.state().host_group();
-  const auto reasons = host ? host->refusals_of(first, last) : std::string();
-  if (!reasons.empty()) throw DesyncError(fmt::format("{}: {}{}", group.state().whoami(), what, reasons));
+void GroupTrouble::give_up(const std::string& reason, bool is_final) const {
+  if (const auto host = group_.state().host_group()) host->refuse(scope(), reason, is_final);
 }
 
-std::string reasons_of_others(const ProcessGroup& group, std::uint64_t first) {
-  const auto host = group.state().host_group();
+void GroupTrouble::throw_if_given_up() const {
+  const auto host = group_.state().host_group();
+  const auto reasons = host ? host->refusals() : std::string();
+  if (reasons.empty()) return;
+  throw DesyncError(
+      fmt::format("{}: this backward was given up by other ranks:{}", group_.state().whoami(), reasons));
+}
+
+std::string GroupTrouble::reasons_of_others() const {
+  const auto host = group_.state().host_group();
   if (!host) return "";
+  // It has given its reason, or it will not come as far as giving one.
+  const auto has_spoken = [&](int rank) {
+    const auto& board = host->board(rank);
+    const bool waits = board.awaited.load(std::memory_order_acquire) > last_call();
+    return host->refuses(rank, scope()) || waits || host->find_dead() >= 0;
+  };
   std::string text;
   const Deadline deadline(kLongestDelay);
   for (int rank = 0; rank < host->size(); ++rank) {
     if (rank == host->rank()) continue;
-    while (!has_spoken(*host, rank, first) && !deadline.expired()) {
-      std::this_thread::sleep_for(Milliseconds(1));
-    }
-    const bool same = host->refuses(rank, first);
-    text += fmt::format("\n  {}: {}", host->name_of(rank), same ? host->reason_of(rank) : "none");
+    while (!has_spoken(rank) && !deadline.expired()) std::this_thread::sleep_for(Milliseconds(1));
+    text += fmt::format("\n  {}: {}", host->name_of(rank),
+                        host->refuses(rank, scope()) ? host->reason_of(rank) : "none");
   }
   return text;
 }
 
-int last_to_issue(const ProcessGroup& group, std::uint64_t call) {
-  const auto host = group.state().host_group();
+std::uint64_t GroupTrouble::last_call() const { return group_.state().log().last_number(); }
+
+int GroupTrouble::last_to_issue(std::uint64_t call) const {
+  const auto host = group_.state().host_group();
   return host ? host->last_to_issue(call) : -1;
 }
 

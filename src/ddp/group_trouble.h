@@ -8,26 +8,54 @@
 
 namespace lockstep::ddp {
 
-// Ways in which ranks of one host tell each other that a backward went wrong. Between hosts they do nothing
-// and know nothing.
+// How the ranks of one host tell each other that a backward of one DistributedDataParallel went wrong.
+// Between hosts it does nothing and knows nothing.
+class GroupTrouble {
+ public:
+  // All ranks make theirs in the same order.
+  explicit GroupTrouble(ProcessGroup group);
 
-// Of the last call that this rank issued.
-std::uint64_t last_call(const ProcessGroup& group);
+  // Whether other ranks can be told at all.
+  bool tells_others() const;
 
-// The other ranks' waits for calls from `first` on end with `reason`.
-void refuse_calls_from(const ProcessGroup& group, std::uint64_t first, const std::string& reason);
-// Later calls are all right.
-void end_refusal(const ProcessGroup& group, std::uint64_t last);
+  // While it lives, this rank's waits end when another one gives up the step.
+  class [[nodiscard]] Listening {
+   public:
+    explicit Listening(const GroupTrouble& trouble);
+    ~Listening();
+    Listening(const Listening&) = delete;
+    Listening& operator=(const Listening&) = delete;
 
-// Throws DesyncError with their reasons when other ranks refuse one of the calls that this one has made.
-void throw_if_refused(const ProcessGroup& group, std::uint64_t first, std::uint64_t last,
-                      const std::string& what);
+   private:
+    const GroupTrouble& trouble_;
+  };
 
-// After refuse_calls_from(): the other ranks' reasons, a line each. Waits shortly for ranks that are still on
-// their way.
-std::string reasons_of_others(const ProcessGroup& group, std::uint64_t first);
+  // All ranks are through with the step, in whatever way.
+  void end_step() { ++step_; }
 
-// The rank that was the last to issue the call, or -1.
-int last_to_issue(const ProcessGroup& group, std::uint64_t call);
+  // The other ranks' waits in this step end with `reason`. Unless it is final, ranks that give it up as well
+  // make its calls all the same, to come together again.
+  void give_up(const std::string& reason, bool is_final) const;
+
+  // Throws DesyncError with their reasons when other ranks have given up this step. To be called while
+  // listening.
+  void throw_if_given_up() const;
+
+  // After give_up(): the other ranks' reasons, a line each. Waits shortly for ranks that are still on their
+  // way.
+  std::string reasons_of_others() const;
+
+  // Of the last call that this rank issued.
+  std::uint64_t last_call() const;
+  // The rank that was the last to issue the call, or -1.
+  int last_to_issue(std::uint64_t call) const;
+
+ private:
+  std::uint64_t scope() const { return (number_ << 40U) + step_; }
+
+  ProcessGroup group_;
+  std::uint64_t number_;  // of what this is the trouble of, in the group
+  std::uint64_t step_ = 0;
+};
 
 }  // namespace lockstep::ddp

@@ -32,6 +32,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     if (joinable->join_options_) throw ArgumentError("Join: a joinable is part of another Join already");
   }
   if (!options_.enable) return;
+  for (const auto* joinable : joinables_) joinable->check_join();
   for (auto* joinable : joinables_) {
     joinable->join_options_ = options_;
     joinable->is_first_joinable_ = joinable == joinables_.front();

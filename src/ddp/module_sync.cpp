@@ -8,6 +8,7 @@
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 
@@ -17,10 +18,15 @@ namespace {
 // Keeps the memory for flattened copies bounded; PyTorch uses the same figure.
 constexpr std::int64_t kBytesAtOnce = 250LL * 1024 * 1024;
 
+// Buckets hold gradients in the order in which parameters lie in memory.
+std::string strides_of(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "));
+}
+
 std::string describe(const char* kind, const NamedTensor& item) {
   std::ostringstream text;
   text << kind << ' ' << item.name << '\t' << c10::toString(item.tensor.scalar_type()) << item.tensor.sizes()
-       << (item.tensor.requires_grad() ? "" : ", no gradient");
+       << strides_of(item.tensor) << (item.tensor.requires_grad() ? "" : ", no gradient");
   return text.str();
 }
 

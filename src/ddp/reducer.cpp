@@ -13,6 +13,7 @@
 
 #include "ddp/graph_search.h"
 #include "ddp/group_trouble.h"
+#include "ddp/nested_backward.h"
 #include "ddp/sparse_reduction.h"
 
 namespace lockstep::ddp {
@@ -23,6 +24,7 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
       options_(std::move(options)),
       places_(parameters_.size()),
       used_(parameters_.size(), parameters_.front().tensor.device()),
+      trouble_(group_),
       arrived_last_(static_cast<std::size_t>(group_.size()), 0),
       ready_(parameters_.size(), false),
       fires_(parameters_.size(), 0) {
@@ -99,7 +101,6 @@ void Reducer::rebuild_buckets_if_due() {
 void Reducer::begin_buckets() {
   divisor_ = 0;
   next_bucket_ = 0;
-  calls_before_ = last_call(group_);
   for (auto& bucket : buckets_) {
     bucket.pending = bucket.slots.size();
     bucket.delivered = false;
@@ -112,6 +113,7 @@ void Reducer::begin_buckets() {
 
 void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
+  in_forward_ = false;
   expecting_ = true;
   started_ = false;
   end_queued_ = false;
@@ -130,7 +132,9 @@ void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::queue_end() {
   if (std::exchange(end_queued_, true)) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_ends(); });
+  in_outer_backward([this] {
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_ends(); });
+  });
 }
 
 void Reducer::on_backward_begins() {
@@ -223,7 +227,9 @@ BucketWork Reducer::start(std::size_t index, const at::Tensor& buffer) {
       const auto& parameter = parameters_[slot.parameter];
       parameters.push_back({parameter.name, parameter.tensor, slot.offset});
     }
-    GradBucket seen(index, index + 1 == buckets_.size(), buffer, std::move(parameters), group_);
+    const bool is_last = std::all_of(buckets_.begin() + static_cast<std::ptrdiff_t>(index) + 1,
+                                     buckets_.end(), [](const Bucket& later) { return later.skipped; });
+    GradBucket seen(index, is_last, buffer, std::move(parameters), group_);
     return hook_(seen);
   }
   if (bucket.sparse) return sum_sparse(buffer, group_, options_.where);
@@ -300,11 +306,12 @@ void Reducer::wait_for_all(bool and_deliver) {
 }
 
 void Reducer::finish_backward() {
+  const GroupTrouble::Listening listening(trouble_);
   failed_ = true;  // unless it comes to its end
   clock_.end_gradients();
   wait_for_all(true);
   if (finds_unused() && !buckets_.empty()) used_.clear();
-  throw_if_refused(group_, calls_before_ + 1, last_call(group_), "this backward was given up by other ranks");
+  trouble_.throw_if_given_up();
   failed_ = false;
   end_step();
 }
@@ -327,10 +334,11 @@ void Reducer::trace_step() {
 }
 
 void Reducer::end_step() {
+  trouble_.end_step();
   if (options_.after_reduction) options_.after_reduction();
   clock_.end_step();
   if (trace_.is_on()) trace_step();
-  if (const int last = last_to_issue(group_, last_call(group_)); last >= 0 && !buckets_.empty()) {
+  if (const int last = trouble_.last_to_issue(trouble_.last_call()); last >= 0 && !buckets_.empty()) {
     ++arrived_last_[static_cast<std::size_t>(last)];
   }
   if (options_.static_graph && static_known_ && learns_arrival()) {
@@ -342,31 +350,52 @@ void Reducer::end_step() {
   expecting_ = false;
 }
 
-void Reducer::finish_last_backward() {
+void Reducer::settle(bool reduces, bool in_join) {
   const std::lock_guard lock(mutex_);
-  if (trace_.is_due()) trace_.write(group_, options_.where);
-  if (!expecting_ || !started_) return;
-  if (end_queued_ || failed_) {
+  if (trace_.is_due() && !in_join) trace_.write(group_, options_.where);
+  const bool broken = expecting_ && started_ && (end_queued_ || failed_);
+  if (in_forward_) begin_buckets();  // none of its calls has been made
+  if (in_forward_ || broken) {
     recover();
-  } else {
+  } else if (reduces && expecting_ && started_) {
     throw_unused();
   }
 }
 
+void Reducer::begin_forward() {
+  const std::lock_guard lock(mutex_);
+  in_forward_ = true;
+}
+
+void Reducer::refuse_to_recover() {
+  const bool told = trouble_.tells_others();
+  if (group_.size() == 1 || (told && options_.no_recovery.empty())) return;
+  const auto why = options_.no_recovery.empty() ? std::string("with ranks on several hosts")
+                                                : "with " + options_.no_recovery;
+  trouble_.give_up("its last step was ended by an exception", true);
+  throw Error(
+      fmt::format("{}: the last step was ended by an exception, after which the ranks cannot go on {}: end "
+                  "the run, and go on "
+                  "from a checkpoint",
+                  whoami(), why));
+}
+
 // The calls that the other ranks wait for are made, with zeros, and nothing comes of them.
 void Reducer::recover() {
-  const auto first = calls_before_ + 1;
+  refuse_to_recover();
+  in_forward_ = false;
   expecting_ = false;
   end_queued_ = false;
   failed_ = false;
   if (options_.after_reduction) options_.after_reduction();
   if (bypasses()) return;
-  refuse_calls_from(group_, first, "its backward was ended by an exception");
+  trouble_.give_up("its last step was ended by an exception", false);
   if (in_first_static() && next_bucket_ == 0) used_.reduce(group_, options_.where);
+  const GroupTrouble::Listening listening(trouble_);
   start_rest_with_zeros();
   wait_for_all(false);
-  used_.clear();
-  end_refusal(group_, last_call(group_));
+  if (finds_unused() || in_first_static()) used_.clear();
+  trouble_.end_step();
   for (auto& bucket : buckets_) {
     if (bucket.flat.defined() && !bucket.sparse) bucket.flat.zero_();
   }
@@ -386,23 +415,30 @@ void Reducer::throw_unused() {
     if (!ready_[i]) names.push_back(parameters_[i].name);
   }
   const auto own = fmt::format("{}", fmt::join(names, ", "));
-  const auto first = last_call(group_) + 1;
-  refuse_calls_from(group_, first, "parameters that took no part in its last backward: " + own);
+  trouble_.give_up("parameters that took no part in its last backward: " + own, true);
   throw Error(fmt::format(
       "{}: these parameters took no part in the last backward, so its gradients were not averaged: {}. Set "
       "find_unused_parameters if that differs from step to step, static_graph if it is always so, or call "
       "requires_grad_(false) on those that never do before wrapping the module. The same on the other "
       "ranks:{}",
-      whoami(), own, group_.size() > 1 ? reasons_of_others(group_, first) : " there are none"));
+      whoami(), own, group_.size() > 1 ? trouble_.reasons_of_others() : " there are none"));
 }
 
 void Reducer::shadow_backward() {
   const std::lock_guard lock(mutex_);
-  unused_.clear();
+  if (in_first_static()) {
+    const std::string reason = "it has no data for the first step of a static graph";
+    trouble_.give_up(reason, true);
+    throw Error(fmt::format("{}: {}, so it cannot follow the others; give each rank at least one batch",
+                            whoami(), reason));
+  }
+  const GroupTrouble::Listening listening(trouble_);
   begin_buckets();
   start_rest_with_zeros();
   wait_for_all(false);
   if (finds_unused()) used_.clear();
+  trouble_.end_step();
+  if (trace_.is_on()) trace_.end_step();  // as on the ranks that have data
   if (learns_arrival()) {
     arrival_.resize(parameters_.size());
     std::iota(arrival_.begin(), arrival_.end(), 0);

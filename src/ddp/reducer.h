@@ -14,6 +14,7 @@
 
 #include "ddp/bucket.h"
 #include "ddp/gradient_hooks.h"
+#include "ddp/group_trouble.h"
 #include "ddp/step_clock.h"
 #include "ddp/step_trace.h"
 #include "ddp/used_parameters.h"
@@ -31,6 +32,7 @@ struct ReducerOptions {
   // In mixed precision: the type of gradients in backward, and what is to be done when they are reduced.
   std::optional<at::ScalarType> gradient_dtype = {};
   std::function<void()> after_reduction = {};
+  std::string no_recovery = {};     // the option that makes a failed backward final, if any
   std::source_location where = {};  // what call records show
 };
 
@@ -45,9 +47,13 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before a forward whose backward will be reduced. Throws Error naming the parameters that took no part in
-  // the last one; after one that an exception ended, brings the ranks together again.
-  void finish_last_backward();
+  // Before any call of a forward. After a forward or backward that an exception ended, brings the ranks
+  // together again; throws Error where that cannot be, and, when the forward's backward is to be reduced,
+  // naming the parameters that took no part in the last one. Writes the trace when it is due, unless ranks
+  // may be in a join.
+  void settle(bool reduces, bool in_join);
+  // The forward, whose backward will be reduced, has begun; expect_backward() ends it.
+  void begin_forward();
   // Once in a run, when the order of gradients is known; a collective call.
   void rebuild_buckets_if_due();
   // The next backward will be reduced; forward has returned these tensors.
@@ -113,6 +119,7 @@ class Reducer {
   void trace_bucket(const Bucket& bucket);
   void trace_step();
   void recover();
+  void refuse_to_recover();
   [[noreturn]] void throw_unused();
   int divisor();
 
@@ -141,19 +148,20 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
   UsedParameters used_;
+  GroupTrouble trouble_;
   StepClock clock_;
   StepTrace trace_;
   std::vector<std::int64_t> arrived_last_;
 
   mutable std::mutex mutex_;
-  bool expecting_ = false;          // a backward that is to be reduced may come or is under way
-  bool started_ = false;            // its first gradient is there
-  bool end_queued_ = false;         // autograd will call on_backward_ends()
-  bool local_only_ = false;         // gradients have come that were not to be reduced
-  bool failed_ = false;             // its reductions ended with an error
-  std::uint64_t calls_before_ = 0;  // the group's last call before it
-  int divisor_ = 0;                 // in it; 0: not known yet
-  std::size_t next_bucket_ = 0;     // the first one that is not under way
+  bool in_forward_ = false;      // which has not come to its end
+  bool expecting_ = false;       // a backward that is to be reduced may come or is under way
+  bool started_ = false;         // its first gradient is there
+  bool end_queued_ = false;      // autograd will call on_backward_ends()
+  bool local_only_ = false;      // gradients have come that were not to be reduced
+  bool failed_ = false;          // its reductions ended with an error
+  int divisor_ = 0;              // in it; 0: not known yet
+  std::size_t next_bucket_ = 0;  // the first one that is not under way
   std::size_t ready_count_ = 0;
   std::vector<bool> ready_;
   std::vector<std::size_t> unused_;  // parameters that this rank's graph does not reach

@@ -191,6 +191,7 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
                  std::source_location where)
     : group_(options.process_group ? *options.process_group : default_group()),
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
+      skips_what_it_finds_(options.skip_all_reduce_unused_params && !options.static_graph),
       where_(where),
       device_(only_device(some_parameters(module))) {
   check_options(options);
@@ -222,7 +223,7 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
   if (trained.empty()) return;
   const auto& mixed = options.mixed_precision;
   if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
-  reducer_ = std::make_unique<Reducer>(
+  reducer_ = std::make_shared<Reducer>(
       trained, group_,
       ReducerOptions{
           .limits = limits,
@@ -234,6 +235,9 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
           .optimizer_in_backward = options.optimizer_in_backward,
           .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
           .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
+          .no_recovery = options.optimizer_in_backward ? "optimizer_in_backward"
+                         : delayed.empty()             ? ""
+                                                       : "delay_all_reduce_named_params",
           .where = where});
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
 }
@@ -269,11 +273,23 @@ bool Replica::anyone_reduces(bool here) const {
   return flag.item().toFloat() != 0;
 }
 
+void Replica::settle(bool sync, bool in_join) {
+  if (reducer_) reducer_->settle(sync && c10::GradMode::is_enabled(), in_join);
+}
+
+void Replica::check_join() const {
+  const auto refuse = [](bool set, const char* name) {
+    if (set) throw ArgumentError(fmt::format("DistributedDataParallel: join() cannot follow {}", name));
+  };
+  refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
+  refuse(skips_what_it_finds_, "skip_all_reduce_unused_params with find_unused_parameters");
+}
+
 void Replica::before_forward(bool sync, const std::optional<Joined>& in_join) {
   const bool training = c10::GradMode::is_enabled();
   if (reducer_) {
     reducer_->clock().begin_forward();
-    if (training && sync) reducer_->finish_last_backward();
+    if (training && sync) reducer_->begin_forward();
     const bool counts = in_join && in_join->work && !in_join->options.divide_by_initial_world_size;
     reducer_->set_divisor(
         counts ? std::function<int()>([work = *in_join->work, active = in_join->active]() mutable {
@@ -281,10 +297,10 @@ void Replica::before_forward(bool sync, const std::optional<Joined>& in_join) {
           return active.item().toInt();
         })
                : nullptr);
-    if (training) reducer_->rebuild_buckets_if_due();
+    if (training || in_join) reducer_->rebuild_buckets_if_due();
   }
   sync_buffers(in_join.has_value(), true);
-  if (in_join) anyone_reduces(sync);
+  if (in_join) anyone_reduces(training && sync);
   if (precision_ && precision_->lower()) reducer_->renew_hooks();
 }
 

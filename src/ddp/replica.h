@@ -29,20 +29,27 @@ class Replica {
     std::optional<Work> work;
     at::Tensor active;
   };
+  // Before any other call of a forward.
+  void settle(bool sync, bool in_join);
   void before_forward(bool sync, const std::optional<Joined>& joined);
   void after_forward(bool sync, const std::vector<at::Tensor>& outputs);
 
+  // Throws ArgumentError for options that a join cannot follow.
+  void check_join() const;
   void shadow_iteration();
   void finish_join(bool is_last_joiner);
 
+  // Those of which the gradients are averaged.
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const ProcessGroup& group() const { return group_; }
   c10::Device device() const { return device_; }
   const Reducer& reducer() const { return *reducer_; }
   Reducer& reducer() { return *reducer_; }
+  // For what may outlive this replica, e.g. in the graph.
+  std::weak_ptr<Reducer> weak_reducer() const { return reducer_; }
   bool has_reducer() const { return reducer_ != nullptr; }
 
  private:
-  void check_gradients_are_reduced() const;
   bool will_sync_buffers() const;
   void sync_buffers(bool in_join, bool has_data);
   int find_common_rank(bool candidate) const;
@@ -50,6 +57,7 @@ class Replica {
 
   ProcessGroup group_;
   bool sync_buffers_;
+  bool skips_what_it_finds_;
   std::source_location where_;
   c10::Device device_;
   std::vector<NamedTensor> parameters_;
@@ -58,7 +66,7 @@ class Replica {
   bool buffers_may_differ_ = true;
   std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision
   std::unique_ptr<DelayedReduction> delayed_;
-  std::unique_ptr<Reducer> reducer_;  // none where all parameters are delayed
+  std::shared_ptr<Reducer> reducer_;  // none where all parameters are delayed
 };
 
 }  // namespace lockstep::ddp

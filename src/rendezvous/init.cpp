@@ -173,6 +173,21 @@ Session& living_session(const char* caller) {
                   caller));
 }
 
+// All ranks have arrived, but any of them may still fail, and rank 0 takes the store along.
+std::unique_ptr<Session> open_session(const InitOptions& options, const Placement& placement,
+                                      const StorePtr& store) {
+  try {
+    return std::make_unique<Session>(options, placement, store);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw RendezvousError(fmt::format(
+        "rank {} of {}: rank 0 gave up or died while the ranks were connecting ({}). Look for its error",
+        placement.rank, placement.world_size, text.substr(0, text.find('\n'))));
+  }
+}
+
 std::unique_ptr<Session> join(const InitOptions& options) {
   if (current_session() != nullptr) {
     throw ArgumentError(
@@ -182,13 +197,14 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   check_options(options, method);
   if (options.keep_freed_memory) keep_freed_memory();
   // Before the others are kept waiting: a backend that cannot be had is known at once.
-  backends::resolve_backend(options.backend, options.device.value_or(c10::Device(c10::kCPU)), true);
+  const auto device = options.device.value_or(c10::Device(c10::kCPU));
+  backends::check_environment(backends::resolve_backend(options.backend, device, true).name, options.env);
   Placement placement = place(options, method);
   check(placement);
   const Deadline deadline(options.timeout);
   const StorePtr store = meet(placement, method, options, deadline);
   await_all(*store, placement.rank, placement.world_size, deadline);
-  return std::make_unique<Session>(options, placement, store);
+  return open_session(options, placement, store);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What DistributedDataParallel does at construction, between real processes.
+#include <array>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -67,6 +69,101 @@ const testing::Scenario other_options("ddp other options", [] {
 });
 
 TEST(DdpAgreement, OtherOptionsAreNamed) { testing::expect_all_passed(testing::run_ranks(other_options)); }
+
+const testing::Scenario other_modules("ddp other modules", [] {
+  const auto context = init();
+  const bool odd = context.rank() == 1;
+  const auto expect_named = [](const auto& net, const char* what) {
+    EXPECT_THAT([&] { DistributedDataParallel ddp(net); }, ThrowsMessage<DesyncError>(HasSubstr(what)));
+  };
+  torch::nn::Linear of_other_dtype(3, 4);
+  if (odd) of_other_dtype->to(at::kDouble);
+  expect_named(of_other_dtype, "Double");
+  torch::nn::Conv2d of_other_layout(2, 3, 3);
+  if (odd)
+    of_other_layout->weight.set_data(of_other_layout->weight.contiguous(at::MemoryFormat::ChannelsLast));
+  expect_named(of_other_layout, "strides");
+  torch::nn::Linear frozen(3, 4);
+  if (odd) frozen->bias.requires_grad_(false);
+  expect_named(frozen, "no gradient");
+  struct Net : torch::nn::Module {};
+  const auto in_other_order = std::make_shared<Net>();
+  for (const char* name : odd ? std::array{"b", "a"} : std::array{"a", "b"}) {
+    in_other_order->register_module(name, torch::nn::Linear(2, 2));
+  }
+  expect_named(in_other_order, "parameter b.weight");
+});
+
+TEST(DdpAgreement, OtherTypesOrdersAndFrozenParametersAreNamed) {
+  testing::expect_all_passed(testing::run_ranks(other_modules));
+}
+
+// A user's own, beside a DDP: each counts its iterations over all ranks.
+class Counter : public Joinable {
+ public:
+  explicit Counter(ProcessGroup group) : group_(std::move(group)) {}
+  void count() {
+    notify_join_context();
+    add(1);
+  }
+  float total() const { return total_; }
+  bool was_last() const { return was_last_; }
+
+  void shadow_iteration() override { add(0); }
+  void finish_join(bool is_last_joiner) override { was_last_ = is_last_joiner; }
+  ProcessGroup join_process_group() const override { return group_; }
+  c10::Device join_device() const override { return c10::kCPU; }
+
+ private:
+  void add(float here) {
+    const auto sum = torch::full({1}, here);
+    group_.all_reduce(sum);
+    total_ += sum.item<float>();
+  }
+
+  ProcessGroup group_;
+  float total_ = 0;
+  bool was_last_ = false;
+};
+
+const testing::Scenario joined("ddp and a joinable", [] {
+  const auto context = init();
+  torch::nn::Linear net(2, 1);
+  DistributedDataParallel ddp(net);
+  Counter counter(context.group());
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const Join join({ddp.get(), &counter});
+    for (int i = 0; i < 2 + 3 * context.rank(); ++i) {
+      ddp->forward(torch::ones({1, 2})).sum().backward();
+      counter.count();
+    }
+  }
+  EXPECT_EQ(counter.total(), 2 * (2 + 5 + 8));
+  EXPECT_EQ(counter.was_last(), context.rank() == 2);
+});
+
+TEST(DdpJoin, TakesAUsersJoinableBesideTheDdp) {
+  testing::expect_all_passed(testing::run_ranks(joined, {.world_size = 3}));
+}
+
+const testing::Scenario joined_early("ddp joined before a static graph began", [] {
+  const auto context = init({.timeout = std::chrono::seconds(20)});
+  torch::nn::Linear net(2, 1);
+  DistributedDataParallel ddp(net, {.static_graph = true});
+  const auto train = [&] {
+    const auto join = ddp->join();
+    for (int i = 0; i < 2 * context.rank(); ++i) ddp->forward(torch::ones({1, 2})).sum().backward();
+  };
+  if (context.rank() == 0) {
+    EXPECT_THAT(train, ThrowsMessage<Error>(HasSubstr("at least one batch")));
+  } else {
+    EXPECT_THAT(train, ThrowsMessage<DesyncError>(HasSubstr("first step of a static graph")));
+  }
+});
+
+TEST(DdpJoin, ARankWithoutAnyBatchOfAStaticGraphSaysSo) {
+  testing::expect_all_passed(testing::run_ranks(joined_early));
+}
 
 const testing::Scenario averages("ddp averages", [] {
   const auto context = init();

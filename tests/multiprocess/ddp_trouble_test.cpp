@@ -150,6 +150,80 @@ const testing::Scenario forward_throws("ddp forward throws", [] {
 
 TEST_P(DdpTrouble, AnExceptionInForwardLeavesADdpThatGoesOn) { run(forward_throws); }
 
+const testing::Scenario one_forward_throws("ddp one forward throws", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
+  Net net;
+  DistributedDataParallel ddp(net, small_buckets());
+  for (int round = 0; round < 3; ++round) {
+    if (context.rank() == 1) {
+      EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true, false, true), std::runtime_error);
+    } else {
+      const auto loss = ddp->forward(torch::ones({1, 4})).sum();
+      EXPECT_THAT([&] { loss.backward(); },
+                  ThrowsMessage<DesyncError>(AllOf(HasSubstr("rank 1"), HasSubstr("ended by an exception"))));
+    }
+    expect_a_right_step(ddp, context.rank(), context.world_size());
+  }
+});
+
+TEST_P(DdpTrouble, AnExceptionInOneForwardIsToldToTheOthersAndAllGoOn) { run(one_forward_throws); }
+
+const testing::Scenario stepped_in_backward("ddp stepped in backward and threw", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
+  Net net;
+  auto options = small_buckets();
+  options.optimizer_in_backward = [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1));
+  };
+  DistributedDataParallel ddp(net, options);
+  EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true, true).sum().backward(), std::runtime_error);
+  EXPECT_THAT(
+      [&] {
+        ddp->forward(torch::ones({1, 4}));
+      },
+      ThrowsMessage<Error>(HasSubstr("cannot go on with optimizer_in_backward")));
+});
+
+TEST_P(DdpTrouble, WhereParametersMayDifferItDoesNotGoOn) { run(stepped_in_backward); }
+
+// An exception after a nested backward has ended is no unused parameter.
+const testing::Scenario nested_throws("ddp nested backward throws", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
+  struct Nested : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x, bool trap) {
+      const auto h = Trap::apply(first->forward(x), trap);
+      return checkpoint({.use_reentrant = true}, last, h);
+    }
+    torch::nn::Linear first{register_module("first", torch::nn::Linear(4, 4))};
+    torch::nn::Linear last{register_module("last", torch::nn::Linear(4, 4))};
+  };
+  const auto net = std::make_shared<Nested>();
+  DistributedDataParallel ddp(net);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true).sum().backward(), std::runtime_error);
+    net->zero_grad();
+    ddp->forward(torch::ones({1, 4}), false).sum().backward();
+    EXPECT_TRUE(torch::equal(net->last->bias.grad(), torch::ones({4})));
+  }
+});
+
+TEST_P(DdpTrouble, AnExceptionAfterANestedBackwardIsNoUnusedParameter) { run(nested_throws); }
+
+const testing::Scenario static_goes_on("ddp static graph goes on", [] {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
+  Net net;
+  auto options = small_buckets();
+  options.static_graph = true;
+  options.gradient_as_bucket_view = false;
+  DistributedDataParallel ddp(net, options);
+  for (int round = 0; round < 3; ++round) {
+    for (int step = 0; step < 2; ++step) expect_a_right_step(ddp, context.rank(), context.world_size());
+    EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true, true).sum().backward(), std::runtime_error);
+  }
+});
+
+TEST_P(DdpTrouble, AStaticGraphStaysKnownAfterAnException) { run(static_goes_on); }
+
 const testing::Scenario destroyed("ddp destroyed after exception", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
   Net net;

@@ -50,6 +50,10 @@ struct BackendChoice {
 /// are.
 BackendChoice resolve_backend(const std::string& wanted, const c10::Device& device, bool one_host);
 
+/// Before ranks meet: throws RendezvousError when the environment asks the backend for what this host does
+/// not have.
+void check_environment(const std::string& name, const Env& env);
+
 /// Connects. `name` must have come from resolve_backend(). Blocks until all ranks have called it; throws
 /// RendezvousError when they cannot be connected.
 BackendHandle create_backend(const std::string& name, const BackendRequest& request);

@@ -63,6 +63,9 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   /// The same with names, which begin with "module.".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
+  /// The wrapped module's parameters without those of params_and_buffers_to_ignore.
+  std::vector<at::Tensor> averaged_parameters() const;
+
   /// The buckets in the order in which they are reduced. They are laid out anew, by the order in which
   /// gradients became ready, at the forward that follows the first reduced backward (of a static graph the
   /// second; with find_unused_parameters never).
@@ -84,6 +87,7 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
 
   const ProcessGroup& process_group() const;
 
+  void check_join() const override;
   void shadow_iteration() override;
   void finish_join(bool is_last_joiner) override;
   ProcessGroup join_process_group() const override { return process_group(); }

@@ -59,6 +59,8 @@ class Joinable {
  public:
   virtual ~Joinable() = default;
 
+  /// Called when a Join begins: throws where the others could not be followed.
+  virtual void check_join() const {}
   /// The collective calls of one iteration of the ranks that have data, in the same order. PyTorch:
   /// `main_hook`.
   virtual void shadow_iteration() = 0;

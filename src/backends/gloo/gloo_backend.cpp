@@ -17,26 +17,9 @@ namespace {
 
 using Device = std::shared_ptr<::gloo::transport::Device>;
 
-std::vector<std::string> split_at_commas(const std::string& text) {
-  std::vector<std::string> parts;
-  std::size_t start = 0;
-  while (start <= text.size()) {
-    const auto comma = std::min(text.find(',', start), text.size());
-    if (comma > start) parts.push_back(text.substr(start, comma - start));
-    start = comma + 1;
-  }
-  return parts;
-}
-
-std::vector<Device> devices_named(const std::string& interfaces) {
+std::vector<Device> devices_named(const std::string& list) {
   std::vector<Device> devices;
-  for (const auto& name : split_at_commas(interfaces)) {
-    if (!has_interface(name)) {
-      throw RendezvousError(
-          fmt::format("GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
-                      "it has {}",
-                      name, describe_interfaces()));
-    }
+  for (const auto& name : interfaces_named(list)) {
     devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
   }
   return devices;

@@ -8,6 +8,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <optional>
+#include <sstream>
 #include <sys/socket.h>
 
 #include <fmt/format.h>
@@ -76,7 +77,21 @@ std::string describe_interfaces() {
   return text.empty() ? "none that is up" : text;
 }
 
-bool has_interface(const std::string& name) { return ::if_nametoindex(name.c_str()) != 0; }
+std::vector<std::string> interfaces_named(const std::string& list) {
+  std::vector<std::string> names;
+  std::istringstream stream(list);
+  for (std::string name; std::getline(stream, name, ',');) {
+    if (name.empty()) continue;
+    if (::if_nametoindex(name.c_str()) == 0) {
+      throw RendezvousError(
+          fmt::format("GLOO_SOCKET_IFNAME names the interface {}, which this host does not have; "
+                      "it has {}",
+                      name, describe_interfaces()));
+    }
+    names.push_back(name);
+  }
+  return names;
+}
 
 std::string local_address_towards(const std::string& host) {
   const auto targets = resolve(host);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <lockstep/backends/registry.h>
 
@@ -16,7 +17,9 @@ std::string local_address_towards(const std::string& host);
 // part: these take the route to a rank elsewhere.
 std::string shared_route(const BackendRequest& request);
 
-bool has_interface(const std::string& name);
+// The names in a comma-separated list, as in GLOO_SOCKET_IFNAME; throws RendezvousError when this host does
+// not have one of these interfaces.
+std::vector<std::string> interfaces_named(const std::string& list);
 
 // "lo (127.0.0.1), eth0 (10.0.0.3)": the interfaces that are up, with addresses.
 std::string describe_interfaces();

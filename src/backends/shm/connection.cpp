@@ -18,11 +18,7 @@ Team team_of(const std::shared_ptr<comm::HostGroup>& group) {
   for (int rank = 0; rank < group->size(); ++rank) segments.push_back(group->backend_part(rank));
   return {group->rank(), std::move(segments), group->own_memory().size() - offset,
           RankNews{.find_dead = [group] { return group->find_dead(); },
-                   .is_refused =
-                       [group] {
-                         const auto awaited = group->own_board().awaited.load(std::memory_order_relaxed);
-                         return awaited != 0 && !group->refusals_of(awaited, awaited).empty();
-                       },
+                   .is_refused = [group] { return !group->refusals().empty(); },
                    .name_of = [group](int rank) { return group->name_of(rank); }}};
 }
 

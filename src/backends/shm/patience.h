@@ -11,13 +11,13 @@ struct Patience {
   int tries = 64;  // before the clock is looked at
   std::chrono::microseconds spin{100};
   int yields = 0;  // counted, not timed: on a busy machine one may take a whole time slice
-  std::chrono::microseconds nap{10'000};
+  std::chrono::microseconds nap{5'000};
 
   // For ranks that each have a core to themselves, or that have to share.
   static Patience for_cores(int ranks, int cores) {
     using std::chrono::microseconds;
     if (ranks <= cores) return {};
-    return {.tries = 2, .spin = microseconds(0), .yields = 200, .nap = microseconds(10'000)};
+    return {.tries = 2, .spin = microseconds(0), .yields = 200, .nap = microseconds(5'000)};
   }
 };
 

@@ -21,6 +21,20 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
+TEST(FindUnused, ABackwardAfterTheDdpIsGoneIsPlain) {
+  const testing::FakeGroup fake(2);
+  torch::nn::Linear net(4, 1);
+  at::Tensor loss;
+  {
+    DistributedDataParallel ddp(net, {.process_group = fake.group, .find_unused_parameters = true});
+    loss = ddp->forward(torch::ones({1, 4})).sum();
+  }
+  fake.backend->clear_calls();
+  loss.backward();
+  EXPECT_TRUE(torch::equal(net->weight.grad(), torch::ones({1, 4})));
+  EXPECT_THAT(fake.backend->calls(), IsEmpty());
+}
+
 TEST(CommHook, SeesBucketsInOrderAndItsResultBecomesTheGradients) {
   const testing::FakeGroup fake(2);
   torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));
@@ -125,6 +139,14 @@ TEST(Freeze, TakesNamesModulesAndPatterns) {
   Net other;
   EXPECT_THAT(freeze(other, {"*.bias", "fc?"}),
               ElementsAre("body.bias", "fc.bias", "fc2.weight", "fc2.bias"));
+  struct Tied : torch::nn::Module {
+    Tied() { register_parameter("head", table->weight); }
+    torch::nn::Embedding table{register_module("table", torch::nn::Embedding(3, 2))};
+    torch::nn::Linear body{register_module("body", torch::nn::Linear(2, 2))};
+  };
+  Tied tied;
+  EXPECT_THAT(freeze_all_but(tied, {"head"}), ElementsAre("body.weight", "body.bias"));
+  EXPECT_TRUE(tied.table->weight.requires_grad());
   EXPECT_THAT([&] { freeze(other, {"bdoy"}); }, ThrowsMessage<ArgumentError>(HasSubstr("bdoy")));
 }
 
@@ -291,6 +313,16 @@ TEST(Join, RefusesWhatCannotWork) {
                 const Join join({a.get(), b.get()});
               }),
               ThrowsMessage<ArgumentError>(HasSubstr("different process groups")));
+}
+
+TEST(Join, RefusesOptionsThatItCannotFollow) {
+  const testing::FakeGroup fake;
+  torch::nn::Linear net(4, 1);
+  DistributedDataParallel delayed(net, {.process_group = fake.group,
+                                        .delay_all_reduce_named_params = {"bias"},
+                                        .param_to_hook_all_reduce = "weight"});
+  EXPECT_THAT([&] { const auto join = delayed->join(); },
+              ThrowsMessage<ArgumentError>(HasSubstr("delay_all_reduce_named_params")));
 }
 
 TEST(Join, DoesNothingWhenAnExceptionLeavesItsScope) {
