@@ -35,8 +35,10 @@ TEST(Route, AMasterThatDoesNotResolveIsNamedWithTheInterfaces) {
 }
 
 TEST(Route, InterfacesAreKnownByName) {
-  EXPECT_TRUE(has_interface("lo"));
-  EXPECT_FALSE(has_interface("nosuch0"));
+  EXPECT_EQ(interfaces_named("lo,lo"), (std::vector<std::string>{"lo", "lo"}));
+  EXPECT_THAT([] { interfaces_named("lo,nosuch0"); },
+              ::testing::ThrowsMessage<RendezvousError>(
+                  ::testing::AllOf(::testing::HasSubstr("nosuch0"), ::testing::HasSubstr("lo ("))));
 }
 
 }  // namespace
