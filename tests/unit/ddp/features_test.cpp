@@ -21,6 +21,23 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
+// Other ranks cannot be told here, as between hosts.
+TEST(FailedForward, IsAsInPyTorchWhereNobodyCanBeTold) {
+  struct Net : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x, bool fails) {
+      if (fails) throw std::runtime_error("refused");
+      return linear->forward(x);
+    }
+    torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 1))};
+  };
+  const testing::FakeGroup fake(2);
+  DistributedDataParallel ddp(std::make_shared<Net>(), {.process_group = fake.group});
+  EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true), std::runtime_error);
+  fake.backend->clear_calls();
+  ddp->forward(torch::ones({1, 4}), false).sum().backward();
+  EXPECT_EQ(fake.all_reduces(), 1);
+}
+
 TEST(FindUnused, ABackwardAfterTheDdpIsGoneIsPlain) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
