@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 include_guard()
 
-# The precompiled <torch/torch.h>, compiled once and shared by every target that uses LibTorch.
-function(lockstep_add_precompiled_header)
+# lockstep_add_precompiled_header(<name> <header>...): compiled once and shared by every target that reuses it.
+function(lockstep_add_precompiled_header name)
   file(CONFIGURE OUTPUT "${CMAKE_BINARY_DIR}/pch/empty.cpp" CONTENT "")
-  add_library(lockstep_pch OBJECT "${CMAKE_BINARY_DIR}/pch/empty.cpp")
-  target_link_libraries(lockstep_pch PRIVATE lockstep_torch)
-  target_precompile_headers(lockstep_pch PRIVATE <torch/torch.h>)
-  lockstep_set_warnings(lockstep_pch)
+  add_library(${name} OBJECT "${CMAKE_BINARY_DIR}/pch/empty.cpp")
+  target_link_libraries(${name} PRIVATE lockstep_torch)
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+  lockstep_set_warnings(${name})
+endfunction()
+
+# Programs include <torch/torch.h>, which costs every file 4 s even when precompiled, for the templates that it
+# instantiates; the library includes what it uses, and starts from the headers that all of it uses.
+function(lockstep_add_precompiled_headers)
+  lockstep_add_precompiled_header(lockstep_program_pch <torch/torch.h>)
+  lockstep_add_precompiled_header(lockstep_layer_pch
+    <ATen/core/Tensor.h> <torch/csrc/distributed/c10d/Backend.hpp>)
 endfunction()
 
 # lockstep_link_privately(<target> <library>...): links what only our .cpp files see. Header-only libraries stay out
@@ -37,7 +45,7 @@ function(lockstep_add_layer layer)
   lockstep_link_privately(${target} ${arg_PRIVATE} fmt::fmt-header-only)
   if(arg_TORCH)
     target_link_libraries(${target} PUBLIC lockstep_torch)
-    target_precompile_headers(${target} REUSE_FROM lockstep_pch)
+    target_precompile_headers(${target} REUSE_FROM lockstep_layer_pch)
   endif()
   lockstep_set_warnings(${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${layer})
@@ -51,7 +59,7 @@ function(lockstep_add_program name)
   target_link_libraries(${name} PRIVATE ${arg_LINK})
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE lockstep_torch)
-    target_precompile_headers(${name} REUSE_FROM lockstep_pch)
+    target_precompile_headers(${name} REUSE_FROM lockstep_program_pch)
   endif()
   lockstep_set_warnings(${name})
   lockstep_set_sanitizer_defaults(${name})

@@ -12,6 +12,8 @@ std::shared_ptr<comm::HostGroup> meet_on_host(const BackendRequest& request, com
             request.store->wait({kKey}, request.timeout);
             return request.store->get_to_str(kKey);
           },
+      .threads = request.threads,
+      .group = request.key,
   };
   return comm::HostGroup::meet(request.rank, request.size, part, request.group_name, point,
                                Deadline(request.timeout));

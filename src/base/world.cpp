@@ -17,9 +17,15 @@ Slot& slot() {
   return instance;
 }
 
+std::optional<World>& thread_world() {
+  thread_local std::optional<World> world;
+  return world;
+}
+
 }  // namespace
 
 World current_world() {
+  if (thread_world()) return *thread_world();
   const std::lock_guard lock(slot().mutex);
   return slot().world;
 }
@@ -28,5 +34,7 @@ void set_current_world(const World& world) {
   const std::lock_guard lock(slot().mutex);
   slot().world = world;
 }
+
+void set_thread_world(const std::optional<World>& world) { thread_world() = world; }
 
 }  // namespace lockstep

@@ -39,6 +39,7 @@ struct NoteBoard {
   static constexpr std::size_t kNotes = 64;
 
   std::int64_t pid = 0;
+  std::int64_t thread = 0;  // that joined the group; of the main thread equal to pid
   std::array<char, 64> host = {};
   alignas(64) std::atomic<std::uint64_t> issued{0};  // number of the last call issued,
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,

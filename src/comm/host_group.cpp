@@ -12,7 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/host.h>
 
-#include "comm/process_state.h"
+#include "comm/thread_state.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,6 +25,7 @@ static_assert(sizeof(NoteBoard) < kHugePage);
 
 void introduce(NoteBoard& board) {
   board.pid = ::getpid();
+  board.thread = ::gettid();
   const auto host = host_name();
   std::copy_n(host.begin(), std::min(host.size(), board.host.size() - 1), board.host.begin());
 }
@@ -41,7 +42,7 @@ std::shared_ptr<HostGroup> HostGroup::meet(int rank, int size, Part part, const 
   introduce(*new (memory.data()) NoteBoard);
   auto members = meet_on_host(rank, size, std::move(memory), point, deadline);
   for (const auto& member : members) {
-    if (member.memory.size() == backend_offset() + part.bytes) continue;
+    if (member.memory->size() == backend_offset() + part.bytes) continue;
     throw RendezvousError(
         fmt::format("rank {} of {}: the ranks bring memory of different sizes; do all run the same program?",
                     rank, size));
@@ -50,11 +51,11 @@ std::shared_ptr<HostGroup> HostGroup::meet(int rank, int size, Part part, const 
 }
 
 HostGroup::HostGroup(int rank, std::vector<HostMember> members) : rank_(rank), members_(std::move(members)) {
-  for (const auto& member : members_) boards_.push_back(reinterpret_cast<NoteBoard*>(member.memory.data()));
+  for (const auto& member : members_) boards_.push_back(reinterpret_cast<NoteBoard*>(member.memory->data()));
 }
 
 std::byte* HostGroup::backend_part(int rank) const {
-  return members_[static_cast<std::size_t>(rank)].memory.data() + backend_offset();
+  return members_[static_cast<std::size_t>(rank)].memory->data() + backend_offset();
 }
 
 bool HostGroup::has_died(int rank) const {
@@ -74,7 +75,9 @@ int HostGroup::find_dead() const {
 
 std::string HostGroup::name_of(int rank) const {
   const auto& other = board(rank);
-  return fmt::format("rank {} (pid {} on {})", rank, other.pid, other.host.data());
+  if (other.thread == other.pid)
+    return fmt::format("rank {} (pid {} on {})", rank, other.pid, other.host.data());
+  return fmt::format("rank {} (thread {} of pid {} on {})", rank, other.thread, other.pid, other.host.data());
 }
 
 std::string HostGroup::describe_rank(int rank) const {
@@ -90,7 +93,7 @@ std::string HostGroup::describe_rank(int rank) const {
                            ? " and was in " + describe_note(other, std::max(awaited, completed + 1))
                            : ", and had begun no other");
   }
-  const auto state = describe_process(static_cast<int>(other.pid));
+  const auto state = describe_thread(static_cast<int>(other.thread));
   if (awaited != 0) {
     return fmt::format("{} has waited {:.1f} s in {} ({}); it {}", name_of(rank),
                        static_cast<double>(age_of_note(other, awaited).count()) / 1000,

@@ -36,11 +36,11 @@ class HostGroup {
   // The backend's part of the segments.
   static std::size_t backend_offset();
   std::byte* backend_part(int rank) const;
-  const SharedMemory& own_memory() const { return members_[static_cast<std::size_t>(rank_)].memory; }
+  const SharedMemory& own_memory() const { return *members_[static_cast<std::size_t>(rank_)].memory; }
 
   // A rank whose process has died, or -1.
   int find_dead() const;
-  // "rank 1 (pid 4711 on node3)"
+  // "rank 1 (pid 4711 on node3)", "rank 1 (thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
   // The rank that was the last to issue the call; -1 where that is not known (any more).
   int last_to_issue(std::uint64_t number) const;

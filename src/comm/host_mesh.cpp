@@ -25,15 +25,16 @@ UniqueFd own_process() {
 HostMember member_from(FdMessage message) {
   if (message.fds.size() != 2)
     throw RendezvousError("a rank of this host sent no memory; is it of this version?");
-  return {SharedMemory::map(std::move(message.fds[0])), std::move(message.fds[1])};
+  return {std::make_shared<SharedMemory>(SharedMemory::map(std::move(message.fds[0]))),
+          std::move(message.fds[1])};
 }
 
-std::array<int, 2> fds_of(const HostMember& member) { return {member.memory.fd(), member.process.get()}; }
+std::array<int, 2> fds_of(const HostMember& member) { return {member.memory->fd(), member.process.get()}; }
 
 std::vector<int> ranks_missing(const std::vector<HostMember>& members) {
   std::vector<int> missing;
   for (std::size_t i = 0; i < members.size(); ++i) {
-    if (members[i].memory.data() == nullptr) missing.push_back(static_cast<int>(i));
+    if (!members[i].memory) missing.push_back(static_cast<int>(i));
   }
   return missing;
 }
@@ -82,7 +83,13 @@ void collect_elsewhere(std::vector<HostMember>& members, int rank, const Meeting
 std::vector<HostMember> meet_on_host(int rank, int size, SharedMemory own, const MeetingPoint& point,
                                      const Deadline& deadline) {
   std::vector<HostMember> members(static_cast<std::size_t>(size));
-  members[static_cast<std::size_t>(rank)] = {std::move(own), own_process()};
+  auto own_memory = std::make_shared<const SharedMemory>(std::move(own));
+  if (point.threads) {
+    const auto all = point.threads->exchange(point.group, rank, size, std::move(own_memory), deadline);
+    for (std::size_t i = 0; i < all.size(); ++i) members[i] = {all[i], own_process()};
+    return members;
+  }
+  members[static_cast<std::size_t>(rank)] = {std::move(own_memory), own_process()};
   try {
     if (rank == 0) {
       collect_at_zero(members, point, deadline);

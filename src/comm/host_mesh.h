@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,18 +10,23 @@
 #include <lockstep/base/shared_memory.h>
 #include <lockstep/base/unique_fd.h>
 
+#include "comm/thread_meeting.h"
+
 namespace lockstep::comm {
 
 // One rank as the others of its host see it.
 struct HostMember {
-  SharedMemory memory = {};  // the segment that it brought along
-  UniqueFd process = {};     // its pidfd, readable once it has died; good across pid namespaces too
+  std::shared_ptr<const SharedMemory> memory = {};  // the segment that it brought along
+  UniqueFd process = {};  // its pidfd, readable once it has died; good across pid namespaces too
 };
 
-// How rank 0 tells the others the name of its local socket: through the store that they share.
+// How rank 0 tells the others the name of its local socket: through the store that they share. Threads of one
+// process need no socket.
 struct MeetingPoint {
   std::function<void(const std::string&)> publish;
   std::function<std::string()> lookup;
+  std::shared_ptr<ThreadMeeting> threads = {};
+  std::string group = {};  // its name among `threads`
 };
 
 // Every rank brings a segment and leaves with all of them, [i] being rank i's. All ranks run on one host as

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::data {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::data {
 

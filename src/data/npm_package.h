@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/base/deadline.h>
 

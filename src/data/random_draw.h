@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include <torch/torch.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
 
 namespace lockstep::data {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/core/Generator.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/activation_checkpoint.h>
+#include <lockstep/rendezvous/random.h>
 
 #include "ddp/nested_backward.h"
 
@@ -28,7 +29,7 @@ using Tensors = std::vector<Tensor>;
 class RandomState {
  public:
   explicit RandomState(const Tensors& tensors) {
-    keep(at::detail::getDefaultCPUGenerator());
+    keep(default_generator());
     std::unordered_set<c10::Device> seen;
     for (const auto& tensor : tensors) {
       if (tensor.is_cpu() || !seen.insert(tensor.device()).second) continue;

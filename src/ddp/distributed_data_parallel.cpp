@@ -10,6 +10,7 @@
 
 #include "ddp/backward_sink.h"
 #include "ddp/replica.h"
+#include "nn/converted_layers.h"
 
 namespace lockstep {
 namespace {
@@ -43,7 +44,16 @@ at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) co
   return input_dtype_ && moved.is_floating_point() ? moved.to(*input_dtype_) : moved;
 }
 
-void DistributedDataParallelModule::check_join() const { replica_->check_join(); }
+void DistributedDataParallelModule::check_join() const {
+  replica_->check_join();
+  const auto layer = nn::find_synced_layer(*this);
+  if (layer.empty()) return;
+  throw ArgumentError(
+      fmt::format("DistributedDataParallel: join() cannot follow {}, a SyncBatchNorm: its ranks exchange "
+                  "statistics within forward, which a rank without data does not run. Give all ranks as many "
+                  "batches (DistributedSampler does), or keep BatchNorm",
+                  layer));
+}
 
 std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() const {
   std::vector<at::Tensor> parameters;

@@ -27,9 +27,15 @@ using namespace std::chrono_literals;
 
 constexpr auto kLeaveLimit = 2'000ms;
 
-// Beside World in base, the default process group's only global.
+// Beside World in base, the default process group's only globals: the process's, and that of a thread which
+// is a rank by itself.
 std::atomic<Session*>& slot() {
   static std::atomic<Session*> session{nullptr};
+  return session;
+}
+
+Session*& thread_slot() {
+  thread_local Session* session = nullptr;
   return session;
 }
 
@@ -48,11 +54,14 @@ c10::Device device_for(const InitOptions& options, int local_rank) {
 
 }  // namespace
 
-Session* current_session() { return slot().load(); }
+Session* current_session() { return is_thread_rank() ? thread_slot() : slot().load(); }
+
+bool is_thread_rank() { return thread_slot() != nullptr; }
 
 Session::Session(const InitOptions& options, const Placement& placement,
-                 c10::intrusive_ptr<c10d::Store> store)
+                 c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<comm::ThreadMeeting> threads)
     : store_(std::move(store)),
+      threads_(std::move(threads)),
       env_(options.env),
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
       world_(locate(*store_, placement)),
@@ -67,6 +76,15 @@ Session::Session(const InitOptions& options, const Placement& placement,
   }
   group_ = connect("default", {.name = choice.name, .one_host = one_host}, world_.rank, world_.size,
                    {.name = options.group_name, .timeout = options.timeout});
+  make_current();
+}
+
+void Session::make_current() {
+  if (threads_) {
+    thread_slot() = this;
+    set_thread_world(world_);
+    return;
+  }
   Session* none = nullptr;
   if (!slot().compare_exchange_strong(none, this)) {
     throw ArgumentError(
@@ -75,10 +93,18 @@ Session::Session(const InitOptions& options, const Placement& placement,
   set_current_world(world_);
 }
 
-Session::~Session() {
+void Session::end_being_current() noexcept {
+  if (thread_slot() == this) {
+    thread_slot() = nullptr;
+    set_thread_world(std::nullopt);
+  }
   Session* self = this;
   if (slot().compare_exchange_strong(self, nullptr)) set_current_world({});
-  if (std::uncaught_exceptions() <= uncaught_at_start_) wait_for_others_to_leave();
+}
+
+Session::~Session() {
+  end_being_current();
+  if (!threads_ && std::uncaught_exceptions() <= uncaught_at_start_) wait_for_others_to_leave();
   for (const auto& group : subgroups_) group.close();
   if (group_) group_->close();
 }
@@ -93,7 +119,9 @@ ProcessGroup Session::connect(const std::string& key, const Way& way, int rank, 
                  .group_name = info.name,
                  .master_host = master_host_,
                  .one_host = way.one_host,
-                 .env = env_});
+                 .env = env_,
+                 .threads = threads_,
+                 .key = key});
   info.traits = handle.traits;
   info.host_group = handle.host_group;
   info.check_calls = check_calls_ && !handle.traits.compares_calls;

@@ -9,6 +9,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "comm/thread_meeting.h"
 #include "rendezvous/placement.h"
 
 namespace lockstep::rendezvous {
@@ -16,7 +17,9 @@ namespace lockstep::rendezvous {
 // Everything that a living context owns.
 class Session {
  public:
-  Session(const InitOptions& options, const Placement& placement, c10::intrusive_ptr<c10d::Store> store);
+  // `threads`: where the ranks are threads of this process, which then have a default group each.
+  Session(const InitOptions& options, const Placement& placement, c10::intrusive_ptr<c10d::Store> store,
+          std::shared_ptr<comm::ThreadMeeting> threads = {});
   // Leaves: normally, rank 0 stays a moment until the others have left, since it serves their store.
   ~Session();
   Session(const Session&) = delete;
@@ -36,9 +39,12 @@ class Session {
 
   ProcessGroup connect(const std::string& key, const Way& way, int rank, int size, ProcessGroupInfo info);
   void check_members(const std::vector<int>& ranks) const;
+  void make_current();
+  void end_being_current() noexcept;
   void wait_for_others_to_leave();
 
   c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<comm::ThreadMeeting> threads_;
   Env env_;
   std::string master_host_;
   std::string backend_;  // as it was asked for
@@ -51,7 +57,10 @@ class Session {
   std::vector<ProcessGroup> subgroups_;
 };
 
-// The session of the living context, or nullptr.
+// The session of the living context, or nullptr. Of this thread, where it is a rank by itself.
 Session* current_session();
+
+// Whether this thread is a rank by itself.
+bool is_thread_rank();
 
 }  // namespace lockstep::rendezvous

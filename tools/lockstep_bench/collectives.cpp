@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include <torch/torch.h>
+#include <ATen/ops/empty.h>
 
 #include "kinds.h"
 #include "periodic.h"
@@ -15,7 +15,7 @@ using Tensors = std::vector<at::Tensor>;
 
 at::Tensor allocate(const TrialRequest& r, std::int64_t count) {
   const auto options = at::TensorOptions().dtype(r.dtype);
-  return r.inplace ? r.group.backend()->allocateTensor(count, options) : torch::empty({count}, options);
+  return r.inplace ? r.group.backend()->allocateTensor(count, options) : at::empty({count}, options);
 }
 
 std::int64_t part(const TrialRequest& r) { return r.count / r.group.size(); }

@@ -2,7 +2,7 @@
 // One rank of `lockstep bench`.
 #include <iostream>
 
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include <torch/torch.h>
+#include <ATen/ops/from_blob.h>
 
 #include <lockstep/base/fd_passing.h>
 
@@ -78,7 +78,7 @@ Trial MemoryLimit::prepare(std::int64_t count) const {
   }
   const auto begin = count * group_.rank() / group_.size();
   const auto end = count * (group_.rank() + 1) / group_.size();
-  const auto own = torch::from_blob(rows[static_cast<std::size_t>(group_.rank())], {count});
+  const auto own = at::from_blob(rows[static_cast<std::size_t>(group_.rank())], {count});
   const auto block = pattern_block(group_.rank(), at::kFloat);
   const auto sum = reduced_block(group_.size(), ReduceOp::SUM, at::kFloat);
   return {.rewrite = [=] { refill(own, block); },

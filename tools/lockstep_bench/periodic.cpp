@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "periodic.h"
 
-#include <torch/torch.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/stack.h>
 
 #include "pattern.h"
 
 namespace lockstep::bench {
 
 at::Tensor pattern_block(int rank, c10::ScalarType dtype, std::int64_t offset) {
-  return torch::arange(offset, offset + kBlock, at::kLong).remainder(kPeriod).add(rank + 1).to(dtype);
+  return at::arange(offset, offset + kBlock, at::kLong).remainder(kPeriod).add(rank + 1).to(dtype);
 }
 
 at::Tensor reduced_block(int ranks, ReduceOp op, c10::ScalarType dtype, std::int64_t offset) {
   std::vector<at::Tensor> all;
   for (int rank = 0; rank < ranks; ++rank) all.push_back(pattern_block(rank, at::kDouble, offset));
-  const auto stack = torch::stack(all);
+  const auto stack = at::stack(all);
   switch (op) {
     case ReduceOp::AVG:
       return stack.mean(0).to(dtype);

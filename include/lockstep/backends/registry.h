@@ -14,7 +14,8 @@
 
 namespace lockstep::comm {
 class HostGroup;
-}
+class ThreadMeeting;
+}  // namespace lockstep::comm
 
 namespace lockstep::backends {
 
@@ -25,9 +26,11 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{1'800'000};
   std::string group_name = "default";
-  std::string master_host = "127.0.0.1";  ///< an address that all ranks can reach
-  bool one_host = true;                   ///< whether all ranks are known to run on this host
-  Env env = {};                           ///< where the backend's environment variables are read
+  std::string master_host = "127.0.0.1";              ///< an address that all ranks can reach
+  bool one_host = true;                               ///< whether all ranks are known to run on this host
+  Env env = {};                                       ///< where the backend's environment variables are read
+  std::shared_ptr<comm::ThreadMeeting> threads = {};  ///< where the ranks are threads of this process
+  std::string key = {};                               ///< which no other group of the run has
 };
 
 struct BackendHandle {

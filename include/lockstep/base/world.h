@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <optional>
+
 namespace lockstep {
 
 /// Where this process stands among the processes of one run, as plain numbers: what layers that know
@@ -12,11 +14,14 @@ struct World {
   int local_size = 1;  ///< number of ranks on this host
 };
 
-/// The world of the default process group: what init() found, or a world of one outside its context.
-/// Safe from any thread.
+/// The world of the default process group: what init() found, or a world of one outside its context. In a
+/// thread of spawn_threads() that rank's. Safe from any thread.
 World current_world();
 
 /// Called by init() and by the end of its context.
 void set_current_world(const World& world);
+
+/// Called by a thread that becomes a rank by itself, and (nullopt) when it is none any more.
+void set_thread_world(const std::optional<World>& world);
 
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/data/sampler.h>
 

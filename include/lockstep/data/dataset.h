@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::data {
 

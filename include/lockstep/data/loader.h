@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/data/batch_sampler.h>
 #include <lockstep/data/dataset.h>

@@ -7,7 +7,8 @@
 #include <optional>
 #include <span>
 
-#include <torch/torch.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::data {
 

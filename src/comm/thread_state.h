@@ -5,8 +5,8 @@
 
 namespace lockstep::comm {
 
-// What the kernel tells of a process's main thread: "running", "stopped by a signal", "sleeping in
+// What the kernel tells of a thread of any process: "running", "stopped by a signal", "sleeping in
 // futex_wait, called from libfoo.so+0x1234". As much of it as this process may see.
-std::string describe_process(int pid);
+std::string describe_thread(int tid);
 
 }  // namespace lockstep::comm

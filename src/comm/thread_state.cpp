@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "comm/process_state.h"
+#include "comm/thread_state.h"
 
 #include <cstdint>
 #include <fstream>
@@ -58,10 +58,10 @@ std::string place_of(int pid, std::uint64_t address) {
 
 }  // namespace
 
-std::string describe_process(int pid) {
-  switch (state_letter(pid)) {
+std::string describe_thread(int tid) {
+  switch (state_letter(tid)) {
     case 'R':
-      return "its main thread is running";
+      return "its thread is running";
     case 'T':
     case 't':
       return "it has been stopped by a signal or a debugger";
@@ -73,10 +73,10 @@ std::string describe_process(int pid) {
     default:
       break;
   }
-  std::string text = "its main thread sleeps";
-  if (const auto kernel = file_of(pid, "wchan"); !kernel.empty() && kernel != "0") text += " in " + kernel;
-  if (const auto address = return_address(pid)) {
-    if (const auto place = place_of(pid, *address); !place.empty()) text += ", called from " + place;
+  std::string text = "its thread sleeps";
+  if (const auto kernel = file_of(tid, "wchan"); !kernel.empty() && kernel != "0") text += " in " + kernel;
+  if (const auto address = return_address(tid)) {
+    if (const auto place = place_of(tid, *address); !place.empty()) text += ", called from " + place;
   }
   return text;
 }

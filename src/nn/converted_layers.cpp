@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "nn/converted_layers.h"
+
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/ops/batch_norm_native.h>
+#include <ATen/ops/ones.h>
+#include <torch/library.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <lockstep/nn/sync_batch_norm.h>
+
+#include "nn/synced_batch_norm.h"
+
+namespace lockstep::nn {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+struct Layer {
+  std::weak_ptr<torch::nn::Module> module;
+  const Tensor* weight;  // the layer's member
+  bool affine;
+  ProcessGroup group;
+};
+
+class Table {
+ public:
+  void add(const void* key, Layer layer) {
+    const std::unique_lock lock(mutex_);
+    std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
+    layers_.insert_or_assign(key, std::move(layer));
+  }
+
+  // The layer that this weight belongs to, if it is one and still lives.
+  std::optional<Layer> find(const Tensor& weight) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = layers_.find(weight.unsafeGetTensorImpl());
+    if (found == layers_.end()) return std::nullopt;
+    const auto alive = found->second.module.lock();
+    // Another tensor may live where the weight of a layer was.
+    if (!alive || !found->second.weight->is_same(weight)) return std::nullopt;
+    return found->second;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<const void*, Layer> layers_;
+};
+
+Table& table() {
+  static Table layers;
+  return layers;
+}
+
+// at::batch_norm as it is without us; with us for converted layers in training.
+Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                  const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
+                  double momentum, double eps, bool cudnn_enabled) {
+  const auto layer = weight && weight->defined() ? table().find(*weight) : std::nullopt;
+  const auto own_weight = layer && !layer->affine ? OptionalTensor() : weight;
+  if (!layer || !layer->module.lock()->is_training() || layer->group.size() == 1) {
+    return at::native::batch_norm(input, own_weight, bias, running_mean, running_var, training, momentum, eps,
+                                  cudnn_enabled);
+  }
+  return synced_batch_norm(input,
+                           {.weight = own_weight.value_or(Tensor()),
+                            .bias = bias.value_or(Tensor()),
+                            .running_mean = running_mean.value_or(Tensor()),
+                            .running_var = running_var.value_or(Tensor())},
+                           momentum, eps, layer->group);
+}
+
+// at::batch_norm is made of other operators and has no kernel of its own under these keys, which every tensor
+// that can be trained has.
+void step_in() {
+  static const auto libraries = [] {
+    using enum c10::DispatchKey;
+    std::vector<std::unique_ptr<torch::Library>> made;
+    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1}) {
+      made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+      made.back()->impl("batch_norm", batch_norm);
+    }
+    return made;
+  }();
+}
+
+template <typename BatchNorm>
+bool convert_if(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group) {
+  auto* const layer = module->as<BatchNorm>();
+  if (layer == nullptr) return false;
+  // A layer without a weight gets one to be known by, which is no parameter and is never multiplied with.
+  if (!layer->weight.defined()) layer->weight = at::ones({1});
+  step_in();
+  table().add(
+      layer->weight.unsafeGetTensorImpl(),
+      {.module = module, .weight = &layer->weight, .affine = layer->options.affine(), .group = group});
+  return true;
+}
+
+template <typename BatchNorm>
+const Tensor* weight_of(const torch::nn::Module& module) {
+  const auto* const layer = module.as<BatchNorm>();
+  return layer == nullptr ? nullptr : &layer->weight;
+}
+
+}  // namespace
+
+bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer, const ProcessGroup& group) {
+  return convert_if<torch::nn::BatchNorm1d>(layer, group) ||
+         convert_if<torch::nn::BatchNorm2d>(layer, group) || convert_if<torch::nn::BatchNorm3d>(layer, group);
+}
+
+bool is_converted(const torch::nn::Module& layer) {
+  const Tensor* weight = weight_of<torch::nn::BatchNorm1d>(layer);
+  if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm2d>(layer);
+  if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm3d>(layer);
+  return weight != nullptr && weight->defined() && table().find(*weight).has_value();
+}
+
+std::string find_synced_layer(const torch::nn::Module& module) {
+  const auto is_synced = [](const torch::nn::Module& layer) {
+    return layer.as<SyncBatchNorm>() != nullptr || is_converted(layer);
+  };
+  if (is_synced(module)) return "the module itself";
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (is_synced(*item.value())) return item.key();
+  }
+  return {};
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep::nn {
+
+// The tensors of a BatchNorm layer; undefined ones are not there.
+struct BatchNormTensors {
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor running_mean;
+  at::Tensor running_var;
+};
+
+// Normalizes `input` ([N, C, ...]) by the statistics of all ranks' inputs, and moves the running ones.
+at::Tensor synced_batch_norm(const at::Tensor& input, const BatchNormTensors& layer, double momentum,
+                             double eps, const ProcessGroup& group);
+
+}  // namespace lockstep::nn

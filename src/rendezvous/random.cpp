@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <lockstep/rendezvous/random.h>
+
+#include "rendezvous/session.h"
+#include "rendezvous/thread_generator.h"
+
+namespace lockstep {
+namespace {
+
+void seed_generator(at::Generator generator, std::uint64_t seed) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+}  // namespace
+
+at::Generator default_generator() {
+  if (auto own = rendezvous::ThreadGenerator::current()) return *own;
+  return at::detail::getDefaultCPUGenerator();
+}
+
+void manual_seed(std::uint64_t seed) {
+  const auto own = rendezvous::ThreadGenerator::current();
+  if (!own) {
+    at::manual_seed(seed);
+    return;
+  }
+  seed_generator(*own, seed);
+  const auto* const session = rendezvous::current_session();
+  if (session == nullptr || session->device().is_cpu()) return;
+  seed_generator(at::globalContext().defaultGenerator(session->device()), seed);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/thread_generator.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+namespace lockstep::rendezvous {
+namespace {
+
+// Comes before all keys that LibTorch uses outside of its own tests.
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+std::optional<at::Generator>& slot() {
+  thread_local std::optional<at::Generator> generator;
+  return generator;
+}
+
+bool takes_generator(const c10::Argument& argument) {
+  const auto* const optional = argument.type()->castRaw<c10::OptionalType>();
+  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+}
+
+bool is_on_cpu(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
+}
+
+void give_generator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = stack->end() - static_cast<std::ptrdiff_t>(arguments.size());
+  // An operator without a tensor on the CPU will call one that has it, or none.
+  if (slot() && std::any_of(values, stack->end(), is_on_cpu)) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      auto& value = values[static_cast<std::ptrdiff_t>(i)];
+      if (value.isNone() && takes_generator(arguments[i])) value = *slot();
+    }
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+// Once for the process.
+void step_in() {
+  static const auto libraries = [] {
+    std::vector<std::unique_ptr<torch::Library>> made;
+    made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__));
+    made.back()->fallback(torch::CppFunction::makeFallthrough());
+    made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__));
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      const auto op = dispatcher.findSchema(name);
+      if (!op || !name.name.starts_with("aten::")) continue;
+      if (!std::ranges::any_of(op->schema().arguments(), takes_generator)) continue;
+      const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+      made.back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&give_generator>());
+    }
+    return made;
+  }();
+}
+
+}  // namespace
+
+ThreadGenerator::ThreadGenerator(at::Generator generator) : key_((step_in(), c10::DispatchKeySet(kKey))) {
+  slot() = std::move(generator);
+}
+
+ThreadGenerator::~ThreadGenerator() { slot().reset(); }
+
+std::optional<at::Generator> ThreadGenerator::current() { return slot(); }
+
+}  // namespace lockstep::rendezvous
