@@ -15,6 +15,7 @@
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/ddp/powersgd.h>
 #include <lockstep/ddp/trace.h>
+#include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/sync_batch_norm.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/rendezvous/random.h>

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/named_tensors.h"
+#include "ddp/trained_parameters.h"
 
 namespace lockstep::ddp {
 

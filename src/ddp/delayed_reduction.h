@@ -6,7 +6,7 @@
 
 #include <lockstep/comm/process_group.h>
 
-#include "ddp/named_tensors.h"
+#include "ddp/trained_parameters.h"
 
 namespace lockstep::ddp {
 

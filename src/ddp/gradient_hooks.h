@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "ddp/named_tensors.h"
+#include "ddp/trained_parameters.h"
 
 namespace lockstep::ddp {
 

@@ -5,7 +5,7 @@
 
 #include <lockstep/ddp/options.h>
 
-#include "ddp/named_tensors.h"
+#include "ddp/trained_parameters.h"
 
 namespace lockstep::ddp {
 

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <lockstep/backends/registry.h>
@@ -16,6 +15,7 @@
 #include <lockstep/rendezvous/spawn_threads.h>
 
 #include "rendezvous/arrival.h"
+#include "rendezvous/intra_op_threads.h"
 #include "rendezvous/session.h"
 #include "rendezvous/thread_generator.h"
 #include "rendezvous/thread_store.h"
@@ -23,22 +23,6 @@
 namespace lockstep {
 namespace rendezvous {
 namespace {
-
-// While it lives, operators of threads that have not called any yet use so many threads each.
-class IntraOpThreads {
- public:
-  explicit IntraOpThreads(int count) : before_(at::get_num_threads()) {
-    if (count != before_) at::set_num_threads(count);
-  }
-  ~IntraOpThreads() {
-    if (at::get_num_threads() != before_) at::set_num_threads(before_);
-  }
-  IntraOpThreads(const IntraOpThreads&) = delete;
-  IntraOpThreads& operator=(const IntraOpThreads&) = delete;
-
- private:
-  int before_;
-};
 
 // What the first rank that failed threw.
 class FirstFailure {

@@ -20,12 +20,8 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 void expect_passes_alone(const testing::Scenario& scenario) {
-  testing::expect_all_passed(testing::run_ranks(scenario, {.world_size = 1,
-                                                           .env = {{"RANK", ""},
-                                                                   {"WORLD_SIZE", ""},
-                                                                   {"MASTER_ADDR", ""},
-                                                                   {"MASTER_PORT", ""},
-                                                                   {"OMP_NUM_THREADS", ""}}}));
+  testing::expect_all_passed(
+      testing::run_ranks(scenario, {.world_size = 1, .env = {{"OMP_NUM_THREADS", ""}}}));
 }
 
 const testing::Scenario collectives("threads: collectives", [] {

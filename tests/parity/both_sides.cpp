@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <fstream>
 
+#include <ATen/Parallel.h>
+
+#include <lockstep/rendezvous/spawn_threads.h>
+
 #include "parity/ddp_record.h"
 #include "support/python.h"
 
@@ -13,12 +17,33 @@ namespace {
 
 constexpr const char* kFolderVariable = "LOCKSTEP_TEST_FOLDER";
 constexpr const char* kBackendVariable = "LOCKSTEP_PARITY_BACKEND";
+constexpr const char* kThreadsVariable = "LOCKSTEP_PARITY_THREADS";
+constexpr const char* kThreadsPrefix = "threads_";
 constexpr std::chrono::seconds kWatchdog{120};
+
+std::map<std::string, std::string> environment(const std::filesystem::path& folder,
+                                               const std::string& backend, int world_size) {
+  std::map<std::string, std::string> env{{kFolderVariable, folder.string()}, {kBackendVariable, backend}};
+  if (backend.starts_with(kThreadsPrefix)) {
+    env[kBackendVariable] = backend.substr(std::string(kThreadsPrefix).size());
+    env[kThreadsVariable] = std::to_string(world_size);
+  }
+  return env;
+}
 
 }  // namespace
 
 std::string record_folder() { return std::getenv(kFolderVariable); }
 std::string parity_backend() { return std::getenv(kBackendVariable); }
+
+void as_parity_ranks(const std::function<void(const Context&)>& body) {
+  if (const char* const ranks = std::getenv(kThreadsVariable)) {
+    spawn_threads(std::stoi(ranks), body, {.backend = parity_backend(), .threads_per_rank = 1});
+    return;
+  }
+  at::set_num_threads(1);
+  body(init({.backend = parity_backend()}));
+}
 
 BothSides::BothSides(const std::string& script, const Scenario& scenario,
                      const std::vector<std::string>& cases, const std::string& backend, int world_size) {
@@ -29,10 +54,9 @@ BothSides::BothSides(const std::string& script, const Scenario& scenario,
   run_python(script, {.args = {python_.path().string(), std::to_string(world_size)},
                       .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
                       .timeout = kWatchdog});
-  expect_all_passed(
-      run_ranks(scenario, {.world_size = world_size,
-                           .env = {{kFolderVariable, ours_.path().string()}, {kBackendVariable, backend}},
-                           .timeout = kWatchdog}));
+  expect_all_passed(run_ranks(scenario, {.world_size = backend.starts_with(kThreadsPrefix) ? 1 : world_size,
+                                         .env = environment(ours_.path(), backend, world_size),
+                                         .timeout = kWatchdog}));
 }
 
 std::string BothSides::python_file(const std::string& name, int rank) const {

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include <lockstep/rendezvous/init.h>
 
 #include "support/ranks.h"
 #include "support/temp_folder.h"
@@ -14,10 +17,14 @@ namespace lockstep::testing {
 std::string record_folder();
 std::string parity_backend();
 
+// Runs `body` as the rank that this process is, or, where threads were asked for, as all ranks.
+void as_parity_ranks(const std::function<void(const Context&)>& body);
+
 // The same training runs in Python, always over Gloo, and by a scenario here over `backend`. Each writes
 // files of records, which are then compared.
 class BothSides {
  public:
+  // `backend`: "gloo", "shm", or "threads_gloo", "threads_shm" for ranks that are threads of one process.
   // `cases`: a line of name=value words for each; Python's script gets a folder with them in its file
   // `cases`.
   BothSides(const std::string& script, const Scenario& scenario, const std::vector<std::string>& cases,

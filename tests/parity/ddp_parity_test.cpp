@@ -17,11 +17,11 @@ namespace lockstep::testing {
 namespace {
 
 const Scenario kTrainAllCases("ddp_parity", [] {
-  at::set_num_threads(1);
-  const auto context = init({.backend = parity_backend()});
-  for (const auto& each : ddp_cases()) {
-    write_records(record_file(record_folder(), each.name, context.rank()), train_with_ddp(each));
-  }
+  as_parity_ranks([](const Context& context) {
+    for (const auto& each : ddp_cases()) {
+      write_records(record_file(record_folder(), each.name, context.rank()), train_with_ddp(each));
+    }
+  });
 });
 
 std::vector<std::string> words_of_all() {
@@ -67,7 +67,9 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
 // summands shared memory makes the same sum, of more it adds in another order than Gloo.
 INSTANTIATE_TEST_SUITE_P(WorldSize, DdpParity,
                          ::testing::Values(std::pair{"gloo", 1}, std::pair{"gloo", 2}, std::pair{"gloo", 3},
-                                           std::pair{"gloo", 4}, std::pair{"shm", 2}),
+                                           std::pair{"gloo", 4}, std::pair{"shm", 2},
+                                           std::pair{"threads_gloo", 2}, std::pair{"threads_gloo", 4},
+                                           std::pair{"threads_shm", 2}),
                          [](const auto& each) {
                            return fmt::format("{}{}", each.param.first, each.param.second);
                          });

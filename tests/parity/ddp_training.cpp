@@ -105,7 +105,7 @@ class Training {
 
 template <typename Net>
 std::vector<Record> train(const DdpCase& each) {
-  torch::manual_seed(kSeed + (each.seed_by_rank ? static_cast<std::uint64_t>(get_rank()) : 0));
+  manual_seed(kSeed + (each.seed_by_rank ? static_cast<std::uint64_t>(get_rank()) : 0));
   Net net;
   if (each.gradients_first) net->forward(at::ones({2, 1, 28, 28})).square().mean().backward();
   DistributedDataParallelOptions options{.gradient_as_bucket_view = each.gradient_as_bucket_view};

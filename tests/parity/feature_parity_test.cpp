@@ -17,15 +17,15 @@ namespace lockstep::testing {
 namespace {
 
 const Scenario kTrainAllCases("feature_parity", [] {
-  at::set_num_threads(1);
-  const auto context = init({.backend = parity_backend()});
-  for (const auto& each : feature_cases()) {
-    try {
-      write_records(record_file(record_folder(), each.name, context.rank()), train_with_features(each));
-    } catch (const std::exception& error) {
-      throw std::runtime_error("case " + each.name + ": " + error.what());
+  as_parity_ranks([](const Context& context) {
+    for (const auto& each : feature_cases()) {
+      try {
+        write_records(record_file(record_folder(), each.name, context.rank()), train_with_features(each));
+      } catch (const std::exception& error) {
+        throw std::runtime_error("case " + each.name + ": " + error.what());
+      }
     }
-  }
+  });
 });
 
 std::vector<std::string> words_of_all() {
@@ -63,7 +63,8 @@ TEST_P(FeatureParity, LossesWeightsGradientsBuffersAndBucketsToTheLastBit) {
 
 // See ddp_parity_test.cpp for why shm is compared at two ranks only.
 INSTANTIATE_TEST_SUITE_P(WorldSize, FeatureParity,
-                         ::testing::Values(std::pair{"gloo", 2}, std::pair{"gloo", 4}, std::pair{"shm", 2}),
+                         ::testing::Values(std::pair{"gloo", 2}, std::pair{"gloo", 4}, std::pair{"shm", 2},
+                                           std::pair{"threads_gloo", 2}, std::pair{"threads_shm", 2}),
                          [](const auto& each) {
                            return fmt::format("{}{}", each.param.first, each.param.second);
                          });

@@ -206,7 +206,7 @@ std::vector<Record> train(const FeatureCase& each, Net net) {
 }  // namespace
 
 std::vector<Record> train_with_features(const FeatureCase& each) {
-  torch::manual_seed(kSeed);
+  manual_seed(kSeed);
   if (each.net == "experts" || each.net == "one_expert") return train(each, Experts(each.net == "experts"));
   if (each.net == "sparse") return train(each, SparseNet());
   if (each.net == "kinds") return train(each, Kinds());

@@ -14,10 +14,11 @@
 #include <torch/nn/pimpl.h>
 
 #include <lockstep/ddp/comm_hook.h>
-#include <lockstep/ddp/find_tensors.h>
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
 #include <lockstep/ddp/stats.h>
+#include <lockstep/nn/find_tensors.h>
+#include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep {
 
@@ -109,7 +110,7 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
     using Plain = std::remove_cvref_t<Argument>;
     if constexpr (std::same_as<Plain, at::Tensor>) {
       return prepare(argument);
-    } else if constexpr (ddp::Findable<Plain> && !ddp::HoldsNone<Plain> && std::copy_constructible<Plain>) {
+    } else if constexpr (nn::Findable<Plain> && !nn::HoldsNone<Plain> && std::copy_constructible<Plain>) {
       Plain copy = std::forward<Argument>(argument);
       visit_tensors(copy, [this](at::Tensor& tensor) { tensor = prepare(tensor); });
       return copy;
@@ -146,7 +147,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
     before_forward();
     auto output = module_->forward(prepared(std::forward<Arguments>(arguments))...);
     using Output = decltype(output);
-    if constexpr (ddp::Findable<Output>) {
+    if constexpr (nn::Findable<Output>) {
       if (watches_outputs()) {
         pass(output);
         return output;
@@ -174,24 +175,6 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
   std::shared_ptr<Wrapped> module_;
 };
 
-namespace ddp {
-
-template <typename Module>
-struct WrappedBy {  // a TORCH_MODULE holder
-  using type = typename Module::ContainedType;
-  static std::shared_ptr<type> pointer(const Module& module) {
-    return module.is_empty() ? nullptr : module.ptr();
-  }
-};
-
-template <typename Impl>
-struct WrappedBy<std::shared_ptr<Impl>> {
-  using type = Impl;
-  static std::shared_ptr<type> pointer(const std::shared_ptr<Impl>& module) { return module; }
-};
-
-}  // namespace ddp
-
 /// Trains one module on all ranks of a group: gradients are averaged across the ranks, bucket by bucket,
 /// while backward is still computing the others. PyTorch: `torch.nn.parallel.DistributedDataParallel`.
 ///
@@ -207,14 +190,14 @@ struct WrappedBy<std::shared_ptr<Impl>> {
 /// Failures of a reduction come out of backward().
 template <typename Module>
 class DistributedDataParallel
-    : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename ddp::WrappedBy<Module>::type>> {
-  using Impl = DistributedDataParallelImpl<typename ddp::WrappedBy<Module>::type>;
+    : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename nn::WrappedBy<Module>::type>> {
+  using Impl = DistributedDataParallelImpl<typename nn::WrappedBy<Module>::type>;
 
  public:
   explicit DistributedDataParallel(const Module& module, const DistributedDataParallelOptions& options = {},
                                    std::source_location where = std::source_location::current())
       : torch::nn::ModuleHolder<Impl>(
-            std::make_shared<Impl>(ddp::WrappedBy<Module>::pointer(module), options, where)) {}
+            std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(module), options, where)) {}
 };
 
 }  // namespace lockstep

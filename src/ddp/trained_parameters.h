@@ -6,12 +6,12 @@
 
 #include <torch/nn/module.h>
 
+#include "nn/named_tensors.h"
+
 namespace lockstep::ddp {
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
+using nn::distinct;
+using nn::NamedTensor;
 
 // A parameter whose gradients are reduced.
 struct TrainedParameter {
@@ -19,9 +19,6 @@ struct TrainedParameter {
   at::Tensor tensor;
   bool sparse = false;  // its gradients are
 };
-
-// Each tensor once, under its first name, as Python's named_parameters() and named_buffers() do.
-std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors);
 
 // Those that require gradients; sparse where they are the weight of an embedding that says so.
 std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,

@@ -30,7 +30,7 @@ namespace lockstep {
 template <typename T>
 struct TensorVisitor;
 
-namespace ddp {
+namespace nn {
 
 struct AnyVisitor {
   void operator()(at::Tensor&) const {}
@@ -46,7 +46,7 @@ concept HoldsNone = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same
 template <typename T>
 concept Findable = requires(T& value, AnyVisitor f) { TensorVisitor<T>::visit(value, f); };
 
-}  // namespace ddp
+}  // namespace nn
 
 /// Calls `f(at::Tensor&)` for each tensor in `value`.
 template <typename T, typename F>
@@ -62,13 +62,13 @@ struct TensorVisitor<at::Tensor> {
   }
 };
 
-template <ddp::HoldsNone T>
+template <nn::HoldsNone T>
 struct TensorVisitor<T> {
   template <typename F>
   static void visit(T&, F&) {}
 };
 
-template <ddp::VisitsItself T>
+template <nn::VisitsItself T>
 struct TensorVisitor<T> {
   template <typename F>
   static void visit(T& value, F& f) {
@@ -76,7 +76,7 @@ struct TensorVisitor<T> {
   }
 };
 
-template <ddp::Findable T>
+template <nn::Findable T>
 struct TensorVisitor<std::optional<T>> {
   template <typename F>
   static void visit(std::optional<T>& value, F& f) {
@@ -84,7 +84,7 @@ struct TensorVisitor<std::optional<T>> {
   }
 };
 
-template <ddp::Findable T>
+template <nn::Findable T>
 struct TensorVisitor<std::shared_ptr<T>> {
   template <typename F>
   static void visit(std::shared_ptr<T>& value, F& f) {
@@ -92,7 +92,7 @@ struct TensorVisitor<std::shared_ptr<T>> {
   }
 };
 
-template <ddp::Findable T>
+template <nn::Findable T>
 struct TensorVisitor<std::unique_ptr<T>> {
   template <typename F>
   static void visit(std::unique_ptr<T>& value, F& f) {
@@ -100,7 +100,7 @@ struct TensorVisitor<std::unique_ptr<T>> {
   }
 };
 
-template <ddp::Findable T>
+template <nn::Findable T>
 struct TensorVisitor<std::vector<T>> {
   template <typename F>
   static void visit(std::vector<T>& values, F& f) {
@@ -114,7 +114,7 @@ struct TensorVisitor<std::vector<bool>> {
   static void visit(std::vector<bool>&, F&) {}
 };
 
-template <ddp::Findable T, std::size_t N>
+template <nn::Findable T, std::size_t N>
 struct TensorVisitor<std::array<T, N>> {
   template <typename F>
   static void visit(std::array<T, N>& values, F& f) {
@@ -122,7 +122,7 @@ struct TensorVisitor<std::array<T, N>> {
   }
 };
 
-template <typename Key, ddp::Findable T>
+template <typename Key, nn::Findable T>
 struct TensorVisitor<std::map<Key, T>> {
   template <typename F>
   static void visit(std::map<Key, T>& values, F& f) {
@@ -130,7 +130,7 @@ struct TensorVisitor<std::map<Key, T>> {
   }
 };
 
-template <typename Key, ddp::Findable T>
+template <typename Key, nn::Findable T>
 struct TensorVisitor<std::unordered_map<Key, T>> {
   template <typename F>
   static void visit(std::unordered_map<Key, T>& values, F& f) {
@@ -138,7 +138,7 @@ struct TensorVisitor<std::unordered_map<Key, T>> {
   }
 };
 
-template <ddp::Findable First, ddp::Findable Second>
+template <nn::Findable First, nn::Findable Second>
 struct TensorVisitor<std::pair<First, Second>> {
   template <typename F>
   static void visit(std::pair<First, Second>& value, F& f) {
@@ -147,7 +147,7 @@ struct TensorVisitor<std::pair<First, Second>> {
   }
 };
 
-template <ddp::Findable... Ts>
+template <nn::Findable... Ts>
 struct TensorVisitor<std::tuple<Ts...>> {
   template <typename F>
   static void visit(std::tuple<Ts...>& value, F& f) {
@@ -155,7 +155,7 @@ struct TensorVisitor<std::tuple<Ts...>> {
   }
 };
 
-template <ddp::Findable... Ts>
+template <nn::Findable... Ts>
 struct TensorVisitor<std::variant<Ts...>> {
   template <typename F>
   static void visit(std::variant<Ts...>& value, F& f) {

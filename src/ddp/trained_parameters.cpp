@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ddp/named_tensors.h"
+#include "ddp/trained_parameters.h"
 
 #include <unordered_set>
 
 #include <torch/nn/modules/embedding.h>
 
 namespace lockstep::ddp {
-
-std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
-  std::unordered_set<const void*> seen;
-  std::vector<NamedTensor> all;
-  for (const auto& item : tensors) {
-    if (!item.value().defined()) continue;
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) all.push_back({item.key(), item.value()});
-  }
-  return all;
-}
 
 std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
                                                  const std::vector<NamedTensor>& parameters) {

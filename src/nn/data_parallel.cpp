@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/cuda.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/nn/data_parallel.h>
+
+#include "nn/converted_layers.h"
+#include "nn/replicas.h"
+#include "nn/replicas_backward.h"
+#include "nn/scatter_gather.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+DataParallelOptions with_defaults(DataParallelOptions options) {
+  if (options.device_ids.empty()) {
+    for (int i = 0; i < static_cast<int>(torch::cuda::device_count()); ++i) {
+      options.device_ids.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
+    }
+  }
+  return options;
+}
+
+void check_module(const torch::nn::Module& module) {
+  const auto synced = nn::find_synced_layer(module);
+  if (synced.empty()) return;
+  throw ArgumentError(fmt::format(
+      "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or "
+      "leave BatchNorm unconverted",
+      synced));
+}
+
+void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {
+  const auto check = [&](const std::string& name, const Tensor& tensor) {
+    if (!tensor.defined() || tensor.device() == device_ids.front()) return;
+    throw ArgumentError(fmt::format(
+        "DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it there first",
+        device_ids.front().str(), name, tensor.device().str()));
+  };
+  for (const auto& item : module.named_parameters()) check(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) check(item.key(), item.value());
+}
+
+// Leaves of a replica's graph.
+void make_leaves(std::vector<Tensors>& parts, const Tensors& inputs, nn::Replicas& replicas) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      parts[i][k] = parts[i][k].detach().to(replicas.device(i));
+      if (c10::GradMode::is_enabled() && inputs[k].requires_grad()) parts[i][k].requires_grad_();
+    }
+  }
+}
+
+void check_outputs(const std::vector<Tensors>& outputs) {
+  for (std::size_t i = 1; i < outputs.size(); ++i) {
+    if (outputs[i].size() == outputs[0].size()) continue;
+    throw Error(fmt::format(
+        "DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be put together", i,
+        outputs[i].size(), outputs[0].size()));
+  }
+}
+
+}  // namespace
+
+DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
+                                       const DataParallelOptions& options, const IsReplica& is_replica)
+    : torch::nn::Module("DataParallel"), options_(with_defaults(options)), original_(std::move(module)) {
+  if (!original_) throw ArgumentError("DataParallel: the module is empty (a null holder or pointer)");
+  check_module(*original_);
+  if (!options_.device_ids.empty()) check_devices(*original_, options_.device_ids);
+  if (!runs_by_itself()) replicas_ = std::make_shared<nn::Replicas>(original_, options_, is_replica);
+}
+
+DataParallelModule::~DataParallelModule() = default;
+
+c10::Device DataParallelModule::output_device() const {
+  if (options_.output_device) return *options_.output_device;
+  return options_.device_ids.empty() ? c10::Device(c10::kCPU) : options_.device_ids.front();
+}
+
+torch::OrderedDict<std::string, Tensor> DataParallelModule::named_parameters() const {
+  torch::OrderedDict<std::string, Tensor> once;
+  for (auto& item : nn::distinct(torch::nn::Module::named_parameters())) once.insert(item.name, item.tensor);
+  return once;
+}
+
+std::vector<Tensor> DataParallelModule::parameters() const { return named_parameters().values(); }
+
+Tensors DataParallelModule::run(const Tensors& inputs, std::size_t arguments, const Call& call) {
+  check_devices(*original_, options_.device_ids);
+  // As in PyTorch: without any argument there is nothing to share, and one replica runs.
+  auto parts = nn::scatter(inputs, replica_count(), options_.dim, arguments == 0 ? 1 : replica_count());
+  const auto count = parts.size();
+  replicas_->update(count);
+  replicas_->seed();
+  make_leaves(parts, inputs, *replicas_);
+  nn::ReplicasForward forward{.inputs = std::move(parts), .outputs = std::vector<Tensors>(count)};
+  replicas_->run(
+      count, [&](std::size_t i) { forward.outputs[i] = call(i, replicas_->module(i), forward.inputs[i]); });
+  check_outputs(forward.outputs);
+  Tensors gathered;
+  for (std::size_t j = 0; j < forward.outputs[0].size(); ++j) {
+    Tensors same;
+    for (const auto& outputs : forward.outputs) same.push_back(outputs[j].detach());
+    gathered.push_back(nn::gather(same, output_device(), options_.dim));
+  }
+  if (c10::GradMode::is_enabled()) {
+    nn::record_backward(gathered, inputs, std::move(forward), options_.dim, replicas_);
+  }
+  return gathered;
+}
+
+}  // namespace lockstep

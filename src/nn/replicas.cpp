@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "nn/replicas.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/random.h>
+
+#include "rendezvous/intra_op_threads.h"
+#include "rendezvous/thread_generator.h"
+
+namespace lockstep::nn {
+namespace {
+
+using at::Tensor;
+using rendezvous::IntraOpThreads;
+
+// Making a module draws initial weights: not from the user's random numbers.
+class KeptRandomNumbers {
+ public:
+  KeptRandomNumbers() : generator_(default_generator()) {
+    const std::lock_guard lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~KeptRandomNumbers() {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  KeptRandomNumbers(const KeptRandomNumbers&) = delete;
+  KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
+
+ private:
+  at::Generator generator_;
+  Tensor state_;
+};
+
+std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
+  try {
+    return module.clone();
+  } catch (const c10::Error& error) {
+    throw ArgumentError(
+        fmt::format("DataParallel: the module {} cannot be cloned; derive it, and what it is made of, from "
+                    "torch::nn::Cloneable, or give options.make_replica. LibTorch says: {}",
+                    module.name(), error.what_without_backtrace()));
+  }
+}
+
+std::shared_ptr<torch::nn::Module> new_replica(
+    const torch::nn::Module& original, const DataParallelOptions& options,
+    const std::function<bool(const torch::nn::Module&)>& is_replica) {
+  const KeptRandomNumbers kept;
+  auto replica = options.make_replica ? options.make_replica() : copy_of(original);
+  if (!replica || !is_replica(*replica)) {
+    throw ArgumentError("DataParallel: options.make_replica made no module of the wrapped one's type");
+  }
+  if (replica.get() == &original) {
+    throw ArgumentError("DataParallel: options.make_replica returned the module itself; a new one is needed");
+  }
+  return replica;
+}
+
+void check_same_names(const torch::OrderedDict<std::string, Tensor>& original,
+                      const torch::OrderedDict<std::string, Tensor>& replica, const char* what) {
+  const bool same = original.size() == replica.size() && std::ranges::all_of(original, [&](const auto& item) {
+                      return replica.contains(item.key());
+                    });
+  if (same) return;
+  throw ArgumentError(
+      fmt::format("DataParallel: a replica has {} {}, and the module has {} with other names; does its "
+                  "constructor, or reset(), register them all?",
+                  replica.size(), what, original.size()));
+}
+
+bool is_same_memory(const Tensor& a, const Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
+// On the same device the tensor itself, which may have moved; on another a copy.
+void follow(Tensor& replica, const Tensor& original, c10::Device device) {
+  if (original.device() != device) {
+    replica.set_data(original.detach().to(device));
+  } else if (!is_same_memory(replica, original)) {
+    replica.set_data(original.detach());
+  }
+}
+
+}  // namespace
+
+Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const DataParallelOptions& options,
+                   const std::function<bool(const torch::nn::Module&)>& is_replica)
+    : original_(std::move(original)),
+      parameters_(distinct(original_->named_parameters())),
+      workers_(std::make_unique<WorkerTeam>(options.device_ids.size())) {
+  for (const auto& device : options.device_ids) add(device, new_replica(*original_, options, is_replica));
+}
+
+void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module) {
+  const auto originals = original_->named_parameters();
+  const auto own = module->named_parameters();
+  check_same_names(originals, own, "parameters");
+  check_same_names(original_->named_buffers(), module->named_buffers(), "buffers");
+  std::unordered_map<const void*, std::size_t> index;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) index[parameters_[i].tensor.unsafeGetTensorImpl()] = i;
+  std::vector<Parameter> parameters;
+  for (const auto& [name, tensor] : distinct(own)) {
+    parameters.push_back({tensor, index.at(originals[name].unsafeGetTensorImpl())});
+  }
+  replicas_.push_back(
+      {device, std::move(module), std::move(parameters), at::make_generator<at::CPUGeneratorImpl>()});
+}
+
+void Replicas::update(std::size_t count) {
+  const c10::AutoGradMode no_history(false);
+  for (std::size_t i = 0; i < count; ++i) {
+    auto& replica = replicas_[i];
+    for (auto& [tensor, original] : replica.parameters) {
+      const auto& parameter = parameters_[original].tensor;
+      follow(tensor, parameter, replica.device);
+      tensor.set_requires_grad(parameter.requires_grad());
+    }
+    update_buffers(i);
+    update_modes(*replica.module);
+  }
+}
+
+void Replicas::update_buffers(std::size_t i) {
+  const auto originals = original_->named_buffers();
+  for (auto& item : replicas_[i].module->named_buffers()) {
+    const auto& original = originals[item.key()];
+    if (!original.defined()) continue;
+    if (i == 0) {
+      follow(item.value(), original, replicas_[i].device);
+    } else {
+      item.value().set_data(original.detach().to(replicas_[i].device, false, /*copy=*/true));
+    }
+  }
+}
+
+void Replicas::update_modes(torch::nn::Module& replica) const {
+  const auto originals = original_->modules();
+  const auto copies = replica.modules();
+  for (std::size_t i = 0; i < std::min(originals.size(), copies.size()); ++i) {
+    if (copies[i]->is_training() != originals[i]->is_training())
+      copies[i]->train(originals[i]->is_training());
+  }
+}
+
+void Replicas::seed() {
+  const auto base =
+      static_cast<std::uint64_t>(at::empty({}, at::kLong).random_(default_generator()).item<std::int64_t>());
+  for (std::size_t i = 0; i < replicas_.size(); ++i) replicas_[i].generator.set_current_seed(base + i);
+}
+
+void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& job) {
+  const auto on_cpu = std::count_if(replicas_.begin(), replicas_.begin() + static_cast<std::ptrdiff_t>(count),
+                                    [](const auto& replica) { return replica.device.is_cpu(); });
+  const int share = std::max(1, at::get_num_threads() / std::max(1, static_cast<int>(on_cpu)));
+  const IntraOpThreads intra_op(share);
+  const at::ThreadLocalState state;
+  const auto errors = workers_->run(count, [&](std::size_t i) {
+    const at::ThreadLocalStateGuard as_caller(state);
+    const rendezvous::ThreadGenerator random(replicas_[i].generator);
+    const c10::OptionalDeviceGuard device(replicas_[i].device.is_cpu() ? std::nullopt
+                                                                       : std::optional(replicas_[i].device));
+    IntraOpThreads::set(share);
+    job(i);
+  });
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!errors[i]) continue;
+    const auto where = fmt::format("DataParallel: replica {} on {}", i, replicas_[i].device.str());
+    try {
+      std::rethrow_exception(errors[i]);
+    } catch (const std::exception& error) {
+      std::throw_with_nested(Error(fmt::format("{}: {}", where, error.what())));
+    } catch (...) {
+      std::throw_with_nested(Error(where + " threw what is no std::exception"));
+    }
+  }
+}
+
+}  // namespace lockstep::nn
