@@ -3,7 +3,6 @@
 // what wrapping adds is seen; with --mode one of the two alone, for its memory. The Python twin is
 // pytorch/ddp_step.py.
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -16,12 +15,11 @@
 
 #include <lockstep/lockstep.h>
 
-#include "parity/models/gpt.h"
-#include "parity/models/resnet.h"
+#include "training_step.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using namespace lockstep::bench;
 
 struct Flags {
   std::string net = "resnet18";
@@ -30,37 +28,6 @@ struct Flags {
   int steps = 20;
   bool optimizer_in_backward = false;
 };
-
-constexpr double kRate = 1e-3;
-
-struct ChainImpl : torch::nn::Module {
-  ChainImpl() {
-    for (int i = 0; i < 200; ++i) layers->push_back(torch::nn::Linear(32, 32));
-    register_module("layers", layers);
-  }
-  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
-  torch::nn::Sequential layers;
-};
-TORCH_MODULE(Chain);
-
-struct MlpImpl : torch::nn::Module {
-  MlpImpl() {
-    for (int i = 0; i < 4; ++i) {
-      layers->push_back(torch::nn::Linear(4096, 4096));
-      layers->push_back(torch::nn::ReLU());
-    }
-    register_module("layers", layers);
-  }
-  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
-  torch::nn::Sequential layers;
-};
-TORCH_MODULE(Mlp);
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 // Memory that two processes share counts half for each.
 double megabytes_now() {
@@ -79,29 +46,8 @@ void watch_gradient(const at::Tensor& tensor, const std::shared_ptr<double>& pea
   tensor.register_hook([peak](const at::Tensor&) { *peak = std::max(*peak, megabytes_now()); });
 }
 
-// One step; returns the loss.
-using Step = std::function<double()>;
-
-template <typename Model>
-Step make_step(Model model, const at::Tensor& input, bool steps_itself) {
-  auto optimizer = std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(kRate));
-  return [model, optimizer, input, steps_itself]() mutable {
-    if (!steps_itself) optimizer->zero_grad();
-    const auto loss = model->forward(input).pow(2).mean();
-    loss.backward();
-    if (!steps_itself) optimizer->step();
-    return loss.template item<double>();
-  };
-}
-
-double seconds_of(const Step& step, double& loss) {
-  const auto begin = Clock::now();
-  loss = step();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-template <typename Net, typename... Arguments>
-nlohmann::json measure(const Flags& flags, const at::Tensor& input, Arguments... arguments) {
+template <typename MakeNet>
+nlohmann::json measure(const Flags& flags, const MakeNet& make_net, const at::Tensor& input) {
   const auto context = lockstep::init({.backend = flags.backend});
   Step bare;
   Step wrapped;
@@ -110,7 +56,7 @@ nlohmann::json measure(const Flags& flags, const at::Tensor& input, Arguments...
   std::function<lockstep::DdpStats()> stats = [] { return lockstep::DdpStats{}; };
   if (flags.mode != "ddp") {
     torch::manual_seed(0);
-    const Net net(arguments...);
+    const auto net = make_net();
     watched = net.ptr();
     bare = make_step(net, input, false);
   }
@@ -122,9 +68,9 @@ nlohmann::json measure(const Flags& flags, const at::Tensor& input, Arguments...
         return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(kRate));
       };
     }
-    const Net net(arguments...);
+    const auto net = make_net();
     watched = net.ptr();
-    lockstep::DistributedDataParallel<Net> ddp(net, options);
+    lockstep::DistributedDataParallel ddp(net, options);
     stats = [ddp] { return ddp->stats(); };
     wrapped = make_step(ddp, input, flags.optimizer_in_backward);
   }
@@ -157,20 +103,9 @@ nlohmann::json measure(const Flags& flags, const at::Tensor& input, Arguments...
 }
 
 nlohmann::json measure(const Flags& flags) {
-  using namespace lockstep::testing;
-  const auto drawn = [](auto draw) {
-    torch::manual_seed(1);
-    return draw();
-  };
-  if (flags.net == "resnet18") {
-    return measure<ResNet18>(flags, drawn([] { return torch::randn({4, 3, 32, 32}); }), 64, 3, 10);
-  }
-  if (flags.net == "gpt") {
-    const GptOptions options{.vocabulary = 1024, .context = 64, .width = 256, .heads = 8, .layers = 4};
-    return measure<Gpt>(flags, drawn([] { return torch::randint(1024, {2, 64}, at::kLong); }), options);
-  }
-  if (flags.net == "mlp") return measure<Mlp>(flags, drawn([] { return torch::randn({8, 4096}); }));
-  return measure<Chain>(flags, drawn([] { return torch::randn({8, 32}); }));
+  return with_net(flags.net, 1, [&](const auto& make_net, const at::Tensor& input) {
+    return measure(flags, make_net, input);
+  });
 }
 
 }  // namespace
@@ -178,9 +113,7 @@ nlohmann::json measure(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps with and without DistributedDataParallel; prints JSON");
   Flags flags;
-  app.add_option("--net", flags.net)
-      ->check(CLI::IsMember({"resnet18", "chain", "gpt", "mlp"}))
-      ->capture_default_str();
+  app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
   app.add_option("--mode", flags.mode)->check(CLI::IsMember({"both", "bare", "ddp"}))->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
