@@ -47,10 +47,11 @@ std::shared_ptr<HostGroup> HostGroup::meet(int rank, int size, Part part, const 
         fmt::format("rank {} of {}: the ranks bring memory of different sizes; do all run the same program?",
                     rank, size));
   }
-  return std::shared_ptr<HostGroup>(new HostGroup(rank, std::move(members)));
+  return std::shared_ptr<HostGroup>(new HostGroup(rank, std::move(members), point.threads ? ::gettid() : 0));
 }
 
-HostGroup::HostGroup(int rank, std::vector<HostMember> members) : rank_(rank), members_(std::move(members)) {
+HostGroup::HostGroup(int rank, std::vector<HostMember> members, int owner)
+    : rank_(rank), owner_(owner), members_(std::move(members)) {
   for (const auto& member : members_) boards_.push_back(reinterpret_cast<NoteBoard*>(member.memory->data()));
 }
 

@@ -38,6 +38,9 @@ class HostGroup {
   std::byte* backend_part(int rank) const;
   const SharedMemory& own_memory() const { return *members_[static_cast<std::size_t>(rank_)].memory; }
 
+  // Tells ranks apart that are threads of this process; 0 where the process is one rank.
+  int owner() const { return owner_; }
+
   // A rank whose process has died, or -1.
   int find_dead() const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (thread 4712 of pid 4711 on node3)"
@@ -58,11 +61,12 @@ class HostGroup {
   std::string describe_others() const;
 
  private:
-  HostGroup(int rank, std::vector<HostMember> members);
+  HostGroup(int rank, std::vector<HostMember> members, int owner);
   std::string describe_rank(int rank) const;
   bool has_died(int rank) const;
 
   int rank_;
+  int owner_;
   std::vector<HostMember> members_;
   std::vector<NoteBoard*> boards_;
 };

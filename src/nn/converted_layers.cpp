@@ -14,6 +14,7 @@
 
 #include <lockstep/nn/sync_batch_norm.h>
 
+#include "nn/group_now.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep::nn {
@@ -26,7 +27,13 @@ struct Layer {
   std::weak_ptr<torch::nn::Module> module;
   const Tensor* weight;  // the layer's member
   bool affine;
-  ProcessGroup group;
+  std::optional<ProcessGroup> group;
+};
+
+struct Found {
+  bool is_training;
+  bool affine;
+  std::optional<ProcessGroup> group;
 };
 
 class Table {
@@ -38,23 +45,37 @@ class Table {
   }
 
   // The layer that this weight belongs to, if it is one and still lives.
-  std::optional<Layer> find(const Tensor& weight) const {
-    const std::shared_lock lock(mutex_);
+  std::optional<Found> find(const Tensor& weight) {
+    std::shared_lock lock(mutex_);
     const auto found = layers_.find(weight.unsafeGetTensorImpl());
     if (found == layers_.end()) return std::nullopt;
     const auto alive = found->second.module.lock();
-    // Another tensor may live where the weight of a layer was.
-    if (!alive || !found->second.weight->is_same(weight)) return std::nullopt;
-    return found->second;
+    if (alive && found->second.weight->is_same(weight)) {
+      return Found{
+          .is_training = alive->is_training(), .affine = found->second.affine, .group = found->second.group};
+    }
+    // Another tensor lives where the weight of a layer was.
+    lock.unlock();
+    forget(weight.unsafeGetTensorImpl());
+    return std::nullopt;
   }
 
  private:
-  mutable std::shared_mutex mutex_;
+  void forget(const void* key) {
+    const std::unique_lock lock(mutex_);
+    const auto found = layers_.find(key);
+    if (found == layers_.end()) return;
+    const auto alive = found->second.module.lock();
+    if (!alive || found->second.weight->unsafeGetTensorImpl() != key) layers_.erase(found);
+  }
+
+  std::shared_mutex mutex_;
   std::unordered_map<const void*, Layer> layers_;
 };
 
+// To the end of the process, as the kernels below are: layers may be called while statics are destroyed.
 Table& table() {
-  static Table layers;
+  static auto& layers = *new Table;
   return layers;
 }
 
@@ -64,7 +85,8 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                   double momentum, double eps, bool cudnn_enabled) {
   const auto layer = weight && weight->defined() ? table().find(*weight) : std::nullopt;
   const auto own_weight = layer && !layer->affine ? OptionalTensor() : weight;
-  if (!layer || !layer->module.lock()->is_training() || layer->group.size() == 1) {
+  const auto group = layer && layer->is_training && training ? group_now(layer->group) : std::nullopt;
+  if (!group || group->size() == 1) {
     return at::native::batch_norm(input, own_weight, bias, running_mean, running_var, training, momentum, eps,
                                   cudnn_enabled);
   }
@@ -73,25 +95,28 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                             .bias = bias.value_or(Tensor()),
                             .running_mean = running_mean.value_or(Tensor()),
                             .running_var = running_var.value_or(Tensor())},
-                           momentum, eps, layer->group);
+                           momentum, eps, *group);
 }
 
-// at::batch_norm is made of other operators and has no kernel of its own under these keys, which every tensor
-// that can be trained has.
+// at::batch_norm is made of other operators and has no kernel of its own under these keys: those of tensors
+// that can be trained, and those that are left in inference mode.
 void step_in() {
-  static const auto libraries = [] {
+  static const auto& libraries = *[] {
     using enum c10::DispatchKey;
-    std::vector<std::unique_ptr<torch::Library>> made;
-    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1}) {
+    auto* const kept = new std::vector<std::unique_ptr<torch::Library>>;
+    auto& made = *kept;
+    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
+                           CUDA, XPU, MPS, PrivateUse1}) {
       made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made.back()->impl("batch_norm", batch_norm);
     }
-    return made;
+    return kept;
   }();
+  static_cast<void>(libraries);
 }
 
 template <typename BatchNorm>
-bool convert_if(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group) {
+bool convert_if(const std::shared_ptr<torch::nn::Module>& module, const std::optional<ProcessGroup>& group) {
   auto* const layer = module->as<BatchNorm>();
   if (layer == nullptr) return false;
   // A layer without a weight gets one to be known by, which is no parameter and is never multiplied with.
@@ -109,18 +134,19 @@ const Tensor* weight_of(const torch::nn::Module& module) {
   return layer == nullptr ? nullptr : &layer->weight;
 }
 
-}  // namespace
-
-bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer, const ProcessGroup& group) {
-  return convert_if<torch::nn::BatchNorm1d>(layer, group) ||
-         convert_if<torch::nn::BatchNorm2d>(layer, group) || convert_if<torch::nn::BatchNorm3d>(layer, group);
-}
-
 bool is_converted(const torch::nn::Module& layer) {
   const Tensor* weight = weight_of<torch::nn::BatchNorm1d>(layer);
   if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm2d>(layer);
   if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm3d>(layer);
   return weight != nullptr && weight->defined() && table().find(*weight).has_value();
+}
+
+}  // namespace
+
+bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer,
+                   const std::optional<ProcessGroup>& group) {
+  return convert_if<torch::nn::BatchNorm1d>(layer, group) ||
+         convert_if<torch::nn::BatchNorm2d>(layer, group) || convert_if<torch::nn::BatchNorm3d>(layer, group);
 }
 
 std::string find_synced_layer(const torch::nn::Module& module) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <torch/nn/module.h>
@@ -15,10 +16,9 @@ namespace lockstep::nn {
 // at::batch_norm with its own weight, and there Lockstep steps in and knows the layer by that weight. From
 // the first conversion on, and at the cost of one look-up a call. Safe from any thread.
 
-// Converts the layer if it is a BatchNorm1d, 2d or 3d; false if it is none.
-bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer, const ProcessGroup& group);
-
-bool is_converted(const torch::nn::Module& layer);
+// Converts the layer if it is a BatchNorm1d, 2d or 3d; false if it is none. No group: the default one, as it
+// is at each forward.
+bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer, const std::optional<ProcessGroup>& group);
 
 // The name of the first layer in `module` whose ranks talk to each other in forward, or "" for none.
 std::string find_synced_layer(const torch::nn::Module& module);

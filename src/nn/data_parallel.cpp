@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 
+#include <ATen/ops/_unsafe_view.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/cuda.h>
@@ -93,17 +94,56 @@ torch::OrderedDict<std::string, Tensor> DataParallelModule::named_parameters() c
 
 std::vector<Tensor> DataParallelModule::parameters() const { return named_parameters().values(); }
 
-Tensors DataParallelModule::run(const Tensors& inputs, std::size_t arguments, const Call& call) {
+bool DataParallelModule::moves_tensors() const {
+  return !options_.device_ids.empty() &&
+         !(options_.device_ids.front().is_cpu() && output_device() == options_.device_ids.front());
+}
+
+Tensor DataParallelModule::to_device(const Tensor& tensor) const {
+  return tensor.to(options_.device_ids.front());
+}
+
+void DataParallelModule::check_placed(const Tensors& found, const Tensors& expected, const char* what) {
+  const bool placed =
+      std::ranges::equal(found, expected, [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
+  if (placed) return;
+  throw ArgumentError(fmt::format(
+      "DataParallel: tensors in {} can be found but not replaced (a dictionary in a c10::IValue?), so they "
+      "cannot be shared among replicas; use containers of the standard library",
+      what));
+}
+
+void DataParallelModule::refuse_shared() {
+  throw ArgumentError(
+      "DataParallel: an argument holds tensors behind a pointer that its copies share (a shared_ptr?), so "
+      "replicas "
+      "cannot have their own; pass it by value");
+}
+
+std::vector<Tensors> DataParallelModule::scatter(const Tensors& inputs, std::size_t arguments) {
+  check_module(*original_);
   check_devices(*original_, options_.device_ids);
+  const auto count = options_.device_ids.size();
   // As in PyTorch: without any argument there is nothing to share, and one replica runs.
-  auto parts = nn::scatter(inputs, replica_count(), options_.dim, arguments == 0 ? 1 : replica_count());
+  auto parts = nn::scatter(inputs, count, options_.dim, arguments == 0 ? 1 : count);
+  make_leaves(parts, inputs, *replicas_);
+  return parts;
+}
+
+Tensors DataParallelModule::as_arguments(const Tensors& parts) {
+  Tensors arguments;
+  for (const auto& part : parts) {
+    arguments.push_back(part.requires_grad() ? at::_unsafe_view(part, part.sizes()) : part);
+  }
+  return arguments;
+}
+
+Tensors DataParallelModule::run(const Tensors& inputs, std::vector<Tensors> parts, const Call& call) {
   const auto count = parts.size();
   replicas_->update(count);
   replicas_->seed();
-  make_leaves(parts, inputs, *replicas_);
   nn::ReplicasForward forward{.inputs = std::move(parts), .outputs = std::vector<Tensors>(count)};
-  replicas_->run(
-      count, [&](std::size_t i) { forward.outputs[i] = call(i, replicas_->module(i), forward.inputs[i]); });
+  replicas_->run(count, [&](std::size_t i) { forward.outputs[i] = call(i, replicas_->module(i)); });
   check_outputs(forward.outputs);
   Tensors gathered;
   for (std::size_t j = 0; j < forward.outputs[0].size(); ++j) {

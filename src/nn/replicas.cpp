@@ -2,14 +2,17 @@
 #include "nn/replicas.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -119,7 +122,20 @@ void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module
       {device, std::move(module), std::move(parameters), at::make_generator<at::CPUGeneratorImpl>()});
 }
 
+// Those that the replicas were made from, which the module must still have.
+void Replicas::check_parameters() const {
+  const auto now = distinct(original_->named_parameters());
+  const auto is_same = [](const NamedTensor& a, const NamedTensor& b) { return a.tensor.is_same(b.tensor); };
+  if (std::ranges::equal(now, parameters_, is_same)) return;
+  const auto [changed, before] = std::ranges::mismatch(now, parameters_, is_same);
+  throw ArgumentError(fmt::format(
+      "DataParallel: parameter {} is not the one that the module had when it was wrapped; wrap it again "
+      "after replacing parts of it",
+      changed == now.end() ? before->name : changed->name));
+}
+
 void Replicas::update(std::size_t count) {
+  check_parameters();
   const c10::AutoGradMode no_history(false);
   for (std::size_t i = 0; i < count; ++i) {
     auto& replica = replicas_[i];
@@ -131,6 +147,10 @@ void Replicas::update(std::size_t count) {
     update_buffers(i);
     update_modes(*replica.module);
   }
+}
+
+bool Replicas::all_on_cpu() const {
+  return std::ranges::all_of(replicas_, [](const auto& replica) { return replica.device.is_cpu(); });
 }
 
 void Replicas::update_buffers(std::size_t i) {
@@ -161,17 +181,38 @@ void Replicas::seed() {
   for (std::size_t i = 0; i < replicas_.size(); ++i) replicas_[i].generator.set_current_seed(base + i);
 }
 
+// What LibTorch keeps for the calling thread and its workers should have too.
+struct Replicas::CallerState {
+  explicit CallerState(const std::vector<Replica>& replicas) {
+    for (const auto& replica : replicas) {
+      autocast_types[replica.device.type()] = at::autocast::get_autocast_dtype(replica.device.type());
+      streams.push_back(
+          replica.device.is_cpu()
+              ? std::nullopt
+              : std::optional(c10::impl::VirtualGuardImpl(replica.device.type()).getStream(replica.device)));
+    }
+  }
+  void set_autocast_types() const {
+    for (const auto& [device, dtype] : autocast_types) at::autocast::set_autocast_dtype(device, dtype);
+  }
+
+  at::ThreadLocalState local;
+  std::map<c10::DeviceType, at::ScalarType> autocast_types;
+  std::vector<std::optional<c10::Stream>> streams;
+};
+
 void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& job) {
   const auto on_cpu = std::count_if(replicas_.begin(), replicas_.begin() + static_cast<std::ptrdiff_t>(count),
                                     [](const auto& replica) { return replica.device.is_cpu(); });
   const int share = std::max(1, at::get_num_threads() / std::max(1, static_cast<int>(on_cpu)));
+  if (on_cpu > 0) rendezvous::release_idle_team();
   const IntraOpThreads intra_op(share);
-  const at::ThreadLocalState state;
+  const CallerState state(replicas_);
   const auto errors = workers_->run(count, [&](std::size_t i) {
-    const at::ThreadLocalStateGuard as_caller(state);
+    const at::ThreadLocalStateGuard as_caller(state.local);
+    state.set_autocast_types();
     const rendezvous::ThreadGenerator random(replicas_[i].generator);
-    const c10::OptionalDeviceGuard device(replicas_[i].device.is_cpu() ? std::nullopt
-                                                                       : std::optional(replicas_[i].device));
+    const c10::OptionalStreamGuard stream(state.streams[i]);
     IntraOpThreads::set(share);
     job(i);
   });

@@ -22,6 +22,7 @@ class Replicas {
 
   std::size_t size() const { return replicas_.size(); }
   const c10::Device& device(std::size_t i) const { return replicas_[i].device; }
+  bool all_on_cpu() const;
   torch::nn::Module& module(std::size_t i) { return *replicas_[i].module; }
 
   // Gives the first `count` replicas the original's present parameters, buffers and modes.
@@ -51,6 +52,8 @@ class Replicas {
     std::vector<Parameter> parameters;
     at::Generator generator;
   };
+  struct CallerState;
+  void check_parameters() const;
   void add(c10::Device device, std::shared_ptr<torch::nn::Module> module);
   void update_buffers(std::size_t i);
   void update_modes(torch::nn::Module& replica) const;

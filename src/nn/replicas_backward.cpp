@@ -2,6 +2,7 @@
 #include "nn/replicas_backward.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
@@ -22,6 +23,12 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
+// Whether nothing else can see a change of the tensor: gradients of two inputs may be one tensor.
+bool is_nobody_elses(const Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.has_storage() &&
+         tensor.storage().use_count() == 1 && tensor.is_non_overlapping_and_dense();
+}
+
 class ReplicasBackward : public torch::autograd::Node {
  public:
   ReplicasBackward(ReplicasForward forward, std::vector<bool> require_grad, std::int64_t dim,
@@ -41,8 +48,12 @@ class ReplicasBackward : public torch::autograd::Node {
     const auto cut = scatter_gradients(gradients);
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
     const auto count = forward_.outputs.size();
-    std::vector<Tensors> found(count);
-    replicas_->run(count, [&](std::size_t i) { found[i] = backward_of(i, cut[i], keep); });
+    // The engine has one thread for each device, which may be this very one: workers would wait for it for
+    // ever. But it runs several devices at the same time by itself.
+    auto found = replicas_->all_on_cpu() ? std::vector<Tensors>(count) : backward_of_all(cut, keep);
+    if (replicas_->all_on_cpu()) {
+      replicas_->run(count, [&](std::size_t i) { found[i] = backward_of(i, cut[i], keep); });
+    }
     auto result = input_gradients(found);
     auto of_parameters = parameter_gradients(found);
     result.insert(result.end(), of_parameters.begin(), of_parameters.end());
@@ -87,17 +98,45 @@ class ReplicasBackward : public torch::autograd::Node {
     return targets;
   }
 
-  Tensors backward_of(std::size_t i, const Tensors& gradients, bool keep_graph) const {
-    Tensors ends;
-    Tensors of_ends;
+  struct Ends {
+    Tensors outputs;
+    Tensors gradients;
+  };
+  void add_ends(std::size_t i, const Tensors& gradients, Ends& ends) const {
     for (std::size_t j = 0; j < gradients.size(); ++j) {
       if (!gradients[j].defined() || !forward_.outputs[i][j].requires_grad()) continue;
-      ends.push_back(forward_.outputs[i][j]);
-      of_ends.push_back(gradients[j]);
+      ends.outputs.push_back(forward_.outputs[i][j]);
+      ends.gradients.push_back(gradients[j]);
     }
-    const auto targets = targets_of(i);
-    if (ends.empty() || targets.empty()) return Tensors(targets.size());
-    return torch::autograd::grad(ends, targets, of_ends, keep_graph, false, true);
+  }
+
+  static Tensors gradients_of(const Ends& ends, const Tensors& targets, bool keep_graph) {
+    if (ends.outputs.empty() || targets.empty()) return Tensors(targets.size());
+    return torch::autograd::grad(ends.outputs, targets, ends.gradients, keep_graph, false, true);
+  }
+
+  Tensors backward_of(std::size_t i, const Tensors& gradients, bool keep_graph) const {
+    Ends ends;
+    add_ends(i, gradients, ends);
+    return gradients_of(ends, targets_of(i), keep_graph);
+  }
+
+  std::vector<Tensors> backward_of_all(const std::vector<Tensors>& gradients, bool keep_graph) const {
+    Ends ends;
+    Tensors targets;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      add_ends(i, gradients[i], ends);
+      std::ranges::copy(targets_of(i), std::back_inserter(targets));
+    }
+    const auto all = gradients_of(ends, targets, keep_graph);
+    std::vector<Tensors> found;
+    auto next = all.begin();
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const auto end = next + static_cast<std::ptrdiff_t>(targets_of(i).size());
+      found.emplace_back(next, end);
+      next = end;
+    }
+    return found;
   }
 
   torch::autograd::variable_list input_gradients(const std::vector<Tensors>& found) const {
@@ -120,18 +159,24 @@ class ReplicasBackward : public torch::autograd::Node {
     return result;
   }
 
-  torch::autograd::variable_list parameter_gradients(const std::vector<Tensors>& found) const {
+  torch::autograd::variable_list parameter_gradients(std::vector<Tensors>& found) const {
     torch::autograd::variable_list sums(replicas_->parameters().size());
     for (std::size_t i = 0; i < found.size(); ++i) {
       auto position = static_cast<std::size_t>(
           std::ranges::count_if(forward_.inputs[i], [](const auto& input) { return input.requires_grad(); }));
       for (const auto& parameter : replicas_->parameters_of(i)) {
         if (!parameter.tensor.requires_grad()) continue;
-        const auto& gradient = found[i][position++];
+        const auto gradient = std::move(found[i][position++]);
         if (!gradient.defined()) continue;
         auto& sum = sums[parameter.original];
-        const auto here = gradient.to(replicas_->parameters()[parameter.original].tensor.device());
-        sum = sum.defined() ? sum + here : here;
+        auto here = gradient.to(replicas_->parameters()[parameter.original].tensor.device());
+        if (!sum.defined()) {
+          sum = std::move(here);
+        } else if (is_nobody_elses(sum)) {
+          sum.add_(here);
+        } else {
+          sum = sum + here;
+        }
       }
     }
     return sums;

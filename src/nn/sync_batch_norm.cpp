@@ -6,8 +6,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/nn/sync_batch_norm.h>
-#include <lockstep/rendezvous/init.h>
 
+#include "nn/group_now.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep {
@@ -41,12 +41,13 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   _check_input_dim(input);
   const double momentum = next_momentum();
   if (is_training()) {
-    if (!group_) group_ = default_group();
-    if (group_->size() > 1) {
+    const auto group = nn::group_now(group_);
+    if (group && group->size() > 1) {
       return nn::synced_batch_norm(
           input, {.weight = weight, .bias = bias, .running_mean = running_mean, .running_var = running_var},
-          momentum, options.eps(), *group_);
+          momentum, options.eps(), *group);
     }
+    nn::check_count(static_cast<double>(input.numel() / input.size(1)), input);
   }
   return at::batch_norm(input, weight, bias, running_mean, running_var,
                         is_training() || !running_mean.defined(), momentum, options.eps(),

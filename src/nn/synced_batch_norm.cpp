@@ -119,15 +119,15 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
   ProcessGroup group_;
 };
 
+}  // namespace
+
 void check_count(double count, const Tensor& input) {
   if (count != 1) return;
-  throw ArgumentError(fmt::format(
-      "SyncBatchNorm: the ranks have one value per channel together (input of [{}] here); training "
-      "needs more",
-      fmt::join(input.sizes(), ", ")));
+  throw ArgumentError(
+      fmt::format("SyncBatchNorm: one value per channel is all that there is (input of [{}] here); training "
+                  "needs more",
+                  fmt::join(input.sizes(), ", ")));
 }
-
-}  // namespace
 
 Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, double momentum, double eps,
                          const ProcessGroup& group) {

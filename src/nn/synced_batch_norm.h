@@ -15,6 +15,9 @@ struct BatchNormTensors {
   at::Tensor running_var;
 };
 
+// Throws ArgumentError when that is all the values of a channel that the ranks have together.
+void check_count(double count, const at::Tensor& input);
+
 // Normalizes `input` ([N, C, ...]) by the statistics of all ranks' inputs, and moves the running ones.
 at::Tensor synced_batch_norm(const at::Tensor& input, const BatchNormTensors& layer, double momentum,
                              double eps, const ProcessGroup& group);

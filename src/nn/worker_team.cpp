@@ -5,12 +5,19 @@ namespace lockstep::nn {
 
 WorkerTeam::WorkerTeam(std::size_t size) {
   workers_.reserve(size);
-  for (std::size_t worker = 0; worker < size; ++worker) {
-    workers_.emplace_back([this, worker] { work(worker); });
+  try {
+    for (std::size_t worker = 0; worker < size; ++worker) {
+      workers_.emplace_back([this, worker] { work(worker); });
+    }
+  } catch (...) {
+    end();
+    throw;
   }
 }
 
-WorkerTeam::~WorkerTeam() {
+WorkerTeam::~WorkerTeam() { end(); }
+
+void WorkerTeam::end() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;

@@ -26,6 +26,7 @@ class WorkerTeam {
 
  private:
   void work(std::size_t worker);
+  void end();
 
   std::mutex mutex_;
   std::condition_variable begin_;

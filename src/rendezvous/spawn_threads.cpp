@@ -84,7 +84,13 @@ void be_rank(Run& run, int rank) {
                             .source = "spawn_threads"};
   await_all(*run.store, rank, run.world_size, Deadline(run.options.timeout));
   Context context(std::make_unique<Session>(options_of(run, rank), placement, run.store, run.threads));
-  run.body(context);
+  try {
+    run.body(context);
+  } catch (...) {
+    // Before the others see that the context ends, and fail in their turn.
+    run.failure.set(rank, std::current_exception());
+    throw;
+  }
 }
 
 void try_to_be_rank(Run& run, int rank) {
@@ -129,6 +135,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   using namespace rendezvous;
   check_options(world_size, options);
   if (options.keep_freed_memory) keep_freed_memory();
+  ThreadGenerator::prepare();
   const IntraOpThreads intra_op(threads_of_rank(world_size, options));
   Run run{.world_size = world_size, .body = body, .options = options, .generator = default_generator()};
   // Nobody begins before all can: what is waited for must come.

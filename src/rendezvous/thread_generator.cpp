@@ -41,10 +41,11 @@ void give_generator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
-// Once for the process.
+// Once for the process, and to its end: taking kernels back while other threads still run is not safe.
 void step_in() {
-  static const auto libraries = [] {
-    std::vector<std::unique_ptr<torch::Library>> made;
+  static const auto& libraries = *[] {
+    auto* const kept = new std::vector<std::unique_ptr<torch::Library>>;
+    auto& made = *kept;
     made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__));
     made.back()->fallback(torch::CppFunction::makeFallthrough());
     made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__));
@@ -56,8 +57,9 @@ void step_in() {
       const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
       made.back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&give_generator>());
     }
-    return made;
+    return kept;
   }();
+  static_cast<void>(libraries);
 }
 
 }  // namespace
@@ -65,6 +67,8 @@ void step_in() {
 ThreadGenerator::ThreadGenerator(at::Generator generator) : key_((step_in(), c10::DispatchKeySet(kKey))) {
   slot() = std::move(generator);
 }
+
+void ThreadGenerator::prepare() { step_in(); }
 
 ThreadGenerator::~ThreadGenerator() { slot().reset(); }
 

@@ -20,6 +20,9 @@ class ThreadGenerator {
   ThreadGenerator(const ThreadGenerator&) = delete;
   ThreadGenerator& operator=(const ThreadGenerator&) = delete;
 
+  // Before the threads begin: what is done once for the process, while nobody calls operators that draw.
+  static void prepare();
+
   // This thread's, if it has one.
   static std::optional<at::Generator> current();
 

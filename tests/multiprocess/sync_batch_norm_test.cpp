@@ -236,7 +236,7 @@ template <typename Net, typename Model>
 Trained train(const Net& net, Model& model, const ProcessGroup* group, int micro_steps) {
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   Trained trained;
-  torch::manual_seed(3);
+  manual_seed(3);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     for (int micro = 0; micro < micro_steps; ++micro) {
@@ -265,7 +265,7 @@ Trained train(const Net& net, Model& model, const ProcessGroup* group, int micro
 }
 
 testing::ResNet18 small_resnet() {
-  torch::manual_seed(1);
+  manual_seed(1);
   testing::ResNet18 net(4, 1);
   net->to(at::kDouble);
   return net;
@@ -350,6 +350,67 @@ const testing::Scenario refusals("sync batch norm: refusals", [] {
 });
 
 TEST(SyncBatchNorm, WrongInputIsRefused) { testing::expect_all_passed(testing::run_ranks(refusals)); }
+
+// Nobody waits for a rank that uses a layer's tensors by itself, or evaluates.
+const testing::Scenario by_itself("sync batch norm: by itself", [] {
+  const auto context = init();
+  torch::nn::BatchNorm1d layer = convert_sync_batchnorm(torch::nn::BatchNorm1d(2));
+  if (context.rank() == 0) {
+    torch::nn::functional::batch_norm(torch::ones({2, 2}), layer->running_mean, layer->running_var,
+                                      torch::nn::functional::BatchNormFuncOptions()
+                                          .weight(layer->weight)
+                                          .bias(layer->bias)
+                                          .training(false));
+    layer->eval();
+    layer->forward(torch::ones({2, 2}));
+  }
+});
+
+TEST(SyncBatchNorm, OnlyTrainingNeedsTheOthers) { testing::expect_all_passed(testing::run_ranks(by_itself)); }
+
+// Statistics in fp32 of bf16 activations, and buffers that stay fp32.
+const testing::Scenario mixed("sync batch norm: mixed precision", [] {
+  const auto context = init();
+  torch::manual_seed(2);
+  testing::ResNet18 net(4, 1);
+  convert_sync_batchnorm(net);
+  DistributedDataParallel ddp(
+      net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+  torch::optim::SGD optimizer(ddp->parameters(), 0.05);
+  torch::manual_seed(5);
+  const auto images = torch::randn({kBatch, 1, 12, 12});
+  const auto labels = torch::randint(0, 10, {kBatch}, at::kLong);
+  const auto own = kBatch / 2 * context.rank();
+  double first = 0;
+  double last = 0;
+  for (int step = 0; step < 12; ++step) {
+    optimizer.zero_grad();
+    const auto output = ddp->forward(images.narrow(0, own, kBatch / 2));
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    const auto loss =
+        torch::nn::functional::cross_entropy(output.to(at::kFloat), labels.narrow(0, own, kBatch / 2));
+    loss.backward();
+    optimizer.step();
+    (step == 0 ? first : last) = loss.item<double>();
+  }
+  EXPECT_LT(last, first / 2);
+  for (const auto& item : all_of(*net)) {
+    auto here = item.value().detach().to(at::kDouble);
+    const auto mean = here.clone();
+    context.group().all_reduce(mean, ReduceOp::AVG);
+    EXPECT_TRUE(torch::equal(mean, here)) << item.key();
+  }
+});
+
+TEST(SyncBatchNorm, TrainsInMixedPrecision) { testing::expect_all_passed(testing::run_ranks(mixed)); }
+
+const testing::Scenario in_threads("sync batch norm: in threads", [] {
+  spawn_threads(3, [](Context& context) { expect_same_training(context, 1); });
+});
+
+TEST(SyncBatchNorm, ThreadsTrainAsTheWholeBatchToo) {
+  testing::expect_all_passed(testing::run_ranks(in_threads, {.world_size = 1}));
+}
 
 const testing::Scenario groups("sync batch norm: groups", [] {
   const auto context = init();

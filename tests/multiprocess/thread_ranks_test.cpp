@@ -109,6 +109,43 @@ struct Failing : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Leaving many groups takes a while, in which the others fail in their turn.
+const testing::Scenario first_error("threads: first error", [] {
+  const auto run = [] {
+    spawn_threads(3,
+                  [](Context& context) {
+                    std::vector<ProcessGroup> groups;
+                    for (int i = 0; i < 6; ++i) groups.push_back(*context.new_group({0, 1, 2}));
+                    if (context.rank() == 1) throw Failing("the cause");
+                    groups.front().barrier();
+                  },
+                  {.backend = "gloo"});
+  };
+  EXPECT_THAT(run, ThrowsMessage<Error>(AllOf(HasSubstr("rank 1 of 3"), HasSubstr("the cause"))));
+});
+
+TEST(ThreadRanks, TheCauseIsReportedNotWhatItLedTo) { expect_passes_alone(first_error); }
+
+const testing::Scenario loaders("threads: loaders", [] {
+  std::vector<std::vector<std::int64_t>> seen(2);
+  spawn_threads(2, [&](Context& context) {
+    auto loader = data::make_loader(data::TensorDataset(torch::arange(10), torch::arange(10)),
+                                    {.batch_size = 3, .shuffle = true});
+    loader.set_epoch(1);
+    for (auto& [values, labels] : loader) {
+      for (std::int64_t i = 0; i < values.numel(); ++i) {
+        seen[static_cast<std::size_t>(context.rank())].push_back(values[i].item<std::int64_t>());
+      }
+    }
+  });
+  auto all = seen[0];
+  all.insert(all.end(), seen[1].begin(), seen[1].end());
+  EXPECT_EQ(seen[0].size(), 5U);
+  EXPECT_THAT(all, ::testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+});
+
+TEST(ThreadRanks, LoadersGiveEachItsShare) { expect_passes_alone(loaders); }
+
 const testing::Scenario failures("threads: failures", [] {
   for (const char* backend : {"shm", "gloo"}) {
     std::atomic<int> lost = 0;

@@ -61,17 +61,29 @@ class DataParallelModule : public torch::nn::Module {
 
  protected:
   using Tensors = std::vector<at::Tensor>;
-  // Calls replica i with its part of the tensors and returns the tensors that came out.
-  using Call = std::function<Tensors(std::size_t, torch::nn::Module&, Tensors)>;
   using IsReplica = std::function<bool(const torch::nn::Module&)>;
+  // Calls replica i and returns the tensors that came out.
+  using Call = std::function<Tensors(std::size_t, torch::nn::Module&)>;
 
   DataParallelModule(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options,
                      const IsReplica& is_replica);
 
+  // One device: the module itself is called, with its arguments there.
   bool runs_by_itself() const { return options_.device_ids.size() <= 1; }
-  // The gathered outputs. `arguments`: how many there are, tensors or not.
-  Tensors run(const Tensors& inputs, std::size_t arguments, const Call& call);
-  std::size_t replica_count() const { return options_.device_ids.size(); }
+  bool moves_tensors() const;
+  at::Tensor to_device(const at::Tensor& tensor) const;
+  at::Tensor to_output_device(const at::Tensor& tensor) const { return tensor.to(output_device()); }
+
+  // [i]: replica i's parts of the inputs. `arguments`: how many there are, tensors or not.
+  std::vector<Tensors> scatter(const Tensors& inputs, std::size_t arguments);
+  // As forward() gets them: no leaves, which it could not change in place.
+  static Tensors as_arguments(const Tensors& parts);
+  // Runs as many replicas as there are parts; the outputs, put together.
+  Tensors run(const Tensors& inputs, std::vector<Tensors> parts, const Call& call);
+
+  // Throw where tensors lie in a value so that replicas cannot have ones of their own.
+  static void check_placed(const Tensors& found, const Tensors& expected, const char* what);
+  [[noreturn]] static void refuse_shared();
 
  private:
   DataParallelOptions options_;
@@ -94,37 +106,43 @@ class DataParallelImpl : public DataParallelModule {
   /// Takes and returns what the wrapped module's forward does. Tensors in the arguments (in containers too)
   /// are cut along `dim` into as many parts as torch::chunk makes, tensors in the result put together along
   /// it; tensors without dimensions become a vector. All else in the arguments is handed to every replica, as
-  /// const; all else in the result is replica 0's.
+  /// const; all else in the result is replica 0's. Undefined tensors stay undefined.
   ///
   /// Throws Error with the index and device of the replica that threw, and what it threw nested in it;
-  /// ArgumentError for tensors that cannot be cut into equally many parts. One call at a time.
+  /// ArgumentError for tensors that cannot be cut into equally many parts, or of which replicas cannot have
+  /// their own (behind a shared_ptr). One call at a time.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    using Output = decltype(module_->forward(std::declval<Own<Arguments>>()...));
+    using Output = std::remove_cvref_t<decltype(module_->forward(std::declval<Own<Arguments>>()...))>;
     static_assert(
         nn::Findable<Output>,
         "DataParallel: tensors cannot be found in what forward() returns; give it a visit_tensors() or "
         "specialize lockstep::TensorVisitor");
-    if (runs_by_itself()) return Output(module_->forward(std::forward<Arguments>(arguments)...));
+    if (runs_by_itself()) return run_module<Output>(std::forward<Arguments>(arguments)...);
     Tensors inputs;
-    (collect(arguments, inputs), ...);
-    std::vector<std::optional<Output>> outputs(replica_count());
-    const auto gathered =
-        run(inputs, sizeof...(Arguments), [&](std::size_t i, torch::nn::Module& replica, Tensors parts) {
-          std::size_t next = 0;
-          std::tuple<Own<Arguments>...> own{part_of<Arguments>(arguments, parts, next)...};
-          std::apply(
-              [&](auto&... each) {
-                outputs[i].emplace(
-                    dynamic_cast<Wrapped&>(replica).forward(std::forward<Own<Arguments>>(each)...));
-              },
-              own);
-          Tensors found;
-          visit_tensors(*outputs[i], [&](at::Tensor& tensor) { found.push_back(tensor); });
-          return found;
-        });
+    (collect_scattered<Arguments>(arguments, inputs), ...);
+    auto parts = scatter(inputs, sizeof...(Arguments));
+    std::vector<std::tuple<Own<Arguments>...>> own;
+    own.reserve(parts.size());
+    for (const auto& each : parts)
+      own.push_back(own_of<Arguments...>(inputs, as_arguments(each), arguments...));
+    std::vector<std::optional<Output>> outputs(parts.size());
+    const auto gathered = run(inputs, std::move(parts), [&](std::size_t i, torch::nn::Module& replica) {
+      std::apply(
+          [&](auto&... each) {
+            outputs[i].emplace(
+                dynamic_cast<Wrapped&>(replica).forward(std::forward<Own<Arguments>>(each)...));
+          },
+          own[i]);
+      Tensors found;
+      collect(*outputs[i], found);
+      return found;
+    });
     std::size_t next = 0;
-    visit_tensors(*outputs[0], [&](at::Tensor& tensor) { tensor = gathered[next++]; });
+    replace(*outputs[0], [&](const at::Tensor&) { return gathered[next++]; });
+    Tensors placed;
+    collect(*outputs[0], placed);
+    check_placed(placed, gathered, "what forward() returned");
     return std::move(*outputs[0]);
   }
 
@@ -137,24 +155,86 @@ class DataParallelImpl : public DataParallelModule {
   using Own = std::conditional_t<nn::Scattered<std::remove_cvref_t<Argument>>, std::remove_cvref_t<Argument>,
                                  const std::remove_cvref_t<Argument>&>;
 
-  template <typename Argument>
-  static void collect(const Argument& argument, Tensors& inputs) {
-    if constexpr (nn::Scattered<Argument>) {
-      auto copy = argument;
-      visit_tensors(copy, [&](at::Tensor& tensor) { inputs.push_back(tensor); });
+  template <typename Value>
+  static void collect(const Value& value, Tensors& found) {
+    if constexpr (nn::Findable<Value> && !nn::HoldsNone<Value>) {
+      // Visitors take what they may change; this does not.
+      visit_tensors(const_cast<Value&>(value), [&](at::Tensor& tensor) {  // NOLINT
+        if (tensor.defined()) found.push_back(tensor);
+      });
     }
   }
 
-  template <typename Argument>
-  static Own<Argument> part_of(const std::remove_cvref_t<Argument>& argument, const Tensors& parts,
-                               std::size_t& next) {
+  template <typename Value, typename Change>
+  static void replace(Value& value, const Change& change) {
+    visit_tensors(value, [&](at::Tensor& tensor) {
+      if (tensor.defined()) tensor = change(tensor);
+    });
+  }
+
+  template <typename Argument, typename Change>
+  static Own<Argument> changed(const std::remove_cvref_t<Argument>& argument, const Change& change) {
     if constexpr (nn::Scattered<std::remove_cvref_t<Argument>>) {
       auto copy = argument;
-      visit_tensors(copy, [&](at::Tensor& tensor) { tensor = parts[next++]; });
+      replace(copy, change);
       return copy;
     } else {
       return argument;
     }
+  }
+
+  // Copies of the arguments with these parts in the place of the inputs.
+  template <typename... Arguments>
+  static std::tuple<Own<Arguments>...> own_of(const Tensors& inputs, const Tensors& parts,
+                                              const std::remove_cvref_t<Arguments>&... arguments) {
+    std::size_t next = 0;
+    const auto change = [&](const at::Tensor&) { return parts[next++]; };
+    std::tuple<Own<Arguments>...> own{changed<Arguments>(arguments, change)...};
+    Tensors placed;
+    std::apply([&](const auto&... each) { (collect_scattered<Arguments>(each, placed), ...); }, own);
+    check_placed(placed, parts, "the arguments");
+    Tensors left;
+    (collect_scattered<Arguments>(arguments, left), ...);
+    if (!is_same(left, inputs)) {
+      std::size_t position = 0;
+      (restore<Arguments>(arguments, inputs, position), ...);
+      refuse_shared();
+    }
+    return own;
+  }
+
+  template <typename Argument>
+  static void collect_scattered(const std::remove_cvref_t<Argument>& argument, Tensors& found) {
+    if constexpr (nn::Scattered<std::remove_cvref_t<Argument>>) collect(argument, found);
+  }
+
+  template <typename Argument>
+  static void restore(const std::remove_cvref_t<Argument>& argument, const Tensors& inputs,
+                      std::size_t& position) {
+    if constexpr (nn::Scattered<std::remove_cvref_t<Argument>>) {
+      replace(const_cast<std::remove_cvref_t<Argument>&>(argument),  // NOLINT: as it was
+              [&](const at::Tensor&) { return inputs[position++]; });
+    }
+  }
+
+  static bool is_same(const Tensors& a, const Tensors& b) {
+    if (a.size() != b.size()) return false;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (!a[i].is_same(b[i])) return false;
+    }
+    return true;
+  }
+
+  template <typename Output, typename... Arguments>
+  Output run_module(Arguments&&... arguments) {
+    if (!moves_tensors()) return module_->forward(std::forward<Arguments>(arguments)...);
+    const auto there = [this](const at::Tensor& tensor) { return to_device(tensor); };
+    std::tuple<Own<Arguments>...> own{changed<Arguments>(arguments, there)...};
+    auto output = std::apply(
+        [&](auto&... each) -> Output { return module_->forward(std::forward<Own<Arguments>>(each)...); },
+        own);
+    replace(output, [this](const at::Tensor& tensor) { return to_output_device(tensor); });
+    return output;
   }
 
   std::shared_ptr<Wrapped> module_;
@@ -168,7 +248,8 @@ class DataParallelImpl : public DataParallelModule {
 ///     lockstep::DataParallel model(net, {.device_ids = {at::kCPU, at::kCPU}});
 ///     auto loss = torch::nn::functional::cross_entropy(model->forward(images), labels);
 ///
-/// Replicas see the parameters, options and mode that the module has at each forward. Those on its own device
+/// Replicas have the values of parameters and buffers, requires_grad and the mode that the module has at each
+/// forward; all else, e.g. a layer's options, is as it was at construction. Those on the module's own device
 /// share its parameters' memory, so parameters must not change between forward and backward. Buffers are the
 /// first replica's: what it changes in place, e.g. running statistics, stays; changes of the others, and of
 /// anything that is no parameter or buffer, are lost. Random numbers of replicas on the CPU are drawn from

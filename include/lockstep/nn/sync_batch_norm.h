@@ -15,8 +15,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
   using Base = torch::nn::BatchNormImplBase<2, SyncBatchNormImpl>;
 
  public:
-  /// `group`: the ranks that normalize together; default: the default group as it is at the first forward
-  /// for training.
+  /// `group`: the ranks that normalize together; default: the default group as it is at each forward for
+  /// training. Where there is none the layer is a plain BatchNorm, as in PyTorch.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
                              std::optional<ProcessGroup> group = std::nullopt);
 
@@ -55,15 +55,18 @@ TORCH_MODULE(SyncBatchNorm);
 ///
 /// What follows from keeping the layers:
 ///  - a copy made by clone() is not converted; convert the copy;
+///  - a layer is known by its weight: where you put another tensor in its place, or call reset(), convert
+///  again;
 ///  - LibTorch's own layers refuse a batch of one value per channel in training, before the ranks are asked;
-///    where a rank may get one, use SyncBatchNorm itself.
+///    where a rank may get one, use SyncBatchNorm itself. (The others wait until that rank's error ends it.)
 ///
-/// Default group: the default group. Throws ArgumentError when there is none. Not safe while another thread
-/// uses the module.
+/// `group`: as for SyncBatchNorm. Not safe while another thread uses the module, and the first conversion of
+/// a process not while another thread runs any BatchNorm.
 void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGroup> group = std::nullopt);
 
 /// The same for a module holder or shared_ptr; returns it.
 template <typename Module>
+  requires requires(Module& module) { static_cast<torch::nn::Module&>(*module); }
 Module convert_sync_batchnorm(Module module, std::optional<ProcessGroup> group = std::nullopt) {
   convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), std::move(group));
   return module;

@@ -19,6 +19,7 @@ Team team_of(const std::shared_ptr<comm::HostGroup>& group) {
   return {group->rank(), std::move(segments), group->own_memory().size() - offset,
           RankNews{.find_dead = [group] { return group->find_dead(); },
                    .is_refused = [group] { return !group->refusals().empty(); },
+                   .owner = group->owner(),
                    .name_of = [group](int rank) { return group->name_of(rank); }}};
 }
 

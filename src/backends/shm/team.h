@@ -13,6 +13,7 @@ namespace lockstep::shm {
 struct RankNews {
   std::function<int()> find_dead = {};    // a rank whose process has died, or -1; empty: nobody dies
   std::function<bool()> is_refused = {};  // whether a rank refuses what this one waits for; empty: none
+  int owner = 0;                          // see comm::HostGroup::owner
   std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
 };
 
@@ -40,6 +41,7 @@ class Team {
 
   // A rank that died without leaving the group, or -1.
   int find_dead() const;
+  int owner() const { return news_.owner; }
   bool is_refused() const { return news_.is_refused && news_.is_refused(); }
   std::string name_of(int rank) const;
 

@@ -192,6 +192,72 @@ TEST(DataParallel, CutsAlongAnotherDimension) {
   EXPECT_TRUE(torch::equal(input.grad(), input.gt(0).to(at::kFloat)));
 }
 
+struct Batch {
+  at::Tensor images;
+  at::Tensor mask;  // often there is none
+  template <typename F>
+  void visit_tensors(F&& f) {
+    f(images);
+    f(mask);
+  }
+};
+
+struct TakesBatchImpl : torch::nn::Cloneable<TakesBatchImpl> {
+  void reset() override {}
+  Batch forward(const Batch& batch) { return {batch.images + 1, batch.mask}; }
+  at::Tensor forward(const std::shared_ptr<Batch>& batch) { return batch->images; }
+  at::Tensor forward(const c10::IValue& value) { return value.toGenericDict().at("images").toTensor(); }
+};
+TORCH_MODULE(TakesBatch);
+
+TEST(DataParallel, UndefinedTensorsStayUndefined) {
+  DataParallel model(TakesBatch(), {.device_ids = cpus(2)});
+  const auto output = model->forward(Batch{torch::ones({3}), {}});
+  EXPECT_TRUE(torch::equal(output.images, torch::full({3}, 2.)));
+  EXPECT_FALSE(output.mask.defined());
+}
+
+TEST(DataParallel, WhatReplicasCannotHaveOfTheirOwnIsRefusedAndLeftAlone) {
+  DataParallel model(TakesBatch(), {.device_ids = cpus(2)});
+  const auto images = torch::ones({3});
+  const auto shared = std::make_shared<Batch>(Batch{images, {}});
+  EXPECT_THAT([&] { model->forward(shared); }, ThrowsMessage<ArgumentError>(HasSubstr("shared_ptr")));
+  EXPECT_TRUE(shared->images.is_same(images));
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
+  dict.insert("images", images);
+  EXPECT_THAT([&] { model->forward(c10::IValue(dict)); },
+              ThrowsMessage<ArgumentError>(HasSubstr("dictionary")));
+}
+
+TEST(DataParallel, TheFirstLayerMayWorkInPlace) {
+  torch::nn::Sequential net(torch::nn::ReLU(torch::nn::ReLUOptions(true)));
+  DataParallel model(net, {.device_ids = cpus(2)});
+  const auto input = torch::randn({4, 2}).requires_grad_();
+  model->forward(input * 2).sum().backward();
+  EXPECT_TRUE(torch::equal(input.grad(), input.gt(0).to(at::kFloat) * 2));
+}
+
+TEST(DataParallel, AReplacedPartIsNamed) {
+  Net net;
+  DataParallel model(net, {.device_ids = cpus(2)});
+  net->fc = std::dynamic_pointer_cast<torch::nn::LinearImpl>(
+      net->replace_module("fc", torch::nn::Linear(16, 3).ptr()));
+  EXPECT_THAT(
+      [&] {
+        model->forward(torch::ones({4, 1, 4, 4}));
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("fc.weight")));
+}
+
+TEST(DataParallel, RefusesSyncBatchNorm) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+  DataParallel before(net, {.device_ids = cpus(2)});
+  convert_sync_batchnorm(net);
+  const auto expected = ThrowsMessage<ArgumentError>(AllOf(HasSubstr("SyncBatchNorm"), HasSubstr("1")));
+  EXPECT_THAT([&] { DataParallel(net, {.device_ids = cpus(2)}); }, expected);
+  EXPECT_THAT([&] { before->forward(torch::ones({4, 2})); }, expected);
+}
+
 struct FailingImpl : torch::nn::Cloneable<FailingImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x) {
