@@ -14,6 +14,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/random.h>
@@ -97,6 +99,25 @@ void follow(Tensor& replica, const Tensor& original, c10::Device device) {
   }
 }
 
+// Takes a replica's gradient from it as soon as it is there.
+class HandOver : public torch::autograd::PostAccumulateGradHook {
+ public:
+  HandOver(std::shared_ptr<GradientSums*> sums, std::size_t replica, std::size_t parameter,
+           c10::Device device)
+      : sums_(std::move(sums)), replica_(replica), parameter_(parameter), device_(device) {}
+
+  void operator()(const torch::autograd::Variable& parameter) override {
+    if (*sums_ == nullptr) return;
+    (*sums_)->add(replica_, parameter_, std::exchange(parameter.mutable_grad(), {}).to(device_));
+  }
+
+ private:
+  std::shared_ptr<GradientSums*> sums_;
+  std::size_t replica_;
+  std::size_t parameter_;
+  c10::Device device_;
+};
+
 }  // namespace
 
 Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const DataParallelOptions& options,
@@ -117,6 +138,10 @@ void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module
   std::vector<Parameter> parameters;
   for (const auto& [name, tensor] : distinct(own)) {
     parameters.push_back({tensor, index.at(originals[name].unsafeGetTensorImpl())});
+    const auto original = parameters.back().original;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        tensor,
+        std::make_unique<HandOver>(sums_, replicas_.size(), original, parameters_[original].tensor.device()));
   }
   replicas_.push_back(
       {device, std::move(module), std::move(parameters), at::make_generator<at::CPUGeneratorImpl>()});

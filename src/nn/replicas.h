@@ -9,6 +9,7 @@
 
 #include <lockstep/nn/data_parallel.h>
 
+#include "nn/gradient_sums.h"
 #include "nn/named_tensors.h"
 #include "nn/worker_team.h"
 
@@ -31,12 +32,19 @@ class Replicas {
   // The original's parameters, each once.
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
 
-  // A parameter of a replica, and which of the original's it is.
-  struct Parameter {
-    at::Tensor tensor;
-    std::size_t original;
+  // While it lives, gradients of the replicas' parameters go to `sums` instead of staying with them. One at a
+  // time.
+  class Collection {
+   public:
+    Collection(GradientSums*& slot, GradientSums& sums) : slot_(slot) { slot_ = &sums; }
+    ~Collection() { slot_ = nullptr; }
+    Collection(const Collection&) = delete;
+    Collection& operator=(const Collection&) = delete;
+
+   private:
+    GradientSums*& slot_;
   };
-  const std::vector<Parameter>& parameters_of(std::size_t i) const { return replicas_[i].parameters; }
+  [[nodiscard]] Collection collect_gradients(GradientSums& sums) { return {*sums_, sums}; }
 
   // Runs job(i) for the first `count` replicas at once, each in its thread with the caller's LibTorch state,
   // its device, its share of the cores and its random numbers; throws Error naming the first that failed.
@@ -46,6 +54,11 @@ class Replicas {
   void seed();
 
  private:
+  // A parameter of a replica, and which of the original's it is.
+  struct Parameter {
+    at::Tensor tensor;
+    std::size_t original;
+  };
   struct Replica {
     c10::Device device;
     std::shared_ptr<torch::nn::Module> module;
@@ -61,6 +74,7 @@ class Replicas {
   std::shared_ptr<torch::nn::Module> original_;
   std::vector<NamedTensor> parameters_;
   std::vector<Replica> replicas_;
+  std::shared_ptr<GradientSums*> sums_ = std::make_shared<GradientSums*>(nullptr);  // shared with hooks
   std::unique_ptr<WorkerTeam> workers_;
 };
 

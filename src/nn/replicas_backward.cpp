@@ -2,7 +2,7 @@
 #include "nn/replicas_backward.h"
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "nn/gradient_sums.h"
 #include "nn/scatter_gather.h"
 
 namespace lockstep::nn {
@@ -22,12 +23,6 @@ namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
-
-// Whether nothing else can see a change of the tensor: gradients of two inputs may be one tensor.
-bool is_nobody_elses(const Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.has_storage() &&
-         tensor.storage().use_count() == 1 && tensor.is_non_overlapping_and_dense();
-}
 
 class ReplicasBackward : public torch::autograd::Node {
  public:
@@ -47,15 +42,11 @@ class ReplicasBackward : public torch::autograd::Node {
     refuse_what_would_be_wrong();
     const auto cut = scatter_gradients(gradients);
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
-    const auto count = forward_.outputs.size();
-    // The engine has one thread for each device, which may be this very one: workers would wait for it for
-    // ever. But it runs several devices at the same time by itself.
-    auto found = replicas_->all_on_cpu() ? std::vector<Tensors>(count) : backward_of_all(cut, keep);
-    if (replicas_->all_on_cpu()) {
-      replicas_->run(count, [&](std::size_t i) { found[i] = backward_of(i, cut[i], keep); });
-    }
-    auto result = input_gradients(found);
-    auto of_parameters = parameter_gradients(found);
+    GradientSums sums(replicas_->parameters().size(), forward_.outputs.size());
+    const auto collected = replicas_->collect_gradients(sums);
+    run(cut, keep);
+    auto result = input_gradients();
+    auto of_parameters = sums.take();
     result.insert(result.end(), of_parameters.begin(), of_parameters.end());
     return result;
   }
@@ -87,20 +78,28 @@ class ReplicasBackward : public torch::autograd::Node {
     return cut;
   }
 
-  Tensors targets_of(std::size_t i) const {
-    Tensors targets;
-    for (const auto& input : forward_.inputs[i]) {
-      if (input.requires_grad()) targets.push_back(input);
+  void run(const std::vector<Tensors>& gradients, bool keep_graph) {
+    if (replicas_->all_on_cpu()) {
+      replicas_->run(gradients.size(), [&](std::size_t i) {
+        Ends ends;
+        add_ends(i, gradients[i], ends);
+        ends.backward(keep_graph);
+      });
+      return;
     }
-    for (const auto& parameter : replicas_->parameters_of(i)) {
-      if (parameter.tensor.requires_grad()) targets.push_back(parameter.tensor);
-    }
-    return targets;
+    // The engine has one thread for each device, which may be this very one: workers would wait for it for
+    // ever. But it runs several devices at the same time by itself.
+    Ends ends;
+    for (std::size_t i = 0; i < gradients.size(); ++i) add_ends(i, gradients[i], ends);
+    ends.backward(keep_graph);
   }
 
   struct Ends {
     Tensors outputs;
     Tensors gradients;
+    void backward(bool keep_graph) const {
+      if (!outputs.empty()) torch::autograd::backward(outputs, gradients, keep_graph);
+    }
   };
   void add_ends(std::size_t i, const Tensors& gradients, Ends& ends) const {
     for (std::size_t j = 0; j < gradients.size(); ++j) {
@@ -110,76 +109,20 @@ class ReplicasBackward : public torch::autograd::Node {
     }
   }
 
-  static Tensors gradients_of(const Ends& ends, const Tensors& targets, bool keep_graph) {
-    if (ends.outputs.empty() || targets.empty()) return Tensors(targets.size());
-    return torch::autograd::grad(ends.outputs, targets, ends.gradients, keep_graph, false, true);
-  }
-
-  Tensors backward_of(std::size_t i, const Tensors& gradients, bool keep_graph) const {
-    Ends ends;
-    add_ends(i, gradients, ends);
-    return gradients_of(ends, targets_of(i), keep_graph);
-  }
-
-  std::vector<Tensors> backward_of_all(const std::vector<Tensors>& gradients, bool keep_graph) const {
-    Ends ends;
-    Tensors targets;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      add_ends(i, gradients[i], ends);
-      std::ranges::copy(targets_of(i), std::back_inserter(targets));
-    }
-    const auto all = gradients_of(ends, targets, keep_graph);
-    std::vector<Tensors> found;
-    auto next = all.begin();
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      const auto end = next + static_cast<std::ptrdiff_t>(targets_of(i).size());
-      found.emplace_back(next, end);
-      next = end;
-    }
-    return found;
-  }
-
-  torch::autograd::variable_list input_gradients(const std::vector<Tensors>& found) const {
+  torch::autograd::variable_list input_gradients() {
     torch::autograd::variable_list result;
-    std::size_t position = 0;
     for (std::size_t k = 0; k < forward_.inputs.front().size(); ++k) {
-      result.emplace_back();
-      if (!forward_.inputs.front()[k].requires_grad()) continue;
       Tensors parts;
       bool any = false;
-      for (std::size_t i = 0; i < found.size(); ++i) {
-        const auto& part = found[i][position];
+      for (auto& inputs : forward_.inputs) {
+        const auto part = std::exchange(inputs[k].mutable_grad(), {});
         any = any || part.defined();
-        parts.push_back(part.defined() ? part : at::zeros_like(forward_.inputs[i][k]));
+        parts.push_back(part.defined() ? part : at::zeros_like(inputs[k]));
       }
-      // Of the gathered device; the engine moves it to the input's.
-      if (any) result.back() = gather(parts, forward_.inputs.front()[k].device(), dim_);
-      ++position;
+      // On the first replica's device; the engine moves it to the input's.
+      result.push_back(any ? gather(parts, parts.front().device(), dim_) : Tensor());
     }
     return result;
-  }
-
-  torch::autograd::variable_list parameter_gradients(std::vector<Tensors>& found) const {
-    torch::autograd::variable_list sums(replicas_->parameters().size());
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      auto position = static_cast<std::size_t>(
-          std::ranges::count_if(forward_.inputs[i], [](const auto& input) { return input.requires_grad(); }));
-      for (const auto& parameter : replicas_->parameters_of(i)) {
-        if (!parameter.tensor.requires_grad()) continue;
-        const auto gradient = std::move(found[i][position++]);
-        if (!gradient.defined()) continue;
-        auto& sum = sums[parameter.original];
-        auto here = gradient.to(replicas_->parameters()[parameter.original].tensor.device());
-        if (!sum.defined()) {
-          sum = std::move(here);
-        } else if (is_nobody_elses(sum)) {
-          sum.add_(here);
-        } else {
-          sum = sum + here;
-        }
-      }
-    }
-    return sums;
   }
 
   ReplicasForward forward_;
