@@ -16,6 +16,9 @@ inline constexpr const char* kLeftKey = "left";
 // those that have not arrived by the deadline.
 void await_all(c10d::Store& store, int rank, int world_size, const Deadline& deadline);
 
+// As if all ranks had arrived on this host, and left again.
+void pretend_all(c10d::Store& store, int world_size);
+
 // Whether these ranks all run on one host. After await_all().
 bool all_on_one_host(c10d::Store& store, const std::vector<int>& ranks);
 

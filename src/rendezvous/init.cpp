@@ -188,6 +188,17 @@ std::unique_ptr<Session> open_session(const InitOptions& options, const Placemen
   }
 }
 
+// With the fake backend this process plays one rank of a run in which nobody else is.
+std::unique_ptr<Session> join_nobody(const InitOptions& options, const InitMethod& method) {
+  auto own = options;
+  if (own.rank && method.kind == InitMethod::Kind::none) own.store = c10::make_intrusive<c10d::HashStore>();
+  const Placement placement = place(own, method);
+  check(placement);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  pretend_all(*store, placement.world_size);
+  return open_session(own, placement, store);
+}
+
 std::unique_ptr<Session> join(const InitOptions& options) {
   if (current_session() != nullptr) {
     throw ArgumentError(
@@ -198,7 +209,9 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   if (options.keep_freed_memory) keep_freed_memory();
   // Before the others are kept waiting: a backend that cannot be had is known at once.
   const auto device = options.device.value_or(c10::Device(c10::kCPU));
-  backends::check_environment(backends::resolve_backend(options.backend, device, true).name, options.env);
+  const auto backend = backends::resolve_backend(options.backend, device, true).name;
+  backends::check_environment(backend, options.env);
+  if (backend == "fake") return join_nobody(options, method);
   Placement placement = place(options, method);
   check(placement);
   const Deadline deadline(options.timeout);

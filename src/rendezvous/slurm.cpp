@@ -64,12 +64,18 @@ std::optional<int> local_size(const Env& env, std::size_t nodes, int tasks) {
   return counts[static_cast<std::size_t>(*node)];
 }
 
+// The script that sbatch runs has the numbers of a first task and is none; programs that it starts without
+// srun, or with mpirun, inherit them. What srun starts has the number of a step.
+bool is_batch_script(const Env& env) {
+  return env.get("ENVIRONMENT") == "BATCH" && !env.has("SLURM_STEP_ID") && !env.has("SLURM_STEPID");
+}
+
 }  // namespace
 
 std::optional<Placement> from_slurm(const Env& env) {
   const Variables own(env, "SLURM's environment", {"SLURM_PROCID", "SLURM_NTASKS"});
   // An allocation without srun sets SLURM_NTASKS alone: that is one plain process.
-  if (!env.has("SLURM_PROCID")) return std::nullopt;
+  if (!env.has("SLURM_PROCID") || is_batch_script(env)) return std::nullopt;
   own.require_all();
   const auto nodes = node_list(env, own);
   Placement placement{.rank = own.number("SLURM_PROCID"),

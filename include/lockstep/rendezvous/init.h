@@ -19,9 +19,9 @@ namespace lockstep {
 
 /// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "shm" (memory that the ranks of one host share), "gloo" (TCP), "fake" (tests); "auto" is shm where all
-  /// ranks share a host, else gloo, and rank 0 says what it took; "cpu:gloo,cuda:nccl" has one for each kind
-  /// of device. PyTorch: `backend`.
+  /// "shm" (memory that the ranks of one host share), "gloo" (TCP), "fake" (for tests: one process that plays
+  /// one of the ranks, and waits for no other); "auto" is shm where all ranks share a host, else gloo, and
+  /// rank 0 says what it took; "cpu:gloo,cuda:nccl" has one for each kind of device. PyTorch: `backend`.
   std::string backend = "auto";
 
   /// How the ranks find each other. PyTorch: `init_method`.

@@ -46,6 +46,19 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
   EXPECT_FALSE(is_initialized());
 }
 
+TEST(Init, WithTheFakeBackendNobodyElseIsWaitedFor) {
+  const auto context = init({.backend = "fake", .world_size = 4, .rank = 2, .env = kEmpty});
+  EXPECT_EQ(context.rank(), 2);
+  EXPECT_EQ(context.world_size(), 4);
+  EXPECT_EQ(context.local_world_size(), 4);
+  const auto tensor = torch::ones({3});
+  context.group().all_reduce(tensor);
+  EXPECT_EQ(context.group().recent_calls().size(), 1U);
+  const auto pair = context.new_group({2, 3});
+  ASSERT_TRUE(pair);
+  EXPECT_EQ(pair->size(), 2);
+}
+
 TEST(Init, WithoutAContextTheErrorSaysSo) {
   EXPECT_THAT([] { default_group(); },
               ThrowsMessage<ArgumentError>(HasSubstr("call lockstep::init() first")));

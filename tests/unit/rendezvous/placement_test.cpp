@@ -103,6 +103,20 @@ TEST(Placement, SlurmsPortFollowsFromJobAndStep) {
   EXPECT_LT(port, 32768);
 }
 
+TEST(Placement, ABatchScriptIsNoTaskOfItsJob) {
+  const auto script = with(kSlurm, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", ""}});
+  EXPECT_FALSE(found(script));
+  const auto by_mpirun = with(script, {{"OMPI_COMM_WORLD_RANK", "3"},
+                                       {"OMPI_COMM_WORLD_SIZE", "4"},
+                                       {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
+  ASSERT_TRUE(found(by_mpirun));
+  EXPECT_EQ(found(by_mpirun)->rank, 3);
+  const auto by_srun = with(kSlurm, {{"ENVIRONMENT", "BATCH"}, {"SLURM_STEP_ID", "0"}});
+  ASSERT_TRUE(found(by_srun));
+  EXPECT_EQ(found(by_srun)->rank, 5);
+}
+
 TEST(Placement, SlurmRespectsAGivenMaster) {
   const auto p = found(with(kSlurm, {{"MASTER_ADDR", "login"}, {"MASTER_PORT", "1234"}}));
   EXPECT_EQ(p->master_addr, "login");
