@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "nn/converted_layers.h"
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -42,10 +43,12 @@ class Table {
     const std::unique_lock lock(mutex_);
     std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
     layers_.insert_or_assign(key, std::move(layer));
+    used_.store(true, std::memory_order_release);
   }
 
   // The layer that this weight belongs to, if it is one and still lives.
   std::optional<Found> find(const Tensor& weight) {
+    if (!used_.load(std::memory_order_acquire)) return std::nullopt;
     std::shared_lock lock(mutex_);
     const auto found = layers_.find(weight.unsafeGetTensorImpl());
     if (found == layers_.end()) return std::nullopt;
@@ -69,11 +72,12 @@ class Table {
     if (!alive || found->second.weight->unsafeGetTensorImpl() != key) layers_.erase(found);
   }
 
+  std::atomic<bool> used_{false};
   std::shared_mutex mutex_;
   std::unordered_map<const void*, Layer> layers_;
 };
 
-// To the end of the process, as the kernels below are: layers may be called while statics are destroyed.
+// To the end of the process, as the kernels below are.
 Table& table() {
   static auto& layers = *new Table;
   return layers;
@@ -98,30 +102,12 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                            momentum, eps, *group);
 }
 
-// at::batch_norm is made of other operators and has no kernel of its own under these keys: those of tensors
-// that can be trained, and those that are left in inference mode.
-void step_in() {
-  static const auto& libraries = *[] {
-    using enum c10::DispatchKey;
-    auto* const kept = new std::vector<std::unique_ptr<torch::Library>>;
-    auto& made = *kept;
-    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
-                           CUDA, XPU, MPS, PrivateUse1}) {
-      made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
-      made.back()->impl("batch_norm", batch_norm);
-    }
-    return kept;
-  }();
-  static_cast<void>(libraries);
-}
-
 template <typename BatchNorm>
 bool convert_if(const std::shared_ptr<torch::nn::Module>& module, const std::optional<ProcessGroup>& group) {
   auto* const layer = module->as<BatchNorm>();
   if (layer == nullptr) return false;
   // A layer without a weight gets one to be known by, which is no parameter and is never multiplied with.
   if (!layer->weight.defined()) layer->weight = at::ones({1});
-  step_in();
   table().add(
       layer->weight.unsafeGetTensorImpl(),
       {.module = module, .weight = &layer->weight, .affine = layer->options.affine(), .group = group});
@@ -140,6 +126,23 @@ bool is_converted(const torch::nn::Module& layer) {
   if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm3d>(layer);
   return weight != nullptr && weight->defined() && table().find(*weight).has_value();
 }
+
+// at::batch_norm is made of other operators and has no kernel of its own under these keys: those of tensors
+// that can be trained, and those that are left in inference mode. Before main(), since operators that run
+// meanwhile in other threads would not see the change safely.
+struct Registrations {
+  Registrations() {
+    using enum c10::DispatchKey;
+    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
+                           CUDA, XPU, MPS, PrivateUse1}) {
+      libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
+          .impl("batch_norm", batch_norm);
+    }
+  }
+  std::vector<torch::Library> libraries;
+};
+const auto& registrations =
+    *new Registrations;  // to the end: others may still run while statics are destroyed
 
 }  // namespace
 

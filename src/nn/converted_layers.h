@@ -13,8 +13,8 @@ namespace lockstep::nn {
 
 // The BatchNorm layers of LibTorch's that convert_sync_batchnorm() has converted. Their forward() is no
 // virtual function, so a layer that is to stay the object it is cannot be given another one; what it calls is
-// at::batch_norm with its own weight, and there Lockstep steps in and knows the layer by that weight. From
-// the first conversion on, and at the cost of one look-up a call. Safe from any thread.
+// at::batch_norm with its own weight, and there Lockstep steps in and knows the layer by that weight, at
+// the cost of one look-up a call once a layer has been converted. Safe from any thread.
 
 // Converts the layer if it is a BatchNorm1d, 2d or 3d; false if it is none. No group: the default one, as it
 // is at each forward.

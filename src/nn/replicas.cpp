@@ -125,6 +125,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const DataParall
     : original_(std::move(original)),
       parameters_(distinct(original_->named_parameters())),
       workers_(std::make_unique<WorkerTeam>(options.device_ids.size())) {
+  rendezvous::ThreadGenerator::prepare();
   for (const auto& device : options.device_ids) add(device, new_replica(*original_, options, is_replica));
 }
 

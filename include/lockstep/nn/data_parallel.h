@@ -255,6 +255,8 @@ class DataParallelImpl : public DataParallelModule {
 /// anything that is no parameter or buffer, are lost. Random numbers of replicas on the CPU are drawn from
 /// generators of their own, which a number drawn from the default generator seeds at each forward.
 ///
+/// Construct the first one of a process while no other thread runs operators, as for spawn_threads().
+///
 /// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced. A value like every module
 /// holder. Throws ArgumentError where the module cannot be replicated or has parameters on other devices, and
 /// for SyncBatchNorm, which works between ranks. For several processes, or several steps at once, use

@@ -60,8 +60,7 @@ TORCH_MODULE(SyncBatchNorm);
 ///  - LibTorch's own layers refuse a batch of one value per channel in training, before the ranks are asked;
 ///    where a rank may get one, use SyncBatchNorm itself. (The others wait until that rank's error ends it.)
 ///
-/// `group`: as for SyncBatchNorm. Not safe while another thread uses the module, and the first conversion of
-/// a process not while another thread runs any BatchNorm.
+/// `group`: as for SyncBatchNorm. Not safe while another thread uses the module.
 void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGroup> group = std::nullopt);
 
 /// The same for a module holder or shared_ptr; returns it.

@@ -56,6 +56,9 @@ struct SpawnThreadsOptions {
 /// lockstep::manual_seed() there, and make one module in each thread. Each rank's default generator begins as
 /// a copy of the process's.
 ///
+/// The first call in a process changes LibTorch's table of operators (for the generators), so no other thread
+/// may be running operators at that moment.
+///
 /// Throws ArgumentError for a world_size below 1, other numbers of devices, and inside of a rank's thread.
 void spawn_threads(int world_size, const std::function<void(Context&)>& body,
                    const SpawnThreadsOptions& options = {});
