@@ -26,8 +26,7 @@ bool has_left(const Team& team, int rank) {
 }
 
 // A rank without which the call cannot be finished and that has left the group, or -1.
-int missing_for_good(const Team& team, const Call& call) {
-  const auto awaited = call.awaited();
+int missing_for_good(const Team& team, const Call& call, const std::vector<int>& awaited) {
   const auto* transfer = dynamic_cast<const Transfer*>(&call);
   const auto left = [&](int rank) { return has_left(team, rank); };
   const bool hopeless = transfer != nullptr && transfer->any_will_do() ? std::ranges::all_of(awaited, left)
@@ -188,15 +187,15 @@ void Engine::look_around(Wait& wait) {
   }
   if (team_.is_refused() && !is_ready(wait)) throw DesyncError("another rank refuses the call");
   const int dead = team_.find_dead();
-  const int gone = missing_for_good(team_, wait.call);
+  const int gone = missing_for_good(team_, wait.call, awaited_by(wait.call));
   const bool late = wait.waited() >= wait.timeout;
   if ((dead < 0 && gone < 0 && !late) || is_ready(wait)) return;
   if (dead >= 0) {
     team_.fail(Verdict::Cause::peer_lost, dead, 0);
-  } else if (missing_for_good(team_, wait.call) >= 0) {
+  } else if (missing_for_good(team_, wait.call, awaited_by(wait.call)) >= 0) {
     team_.fail(Verdict::Cause::peer_left, gone, 0);
   } else if (late) {
-    const auto awaited = wait.call.awaited();
+    const auto awaited = awaited_by(wait.call);
     team_.fail(Verdict::Cause::timeout, awaited.empty() ? -1 : awaited.front(), 0);
   } else {
     return;
@@ -206,6 +205,12 @@ void Engine::look_around(Wait& wait) {
   while (team_.verdict() == nullptr && !deadline.expired()) std::this_thread::yield();
   const Verdict unknown;
   throw_verdict(team_.verdict() != nullptr ? *team_.verdict() : unknown, &wait);
+}
+
+// Another thread may be moving the call forward.
+std::vector<int> Engine::awaited_by(const Call& call) const {
+  const std::lock_guard lock(mutex_);
+  return call.awaited();
 }
 
 void Engine::check() const {
@@ -223,7 +228,7 @@ void Engine::throw_verdict(const Verdict& verdict, const Wait* wait) const {
     case Cause::peer_left:
       throw PeerLost(culprit + " has left the group");
     case Cause::timeout: {
-      const auto awaited = wait != nullptr ? wait->call.awaited() : std::vector<int>{};
+      const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
       if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
       throw TimeoutError(fmt::format("after {} ms {} {} not there", wait->waited().count(),
                                      names_of(team_, awaited), awaited.size() == 1 ? "was" : "were"));

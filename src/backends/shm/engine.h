@@ -62,11 +62,12 @@ class Engine {
   void look_around(Wait& wait);
   void advance();
   bool has_free_slot();
+  std::vector<int> awaited_by(const Call& call) const;
   [[noreturn]] void throw_verdict(const Verdict& verdict, const Wait* wait) const;
 
   Team team_;
   Patience patience_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
   std::list<std::shared_ptr<Transfer>> transfers_;
