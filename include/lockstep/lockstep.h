@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-// Everything at once.
+// Everything at once, LibTorch included.
+#include <torch/torch.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>

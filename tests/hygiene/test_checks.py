@@ -57,7 +57,7 @@ class Includes(Tree):
             ("src/comm/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
             ("src/data/a.cpp", "<lockstep/comm/work.h>"),
             ("src/checkpoint/a.cpp", "<lockstep/data/loader.h>"),
-            ("src/ddp/a.cpp", "<lockstep/nn/sync_batch_norm.h>"),
+            ("src/nn/a.cpp", "<lockstep/ddp/options.h>"),
             ("src/ddp/a.cpp", '"../nn/a.h"'),
             ("src/ddp/a.cpp", "<lockstep/lockstep.h>"),
             ("include/lockstep/ddp/a.h", "<fmt/format.h>"),
