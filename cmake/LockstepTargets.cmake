@@ -30,6 +30,18 @@ function(lockstep_link_privately target)
   endforeach()
 endfunction()
 
+# lockstep_set_unity(<target>): compiles its files in groups where LOCKSTEP_UNITY_BUILD is on.
+function(lockstep_set_unity target)
+  if(NOT LOCKSTEP_UNITY_BUILD)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Which g++ takes for a mistake in headers: here the file around is none that others include.
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
+endfunction()
+
 # lockstep_add_layer(<layer> [TORCH] SOURCES <file>... [DEPENDS <layer or target>...] [PRIVATE <target>...])
 # One library a layer of the design: target lockstep_<layer>, exported as Lockstep::<layer>.
 function(lockstep_add_layer layer)
@@ -48,6 +60,7 @@ function(lockstep_add_layer layer)
     target_precompile_headers(${target} REUSE_FROM lockstep_layer_pch)
   endif()
   lockstep_set_warnings(${target})
+  lockstep_set_unity(${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${layer})
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_INSTALLED_TARGETS ${target})
 endfunction()

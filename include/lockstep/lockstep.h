@@ -22,3 +22,4 @@
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/rendezvous/random.h>
 #include <lockstep/rendezvous/spawn_threads.h>
+#include <lockstep/serialize/torch_file.h>

@@ -14,9 +14,10 @@ ARROWS = {
     "rendezvous": {"base", "comm", "backends"},
     "nn": {"base", "comm", "backends", "rendezvous"},
     "ddp": {"base", "comm", "backends", "rendezvous", "nn"},
-    "train": {"base", "comm", "backends", "rendezvous", "ddp", "nn", "data", "checkpoint"},
+    "train": {"base", "comm", "backends", "rendezvous", "ddp", "nn", "data", "serialize", "checkpoint"},
     "data": {"base"},
-    "checkpoint": {"base"},
+    "serialize": {"base"},
+    "checkpoint": {"base", "comm", "backends", "rendezvous", "nn", "data", "serialize"},
     "launch": {"base"},
 }
 # The command line is no layer, but has to start in milliseconds all the same.

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep {
+
+struct AtomicFileOptions {
+  /// What is appended to the final name while writing. A leftover of a writer that was killed is overwritten.
+  std::string suffix = ".part";
+  /// The data and the name have reached the disk when commit() returns.
+  bool sync = true;
+};
+
+/// A file that appears under its name whole or not at all, also when the process or the machine stops in the
+/// middle: until commit() the old file stays as it is. One writer at a time. Every error is a std::system_error
+/// with errno's code.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path file, AtomicFileOptions options = {});
+  /// Without commit() the unfinished file is removed.
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  /// Bytes written so far.
+  std::uint64_t size() const { return size_; }
+  void commit();
+
+ private:
+  std::filesystem::path file_;
+  AtomicFileOptions options_;
+  std::filesystem::path part_;
+  UniqueFd fd_;
+  std::uint64_t size_ = 0;
+  bool committed_ = false;
+};
+
+/// Makes changes of names in `folder` last. A file system that cannot sync a folder has nothing more to offer.
+void sync_folder(const std::filesystem::path& folder);
+
+}  // namespace lockstep

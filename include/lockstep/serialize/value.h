@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <complex>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+class Value;
+
+/// Python's None.
+struct None {
+  bool operator==(const None&) const = default;
+};
+
+/// A Python int that does not fit into 64 bits: its two's complement, lowest byte first.
+struct BigInteger {
+  std::string bytes;
+  bool operator==(const BigInteger&) const = default;
+};
+
+/// Python's bytes, or bytearray when `mutable_array` is set.
+struct Bytes {
+  std::string data;
+  bool mutable_array = false;
+  bool operator==(const Bytes&) const = default;
+};
+
+/// A torch.nn.Parameter.
+struct Parameter {
+  at::Tensor data;
+  bool requires_grad = true;
+};
+
+/// A torch.Size.
+struct Size {
+  std::vector<std::int64_t> sizes;
+  bool operator==(const Size&) const = default;
+};
+
+/// Python's list.
+struct List {
+  std::vector<Value> items;
+  List();
+  List(std::initializer_list<Value> values);
+  explicit List(std::vector<Value> values);
+  List(const List& other);
+  List(List&& other) noexcept;
+  List& operator=(const List& other);
+  List& operator=(List&& other) noexcept;
+  ~List();
+};
+
+/// Python's tuple.
+struct Tuple : List {
+  using List::List;
+};
+
+/// Python's set.
+struct Set : List {
+  using List::List;
+};
+
+enum class DictKind : std::uint8_t { dict, ordered_dict, counter };
+
+/// Python's dict, collections.OrderedDict or Counter. Keeps the order in which keys came, as Python does.
+/// Keys are equal as in Python: 1, 1.0 and True are one key.
+class Dict {
+ public:
+  struct Item;
+
+  Dict();
+  explicit Dict(DictKind kind);
+  Dict(std::initializer_list<Item> items, DictKind kind = DictKind::dict);
+  Dict(const Dict& other);
+  Dict(Dict&& other) noexcept;
+  Dict& operator=(const Dict& other);
+  Dict& operator=(Dict&& other) noexcept;
+  ~Dict();
+
+  DictKind kind() const { return kind_; }
+  void set_kind(DictKind kind) { kind_ = kind; }
+  std::size_t size() const;
+  bool empty() const { return size() == 0; }
+  bool contains(const Value& key) const { return find(key) != nullptr; }
+  /// The value under `key`, or nullptr.
+  const Value* find(const Value& key) const;
+  Value* find(const Value& key);
+  /// Throws CheckpointError naming the key, and the keys there are, when there is none such.
+  const Value& at(const Value& key) const;
+  Value& at(const Value& key);
+  /// As Python's `dict[key] = value`: a key that is there keeps its place.
+  void set(Value key, Value value);
+  /// Makes an entry of None when there is none such.
+  Value& operator[](const Value& key);
+  /// True when there was such a key. The others keep their order.
+  bool erase(const Value& key);
+  void reserve(std::size_t count);
+
+  const Item* begin() const;
+  const Item* end() const;
+  Item* begin();
+  Item* end();
+
+  /// What Python keeps in the `__dict__` of an OrderedDict: a state dict's `_metadata`. Empty otherwise.
+  const Dict& attributes() const;
+  void set_attributes(Dict attributes);
+
+ private:
+  std::size_t position(const Value& key) const;
+  void index_from(std::size_t first);
+
+  DictKind kind_ = DictKind::dict;
+  std::vector<Item> items_;
+  std::unordered_multimap<std::size_t, std::size_t> index_;
+  std::shared_ptr<const Dict> attributes_;
+};
+
+/// An OrderedDict with these entries: what `state_dict()` gives.
+Dict ordered_dict(std::initializer_list<Dict::Item> items = {});
+
+/// What a checkpoint holds: anything that Python's `torch.load(weights_only=True)` gives. Copies are deep but
+/// for tensors, which share their data as copies of at::Tensor do.
+class Value {
+ public:
+  using Variant = std::variant<None, bool, std::int64_t, BigInteger, double, std::complex<double>,
+                               std::string, Bytes, at::Tensor, Parameter, List, Tuple, Set, Dict, Size,
+                               at::ScalarType, at::Device, at::Layout>;
+
+  Value() = default;
+  Value(None) {}
+  Value(bool value) : variant_(value) {}
+  template <std::integral Integer>
+    requires(!std::same_as<Integer, bool>)
+  Value(Integer value) : variant_(integer(value)) {}
+  template <std::floating_point Real>
+  Value(Real value) : variant_(static_cast<double>(value)) {}
+  Value(std::complex<double> value) : variant_(value) {}
+  Value(std::string value) : variant_(std::move(value)) {}
+  Value(std::string_view value) : variant_(std::string(value)) {}
+  Value(const char* value) : variant_(std::string(value)) {}
+  Value(at::Tensor value) : variant_(std::move(value)) {}
+  Value(at::ScalarType value) : variant_(value) {}
+  Value(at::Device value) : variant_(value) {}
+  Value(at::Layout value) : variant_(value) {}
+  Value(BigInteger value) : variant_(std::move(value)) {}
+  Value(Bytes value) : variant_(std::move(value)) {}
+  Value(Parameter value) : variant_(std::move(value)) {}
+  Value(Size value) : variant_(std::move(value)) {}
+  Value(List value) : variant_(std::move(value)) {}
+  Value(Tuple value) : variant_(std::move(value)) {}
+  Value(Set value) : variant_(std::move(value)) {}
+  Value(Dict value) : variant_(std::move(value)) {}
+
+  template <typename T>
+  bool is() const {
+    return std::holds_alternative<T>(variant_);
+  }
+  template <typename T>
+  const T* get_if() const {
+    return std::get_if<T>(&variant_);
+  }
+  template <typename T>
+  T* get_if() {
+    return std::get_if<T>(&variant_);
+  }
+  const Variant& variant() const { return variant_; }
+  Variant& variant() { return variant_; }
+
+  // Each throws CheckpointError saying what is there instead.
+  bool as_bool() const;
+  std::int64_t as_int() const;  ///< an int or a bool
+  double as_double() const;     ///< a float, an int or a bool
+  const std::string& as_string() const;
+  const at::Tensor& as_tensor() const;  ///< a tensor, or the data of a parameter
+  const Dict& as_dict() const;
+  Dict& as_dict();
+  /// The items of a list, a tuple or a set.
+  const std::vector<Value>& as_items() const;
+
+  /// The entry of a dict. Throws CheckpointError as Dict::at() does, or when this is no dict.
+  const Value& operator[](const Value& key) const { return as_dict().at(key); }
+
+  /// "int", "OrderedDict", "Tensor", ...: what Python calls the type.
+  std::string_view type_name() const;
+
+ private:
+  template <std::integral Integer>
+  static Variant integer(Integer value) {
+    if (std::in_range<std::int64_t>(value)) return static_cast<std::int64_t>(value);
+    return big_integer(static_cast<std::uint64_t>(value));
+  }
+  static BigInteger big_integer(std::uint64_t value);
+
+  Variant variant_;
+};
+
+struct Dict::Item {
+  Value key;
+  Value value;
+};
+
+/// As Python prints it, tensors as "Tensor(float32, [2, 3])"; cut at `max_length` characters.
+std::string repr(const Value& value, std::size_t max_length = 1000);
+
+/// Equal in type and contents; tensors as torch.equal has it, and of one dtype. NaN equals NaN nowhere but in
+/// the very same tensor.
+bool equal(const Value& left, const Value& right);
+
+}  // namespace lockstep

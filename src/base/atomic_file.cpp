@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <cerrno>
+#include <cstdio>
+#include <fcntl.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <lockstep/base/atomic_file.h>
+
+namespace lockstep {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& file) {
+  throw std::system_error(errno, std::generic_category(), file.string());
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
+    : file_(std::move(file)), options_(std::move(options)), part_(file_) {
+  part_ += options_.suffix;
+  fd_.reset(::open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd_) fail(part_);
+}
+
+AtomicFile::~AtomicFile() {
+  if (!committed_) ::unlink(part_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count = ::write(fd_.get(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(part_);
+    size_ += static_cast<std::uint64_t>(count);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void AtomicFile::commit() {
+  if (options_.sync && ::fsync(fd_.get()) != 0) fail(part_);
+  if (::close(fd_.release()) != 0) fail(part_);
+  if (std::rename(part_.c_str(), file_.c_str()) != 0) fail(file_);
+  committed_ = true;
+  if (options_.sync) sync_folder(file_.parent_path());
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const UniqueFd fd(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd) ::fsync(fd.get());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "serialize/byte_source.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::serialize {
+namespace {
+
+// Enough for a thread to be worth its start.
+constexpr std::int64_t kReadPiece = 8 << 20;
+
+c10::Storage empty_storage(std::uint64_t bytes) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte).storage();
+}
+
+// A file's pages, private to this process.
+class Mapping {
+ public:
+  Mapping(int fd, std::uint64_t size, const std::string& name) : size_(size) {
+    address_ = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+    if (address_ == MAP_FAILED) {
+      throw CheckpointError(fmt::format("{}: cannot be mapped: {}", name, errno_text(errno)));
+    }
+  }
+  ~Mapping() { ::munmap(address_, size_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  char* data() const { return static_cast<char*>(address_); }
+
+ private:
+  void* address_ = nullptr;
+  std::uint64_t size_;
+};
+
+class FileSource : public ByteSource {
+ public:
+  FileSource(const std::filesystem::path& file, bool mapped) : name_(file.string()) {
+    fd_.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+    struct stat status {};
+    if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail(errno_text(errno));
+    if (S_ISDIR(status.st_mode)) fail("it is a folder, not a file");
+    if (!S_ISREG(status.st_mode)) fail("it is no regular file");
+    size_ = static_cast<std::uint64_t>(status.st_size);
+    if (mapped && size_ > 0) mapping_ = std::make_shared<Mapping>(fd_.get(), size_, name_);
+  }
+
+  const std::string& name() const override { return name_; }
+  std::uint64_t size() const override { return size_; }
+
+  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes) const override {
+    check_range(offset, bytes);
+    if (mapping_ && bytes > 0 && offset % alignof(std::max_align_t) == 0) {
+      return at::from_blob(
+                 mapping_->data() + offset, {static_cast<std::int64_t>(bytes)},
+                 [mapping = mapping_](void*) {}, at::kByte)
+          .storage();
+    }
+    auto storage = empty_storage(bytes);
+    auto* data = static_cast<char*>(storage.mutable_data());
+    at::parallel_for(0, static_cast<std::int64_t>(bytes), kReadPiece,
+                     [&](std::int64_t first, std::int64_t last) {
+                       do_read(offset + static_cast<std::uint64_t>(first),
+                               {data + first, static_cast<std::size_t>(last - first)});
+                     });
+    return storage;
+  }
+
+ protected:
+  void do_read(std::uint64_t offset, std::span<char> into) const override {
+    while (!into.empty()) {
+      const auto count = ::pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) fail(errno_text(errno));
+      if (count == 0) fail("it became shorter while it was read");
+      offset += static_cast<std::uint64_t>(count);
+      into = into.subspan(static_cast<std::size_t>(count));
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const {
+    throw CheckpointError(fmt::format("{}: cannot be read: {}", name_, why));
+  }
+
+  std::string name_;
+  UniqueFd fd_;
+  std::uint64_t size_ = 0;
+  std::shared_ptr<Mapping> mapping_;
+};
+
+class MemorySource : public ByteSource {
+ public:
+  MemorySource(std::span<const char> bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {}
+  const std::string& name() const override { return name_; }
+  std::uint64_t size() const override { return bytes_.size(); }
+  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes) const override {
+    check_range(offset, bytes);
+    auto storage = empty_storage(bytes);
+    if (bytes > 0) std::memcpy(storage.mutable_data(), bytes_.data() + offset, bytes);
+    return storage;
+  }
+
+ protected:
+  void do_read(std::uint64_t offset, std::span<char> into) const override {
+    std::ranges::copy(bytes_.subspan(offset, into.size()), into.begin());
+  }
+
+ private:
+  std::span<const char> bytes_;
+  std::string name_;
+};
+
+}  // namespace
+
+void ByteSource::check_range(std::uint64_t offset, std::uint64_t bytes) const {
+  if (offset <= size() && bytes <= size() - offset) return;
+  throw CheckpointError(
+      fmt::format("{}: it is damaged or cut short: {} bytes are wanted at {}, but it ends at {}", name(),
+                  bytes, offset, size()));
+}
+
+void ByteSource::read(std::uint64_t offset, std::span<char> into) const {
+  check_range(offset, into.size());
+  do_read(offset, into);
+}
+
+std::string ByteSource::read_text(std::uint64_t offset, std::uint64_t bytes) const {
+  check_range(offset, bytes);
+  std::string text(bytes, '\0');
+  do_read(offset, text);
+  return text;
+}
+
+std::unique_ptr<ByteSource> open_file(const std::filesystem::path& file, bool mapped) {
+  return std::make_unique<FileSource>(file, mapped);
+}
+
+std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name) {
+  return std::make_unique<MemorySource>(bytes, std::move(name));
+}
+
+}  // namespace lockstep::serialize

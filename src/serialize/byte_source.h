@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+#include <c10/core/Storage.h>
+
+#include <lockstep/base/unique_fd.h>
+
+namespace lockstep::serialize {
+
+/// Bytes at rest, of a file or in memory. Offsets beyond the end are errors, never reads. Threads may read at
+/// once. Errors are CheckpointErrors naming the source.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  virtual const std::string& name() const = 0;
+  virtual std::uint64_t size() const = 0;
+  /// Storage that holds these bytes on the CPU; of its own, or private pages of a mapped file.
+  virtual c10::Storage storage(std::uint64_t offset, std::uint64_t bytes) const = 0;
+  void read(std::uint64_t offset, std::span<char> into) const;
+  std::string read_text(std::uint64_t offset, std::uint64_t bytes) const;
+
+ protected:
+  virtual void do_read(std::uint64_t offset, std::span<char> into) const = 0;
+  /// Throws unless the source has these bytes.
+  void check_range(std::uint64_t offset, std::uint64_t bytes) const;
+};
+
+/// `mapped`: storages are pages of the file, read when touched and copied when written to.
+std::unique_ptr<ByteSource> open_file(const std::filesystem::path& file, bool mapped);
+
+/// `bytes` must outlive the source, not the storages made of it.
+std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name);
+
+}  // namespace lockstep::serialize

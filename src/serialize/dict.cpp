@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/serialize/value.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kMissing = static_cast<std::size_t>(-1);
+// Below this many items a search from the front is quicker than an index.
+constexpr std::size_t kUnindexed = 16;
+
+std::size_t mix(std::size_t seed, std::size_t value) {
+  return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
+}
+
+// A bool, an int, or a float without a fraction, which Python takes for one key.
+bool as_whole_number(const Value& key, std::int64_t& number) {
+  if (const auto* flag = key.get_if<bool>()) {
+    number = *flag ? 1 : 0;
+    return true;
+  }
+  if (const auto* integer = key.get_if<std::int64_t>()) {
+    number = *integer;
+    return true;
+  }
+  if (const auto* real = key.get_if<double>()) {
+    constexpr double limit = 9.2e18;
+    if (std::abs(*real) > limit || std::trunc(*real) != *real) return false;
+    number = static_cast<std::int64_t>(*real);
+    return true;
+  }
+  return false;
+}
+
+std::size_t hash_of(const Value& key);
+
+struct Hash {
+  std::size_t operator()(None) const { return 1; }
+  std::size_t operator()(bool value) const { return value ? 1 : 0; }
+  std::size_t operator()(std::int64_t value) const { return std::hash<std::int64_t>()(value); }
+  std::size_t operator()(const BigInteger& value) const { return std::hash<std::string>()(value.bytes); }
+  std::size_t operator()(double value) const { return std::hash<double>()(value); }
+  std::size_t operator()(const std::complex<double>& value) const {
+    return mix(std::hash<double>()(value.real()), std::hash<double>()(value.imag()));
+  }
+  std::size_t operator()(const std::string& value) const { return std::hash<std::string>()(value); }
+  std::size_t operator()(const Bytes& value) const { return std::hash<std::string>()(value.data) + 1; }
+  std::size_t operator()(const Tuple& value) const {
+    std::size_t seed = 2;
+    for (const auto& item : value.items) seed = mix(seed, hash_of(item));
+    return seed;
+  }
+  std::size_t operator()(const Size& value) const {
+    std::size_t seed = 2;
+    for (const auto size : value.sizes) seed = mix(seed, std::hash<std::int64_t>()(size));
+    return seed;
+  }
+  std::size_t operator()(at::ScalarType value) const { return static_cast<std::size_t>(value) + 101; }
+  std::size_t operator()(const at::Device& value) const { return std::hash<at::Device>()(value); }
+  std::size_t operator()(at::Layout value) const { return static_cast<std::size_t>(value) + 211; }
+  template <typename Other>
+  std::size_t operator()(const Other& /*value*/) const {
+    throw CheckpointError(
+        "a dict cannot have tensors, lists, sets or dicts as keys: use strings, numbers or tuples of them");
+  }
+};
+
+std::size_t hash_of(const Value& key) {
+  std::int64_t number = 0;
+  if (as_whole_number(key, number)) return std::hash<std::int64_t>()(number);
+  return std::visit(Hash{}, key.variant());
+}
+
+bool same_key(const Value& left, const Value& right) {
+  std::int64_t left_number = 0;
+  std::int64_t right_number = 0;
+  const bool left_whole = as_whole_number(left, left_number);
+  const bool right_whole = as_whole_number(right, right_number);
+  if (left_whole || right_whole) return left_whole && right_whole && left_number == right_number;
+  if (left.is<Tuple>() && right.is<Tuple>()) {
+    return std::ranges::equal(left.as_items(), right.as_items(), same_key);
+  }
+  return equal(left, right);
+}
+
+}  // namespace
+
+Dict::Dict() = default;
+Dict::Dict(DictKind kind) : kind_(kind) {}
+Dict::Dict(std::initializer_list<Item> items, DictKind kind) : kind_(kind) {
+  for (const auto& item : items) set(item.key, item.value);
+}
+Dict::Dict(const Dict& other) = default;
+Dict::Dict(Dict&& other) noexcept = default;
+Dict& Dict::operator=(const Dict& other) = default;
+Dict& Dict::operator=(Dict&& other) noexcept = default;
+Dict::~Dict() = default;
+
+std::size_t Dict::size() const { return items_.size(); }
+const Dict::Item* Dict::begin() const { return items_.data(); }
+const Dict::Item* Dict::end() const { return items_.data() + items_.size(); }
+Dict::Item* Dict::begin() { return items_.data(); }
+Dict::Item* Dict::end() { return items_.data() + items_.size(); }
+void Dict::reserve(std::size_t count) { items_.reserve(count); }
+
+std::size_t Dict::position(const Value& key) const {
+  const auto hash = hash_of(key);
+  if (index_.empty()) {
+    const auto found =
+        std::ranges::find_if(items_, [&](const Item& item) { return same_key(item.key, key); });
+    return found == items_.end() ? kMissing : static_cast<std::size_t>(found - items_.begin());
+  }
+  const auto [first, last] = index_.equal_range(hash);
+  for (auto entry = first; entry != last; ++entry) {
+    if (same_key(items_[entry->second].key, key)) return entry->second;
+  }
+  return kMissing;
+}
+
+const Value* Dict::find(const Value& key) const {
+  const auto place = position(key);
+  return place == kMissing ? nullptr : &items_[place].value;
+}
+
+Value* Dict::find(const Value& key) {
+  const auto place = position(key);
+  return place == kMissing ? nullptr : &items_[place].value;
+}
+
+const Value& Dict::at(const Value& key) const {
+  if (const auto* value = find(key)) return *value;
+  List keys;
+  for (std::size_t i = 0; i < std::min<std::size_t>(items_.size(), 10); ++i)
+    keys.items.push_back(items_[i].key);
+  throw CheckpointError(fmt::format("there is no key {} in this dict of {} keys: {}{}", repr(key, 100),
+                                    items_.size(), repr(Value(keys), 300), items_.size() > 10 ? " ..." : ""));
+}
+
+Value& Dict::at(const Value& key) { return const_cast<Value&>(std::as_const(*this).at(key)); }
+
+void Dict::index_from(std::size_t first) {
+  for (auto i = first; i < items_.size(); ++i) index_.emplace(hash_of(items_[i].key), i);
+}
+
+void Dict::set(Value key, Value value) {
+  const auto place = position(key);
+  if (place != kMissing) {
+    items_[place].value = std::move(value);
+    return;
+  }
+  items_.push_back({std::move(key), std::move(value)});
+  if (!index_.empty()) {
+    index_from(items_.size() - 1);
+  } else if (items_.size() > kUnindexed) {
+    index_from(0);
+  }
+}
+
+Value& Dict::operator[](const Value& key) {
+  if (auto* value = find(key)) return *value;
+  set(key, None{});
+  return items_.back().value;
+}
+
+bool Dict::erase(const Value& key) {
+  const auto place = position(key);
+  if (place == kMissing) return false;
+  items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(place));
+  const bool indexed = !index_.empty();
+  index_.clear();
+  if (indexed) index_from(0);
+  return true;
+}
+
+const Dict& Dict::attributes() const {
+  static const Dict none;
+  return attributes_ ? *attributes_ : none;
+}
+
+void Dict::set_attributes(Dict attributes) {
+  attributes_ = attributes.empty() ? nullptr : std::make_shared<const Dict>(std::move(attributes));
+}
+
+Dict ordered_dict(std::initializer_list<Dict::Item> items) { return {items, DictKind::ordered_dict}; }
+
+}  // namespace lockstep

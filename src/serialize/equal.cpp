@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
+#include <ATen/Functions.h>
+
+#include <lockstep/serialize/value.h>
+
+namespace lockstep {
+namespace {
+
+bool equal_tensors(const at::Tensor& left, const at::Tensor& right) {
+  if (left.is_same(right)) return true;
+  if (!left.defined() || !right.defined()) return false;
+  if (left.scalar_type() != right.scalar_type() || left.layout() != right.layout() ||
+      left.device() != right.device() || left.sizes() != right.sizes()) {
+    return false;
+  }
+  if (left.is_meta()) return true;
+  if (left.layout() != at::kStrided) return left.to_dense().equal(right.to_dense());
+  const bool few_operators = left.element_size() == 1 && left.scalar_type() != at::kBool;
+  if (few_operators) {  // torch.equal does not know all of the small floats: compare what they are made of
+    return left.view(at::kByte).equal(right.view(at::kByte));
+  }
+  return left.equal(right);
+}
+
+bool equal_items(const std::vector<Value>& left, const std::vector<Value>& right) {
+  return std::ranges::equal(left, right, equal);
+}
+
+struct SameContents {
+  bool operator()(const at::Tensor& left, const at::Tensor& right) const {
+    return equal_tensors(left, right);
+  }
+  bool operator()(const Parameter& left, const Parameter& right) const {
+    return left.requires_grad == right.requires_grad && equal_tensors(left.data, right.data);
+  }
+  bool operator()(const List& left, const List& right) const { return equal_items(left.items, right.items); }
+  bool operator()(const Tuple& left, const Tuple& right) const {
+    return equal_items(left.items, right.items);
+  }
+  bool operator()(const Set& left, const Set& right) const {
+    return left.items.size() == right.items.size() && std::ranges::all_of(left.items, [&](const Value& item) {
+             return std::ranges::any_of(right.items, [&](const Value& other) { return equal(item, other); });
+           });
+  }
+  bool operator()(const Dict& left, const Dict& right) const {
+    if (left.kind() != right.kind() || left.size() != right.size()) return false;
+    // As in Python, the order counts for an OrderedDict only.
+    if (left.kind() == DictKind::ordered_dict) {
+      return std::equal(
+          left.begin(), left.end(), right.begin(), right.end(),
+          [](const auto& a, const auto& b) { return equal(a.key, b.key) && equal(a.value, b.value); });
+    }
+    return std::all_of(left.begin(), left.end(), [&](const Dict::Item& item) {
+      const auto* other = right.find(item.key);
+      return other != nullptr && equal(item.value, *other);
+    });
+  }
+  template <typename Same>
+  bool operator()(const Same& left, const Same& right) const {
+    return left == right;
+  }
+  template <typename Left, typename Right>
+    requires(!std::same_as<Left, Right>)
+  bool operator()(const Left& /*left*/, const Right& /*right*/) const {
+    return false;
+  }
+};
+
+}  // namespace
+
+bool equal(const Value& left, const Value& right) {
+  return std::visit(SameContents{}, left.variant(), right.variant());
+}
+
+}  // namespace lockstep

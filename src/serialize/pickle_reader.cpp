@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "serialize/pickle_reader.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "serialize/pickle_opcodes.h"
+
+namespace lockstep::pickle {
+namespace {
+
+// What one name of a module or class, and one memo, may be at most; far above anything real.
+constexpr std::size_t kLongestName = 4096;
+
+class Reader {
+ public:
+  Reader(std::span<const char> bytes, AllowedNames allowed) : bytes_(bytes), allowed_(allowed) {}
+
+  Pickle read() {
+    while (!stopped_) step(static_cast<Opcode>(take_byte()));
+    pickle_.size = position_;
+    return std::move(pickle_);
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view what) const {
+    throw CheckpointError(fmt::format("the pickle is damaged at byte {}: {}", position_, what));
+  }
+
+  // Bytes.
+  std::string_view take(std::size_t count) {
+    if (count > bytes_.size() - position_) fail("it is cut short");
+    const std::string_view taken(bytes_.data() + position_, count);
+    position_ += count;
+    return taken;
+  }
+  std::uint8_t take_byte() { return static_cast<std::uint8_t>(take(1).front()); }
+  template <typename Number>
+  Number take_number() {
+    Number number{};
+    std::memcpy(&number, take(sizeof(number)).data(), sizeof(number));
+    return number;
+  }
+  std::string_view take_line() {
+    const auto rest = std::string_view(bytes_.data() + position_, bytes_.size() - position_);
+    const auto end = rest.substr(0, kLongestName).find('\n');
+    if (end == std::string_view::npos) fail("a name has no end");
+    position_ += end + 1;
+    return rest.substr(0, end);
+  }
+
+  // Nodes and the stack of them.
+  Ref add(Node node) {
+    if (pickle_.nodes.size() >= kNoRef) fail("it has too many objects");
+    pickle_.nodes.push_back(std::move(node));
+    return static_cast<Ref>(pickle_.nodes.size() - 1);
+  }
+  void push(Node node) { stack_.push_back(add(std::move(node))); }
+  Ref pop() {
+    if (stack_.size() <= floor()) fail("an object is missing on the stack");
+    const Ref ref = stack_.back();
+    stack_.pop_back();
+    return ref;
+  }
+  Ref top() const {
+    if (stack_.size() <= floor()) fail("an object is missing on the stack");
+    return stack_.back();
+  }
+  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  std::vector<Ref> pop_to_mark() {
+    if (marks_.empty()) fail("a mark is missing on the stack");
+    const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+    std::vector<Ref> items(first, stack_.end());
+    stack_.erase(first, stack_.end());
+    marks_.pop_back();
+    return items;
+  }
+  void push_tuple(std::size_t count) {
+    std::vector<Ref> items(count);
+    for (auto item = items.rbegin(); item != items.rend(); ++item) *item = pop();
+    push({.kind = Kind::tuple, .items = std::move(items)});
+  }
+
+  void push_text(Kind kind, std::uint64_t count) { push({.kind = kind, .text = take(count)}); }
+  void push_integer(std::int64_t value) { push({.kind = Kind::integer, .integer = value}); }
+  void push_long(std::size_t count) {
+    const auto text = take(count);
+    if (count > sizeof(std::int64_t)) {
+      push({.kind = Kind::big_integer, .text = text});
+      return;
+    }
+    std::uint64_t value = !text.empty() && (text.back() & 0x80) != 0 ? ~std::uint64_t{0} : 0;
+    std::memcpy(&value, text.data(), count);
+    push_integer(static_cast<std::int64_t>(value));
+  }
+  void push_real() {
+    const auto bits = __builtin_bswap64(take_number<std::uint64_t>());
+    push({.kind = Kind::real, .real = std::bit_cast<double>(bits)});
+  }
+
+  void push_global(std::string_view module, std::string_view name) {
+    if (module == "__builtin__") module = "builtins";
+    auto full = fmt::format("{} {}", module, name);
+    if (!std::ranges::binary_search(allowed_, std::string_view(full))) {
+      throw CheckpointError(fmt::format(
+          "the checkpoint names {}.{}, which is none of the things that a checkpoint may hold (tensors, "
+          "numbers, "
+          "strings, containers); nothing was run. Save a state_dict instead, or convert the object in Python",
+          module, name));
+    }
+    pickle_.names.push_back(std::move(full));
+    push({.kind = Kind::global, .text = pickle_.names.back()});
+  }
+  void push_stack_global() {
+    const Node& name = pickle_.nodes[pop()];
+    const Node& module = pickle_.nodes[pop()];
+    if (name.kind != Kind::text || module.kind != Kind::text) fail("a global's name is no string");
+    if (name.text.size() + module.text.size() > kLongestName) fail("a global's name is too long");
+    push_global(module.text, name.text);
+  }
+
+  void push_call() {
+    const Ref args = pop();
+    const Ref callee = pop();
+    if (pickle_[callee].kind != Kind::global) fail("something that is no function is called");
+    if (pickle_[args].kind != Kind::tuple) fail("the arguments of a call are no tuple");
+    push({.kind = Kind::call, .callee = callee, .args = args});
+  }
+
+  void build() {
+    const Ref state = pop();
+    Node& object = pickle_.nodes[top()];
+    if (object.kind != Kind::call) fail("a state is given to something that takes none");
+    object.state = state;
+  }
+
+  void append(std::vector<Ref> items, Kind kind) {
+    Node& container = pickle_.nodes[top()];
+    const bool fits = container.kind == kind || (kind == Kind::dict && container.kind == Kind::call);
+    if (!fits) fail("items are put into something that takes none");
+    if (kind == Kind::dict && items.size() % 2 != 0) fail("a key has no value");
+    container.items.insert(container.items.end(), items.begin(), items.end());
+  }
+  void append_one(Kind kind) {
+    std::vector<Ref> items{pop()};
+    if (kind == Kind::dict) items.insert(items.begin(), pop());
+    append(std::move(items), kind);
+  }
+
+  void memoize(std::uint64_t key) {
+    // Every entry took at least a byte of the pickle, so no honest index is beyond its length.
+    if (key > bytes_.size()) fail("a memo index is out of range");
+    if (key >= memo_.size()) memo_.resize(key + 1, kNoRef);
+    memo_[key] = top();
+    memo_count_ = std::max<std::uint64_t>(memo_count_, key + 1);
+  }
+  void recall(std::uint64_t key) {
+    if (key >= memo_.size() || memo_[key] == kNoRef) fail("a memo is read that was never written");
+    stack_.push_back(memo_[key]);
+  }
+
+  void stop() {
+    pickle_.root = pop();
+    if (!stack_.empty() || !marks_.empty()) fail("objects are left over");
+    stopped_ = true;
+  }
+
+  void step(Opcode opcode);
+  bool step_scalar(Opcode opcode);
+  bool step_container(Opcode opcode);
+  bool step_object(Opcode opcode);
+
+  std::span<const char> bytes_;
+  AllowedNames allowed_;
+  std::size_t position_ = 0;
+  bool stopped_ = false;
+  Pickle pickle_;
+  std::vector<Ref> stack_;
+  std::vector<std::size_t> marks_;
+  std::vector<Ref> memo_;
+  std::uint64_t memo_count_ = 0;
+};
+
+void Reader::step(Opcode opcode) {
+  if (step_scalar(opcode) || step_container(opcode) || step_object(opcode)) return;
+  fail(fmt::format("opcode 0x{:02x} is not among those that checkpoints are made of",
+                   static_cast<unsigned>(opcode)));
+}
+
+bool Reader::step_scalar(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::none:
+      push({.kind = Kind::none});
+      return true;
+    case Opcode::new_true:
+      push({.kind = Kind::boolean, .flag = true});
+      return true;
+    case Opcode::new_false:
+      push({.kind = Kind::boolean});
+      return true;
+    case Opcode::bin_int:
+      push_integer(take_number<std::int32_t>());
+      return true;
+    case Opcode::bin_int1:
+      push_integer(take_byte());
+      return true;
+    case Opcode::bin_int2:
+      push_integer(take_number<std::uint16_t>());
+      return true;
+    case Opcode::long1:
+      push_long(take_byte());
+      return true;
+    case Opcode::long4:
+      push_long(take_number<std::uint32_t>());
+      return true;
+    case Opcode::bin_float:
+      push_real();
+      return true;
+    case Opcode::short_bin_unicode:
+      push_text(Kind::text, take_byte());
+      return true;
+    case Opcode::bin_unicode:
+      push_text(Kind::text, take_number<std::uint32_t>());
+      return true;
+    case Opcode::bin_unicode8:
+      push_text(Kind::text, take_number<std::uint64_t>());
+      return true;
+    // Python 2's str: text, as weights_only's encoding "utf-8" has it.
+    case Opcode::short_bin_string:
+      push_text(Kind::text, take_byte());
+      return true;
+    case Opcode::bin_string:
+      push_text(Kind::text, take_number<std::uint32_t>());
+      return true;
+    case Opcode::short_bin_bytes:
+      push_text(Kind::bytes, take_byte());
+      return true;
+    case Opcode::bin_bytes:
+      push_text(Kind::bytes, take_number<std::uint32_t>());
+      return true;
+    case Opcode::bin_bytes8:
+      push_text(Kind::bytes, take_number<std::uint64_t>());
+      return true;
+    case Opcode::byte_array8:
+      push_text(Kind::byte_array, take_number<std::uint64_t>());
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Reader::step_container(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::empty_list:
+      push({.kind = Kind::list});
+      return true;
+    case Opcode::empty_tuple:
+      push({.kind = Kind::tuple});
+      return true;
+    case Opcode::empty_dict:
+      push({.kind = Kind::dict});
+      return true;
+    case Opcode::empty_set:
+      push({.kind = Kind::set});
+      return true;
+    case Opcode::mark:
+      marks_.push_back(stack_.size());
+      return true;
+    case Opcode::tuple:
+      push({.kind = Kind::tuple, .items = pop_to_mark()});
+      return true;
+    case Opcode::tuple1:
+      push_tuple(1);
+      return true;
+    case Opcode::tuple2:
+      push_tuple(2);
+      return true;
+    case Opcode::tuple3:
+      push_tuple(3);
+      return true;
+    case Opcode::append:
+      append_one(Kind::list);
+      return true;
+    case Opcode::appends:
+      append(pop_to_mark(), Kind::list);
+      return true;
+    case Opcode::set_item:
+      append_one(Kind::dict);
+      return true;
+    case Opcode::set_items:
+      append(pop_to_mark(), Kind::dict);
+      return true;
+    case Opcode::add_items:
+      append(pop_to_mark(), Kind::set);
+      return true;
+    case Opcode::pop:
+      pop();
+      return true;
+    case Opcode::pop_mark:
+      pop_to_mark();
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Reader::step_object(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::proto: {
+      const auto protocol = take_byte();
+      if (protocol < 2 || protocol > 5) fail(fmt::format("it has protocol {}; 2 to 5 are known", protocol));
+      return true;
+    }
+    case Opcode::frame:
+      take_number<std::uint64_t>();
+      return true;
+    case Opcode::global: {
+      const auto module = take_line();
+      push_global(module, take_line());
+      return true;
+    }
+    case Opcode::stack_global:
+      push_stack_global();
+      return true;
+    case Opcode::reduce:
+    case Opcode::new_object:
+      push_call();
+      return true;
+    case Opcode::build:
+      build();
+      return true;
+    case Opcode::bin_persistent_id:
+      push({.kind = Kind::persistent, .args = pop()});
+      return true;
+    case Opcode::bin_get:
+      recall(take_byte());
+      return true;
+    case Opcode::long_bin_get:
+      recall(take_number<std::uint32_t>());
+      return true;
+    case Opcode::bin_put:
+      memoize(take_byte());
+      return true;
+    case Opcode::long_bin_put:
+      memoize(take_number<std::uint32_t>());
+      return true;
+    case Opcode::memoize:
+      memoize(memo_count_);
+      return true;
+    case Opcode::stop:
+      stop();
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Pickle read_pickle(std::span<const char> bytes, AllowedNames allowed) {
+  return Reader(bytes, allowed).read();
+}
+
+}  // namespace lockstep::pickle

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "serialize/pickler.h"
+
+#include <unordered_map>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "serialize/dtypes.h"
+#include "serialize/layouts.h"
+#include "serialize/pickle_writer.h"
+
+namespace lockstep::serialize {
+namespace {
+
+using pickle::Opcode;
+
+class Pickler {
+ public:
+  Pickled pickle(const Value& value) {
+    add(value);
+    result_.pickle = writer_.finish();
+    return std::move(result_);
+  }
+
+  void operator()(None) { writer_.none(); }
+  void operator()(bool value) { writer_.boolean(value); }
+  void operator()(std::int64_t value) { writer_.integer(value); }
+  void operator()(const BigInteger& value) { writer_.big_integer(value.bytes); }
+  void operator()(double value) { writer_.real(value); }
+  void operator()(const std::complex<double>& value) {
+    call("__builtin__", "complex", [&] {
+      writer_.real(value.real());
+      writer_.real(value.imag());
+    });
+  }
+  void operator()(const std::string& value) { writer_.text(value); }
+  void operator()(const Bytes& value);
+  void operator()(const at::Tensor& value) {
+    once(value, kPlain, [&] { add_tensor(value); });
+  }
+  void operator()(const Parameter& value) {
+    once(value.data, value.requires_grad ? kTrained : kFrozen, [&] { add_parameter(value); });
+  }
+  void operator()(const List& value) {
+    writer_.op(Opcode::empty_list);
+    if (value.items.empty()) return;
+    writer_.op(Opcode::mark);
+    for (const auto& item : value.items) add(item);
+    writer_.op(Opcode::appends);
+  }
+  void operator()(const Tuple& value) {
+    tuple([&] {
+      for (const auto& item : value.items) add(item);
+    });
+  }
+  void operator()(const Set& value) {
+    call("__builtin__", "set", [&] { (*this)(static_cast<const List&>(value)); });
+  }
+  void operator()(const Dict& value);
+  void operator()(const Size& value) {
+    call("torch", "Size", [&] { integers(value.sizes); });
+  }
+  void operator()(at::ScalarType value) { writer_.global("torch", dtype(value).name); }
+  void operator()(const at::Device& value) {
+    call("torch", "device", [&] {
+      writer_.text(c10::DeviceTypeName(value.type(), true));
+      if (value.has_index()) writer_.integer(value.index());
+    });
+  }
+  void operator()(at::Layout value) {
+    call("torch.serialization", "_get_layout", [&] { writer_.text(layout_name(value)); });
+  }
+
+ private:
+  // The ways in which one tensor object may be saved; each is an object of its own in Python.
+  enum As : std::uint8_t { kPlain, kTrained, kFrozen };
+
+  void add(const Value& value) { std::visit(*this, value.variant()); }
+
+  template <typename Contents>
+  void tuple(Contents contents) {
+    writer_.op(Opcode::mark);
+    contents();
+    writer_.op(Opcode::tuple);
+  }
+
+  template <typename Arguments>
+  void call(std::string_view module, std::string_view name, Arguments arguments) {
+    writer_.global(module, name);
+    tuple(arguments);
+    writer_.op(Opcode::reduce);
+  }
+
+  template <typename Integers>
+  void integers(const Integers& numbers) {
+    tuple([&] {
+      for (const auto number : numbers) writer_.integer(number);
+    });
+  }
+
+  void empty_ordered_dict() {
+    call("collections", "OrderedDict", [] {});
+  }
+
+  template <typename Add>
+  void once(const at::Tensor& tensor, As as, Add add_it) {
+    if (!tensor.defined())
+      throw CheckpointError("an undefined tensor cannot be saved: leave it out, or save None");
+    auto& known = tensors_[as];
+    const auto* identity = tensor.unsafeGetTensorImpl();
+    if (const auto found = known.find(identity); found != known.end()) {
+      writer_.recall(found->second);
+      return;
+    }
+    add_it();
+    known.emplace(identity, writer_.memoize());
+  }
+
+  static const Dtype& dtype(at::ScalarType type) {
+    if (const auto* known = find_dtype(type)) return *known;
+    throw CheckpointError(fmt::format("dtype {} cannot be saved", c10::toString(type)));
+  }
+
+  void add_parameter(const Parameter& parameter) {
+    call("torch._utils", "_rebuild_parameter", [&] {
+      const auto data = parameter.data.detach();
+      add_tensor(data);
+      writer_.boolean(parameter.requires_grad);
+      empty_ordered_dict();
+    });
+  }
+
+  void add_tensor(const at::Tensor& tensor);
+  void add_strided(const at::Tensor& tensor);
+  void add_sparse(const at::Tensor& tensor);
+  void add_storage(const at::Tensor& tensor, const Dtype& type, bool typed);
+  void add_view_bits(const at::Tensor& tensor);
+
+  struct KnownStorage {
+    std::size_t key;
+    at::ScalarType dtype;
+  };
+
+  pickle::Writer writer_;
+  Pickled result_;
+  std::unordered_map<const void*, KnownStorage> storages_;
+  std::unordered_map<const void*, std::uint32_t> tensors_[3];
+  // Tensors made on the way, so that no other object gets their address.
+  std::vector<at::Tensor> kept_;
+};
+
+void Pickler::operator()(const Bytes& value) {
+  const auto latin1 = [&] {
+    std::string text;
+    for (const char letter : value.data) {
+      const auto byte = static_cast<unsigned char>(letter);
+      if (byte < 0x80) {
+        text.push_back(letter);
+      } else {
+        text.push_back(static_cast<char>(0xc0 | (byte >> 6)));
+        text.push_back(static_cast<char>(0x80 | (byte & 0x3f)));
+      }
+    }
+    call("_codecs", "encode", [&] {
+      writer_.text(text);
+      writer_.text("latin1");
+    });
+  };
+  if (value.mutable_array) {
+    call("__builtin__", "bytearray", latin1);
+  } else {
+    latin1();
+  }
+}
+
+void Pickler::operator()(const Dict& value) {
+  const auto items = [&] {
+    if (value.empty()) return;
+    writer_.op(Opcode::mark);
+    for (const auto& [key, item] : value) {
+      add(key);
+      add(item);
+    }
+    writer_.op(Opcode::set_items);
+  };
+  switch (value.kind()) {
+    case DictKind::dict:
+      writer_.op(Opcode::empty_dict);
+      items();
+      break;
+    case DictKind::counter:
+      call("collections", "Counter", [&] {
+        writer_.op(Opcode::empty_dict);
+        items();
+      });
+      break;
+    case DictKind::ordered_dict:
+      empty_ordered_dict();
+      items();
+      if (!value.attributes().empty()) {
+        (*this)(value.attributes());
+        writer_.op(Opcode::build);
+      }
+      break;
+  }
+}
+
+void Pickler::add_tensor(const at::Tensor& tensor) {
+  if (tensor.is_quantized()) {
+    throw CheckpointError("a quantized tensor cannot be saved: dequantize() it first");
+  }
+  if (tensor.is_nested()) throw CheckpointError("a nested tensor cannot be saved: unbind() it first");
+  if (tensor.is_mkldnn()) throw CheckpointError("an MKL-DNN tensor cannot be saved: to_dense() it first");
+  if (tensor.is_meta()) {
+    call("torch._utils", "_rebuild_meta_tensor_no_storage", [&] {
+      writer_.global("torch", dtype(tensor.scalar_type()).name);
+      integers(tensor.sizes());
+      integers(tensor.strides());
+      writer_.boolean(tensor.requires_grad());
+    });
+  } else if (tensor.layout() != at::kStrided) {
+    add_sparse(tensor);
+  } else {
+    add_strided(tensor);
+  }
+}
+
+void Pickler::add_strided(const at::Tensor& tensor) {
+  const auto& type = dtype(tensor.scalar_type());
+  const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
+  // Python takes a storage's type from the first tensor that it sees there, unless the tensor says its own.
+  const bool typed =
+      !type.storage_class.empty() && (known == storages_.end() || known->second.dtype == type.type);
+  call("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", [&] {
+    add_storage(tensor, type, typed);
+    writer_.integer(tensor.storage_offset());
+    integers(tensor.sizes());
+    integers(tensor.strides());
+    // What was computed from parameters comes back as data.
+    writer_.boolean(tensor.requires_grad() && tensor.is_leaf());
+    empty_ordered_dict();
+    if (!typed) writer_.global("torch", type.name);
+    add_view_bits(tensor);
+  });
+}
+
+void Pickler::add_storage(const at::Tensor& tensor, const Dtype& type, bool typed) {
+  const auto& storage = tensor.storage();
+  const auto [entry, is_new] =
+      storages_.try_emplace(storage.unsafeGetStorageImpl(), KnownStorage{result_.storages.size(), type.type});
+  if (is_new) result_.storages.push_back(storage);
+  tuple([&] {
+    writer_.text("storage");
+    if (typed) {
+      writer_.global("torch", type.storage_class);
+    } else {
+      writer_.global("torch.storage", "UntypedStorage");
+    }
+    writer_.text(fmt::format("{}", entry->second.key));
+    writer_.text(storage.device().str());
+    const auto element = typed ? c10::elementSize(type.type) : 1;
+    writer_.integer(static_cast<std::int64_t>(storage.nbytes() / element));
+  });
+  writer_.op(Opcode::bin_persistent_id);
+}
+
+void Pickler::add_view_bits(const at::Tensor& tensor) {
+  if (!tensor.is_conj() && !tensor.is_neg()) return;
+  Dict bits;
+  if (tensor.is_conj()) bits.set("conj", true);
+  if (tensor.is_neg()) bits.set("neg", true);
+  (*this)(bits);
+}
+
+void Pickler::add_sparse(const at::Tensor& tensor) {
+  const auto layout = tensor.layout();
+  const auto data = tensor.detach();
+  std::vector<at::Tensor> parts;
+  if (layout == at::kSparse) {
+    parts = {data._indices(), data._values()};
+  } else if (layout == at::kSparseCsr || layout == at::kSparseBsr) {
+    parts = {data.crow_indices(), data.col_indices(), data.values()};
+  } else {
+    parts = {data.ccol_indices(), data.row_indices(), data.values()};
+  }
+  kept_.insert(kept_.end(), parts.begin(), parts.end());
+  call("torch._utils", "_rebuild_sparse_tensor", [&] {
+    (*this)(layout);
+    tuple([&] {
+      for (const auto& part : parts) add_tensor(part);
+      (*this)(Size{tensor.sizes().vec()});
+      if (layout == at::kSparse) writer_.boolean(data.is_coalesced());
+    });
+  });
+}
+
+}  // namespace
+
+Pickled pickle_value(const Value& value) { return Pickler().pickle(value); }
+
+}  // namespace lockstep::serialize

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Files travel both ways: what live Python's torch.save writes, load() reads, save() writes again, and
+// torch.load(weights_only=True) finds unchanged.
+#include <algorithm>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/serialize/torch_file.h>
+
+#include "support/python.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> files_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  return files;
+}
+
+int lines_of(const std::string& text) { return static_cast<int>(std::ranges::count(text, '\n')); }
+
+void expect_round_trips(const std::string& group, const LoadOptions& options, int least) {
+  const TempFolder folder;
+  run_python("parity/structures.py", {.args = {"make", folder.path().string(), group}});
+  const auto files = files_in(folder.path());
+  for (const auto& file : files) {
+    SCOPED_TRACE(file.filename());
+    const auto out = fs::path(file).replace_extension(".out.pt");
+    EXPECT_NO_THROW(save(load(file, options), out, {.sync = false}));
+  }
+  const auto same = run_python("parity/structures.py", {.args = {"check", folder.path().string(), group}});
+  EXPECT_EQ(lines_of(same), static_cast<int>(files.size()));
+  EXPECT_GE(lines_of(same), least);
+}
+
+TEST(TorchFile, StructuresOfPythonSurviveARoundTrip) { expect_round_trips("small", {}, 60); }
+
+TEST(TorchFile, StructuresOfPythonSurviveARoundTripWithChecksums) {
+  expect_round_trips("small", {.verify = true}, 60);
+}
+
+TEST(TorchFile, StructuresOfPythonSurviveARoundTripThroughMappedPages) {
+  expect_round_trips("small", {.mmap = true}, 60);
+}
+
+TEST(TorchFile, Gpt2WithItsOptimizerSurvivesARoundTrip) { expect_round_trips("large", {.mmap = true}, 1); }
+
+}  // namespace
+}  // namespace lockstep::testing
