@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <regex>
+#include <unordered_set>
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/module_state.h>
+
+#include "checkpoint/module_tensors.h"
+
+namespace lockstep {
+namespace {
+
+using checkpoint::ModuleTensor;
+
+constexpr std::string_view kWrapped = "module.";
+constexpr std::string_view kBatchCount = "num_batches_tracked";
+
+// "NetImpl" is what TORCH_MODULE makes of the user's "Net".
+std::string class_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  if (const auto colons = name.rfind("::"); colons != std::string::npos) name.erase(0, colons + 2);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
+  if (rules.empty()) return dict;
+  std::vector<std::pair<std::regex, std::string>> compiled;
+  for (const auto& rule : rules) {
+    try {
+      compiled.emplace_back(std::regex(rule.pattern), rule.replacement);
+    } catch (const std::regex_error& error) {
+      throw ArgumentError(
+          fmt::format("load_state_dict: the pattern '{}' of a rename rule is no regular expression: {}",
+                      rule.pattern, error.what()));
+    }
+  }
+  Dict result(dict.kind());
+  for (const auto& [key, value] : dict) {
+    std::string name = key.as_string();
+    for (const auto& [pattern, replacement] : compiled) {
+      if (!std::regex_search(name, pattern)) continue;
+      name = std::regex_replace(name, pattern, replacement);
+      break;
+    }
+    if (result.contains(name)) {
+      throw CheckpointError(
+          fmt::format("load_state_dict: the rename rules give two keys the name '{}'", name));
+    }
+    result.set(name, value);
+  }
+  return result;
+}
+
+bool all_wrapped(const Dict& dict) {
+  return !dict.empty() && std::ranges::all_of(dict, [](const Dict::Item& item) {
+    return item.key.is<std::string>() && item.key.as_string().starts_with(kWrapped);
+  });
+}
+
+bool any_wrapped(const Dict& dict) {
+  return std::ranges::any_of(dict, [](const Dict::Item& item) {
+    return item.key.is<std::string>() && item.key.as_string().starts_with(kWrapped);
+  });
+}
+
+PrefixChange wanted_change(const std::vector<ModuleTensor>& own, const Dict& dict) {
+  if (own.empty() || dict.empty()) return PrefixChange::none;
+  const auto wrapped = [](const ModuleTensor& tensor) { return tensor.name.starts_with(kWrapped); };
+  if (std::ranges::all_of(own, wrapped) && !any_wrapped(dict)) return PrefixChange::added;
+  if (std::ranges::none_of(own, wrapped) && all_wrapped(dict)) return PrefixChange::removed;
+  return PrefixChange::none;
+}
+
+// The dict's key for a name of the module.
+std::string key_for(const std::string& name, PrefixChange change) {
+  if (change == PrefixChange::added) return name.substr(kWrapped.size());
+  if (change == PrefixChange::removed) return std::string(kWrapped) + name;
+  return name;
+}
+
+// Before version 2, BatchNorm had no count of batches.
+bool may_be_missing(const Dict& dict, const std::string& key) {
+  if (!key.ends_with(kBatchCount)) return false;
+  const auto* metadata = dict.attributes().find("_metadata");
+  if (metadata == nullptr || !metadata->is<Dict>()) return true;
+  const auto end = key.size() - kBatchCount.size();
+  const auto* of_module = metadata->as_dict().find(key.substr(0, end == 0 ? 0 : end - 1));
+  if (of_module == nullptr || !of_module->is<Dict>()) return true;
+  const auto* version = of_module->as_dict().find("version");
+  return version == nullptr || !version->is<std::int64_t>() || version->as_int() < 2;
+}
+
+struct Copy {
+  const ModuleTensor* to;
+  at::Tensor from;
+};
+
+// What a load would do, and everything that speaks against it.
+struct Plan {
+  std::vector<Copy> copies;
+  std::vector<std::string> mismatches;
+  LoadReport report;
+};
+
+// Before PyTorch 0.4 there were no tensors of no dimensions.
+at::Tensor as_saved_long_ago(const at::Tensor& given, const at::Tensor& own) {
+  return own.dim() == 0 && given.dim() == 1 && given.size(0) == 1 ? given[0] : given;
+}
+
+void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, const Value& value,
+               bool partial) {
+  const auto skip = [&](std::string reason) { plan.report.skipped.push_back({key, std::move(reason)}); };
+  if (!value.is<at::Tensor>() && !value.is<Parameter>()) {
+    const auto reason = fmt::format(
+        "expected torch.Tensor or Tensor-like object from checkpoint but received {}", value.type_name());
+    if (partial) return skip(reason);
+    plan.mismatches.push_back(fmt::format("While copying the parameter named \"{}\", {}.", key, reason));
+    return;
+  }
+  auto given = as_saved_long_ago(value.as_tensor(), own.tensor);
+  if (given.sizes() != own.tensor.sizes()) {
+    if (!partial) {
+      plan.mismatches.push_back(fmt::format(
+          "size mismatch for {}: copying a param with shape torch.Size([{}]) from checkpoint, the shape in "
+          "current model is torch.Size([{}]).",
+          key, fmt::join(given.sizes(), ", "), fmt::join(own.tensor.sizes(), ", ")));
+      return;
+    }
+    if (given.numel() != own.tensor.numel()) {
+      return skip(fmt::format("{} elements of shape [{}] instead of {} of shape [{}]", given.numel(),
+                              fmt::join(given.sizes(), ", "), own.tensor.numel(),
+                              fmt::join(own.tensor.sizes(), ", ")));
+    }
+    given = given.reshape(own.tensor.sizes());
+  }
+  plan.copies.push_back({&own, std::move(given)});
+  plan.report.loaded_keys.push_back(own.name);
+}
+
+Plan make_plan(const std::vector<ModuleTensor>& own, const Dict& dict, const LoadStateDictOptions& options) {
+  Plan plan;
+  plan.report.prefix = wanted_change(own, dict);
+  std::unordered_set<const Value*> used;
+  for (const auto& tensor : own) {
+    const auto key = key_for(tensor.name, plan.report.prefix);
+    const auto* value = dict.find(key);
+    if (value == nullptr) {
+      if (!may_be_missing(dict, key)) plan.report.missing_keys.push_back(tensor.name);
+      continue;
+    }
+    used.insert(value);
+    add_entry(plan, tensor, key, *value, options.partial);
+  }
+  for (const auto& [key, value] : dict) {
+    if (used.contains(&value)) continue;
+    plan.report.unexpected_keys.push_back(key.is<std::string>() ? key.as_string() : repr(key, 100));
+  }
+  return plan;
+}
+
+std::string quoted(const std::vector<std::string>& keys) {
+  std::string text;
+  for (const auto& key : keys) text += fmt::format("{}\"{}\"", text.empty() ? "" : ", ", key);
+  return text;
+}
+
+// As Python words it.
+void refuse_if_unfit(const Plan& plan, const torch::nn::Module& module, bool strict) {
+  std::vector<std::string> lines;
+  if (strict && !plan.report.missing_keys.empty()) {
+    lines.push_back(fmt::format("Missing key(s) in state_dict: {}. ", quoted(plan.report.missing_keys)));
+  }
+  if (strict && !plan.report.unexpected_keys.empty()) {
+    lines.push_back(
+        fmt::format("Unexpected key(s) in state_dict: {}. ", quoted(plan.report.unexpected_keys)));
+  }
+  lines.insert(lines.end(), plan.mismatches.begin(), plan.mismatches.end());
+  if (lines.empty()) return;
+  throw CheckpointError(fmt::format("Error(s) in loading state_dict for {}:\n\t{}", class_name(module),
+                                    fmt::join(lines, "\n\t")));
+}
+
+void tell_prefix(PrefixChange change) {
+  if (change == PrefixChange::none) return;
+  log(LogLevel::info,
+      change == PrefixChange::added
+          ? "load_state_dict: the checkpoint is of a bare module; its keys were given \"module.\""
+          : "load_state_dict: the checkpoint is of a wrapped module; \"module.\" was taken from its keys");
+}
+
+}  // namespace
+
+LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
+                           const LoadStateDictOptions& options) {
+  const auto own = checkpoint::module_tensors(module);
+  const auto dict = renamed(state_dict, options.rename);
+  auto plan = make_plan(own, dict, options);
+  if (!options.partial) refuse_if_unfit(plan, module, options.strict);
+  tell_prefix(plan.report.prefix);
+  const at::NoGradGuard no_grad;
+  for (const auto& [to, from] : plan.copies) {
+    at::Tensor target = to->tensor;
+    target.copy_(from);
+    if (options.freeze && to->is_parameter) target.set_requires_grad(false);
+  }
+  return std::move(plan.report);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/optimizer_state.h>
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+template <typename Optimizer, typename Options>
+Optimizer stepped(torch::nn::Linear& net, Options options) {
+  Optimizer optimizer(net->parameters(), options);
+  for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  optimizer.step();
+  return optimizer;
+}
+
+std::string error_of(torch::optim::Optimizer& optimizer, const Dict& dict) {
+  try {
+    load_state_dict(optimizer, dict);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(OptimizerState, AnotherKindOfOptimizerIsRefusedAndNothingChanges) {
+  torch::nn::Linear net(2, 2);
+  auto adam = stepped<torch::optim::Adam>(net, torch::optim::AdamOptions(0.25));
+  const auto before = state_dict(adam);
+  auto adamw = stepped<torch::optim::AdamW>(net, torch::optim::AdamWOptions(0.5));
+  auto sgd = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.5).momentum(0.9));
+  EXPECT_THAT(error_of(adam, state_dict(adamw)), HasSubstr("AdamW"));
+  EXPECT_THAT(error_of(adam, state_dict(sgd)), HasSubstr("has no 'betas'"));
+  EXPECT_TRUE(equal(state_dict(adam), before));
+}
+
+TEST(OptimizerState, GroupsAndShapesHaveToFit) {
+  torch::nn::Linear net(2, 2);
+  torch::nn::Linear wide(3, 2);
+  auto sgd = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.5).momentum(0.9));
+  auto other = stepped<torch::optim::SGD>(wide, torch::optim::SGDOptions(0.5).momentum(0.9));
+  EXPECT_THAT(error_of(sgd, state_dict(other)), HasSubstr("momentum_buffer has shape [2, 3]"));
+  torch::optim::SGD two(
+      {torch::optim::OptimizerParamGroup({net->weight}), torch::optim::OptimizerParamGroup({net->bias})},
+      torch::optim::SGDOptions(0.5));
+  EXPECT_THAT(error_of(two, state_dict(sgd)), HasSubstr("different number of parameter groups"));
+  torch::optim::SGD fewer({net->weight}, torch::optim::SGDOptions(0.5));
+  EXPECT_THAT(error_of(fewer, state_dict(sgd)), HasSubstr("doesn't match the size of optimizer's group"));
+}
+
+TEST(OptimizerState, MaximizeIsRefused) {
+  torch::nn::Linear net(2, 2);
+  auto sgd = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.5).momentum(0.9));
+  auto dict = state_dict(sgd);
+  auto groups = dict.at("param_groups").as_items();
+  groups[0].as_dict().set("maximize", true);
+  dict.set("param_groups", List(groups));
+  EXPECT_THAT(error_of(sgd, dict), HasSubstr("maximize=True"));
+}
+
+TEST(OptimizerState, LoadedTensorsAreCopies) {
+  torch::nn::Linear net(2, 2);
+  auto sgd = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.5).momentum(0.9));
+  auto other = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.1));
+  const auto dict = state_dict(sgd);
+  load_state_dict(other, dict);
+  EXPECT_TRUE(equal(state_dict(other), dict));
+  other.step();
+  EXPECT_FALSE(equal(state_dict(other), dict));
+}
+
+class Plain : public torch::optim::Optimizer {
+ public:
+  explicit Plain(std::vector<at::Tensor> parameters)
+      : Optimizer(std::move(parameters), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
+  at::Tensor step(LossClosure /*closure*/) override { return {}; }
+};
+
+TEST(OptimizerState, UnknownOptimizersAreNamed) {
+  torch::nn::Linear net(2, 2);
+  Plain plain(net->parameters());
+  EXPECT_THAT(error_of(plain, {}), HasSubstr("Plain"));
+}
+
+TEST(SchedulerState, GoesOnWhereItWas) {
+  torch::nn::Linear net(2, 2);
+  const auto rates = [&](bool interrupted) {
+    torch::optim::SGD optimizer(net->parameters(), 1.0);
+    auto scheduler = std::make_unique<torch::optim::StepLR>(optimizer, 3, 0.5);
+    std::vector<double> seen;
+    for (int epoch = 0; epoch < 10; ++epoch) {
+      if (interrupted && epoch == 5) {
+        const auto kept = state_dict(*scheduler);
+        scheduler = std::make_unique<torch::optim::StepLR>(optimizer, 3, 0.5);
+        load_state_dict(*scheduler, kept);
+      }
+      scheduler->step();
+      seen.push_back(optimizer.param_groups()[0].options().get_lr());
+    }
+    return seen;
+  };
+  EXPECT_EQ(rates(true), rates(false));
+}
+
+}  // namespace
+}  // namespace lockstep
