@@ -7,8 +7,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
+#include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/data/data.h>
 #include <lockstep/ddp/activation_checkpoint.h>

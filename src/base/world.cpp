@@ -37,4 +37,6 @@ void set_current_world(const World& world) {
 
 void set_thread_world(const std::optional<World>& world) { thread_world() = world; }
 
+bool is_thread_rank() { return thread_world().has_value(); }
+
 }  // namespace lockstep

@@ -33,6 +33,13 @@ class GroupedStream : public BatchStream {
 
 }  // namespace
 
+std::unique_ptr<BatchStream> BatchSource::iter_from(std::int64_t batches, std::int64_t /*samples*/) const {
+  auto stream = iter();
+  for (std::int64_t i = 0; i < batches && stream->next().defined(); ++i) {
+  }
+  return stream;
+}
+
 BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options)
     : sampler_(std::move(sampler)), options_(options) {
   if (!sampler_) throw ArgumentError("BatchSampler: no sampler was given (null pointer)");
@@ -44,6 +51,10 @@ BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions
 
 std::unique_ptr<BatchStream> BatchSampler::iter() const {
   return std::make_unique<GroupedStream>(sampler_->iter(), options_);
+}
+
+std::unique_ptr<BatchStream> BatchSampler::iter_from(std::int64_t /*batches*/, std::int64_t samples) const {
+  return std::make_unique<GroupedStream>(sampler_->iter_from(samples), options_);
 }
 
 std::int64_t BatchSampler::size() const {

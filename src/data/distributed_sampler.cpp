@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -20,9 +21,11 @@ void check_rank(std::string_view sampler, int rank, int num_replicas) {
                   rank, num_replicas));
 }
 
-// A rank's strided share of an order that is repeated from its front as often as the padding needs.
+// A rank's strided share of an order, from `first` on, that is repeated from its front as often as the
+// padding needs.
 struct ShareDraw {
   at::Tensor order;  // undefined: 0, 1, 2, ...
+  std::int64_t first;
   std::int64_t count;
   int num_replicas;
   int rank;
@@ -35,12 +38,16 @@ struct ShareDraw {
     auto* out = share.mutable_data_ptr<std::int64_t>();
     const auto* from = order.defined() ? order.const_data_ptr<std::int64_t>() : nullptr;
     for (std::int64_t i = 0; i < num_samples; ++i) {
-      const std::int64_t position = (rank + i * num_replicas) % count;
+      const std::int64_t position = (first + rank + i * num_replicas) % count;
       out[i] = from != nullptr ? from[position] : position;
     }
     return share;
   }
 };
+
+std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
+  return (drop_last ? count : count + num_replicas - 1) / num_replicas;
+}
 
 }  // namespace
 
@@ -50,21 +57,24 @@ DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOp
       rank_(options.rank.value_or(current_world().rank)),
       options_(options) {
   check_rank("DistributedSampler", rank_, num_replicas_);
-  num_samples_ = (options_.drop_last ? count_ : count_ + num_replicas_ - 1) / num_replicas_;
+  num_samples_ = share_of(count_, num_replicas_, options_.drop_last);
 }
 
-std::unique_ptr<IndexStream> DistributedSampler::iter() const {
+std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
   at::Tensor order;
   if (options_.shuffle) {
     // Unsigned, because seed + epoch may pass the end as it may in Python.
     const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
     order = at::randperm(count_, seeded_generator(static_cast<std::int64_t>(seed)), at::kLong);
   }
-  return std::make_unique<DrawnStream<ShareDraw>>(ShareDraw{.order = std::move(order),
-                                                            .count = count_,
-                                                            .num_replicas = num_replicas_,
-                                                            .rank = rank_,
-                                                            .num_samples = num_samples_});
+  return std::make_unique<DrawnStream<ShareDraw>>(ShareDraw{
+      .order = std::move(order),
+      .first = samples,
+      .count = count_,
+      .num_replicas = num_replicas_,
+      .rank = rank_,
+      .num_samples =
+          share_of(std::max<std::int64_t>(0, count_ - samples), num_replicas_, options_.drop_last)});
 }
 
 DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options)
@@ -74,8 +84,8 @@ DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedE
   check_rank("DistributedEvalSampler", rank_, num_replicas_);
 }
 
-std::unique_ptr<IndexStream> DistributedEvalSampler::iter() const {
-  return std::make_unique<StridedStream>(rank_, num_replicas_, count_);
+std::unique_ptr<IndexStream> DistributedEvalSampler::iter_from(std::int64_t samples) const {
+  return std::make_unique<StridedStream>(samples + rank_, num_replicas_, count_);
 }
 
 std::int64_t DistributedEvalSampler::size() const {

@@ -4,8 +4,6 @@
 #include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/loader.h>
 
-#include "data/random_draw.h"
-
 namespace lockstep::data {
 namespace {
 
@@ -50,7 +48,5 @@ std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const 
                                         BatchSamplerOptions{.batch_size = options.batch_size.value_or(1),
                                                             .drop_last = options.drop_last.value_or(false)});
 }
-
-std::int64_t draw_base_seed(const std::optional<at::Generator>& generator) { return draw_seed(generator); }
 
 }  // namespace lockstep::data

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -48,6 +49,18 @@ at::Tensor Sampler::indices() const {
   const auto count =
       iter()->read({all.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel())});
   return all.narrow(0, 0, std::min(count, size()));
+}
+
+std::unique_ptr<IndexStream> Sampler::iter_from(std::int64_t samples) const {
+  auto stream = iter();
+  std::array<std::int64_t, 1024> passed{};
+  while (samples > 0) {
+    const auto count = stream->read(
+        std::span(passed).first(static_cast<std::size_t>(std::min<std::int64_t>(samples, passed.size()))));
+    if (count == 0) break;
+    samples -= count;
+  }
+  return stream;
 }
 
 std::unique_ptr<IndexStream> SequentialSampler::iter() const {

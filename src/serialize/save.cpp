@@ -13,6 +13,7 @@
 
 #include "serialize/pickler.h"
 #include "serialize/storage_bytes.h"
+#include "serialize/write_file.h"
 
 namespace lockstep {
 namespace {
@@ -36,8 +37,7 @@ void write_records(caffe2::serialize::PyTorchStreamWriter& writer, const seriali
 }
 
 // The zip writer is C in part: what the sink throws must not pass through it.
-void write_zip(const Value& value, const Sink& sink) {
-  const auto pickled = serialize::pickle_value(value);
+void write_zip(const serialize::Pickled& pickled, const Sink& sink) {
   std::exception_ptr failure;
   const auto write = [&](const void* data, std::size_t size) -> std::size_t {
     if (failure) return 0;
@@ -60,23 +60,32 @@ void write_zip(const Value& value, const Sink& sink) {
 
 }  // namespace
 
-void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options) {
+void serialize::write_file(const Pickled& pickled, const std::filesystem::path& file,
+                           const SaveOptions& options) {
   try {
     AtomicFile target(file, {.sync = options.sync});
-    write_zip(value, [&](std::span<const std::byte> bytes) { target.write(bytes); });
+    write_zip(pickled, [&](std::span<const std::byte> bytes) { target.write(bytes); });
     target.commit();
   } catch (const std::system_error& error) {
     throw CheckpointError(
         fmt::format("{}: the checkpoint cannot be written: {}; what was there before is unchanged",
                     file.string(), error.code().message()));
+  }
+}
+
+void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options) {
+  serialize::Pickled pickled;
+  try {
+    pickled = serialize::pickle_value(value);
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
   }
+  serialize::write_file(pickled, file, options);
 }
 
 std::string save_bytes(const Value& value) {
   std::string bytes;
-  write_zip(value, [&](std::span<const std::byte> piece) {
+  write_zip(serialize::pickle_value(value), [&](std::span<const std::byte> piece) {
     bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   });
   return bytes;

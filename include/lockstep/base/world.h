@@ -24,4 +24,7 @@ void set_current_world(const World& world);
 /// Called by a thread that becomes a rank by itself, and (nullopt) when it is none any more.
 void set_thread_world(const std::optional<World>& world);
 
+/// Whether this thread is a rank by itself.
+bool is_thread_rank();
+
 }  // namespace lockstep

@@ -25,6 +25,12 @@ class BatchSource {
   virtual ~BatchSource() = default;
   /// Starts a new pass. The stream may outlive this object.
   virtual std::unique_ptr<BatchStream> iter() const = 0;
+  /// Goes on with a pass of which `batches` have been handed out here, and `samples` on all ranks that share
+  /// the data. Passes over the batches unless a source knows a better way.
+  virtual std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const;
+  /// As Sampler has them.
+  virtual std::int64_t shares() const { return 1; }
+  virtual bool draws_by_default() const { return false; }
   /// Number of batches in one pass.
   virtual std::int64_t size() const = 0;
   virtual void set_epoch(std::int64_t /*epoch*/) {}
@@ -41,6 +47,9 @@ class BatchSampler : public BatchSource {
   /// Throws ArgumentError when there is no sampler or batch_size is not positive.
   BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options);
   std::unique_ptr<BatchStream> iter() const override;
+  std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override;
+  std::int64_t shares() const override { return sampler_->shares(); }
+  bool draws_by_default() const override { return sampler_->draws_by_default(); }
   std::int64_t size() const override;
   void set_epoch(std::int64_t epoch) override { sampler_->set_epoch(epoch); }
 

@@ -26,7 +26,11 @@ class DistributedSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1.
   explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {});
-  std::unique_ptr<IndexStream> iter() const override;
+  std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
+  /// What the ranks have left is shared among the ranks there are now: each sample of the epoch is seen once,
+  /// whatever their number was before (and some twice, to fill up, unless drop_last).
+  std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
+  std::int64_t shares() const override { return num_replicas_; }
   std::int64_t size() const override { return num_samples_; }
   void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
 
@@ -53,7 +57,9 @@ class DistributedEvalSampler : public Sampler {
  public:
   /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1.
   explicit DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options = {});
-  std::unique_ptr<IndexStream> iter() const override;
+  std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
+  std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
+  std::int64_t shares() const override { return num_replicas_; }
   std::int64_t size() const override;
 
  private:

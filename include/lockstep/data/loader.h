@@ -13,6 +13,7 @@
 
 #include <lockstep/data/batch_sampler.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/loader_position.h>
 #include <lockstep/data/sampler.h>
 
 namespace lockstep::data {
@@ -43,10 +44,6 @@ struct LoaderOptions {
 /// batch_size is not positive, or when two options contradict each other.
 std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options);
 
-/// Draws the number that PyTorch's DataLoader draws from its generator at the start of each epoch, so that
-/// everything drawn afterwards (dropout masks, say) stays equal to Python's.
-std::int64_t draw_base_seed(const std::optional<at::Generator>& generator);
-
 /// Yields a dataset's batches: `for (auto& [images, labels] : loader)`. PyTorch: DataLoader(num_workers=0).
 /// Each begin() starts a new pass; the loader must stay where it is while a pass lasts. For one thread.
 template <BatchDataset Dataset>
@@ -65,8 +62,33 @@ class Loader {
   /// Number of batches in a pass, on this rank. PyTorch: `len(loader)`.
   std::int64_t size() const { return batch_sampler_->size(); }
   /// Call it before each epoch, or shuffling across ranks gives the same order each time.
-  /// PyTorch: `loader.sampler.set_epoch(epoch)`.
-  void set_epoch(std::int64_t epoch) { batch_sampler_->set_epoch(epoch); }
+  /// PyTorch: `loader.sampler.set_epoch(epoch)`. After seek(): another epoch than that one starts from its
+  /// front.
+  void set_epoch(std::int64_t epoch) {
+    if (resume_ && resume_->epoch != epoch) resume_.reset();
+    position_.epoch = epoch;
+    batch_sampler_->set_epoch(epoch);
+  }
+
+  /// Where the loader is, for a checkpoint; within a pass, the batch in hand counts as done. A pass that was
+  /// left before its end counts as one that goes on. PyTorch: torchdata's `StatefulDataLoader.state_dict()`.
+  LoaderPosition position() const {
+    auto now = resume_ ? *resume_ : position_;
+    if (generator_) now.own_generator = generator_state(generator_);
+    return now;
+  }
+  /// The next begin() goes on where `position` is: in the middle of its epoch, sample for sample as if
+  /// nothing had happened; with another number of ranks, what they have left is shared among those there are.
+  /// LibTorch's default generator is not touched: it has a place of its own in a checkpoint, as has a
+  /// generator that the user gave to a sampler. PyTorch: `load_state_dict()`.
+  void seek(const LoaderPosition& position) {
+    set_epoch(position.epoch);
+    resume_.reset();
+    position_ = LoaderPosition{.epoch = position.epoch};
+    if (generator_ && position.own_generator.defined())
+      set_generator_state(generator_, position.own_generator);
+    if (position.batches > 0) resume_ = position;
+  }
   const Dataset& dataset() const { return dataset_; }
   const std::shared_ptr<BatchSource>& batch_sampler() const { return batch_sampler_; }
 
@@ -74,6 +96,8 @@ class Loader {
   Dataset dataset_;
   std::shared_ptr<BatchSource> batch_sampler_;
   std::optional<at::Generator> generator_;
+  LoaderPosition position_{};
+  std::optional<LoaderPosition> resume_{};
 };
 
 /// One pass; a move-only input iterator. The batch belongs to the iterator until it advances, and is newly
@@ -97,21 +121,28 @@ class Loader<Dataset>::Iterator {
  private:
   friend class Loader;
   struct Pass {
-    const Dataset& dataset;
+    Loader& loader;
     std::unique_ptr<BatchStream> stream;
     std::optional<BatchType> batch{};
   };
 
-  explicit Iterator(const Loader& loader)
-      : pass_(new Pass{.dataset = loader.dataset_, .stream = loader.batch_sampler_->iter()}) {
-    draw_base_seed(
-        loader.generator_);  // before the sampler draws anything: the order in which Python does it
+  explicit Iterator(Loader& loader)
+      : pass_(new Pass{.loader = loader,
+                       .stream = start_pass(*loader.batch_sampler_, loader.generator_,
+                                            std::exchange(loader.resume_, std::nullopt), loader.position_)}) {
     fetch();
   }
   void fetch() {
     pass_->batch.reset();
+    auto& loader = pass_->loader;
     const at::Tensor indices = pass_->stream->next();
-    if (indices.defined()) pass_->batch.emplace(pass_->dataset.get_batch(indices));
+    if (!indices.defined()) {
+      loader.position_ = LoaderPosition{.epoch = loader.position_.epoch};
+      return;
+    }
+    loader.position_.batches += 1;
+    loader.position_.samples += indices.numel() * loader.batch_sampler_->shares();
+    pass_->batch.emplace(loader.dataset_.get_batch(indices));
   }
 
   std::unique_ptr<Pass> pass_;

@@ -42,6 +42,13 @@ class Sampler {
   virtual ~Sampler() = default;
   /// Starts a new pass. The stream may outlive the sampler. PyTorch: `__iter__`.
   virtual std::unique_ptr<IndexStream> iter() const = 0;
+  /// Goes on with a pass of which `samples` indices have been handed out, counted over all shares(); also
+  /// when the number of shares was another then. Passes over them unless a sampler knows a better way.
+  virtual std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const;
+  /// How many samplers like this one, on as many ranks, share the data.
+  virtual std::int64_t shares() const { return 1; }
+  /// Whether a pass draws from LibTorch's default generator.
+  virtual bool draws_by_default() const { return false; }
   /// Number of indices in one pass. PyTorch: `__len__`.
   virtual std::int64_t size() const = 0;
   /// Tells which epoch the next pass belongs to; most samplers do not care.
@@ -76,6 +83,7 @@ class RandomSampler : public Sampler {
   /// Throws ArgumentError when the dataset is empty or num_samples is not positive.
   explicit RandomSampler(SampleCount dataset, RandomSamplerOptions options = {});
   std::unique_ptr<IndexStream> iter() const override;
+  bool draws_by_default() const override { return !options_.generator; }
   std::int64_t size() const override { return num_samples_; }
 
  private:

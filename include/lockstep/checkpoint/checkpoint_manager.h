@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/process_group.h>
+#include <lockstep/serialize/torch_file.h>
+
+namespace lockstep {
+
+/// How ranks get what is in a checkpoint.
+enum class CheckpointReading : std::uint8_t {
+  /// Rank 0 reads, the others receive it piece by piece: the file system is asked once.
+  broadcast,
+  /// Every rank reads for itself, at the same time.
+  every_rank,
+};
+
+struct CheckpointManagerOptions {
+  /// So many of the newest stay; 0: all.
+  std::int64_t keep_last = 3;
+  /// So many of those with the best metric stay besides.
+  std::int64_t keep_best = 1;
+  /// The larger metric is the better one (accuracy); false: the smaller (loss).
+  bool higher_is_better = true;
+  /// Every step that is a multiple of this stays for good; 0: none.
+  std::int64_t keep_every = 0;
+  /// save() returns once it has a copy of the data, which a thread then writes; one at a time, so one copy at
+  /// most is in memory. A failure comes out of the next save() or wait(), on every rank.
+  bool async_save = false;
+  /// Data and name have reached the disk when a checkpoint counts as written.
+  bool sync = true;
+  /// Whose ranks save and load together; not given: the default group where there is one, else this process
+  /// alone.
+  std::optional<ProcessGroup> group = {};
+  CheckpointReading reading = CheckpointReading::broadcast;
+};
+
+struct CheckpointInfo {
+  std::int64_t step = 0;
+  std::filesystem::path file;
+  std::optional<double> metric;
+};
+
+struct Checkpoint {
+  CheckpointInfo info;
+  Value contents;
+};
+
+/// A folder of checkpoints: `step-<number>.pt`, each a file as save() writes it, which Python's torch.load
+/// opens, and the links last.pt and best.pt. Rank 0 writes; a file is whole under its name or not there, also
+/// when the process is killed at any moment.
+///
+/// save(), wait() and the loading functions are called on all ranks of the group, in the same order, and end
+/// alike on all: when one fails, all throw CheckpointError with the reason and the rank. For one thread.
+class CheckpointManager {
+ public:
+  /// Makes the folder, and removes what writers that were killed left there. Throws CheckpointError.
+  explicit CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options = {});
+  /// Waits for an asynchronous save; its failure is logged.
+  ~CheckpointManager();
+  CheckpointManager(const CheckpointManager&) = delete;
+  CheckpointManager& operator=(const CheckpointManager&) = delete;
+
+  /// Writes `contents` (rank 0's; what others pass is not looked at) as the checkpoint of `step`, then
+  /// removes those that no rule keeps. A checkpoint that is there is replaced.
+  void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt);
+  /// Until an asynchronous save is on disk. Throws what made it fail.
+  void wait();
+
+  /// All that are there, oldest first, whether they are whole or not. This rank's look at the folder; not
+  /// collective.
+  std::vector<CheckpointInfo> checkpoints() const;
+
+  /// The newest one that is whole: checksums are compared, and a damaged one is passed over with a warning.
+  /// nullopt when there is none.
+  std::optional<Checkpoint> load_latest(const LoadOptions& options = {});
+  /// The one with the best metric, likewise.
+  std::optional<Checkpoint> load_best(const LoadOptions& options = {});
+  /// That of one step. Throws when it is not there or damaged.
+  Checkpoint load(std::int64_t step, const LoadOptions& options = {});
+
+  const std::filesystem::path& folder() const;
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+/// A file read by rank 0 of `group` and received by the others, or read by all: PyTorch has the idiom, no
+/// function. Collective; all ranks throw alike.
+Value load_on_all(const ProcessGroup& group, const std::filesystem::path& file,
+                  const LoadOptions& options = {}, CheckpointReading reading = CheckpointReading::broadcast);
+
+}  // namespace lockstep

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/comm/process_group.h>
+#include <lockstep/data/loader_position.h>
+
+namespace lockstep {
+
+/// Anything that keeps its state in a dict: a loader, a meter, a struct of the user's. PyTorch:
+/// `torch.distributed.checkpoint.stateful.Stateful`.
+template <typename T>
+concept Stateful = requires(T& object, const T& constant, const Dict& dict) {
+  { constant.state_dict() } -> std::convertible_to<Dict>;
+  object.load_state_dict(dict);
+};
+
+/// {"epoch", "batches", "samples", ...}: where a loader is.
+Dict position_dict(const data::LoaderPosition& position);
+/// Throws CheckpointError when that is not what `dict` says.
+data::LoaderPosition position_of(const Dict& dict);
+
+/// What a run consists of, each part under a name: what a checkpoint is made of, and goes back into. Keeps
+/// references: the parts must outlive it.
+///
+///     TrainingState training;
+///     training.add("model", ddp).add("optimizer", optimizer).add("loader", loader).add("epoch", epoch);
+///     training.add_generator();
+///     manager.save(step, training.state_dict());
+///     if (auto checkpoint = manager.load_latest()) training.load_state_dict(checkpoint->contents.as_dict());
+class TrainingState {
+ public:
+  /// The parts of several ranks belong together: add_generator() then keeps one state for each. Not given:
+  /// the default group where there is one.
+  explicit TrainingState(std::optional<ProcessGroup> group = std::nullopt);
+
+  /// A module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a loader;
+  /// what is Stateful; a bool, a number, a string or a Value. Throws ArgumentError when the name is taken.
+  template <typename Part>
+  TrainingState& add(const std::string& name, Part& part) {
+    if constexpr (std::derived_from<Part, torch::nn::Module> ||
+                  std::derived_from<Part, torch::optim::Optimizer> ||
+                  std::derived_from<Part, torch::optim::LRScheduler> || ModulePointer<Part>) {
+      return add_functions(
+          name, [&part] { return Value(lockstep::state_dict(part)); },
+          [&part](const Value& value) { lockstep::load_state_dict(part, value.as_dict()); });
+    } else if constexpr (requires(data::LoaderPosition position) {
+                           part.seek(position);
+                           position = part.position();
+                         }) {
+      return add_functions(
+          name, [&part] { return Value(position_dict(part.position())); },
+          [&part](const Value& value) { part.seek(position_of(value.as_dict())); });
+    } else if constexpr (Stateful<Part>) {
+      return add_functions(
+          name, [&part] { return Value(Dict(part.state_dict())); },
+          [&part](const Value& value) { part.load_state_dict(value.as_dict()); });
+    } else {
+      return add_functions(
+          name, [&part] { return Value(part); }, [&part](const Value& value) { assign(part, value); });
+    }
+  }
+
+  /// The random numbers of this rank: LibTorch's default generator of the CPU (in a thread of spawn_threads()
+  /// the thread's), on every rank. state_dict() is then collective. A rank that the checkpoint has no state
+  /// for, since there were fewer, keeps its own.
+  TrainingState& add_generator(const std::string& name = "generator");
+
+  /// Any part: how its value is had, and how it is given back.
+  TrainingState& add_functions(std::string name, std::function<Value()> save,
+                               std::function<void(const Value&)> load);
+
+  /// All parts. Tensors share the data of the run.
+  Dict state_dict() const;
+  /// Gives each part its value back, in the order in which they were added. Throws CheckpointError naming the
+  /// part that is missing in the dict or does not fit it. What only the dict has is passed over.
+  void load_state_dict(const Dict& state_dict) const;
+
+ private:
+  struct Entry {
+    std::string name;
+    std::function<Value()> save;
+    std::function<void(const Value&)> load;
+  };
+
+  template <typename Part>
+  static void assign(Part& part, const Value& value) {
+    if constexpr (std::is_same_v<Part, bool>) {
+      part = value.as_bool();
+    } else if constexpr (std::is_integral_v<Part>) {
+      part = static_cast<Part>(value.as_int());
+    } else if constexpr (std::is_floating_point_v<Part>) {
+      part = static_cast<Part>(value.as_double());
+    } else if constexpr (std::is_same_v<Part, std::string>) {
+      part = value.as_string();
+    } else {
+      static_assert(std::is_same_v<Part, Value>,
+                    "give it state_dict() and load_state_dict(), or use add_functions()");
+      part = value;
+    }
+  }
+
+  std::optional<ProcessGroup> group_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace lockstep

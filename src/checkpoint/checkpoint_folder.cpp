@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/checkpoint_folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+#include <span>
+#include <system_error>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/atomic_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kSuffix = ".pt";
+constexpr const char* kMetrics = "metrics.json";
+constexpr std::string_view kUnfinished = ".part";
+
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  const auto digits =
+      std::string_view(name).substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
+  std::int64_t step = 0;
+  const auto [stop, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (code != std::errc() || stop != digits.data() + digits.size() || step < 0) return std::nullopt;
+  return step;
+}
+
+// A file that a human may have edited, or that is missing, is worth no error: checkpoints load without it.
+std::map<std::int64_t, double> read_metrics(const fs::path& file) {
+  std::map<std::int64_t, double> metrics;
+  std::ifstream stream(file);
+  if (!stream) return metrics;
+  const auto json = nlohmann::json::parse(stream, nullptr, false);
+  if (!json.is_object()) {
+    log(LogLevel::warning,
+        fmt::format("{} is damaged; which checkpoint is best is not known", file.string()));
+    return metrics;
+  }
+  for (const auto& [key, value] : json.items()) {
+    std::int64_t step = 0;
+    const auto [stop, code] = std::from_chars(key.data(), key.data() + key.size(), step);
+    if (code == std::errc() && value.is_number()) metrics[step] = value.get<double>();
+  }
+  return metrics;
+}
+
+[[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
+  throw CheckpointError(fmt::format("{}: {}: {}", file.string(), what, code.message()));
+}
+
+}  // namespace
+
+fs::path CheckpointFolder::file_of(std::int64_t step) const {
+  return path_ / fmt::format("{}{:08d}{}", kPrefix, step, kSuffix);
+}
+
+std::vector<CheckpointInfo> CheckpointFolder::list() const {
+  std::vector<CheckpointInfo> infos;
+  std::error_code code;
+  const auto metrics = read_metrics(path_ / kMetrics);
+  for (auto entry = fs::directory_iterator(path_, code); !code && entry != fs::directory_iterator();
+       entry.increment(code)) {
+    const auto step = step_of(entry->path().filename().string());
+    if (!step) continue;
+    CheckpointInfo info{.step = *step, .file = entry->path(), .metric = {}};
+    if (const auto metric = metrics.find(*step); metric != metrics.end()) info.metric = metric->second;
+    infos.push_back(std::move(info));
+  }
+  if (code) fail(path_, "the folder of checkpoints cannot be read", code);
+  std::ranges::sort(infos, {}, &CheckpointInfo::step);
+  return infos;
+}
+
+void CheckpointFolder::make() const {
+  std::error_code code;
+  fs::create_directories(path_, code);
+  if (code) fail(path_, "the folder of checkpoints cannot be made", code);
+  if (!fs::is_directory(path_, code)) {
+    throw CheckpointError(
+        fmt::format("{}: it is no folder, so no checkpoints can be kept there", path_.string()));
+  }
+}
+
+void CheckpointFolder::remove_leftovers() const {
+  std::error_code code;
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(path_, code)) {
+    const auto name = entry.path().filename().string();
+    const bool own = name.starts_with(kPrefix) || name.starts_with(kMetrics) || name.starts_with("last.pt") ||
+                     name.starts_with("best.pt");
+    if (own && name.ends_with(kUnfinished)) found.push_back(entry.path());
+  }
+  for (const auto& file : found) fs::remove(file, code);
+}
+
+void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos) const {
+  auto json = nlohmann::json::object();
+  for (const auto& info : infos) {
+    if (info.metric && std::isfinite(*info.metric)) json[fmt::format("{}", info.step)] = *info.metric;
+  }
+  const auto text = json.dump(1) + "\n";
+  const auto file = path_ / kMetrics;
+  try {
+    AtomicFile target(file, {.sync = false});
+    target.write(std::as_bytes(std::span(text)));
+    target.commit();
+  } catch (const std::system_error& error) {
+    fail(file, "cannot be written", error.code());
+  }
+}
+
+void CheckpointFolder::link(const std::string& name, const std::optional<fs::path>& file) const {
+  const auto link = path_ / name;
+  std::error_code code;
+  if (!file) {
+    fs::remove(link, code);
+    return;
+  }
+  auto unfinished = link;
+  unfinished += kUnfinished;
+  fs::remove(unfinished, code);
+  fs::create_symlink(file->filename(), unfinished, code);
+  if (!code) fs::rename(unfinished, link, code);
+  if (code)
+    log(LogLevel::warning, fmt::format("{}: the link cannot be made: {}", link.string(), code.message()));
+}
+
+void CheckpointFolder::remove(const CheckpointInfo& info) const {
+  std::error_code code;
+  fs::remove(info.file, code);
+  if (code)
+    log(LogLevel::warning, fmt::format("{}: cannot be removed: {}", info.file.string(), code.message()));
+}
+
+std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool higher_is_better) {
+  std::erase_if(infos, [](const CheckpointInfo& info) { return !info.metric; });
+  std::ranges::sort(infos, [&](const CheckpointInfo& left, const CheckpointInfo& right) {
+    if (*left.metric == *right.metric) return left.step > right.step;
+    return (*left.metric > *right.metric) == higher_is_better;
+  });
+  return infos;
+}
+
+std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_first,
+                                      const CheckpointManagerOptions& options) {
+  if (options.keep_last == 0) return {};
+  std::set<std::int64_t> kept;
+  const auto count = std::ssize(oldest_first);
+  for (auto i = std::max<std::int64_t>(0, count - options.keep_last); i < count; ++i) {
+    kept.insert(oldest_first[static_cast<std::size_t>(i)].step);
+  }
+  const auto best = by_metric(oldest_first, options.higher_is_better);
+  for (std::size_t i = 0; i < best.size() && std::cmp_less(i, options.keep_best); ++i)
+    kept.insert(best[i].step);
+  std::vector<CheckpointInfo> removed;
+  for (const auto& info : oldest_first) {
+    const bool milestone = options.keep_every > 0 && info.step % options.keep_every == 0;
+    if (!milestone && !kept.contains(info.step)) removed.push_back(info);
+  }
+  return removed;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/checkpoint/checkpoint_manager.h>
+
+namespace lockstep::checkpoint {
+
+/// The names in a folder of checkpoints. What is there is what the folder shows; the file metrics.json only
+/// says which metric each has. Errors are CheckpointErrors naming the file.
+class CheckpointFolder {
+ public:
+  explicit CheckpointFolder(std::filesystem::path path) : path_(std::move(path)) {}
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path file_of(std::int64_t step) const;
+  /// Oldest first.
+  std::vector<CheckpointInfo> list() const;
+  void make() const;
+  /// Of writers that were killed.
+  void remove_leftovers() const;
+  void write_metrics(const std::vector<CheckpointInfo>& infos) const;
+  /// Points `name` at a checkpoint, or removes it.
+  void link(const std::string& name, const std::optional<std::filesystem::path>& file) const;
+  void remove(const CheckpointInfo& info) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Those that no rule of `options` keeps.
+std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_first,
+                                      const CheckpointManagerOptions& options);
+/// Best first; those without a metric are left out. Of equals the newer is the better.
+std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool higher_is_better);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <future>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/checkpoint_manager.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/share.h"
+#include "checkpoint/snapshot.h"
+#include "serialize/write_file.h"
+
+namespace lockstep {
+namespace {
+
+using checkpoint::CheckpointFolder;
+using checkpoint::Group;
+
+void check(const CheckpointManagerOptions& options) {
+  const auto refuse_negative = [](const char* name, std::int64_t value) {
+    if (value < 0) {
+      throw ArgumentError(
+          fmt::format("CheckpointManager: {} = {} makes no sense; give 0 or more", name, value));
+    }
+  };
+  refuse_negative("keep_last", options.keep_last);
+  refuse_negative("keep_best", options.keep_best);
+  refuse_negative("keep_every", options.keep_every);
+}
+
+Group group_of(const CheckpointManagerOptions& options) {
+  if (options.group) return options.group;
+  return is_initialized() ? Group(default_group()) : std::nullopt;
+}
+
+// "" stands for none.
+std::string text_of(const std::optional<CheckpointInfo>& info) {
+  if (!info) return "";
+  return fmt::format("{} {}", info->step, info->metric ? fmt::format("{}", *info->metric) : "-");
+}
+
+}  // namespace
+
+class CheckpointManager::Implementation {
+ public:
+  Implementation(std::filesystem::path path, CheckpointManagerOptions options)
+      : options_(std::move(options)), folder_(std::move(path)), group_(group_of(options_)) {
+    checkpoint::on_first(group_, [&] {
+      folder_.make();
+      folder_.remove_leftovers();
+    });
+  }
+
+  ~Implementation() {
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      log(LogLevel::error, error.what());
+    }
+  }
+
+  void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
+    if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
+    checkpoint::on_first(group_, [&] {
+      finish();
+      if (!options_.async_save) {
+        write(serialize::pickle_value(contents), step, metric);
+        return;
+      }
+      const auto& copy = snapshot_.take(contents);
+      writing_ = std::async(std::launch::async, [this, &copy, step, metric] { write(copy, step, metric); });
+    });
+  }
+
+  void wait() {
+    checkpoint::on_first(group_, [&] { finish(); });
+  }
+
+  std::vector<CheckpointInfo> list() const { return folder_.list(); }
+  const std::filesystem::path& path() const { return folder_.path(); }
+
+  std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
+    std::optional<CheckpointInfo> chosen;
+    std::optional<Value> contents;
+    checkpoint::on_first(group_, [&] {
+      finish_quietly();
+      auto candidates = folder_.list();
+      if (by_metric) {
+        candidates = checkpoint::by_metric(std::move(candidates), options_.higher_is_better);
+      } else {
+        std::ranges::reverse(candidates);
+      }
+      for (auto& candidate : candidates) {
+        contents = try_load(candidate, options);
+        if (!contents) continue;
+        chosen = std::move(candidate);
+        return;
+      }
+    });
+    chosen = shared(chosen);
+    if (!chosen) return std::nullopt;
+    return Checkpoint{.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
+  }
+
+  Checkpoint load(std::int64_t step, LoadOptions options) {
+    std::optional<CheckpointInfo> chosen;
+    std::optional<Value> contents;
+    checkpoint::on_first(group_, [&] {
+      finish_quietly();
+      for (const auto& info : folder_.list()) {
+        if (info.step == step) chosen = info;
+      }
+      if (!chosen)
+        throw CheckpointError(fmt::format("{}: there is no checkpoint of step {}", path().string(), step));
+      options.verify = true;
+      contents = lockstep::load(chosen->file, options);
+    });
+    chosen = shared(chosen);
+    return {.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
+  }
+
+ private:
+  // In the writing thread when saves are asynchronous.
+  void write(const serialize::Pickled& pickled, std::int64_t step, std::optional<double> metric) const {
+    folder_.make();
+    const auto file = folder_.file_of(step);
+    serialize::write_file(pickled, file, {.sync = options_.sync});
+    auto infos = folder_.list();
+    for (auto& info : infos) {
+      if (info.step == step) info.metric = metric;
+    }
+    folder_.write_metrics(infos);
+    const auto best = checkpoint::by_metric(infos, options_.higher_is_better);
+    folder_.link("last.pt", infos.empty() ? std::nullopt : std::optional(infos.back().file));
+    folder_.link("best.pt", best.empty() ? std::nullopt : std::optional(best.front().file));
+    for (const auto& info : checkpoint::to_remove(infos, options_)) folder_.remove(info);
+  }
+
+  void finish() {
+    if (writing_.valid()) writing_.get();
+  }
+
+  // For a load, a save that failed is one that is not there; its error still comes out of the next save().
+  void finish_quietly() const {
+    if (writing_.valid()) writing_.wait();
+  }
+
+  static std::optional<Value> try_load(const CheckpointInfo& info, LoadOptions options) {
+    options.verify = true;
+    try {
+      return lockstep::load(info.file, options);
+    } catch (const CheckpointError& error) {
+      log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", error.what()));
+      return std::nullopt;
+    }
+  }
+
+  // Rank 0's choice on all ranks.
+  std::optional<CheckpointInfo> shared(const std::optional<CheckpointInfo>& chosen) const {
+    const auto text = checkpoint::share_text(group_, text_of(chosen));
+    if (text.empty()) return std::nullopt;
+    const auto space = text.find(' ');
+    const auto step = std::stoll(text.substr(0, space));
+    CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = {}};
+    if (text.substr(space + 1) != "-") info.metric = std::stod(text.substr(space + 1));
+    return info;
+  }
+
+  Value distribute(const CheckpointInfo& info, std::optional<Value> contents,
+                   const LoadOptions& options) const {
+    if (options_.reading == CheckpointReading::broadcast) {
+      return checkpoint::share_value(group_, contents ? *contents : Value(), options.map_location);
+    }
+    checkpoint::on_every(group_, [&] {
+      if (!contents) contents = lockstep::load(info.file, options);
+    });
+    return std::move(*contents);
+  }
+
+  CheckpointManagerOptions options_;
+  CheckpointFolder folder_;
+  Group group_;
+  checkpoint::Snapshot snapshot_;
+  std::future<void> writing_;
+};
+
+CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options) {
+  check(options);
+  implementation_ = std::make_unique<Implementation>(std::move(folder), std::move(options));
+}
+
+CheckpointManager::~CheckpointManager() = default;
+
+void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric) {
+  implementation_->save(step, contents, metric);
+}
+
+void CheckpointManager::wait() { implementation_->wait(); }
+
+std::vector<CheckpointInfo> CheckpointManager::checkpoints() const { return implementation_->list(); }
+
+std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& options) {
+  return implementation_->load_first_whole(false, options);
+}
+
+std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& options) {
+  return implementation_->load_first_whole(true, options);
+}
+
+Checkpoint CheckpointManager::load(std::int64_t step, const LoadOptions& options) {
+  return implementation_->load(step, options);
+}
+
+const std::filesystem::path& CheckpointManager::folder() const { return implementation_->path(); }
+
+Value load_on_all(const ProcessGroup& group, const std::filesystem::path& file, const LoadOptions& options,
+                  CheckpointReading reading) {
+  Value value;
+  if (reading == CheckpointReading::every_rank) {
+    checkpoint::on_every(group, [&] { value = load(file, options); });
+    return value;
+  }
+  checkpoint::on_first(group, [&] { value = load(file, options); });
+  return checkpoint::share_value(group, value, options.map_location);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/rendezvous/init.h>
+#include <lockstep/rendezvous/random.h>
+#include <lockstep/serialize/torch_file.h>
+
+namespace lockstep {
+namespace {
+
+at::Tensor generator_state() {
+  auto generator = default_generator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_generator_state(const at::Tensor& state) {
+  auto generator = default_generator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+std::int64_t rank_in(const std::optional<ProcessGroup>& group) { return group ? group->rank() : 0; }
+
+}  // namespace
+
+Dict position_dict(const data::LoaderPosition& position) {
+  Dict dict{{"epoch", position.epoch}, {"batches", position.batches}, {"samples", position.samples}};
+  if (position.pass_generator.defined()) dict.set("pass_generator", position.pass_generator);
+  if (position.own_generator.defined()) dict.set("own_generator", position.own_generator);
+  return dict;
+}
+
+data::LoaderPosition position_of(const Dict& dict) {
+  data::LoaderPosition position{.epoch = dict.at("epoch").as_int(),
+                                .batches = dict.at("batches").as_int(),
+                                .samples = dict.at("samples").as_int(),
+                                .pass_generator = {},
+                                .own_generator = {}};
+  if (position.batches < 0 || position.samples < 0)
+    throw CheckpointError("a loader cannot be before the front");
+  if (const auto* state = dict.find("pass_generator")) position.pass_generator = state->as_tensor();
+  if (const auto* state = dict.find("own_generator")) position.own_generator = state->as_tensor();
+  return position;
+}
+
+TrainingState::TrainingState(std::optional<ProcessGroup> group) : group_(std::move(group)) {
+  if (!group_ && is_initialized()) group_ = default_group();
+}
+
+TrainingState& TrainingState::add_functions(std::string name, std::function<Value()> save,
+                                            std::function<void(const Value&)> load) {
+  if (std::ranges::find(entries_, name, &Entry::name) != entries_.end()) {
+    throw ArgumentError(fmt::format("TrainingState: there are two parts named '{}'", name));
+  }
+  entries_.push_back({std::move(name), std::move(save), std::move(load)});
+  return *this;
+}
+
+TrainingState& TrainingState::add_generator(const std::string& name) {
+  const auto save_all = [group = group_] {
+    Dict states;
+    if (!group || group->size() == 1) {
+      states.set(0, generator_state());
+      return Value(std::move(states));
+    }
+    const auto all = group->all_gather_object(save_bytes(generator_state()));
+    for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
+    return Value(std::move(states));
+  };
+  const auto load_own = [group = group_](const Value& value) {
+    // A bare tensor is what Python's torch.get_rng_state() gives.
+    if (value.is<at::Tensor>()) return set_generator_state(value.as_tensor());
+    const auto* own = value.as_dict().find(rank_in(group));
+    if (own != nullptr) set_generator_state(own->as_tensor());
+  };
+  return add_functions(name, save_all, load_own);
+}
+
+Dict TrainingState::state_dict() const {
+  Dict dict;
+  for (const auto& entry : entries_) dict.set(entry.name, entry.save());
+  return dict;
+}
+
+void TrainingState::load_state_dict(const Dict& state_dict) const {
+  for (const auto& entry : entries_) {
+    const auto* value = state_dict.find(entry.name);
+    if (value == nullptr) {
+      throw CheckpointError(fmt::format("the checkpoint has no '{}'", entry.name));
+    }
+    try {
+      entry.load(*value);
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(fmt::format("'{}' of the checkpoint does not fit: {}", entry.name, error.what()));
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A run that stops after half its steps, in the middle of an epoch, and goes on in a new process, of either
+// language.
+#include <gtest/gtest.h>
+
+#include "parity/resume_training.h"
+#include "support/python.h"
+#include "support/ranks.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr std::int64_t kHalf = 50;
+constexpr std::int64_t kWhole = 100;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+const Scenario go_on("train on from a file to a file", [] {
+  torch::set_num_threads(1);
+  ResumeTraining training(variable("FROM").empty() ? 1 : 99);
+  if (!variable("FROM").empty()) training.state().load_state_dict(load(variable("FROM")).as_dict());
+  training.train(std::stoll(variable("UNTIL")));
+  save(training.state().state_dict(), variable("TO"), {.sync = false});
+});
+
+void in_cpp(const std::string& from, std::int64_t until, const std::string& to) {
+  expect_all_passed(run_ranks(
+      go_on, {.world_size = 1, .env = {{"FROM", from}, {"TO", to}, {"UNTIL", std::to_string(until)}}}));
+}
+
+void in_python(const std::string& from, std::int64_t until, const std::string& to) {
+  run_python("parity/resume_training.py", {.args = {std::to_string(until), from.empty() ? "-" : from, to}});
+}
+
+// What both languages call the same.
+void expect_same_training(const std::string& left, const std::string& right) {
+  const auto a = load(left);
+  const auto b = load(right);
+  for (const auto* part : {"model", "epoch", "step", "generator"}) {
+    EXPECT_TRUE(equal(a[part], b[part])) << part;
+  }
+  EXPECT_TRUE(equal(a["optimizer"]["state"], b["optimizer"]["state"]));
+  EXPECT_EQ(a["loader"]["batches"].as_int(), b["loader"]["batches"].as_int());
+  EXPECT_EQ(a["scheduler"]["last_epoch"].as_int(), b["scheduler"]["last_epoch"].as_int());
+}
+
+TEST(Resume, GoesOnInANewProcessOfEitherLanguageBitForBit) {
+  const TempFolder folder;
+  const auto file = [&](const char* name) { return folder.file(name); };
+  in_cpp("", kWhole, file("whole.pt"));
+  in_cpp("", kHalf, file("half.pt"));
+  in_cpp(file("half.pt"), kWhole, file("cpp_cpp.pt"));
+  expect_same_training(file("whole.pt"), file("cpp_cpp.pt"));
+
+  in_python("", kWhole, file("python.pt"));
+  expect_same_training(file("whole.pt"), file("python.pt"));
+  in_python(file("half.pt"), kWhole, file("cpp_python.pt"));
+  expect_same_training(file("whole.pt"), file("cpp_python.pt"));
+  in_python("", kHalf, file("python_half.pt"));
+  in_cpp(file("python_half.pt"), kWhole, file("python_cpp.pt"));
+  expect_same_training(file("whole.pt"), file("python_cpp.pt"));
+  EXPECT_GT(load(file("half.pt"))["loader"]["batches"].as_int(), 0)
+      << "the half is not in the middle of an epoch";
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+namespace lockstep::testing {
+
+struct ResumeNetImpl : torch::nn::Module {
+  torch::nn::Linear first{register_module("first", torch::nn::Linear(8, 16))};
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(16))};
+  torch::nn::Dropout dropout{register_module("dropout", torch::nn::Dropout(0.3))};
+  torch::nn::Linear second{register_module("second", torch::nn::Linear(16, 3))};
+
+  at::Tensor forward(const at::Tensor& x) {
+    return second->forward(dropout->forward(torch::relu(norm->forward(first->forward(x)))));
+  }
+};
+TORCH_MODULE(ResumeNet);
+
+inline data::TensorDataset resume_data(std::int64_t count) {
+  return {torch::sin(torch::arange(count * 8, torch::kDouble)).to(torch::kFloat).view({count, 8}),
+          torch::arange(count).remainder(3)};
+}
+
+/// Training with everything that has a state: shuffling, dropout, batch norm, momentum, accumulation over two
+/// batches, a scheduler. Twin: resume_training.py. Under init() it is distributed.
+class ResumeTraining {
+ public:
+  static constexpr std::int64_t kSamples = 203;
+
+  explicit ResumeTraining(std::int64_t seed = 1) {
+    torch::manual_seed(static_cast<std::uint64_t>(seed));
+    net_ = ResumeNet();
+    if (is_initialized()) ddp_.emplace(net_);
+    optimizer_ =
+        std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 3, 0.7);
+    loader_.emplace(resume_data(kSamples), data::LoaderOptions{.batch_size = 4, .shuffle = true, .seed = 3});
+    if (is_initialized()) lockstep::manual_seed(static_cast<std::uint64_t>(100 + get_rank()));
+    state_.add("model", net_)
+        .add("optimizer", *optimizer_)
+        .add("scheduler", *scheduler_)
+        .add("loader", *loader_);
+    state_.add("epoch", epoch_).add("step", step_).add_generator();
+  }
+
+  void train(std::int64_t until) {
+    for (;; ++epoch_) {
+      loader_->set_epoch(epoch_);
+      for (auto& [inputs, target] : *loader_) {
+        for (const auto& index : inputs.select(1, 0).unbind()) seen.push_back(index.template item<float>());
+        auto output = ddp_ ? (*ddp_)->forward(inputs) : net_->forward(inputs);
+        (torch::nn::functional::cross_entropy(output, target) / 2).backward();
+        if (++batches_ % 2 != 0) continue;
+        optimizer_->step();
+        optimizer_->zero_grad();
+        if (++step_ % 5 == 0) scheduler_->step();
+        if (step_ == until) return;
+      }
+    }
+  }
+
+  const TrainingState& state() const { return state_; }
+  std::int64_t epoch() const { return epoch_; }
+  /// The first feature of every sample trained on, in order: which sample it was.
+  std::vector<float> seen;
+
+ private:
+  ResumeNet net_{nullptr};
+  std::optional<DistributedDataParallel<ResumeNet>> ddp_;
+  std::unique_ptr<torch::optim::SGD> optimizer_;
+  std::unique_ptr<torch::optim::StepLR> scheduler_;
+  std::optional<data::Loader<data::TensorDataset>> loader_;
+  std::int64_t epoch_ = 0;
+  std::int64_t step_ = 0;
+  std::int64_t batches_ = 0;
+  TrainingState state_;
+};
+
+}  // namespace lockstep::testing
