@@ -20,7 +20,9 @@ namespace {
 
 using Sink = std::function<void(std::span<const std::byte>)>;
 
-void write_records(caffe2::serialize::PyTorchStreamWriter& writer, const serialize::Pickled& pickled) {
+// Stops early once there is a `failure`.
+void write_records(caffe2::serialize::PyTorchStreamWriter& writer, const serialize::Pickled& pickled,
+                   const std::exception_ptr& failure) {
   const auto text = [&](const char* name, std::string_view value) {
     writer.writeRecord(name, value.data(), value.size());
   };
@@ -28,7 +30,7 @@ void write_records(caffe2::serialize::PyTorchStreamWriter& writer, const seriali
   text(".format_version", "1");
   text(".storage_alignment", "64");
   text("byteorder", "little");
-  for (std::size_t key = 0; key < pickled.storages.size(); ++key) {
+  for (std::size_t key = 0; key < pickled.storages.size() && !failure; ++key) {
     auto storage = pickled.storages[key];
     if (!storage.device().is_cpu()) storage = serialize::storage_bytes(storage).cpu().storage();
     writer.writeRecord(fmt::format("data/{}", key), storage.data(), storage.nbytes());
@@ -36,26 +38,26 @@ void write_records(caffe2::serialize::PyTorchStreamWriter& writer, const seriali
   writer.writeEndOfFile();
 }
 
-// The zip writer is C in part: what the sink throws must not pass through it.
+// The zip writer is C in part, so what the sink throws must not pass through it; and it ends the program when
+// closing fails on the way out of a failure. It is told that all is well, therefore, and the rest is thrown
+// away.
 void write_zip(const serialize::Pickled& pickled, const Sink& sink) {
   std::exception_ptr failure;
   const auto write = [&](const void* data, std::size_t size) -> std::size_t {
-    if (failure) return 0;
     try {
-      sink({static_cast<const std::byte*>(data), size});
-      return size;
+      if (!failure) sink({static_cast<const std::byte*>(data), size});
     } catch (...) {
       failure = std::current_exception();
-      return 0;
     }
+    return size;
   };
   try {
     caffe2::serialize::PyTorchStreamWriter writer(write);
-    write_records(writer, pickled);
+    write_records(writer, pickled, failure);
   } catch (const c10::Error& error) {
-    if (failure) std::rethrow_exception(failure);
     throw CheckpointError(error.what_without_backtrace());
   }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace

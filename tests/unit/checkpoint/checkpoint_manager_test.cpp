@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <csignal>
+#include <fstream>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "support/temp_folder.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Steps = std::vector<std::int64_t>;
+
+Value contents(std::int64_t step) { return Dict{{"step", step}, {"weights", torch::full({100}, step)}}; }
+
+Steps steps_in(const CheckpointManager& manager) {
+  Steps steps;
+  for (const auto& info : manager.checkpoints()) steps.push_back(info.step);
+  return steps;
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Turns one byte in the middle of a file round.
+void damage(const fs::path& file) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  const auto place = static_cast<std::streamoff>(fs::file_size(file) / 2);
+  stream.seekg(place);
+  const auto byte = static_cast<char>(~stream.get());
+  stream.seekp(place);
+  stream.put(byte);
+}
+
+class Manager : public ::testing::TestWithParam<bool> {
+ protected:
+  CheckpointManagerOptions options() const {
+    CheckpointManagerOptions given;
+    given.async_save = GetParam();
+    given.sync = false;
+    return given;
+  }
+  testing::TempFolder temp_;
+  fs::path folder_ = temp_.path() / "runs" / "first";
+};
+
+INSTANTIATE_TEST_SUITE_P(Saving, Manager, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "Async" : "Blocking"; });
+
+TEST_P(Manager, KeepsTheLastTheBestAndTheMilestones) {
+  auto given = options();
+  given.keep_last = 2;
+  given.keep_best = 1;
+  given.keep_every = 5;
+  CheckpointManager manager(folder_, given);
+  EXPECT_FALSE(manager.load_latest());
+  for (std::int64_t step = 1; step <= 12; ++step) manager.save(step, contents(step), step == 3 ? 0.9 : 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(3, 5, 10, 11, 12));
+  EXPECT_EQ(manager.load_latest()->info.step, 12);
+  const auto best = manager.load_best();
+  EXPECT_EQ(best->info.step, 3);
+  EXPECT_EQ(best->info.metric, 0.9);
+  EXPECT_TRUE(equal(best->contents, contents(3)));
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(12)));
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(3)));
+  EXPECT_TRUE(equal(manager.load(10).contents, contents(10)));
+  EXPECT_THAT(error_of([&] { manager.load(4); }), HasSubstr("no checkpoint of step 4"));
+}
+
+TEST_P(Manager, ALossIsBestWhenSmall) {
+  auto given = options();
+  given.keep_last = 1;
+  given.keep_best = 2;
+  given.higher_is_better = false;
+  CheckpointManager manager(folder_, given);
+  const double losses[] = {3, 1, 2, 5, 4};
+  for (std::int64_t step = 0; step < 5; ++step) manager.save(step, contents(step), losses[step]);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(1, 2, 4));
+  EXPECT_EQ(manager.load_best()->info.step, 1);
+}
+
+TEST_P(Manager, ANewManagerFindsWhatTheOldOneWrote) {
+  { CheckpointManager(folder_, options()).save(7, contents(7), 0.5); }
+  CheckpointManager manager(folder_, options());
+  EXPECT_EQ(manager.load_latest()->info.step, 7);
+  EXPECT_EQ(manager.load_best()->info.metric, 0.5);
+}
+
+TEST_P(Manager, ADamagedCheckpointIsPassedOver) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {1, 2, 3}) manager.save(step, contents(step));
+  manager.wait();
+  damage(folder_ / "step-00000003.pt");
+  fs::resize_file(folder_ / "step-00000002.pt", 100);
+  const auto latest = manager.load_latest();
+  ASSERT_TRUE(latest);
+  EXPECT_EQ(latest->info.step, 1);
+  EXPECT_THAT(error_of([&] { manager.load(3); }), HasSubstr("step-00000003.pt"));
+}
+
+TEST_P(Manager, LeftoversOfKilledWritersAreRemovedAndOtherFilesAreNot) {
+  fs::create_directories(folder_);
+  for (const auto* name : {"step-00000001.pt.part", "notes.txt", "other.part"})
+    std::ofstream(folder_ / name) << "x";
+  const CheckpointManager manager(folder_, options());
+  EXPECT_FALSE(fs::exists(folder_ / "step-00000001.pt.part"));
+  EXPECT_TRUE(fs::exists(folder_ / "notes.txt"));
+  EXPECT_TRUE(fs::exists(folder_ / "other.part"));
+}
+
+TEST_P(Manager, WithoutItsFileOfMetricsOnlyTheMetricsAreGone) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1), 0.5);
+  manager.wait();
+  std::ofstream(folder_ / "metrics.json") << "{ damaged";
+  EXPECT_EQ(manager.load_latest()->info.step, 1);
+  EXPECT_FALSE(manager.load_best());
+}
+
+TEST_P(Manager, AFolderThatVanishesIsMadeAnew) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1));
+  manager.wait();
+  fs::remove_all(folder_);
+  manager.save(2, contents(2));
+  manager.wait();
+  EXPECT_EQ(manager.load_latest()->info.step, 2);
+}
+
+TEST_P(Manager, AFailureIsToldAtTheNextCallAtTheLatest) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1));
+  manager.wait();
+  fs::remove_all(folder_);
+  std::ofstream(folder_) << "a file where the folder was";
+  const auto error = error_of([&] {
+    manager.save(2, contents(2));
+    manager.wait();
+  });
+  EXPECT_THAT(error, HasSubstr(folder_.string()));
+}
+
+TEST_P(Manager, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
+  CheckpointManager manager(folder_, options());
+  auto weights = torch::zeros({1'000'000});
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    weights.fill_(step);
+    manager.save(step, Dict{{"weights", weights}});
+    weights.fill_(-1);
+  }
+  manager.wait();
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    EXPECT_TRUE(manager.load(step).contents["weights"].as_tensor().eq(step).all().item<bool>());
+  }
+}
+
+// A file that may not grow stands for a disk that is full.
+TEST(FullDisk, LeavesTheOldCheckpointIntact) {
+  const testing::TempFolder temp;
+  const auto file = temp.path() / "net.pt";
+  save(contents(1), file);
+  const auto pid = ::fork();
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{.rlim_cur = 4096, .rlim_max = 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const auto error = error_of([&] { save(Dict{{"weights", torch::zeros({10'000})}}, file); });
+    const bool told =
+        error.find(file.string()) != std::string::npos && error.find("too large") != std::string::npos;
+    ::_exit(told ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(equal(load(file), contents(1)));
+  EXPECT_EQ(std::distance(fs::directory_iterator(temp.path()), fs::directory_iterator()), 1);
+}
+
+TEST(ManagerOptions, NegativeNumbersAreRefused) {
+  const testing::TempFolder temp;
+  EXPECT_THAT(error_of([&] { CheckpointManager(temp.path(), {.keep_last = -1}); }), HasSubstr("keep_last"));
+  CheckpointManager manager(temp.path());
+  EXPECT_THAT(error_of([&] { manager.save(-1, None{}); }), HasSubstr("step -1"));
+}
+
+}  // namespace
+}  // namespace lockstep
