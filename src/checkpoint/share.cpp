@@ -96,9 +96,9 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
     for (const auto& storage : pickled.storages) sizes.items.emplace_back(storage.nbytes());
   }
   pickled.pickle = group->broadcast_object(pickled.pickle, 0);
-  const auto shared_sizes = group->broadcast_object(save_bytes(Value(sizes)), 0);
+  const auto shared_sizes = load_bytes(group->broadcast_object(save_bytes(Value(sizes)), 0));
   std::vector<std::int64_t> counts;
-  for (const auto& size : load_bytes(shared_sizes).as_items()) counts.push_back(size.as_int());
+  for (const auto& size : shared_sizes.as_items()) counts.push_back(size.as_int());
   auto storages = share_storages(*group, pickled.storages, counts);
   if (group->rank() == 0) return value;
   ReceivedStorages source(std::move(storages), device);

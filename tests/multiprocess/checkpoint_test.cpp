@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Checkpoints that several ranks write and read together.
+#include <fstream>
+#include <set>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/lockstep.h>
+
+#include "multiprocess/backends.h"
+#include "parity/resume_training.h"
+#include "support/temp_folder.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class Checkpoints : public testing::EveryBackend {
+ protected:
+  void run_here(const testing::Scenario& scenario, std::map<std::string, std::string> env = {}) {
+    env["FOLDER"] = temp_.path().string();
+    run(scenario, std::move(env));
+  }
+  testing::TempFolder temp_;
+};
+INSTANTIATE_TEST_SUITE_P(Worlds, Checkpoints, testing::backends_and_ranks({1, 2, 3}), testing::name_of_case);
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+Value contents(int rank) {
+  const auto base = torch::arange(1000) + rank;
+  return Dict{{"rank", rank},
+              {"base", base},
+              {"view", base.view({10, 100})},
+              {"empty", torch::empty({0})},
+              {"epoch", 3}};
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+const testing::Scenario saves_and_loads("rank 0 writes and all have it", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  const fs::path folder = variable("FOLDER");
+  for (const auto reading : {CheckpointReading::broadcast, CheckpointReading::every_rank}) {
+    CheckpointManager manager(folder,
+                              {.async_save = reading == CheckpointReading::every_rank, .reading = reading});
+    manager.save(5, contents(context.rank()), 0.25);
+    const auto loaded = manager.load_latest();
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->info.step, 5);
+    EXPECT_EQ(loaded->info.metric, 0.25);
+    EXPECT_TRUE(equal(loaded->contents, contents(0)));
+    EXPECT_TRUE(loaded->contents["view"].as_tensor().is_alias_of(loaded->contents["base"].as_tensor()));
+    EXPECT_TRUE(equal(load_on_all(context.group(), loaded->info.file, {}, reading), contents(0)));
+    context.group().barrier();
+  }
+});
+TEST_P(Checkpoints, AreWrittenByOneAndReadByAll) { run_here(saves_and_loads); }
+
+const testing::Scenario fails_together("one rank's failure is that of all", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  const fs::path folder = variable("FOLDER");
+  if (context.is_main()) fs::create_directories(folder);
+  if (context.is_main()) std::ofstream(folder / "file") << "x";
+  context.group().barrier();
+  EXPECT_THAT(error_of([&] { CheckpointManager(folder / "file"); }), HasSubstr("file"));
+
+  CheckpointManager manager(folder / "runs", {.async_save = true});
+  manager.save(1, contents(0));
+  manager.wait();
+  context.group().barrier();
+  if (context.is_main()) fs::remove_all(folder / "runs");
+  if (context.is_main()) std::ofstream(folder / "runs") << "x";
+  context.group().barrier();
+  manager.save(2, contents(0));
+  EXPECT_THAT(error_of([&] { manager.wait(); }), HasSubstr("runs"));
+  EXPECT_THAT(error_of([&] { load_on_all(context.group(), folder / "nothing.pt"); }),
+              HasSubstr("nothing.pt"));
+  EXPECT_THAT(error_of([&] {
+                load_on_all(context.group(), folder / "nothing.pt", {}, CheckpointReading::every_rank);
+              }),
+              HasSubstr(context.world_size() > 1 ? "rank 0: " : "nothing.pt"));
+});
+TEST_P(Checkpoints, FailTogether) { run_here(fails_together); }
+
+const testing::Scenario trains_on("train with checkpoints", [] {
+  torch::set_num_threads(1);
+  const auto context = init({.backend = testing::backend_under_test()});
+  testing::ResumeTraining training(variable("FROM").empty() ? 1 : 99);
+  CheckpointManager manager(variable("FOLDER"), {.keep_last = 0});
+  if (!variable("FROM").empty()) {
+    training.state().load_state_dict(manager.load(std::stoll(variable("FROM"))).contents.as_dict());
+  }
+  const auto until = std::stoll(variable("UNTIL"));
+  training.train(until);
+  manager.save(until + std::stoll(variable("OFFSET")), training.state().state_dict());
+});
+
+TEST_P(Checkpoints, HundredStepsAreFiftyAndFifty) {
+  const auto& folder = temp_.path();
+  run_here(trains_on, {{"FROM", ""}, {"UNTIL", "100"}, {"OFFSET", "1000"}});
+  run_here(trains_on, {{"FROM", ""}, {"UNTIL", "50"}, {"OFFSET", "0"}});
+  run_here(trains_on, {{"FROM", "50"}, {"UNTIL", "100"}, {"OFFSET", "0"}});
+  EXPECT_TRUE(equal(load(folder / "step-00000100.pt"), load(folder / "step-00001100.pt")));
+}
+
+// Which samples a rank is given: `BATCHES` batches, or with 0 all that are left of the epoch.
+const testing::Scenario hands_out("hand out samples", [] {
+  const auto context = init({.backend = "gloo"});
+  const auto samples = torch::arange(203);
+  auto loader =
+      data::make_loader(data::TensorDataset(samples, samples), {.batch_size = 4, .shuffle = true, .seed = 3});
+  TrainingState training;
+  training.add("loader", loader);
+  const fs::path folder = variable("FOLDER");
+  CheckpointManager manager(folder);
+  const auto latest = manager.load_latest();
+  if (latest) training.load_state_dict(latest->contents.as_dict());
+  loader.set_epoch(1);
+  std::ofstream seen(folder / fmt::format("seen-{}-{}", context.world_size(), context.rank()));
+  std::int64_t left = std::stoll(variable("BATCHES"));
+  for (auto& [inputs, target] : loader) {
+    for (const auto& index : inputs.unbind()) seen << index.item<std::int64_t>() << "\n";
+    if (--left == 0) break;
+  }
+  manager.save(latest ? 2 : 1, training.state_dict());
+  if (latest) {
+    EXPECT_EQ(loader.position().batches, 0) << "the epoch is over";
+  }
+});
+
+TEST(AnotherNumberOfRanks, StillSeesEverySampleOfTheEpochOnce) {
+  const testing::TempFolder temp;
+  const auto run_on = [&](int ranks, int batches) {
+    testing::expect_all_passed(testing::run_ranks(
+        hands_out, {.world_size = ranks,
+                    .env = {{"FOLDER", temp.path().string()}, {"BATCHES", std::to_string(batches)}}}));
+  };
+  run_on(2, 10);
+  run_on(3, 0);
+  std::multiset<int> seen;
+  for (const auto& entry : fs::directory_iterator(temp.path())) {
+    if (!entry.path().filename().string().starts_with("seen-")) continue;
+    std::ifstream file(entry.path());
+    for (int index = 0; file >> index;) seen.insert(index);
+  }
+  // 80 and then 3 times 41: nothing has to be repeated to fill up.
+  EXPECT_EQ(seen.size(), 203U);
+  EXPECT_EQ(std::set<int>(seen.begin(), seen.end()).size(), 203U);
+}
+
+}  // namespace
+}  // namespace lockstep
