@@ -10,6 +10,7 @@ option(LOCKSTEP_WITH_GLOO "Build the Gloo backend (needs gloo headers and a LibT
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_UNITY_BUILD "Compile several files of a layer at once: half the time from scratch, more after a change" OFF)
 option(LOCKSTEP_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_FUZZ "Build the fuzzers (clang only)" OFF)
 set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers to build with, as -fsanitize= takes them: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)

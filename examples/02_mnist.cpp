@@ -74,7 +74,7 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "Where the MNIST files are; not given: .data/mnist, with --download");
   app.add_flag("--download", flags.download,
                "Download what is missing or damaged in --data-dir, made if need be");
-  app.add_option("--checkpoint", flags.checkpoint, "File that the main rank saves the weights to");
+  app.add_option("--checkpoint", flags.checkpoint, "File that the main rank saves the weights to, for torch.load(), too");
   app.add_option("--max-steps", flags.max_steps, "Stop each epoch after so many steps; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -176,13 +176,6 @@ double accuracy(Net net, const lockstep::data::MNIST& dataset, const lockstep::C
   return counts[0].item<double>() / counts[1].item<double>();
 }
 
-// Written beside its final name and renamed, so that no reader ever sees half a file.
-void save(const Net& net, const std::string& path) {
-  const std::string unfinished = path + ".tmp";
-  torch::save(net, unfinished);
-  std::filesystem::rename(unfinished, path);
-}
-
 template <typename Model>
 void train(Model& model, Net net, const lockstep::Context& context, const Flags& flags) {
   using lockstep::data::MNIST;
@@ -218,7 +211,7 @@ void train(Model& model, Net net, const lockstep::Context& context, const Flags&
     }
   }
   if (!context.is_main()) return;
-  if (!flags.checkpoint.empty()) save(net, flags.checkpoint);
+  if (!flags.checkpoint.empty()) lockstep::save(lockstep::state_dict(net), flags.checkpoint);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (flags.json) {
     const nlohmann::json summary{{"epochs", flags.epochs},

@@ -59,9 +59,9 @@ class FileSource : public ByteSource {
   const std::string& name() const override { return name_; }
   std::uint64_t size() const override { return size_; }
 
-  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes) const override {
+  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes, std::size_t alignment) const override {
     check_range(offset, bytes);
-    if (mapping_ && bytes > 0 && offset % alignof(std::max_align_t) == 0) {
+    if (mapping_ && bytes > 0 && offset % alignment == 0) {
       return at::from_blob(
                  mapping_->data() + offset, {static_cast<std::int64_t>(bytes)},
                  [mapping = mapping_](void*) {}, at::kByte)
@@ -105,7 +105,7 @@ class MemorySource : public ByteSource {
   MemorySource(std::span<const char> bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {}
   const std::string& name() const override { return name_; }
   std::uint64_t size() const override { return bytes_.size(); }
-  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes) const override {
+  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes, std::size_t /*alignment*/) const override {
     check_range(offset, bytes);
     auto storage = empty_storage(bytes);
     if (bytes > 0) std::memcpy(storage.mutable_data(), bytes_.data() + offset, bytes);

@@ -21,8 +21,10 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual const std::string& name() const = 0;
   virtual std::uint64_t size() const = 0;
-  /// Storage that holds these bytes on the CPU; of its own, or private pages of a mapped file.
-  virtual c10::Storage storage(std::uint64_t offset, std::uint64_t bytes) const = 0;
+  /// Storage that holds these bytes on the CPU; of its own, or private pages of a mapped file where they lie
+  /// at a multiple of `alignment`.
+  virtual c10::Storage storage(std::uint64_t offset, std::uint64_t bytes,
+                               std::size_t alignment = alignof(std::max_align_t)) const = 0;
   void read(std::uint64_t offset, std::span<char> into) const;
   std::string read_text(std::uint64_t offset, std::uint64_t bytes) const;
 

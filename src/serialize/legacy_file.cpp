@@ -43,13 +43,6 @@ std::unique_ptr<PickleAt> read_pickle_at(const ByteSource& source, std::uint64_t
   }
 }
 
-class NoStorages : public StorageSource {
- public:
-  c10::Storage load(const StorageRecord& /*record*/) override {
-    throw CheckpointError("the file has a storage where none belongs");
-  }
-};
-
 Value plain_value(const PickleAt& at) {
   NoStorages none;
   return unpickle(at.pickle, none);

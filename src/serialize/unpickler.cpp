@@ -438,13 +438,11 @@ class Unpickler {
   std::unordered_map<Ref, Value> tensors_;
 };
 
-// For pickles whose storages are asked for by name only.
-class NoStorages : public StorageSource {
- public:
-  c10::Storage load(const StorageRecord& /*record*/) override { return {}; }
-};
-
 }  // namespace
+
+c10::Storage NoStorages::load(const StorageRecord& /*record*/) {
+  throw CheckpointError("the checkpoint has a storage where none belongs");
+}
 
 std::vector<StorageRecord> storages_of(const pickle::Pickle& pickle) {
   NoStorages none;

@@ -33,6 +33,12 @@ class StorageSource {
   virtual c10::Storage load(const StorageRecord& record) = 0;
 };
 
+/// For pickles that hold plain values only: throws CheckpointError.
+class NoStorages : public StorageSource {
+ public:
+  c10::Storage load(const StorageRecord& record) override;
+};
+
 /// All storages that a pickle mentions, whether its value has them or not.
 std::vector<StorageRecord> storages_of(const pickle::Pickle& pickle);
 

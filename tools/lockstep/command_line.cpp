@@ -11,6 +11,7 @@
 #include <lockstep/launch/program.h>
 
 #include "bench_command.h"
+#include "ckpt_command.h"
 #include "run_command.h"
 
 namespace lockstep::cli {
@@ -21,6 +22,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
   RunCommand run_command(app);
   BenchCommand bench_command(app);
+  CkptCommand ckpt_command(app);
 
   // CLI11 takes arguments last first. What follows "--" is never ours to read.
   const auto separator = std::ranges::find(arguments, "--");
@@ -33,6 +35,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   }
   if (run_command.chosen()) return run_command.run({separator, arguments.end()});
   if (bench_command.chosen()) return bench_command.run();
+  if (ckpt_command.chosen()) ckpt_command.run({separator, arguments.end()});
   std::cerr << app.help();
   return kUsageError;
 }

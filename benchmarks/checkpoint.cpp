@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Saving and loading a state dict of float32 tensors of 16 MB. The Python twin is pytorch/checkpoint.py.
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/lockstep.h>
+#include <lockstep/serialize/safetensors.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+constexpr std::int64_t kNumbers = 4 << 20;
+
+struct Flags {
+  std::string folder = ".";
+  int megabytes = 1024;
+  int iterations = 3;
+};
+
+template <typename Action>
+double seconds_of(Action action) {
+  const auto start = Clock::now();
+  action();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+lockstep::Dict make_dict(int megabytes) {
+  auto dict = lockstep::ordered_dict();
+  for (int i = 0; i < megabytes / 16; ++i) dict.set("layer" + std::to_string(i), torch::full({kNumbers}, i));
+  return dict;
+}
+
+void rewrite(const lockstep::Dict& dict) {
+  for (const auto& [key, value] : dict) value.as_tensor().add_(1);
+}
+
+// One element of each, so that what is mapped is at least there.
+double touch(const lockstep::Dict& dict) {
+  double sum = 0;
+  for (const auto& [key, value] : dict) sum += value.as_tensor()[0].item<double>();
+  return sum;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Times saving and loading of checkpoints");
+  app.add_option("--folder", flags.folder, "Where files go")->capture_default_str();
+  app.add_option("--megabytes", flags.megabytes, "Of tensors")->capture_default_str();
+  app.add_option("--iterations", flags.iterations, "Times that each is done")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  const auto dict = make_dict(flags.megabytes);
+  const fs::path folder(flags.folder);
+  const auto file = folder / "ours.pt";
+  const auto safe = folder / "ours.safetensors";
+  lockstep::CheckpointManager manager(folder / "ours", {.keep_last = 1, .async_save = true, .sync = false});
+  manager.save(0, dict);  // makes room for the copy
+  manager.wait();
+  nlohmann::json times;
+  double sum = 0;
+  for (int i = 0; i < flags.iterations; ++i) {
+    rewrite(dict);
+    times["save"].push_back(seconds_of([&] { lockstep::save(dict, file, {.sync = false}); }));
+    times["load"].push_back(seconds_of([&] { sum += touch(lockstep::load(file).as_dict()); }));
+    times["load_mmap"].push_back(
+        seconds_of([&] { sum += touch(lockstep::load(file, {.mmap = true}).as_dict()); }));
+    times["async_stall"].push_back(seconds_of([&] { manager.save(i + 1, dict); }));
+    manager.wait();
+    times["save_safetensors"].push_back(
+        seconds_of([&] { lockstep::safetensors::save_file(dict, safe, {.metadata = {}, .sync = false}); }));
+    times["open_safetensors"].push_back(
+        seconds_of([&] { sum += static_cast<double>(lockstep::safetensors::SafeOpen(safe).keys().size()); }));
+    times["load_safetensors"].push_back(
+        seconds_of([&] { sum += touch(lockstep::safetensors::load_file(safe)); }));
+    times["save_to_disk"].push_back(seconds_of([&] { lockstep::save(dict, file); }));
+  }
+  times["sum"] = sum;
+  std::cout << times.dump() << std::endl;
+}

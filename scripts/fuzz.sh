@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Fuzzes the reading of checkpoints: scripts/fuzz.sh [libFuzzer option...]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+Usage: scripts/fuzz.sh [libFuzzer option...]
+
+Builds tests/fuzz with clang 16 and the address sanitizer, and runs it from small files that Python writes, for an hour
+unless told otherwise (-runs=N, -max_total_time=SECONDS). What it learns stays in build/fuzz/corpus.
+END
+}
+
+case "${1:-}" in -h | --help) usage && exit 0 ;; esac
+compiler=$(command -v clang++-16 || command -v clang++) || fail "clang++ 16 is missing; on Debian: apt-get install clang-16"
+bash scripts/setup.sh --tests
+if [[ ! -f build/fuzz/build.ninja ]]; then
+  cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link" \
+    -DLOCKSTEP_SANITIZE=address -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_EXAMPLES=OFF \
+    -DLOCKSTEP_BUILD_BENCHMARKS=OFF >/dev/null
+fi
+ninja -C build/fuzz fuzz_checkpoint
+mkdir -p build/fuzz/corpus
+"$(cached fuzz LOCKSTEP_PYTHON)" -W ignore tests/fuzz/seeds.py build/fuzz/seeds
+limits=(-rss_limit_mb=3072 -malloc_limit_mb=1024 -timeout=10 -max_len=30000)
+if ((!$#)); then set -- -max_total_time=3600; fi
+OMP_NUM_THREADS=1 exec build/fuzz/bin/fuzz_checkpoint "${limits[@]}" -artifact_prefix=build/fuzz/ "$@" \
+  build/fuzz/corpus build/fuzz/seeds

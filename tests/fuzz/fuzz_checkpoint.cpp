@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Whatever the bytes are, reading them gives a value or a CheckpointError. The first byte says what they are
+// taken for: a file, or the pickle in one.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <ATen/Functions.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/serialize/torch_file.h>
+
+#include "serialize/allowed_names.h"
+#include "serialize/unpickler.h"
+
+namespace {
+
+using lockstep::serialize::StorageRecord;
+
+// Has every storage that a pickle asks for, up to a size.
+class AnyStorage : public lockstep::serialize::StorageSource {
+ public:
+  c10::Storage load(const StorageRecord& record) override {
+    constexpr std::uint64_t most = 1 << 16;
+    if (record.bytes > most) throw lockstep::CheckpointError("too large");
+    return at::zeros({static_cast<std::int64_t>(record.bytes)}, at::kByte).storage();
+  }
+};
+
+void read_as_pickle(std::span<const char> bytes) {
+  AnyStorage storages;
+  const auto pickle = lockstep::pickle::read_pickle(bytes, lockstep::serialize::names_in_checkpoints());
+  const auto value = lockstep::serialize::unpickle(pickle, storages);
+  lockstep::repr(value);
+  const auto again = lockstep::load_bytes(lockstep::save_bytes(value));
+  if (again.type_name() != value.type_name()) __builtin_trap();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::span bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  try {
+    if (data[0] % 2 == 0) {
+      lockstep::load_bytes(bytes, {.verify = data[0] % 4 == 0});
+    } else {
+      read_as_pickle(bytes);
+    }
+  } catch (const lockstep::CheckpointError&) {
+    return 0;
+  }
+  return 0;
+}

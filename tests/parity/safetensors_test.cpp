@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Files travel both ways between us and the live Python package, and are the same bytes whoever writes them.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/serialize/safetensors.h>
+
+#include "support/python.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kExtension = ".safetensors";
+
+std::vector<std::string> made_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == kExtension) names.push_back(entry.path().stem());
+  }
+  return names;
+}
+
+std::string bytes_of(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Python writes metadata in an order that differs from run to run.
+bool has_an_order(const safetensors::Metadata& metadata) { return metadata.size() < 2; }
+
+// Reads what Python wrote in both formats, and writes both as safetensors.
+void rewrite(const fs::path& folder, const std::string& name, const LoadOptions& options) {
+  const auto file = folder / (name + ".safetensors");
+  const auto metadata = safetensors::SafeOpen(file).metadata();
+  const safetensors::SaveOptions save_options{.metadata = metadata, .sync = false};
+  const auto read = folder / (name + ".read.safetensors");
+  const auto from_pt = folder / (name + ".pt.safetensors");
+  save_file(safetensors::load_file(file, options), read, save_options);
+  save_file(load(folder / (name + ".pt")).as_dict(), from_pt, save_options);
+  EXPECT_EQ(bytes_of(read), bytes_of(from_pt));
+  if (has_an_order(metadata)) {
+    EXPECT_EQ(bytes_of(read), bytes_of(file));
+  }
+}
+
+void expect_same_files(const LoadOptions& options) {
+  const TempFolder folder;
+  run_python("parity/safetensors_files.py", {.args = {"make", folder.path().string()}});
+  const auto names = made_files(folder.path());
+  EXPECT_GE(names.size(), 30U);
+  for (const auto& name : names) {
+    SCOPED_TRACE(name);
+    EXPECT_NO_THROW(rewrite(folder.path(), name, options));
+  }
+  const auto same = run_python("parity/safetensors_files.py", {.args = {"check", folder.path().string()}});
+  EXPECT_EQ(static_cast<std::size_t>(std::ranges::count(same, '\n')), names.size());
+}
+
+TEST(SafetensorsParity, FilesAreThoseOfPython) { expect_same_files({}); }
+
+TEST(SafetensorsParity, FilesAreThoseOfPythonThroughMappedPages) { expect_same_files({.mmap = true}); }
+
+TEST(SafetensorsParity, SafeOpenGivesWhatLoadFileGives) {
+  const TempFolder folder;
+  run_python("parity/safetensors_files.py", {.args = {"make", folder.path().string()}});
+  const auto file = folder.path() / "all_dtypes.safetensors";
+  const auto all = safetensors::load_file(file);
+  const safetensors::SafeOpen opened(file);
+  const auto keys = opened.keys();
+  ASSERT_EQ(keys.size(), all.size());
+  for (const auto& [key, value] : all) {
+    const auto& name = key.as_string();
+    EXPECT_TRUE(equal(Value(opened.get_tensor(name)), value)) << name;
+    EXPECT_EQ(opened.dtype(name), value.as_tensor().scalar_type());
+    EXPECT_EQ(opened.shape(name), value.as_tensor().sizes());
+    EXPECT_EQ(opened.nbytes(name), value.as_tensor().nbytes());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep::cli {
+
+/// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...`: becomes the program lockstep-ckpt, which
+/// lies beside this one and reads the arguments.
+class CkptCommand {
+ public:
+  explicit CkptCommand(CLI::App& app);
+
+  bool chosen() const { return command_->parsed(); }
+  /// Returns only by an exception. `rest`: what stands on the command line from the first "--" on.
+  [[noreturn]] void run(const std::vector<std::string>& rest) const;
+
+ private:
+  CLI::App* command_;
+};
+
+}  // namespace lockstep::cli

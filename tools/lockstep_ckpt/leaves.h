@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/serialize/value.h>
+
+namespace lockstep::ckpt {
+
+/// Something in a checkpoint that holds nothing else: a tensor, a number, an empty dict, ...
+struct Leaf {
+  std::string path;  ///< the keys to it, joined with dots; items of lists by number
+  const Value* value = nullptr;
+
+  /// nullptr for what is neither a tensor nor a parameter.
+  const at::Tensor* tensor() const;
+};
+
+/// All of them, in the order of the checkpoint, which must outlive them.
+std::vector<Leaf> leaves_of(const Value& value);
+
+/// Of the numbers in a tensor, sparse or not.
+std::uint64_t bytes_of(const at::Tensor& tensor);
+std::uint64_t total_bytes(const std::vector<Leaf>& leaves);
+
+/// "float32"
+std::string dtype_name(at::ScalarType dtype);
+/// "[2, 3]"
+std::string shape_text(const at::Tensor& tensor);
+/// A path as a terminal may have it: control characters as escapes.
+std::string printable(const std::string& path);
+
+}  // namespace lockstep::ckpt

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "progress.h"
+
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <string_view>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+namespace lockstep::ckpt {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::string_view kStartOfLine = "\r\x1b[K";
+
+}  // namespace
+
+Progress::Progress(std::string what, std::uint64_t total, std::function<std::uint64_t()> done)
+    : what_(std::move(what)),
+      total_(total),
+      done_(std::move(done)),
+      terminal_(::isatty(STDERR_FILENO) != 0),
+      thread_([this] { show_until_over(); }) {}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  over_changed_.notify_one();
+  thread_.join();
+  if (shown_ && terminal_) std::cerr << kStartOfLine << std::flush;
+}
+
+void Progress::show_until_over() {
+  auto wait = terminal_ ? std::chrono::milliseconds(500) : 5s;
+  std::unique_lock lock(mutex_);
+  while (!over_changed_.wait_for(lock, wait, [this] { return over_; })) {
+    show();
+    if (terminal_) wait = 100ms;
+  }
+}
+
+void Progress::show() {
+  const auto text = progress_text(what_, done_(), total_);
+  if (terminal_) {
+    std::cerr << kStartOfLine << text << std::flush;
+  } else {
+    std::cerr << text + "\n" << std::flush;
+  }
+  shown_ = true;
+}
+
+std::string progress_text(const std::string& what, std::uint64_t done, std::uint64_t total) {
+  if (total == 0) return fmt::format("{}: {}", what, bytes_text(done));
+  const auto shown = std::min(done, total);
+  return fmt::format("{}: {} of {}, {:.0f}%", what, bytes_text(shown), bytes_text(total),
+                     100.0 * static_cast<double>(shown) / static_cast<double>(total));
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  constexpr std::array<std::string_view, 5> units = {"B", "kB", "MB", "GB", "TB"};
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  auto number = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; number >= 999.95 && unit + 1 < units.size(); ++unit) number /= 1000;
+  return fmt::format("{:.1f} {}", number, units[unit]);
+}
+
+}  // namespace lockstep::ckpt
