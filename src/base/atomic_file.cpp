@@ -47,7 +47,8 @@ void AtomicFile::commit() {
 
 void sync_folder(const std::filesystem::path& folder) {
   const UniqueFd fd(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd) ::fsync(fd.get());
+  if (!fd) return;
+  if (::fsync(fd.get()) != 0 && errno == EIO) fail(folder);
 }
 
 }  // namespace lockstep

@@ -28,6 +28,8 @@ constexpr std::string_view kSuffix = ".pt";
 constexpr const char* kMetrics = "metrics.json";
 constexpr std::string_view kUnfinished = ".part";
 
+std::string name_of(std::int64_t step) { return fmt::format("{}{:08d}{}", kPrefix, step, kSuffix); }
+
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
   const auto digits =
@@ -35,7 +37,8 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   std::int64_t step = 0;
   const auto [stop, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (code != std::errc() || stop != digits.data() + digits.size() || step < 0) return std::nullopt;
-  return step;
+  // One name a step.
+  return name == name_of(step) ? std::optional(step) : std::nullopt;
 }
 
 // A file that a human may have edited, or that is missing, is worth no error: checkpoints load without it.
@@ -57,15 +60,16 @@ std::map<std::int64_t, double> read_metrics(const fs::path& file) {
   return metrics;
 }
 
+// A training that diverged has no metric to speak of.
+bool has_metric(const CheckpointInfo& info) { return info.metric && std::isfinite(*info.metric); }
+
 [[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
   throw CheckpointError(fmt::format("{}: {}: {}", file.string(), what, code.message()));
 }
 
 }  // namespace
 
-fs::path CheckpointFolder::file_of(std::int64_t step) const {
-  return path_ / fmt::format("{}{:08d}{}", kPrefix, step, kSuffix);
-}
+fs::path CheckpointFolder::file_of(std::int64_t step) const { return path_ / name_of(step); }
 
 std::vector<CheckpointInfo> CheckpointFolder::list() const {
   std::vector<CheckpointInfo> infos;
@@ -106,15 +110,15 @@ void CheckpointFolder::remove_leftovers() const {
   for (const auto& file : found) fs::remove(file, code);
 }
 
-void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos) const {
+void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const {
   auto json = nlohmann::json::object();
   for (const auto& info : infos) {
-    if (info.metric && std::isfinite(*info.metric)) json[fmt::format("{}", info.step)] = *info.metric;
+    if (has_metric(info)) json[fmt::format("{}", info.step)] = *info.metric;
   }
   const auto text = json.dump(1) + "\n";
   const auto file = path_ / kMetrics;
   try {
-    AtomicFile target(file, {.sync = false});
+    AtomicFile target(file, {.sync = sync});
     target.write(std::as_bytes(std::span(text)));
     target.commit();
   } catch (const std::system_error& error) {
@@ -146,7 +150,7 @@ void CheckpointFolder::remove(const CheckpointInfo& info) const {
 }
 
 std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool higher_is_better) {
-  std::erase_if(infos, [](const CheckpointInfo& info) { return !info.metric; });
+  std::erase_if(infos, [](const CheckpointInfo& info) { return !has_metric(info); });
   std::ranges::sort(infos, [&](const CheckpointInfo& left, const CheckpointInfo& right) {
     if (*left.metric == *right.metric) return left.step > right.step;
     return (*left.metric > *right.metric) == higher_is_better;
@@ -155,9 +159,9 @@ std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool hi
 }
 
 std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_first,
-                                      const CheckpointManagerOptions& options) {
+                                      std::int64_t just_saved, const CheckpointManagerOptions& options) {
   if (options.keep_last == 0) return {};
-  std::set<std::int64_t> kept;
+  std::set<std::int64_t> kept{just_saved};
   const auto count = std::ssize(oldest_first);
   for (auto i = std::max<std::int64_t>(0, count - options.keep_last); i < count; ++i) {
     kept.insert(oldest_first[static_cast<std::size_t>(i)].step);

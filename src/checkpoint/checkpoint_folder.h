@@ -24,7 +24,7 @@ class CheckpointFolder {
   void make() const;
   /// Of writers that were killed.
   void remove_leftovers() const;
-  void write_metrics(const std::vector<CheckpointInfo>& infos) const;
+  void write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const;
   /// Points `name` at a checkpoint, or removes it.
   void link(const std::string& name, const std::optional<std::filesystem::path>& file) const;
   void remove(const CheckpointInfo& info) const;
@@ -33,10 +33,11 @@ class CheckpointFolder {
   std::filesystem::path path_;
 };
 
-/// Those that no rule of `options` keeps.
+/// Those that no rule of `options` keeps; that which was saved last is never one of them.
 std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_first,
-                                      const CheckpointManagerOptions& options);
-/// Best first; those without a metric are left out. Of equals the newer is the better.
+                                      std::int64_t just_saved, const CheckpointManagerOptions& options);
+/// Best first; those without a metric, or with one that is not finite, are left out. Of equals the newer is
+/// the better.
 std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool higher_is_better);
 
 }  // namespace lockstep::checkpoint

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <charconv>
+#include <exception>
+#include <functional>
 #include <future>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -49,10 +53,7 @@ class CheckpointManager::Implementation {
  public:
   Implementation(std::filesystem::path path, CheckpointManagerOptions options)
       : options_(std::move(options)), folder_(std::move(path)), group_(group_of(options_)) {
-    checkpoint::on_first(group_, [&] {
-      folder_.make();
-      folder_.remove_leftovers();
-    });
+    checkpoint::on_first(group_, [&] { folder_.make(); });
   }
 
   ~Implementation() {
@@ -66,13 +67,16 @@ class CheckpointManager::Implementation {
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
     if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
     checkpoint::on_first(group_, [&] {
-      finish();
-      if (!options_.async_save) {
+      // The failure of the save before comes out of this call, which is none: it goes on first.
+      const auto failure = failure_of([&] { finish(); });
+      begin_writing();
+      if (options_.async_save) {
+        const auto& copy = snapshot_.take(contents);
+        writing_ = std::async(std::launch::async, [this, &copy, step, metric] { write(copy, step, metric); });
+      } else {
         write(serialize::pickle_value(contents), step, metric);
-        return;
       }
-      const auto& copy = snapshot_.take(contents);
-      writing_ = std::async(std::launch::async, [this, &copy, step, metric] { write(copy, step, metric); });
+      if (failure) std::rethrow_exception(failure);
     });
   }
 
@@ -94,11 +98,16 @@ class CheckpointManager::Implementation {
       } else {
         std::ranges::reverse(candidates);
       }
+      std::string reasons;
       for (auto& candidate : candidates) {
-        contents = try_load(candidate, options);
+        contents = try_load(candidate, options, reasons);
         if (!contents) continue;
         chosen = std::move(candidate);
         return;
+      }
+      if (!candidates.empty()) {
+        throw CheckpointError(fmt::format("{}: none of the {} checkpoints can be loaded:{}", path().string(),
+                                          candidates.size(), reasons));
       }
     });
     chosen = shared(chosen);
@@ -106,7 +115,7 @@ class CheckpointManager::Implementation {
     return Checkpoint{.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
   }
 
-  Checkpoint load(std::int64_t step, LoadOptions options) {
+  Checkpoint load(std::int64_t step, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
     checkpoint::on_first(group_, [&] {
@@ -116,8 +125,7 @@ class CheckpointManager::Implementation {
       }
       if (!chosen)
         throw CheckpointError(fmt::format("{}: there is no checkpoint of step {}", path().string(), step));
-      options.verify = true;
-      contents = lockstep::load(chosen->file, options);
+      contents = lockstep::load(chosen->file, first_look(options));
     });
     chosen = shared(chosen);
     return {.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
@@ -127,17 +135,47 @@ class CheckpointManager::Implementation {
   // In the writing thread when saves are asynchronous.
   void write(const serialize::Pickled& pickled, std::int64_t step, std::optional<double> metric) const {
     folder_.make();
-    const auto file = folder_.file_of(step);
-    serialize::write_file(pickled, file, {.sync = options_.sync});
-    auto infos = folder_.list();
-    for (auto& info : infos) {
-      if (info.step == step) info.metric = metric;
+    auto infos = with_step(folder_.list(), step, metric);
+    if (infos.back().step > step) {
+      log(LogLevel::warning,
+          fmt::format("{}: step {} is saved, but there is a checkpoint of step {}, which stays the latest",
+                      path().string(), step, infos.back().step));
     }
-    folder_.write_metrics(infos);
+    // Before the checkpoint: one without its metric might be taken for one that need not stay.
+    folder_.write_metrics(infos, options_.sync);
+    serialize::write_file(pickled, folder_.file_of(step), {.sync = options_.sync});
+    const auto removed = checkpoint::to_remove(infos, step, options_);
+    std::erase_if(infos, [&](const CheckpointInfo& info) {
+      return std::ranges::find(removed, info.step, &CheckpointInfo::step) != removed.end();
+    });
     const auto best = checkpoint::by_metric(infos, options_.higher_is_better);
-    folder_.link("last.pt", infos.empty() ? std::nullopt : std::optional(infos.back().file));
+    folder_.link("last.pt", infos.back().file);
     folder_.link("best.pt", best.empty() ? std::nullopt : std::optional(best.front().file));
-    for (const auto& info : checkpoint::to_remove(infos, options_)) folder_.remove(info);
+    for (const auto& info : removed) folder_.remove(info);
+  }
+
+  std::vector<CheckpointInfo> with_step(std::vector<CheckpointInfo> infos, std::int64_t step,
+                                        std::optional<double> metric) const {
+    std::erase_if(infos, [&](const CheckpointInfo& info) { return info.step == step; });
+    infos.push_back({.step = step, .file = folder_.file_of(step), .metric = metric});
+    std::ranges::sort(infos, {}, &CheckpointInfo::step);
+    return infos;
+  }
+
+  // Who only reads changes nothing in the folder, where another process may be writing.
+  void begin_writing() {
+    if (std::exchange(has_written_, true)) return;
+    folder_.make();
+    folder_.remove_leftovers();
+  }
+
+  static std::exception_ptr failure_of(const std::function<void()>& action) {
+    try {
+      action();
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
   }
 
   void finish() {
@@ -149,12 +187,20 @@ class CheckpointManager::Implementation {
     if (writing_.valid()) writing_.wait();
   }
 
-  static std::optional<Value> try_load(const CheckpointInfo& info, LoadOptions options) {
+  // Where every rank reads for itself, rank 0 only looks whether the file is whole.
+  LoadOptions first_look(LoadOptions options) const {
     options.verify = true;
+    if (options_.reading == CheckpointReading::every_rank) options.map_location = at::kMeta;
+    return options;
+  }
+
+  std::optional<Value> try_load(const CheckpointInfo& info, const LoadOptions& options,
+                                std::string& reasons) const {
     try {
-      return lockstep::load(info.file, options);
+      return lockstep::load(info.file, first_look(options));
     } catch (const CheckpointError& error) {
       log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", error.what()));
+      reasons += fmt::format("\n  {}", error.what());
       return std::nullopt;
     }
   }
@@ -164,9 +210,12 @@ class CheckpointManager::Implementation {
     const auto text = checkpoint::share_text(group_, text_of(chosen));
     if (text.empty()) return std::nullopt;
     const auto space = text.find(' ');
-    const auto step = std::stoll(text.substr(0, space));
-    CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = {}};
-    if (text.substr(space + 1) != "-") info.metric = std::stod(text.substr(space + 1));
+    CheckpointInfo info;
+    std::from_chars(text.data(), text.data() + space, info.step);
+    info.file = folder_.file_of(info.step);
+    double metric = 0;
+    const auto [stop, code] = std::from_chars(text.data() + space + 1, text.data() + text.size(), metric);
+    if (code == std::errc()) info.metric = metric;
     return info;
   }
 
@@ -176,7 +225,9 @@ class CheckpointManager::Implementation {
       return checkpoint::share_value(group_, contents ? *contents : Value(), options.map_location);
     }
     checkpoint::on_every(group_, [&] {
-      if (!contents) contents = lockstep::load(info.file, options);
+      auto own = options;
+      own.verify = true;
+      contents = lockstep::load(info.file, own);
     });
     return std::move(*contents);
   }
@@ -184,6 +235,7 @@ class CheckpointManager::Implementation {
   CheckpointManagerOptions options_;
   CheckpointFolder folder_;
   Group group_;
+  bool has_written_ = false;
   checkpoint::Snapshot snapshot_;
   std::future<void> writing_;
 };

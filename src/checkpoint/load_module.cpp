@@ -29,9 +29,28 @@ std::string class_name(const torch::nn::Module& module) {
   return name;
 }
 
+using CompiledRules = std::vector<std::pair<std::regex, std::string>>;
+
+// Matching takes stack for every letter.
+constexpr std::size_t kLongestKey = 4096;
+
+std::string renamed(const std::string& name, const CompiledRules& rules) {
+  if (name.size() > kLongestKey) {
+    throw CheckpointError(fmt::format("load_state_dict: a key of {} letters cannot be renamed", name.size()));
+  }
+  try {
+    for (const auto& [pattern, replacement] : rules) {
+      if (std::regex_search(name, pattern)) return std::regex_replace(name, pattern, replacement);
+    }
+  } catch (const std::regex_error& error) {
+    throw CheckpointError(fmt::format("load_state_dict: renaming '{}' failed: {}", name, error.what()));
+  }
+  return name;
+}
+
 Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
   if (rules.empty()) return dict;
-  std::vector<std::pair<std::regex, std::string>> compiled;
+  CompiledRules compiled;
   for (const auto& rule : rules) {
     try {
       compiled.emplace_back(std::regex(rule.pattern), rule.replacement);
@@ -42,13 +61,9 @@ Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
     }
   }
   Dict result(dict.kind());
+  result.set_attributes(dict.attributes());
   for (const auto& [key, value] : dict) {
-    std::string name = key.as_string();
-    for (const auto& [pattern, replacement] : compiled) {
-      if (!std::regex_search(name, pattern)) continue;
-      name = std::regex_replace(name, pattern, replacement);
-      break;
-    }
+    const auto name = renamed(key.as_string(), compiled);
     if (result.contains(name)) {
       throw CheckpointError(
           fmt::format("load_state_dict: the rename rules give two keys the name '{}'", name));
@@ -97,6 +112,20 @@ bool may_be_missing(const Dict& dict, const std::string& key) {
   return version == nullptr || !version->is<std::int64_t>() || version->as_int() < 2;
 }
 
+void collect_names(const torch::nn::Module& module, const std::string& name,
+                   std::vector<std::string>& names) {
+  names.push_back(name);
+  for (const auto& child : module.named_children()) {
+    collect_names(*child.value(), name.empty() ? child.key() : name + "." + child.key(), names);
+  }
+}
+
+std::vector<std::string> names_of_modules(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  collect_names(module, "", names);
+  return names;
+}
+
 struct Copy {
   const ModuleTensor* to;
   at::Tensor from;
@@ -118,13 +147,21 @@ void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, cons
                bool partial) {
   const auto skip = [&](std::string reason) { plan.report.skipped.push_back({key, std::move(reason)}); };
   if (!value.is<at::Tensor>() && !value.is<Parameter>()) {
-    const auto reason = fmt::format(
-        "expected torch.Tensor or Tensor-like object from checkpoint but received {}", value.type_name());
+    const auto reason =
+        fmt::format("expected torch.Tensor or Tensor-like object from checkpoint but received <class '{}'>",
+                    value.type_name());
     if (partial) return skip(reason);
-    plan.mismatches.push_back(fmt::format("While copying the parameter named \"{}\", {}.", key, reason));
+    plan.mismatches.push_back(fmt::format("While copying the parameter named \"{}\", {}", key, reason));
     return;
   }
   auto given = as_saved_long_ago(value.as_tensor(), own.tensor);
+  if (given.is_meta() || given.layout() != own.tensor.layout()) {
+    const std::string reason =
+        given.is_meta() ? "it was loaded without data (map_location meta)" : "its layout is another one";
+    if (partial) return skip(reason);
+    plan.mismatches.push_back(fmt::format("While copying the parameter named \"{}\": {}", key, reason));
+    return;
+  }
   if (given.sizes() != own.tensor.sizes()) {
     if (!partial) {
       plan.mismatches.push_back(fmt::format(
@@ -144,7 +181,20 @@ void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, cons
   plan.report.loaded_keys.push_back(own.name);
 }
 
-Plan make_plan(const std::vector<ModuleTensor>& own, const Dict& dict, const LoadStateDictOptions& options) {
+// The number, in their order, of the innermost module that a key is in: Python tells unexpected keys module
+// by module.
+std::size_t place_of(std::string key, const std::vector<std::string>& modules) {
+  for (;;) {
+    const auto dot = key.rfind('.');
+    key.resize(dot == std::string::npos ? 0 : dot);
+    const auto found = std::ranges::find(modules, key);
+    if (found != modules.end() || key.empty()) return static_cast<std::size_t>(found - modules.begin());
+  }
+}
+
+Plan make_plan(const torch::nn::Module& module, const std::vector<ModuleTensor>& own, const Dict& dict,
+               const LoadStateDictOptions& options) {
+  const auto modules = names_of_modules(module);
   Plan plan;
   plan.report.prefix = wanted_change(own, dict);
   std::unordered_set<const Value*> used;
@@ -162,6 +212,8 @@ Plan make_plan(const std::vector<ModuleTensor>& own, const Dict& dict, const Loa
     if (used.contains(&value)) continue;
     plan.report.unexpected_keys.push_back(key.is<std::string>() ? key.as_string() : repr(key, 100));
   }
+  std::ranges::stable_sort(plan.report.unexpected_keys, {},
+                           [&](const std::string& key) { return place_of(key, modules); });
   return plan;
 }
 
@@ -201,7 +253,7 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
                            const LoadStateDictOptions& options) {
   const auto own = checkpoint::module_tensors(module);
   const auto dict = renamed(state_dict, options.rename);
-  auto plan = make_plan(own, dict, options);
+  auto plan = make_plan(module, own, dict, options);
   if (!options.partial) refuse_if_unfit(plan, module, options.strict);
   tell_prefix(plan.report.prefix);
   const at::NoGradGuard no_grad;

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/instancenorm.h>
 
 #include <lockstep/checkpoint/module_state.h>
+#include <lockstep/nn/sync_batch_norm.h>
 
 #include "checkpoint/module_tensors.h"
 
@@ -15,7 +16,8 @@ std::int64_t version_of(const torch::nn::Module& module) {
   const bool normalizes =
       dynamic_cast<const BatchNorm1dImpl*>(&module) || dynamic_cast<const BatchNorm2dImpl*>(&module) ||
       dynamic_cast<const BatchNorm3dImpl*>(&module) || dynamic_cast<const InstanceNorm1dImpl*>(&module) ||
-      dynamic_cast<const InstanceNorm2dImpl*>(&module) || dynamic_cast<const InstanceNorm3dImpl*>(&module);
+      dynamic_cast<const InstanceNorm2dImpl*>(&module) || dynamic_cast<const InstanceNorm3dImpl*>(&module) ||
+      dynamic_cast<const SyncBatchNormImpl*>(&module);
   return normalizes ? 2 : 1;
 }
 

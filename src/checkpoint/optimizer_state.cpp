@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cmath>
+
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -109,7 +112,9 @@ Dict dict_of(const Optimizer& optimizer) {
 // Reading.
 
 double number(const Value& value) {
-  if (value.is<at::Tensor>() && value.as_tensor().numel() == 1) return value.as_tensor().item<double>();
+  if (value.is<at::Tensor>() && value.as_tensor().numel() == 1 && !value.as_tensor().is_meta()) {
+    return value.as_tensor().item<double>();
+  }
   return value.as_double();
 }
 
@@ -119,10 +124,18 @@ class FieldReader {
   FieldReader(const Dict& dict, std::string where, const at::Tensor* parameter, bool same_shape)
       : dict_(dict), where_(std::move(where)), parameter_(parameter), same_shape_(same_shape) {}
 
-  void operator()(const char* name, double& value) const { value = number(required(name)); }
+  void operator()(const char* name, double& value) const {
+    // Python's LBFGS has no `t` and no `prev_loss` when it found nothing to do.
+    if (is_absent_for_lbfgs(name)) return;
+    value = number(required(name));
+  }
   void operator()(const char* name, bool& value) const { value = required(name).as_bool(); }
   void operator()(const char* name, std::int64_t& value) const {
-    value = static_cast<std::int64_t>(number(required(name)));
+    const auto given = number(required(name));
+    constexpr double most = 9e18;
+    if (!(std::abs(given) < most))
+      throw CheckpointError(fmt::format("{}: {} is {}, no count", where_, name, given));
+    value = static_cast<std::int64_t>(given);
   }
   void operator()(const char* name, Betas& value) const {
     const auto& pair = required(name).as_items();
@@ -157,6 +170,11 @@ class FieldReader {
   }
 
  private:
+  bool is_absent_for_lbfgs(const char* name) const {
+    const std::string_view text(name);
+    return parameter_ != nullptr && (text == "t" || text == "prev_loss") && !dict_.contains(name);
+  }
+
   const Value& required(const char* name) const {
     if (const auto* value = dict_.find(name)) return *value;
     throw CheckpointError(
@@ -294,7 +312,12 @@ Dict state_dict(const Optimizer& optimizer) {
 }
 
 void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {
-  with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
+  try {
+    with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
+  } catch (const c10::Error& error) {
+    throw CheckpointError(
+        fmt::format("the state of the optimizer cannot be taken over: {}", error.what_without_backtrace()));
+  }
 }
 
 Dict state_dict(const torch::optim::LRScheduler& scheduler) {

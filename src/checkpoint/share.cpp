@@ -2,6 +2,7 @@
 #include "checkpoint/share.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -23,6 +24,8 @@ std::string outcome_of(const std::function<void()>& action) {
   try {
     action();
     return {kFine};
+  } catch (const c10::Error& error) {
+    return std::string(1, kFailed) + error.what_without_backtrace();
   } catch (const std::exception& error) {
     return std::string(1, kFailed) + error.what();
   }
@@ -48,16 +51,14 @@ c10::Storage on_cpu(const c10::Storage& storage) {
   return storage.device().is_cpu() ? storage : serialize::storage_bytes(storage).cpu().storage();
 }
 
-std::vector<c10::Storage> share_storages(const ProcessGroup& group, const std::vector<c10::Storage>& given,
-                                         const std::vector<std::int64_t>& sizes) {
-  std::vector<c10::Storage> storages;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const auto bytes =
-        group.rank() == 0 ? serialize::storage_bytes(on_cpu(given[i])) : at::empty({sizes[i]}, at::kByte);
-    if (sizes[i] > 0) group.broadcast(bytes, 0);
-    storages.push_back(bytes.storage());
+// A place on this rank for each storage that comes; on rank 0 what is sent.
+std::vector<at::Tensor> places_for(const std::vector<c10::Storage>& sent, const List& sizes, bool first) {
+  std::vector<at::Tensor> places;
+  for (std::size_t i = 0; i < sizes.items.size(); ++i) {
+    places.push_back(first ? serialize::storage_bytes(on_cpu(sent[i]))
+                           : at::empty({sizes.items[i].as_int()}, at::kByte));
   }
-  return storages;
+  return places;
 }
 
 }  // namespace
@@ -89,20 +90,31 @@ void on_every(const Group& group, const std::function<void()>& action) {
 
 Value share_value(const Group& group, const Value& value, at::Device device) {
   if (!group || group->size() == 1) return value;
+  // Whatever may fail on one rank is agreed upon before the next call.
+  const bool first = group->rank() == 0;
   serialize::Pickled pickled;
   List sizes;
-  if (group->rank() == 0) {
+  on_first(group, [&] {
     pickled = serialize::pickle_value(value);
     for (const auto& storage : pickled.storages) sizes.items.emplace_back(storage.nbytes());
-  }
+  });
   pickled.pickle = group->broadcast_object(pickled.pickle, 0);
-  const auto shared_sizes = load_bytes(group->broadcast_object(save_bytes(Value(sizes)), 0));
-  std::vector<std::int64_t> counts;
-  for (const auto& size : shared_sizes.as_items()) counts.push_back(size.as_int());
-  auto storages = share_storages(*group, pickled.storages, counts);
-  if (group->rank() == 0) return value;
-  ReceivedStorages source(std::move(storages), device);
-  return serialize::unpickle(pickle::read_pickle(pickled.pickle, serialize::names_in_checkpoints()), source);
+  const auto shared_sizes = load_bytes(group->broadcast_object(first ? save_bytes(Value(sizes)) : "", 0));
+  std::vector<at::Tensor> places;
+  on_every(group, [&] { places = places_for(pickled.storages, *shared_sizes.get_if<List>(), first); });
+  for (const auto& place : places) {
+    if (place.numel() > 0) group->broadcast(place, 0);
+  }
+  auto result = value;
+  on_every(group, [&] {
+    if (first) return;
+    std::vector<c10::Storage> storages;
+    for (const auto& place : places) storages.push_back(place.storage());
+    ReceivedStorages source(std::move(storages), device);
+    result =
+        serialize::unpickle(pickle::read_pickle(pickled.pickle, serialize::names_in_checkpoints()), source);
+  });
+  return result;
 }
 
 }  // namespace lockstep::checkpoint

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -22,7 +23,11 @@ at::Tensor generator_state() {
 void set_generator_state(const at::Tensor& state) {
   auto generator = default_generator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+  try {
+    generator.set_state(state.cpu());
+  } catch (const c10::Error& error) {
+    throw CheckpointError(fmt::format("this is no state of a generator: {}", error.what_without_backtrace()));
+  }
 }
 
 std::int64_t rank_in(const std::optional<ProcessGroup>& group) { return group ? group->rank() : 0; }
@@ -44,8 +49,8 @@ data::LoaderPosition position_of(const Dict& dict) {
                                 .own_generator = {}};
   if (position.batches < 0 || position.samples < 0)
     throw CheckpointError("a loader cannot be before the front");
-  if (const auto* state = dict.find("pass_generator")) position.pass_generator = state->as_tensor();
-  if (const auto* state = dict.find("own_generator")) position.own_generator = state->as_tensor();
+  if (const auto* state = dict.find("pass_generator")) position.pass_generator = state->as_tensor().cpu();
+  if (const auto* state = dict.find("own_generator")) position.own_generator = state->as_tensor().cpu();
   return position;
 }
 

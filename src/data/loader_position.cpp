@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <mutex>
+#include <string>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
@@ -27,7 +29,12 @@ at::Tensor generator_state(const std::optional<at::Generator>& generator) {
 void set_generator_state(const std::optional<at::Generator>& generator, const at::Tensor& state) {
   auto used = chosen(generator);
   const std::lock_guard<std::mutex> lock(used.mutex());
-  used.set_state(state);
+  try {
+    used.set_state(state);
+  } catch (const c10::Error& error) {
+    throw DataError(std::string("loader: this is no state of a generator: ") +
+                    error.what_without_backtrace());
+  }
 }
 
 std::unique_ptr<BatchStream> start_pass(const BatchSource& source,

@@ -47,7 +47,7 @@ class Mapping {
 class FileSource : public ByteSource {
  public:
   FileSource(const std::filesystem::path& file, bool mapped) : name_(file.string()) {
-    fd_.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+    fd_.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
     if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail(errno_text(errno));
     if (S_ISDIR(status.st_mode)) fail("it is a folder, not a file");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include <fmt/format.h>
 
@@ -13,6 +14,20 @@ namespace {
 constexpr std::size_t kMissing = static_cast<std::size_t>(-1);
 // Below this many items a search from the front is quicker than an index.
 constexpr std::size_t kUnindexed = 16;
+
+// Another one in each process, so that no file can have keys that all fall together.
+std::size_t process_seed() {
+  static const std::size_t seed =
+      std::random_device()() | (static_cast<std::size_t>(std::random_device()()) << 32);
+  return seed;
+}
+
+std::size_t scattered(std::size_t hash) {
+  hash += process_seed();
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebULL;
+  return hash ^ (hash >> 31);
+}
 
 std::size_t mix(std::size_t seed, std::size_t value) {
   return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
@@ -44,7 +59,7 @@ struct Hash {
   std::size_t operator()(bool value) const { return value ? 1 : 0; }
   std::size_t operator()(std::int64_t value) const { return std::hash<std::int64_t>()(value); }
   std::size_t operator()(const BigInteger& value) const { return std::hash<std::string>()(value.bytes); }
-  std::size_t operator()(double value) const { return std::hash<double>()(value); }
+  std::size_t operator()(double value) const { return std::isnan(value) ? 3 : std::hash<double>()(value); }
   std::size_t operator()(const std::complex<double>& value) const {
     return mix(std::hash<double>()(value.real()), std::hash<double>()(value.imag()));
   }
@@ -72,8 +87,8 @@ struct Hash {
 
 std::size_t hash_of(const Value& key) {
   std::int64_t number = 0;
-  if (as_whole_number(key, number)) return std::hash<std::int64_t>()(number);
-  return std::visit(Hash{}, key.variant());
+  if (as_whole_number(key, number)) return scattered(static_cast<std::size_t>(number));
+  return scattered(std::visit(Hash{}, key.variant()));
 }
 
 bool same_key(const Value& left, const Value& right) {
@@ -84,6 +99,12 @@ bool same_key(const Value& left, const Value& right) {
   if (left_whole || right_whole) return left_whole && right_whole && left_number == right_number;
   if (left.is<Tuple>() && right.is<Tuple>()) {
     return std::ranges::equal(left.as_items(), right.as_items(), same_key);
+  }
+  // NaN is one key, as one NaN object is in Python.
+  const auto* left_real = left.get_if<double>();
+  const auto* right_real = right.get_if<double>();
+  if (left_real != nullptr && right_real != nullptr) {
+    return *left_real == *right_real || (std::isnan(*left_real) && std::isnan(*right_real));
   }
   return equal(left, right);
 }
@@ -104,8 +125,6 @@ Dict::~Dict() = default;
 std::size_t Dict::size() const { return items_.size(); }
 const Dict::Item* Dict::begin() const { return items_.data(); }
 const Dict::Item* Dict::end() const { return items_.data() + items_.size(); }
-Dict::Item* Dict::begin() { return items_.data(); }
-Dict::Item* Dict::end() { return items_.data() + items_.size(); }
 void Dict::reserve(std::size_t count) { items_.reserve(count); }
 
 std::size_t Dict::position(const Value& key) const {

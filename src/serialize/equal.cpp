@@ -8,6 +8,38 @@
 namespace lockstep {
 namespace {
 
+bool equal_tensors(const at::Tensor& left, const at::Tensor& right);
+
+std::vector<at::Tensor> parts_of(const at::Tensor& sparse) {
+  switch (sparse.layout()) {
+    case at::kSparse: {
+      const auto coalesced = sparse.coalesce();
+      return {coalesced.indices(), coalesced.values()};
+    }
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      return {sparse.crow_indices(), sparse.col_indices(), sparse.values()};
+    case at::kSparseCsc:
+    case at::kSparseBsc:
+      return {sparse.ccol_indices(), sparse.row_indices(), sparse.values()};
+    default:
+      return {sparse.to_dense()};
+  }
+}
+
+bool equal_strided(const at::Tensor& left, const at::Tensor& right) {
+  // torch.equal does not know all of the small types.
+  const auto type = left.scalar_type();
+  if (type == at::kComplexHalf)
+    return at::view_as_real(left.resolve_conj()).equal(at::view_as_real(right.resolve_conj()));
+  if (c10::isFloat8Type(type)) return left.to(at::kFloat).equal(right.to(at::kFloat));
+  if (type == at::kFloat4_e2m1fn_x2 || c10::isBarebonesUnsignedType(type)) {
+    return left.reshape(-1).contiguous().view(at::kByte).equal(
+        right.reshape(-1).contiguous().view(at::kByte));
+  }
+  return left.equal(right);
+}
+
 bool equal_tensors(const at::Tensor& left, const at::Tensor& right) {
   if (left.is_same(right)) return true;
   if (!left.defined() || !right.defined()) return false;
@@ -16,16 +48,18 @@ bool equal_tensors(const at::Tensor& left, const at::Tensor& right) {
     return false;
   }
   if (left.is_meta()) return true;
-  if (left.layout() != at::kStrided) return left.to_dense().equal(right.to_dense());
-  const bool few_operators = left.element_size() == 1 && left.scalar_type() != at::kBool;
-  if (few_operators) {  // torch.equal does not know all of the small floats: compare what they are made of
-    return left.view(at::kByte).equal(right.view(at::kByte));
-  }
-  return left.equal(right);
+  if (left.layout() == at::kStrided) return equal_strided(left, right);
+  return std::ranges::equal(parts_of(left.detach()), parts_of(right.detach()), equal_tensors);
 }
 
 bool equal_items(const std::vector<Value>& left, const std::vector<Value>& right) {
   return std::ranges::equal(left, right, equal);
+}
+
+bool has_all(const Set& set, const Set& wanted) {
+  return std::ranges::all_of(wanted.items, [&](const Value& item) {
+    return std::ranges::any_of(set.items, [&](const Value& other) { return equal(item, other); });
+  });
 }
 
 struct SameContents {
@@ -40,9 +74,7 @@ struct SameContents {
     return equal_items(left.items, right.items);
   }
   bool operator()(const Set& left, const Set& right) const {
-    return left.items.size() == right.items.size() && std::ranges::all_of(left.items, [&](const Value& item) {
-             return std::ranges::any_of(right.items, [&](const Value& other) { return equal(item, other); });
-           });
+    return left.items.size() == right.items.size() && has_all(left, right) && has_all(right, left);
   }
   bool operator()(const Dict& left, const Dict& right) const {
     if (left.kind() != right.kind() || left.size() != right.size()) return false;

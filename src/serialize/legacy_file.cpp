@@ -21,6 +21,8 @@ namespace {
 constexpr std::string_view kMagic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 constexpr std::int64_t kProtocolVersion = 1001;
 constexpr std::uint64_t kFirstWindow = 64 << 10;
+// By which it shows, in any protocol.
+constexpr std::uint64_t kMagicWithin = 64;
 
 // A pickle and the bytes that it refers to.
 struct PickleAt {
@@ -37,7 +39,7 @@ std::unique_ptr<PickleAt> read_pickle_at(const ByteSource& source, std::uint64_t
     try {
       result->pickle = pickle::read_pickle(result->bytes, names_in_checkpoints());
       return result;
-    } catch (const CheckpointError&) {
+    } catch (const pickle::CutShort&) {
       if (window == rest) throw;
     }
   }
@@ -136,17 +138,21 @@ std::unordered_map<std::string, Extent> find_extents(const ByteSource& source, s
   return extents;
 }
 
+[[noreturn]] void refuse_as_foreign(const ByteSource& source) {
+  throw CheckpointError(
+      fmt::format("{}: it is no file of torch.save: neither a zip file nor one that starts with "
+                  "PyTorch's magic number",
+                  source.name()));
+}
+
 }  // namespace
 
 Value load_legacy(const ByteSource& source, const LoadOptions& options) {
+  const auto front = source.read_text(0, std::min(source.size(), kMagicWithin));
+  if (front.find(kMagic) == std::string::npos) refuse_as_foreign(source);
   const auto magic = read_pickle_at(source, 0);
   const auto& root = magic->pickle[magic->pickle.root];
-  if (root.kind != pickle::Kind::big_integer || root.text != kMagic) {
-    throw CheckpointError(
-        fmt::format("{}: it is no file of torch.save: neither a zip file nor one that starts with "
-                    "PyTorch's magic number",
-                    source.name()));
-  }
+  if (root.kind != pickle::Kind::big_integer || root.text != kMagic) refuse_as_foreign(source);
   auto offset = magic->pickle.size;
   const auto version = read_pickle_at(source, offset);
   offset += version->pickle.size;

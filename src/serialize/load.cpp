@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <new>
+
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -29,6 +32,10 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
           "torch.load(weights_only=False) if you trust it, and save it again");
     }
     return serialize::load_legacy(source, options);
+  } catch (const std::bad_alloc&) {
+    throw CheckpointError(fmt::format("{}: there is not enough memory for it", source.name()));
+  } catch (const c10::Error& error) {
+    throw CheckpointError(fmt::format("{}: {}", source.name(), error.what_without_backtrace()));
   } catch (const CheckpointError& error) {
     const std::string what = error.what();
     if (what.starts_with(source.name())) throw;

@@ -34,7 +34,9 @@ class Reader {
 
   // Bytes.
   std::string_view take(std::size_t count) {
-    if (count > bytes_.size() - position_) fail("it is cut short");
+    if (count > bytes_.size() - position_) {
+      throw CutShort(fmt::format("the pickle is damaged at byte {}: it is cut short", position_));
+    }
     const std::string_view taken(bytes_.data() + position_, count);
     position_ += count;
     return taken;
@@ -49,7 +51,10 @@ class Reader {
   std::string_view take_line() {
     const auto rest = std::string_view(bytes_.data() + position_, bytes_.size() - position_);
     const auto end = rest.substr(0, kLongestName).find('\n');
-    if (end == std::string_view::npos) fail("a name has no end");
+    if (end == std::string_view::npos) {
+      if (rest.size() >= kLongestName) fail("a name has no end");
+      throw CutShort(fmt::format("the pickle is damaged at byte {}: it is cut short", position_));
+    }
     position_ += end + 1;
     return rest.substr(0, end);
   }

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include <lockstep/base/error.h>
+
 // A pickle taken apart, and nothing more: what it names is looked up in a list of allowed names and never
 // called. Knows nothing of tensors.
 namespace lockstep::pickle {
@@ -58,8 +60,14 @@ struct Pickle {
   const Node& operator[](Ref ref) const { return nodes[ref]; }
 };
 
+/// A pickle has no end within the bytes that were given.
+class CutShort : public CheckpointError {
+ public:
+  using CheckpointError::CheckpointError;
+};
+
 /// Reads the pickle at the front of `bytes`, which must outlive the result. Protocols 2 to 5. Time and memory
-/// are proportional to its size. Throws CheckpointError: malformed, cut short, or a name that is not allowed.
+/// are proportional to its size. Throws CheckpointError: malformed, or a name that is not allowed; CutShort.
 Pickle read_pickle(std::span<const char> bytes, AllowedNames allowed);
 
 }  // namespace lockstep::pickle

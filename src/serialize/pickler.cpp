@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -11,6 +12,7 @@
 #include "serialize/dtypes.h"
 #include "serialize/layouts.h"
 #include "serialize/pickle_writer.h"
+#include "serialize/utf8.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -36,7 +38,13 @@ class Pickler {
       writer_.real(value.imag());
     });
   }
-  void operator()(const std::string& value) { writer_.text(value); }
+  void operator()(const std::string& value) {
+    if (!is_utf8(value)) {
+      throw CheckpointError(
+          fmt::format("{} is not UTF-8, so it is no str for Python: save it as Bytes", repr(value, 100)));
+    }
+    writer_.text(value);
+  }
   void operator()(const Bytes& value);
   void operator()(const at::Tensor& value) {
     once(value, kPlain, [&] { add_tensor(value); });
@@ -232,8 +240,9 @@ void Pickler::add_strided(const at::Tensor& tensor) {
   const auto& type = dtype(tensor.scalar_type());
   const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
   // Python takes a storage's type from the first tensor that it sees there, unless the tensor says its own.
+  const bool whole = tensor.storage().nbytes() % c10::elementSize(type.type) == 0;
   const bool typed =
-      !type.storage_class.empty() && (known == storages_.end() || known->second.dtype == type.type);
+      whole && !type.storage_class.empty() && (known == storages_.end() || known->second.dtype == type.type);
   call("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", [&] {
     add_storage(tensor, type, typed);
     writer_.integer(tensor.storage_offset());
@@ -299,6 +308,12 @@ void Pickler::add_sparse(const at::Tensor& tensor) {
 
 }  // namespace
 
-Pickled pickle_value(const Value& value) { return Pickler().pickle(value); }
+Pickled pickle_value(const Value& value) {
+  try {
+    return Pickler().pickle(value);
+  } catch (const c10::Error& error) {
+    throw CheckpointError(fmt::format("a tensor cannot be saved: {}", error.what_without_backtrace()));
+  }
+}
 
 }  // namespace lockstep::serialize

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <fmt/ranges.h>
@@ -42,7 +43,16 @@ std::int64_t reach(std::int64_t offset, const std::vector<std::int64_t>& sizes,
   return empty ? 0 : last + 1;
 }
 
-const at::Tensor& part(const std::vector<Value>& parts, std::size_t i) { return parts[i].as_tensor(); }
+// Checking a sparse tensor looks at all of its parts: they must not be larger than the file.
+const at::Tensor& part(const std::vector<Value>& parts, std::size_t i) {
+  const auto& tensor = parts[i].as_tensor();
+  if (tensor.is_meta()) return tensor;
+  const auto there = tensor.has_storage() ? tensor.storage().nbytes() / tensor.element_size() : 0;
+  if (std::cmp_greater(tensor.numel(), there)) {
+    throw CheckpointError("the checkpoint has a sparse tensor whose parts are larger than their storage");
+  }
+  return tensor;
+}
 
 std::vector<std::int64_t> shape(const Value& value) {
   if (const auto* size = value.get_if<Size>()) return size->sizes;
@@ -103,12 +113,15 @@ void set_view_bits(at::Tensor& tensor, bool conjugate, bool negative) {
   if (negative) tensor._set_neg(true);
 }
 
-void set_requires_grad(at::Tensor& tensor, bool requires_grad) {
-  if (!requires_grad) return;
-  if (!tensor.is_floating_point() && !tensor.is_complex()) {
+void check_requires_grad(const at::Tensor& tensor, bool requires_grad) {
+  if (requires_grad && !tensor.is_floating_point() && !tensor.is_complex()) {
     throw CheckpointError("the checkpoint has a tensor of integers that requires a gradient");
   }
-  tensor.set_requires_grad(true);
+}
+
+void set_requires_grad(at::Tensor& tensor, bool requires_grad) {
+  check_requires_grad(tensor, requires_grad);
+  if (requires_grad) tensor.set_requires_grad(true);
 }
 
 }  // namespace lockstep::serialize

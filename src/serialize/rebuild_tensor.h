@@ -19,6 +19,8 @@ at::Tensor rebuild_sparse(at::Layout layout, const std::vector<Value>& parts);
 at::Tensor rebuild_meta(at::ScalarType dtype, const std::vector<std::int64_t>& sizes,
                         const std::vector<std::int64_t>& strides, bool requires_grad);
 void set_view_bits(at::Tensor& tensor, bool conjugate, bool negative);
+/// Throws when a tensor of this dtype cannot require a gradient.
+void check_requires_grad(const at::Tensor& tensor, bool requires_grad);
 void set_requires_grad(at::Tensor& tensor, bool requires_grad);
 
 }  // namespace lockstep::serialize

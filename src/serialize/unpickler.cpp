@@ -2,6 +2,7 @@
 #include "serialize/unpickler.h"
 
 #include <algorithm>
+#include <cstring>
 #include <unordered_map>
 
 #include <c10/util/Exception.h>
@@ -23,6 +24,8 @@ using pickle::Ref;
 
 // Python itself writes no deeper.
 constexpr int kDeepest = 1200;
+// What the text of a value counts for.
+constexpr std::size_t kBytesPerValue = 16;
 // Values that a pickle of few bytes may stand for all the same.
 constexpr std::size_t kLeastBudget = 1 << 20;
 constexpr std::size_t kValuesPerByte = 4;
@@ -37,7 +40,7 @@ class Unpickler {
 
   Value value(Ref ref) {
     const Node& node = pickle_[ref];
-    if (budget_-- == 0) throw CheckpointError("the checkpoint repeats its parts beyond any reasonable size");
+    spend(1 + node.text.size() / kBytesPerValue);
     switch (node.kind) {
       case Kind::none:
         return None{};
@@ -113,6 +116,12 @@ class Unpickler {
     Ref ref_;
   };
 
+  void spend(std::size_t values) {
+    if (values > budget_)
+      throw CheckpointError("the checkpoint repeats its parts beyond any reasonable size");
+    budget_ -= values;
+  }
+
   [[noreturn]] static void refuse_call(std::string_view callee) {
     throw CheckpointError(fmt::format("the checkpoint calls {} in a way that PyTorch does not", callee));
   }
@@ -123,7 +132,10 @@ class Unpickler {
     while (bytes.size() > 1 && bytes.back() == sign && ((bytes[bytes.size() - 2] ^ sign) & 0x80) == 0) {
       bytes.remove_suffix(1);
     }
-    return BigInteger{std::string(bytes)};
+    if (bytes.size() > sizeof(std::int64_t)) return BigInteger{std::string(bytes)};
+    std::uint64_t number = (bytes.back() & 0x80) != 0 ? ~std::uint64_t{0} : 0;
+    std::memcpy(&number, bytes.data(), bytes.size());
+    return static_cast<std::int64_t>(number);
   }
 
   static Value global(std::string_view name) {
@@ -172,6 +184,7 @@ class Unpickler {
     if (!node.items.empty()) refuse_call(callee);
     const bool tensor = callee.starts_with("torch._utils ") || callee.starts_with("torch._tensor ") ||
                         callee == "torch.nn.parameter Parameter";
+    if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
     if (tensor) {
       // The same object in two places stays one tensor.
       if (const auto known = tensors_.find(ref); known != tensors_.end()) return known->second;
@@ -179,7 +192,6 @@ class Unpickler {
       tensors_.emplace(ref, made);
       return made;
     }
-    if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
     return plain_call(callee, args);
   }
 
@@ -197,7 +209,7 @@ class Unpickler {
     if (made.empty()) {
       made = std::move(entries);
     } else {
-      for (auto& [key, item] : entries) made.set(std::move(key), std::move(item));
+      for (const auto& [key, item] : entries) made.set(key, item);
     }
     if (node.state != pickle::kNoRef) made.set_attributes(value(node.state).as_dict());
     return made;
@@ -372,12 +384,11 @@ class Unpickler {
     }
     if (name == "_rebuild_parameter" || name == "_rebuild_parameter_with_state") {
       need(3, 4);
-      return Parameter{.data = value(args[0]).as_tensor(), .requires_grad = value(args[1]).as_bool()};
+      return parameter(value(args[0]), value(args[1]).as_bool());
     }
     if (name == "Parameter") {
       need(1, 2);
-      return Parameter{.data = value(args[0]).as_tensor(),
-                       .requires_grad = args.size() < 2 || value(args[1]).as_bool()};
+      return parameter(value(args[0]), args.size() < 2 || value(args[1]).as_bool());
     }
     if (name == "_rebuild_from_type_v2") return from_type(args);
     if (name == "_rebuild_sparse_tensor") {
@@ -407,6 +418,12 @@ class Unpickler {
           "the checkpoint has a nested tensor; Lockstep holds none: save its parts as a list");
     }
     refuse_call(callee);
+  }
+
+  static Value parameter(const Value& data, bool requires_grad) {
+    const auto& tensor = data.as_tensor();
+    check_requires_grad(tensor, requires_grad);
+    return Parameter{.data = tensor, .requires_grad = requires_grad};
   }
 
   at::Tensor strided(const c10::Storage& storage_of, at::ScalarType dtype, const std::vector<Ref>& args) {

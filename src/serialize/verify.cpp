@@ -11,8 +11,9 @@
 
 namespace lockstep::serialize {
 
-void check_crc(const ZipReader& zip, std::string_view name, const ZipRecord& record) {
-  if (record.crc == 0) return;
+namespace {
+
+std::uint32_t checksum_of(const ZipReader& zip, const ZipRecord& record) {
   constexpr std::uint64_t piece = 1 << 20;
   std::vector<char> buffer(std::min(piece, record.size));
   const auto start = zip.offset(record);
@@ -23,9 +24,21 @@ void check_crc(const ZipReader& zip, std::string_view name, const ZipRecord& rec
     crc = ::crc32(crc, reinterpret_cast<const Bytef*>(buffer.data()), static_cast<uInt>(count));
     done += count;
   }
-  if (crc == record.crc) return;
-  throw CheckpointError(fmt::format("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}",
-                                    zip.source().name(), name, crc, record.crc));
+  return static_cast<std::uint32_t>(crc);
+}
+
+}  // namespace
+
+void verify_checksums(const ZipReader& zip) {
+  const bool none =
+      std::ranges::all_of(zip.records(), [](const auto& entry) { return entry.second.crc == 0; });
+  if (none) return;
+  for (const auto& [name, record] : zip.records()) {
+    const auto crc = checksum_of(zip, record);
+    if (crc == record.crc) continue;
+    throw CheckpointError(fmt::format("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}",
+                                      zip.source().name(), name, crc, record.crc));
+  }
 }
 
 }  // namespace lockstep::serialize

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <string_view>
-
 #include "serialize/zip_reader.h"
 
 namespace lockstep::serialize {
 
-/// Throws CheckpointError naming the record unless its bytes have its checksum. A checksum of 0 is none:
-/// Python leaves them out when told so.
-void check_crc(const ZipReader& zip, std::string_view name, const ZipRecord& record);
+/// Throws CheckpointError naming the record unless the bytes of every record have its checksum. A file
+/// without any, as Python writes it when told so, has nothing to compare.
+void verify_checksums(const ZipReader& zip);
 
 }  // namespace lockstep::serialize

@@ -72,7 +72,6 @@ class ZipStorages : public StorageSource {
     check_size(wanted, record->size);
     if (options_.map_location.is_meta()) return meta_storage(wanted.bytes);
     auto storage = zip_.source().storage(zip_.offset(*record), record->size);
-    if (options_.verify) check_crc(zip_, folder_ + "data/" + wanted.key, *record);
     if (big_endian_) swap_byte_order(storage, wanted.dtype);
     return place_storage(std::move(storage), options_.map_location);
   }
@@ -88,6 +87,7 @@ class ZipStorages : public StorageSource {
 
 Value load_zip(const ByteSource& source, const LoadOptions& options) {
   const ZipReader zip(source);
+  if (options.verify) verify_checksums(zip);
   const auto folder = folder_of(zip);
   if (zip.find(folder + "constants.pkl") != nullptr) {
     throw CheckpointError(
@@ -97,7 +97,6 @@ Value load_zip(const ByteSource& source, const LoadOptions& options) {
                     source.name()));
   }
   const auto& record = *zip.find(folder + std::string(kPickle));
-  if (options.verify) check_crc(zip, folder + std::string(kPickle), record);
   const auto text = zip.read(record);
   ZipStorages storages(zip, folder, options);
   return unpickle(pickle::read_pickle(text, names_in_checkpoints()), storages);

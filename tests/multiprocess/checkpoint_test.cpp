@@ -94,8 +94,32 @@ const testing::Scenario fails_together("one rank's failure is that of all", [] {
                 load_on_all(context.group(), folder / "nothing.pt", {}, CheckpointReading::every_rank);
               }),
               HasSubstr(context.world_size() > 1 ? "rank 0: " : "nothing.pt"));
+  // One that only some ranks have.
+  if (context.is_main()) save(contents(0), folder / "of-rank-0.pt");
+  const auto file = folder / fmt::format("of-rank-{}.pt", context.rank());
+  const auto error = error_of([&] { load_on_all(context.group(), file, {}, CheckpointReading::every_rank); });
+  EXPECT_THAT(error, HasSubstr(context.world_size() > 1 ? "rank 1: " : ""));
 });
 TEST_P(Checkpoints, FailTogether) { run_here(fails_together); }
+
+const testing::Scenario wrapped_and_bare("a DDP and the bare module fit each other", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  torch::manual_seed(1);
+  testing::ResumeNet inner;
+  DistributedDataParallel ddp(inner);
+  const auto wrapped = state_dict(ddp);
+  EXPECT_TRUE(wrapped.contains("module.first.weight"));
+  torch::manual_seed(static_cast<std::uint64_t>(2 + context.rank()));
+  testing::ResumeNet bare;
+  EXPECT_EQ(load_state_dict(bare, wrapped).prefix, PrefixChange::removed);
+  EXPECT_TRUE(equal(state_dict(bare), state_dict(inner)));
+  torch::manual_seed(9);
+  const testing::ResumeNet other;
+  EXPECT_EQ(load_state_dict(ddp, state_dict(other)).prefix, PrefixChange::added);
+  EXPECT_TRUE(equal(state_dict(inner), state_dict(other)));
+  EXPECT_EQ(load_state_dict(ddp, wrapped).prefix, PrefixChange::none);
+});
+TEST_P(Checkpoints, OfADistributedModuleFitTheBareOne) { run_here(wrapped_and_bare); }
 
 const testing::Scenario trains_on("train with checkpoints", [] {
   torch::set_num_threads(1);

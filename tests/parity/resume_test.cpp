@@ -45,6 +45,8 @@ void expect_same_training(const std::string& left, const std::string& right) {
   }
   EXPECT_TRUE(equal(a["optimizer"]["state"], b["optimizer"]["state"]));
   EXPECT_EQ(a["loader"]["batches"].as_int(), b["loader"]["batches"].as_int());
+  EXPECT_EQ(a["optimizer"]["param_groups"].as_items()[0]["lr"].as_double(),
+            b["optimizer"]["param_groups"].as_items()[0]["lr"].as_double());
   EXPECT_EQ(a["scheduler"]["last_epoch"].as_int(), b["scheduler"]["last_epoch"].as_int());
 }
 

@@ -8,7 +8,10 @@ from torch import nn
 net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 state = net.state_dict()
 state["extra.weight"] = state.pop("0.bias")
-state["more"] = torch.zeros(1)
+state["zzz"] = torch.zeros(1)
+state["0.0.extra"] = torch.zeros(1)
+state["2.other"] = torch.zeros(1)
+state["2.bias"] = "text"
 state["2.weight"] = torch.zeros(2, 3)
 del state["1.running_var"]
 torch.save(state, sys.argv[1])

@@ -11,7 +11,6 @@ import math
 import os
 import sys
 
-import numpy
 import torch
 from torch import nn
 

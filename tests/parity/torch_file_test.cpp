@@ -3,7 +3,9 @@
 // torch.load(weights_only=True) finds unchanged.
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/serialize/torch_file.h>
@@ -46,6 +48,31 @@ TEST(TorchFile, StructuresOfPythonSurviveARoundTripWithChecksums) {
 
 TEST(TorchFile, StructuresOfPythonSurviveARoundTripThroughMappedPages) {
   expect_round_trips("small", {.mmap = true}, 60);
+}
+
+TEST(TorchFile, NumpysScalarsArePlainNumbers) {
+  const TempFolder folder;
+  run_python("parity/numpy_scalars.py", {.args = {folder.file("numbers.pt")}});
+  const auto numbers = load(folder.file("numbers.pt"));
+  for (const auto& [name, pair] : numbers.as_dict()) {
+    const auto& [scalar, plain] = std::tie(pair.as_items()[0], pair.as_items()[1]);
+    EXPECT_TRUE(equal(scalar, plain))
+        << name.as_string() << ": " << repr(scalar) << " instead of " << repr(plain);
+  }
+  EXPECT_GE(numbers.as_dict().size(), 12U);
+}
+
+// What only C++ can write: views of one storage in several dtypes, a storage of an odd size.
+TEST(TorchFile, ViewsOfOtherDtypesReachPython) {
+  const TempFolder folder;
+  const auto base = at::arange(8, at::kFloat);
+  const auto odd = at::arange(10, at::kByte);
+  save(Dict{{"base", base},
+            {"ints", base.view(at::kInt)},
+            {"halves", base.view(at::kHalf)},
+            {"odd", at::empty({0}, at::kFloat).set_(odd.storage(), 0, {2}, {1})}},
+       folder.file("views.pt"));
+  EXPECT_EQ(run_python("parity/dtype_views.py", {.args = {folder.file("views.pt")}}), "shared\n");
 }
 
 TEST(TorchFile, Gpt2WithItsOptimizerSurvivesARoundTrip) { expect_round_trips("large", {.mmap = true}, 1); }

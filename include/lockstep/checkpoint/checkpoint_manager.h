@@ -43,8 +43,8 @@ struct CheckpointManagerOptions {
 
 struct CheckpointInfo {
   std::int64_t step = 0;
-  std::filesystem::path file;
-  std::optional<double> metric;
+  std::filesystem::path file{};
+  std::optional<double> metric{};
 };
 
 struct Checkpoint {
@@ -60,7 +60,7 @@ struct Checkpoint {
 /// alike on all: when one fails, all throw CheckpointError with the reason and the rank. For one thread.
 class CheckpointManager {
  public:
-  /// Makes the folder, and removes what writers that were killed left there. Throws CheckpointError.
+  /// Makes the folder where it is missing. Throws CheckpointError.
   explicit CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options = {});
   /// Waits for an asynchronous save; its failure is logged.
   ~CheckpointManager();
@@ -68,7 +68,10 @@ class CheckpointManager {
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
   /// Writes `contents` (rank 0's; what others pass is not looked at) as the checkpoint of `step`, then
-  /// removes those that no rule keeps. A checkpoint that is there is replaced.
+  /// removes those that no rule keeps. A checkpoint that is there is replaced. A metric that is not finite
+  /// counts as none. The first call removes what writers that were killed left in the folder: one process, or
+  /// one group of ranks, writes there at a time, while any may read. With async_save the failure of the save
+  /// before is thrown, after this one has begun.
   void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt);
   /// Until an asynchronous save is on disk. Throws what made it fail.
   void wait();
@@ -77,8 +80,8 @@ class CheckpointManager {
   /// collective.
   std::vector<CheckpointInfo> checkpoints() const;
 
-  /// The newest one that is whole: checksums are compared, and a damaged one is passed over with a warning.
-  /// nullopt when there is none.
+  /// The newest one that is whole: checksums are compared, and one that cannot be loaded is passed over with
+  /// a warning. nullopt when the folder has none; throws when it has some and none can be loaded.
   std::optional<Checkpoint> load_latest(const LoadOptions& options = {});
   /// The one with the best metric, likewise.
   std::optional<Checkpoint> load_best(const LoadOptions& options = {});

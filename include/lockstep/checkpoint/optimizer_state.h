@@ -25,8 +25,8 @@ void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict)
 /// learning rates are in the optimizer's state dict. PyTorch: `LRScheduler.state_dict()`.
 Dict state_dict(const torch::optim::LRScheduler& scheduler);
 
-/// Takes over "last_epoch", the number of calls of step(), from C++ or Python. (LibTorch's own StepLR lowers the rate one
-/// call later than Python's, with or without checkpoints.)
+/// Takes over "last_epoch", the number of calls of step(), from C++ or Python. (LibTorch's own StepLR lowers
+/// the rate one call later than Python's, with or without checkpoints.)
 void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict);
 
 }  // namespace lockstep

@@ -111,8 +111,6 @@ class Dict {
 
   const Item* begin() const;
   const Item* end() const;
-  Item* begin();
-  Item* end();
 
   /// What Python keeps in the `__dict__` of an OrderedDict: a state dict's `_metadata`. Empty otherwise.
   const Dict& attributes() const;
@@ -141,9 +139,10 @@ class Value {
 
   Value() = default;
   Value(None) {}
-  Value(bool value) : variant_(value) {}
+  template <std::same_as<bool> Bool>  // nothing else, pointers least of all, turns into one
+  Value(Bool value) : variant_(value) {}
   template <std::integral Integer>
-    requires(!std::same_as<Integer, bool>)
+    requires(!std::same_as<Integer, bool> && !std::same_as<Integer, char>)
   Value(Integer value) : variant_(integer(value)) {}
   template <std::floating_point Real>
   Value(Real value) : variant_(static_cast<double>(value)) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <csignal>
 #include <fstream>
+#include <limits>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,6 +98,58 @@ TEST_P(Manager, ALossIsBestWhenSmall) {
   EXPECT_EQ(manager.load_best()->info.step, 1);
 }
 
+// A training that diverged must not take the place of the best one.
+TEST_P(Manager, AMetricThatIsNoNumberIsNone) {
+  auto given = options();
+  given.keep_last = 1;
+  given.higher_is_better = false;
+  CheckpointManager manager(folder_, given);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double losses[] = {0.5, 0.3, nan, std::numeric_limits<double>::infinity(), nan};
+  for (std::int64_t step = 0; step < 5; ++step) manager.save(step, contents(step), losses[step]);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(1, 4));
+  EXPECT_EQ(manager.load_best()->info.step, 1);
+}
+
+TEST_P(Manager, WhatWasJustSavedStaysThoughLaterStepsAreThere) {
+  auto given = options();
+  given.keep_last = 2;
+  CheckpointManager manager(folder_, given);
+  for (const std::int64_t step : {100, 200, 300, 60}) manager.save(step, contents(step));
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 200, 300));
+}
+
+TEST_P(Manager, WithoutPlaceForTheBestThereIsNoLinkToIt) {
+  auto given = options();
+  given.keep_last = 1;
+  given.keep_best = 0;
+  CheckpointManager manager(folder_, given);
+  manager.save(1, contents(1), 0.9);
+  manager.save(2, contents(2), 0.1);
+  manager.wait();
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(2)));
+}
+
+TEST_P(Manager, ReadingChangesNothingInTheFolder) {
+  CheckpointManager writer(folder_, options());
+  writer.save(1, contents(1));
+  writer.wait();
+  std::ofstream(folder_ / "step-00000002.pt.part") << "being written";
+  CheckpointManager reader(folder_, options());
+  EXPECT_EQ(reader.load_latest()->info.step, 1);
+  EXPECT_TRUE(fs::exists(folder_ / "step-00000002.pt.part"));
+}
+
+TEST_P(Manager, NothingThatLoadsIsAnErrorAndNoFreshStart) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1));
+  manager.wait();
+  damage(folder_ / "step-00000001.pt");
+  EXPECT_THAT(error_of([&] { manager.load_latest(); }), HasSubstr("none of the 1 checkpoints can be loaded"));
+}
+
 TEST_P(Manager, ANewManagerFindsWhatTheOldOneWrote) {
   { CheckpointManager(folder_, options()).save(7, contents(7), 0.5); }
   CheckpointManager manager(folder_, options());
@@ -120,7 +173,9 @@ TEST_P(Manager, LeftoversOfKilledWritersAreRemovedAndOtherFilesAreNot) {
   fs::create_directories(folder_);
   for (const auto* name : {"step-00000001.pt.part", "notes.txt", "other.part"})
     std::ofstream(folder_ / name) << "x";
-  const CheckpointManager manager(folder_, options());
+  CheckpointManager manager(folder_, options());
+  manager.save(2, contents(2));
+  manager.wait();
   EXPECT_FALSE(fs::exists(folder_ / "step-00000001.pt.part"));
   EXPECT_TRUE(fs::exists(folder_ / "notes.txt"));
   EXPECT_TRUE(fs::exists(folder_ / "other.part"));

@@ -60,8 +60,8 @@ TEST(ModuleState, NothingChangesWhenSomethingDoesNotFit) {
   auto net = make_net();
   auto dict = state_dict(make_net());
   dict.set("2.bias", torch::zeros({5}));
-  auto before = state_dict(net);
-  for (auto& [key, value] : before) value = value.as_tensor().clone();
+  auto before = ordered_dict();
+  for (const auto& [key, value] : state_dict(net)) before.set(key, value.as_tensor().clone());
   EXPECT_THAT(error_of(net, dict), HasSubstr("size mismatch for 2.bias"));
   EXPECT_TRUE(equal(state_dict(net), before));
 }
@@ -146,6 +146,19 @@ TEST(ModuleState, WrappedAndBareFitEachOther) {
   EXPECT_TRUE(equal(state_dict(source), state_dict(inner)));
   EXPECT_EQ(load_state_dict(wrapped, wrapped_dict).prefix, PrefixChange::none);
   EXPECT_EQ(load_state_dict(bare, state_dict(source)).prefix, PrefixChange::none);
+}
+
+TEST(ModuleState, TensorsWithoutDataAreRefusedBeforeAnythingChanges) {
+  auto net = make_net();
+  auto dict = state_dict(make_net());
+  dict.set("2.bias", torch::empty({1}, torch::kMeta));
+  EXPECT_THAT(error_of(net, dict), HasSubstr("loaded without data"));
+}
+
+TEST(ModuleState, SyncBatchNormHasTheVersionOfBatchNorm) {
+  const torch::nn::Sequential net(SyncBatchNorm(3));
+  const auto metadata = state_dict(net).attributes().at("_metadata");
+  EXPECT_EQ(metadata["0"]["version"].as_int(), 2);
 }
 
 TEST(ModuleState, WithoutPrefixTakesMetadataAlong) {

@@ -74,6 +74,27 @@ TEST(OptimizerState, LoadedTensorsAreCopies) {
   EXPECT_FALSE(equal(state_dict(other), dict));
 }
 
+// What Python's LBFGS has when there was nothing to do.
+TEST(OptimizerState, OfAnLbfgsThatMadeNoStepFits) {
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS optimizer(net->parameters(), torch::optim::LBFGSOptions(1));
+  auto dict = state_dict(optimizer);
+  dict.set("state", Dict{{0, Dict{{"func_evals", 1}, {"n_iter", 0}}}});
+  EXPECT_EQ(error_of(optimizer, dict), "");
+}
+
+TEST(OptimizerState, WhatIsNoCountOrHasNoDataIsACheckpointError) {
+  torch::nn::Linear net(2, 2);
+  auto adam = stepped<torch::optim::Adam>(net, torch::optim::AdamOptions(0.25));
+  const auto with = [&](const char* name, const Value& value) {
+    auto dict = state_dict(adam);
+    dict.at("state").as_dict().at(0).as_dict().set(name, value);
+    return error_of(adam, dict);
+  };
+  EXPECT_THAT(with("step", torch::full({}, std::numeric_limits<double>::quiet_NaN())), HasSubstr("no count"));
+  EXPECT_NE(with("exp_avg", torch::empty({2, 2}, torch::kMeta)), "");
+}
+
 class Plain : public torch::optim::Optimizer {
  public:
   explicit Plain(std::vector<at::Tensor> parameters)

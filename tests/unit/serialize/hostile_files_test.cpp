@@ -41,26 +41,33 @@ std::string file_with(const std::string& pickle) {
   return bytes;
 }
 
-std::string pickled(const std::string& body) { return std::string("\x80\x02", 2) + body + "."; }
+std::string joined(std::initializer_list<std::string_view> parts) {
+  std::string whole;
+  for (const auto part : parts) whole.append(part);
+  return whole;
+}
+
+std::string pickled(const std::string& body) { return joined({"\x80\x02", body, "."}); }
 std::string text(const std::string& value) {
-  return "X" + std::string(1, static_cast<char>(value.size())) + std::string(3, '\0') + value;
+  const std::string length{static_cast<char>(value.size()), '\0', '\0', '\0'};
+  return joined({"X", length, value});
 }
 std::string number(std::int64_t value) {
-  return std::string("\x8a\x08", 2) + std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+  return joined({"\x8a\x08", {reinterpret_cast<const char*>(&value), sizeof(value)}});
 }
-std::string tuple(const std::string& items) { return "(" + items + "t"; }
+std::string tuple(const std::string& items) { return joined({"(", items, "t"}); }
 
 std::string storage(std::int64_t count, const std::string& key = "0",
                     const std::string& type = "FloatStorage") {
-  return tuple(text("storage") + "ctorch\n" + type + "\n" + text(key) + text("cpu") + number(count)) + "Q";
+  return joined(
+      {tuple(joined({text("storage"), "ctorch\n", type, "\n", text(key), text("cpu"), number(count)})), "Q"});
 }
 
 std::string tensor(const std::string& storage_of, std::int64_t offset, const std::string& sizes,
                    const std::string& strides) {
-  return "ctorch._utils\n_rebuild_tensor_v2\n" +
-         tuple(storage_of + number(offset) + tuple(sizes) + tuple(strides) + "\x89" +
-               "ccollections\nOrderedDict\n)R") +
-         "R";
+  const auto arguments = joined(
+      {storage_of, number(offset), tuple(sizes), tuple(strides), "\x89", "ccollections\nOrderedDict\n)R"});
+  return joined({"ctorch._utils\n_rebuild_tensor_v2\n", tuple(arguments), "R"});
 }
 
 std::string error_of_pickle(const std::string& body) { return error_of(file_with(pickled(body))); }
@@ -160,10 +167,25 @@ TEST(HostileFiles, NestingsTooDeep) {
 TEST(HostileFiles, PartsThatAreRepeatedWithoutEnd) {
   std::string body = "]q" + std::string(1, '\0');
   for (char level = 1; level < 60; ++level) {
-    const std::string before = "h" + std::string(1, static_cast<char>(level - 1));
+    const std::string before{'h', static_cast<char>(level - 1)};
     body += "0](" + before + before + "eq" + std::string(1, level);
   }
   EXPECT_THAT(error_of_pickle(body), HasSubstr("beyond any reasonable size"));
+}
+
+// 8 KB, fetched half a million times.
+TEST(HostileFiles, TextsThatAreRepeatedWithoutEnd) {
+  const std::string length("\x00\x20\x00\x00", 4);
+  std::string body = "](X" + length + std::string(0x2000, 'x') + "q" + std::string(1, '\0');
+  for (int i = 0; i < 500'000; ++i) body += std::string("h\0", 2);
+  EXPECT_THAT(error_of_pickle(body + "e"), HasSubstr("beyond any reasonable size"));
+}
+
+// Each would be compared with all before it if NaN were no key.
+TEST(HostileFiles, ADictOfNothingButNaNs) {
+  std::string body = "}(G" + std::string("\x7f\xf8\0\0\0\0\0\0", 8) + "q" + std::string(1, '\0') + "N";
+  for (int i = 0; i < 300'000; ++i) body += std::string("h\0N", 3);
+  EXPECT_EQ(load_bytes(file_with(pickled(body + "u"))).as_dict().size(), 1U);
 }
 
 TEST(HostileFiles, TensorsThatReachBeyondTheirStorage) {
@@ -207,6 +229,24 @@ TEST(HostileFiles, SparseTensorsOutOfBounds) {
   EXPECT_THAT(error_of_pickle(body), HasSubstr("LibTorch refuses"));
 }
 
+// Checking it element by element would take years.
+TEST(HostileFiles, SparseTensorsLargerThanTheFile) {
+  constexpr std::int64_t many = std::int64_t{1} << 50;
+  const auto indices =
+      tensor(storage(2, "0", "LongStorage"), 0, number(1) + number(many), number(0) + number(0));
+  const auto values = tensor(storage(2), 0, number(many), number(0));
+  const auto layout = "ctorch.serialization\n_get_layout\n" + tuple(text("torch.sparse_coo")) + "R";
+  const auto size = "ctorch\nSize\n" + tuple(tuple(number(3))) + "R";
+  const auto body = "ctorch._utils\n_rebuild_sparse_tensor\n" +
+                    tuple(layout + tuple(indices + values + size + "\x89")) + "R";
+  EXPECT_THAT(error_of_pickle(body), HasSubstr("larger than their storage"));
+}
+
+TEST(HostileFiles, AStateForATensorIsRefused) {
+  EXPECT_THAT(error_of_pickle(tensor(storage(4), 0, number(1), number(1)) + "Nb"),
+              HasSubstr("in a way that PyTorch does not"));
+}
+
 TEST(HostileFiles, OtherKindsOfFiles) {
   EXPECT_THAT(error_of(""), HasSubstr("empty"));
   EXPECT_THAT(error_of("no checkpoint at all, but text"), HasSubstr(kName));
@@ -232,6 +272,9 @@ TEST(HostileFiles, WhatCannotBeSavedIsNamed) {
     return std::string();
   };
   EXPECT_THAT(saving(at::Tensor()), HasSubstr("undefined"));
+  EXPECT_THAT(saving("M\xfcnchen"), HasSubstr("UTF-8"));
+  EXPECT_THAT(saving("\xc0\x80"), HasSubstr("UTF-8"));
+  EXPECT_EQ(saving("München 🙂"), "");
   EXPECT_THAT(saving(at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8)), HasSubstr("quantized"));
 }
 
