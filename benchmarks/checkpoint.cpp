@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kNumbers = 4 << 20;
 
 struct Flags {
+  std::string what = "pt";
   std::string folder = ".";
   int megabytes = 1024;
   int iterations = 3;
@@ -31,7 +33,7 @@ double seconds_of(Action action) {
 
 lockstep::Dict make_dict(int megabytes) {
   auto dict = lockstep::ordered_dict();
-  for (int i = 0; i < megabytes / 16; ++i) dict.set("layer" + std::to_string(i), torch::full({kNumbers}, i));
+  for (int i = 0; i < megabytes / 16; ++i) dict.set("layer" + std::to_string(i), torch::full({kNumbers}, static_cast<float>(i)));
   return dict;
 }
 
@@ -51,6 +53,7 @@ double touch(const lockstep::Dict& dict) {
 int main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Times saving and loading of checkpoints");
+  app.add_option("what", flags.what, "pt, safetensors or async")->required();
   app.add_option("--folder", flags.folder, "Where files go")->capture_default_str();
   app.add_option("--megabytes", flags.megabytes, "Of tensors")->capture_default_str();
   app.add_option("--iterations", flags.iterations, "Times that each is done")->capture_default_str();
@@ -58,28 +61,34 @@ int main(int argc, char** argv) {
 
   const auto dict = make_dict(flags.megabytes);
   const fs::path folder(flags.folder);
-  const auto file = folder / "ours.pt";
-  const auto safe = folder / "ours.safetensors";
-  lockstep::CheckpointManager manager(folder / "ours", {.keep_last = 1, .async_save = true, .sync = false});
-  manager.save(0, dict);  // makes room for the copy
-  manager.wait();
   nlohmann::json times;
   double sum = 0;
+  const auto time = [&](const char* name, const auto& action) { times[name].push_back(seconds_of(action)); };
+  std::optional<lockstep::CheckpointManager> manager;
+  if (flags.what == "async") {
+    manager.emplace(folder / "ours",
+                    lockstep::CheckpointManagerOptions{.keep_last = 1, .async_save = true, .sync = false});
+    manager->save(0, dict);  // makes room for the copy
+    manager->wait();
+  }
   for (int i = 0; i < flags.iterations; ++i) {
     rewrite(dict);
-    times["save"].push_back(seconds_of([&] { lockstep::save(dict, file, {.sync = false}); }));
-    times["load"].push_back(seconds_of([&] { sum += touch(lockstep::load(file).as_dict()); }));
-    times["load_mmap"].push_back(
-        seconds_of([&] { sum += touch(lockstep::load(file, {.mmap = true}).as_dict()); }));
-    times["async_stall"].push_back(seconds_of([&] { manager.save(i + 1, dict); }));
-    manager.wait();
-    times["save_safetensors"].push_back(
-        seconds_of([&] { lockstep::safetensors::save_file(dict, safe, {.metadata = {}, .sync = false}); }));
-    times["open_safetensors"].push_back(
-        seconds_of([&] { sum += static_cast<double>(lockstep::safetensors::SafeOpen(safe).keys().size()); }));
-    times["load_safetensors"].push_back(
-        seconds_of([&] { sum += touch(lockstep::safetensors::load_file(safe)); }));
-    times["save_to_disk"].push_back(seconds_of([&] { lockstep::save(dict, file); }));
+    if (flags.what == "pt") {
+      const auto file = folder / "ours.pt";
+      time("save", [&] { lockstep::save(dict, file, {.sync = false}); });
+      time("load", [&] { sum += touch(lockstep::load(file).as_dict()); });
+      time("load_mmap", [&] { sum += touch(lockstep::load(file, {.mmap = true}).as_dict()); });
+    } else if (flags.what == "safetensors") {
+      const auto file = folder / "ours.safetensors";
+      time("save_safetensors",
+           [&] { lockstep::safetensors::save_file(dict, file, {.metadata = {}, .sync = false}); });
+      time("open_safetensors",
+           [&] { sum += static_cast<double>(lockstep::safetensors::SafeOpen(file).keys().size()); });
+      time("load_safetensors", [&] { sum += touch(lockstep::safetensors::load_file(file, {.mmap = true})); });
+    } else {
+      time("async_stall", [&] { manager->save(i + 1, dict); });
+      manager->wait();
+    }
   }
   times["sum"] = sum;
   std::cout << times.dump() << std::endl;

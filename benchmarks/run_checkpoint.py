@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Saving and loading a state dict: Lockstep beside torch.save, torch.load and the safetensors package, in turns, through the
-page cache (but for "save_to_disk", which waits for the disk as Python does not)."""
+page cache: neither side waits for the disk."""
 import argparse
 import json
 import os
@@ -10,13 +10,18 @@ import tempfile
 
 import bench_support as bench
 
-KINDS = ["save", "load", "load_mmap", "save_safetensors", "open_safetensors", "load_safetensors", "async_stall", "save_to_disk"]
+KINDS = ["save", "load", "load_mmap", "save_safetensors", "open_safetensors", "load_safetensors", "async_stall"]
 
 
-def run(command, timeout):
+def collect(times, command, flags):
+    """One program in a folder of its own."""
     cores = ",".join(map(str, bench.cores(2)))
-    output = bench.finished(["taskset", "-c", cores, *command], timeout, os.environ | {"OMP_NUM_THREADS": "2"})
-    return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    with tempfile.TemporaryDirectory(dir=flags.folder) as folder:
+        output = bench.finished(["taskset", "-c", cores, *command, "--folder", folder], flags.timeout,
+                                os.environ | {"OMP_NUM_THREADS": "2"})
+    for name, values in json.loads(next(line for line in output.splitlines() if line.startswith("{"))).items():
+        if name in KINDS:
+            times.setdefault(name, []).extend(values)
 
 
 def main():
@@ -28,15 +33,12 @@ def main():
     parser.add_argument("--json", action="store_true")
     flags = parser.parse_args()
     ours, python = {}, {}
-    with tempfile.TemporaryDirectory(dir=flags.folder) as folder:
-        arguments = ["--folder", folder, "--megabytes", str(flags.megabytes)]
-        for _ in range(flags.rounds):
-            for name, values in run([bench.program("checkpoint"), *arguments], flags.timeout).items():
-                if name in KINDS:
-                    ours.setdefault(name, []).extend(values)
-            twin = [bench.PYTHON, str(bench.ROOT / "benchmarks/pytorch/checkpoint.py"), *arguments]
-            for name, values in run(twin, flags.timeout).items():
-                python.setdefault(name, []).extend(values)
+    for _ in range(flags.rounds):
+        for what in ("pt", "safetensors", "async"):
+            arguments = [what, "--megabytes", str(flags.megabytes)]
+            collect(ours, [bench.program("checkpoint"), *arguments], flags)
+            if what != "async":
+                collect(python, [bench.PYTHON, str(bench.ROOT / "benchmarks/pytorch/checkpoint.py"), *arguments], flags)
     ours, python = ({name: statistics.median(values) for name, values in side.items()} for side in (ours, python))
     if flags.json:
         print(json.dumps({"lockstep": ours, "python": python}))

@@ -28,6 +28,7 @@ def open_safetensors(path):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["pt", "safetensors"])
     parser.add_argument("--folder", default=".")
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--iterations", type=int, default=3)
@@ -38,12 +39,14 @@ def main():
     for _ in range(flags.iterations):
         for tensor in state.values():
             tensor.add_(1)
-        times["save"].append(seconds_of(lambda: torch.save(state, path)))
-        times["load"].append(seconds_of(lambda: touch(torch.load(path, weights_only=True))))
-        times["load_mmap"].append(seconds_of(lambda: touch(torch.load(path, weights_only=True, mmap=True))))
-        times["save_safetensors"].append(seconds_of(lambda: safetensors.torch.save_file(state, safe)))
-        times["open_safetensors"].append(seconds_of(lambda: open_safetensors(safe)))
-        times["load_safetensors"].append(seconds_of(lambda: touch(safetensors.torch.load_file(safe))))
+        if flags.what == "pt":
+            times["save"].append(seconds_of(lambda: torch.save(state, path)))
+            times["load"].append(seconds_of(lambda: touch(torch.load(path, weights_only=True))))
+            times["load_mmap"].append(seconds_of(lambda: touch(torch.load(path, weights_only=True, mmap=True))))
+        else:
+            times["save_safetensors"].append(seconds_of(lambda: safetensors.torch.save_file(state, safe)))
+            times["open_safetensors"].append(seconds_of(lambda: open_safetensors(safe)))
+            times["load_safetensors"].append(seconds_of(lambda: touch(safetensors.torch.load_file(safe))))
     print(json.dumps(times))
 
 
