@@ -28,7 +28,8 @@ given() {
 
 data_dir=$root/.data/mnist
 defaults=()
-given --epochs || defaults+=(--epochs 10)
+given --epochs || defaults+=(--epochs 4)
+given --lr || defaults+=(--lr 0.05)
 given --data-dir || defaults+=(--data-dir "$data_dir" --download)
 
 # Paths among the user's arguments are relative to where the user is.
