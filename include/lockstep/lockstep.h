@@ -8,6 +8,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/checkpoint/training_state.h>
@@ -26,4 +27,5 @@
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/rendezvous/random.h>
 #include <lockstep/rendezvous/spawn_threads.h>
+#include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>

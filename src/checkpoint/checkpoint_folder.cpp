@@ -18,7 +18,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -177,4 +177,4 @@ std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_
   return removed;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

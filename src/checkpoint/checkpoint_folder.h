@@ -9,7 +9,7 @@
 
 #include <lockstep/checkpoint/checkpoint_manager.h>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 
 /// The names in a folder of checkpoints. What is there is what the folder shows; the file metrics.json only
 /// says which metric each has. Errors are CheckpointErrors naming the file.
@@ -40,4 +40,4 @@ std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_
 /// the better.
 std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool higher_is_better);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

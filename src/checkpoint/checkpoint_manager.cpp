@@ -21,8 +21,8 @@
 namespace lockstep {
 namespace {
 
-using checkpoint::CheckpointFolder;
-using checkpoint::Group;
+using checkpointing::CheckpointFolder;
+using checkpointing::Group;
 
 void check(const CheckpointManagerOptions& options) {
   const auto refuse_negative = [](const char* name, std::int64_t value) {
@@ -53,7 +53,7 @@ class CheckpointManager::Implementation {
  public:
   Implementation(std::filesystem::path path, CheckpointManagerOptions options)
       : options_(std::move(options)), folder_(std::move(path)), group_(group_of(options_)) {
-    checkpoint::on_first(group_, [&] { folder_.make(); });
+    checkpointing::on_first(group_, [&] { folder_.make(); });
   }
 
   ~Implementation() {
@@ -66,7 +66,7 @@ class CheckpointManager::Implementation {
 
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
     if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
-    checkpoint::on_first(group_, [&] {
+    checkpointing::on_first(group_, [&] {
       // The failure of the save before comes out of this call, which is none: it goes on first.
       const auto failure = failure_of([&] { finish(); });
       begin_writing();
@@ -81,7 +81,7 @@ class CheckpointManager::Implementation {
   }
 
   void wait() {
-    checkpoint::on_first(group_, [&] { finish(); });
+    checkpointing::on_first(group_, [&] { finish(); });
   }
 
   std::vector<CheckpointInfo> list() const { return folder_.list(); }
@@ -90,11 +90,11 @@ class CheckpointManager::Implementation {
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
-    checkpoint::on_first(group_, [&] {
+    checkpointing::on_first(group_, [&] {
       finish_quietly();
       auto candidates = folder_.list();
       if (by_metric) {
-        candidates = checkpoint::by_metric(std::move(candidates), options_.higher_is_better);
+        candidates = checkpointing::by_metric(std::move(candidates), options_.higher_is_better);
       } else {
         std::ranges::reverse(candidates);
       }
@@ -118,7 +118,7 @@ class CheckpointManager::Implementation {
   Checkpoint load(std::int64_t step, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
-    checkpoint::on_first(group_, [&] {
+    checkpointing::on_first(group_, [&] {
       finish_quietly();
       for (const auto& info : folder_.list()) {
         if (info.step == step) chosen = info;
@@ -144,11 +144,11 @@ class CheckpointManager::Implementation {
     // Before the checkpoint: one without its metric might be taken for one that need not stay.
     folder_.write_metrics(infos, options_.sync);
     serialize::write_file(pickled, folder_.file_of(step), {.sync = options_.sync});
-    const auto removed = checkpoint::to_remove(infos, step, options_);
+    const auto removed = checkpointing::to_remove(infos, step, options_);
     std::erase_if(infos, [&](const CheckpointInfo& info) {
       return std::ranges::find(removed, info.step, &CheckpointInfo::step) != removed.end();
     });
-    const auto best = checkpoint::by_metric(infos, options_.higher_is_better);
+    const auto best = checkpointing::by_metric(infos, options_.higher_is_better);
     folder_.link("last.pt", infos.back().file);
     folder_.link("best.pt", best.empty() ? std::nullopt : std::optional(best.front().file));
     for (const auto& info : removed) folder_.remove(info);
@@ -207,7 +207,7 @@ class CheckpointManager::Implementation {
 
   // Rank 0's choice on all ranks.
   std::optional<CheckpointInfo> shared(const std::optional<CheckpointInfo>& chosen) const {
-    const auto text = checkpoint::share_text(group_, text_of(chosen));
+    const auto text = checkpointing::share_text(group_, text_of(chosen));
     if (text.empty()) return std::nullopt;
     const auto space = text.find(' ');
     CheckpointInfo info;
@@ -222,9 +222,9 @@ class CheckpointManager::Implementation {
   Value distribute(const CheckpointInfo& info, std::optional<Value> contents,
                    const LoadOptions& options) const {
     if (options_.reading == CheckpointReading::broadcast) {
-      return checkpoint::share_value(group_, contents ? *contents : Value(), options.map_location);
+      return checkpointing::share_value(group_, contents ? *contents : Value(), options.map_location);
     }
-    checkpoint::on_every(group_, [&] {
+    checkpointing::on_every(group_, [&] {
       auto own = options;
       own.verify = true;
       contents = lockstep::load(info.file, own);
@@ -236,7 +236,7 @@ class CheckpointManager::Implementation {
   CheckpointFolder folder_;
   Group group_;
   bool has_written_ = false;
-  checkpoint::Snapshot snapshot_;
+  checkpointing::Snapshot snapshot_;
   std::future<void> writing_;
 };
 
@@ -273,11 +273,11 @@ Value load_on_all(const ProcessGroup& group, const std::filesystem::path& file, 
                   CheckpointReading reading) {
   Value value;
   if (reading == CheckpointReading::every_rank) {
-    checkpoint::on_every(group, [&] { value = load(file, options); });
+    checkpointing::on_every(group, [&] { value = load(file, options); });
     return value;
   }
-  checkpoint::on_first(group, [&] { value = load(file, options); });
-  return checkpoint::share_value(group, value, options.map_location);
+  checkpointing::on_first(group, [&] { value = load(file, options); });
+  return checkpointing::share_value(group, value, options.map_location);
 }
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-using checkpoint::ModuleTensor;
+using checkpointing::ModuleTensor;
 
 constexpr std::string_view kWrapped = "module.";
 constexpr std::string_view kBatchCount = "num_batches_tracked";
@@ -251,7 +251,7 @@ void tell_prefix(PrefixChange change) {
 
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
                            const LoadStateDictOptions& options) {
-  const auto own = checkpoint::module_tensors(module);
+  const auto own = checkpointing::module_tensors(module);
   const auto dict = renamed(state_dict, options.rename);
   auto plan = make_plan(module, own, dict, options);
   if (!options.partial) refuse_if_unfit(plan, module, options.strict);

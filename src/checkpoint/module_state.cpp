@@ -32,7 +32,7 @@ void add_versions(const torch::nn::Module& module, const std::string& name, Dict
 
 Dict state_dict(const torch::nn::Module& module) {
   auto dict = ordered_dict();
-  for (auto& entry : checkpoint::module_tensors(module))
+  for (auto& entry : checkpointing::module_tensors(module))
     dict.set(std::move(entry.name), entry.tensor.detach());
   auto versions = ordered_dict();
   add_versions(module, "", versions);

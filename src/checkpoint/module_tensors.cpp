@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/module_tensors.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 namespace {
 
 void collect(const torch::nn::Module& module, const std::string& prefix, std::vector<ModuleTensor>& found) {
@@ -21,4 +21,4 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
   return found;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

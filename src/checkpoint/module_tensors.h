@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 
 struct ModuleTensor {
   std::string name;
@@ -18,4 +18,4 @@ struct ModuleTensor {
 /// tensor with two names comes under both.
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

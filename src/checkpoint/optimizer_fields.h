@@ -12,7 +12,7 @@
 
 // What each optimizer keeps, under the names that Python has for it. `field(name, value)` is called with a
 // reference to each hyper-parameter, or to each part of the state of one parameter; `of` may be const.
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 
 struct SGDFields {
   using Optimizer = torch::optim::SGD;
@@ -155,4 +155,4 @@ struct LBFGSFields {
   static Dict constants() { return {}; }
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

@@ -21,7 +21,7 @@ using Tensors = std::vector<at::Tensor>;
 
 // Python counts steps in a tensor, but for LBFGS.
 template <typename Fields>
-constexpr bool kCountsInTensor = !std::is_same_v<Fields, checkpoint::LBFGSFields>;
+constexpr bool kCountsInTensor = !std::is_same_v<Fields, checkpointing::LBFGSFields>;
 
 template <typename Items>
 List tensor_list(const Items& tensors) {
@@ -77,7 +77,7 @@ Dict group_dict(const torch::optim::OptimizerParamGroup& group, std::int64_t fir
   const auto& options = static_cast<const typename Fields::Options&>(group.options());
   Fields::options(options, FieldWriter(dict, false));
   for (const auto& [key, value] : Fields::constants()) dict.set(key, value);
-  if constexpr (std::is_same_v<Fields, checkpoint::LBFGSFields>) {
+  if constexpr (std::is_same_v<Fields, checkpointing::LBFGSFields>) {
     // Python works this out when the optimizer is made, and looks for a number.
     if (!options.max_eval()) dict.set("max_eval", options.max_iter() * 5 / 4);
   }
@@ -224,7 +224,7 @@ void refuse_other_kind(const Dict& group) {
 template <typename Fields>
 bool has_contents(const typename Fields::State& state) {
   // SGD takes a state without momentum for one with it.
-  if constexpr (std::is_same_v<Fields, checkpoint::SGDFields>) return state.momentum_buffer().defined();
+  if constexpr (std::is_same_v<Fields, checkpointing::SGDFields>) return state.momentum_buffer().defined();
   return true;
 }
 
@@ -287,7 +287,7 @@ void load_into(Optimizer& optimizer, const Dict& dict) {
 // Calls `action` with the fields of the optimizer's kind.
 template <typename Action>
 auto with_fields(const Optimizer& optimizer, Action action) {
-  using namespace checkpoint;
+  using namespace checkpointing;
   if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) return action(SGDFields());
   if (dynamic_cast<const torch::optim::AdamW*>(&optimizer)) return action(AdamWFields());
   if (dynamic_cast<const torch::optim::Adam*>(&optimizer)) return action(AdamFields());

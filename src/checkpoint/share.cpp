@@ -13,7 +13,7 @@
 #include "serialize/storage_bytes.h"
 #include "serialize/unpickler.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 namespace {
 
 // The first byte tells a failure from a success.
@@ -117,4 +117,4 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
   return result;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

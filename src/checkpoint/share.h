@@ -9,7 +9,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 // What ranks do together around a file. Without a group this process is alone.
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 
 using Group = std::optional<ProcessGroup>;
 
@@ -27,4 +27,4 @@ std::string share_text(const Group& group, const std::string& text);
 /// Rank 0's value on all ranks, tensors on `device` where it differs from rank 0's.
 Value share_value(const Group& group, const Value& value, at::Device device);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

@@ -8,7 +8,7 @@
 
 #include "serialize/storage_bytes.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 namespace {
 
 constexpr std::int64_t kPiece = 1 << 20;
@@ -44,4 +44,4 @@ const serialize::Pickled& Snapshot::take(const Value& value) {
   return copy_;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

@@ -5,7 +5,7 @@
 
 #include "serialize/pickler.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpointing {
 
 /// Copies of values for a thread that writes them while training goes on. Uses the memory of the copy before
 /// again, which is then gone. For one thread.
@@ -17,4 +17,4 @@ class Snapshot {
   serialize::Pickled copy_;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpointing

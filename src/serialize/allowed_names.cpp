@@ -84,8 +84,31 @@ constexpr auto kNames = [] {
   return names;
 }();
 
+constexpr auto kTableNames = [] {
+  constexpr std::array more = std::to_array<std::string_view>({
+      "pathlib PosixPath",
+      "torch.distributed.checkpoint.filesystem _StorageInfo",
+      "torch.distributed.checkpoint.filesystem _StoragePrefix",
+      "torch.distributed.checkpoint.metadata BytesStorageMetadata",
+      "torch.distributed.checkpoint.metadata ChunkStorageMetadata",
+      "torch.distributed.checkpoint.metadata Metadata",
+      "torch.distributed.checkpoint.metadata MetadataIndex",
+      "torch.distributed.checkpoint.metadata StorageMeta",
+      "torch.distributed.checkpoint.metadata TensorProperties",
+      "torch.distributed.checkpoint.metadata TensorStorageMetadata",
+      "torch.distributed.checkpoint.metadata _MEM_FORMAT_ENCODING",
+  });
+  std::array<std::string_view, kNames.size() + more.size()> names{};
+  std::ranges::copy(kNames, names.begin());
+  std::ranges::copy(more, names.begin() + kNames.size());
+  std::ranges::sort(names);
+  return names;
+}();
+
 }  // namespace
 
 pickle::AllowedNames names_in_checkpoints() { return kNames; }
+
+pickle::AllowedNames names_in_distributed_checkpoints() { return kTableNames; }
 
 }  // namespace lockstep::serialize

@@ -182,6 +182,8 @@ class Unpickler {
     const auto& args = pickle_[node.args].items;
     if (callee == "collections OrderedDict") return ordered_dict(node, args);
     if (!node.items.empty()) refuse_call(callee);
+    if (callee.starts_with("torch.distributed.checkpoint.")) return record(callee, node, args);
+    if (callee == "pathlib PosixPath") return Tuple(values(args));
     const bool tensor = callee.starts_with("torch._utils ") || callee.starts_with("torch._tensor ") ||
                         callee == "torch.nn.parameter Parameter";
     if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
@@ -193,6 +195,17 @@ class Unpickler {
       return made;
     }
     return plain_call(callee, args);
+  }
+
+  // An object of the tables of distributed checkpoints: ("module name", state), the state of most being the
+  // tuple of (field, value), so that a record can be a key.
+  Value record(std::string_view callee, const Node& node, const std::vector<Ref>& args) {
+    if (node.state == pickle::kNoRef) return Tuple{callee, Tuple(values(args))};
+    auto state = value(node.state);
+    if (!state.is<Dict>()) return Tuple{callee, std::move(state)};
+    Tuple fields;
+    for (const auto& [key, item] : state.as_dict()) fields.items.emplace_back(Tuple{key, item});
+    return Tuple{callee, std::move(fields)};
   }
 
   Value ordered_dict(const Node& node, const std::vector<Ref>& args) {

@@ -73,9 +73,9 @@ class TrainingState {
     }
   }
 
-  /// The random numbers of this rank: LibTorch's default generator of the CPU (in a thread of spawn_threads()
-  /// the thread's), on every rank. state_dict() is then collective. A rank that the checkpoint has no state
-  /// for, since there were fewer, keeps its own.
+  /// The random numbers of this rank: LibTorch's default generator of the CPU, not those of GPUs (in a thread
+  /// of spawn_threads() the thread's), on every rank. state_dict() is then collective. A rank that the
+  /// checkpoint has no state for, since there were fewer, keeps its own.
   TrainingState& add_generator(const std::string& name = "generator");
 
   /// Any part: how its value is had, and how it is given back.

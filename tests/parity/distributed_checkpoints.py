@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Folders of torch.distributed.checkpoint: distributed_checkpoints.py make|check <folder>
+
+make:  <folder>/plain, saved by one process, and <folder>/sharded, by two that have rows and columns of tensors; what is in
+       each is in <folder>/plain.pt and sharded.pt.
+check: <folder>/cpp, which the other side wrote, holds what <folder>/plain.pt does.
+"""
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from structures import compare
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+
+def contents():
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    return {"model": dict(net.state_dict()), "optimizer": optimizer.state_dict(), "epoch": 3, "name": "run",
+            "rates": [0.1, 0.2], "scalar": torch.tensor(2.5), "half": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
+            "empty": torch.empty(0, 3), "parts": [torch.ones(2), {"x": torch.zeros(1)}]}
+
+
+def strings(value):
+    """Keys come back as strings."""
+    if isinstance(value, dict):
+        return {str(key): strings(item) for key, item in value.items()}
+    return [strings(item) for item in value] if isinstance(value, list) and not all(isinstance(x, float | int) for x in value) else value
+
+
+def save_shards(rank, meeting, folder):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    rows, columns = torch.arange(35.0).view(7, 5), torch.arange(12).view(3, 4)
+    dcp.save({"rows": distribute_tensor(rows, mesh, [Shard(0)]), "columns": distribute_tensor(columns, mesh, [Shard(1)]),
+              "whole": torch.ones(3)}, checkpoint_id=os.path.join(folder, "sharded"))
+    if rank == 0:
+        torch.save({"rows": rows, "columns": columns, "whole": torch.ones(3)}, os.path.join(folder, "sharded.pt"))
+    dist.destroy_process_group()
+
+
+def main():
+    what, folder = sys.argv[1:]
+    if what == "make":
+        dcp.save(contents(), checkpoint_id=os.path.join(folder, "plain"))
+        torch.save(strings(contents()), os.path.join(folder, "plain.pt"))
+        meeting = os.path.join(folder, "meeting")
+        torch.multiprocessing.spawn(save_shards, (meeting, folder), nprocs=2)
+        return
+    with tempfile.TemporaryDirectory() as temp:
+        dcp_to_torch_save(os.path.join(folder, "cpp"), os.path.join(temp, "cpp.pt"))
+        compare(torch.load(os.path.join(folder, "plain.pt")), torch.load(os.path.join(temp, "cpp.pt")))
+    print("same")
+
+
+if __name__ == "__main__":
+    main()
