@@ -33,7 +33,8 @@ double seconds_of(Action action) {
 
 lockstep::Dict make_dict(int megabytes) {
   auto dict = lockstep::ordered_dict();
-  for (int i = 0; i < megabytes / 16; ++i) dict.set("layer" + std::to_string(i), torch::full({kNumbers}, static_cast<float>(i)));
+  for (int i = 0; i < megabytes / 16; ++i)
+    dict.set("layer" + std::to_string(i), torch::full({kNumbers}, static_cast<float>(i)));
   return dict;
 }
 

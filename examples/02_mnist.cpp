@@ -74,7 +74,8 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "Where the MNIST files are; not given: .data/mnist, with --download");
   app.add_flag("--download", flags.download,
                "Download what is missing or damaged in --data-dir, made if need be");
-  app.add_option("--checkpoint", flags.checkpoint, "File that the main rank saves the weights to, for torch.load(), too");
+  app.add_option("--checkpoint", flags.checkpoint,
+                 "File that the main rank saves the weights to, for torch.load(), too");
   app.add_option("--max-steps", flags.max_steps, "Stop each epoch after so many steps; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

@@ -19,8 +19,8 @@ struct AtomicFileOptions {
 };
 
 /// A file that appears under its name whole or not at all, also when the process or the machine stops in the
-/// middle: until commit() the old file stays as it is. One writer at a time. Every error is a std::system_error
-/// with errno's code.
+/// middle: until commit() the old file stays as it is. One writer at a time. Every error is a
+/// std::system_error with errno's code.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path file, AtomicFileOptions options = {});
@@ -43,7 +43,8 @@ class AtomicFile {
   bool committed_ = false;
 };
 
-/// Makes changes of names in `folder` last. A file system that cannot sync a folder has nothing more to offer.
+/// Makes changes of names in `folder` last. A file system that cannot sync a folder has nothing more to
+/// offer.
 void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace lockstep

@@ -14,9 +14,9 @@ namespace lockstep::data {
 
 /// Where a loader is: between two passes, or so many batches into one. What a checkpoint keeps of it.
 struct LoaderPosition {
-  std::int64_t epoch = 0;     ///< of set_epoch()
-  std::int64_t batches = 0;   ///< handed out in this pass, on one rank; 0 between passes
-  std::int64_t samples = 0;   ///< handed out in this pass, on all ranks that share the data
+  std::int64_t epoch = 0;       ///< of set_epoch()
+  std::int64_t batches = 0;     ///< handed out in this pass, on one rank; 0 between passes
+  std::int64_t samples = 0;     ///< handed out in this pass, on all ranks that share the data
   at::Tensor pass_generator{};  ///< the generator's state as the pass began: uint8, undefined between passes
   at::Tensor own_generator{};   ///< the present state of LoaderOptions::generator; undefined without one
 };
