@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Whatever the bytes are, reading them gives a value or a CheckpointError. The first byte says what they are
-// taken for: a file, or the pickle in one.
+// taken for: a file, the pickle in one, a file whose checksums are compared, or a safetensors file.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,6 +11,8 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "serialize/allowed_names.h"
+#include "serialize/byte_source.h"
+#include "serialize/safetensors_header.h"
 #include "serialize/unpickler.h"
 
 namespace {
@@ -42,10 +44,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const std::span bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
-    if (data[0] % 2 == 0) {
-      lockstep::load_bytes(bytes, {.verify = data[0] % 4 == 0});
-    } else {
-      read_as_pickle(bytes);
+    switch (data[0] % 4) {
+      case 0:
+        lockstep::load_bytes(bytes);
+        break;
+      case 1:
+        read_as_pickle(bytes);
+        break;
+      case 2:
+        lockstep::load_bytes(bytes, {.verify = true});
+        break;
+      default:
+        lockstep::safetensors::read_header(*lockstep::serialize::open_bytes(bytes, "bytes"));
     }
   } catch (const lockstep::CheckpointError&) {
     return 0;

@@ -5,6 +5,7 @@ import os
 import sys
 import zipfile
 
+import safetensors.torch
 import torch
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "parity"))
@@ -24,5 +25,11 @@ for name, make in STRUCTURES.items():
         with open(os.path.join(folder, f"{name}-{modern}"), "wb") as file:
             file.write(b"\0" + data.getvalue())
         if modern:
+            with open(os.path.join(folder, f"{name}-verified"), "wb") as file:
+                file.write(b"\2" + data.getvalue())
             with zipfile.ZipFile(data) as archive, open(os.path.join(folder, f"{name}-pickle"), "wb") as file:
                 file.write(b"\1" + archive.read("archive/data.pkl"))
+tensors = {"a": torch.arange(6).view(2, 3), "b.c": torch.ones(2, dtype=torch.bfloat16), "empty": torch.empty(0, 4)}
+for name, metadata in (("plain", None), ("described", {"format": "pt", "note": "x"})):
+    with open(os.path.join(folder, f"safetensors-{name}"), "wb") as file:
+        file.write(b"\3" + safetensors.torch.save(tensors, metadata))
