@@ -56,7 +56,7 @@ class Includes(Tree):
             ("include/lockstep/comm/a.h", "<lockstep/ddp/ddp.h>"),
             ("src/comm/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
             ("src/data/a.cpp", "<lockstep/comm/work.h>"),
-            ("src/checkpoint/a.cpp", "<lockstep/data/loader.h>"),
+            ("src/serialize/a.cpp", "<lockstep/data/loader.h>"),
             ("src/nn/a.cpp", "<lockstep/ddp/options.h>"),
             ("src/ddp/a.cpp", '"../nn/a.h"'),
             ("src/ddp/a.cpp", "<lockstep/lockstep.h>"),
