@@ -4,30 +4,25 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <numeric>
 #include <sched.h>
 #include <thread>
 #include <unistd.h>
 
 #include <lockstep/base/host.h>
 
+#include "base/cgroup.h"
+
 namespace lockstep {
 namespace {
 
-int affinity_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(std::thread::hardware_concurrency());
-}
+// Holds more CPUs than any machine has today; the kernel refuses a mask that is smaller than its own.
+constexpr int kMostCpus = 1 << 16;
 
-// cgroup v2 writes "<quota|max> <period>", both in microseconds.
-int quota_cores(int fallback) {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return fallback;
-  return static_cast<int>(std::ceil(std::stod(quota) / period));
-}
+struct FreeCpuSet {
+  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
+};
 
 }  // namespace
 
@@ -45,9 +40,26 @@ std::string host_identity() {
   return boot_id + "/" + network.string();
 }
 
+std::vector<int> affinity_cpus() {
+  const std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(kMostCpus));
+  const auto bytes = CPU_ALLOC_SIZE(kMostCpus);
+  std::vector<int> cpus;
+  if (set && ::sched_getaffinity(0, bytes, set.get()) == 0) {
+    for (int cpu = 0; cpu < kMostCpus; ++cpu) {
+      if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set.get())) cpus.push_back(cpu);
+    }
+  }
+  if (cpus.empty()) {
+    cpus.resize(std::max(1U, std::thread::hardware_concurrency()));
+    std::iota(cpus.begin(), cpus.end(), 0);
+  }
+  return cpus;
+}
+
 int usable_cores() {
-  const int cores = std::max(1, affinity_cores());
-  return std::clamp(quota_cores(cores), 1, cores);
+  const auto cores = static_cast<int>(affinity_cpus().size());
+  const double quota = Cgroups().cpu_quota().value_or(cores);
+  return quota >= cores ? cores : std::max(1, static_cast<int>(std::ceil(quota)));
 }
 
 }  // namespace lockstep

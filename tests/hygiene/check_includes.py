@@ -18,11 +18,12 @@ ARROWS = {
     "data": {"base"},
     "serialize": {"base"},
     "checkpoint": {"base", "comm", "backends", "rendezvous", "nn", "data", "serialize"},
-    "launch": {"base"},
+    "machine": {"base"},
+    "launch": {"base", "machine"},
 }
 # The command line is no layer, but has to start in milliseconds all the same.
-TOOLS = {"base", "launch"}
-WITHOUT_LIBTORCH = {"base", "launch", "tools"}
+TOOLS = {"base", "machine", "launch"}
+WITHOUT_LIBTORCH = {"base", "machine", "launch", "tools"}
 LIBTORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 CONCRETE_BACKEND = re.compile(r"torch/csrc/distributed/c10d/.*ProcessGroup(Gloo|NCCL|MPI|UCC)")
 HIDDEN_FROM_USERS = re.compile(r"(fmt|CLI|nlohmann|curl|spdlog)/|zlib\.h")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -12,8 +13,11 @@ std::string host_name();
 /// network namespace, so that two containers with networks of their own count as two hosts.
 std::string host_identity();
 
-/// Number of cores that this process may really use: its affinity mask and its cgroup's CPU quota, whichever
-/// is less; at least 1.
+/// The logical CPUs of the calling thread's affinity mask, ascending; at least one.
+std::vector<int> affinity_cpus();
+
+/// Number of cores that this process may really use: its affinity mask and the CPU quota of its cgroup
+/// or of any above it (versions 1 and 2), whichever is least; at least 1.
 int usable_cores();
 
 }  // namespace lockstep
