@@ -117,6 +117,16 @@ TEST(Placement, ABatchScriptIsNoTaskOfItsJob) {
   EXPECT_EQ(found(by_srun)->rank, 5);
 }
 
+// "srun --preserve-env" keeps the allocation's.
+TEST(Placement, SlurmsStepCountsNotItsAllocation) {
+  EXPECT_EQ(found(with(kSlurm, {{"SLURM_NTASKS", "99"}, {"SLURM_STEP_NUM_TASKS", "7"}}))->world_size, 7);
+}
+
+// LaunchParameters=use_interactive_step: the shell is a step with a special number.
+TEST(Placement, TheShellOfSallocIsAPlainProcess) {
+  EXPECT_FALSE(found(with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})));
+}
+
 TEST(Placement, SlurmRespectsAGivenMaster) {
   const auto p = found(with(kSlurm, {{"MASTER_ADDR", "login"}, {"MASTER_PORT", "1234"}}));
   EXPECT_EQ(p->master_addr, "login");
@@ -171,8 +181,15 @@ TEST(Placement, Pmi) {
   expect_refused({{"PMI_RANK", "2"}}, HasSubstr("missing PMI_SIZE"));
 }
 
+// Its ranks inherit SLURM's variables from it.
 TEST(Placement, TheLauncherComesBeforeSlurmAndSlurmBeforeMpi) {
-  EXPECT_EQ(found(with(with(kSlurm, kOpenMpi), kLauncher))->source, "the launcher's environment");
+  const auto p = found(with(with(kSlurm, kOpenMpi), kLauncher));
+  EXPECT_EQ(p->source, "the launcher's environment");
+  EXPECT_EQ(p->rank, 1);
+  EXPECT_EQ(p->world_size, 4);
+  EXPECT_FALSE(p->local_rank);
+  EXPECT_EQ(p->master_addr, "node0");
+  EXPECT_EQ(p->master_port, 29500);
   EXPECT_EQ(found(with(kSlurm, kOpenMpi))->source, "SLURM's environment");
 }
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/slurm_lists.h"
-
 #include <charconv>
 #include <cstdint>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/slurm_lists.h>
 
-namespace lockstep::rendezvous {
+namespace lockstep {
 namespace {
 
 // More hosts than any machine has: a list that claims them is damaged, not large.
@@ -29,7 +28,7 @@ std::int64_t number(const std::string& text, const std::string& list) {
 }
 
 // At commas that stand outside of brackets.
-std::vector<std::string> split(const std::string& text, const std::string& list) {
+std::vector<std::string> split_outside_brackets(const std::string& text, const std::string& list) {
   std::vector<std::string> parts(1);
   int depth = 0;
   for (const char c : text) {
@@ -48,7 +47,7 @@ std::vector<std::string> split(const std::string& text, const std::string& list)
 // "01-03,07": 01, 02, 03, 07, as wide as the range's first number.
 std::vector<std::string> expand_ranges(const std::string& ranges, const std::string& list) {
   std::vector<std::string> texts;
-  for (const auto& range : split(ranges, list)) {
+  for (const auto& range : split_outside_brackets(ranges, list)) {
     const auto dash = range.find('-');
     const std::string first = range.substr(0, dash);
     const std::string last = dash == std::string::npos ? first : range.substr(dash + 1);
@@ -78,7 +77,7 @@ std::vector<std::string> expand_one(const std::string& pattern, const std::strin
 
 std::vector<std::string> expand_node_list(const std::string& list) {
   std::vector<std::string> hosts;
-  for (const auto& pattern : split(list, list)) {
+  for (const auto& pattern : split_outside_brackets(list, list)) {
     if (pattern.empty()) refuse(list, "it has an empty entry");
     for (auto& host : expand_one(pattern, list)) hosts.push_back(std::move(host));
   }
@@ -87,7 +86,7 @@ std::vector<std::string> expand_node_list(const std::string& list) {
 
 std::vector<int> expand_tasks_per_node(const std::string& list) {
   std::vector<int> tasks;
-  for (const auto& entry : split(list, list)) {
+  for (const auto& entry : split_outside_brackets(list, list)) {
     const auto times = entry.find("(x");
     const auto count = number(entry.substr(0, times), list);
     std::int64_t repeats = 1;
@@ -101,4 +100,4 @@ std::vector<int> expand_tasks_per_node(const std::string& list) {
   return tasks;
 }
 
-}  // namespace lockstep::rendezvous
+}  // namespace lockstep

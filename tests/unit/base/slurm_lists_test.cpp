@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/slurm_lists.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/slurm_lists.h>
 
-namespace lockstep::rendezvous {
+namespace lockstep {
 namespace {
 
 using ::testing::ElementsAre;
@@ -37,4 +36,4 @@ TEST(SlurmLists, Tasks) {
 }
 
 }  // namespace
-}  // namespace lockstep::rendezvous
+}  // namespace lockstep
