@@ -12,6 +12,7 @@
 
 #include "bench_command.h"
 #include "ckpt_command.h"
+#include "devices_command.h"
 #include "run_command.h"
 
 namespace lockstep::cli {
@@ -23,6 +24,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   RunCommand run_command(app);
   BenchCommand bench_command(app);
   CkptCommand ckpt_command(app);
+  DevicesCommand devices_command(app);
 
   // CLI11 takes arguments last first. What follows "--" is never ours to read.
   const auto separator = std::ranges::find(arguments, "--");
@@ -36,6 +38,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   if (run_command.chosen()) return run_command.run({separator, arguments.end()});
   if (bench_command.chosen()) return bench_command.run();
   if (ckpt_command.chosen()) ckpt_command.run({separator, arguments.end()});
+  if (devices_command.chosen()) return devices_command.run();
   std::cerr << app.help();
   return kUsageError;
 }

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/unique_fd.h>
+#include <lockstep/machine/command.h>
+
+namespace lockstep::machine {
+namespace {
+
+// How soon the end of a program is seen whose children keep its output open.
+constexpr std::chrono::milliseconds kGlance{10};
+// As in a shell.
+constexpr int kNotFound = 127;
+constexpr int kNotExecutable = 126;
+
+struct CommandPipe {
+  UniqueFd read{};
+  UniqueFd write{};
+};
+
+CommandPipe command_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("a pipe to a command cannot be made: " + errno_text(errno));
+  return {.read = UniqueFd(ends[0]), .write = UniqueFd(ends[1])};
+}
+
+// A child in a process group of its own, which is killed and reaped at the latest with this object.
+class Child {
+ public:
+  explicit Child(pid_t pid) : pid_(pid) {}
+  ~Child() {
+    kill_group();
+    wait(0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  // Also what it left running.
+  void kill_group() const { ::kill(-group_, SIGKILL); }
+  bool ended() {
+    wait(WNOHANG);
+    return pid_ < 0;
+  }
+  int exit_code() const { return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_); }
+
+ private:
+  void wait(int flags) {
+    if (pid_ < 0) return;
+    pid_t reaped = 0;
+    do {
+      reaped = ::waitpid(pid_, &status_, flags);
+    } while (reaped < 0 && errno == EINTR);
+    if (reaped != 0) pid_ = -1;
+  }
+
+  pid_t pid_;
+  pid_t group_ = pid_;
+  int status_ = 0;
+};
+
+[[noreturn]] void become_command(char* const* argv, int in, int out, int err, int report, pid_t parent) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(kNotExecutable);
+  ::dup2(in, STDIN_FILENO);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  ::execvp(argv[0], argv);
+  const int code = errno;
+  [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
+  ::_exit(kNotExecutable);
+}
+
+// False once there is nothing more to come.
+bool read_available(UniqueFd& fd, std::string& text) {
+  std::array<char, 16384> buffer;
+  const auto count = ::read(fd.get(), buffer.data(), buffer.size());
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  text.append(buffer.data(), static_cast<std::size_t>(count));
+  return count > 0;
+}
+
+void read_once(UniqueFd& fd, std::string& text, bool ready) {
+  if (ready && !read_available(fd, text)) fd.reset();
+}
+
+// Until both streams are at their end, the child has ended, or the time is over.
+void collect(Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadline, CommandResult& result) {
+  bool last_look = false;
+  while (out || err || !child.ended()) {
+    std::array<pollfd, 2> events{pollfd{.fd = out.get(), .events = POLLIN, .revents = 0},
+                                 pollfd{.fd = err.get(), .events = POLLIN, .revents = 0}};
+    const auto patience = last_look ? std::chrono::milliseconds(0) : std::min(kGlance, deadline.remaining());
+    const int ready = ::poll(events.data(), events.size(), static_cast<int>(patience.count()));
+    if (ready > 0) {
+      read_once(out, result.out, events[0].revents != 0);
+      read_once(err, result.err, events[1].revents != 0);
+    } else if (last_look) {
+      return;
+    }
+    if (ready <= 0) last_look = child.ended();
+    if (deadline.expired() && !child.ended()) {
+      result.timed_out = true;
+      return;
+    }
+  }
+}
+
+std::string first_text(const std::string& text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string::npos) return "";
+  const auto line = text.substr(begin, text.find_first_of("\r\n", begin) - begin);
+  return line.substr(0, line.find_last_not_of(" \t") + 1);
+}
+
+std::string problem_of(const std::string& name, const CommandResult& result,
+                       std::chrono::milliseconds timeout) {
+  auto said = first_text(result.err);
+  if (said.empty()) said = first_text(result.out);
+  const auto ending = said.empty() ? "" : ": " + said;
+  if (result.timed_out) {
+    return fmt::format("{} gave no answer within {:.3g} s{}", name,
+                       static_cast<double>(timeout.count()) / 1000, ending);
+  }
+  if (result.exit_code == 0) return "";
+  return fmt::format("{} failed with exit code {}{}", name, result.exit_code, ending);
+}
+
+std::vector<char*> command_argv(const std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  return argv;
+}
+
+// 0 once the program runs, else the errno value of the exec.
+int exec_error(int report) {
+  int code = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(report, &code, sizeof(code));
+  } while (count < 0 && errno == EINTR);
+  return count == sizeof(code) ? code : 0;
+}
+
+}  // namespace
+
+CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  const auto argv = command_argv(words);
+  const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  CommandPipe out = command_pipe();
+  CommandPipe err = command_pipe();
+  CommandPipe report = command_pipe();
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw Error(fmt::format("{} cannot be started: fork: {}", words.front(), errno_text(errno)));
+  if (pid == 0) {
+    become_command(argv.data(), null.get(), out.write.get(), err.write.get(), report.write.get(), parent);
+  }
+  ::setpgid(pid, pid);  // in the child, too: whoever is first
+  Child child(pid);
+  for (auto* pipe : {&out, &err, &report}) pipe->write.reset();
+  CommandResult result;
+  if (const int code = exec_error(report.read.get()); code != 0) {
+    result.started = false;
+    result.exit_code = code == ENOENT ? kNotFound : kNotExecutable;
+    result.problem = fmt::format("{} cannot be started: {}", words.front(), errno_text(code));
+    return result;
+  }
+  for (auto* pipe : {&out, &err}) ::fcntl(pipe->read.get(), F_SETFL, O_NONBLOCK);
+  collect(child, out.read, err.read, deadline, result);
+  if (!result.timed_out) result.exit_code = child.exit_code();
+  result.problem = problem_of(words.front(), result, timeout);
+  return result;
+}
+
+}  // namespace lockstep::machine
