@@ -26,6 +26,7 @@
 #include <lockstep/nn/sync_batch_norm.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/rendezvous/random.h>
+#include <lockstep/rendezvous/spawn.h>
 #include <lockstep/rendezvous/spawn_threads.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>

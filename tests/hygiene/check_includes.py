@@ -11,7 +11,7 @@ ARROWS = {
     "base": set(),
     "comm": {"base"},
     "backends": {"base", "comm"},
-    "rendezvous": {"base", "comm", "backends"},
+    "rendezvous": {"base", "comm", "backends", "launch"},
     "nn": {"base", "comm", "backends", "rendezvous"},
     "ddp": {"base", "comm", "backends", "rendezvous", "nn"},
     "train": {"base", "comm", "backends", "rendezvous", "ddp", "nn", "data", "serialize", "checkpoint"},

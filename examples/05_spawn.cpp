@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A program that starts its own ranks: two processes train one net, the first one hands the result back.
+//
+//   build/release/bin/05_spawn
+#include <filesystem>
+#include <iostream>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+struct Settings {
+  int steps = 400;
+  double learning_rate = 1e-2;
+};
+
+torch::nn::Sequential make_net() {
+  return {torch::nn::Linear(8, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)};
+}
+
+// A function to be learned: the product of the first two of eight numbers.
+at::Tensor target_of(const at::Tensor& x) { return x.select(1, 0).mul(x.select(1, 1)).unsqueeze(1); }
+
+// Runs in each rank, with a copy of what main() had.
+void train(int rank, const Settings& settings, const at::Tensor& data, const std::string& result) {
+  const auto context = lockstep::init();
+  torch::manual_seed(1);
+  auto net = make_net();
+  lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
+  torch::optim::Adam optimizer(ddp->parameters(), settings.learning_rate);
+  const auto own = data.chunk(context.world_size())[static_cast<std::size_t>(rank)];
+  for (int step = 0; step < settings.steps; ++step) {
+    optimizer.zero_grad();
+    torch::nn::functional::mse_loss(ddp->forward(own), target_of(own)).backward();
+    optimizer.step();
+  }
+  if (context.is_main()) torch::save(net, result);
+}
+
+}  // namespace
+
+int main() {
+  const auto result = std::filesystem::temp_directory_path() / "05_spawn.pt";
+  try {
+    // LibTorch may be used before; the ranks begin with what is here.
+    const auto data = torch::randn({256, 8});
+    lockstep::spawn({.nprocs = 2, .timeout = std::chrono::minutes(5)}, train, Settings{}, data,
+                    result.string());
+    auto net = make_net();
+    torch::load(net, result.string());
+    const auto loss = torch::nn::functional::mse_loss(net->forward(data), target_of(data));
+    std::cout << "trained by two ranks: loss " << loss.item<float>() << '\n';
+  } catch (const std::exception& error) {
+    std::cerr << "05_spawn: " << error.what() << '\n';
+    return 1;
+  }
+  std::filesystem::remove(result);
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "support/family.h"
+
+#include <atomic>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <signal.h>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/deadline.h>
+
+namespace lockstep::testing {
+namespace {
+
+constexpr const char* kMarkVariable = "LOCKSTEP_TEST_FAMILY";
+constexpr std::chrono::seconds kFamilyPatience{60};
+
+std::string new_mark() {
+  static std::atomic<int> count = 0;
+  return fmt::format("{}.{}", ::getpid(), count++);
+}
+
+bool carries(pid_t pid, const std::string& entry_wanted) {
+  std::ifstream file(fmt::format("/proc/{}/environ", pid));
+  for (std::string entry; std::getline(file, entry, '\0');) {
+    if (entry == entry_wanted) return true;
+  }
+  return false;
+}
+
+pid_t parent_in_stat(pid_t pid) {
+  std::string text;
+  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text, '\0');
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  char state = '?';
+  pid_t parent = 0;
+  std::istringstream(text.substr(name_end + 1)) >> state >> parent;
+  return parent;
+}
+
+}  // namespace
+
+Family::Family() : mark_{{kMarkVariable, new_mark()}} {}
+
+Family::~Family() {
+  for (const pid_t pid : members()) ::kill(pid, SIGKILL);
+}
+
+std::vector<pid_t> Family::members() const {
+  const auto entry_wanted = fmt::format("{}={}", kMarkVariable, mark_.at(kMarkVariable));
+  std::vector<pid_t> pids;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+    if (carries(pid, entry_wanted)) pids.push_back(pid);
+  }
+  return pids;
+}
+
+std::vector<pid_t> Family::children_of(pid_t parent) const {
+  auto pids = members();
+  std::erase_if(pids, [&](pid_t pid) { return parent_in_stat(pid) != parent; });
+  return pids;
+}
+
+void Family::wait_for(std::size_t size) const {
+  const Deadline deadline(kFamilyPatience);
+  for (auto found = members().size(); found < size; found = members().size()) {
+    if (deadline.expired()) throw std::runtime_error(fmt::format("there are only {} processes", found));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+void Family::wait_for_none() const {
+  const Deadline deadline(kFamilyPatience);
+  for (auto left = members(); !left.empty(); left = members()) {
+    if (deadline.expired()) throw std::runtime_error(fmt::format("{} processes are left", left.size()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+}  // namespace lockstep::testing
