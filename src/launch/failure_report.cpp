@@ -1,30 +1,51 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <array>
 #include <csignal>
-#include <map>
+#include <cstdint>
 #include <string.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/launch/failure_report.h>
+
+#include "launch/json.h"
 
 namespace lockstep::launch {
 namespace {
 
-// "after that: ranks 0, 2 were killed by SIGTERM; rank 3 exited with code 1", one entry a way to end.
-std::string summary(const std::vector<RankExit>& exits) {
-  std::map<std::string, std::vector<int>> ranks;
-  for (const auto& exit : exits)
-    ranks[exit.signal != 0 ? signal_name(exit.signal) : fmt::format("exit code {}", exit.code)].push_back(
-        exit.rank);
-  std::vector<std::string> parts;
-  for (auto& [how, which] : ranks) {
-    std::ranges::sort(which);
-    parts.push_back(
-        fmt::format("{} {} ({})", which.size() == 1 ? "rank" : "ranks", fmt::join(which, ", "), how));
+// Parts of what Lockstep, Gloo, NCCL and PyTorch's stores say when the other side of a connection went away.
+constexpr std::array kConsequences{"because another rank is gone",     "Connection closed by peer",
+                                   "Connection reset by peer",         "failed to recv, got 0 bytes",
+                                   "remote process exited",            "rank 0 gave up or died",
+                                   "recvValueWithTimeout failed on",   "ncclRemoteError"};
+
+std::vector<std::string> account_of_rank(const FailureReport& report) {
+  std::vector<std::string> lines;
+  const int rank = report.first.rank;
+  if (report.stderr_tail.empty()) {
+    lines.push_back(fmt::format("rank {} wrote nothing to stderr", rank));
+  } else {
+    lines.push_back(fmt::format("the last lines that rank {} wrote to stderr:", rank));
+    for (const auto& line : report.stderr_tail) lines.push_back("  " + line);
   }
-  return fmt::format("{}", fmt::join(parts, ", "));
+  if (!report.message.empty()) lines.push_back(fmt::format("rank {} recorded: {}", rank, report.message));
+  if (!report.log_file.empty()) lines.push_back(fmt::format("all of rank {}'s stderr: {}", rank, report.log_file));
+  return lines;
+}
+
+std::string verdict(const FailureReport& report) {
+  const RankExit& first = report.first;
+  std::string line = fmt::format("rank {} failed first: it {}; pid {} on host {}", first.rank, describe(first),
+                                 first.pid, report.host);
+  if (report.restarts > 0) {
+    line += fmt::format(", after {} restart{}", report.restarts, report.restarts == 1 ? "" : "s");
+  }
+  if (first.signal == SIGKILL) {
+    line += "; the launcher did not send that SIGKILL: if you did not, see whether memory ran out (dmesg)";
+  }
+  return line;
 }
 
 }  // namespace
@@ -48,23 +69,41 @@ void Tail::add(std::string_view line) {
   if (line.size() > kLineBytes) lines_.back() += " ...";
 }
 
+int exit_code(const FailureReport& report) { return report.reason.empty() ? exit_code(report.first) : 1; }
+
+std::string headline(const FailureReport& report) {
+  if (!report.reason.empty()) return report.reason;
+  return fmt::format("rank {} {}", report.first.rank, describe(report.first));
+}
+
+bool is_consequence(const std::deque<std::string>& stderr_tail) {
+  return std::ranges::any_of(stderr_tail, [](const std::string& line) {
+    return std::ranges::any_of(
+        kConsequences, [&](const char* sign) { return line.find(sign) != std::string::npos; });
+  });
+}
+
 std::vector<std::string> report_lines(const FailureReport& report) {
   std::vector<std::string> lines;
-  const RankExit& first = report.first;
-  if (report.stderr_tail.empty()) {
-    lines.push_back(fmt::format("rank {} wrote nothing to stderr", first.rank));
-  } else {
-    lines.push_back(fmt::format("the last lines that rank {} wrote to stderr:", first.rank));
-    for (const auto& line : report.stderr_tail) lines.push_back("  " + line);
+  if (report.reason.empty()) lines = account_of_rank(report);
+  for (const auto& exit : report.later) {
+    lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));
   }
-  if (!report.later.empty()) lines.push_back("ended after that: " + summary(report.later));
-  lines.push_back(fmt::format("rank {} failed first: it {}; pid {} on host {}", first.rank, describe(first),
-                              first.pid, report.host));
-  if (first.signal == SIGKILL) {
-    lines.back() +=
-        "; the launcher did not send that SIGKILL: if you did not, see whether memory ran out (dmesg)";
-  }
+  lines.push_back(report.reason.empty() ? verdict(report) : "the run failed: " + report.reason);
   return lines;
+}
+
+std::string report_json(const FailureReport& report) {
+  std::string what = report.message.empty() ? headline(report) : report.message;
+  std::string trace;
+  for (const auto& line : report.stderr_tail) trace += line + "\n";
+  const auto seconds = std::to_string(static_cast<std::int64_t>(report.time));
+  const nlohmann::json json{{"message",
+                             {{"message", std::move(what)},
+                              {"errorCode", exit_code(report)},
+                              {"extraInfo", {{"timestamp", seconds}, {"py_callstack", std::move(trace)}}}}},
+                            {"lockstep", to_json(report)}};
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace lockstep::launch

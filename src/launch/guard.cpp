@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -45,6 +48,26 @@ constexpr std::chrono::seconds kKillPatience{10};
   ::_exit(code);
 }
 
+// A thread that runs while the guard does.
+class Companion {
+ public:
+  explicit Companion(const std::function<void(int)>& body) : stop_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!stop_) fail("eventfd");
+    thread_ = std::thread(body, stop_.get());
+  }
+  ~Companion() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof(one));
+    thread_.join();
+  }
+  Companion(const Companion&) = delete;
+  Companion& operator=(const Companion&) = delete;
+
+ private:
+  UniqueFd stop_;
+  std::thread thread_;
+};
+
 std::optional<siginfo_t> exit_of(pid_t child) {
   siginfo_t info{};
   if (::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG) != 0) fail("waitid");
@@ -73,8 +96,9 @@ int wait_for_guard(pid_t guard, const sigset_t& signals) {
 
 }  // namespace
 
-int run_guarded(const std::function<int(int launcher)>& body) {
-  const sigset_t signals = watched_signals();
+int run_guarded(const std::function<int(int launcher)>& body, const std::set<int>& stop_signals,
+                const std::function<void(int stop)>& beside) {
+  const sigset_t signals = watched_signals(stop_signals);
   const BlockedSignals blocked(signals);
   const ChildSubreaper subreaper;
   // Opened before the fork, so that the guard cannot miss an early death.
@@ -84,6 +108,8 @@ int run_guarded(const std::function<int(int launcher)>& body) {
   const pid_t guard = ::fork();
   if (guard < 0) fail("fork");
   if (guard == 0) become_guard(body, self.get());
+  if (!beside) return wait_for_guard(guard, signals);
+  const Companion companion(beside);
   return wait_for_guard(guard, signals);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <fcntl.h>
-#include <optional>
+#include <memory>
 
 #include <fmt/format.h>
 
@@ -9,11 +9,15 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/reserved_port.h>
 #include <lockstep/base/unique_fd.h>
+#include <lockstep/launch/allocator_environment.h>
 #include <lockstep/launch/environment.h>
 #include <lockstep/launch/guard.h>
 #include <lockstep/launch/launch.h>
 #include <lockstep/launch/program.h>
 #include <lockstep/launch/supervisor.h>
+
+#include "launch/addresses.h"
+#include "launch/coordinator_server.h"
 
 namespace lockstep::launch {
 namespace {
@@ -25,41 +29,53 @@ void open_standard_streams() {
   if (fd > 2) UniqueFd{fd};
 }
 
-// Held for the whole launch, so that nobody else is given it before rank 0 listens there. Only node 0 needs
-// it.
-std::optional<ReservedPort> hold_port(const LaunchOptions& options) {
-  if (options.node_rank != 0) return std::nullopt;
-  if (!options.master_port) return ReservedPort();
-  try {
-    return ReservedPort(*options.master_port);
-  } catch (const LaunchError& error) {
-    throw LaunchError(fmt::format("master-port: {}; choose another{}", error.what(),
-                                  options.nnodes == 1 ? ", or leave it out to get a free one" : ""));
-  }
+void warn_of_too_many_ranks(const LaunchOptions& options) {
+  const int cores = usable_cores();
+  if (options.nproc_per_node <= cores) return;
+  log(LogLevel::warning, fmt::format("{} ranks share {} core{}: expect them to wait for each other",
+                                     options.nproc_per_node, cores, cores == 1 ? "" : "s"));
 }
 
-Resources resources_for(const LaunchOptions& options, const std::optional<ReservedPort>& port) {
-  const Resources resources{.master_port = port ? port->port() : options.master_port.value(),
-                            .cores = usable_cores()};
-  if (options.nproc_per_node > resources.cores) {
-    log(LogLevel::warning,
-        fmt::format("{} ranks share {} core{}: expect them to wait for each other", options.nproc_per_node,
-                    resources.cores, resources.cores == 1 ? "" : "s"));
-  }
-  return resources;
-}
-
-SupervisorOptions supervisor_options(const LaunchOptions& options, std::string file,
-                                     const Resources& resources) {
-  SupervisorOptions supervisor{.file = std::move(file),
-                               .arguments = options.command,
-                               .mark_lines = options.mark_lines,
-                               .grace_period = options.grace_period};
+// Before anything starts: what would fail in each rank or only later.
+void check_ahead(const LaunchOptions& options) {
+  allocator_environment(options.memory_allocator, Env());
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    supervisor.ranks.push_back({.rank = global_rank(options, local_rank),
-                                .environment = rank_environment(options, resources, local_rank, Env())});
+    rank_environment(options, {}, local_rank, 1, Env());
   }
-  return supervisor;
+  if (options.nodes || !options.master_port) return;
+  try {
+    const ReservedPort free(*options.master_port);
+  } catch (const LaunchError& error) {
+    throw LaunchError(
+        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
+  }
+}
+
+bool is_busy(const Endpoint& endpoint) {
+  try {
+    const ReservedPort free(endpoint.port);
+    return false;
+  } catch (const LaunchError&) {
+    return true;
+  }
+}
+
+// Of several launchers on the endpoint's host, the first one gets the port and the others join it.
+bool hosts_the_meeting(const NodesOptions& nodes) {
+  if (nodes.is_host) return *nodes.is_host;
+  if (nodes.node_rank) return *nodes.node_rank == 0;
+  return is_local(nodes.endpoint) && !is_busy(nodes.endpoint);
+}
+
+std::unique_ptr<CoordinatorServer> make_server(const LaunchOptions& options) {
+  if (!options.nodes || !hosts_the_meeting(*options.nodes)) return nullptr;
+  try {
+    return std::make_unique<CoordinatorServer>(options, *options.nodes);
+  } catch (const LaunchError&) {
+    // Another launcher on this host was quicker.
+    if (!options.nodes->node_rank && !options.nodes->is_host) return nullptr;
+    throw;
+  }
 }
 
 }  // namespace
@@ -67,17 +83,21 @@ SupervisorOptions supervisor_options(const LaunchOptions& options, std::string f
 int launch(const LaunchOptions& options) {
   validate(options);
   open_standard_streams();
-  std::string file = find_program(options.command.front(), Env());
-  const auto port = hold_port(options);
-  const auto supervisor = supervisor_options(options, std::move(file), resources_for(options, port));
-  return run_guarded([&](int launcher) {
+  const std::string file = find_program(options.command.front(), Env());
+  check_ahead(options);
+  warn_of_too_many_ranks(options);
+  const auto server = make_server(options);
+  const auto body = [&](int launcher) {
+    if (server) server->close();
     try {
-      return supervise(supervisor, launcher);
+      return supervise(options, file, launcher);
     } catch (const ProgramError& error) {
       log(LogLevel::error, error.what());
       return error.exit_code();
     }
-  });
+  };
+  if (!server) return run_guarded(body, options.stop_signals);
+  return run_guarded(body, options.stop_signals, [&](int stop) { server->serve(stop); });
 }
 
 }  // namespace lockstep::launch

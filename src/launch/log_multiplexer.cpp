@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/log_multiplexer.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <fcntl.h>
@@ -27,13 +28,6 @@ bool wants_colour(int fd) {
   return ::isatty(fd) == 1 && !env.has("NO_COLOR") && env.get("TERM").value_or("dumb") != "dumb";
 }
 
-std::string prefix_of(int rank, int fd) {
-  if (!wants_colour(fd)) return fmt::format("[rank {}] ", rank);
-  constexpr std::array colours{36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
-  return fmt::format("\x1b[{}m[rank {}]\x1b[0m ", colours[static_cast<std::size_t>(rank) % colours.size()],
-                     rank);
-}
-
 void make_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
 bool readable(int fd) {
@@ -43,21 +37,33 @@ bool readable(int fd) {
 
 }  // namespace
 
-LogMultiplexer::LogMultiplexer(bool mark_stdout)
-    : out_(STDOUT_FILENO),
-      err_(STDERR_FILENO),
-      mark_stdout_(mark_stdout),
-      shared_(same_file(STDOUT_FILENO, STDERR_FILENO)) {}
+std::string rank_prefix(const std::string& text, int rank, int fd) {
+  if (!wants_colour(fd)) return text + " ";
+  constexpr std::array colours{36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
+  return fmt::format("\x1b[{}m{}\x1b[0m ", colours[static_cast<std::size_t>(rank) % colours.size()], text);
+}
 
-void LogMultiplexer::add_rank(int rank, UniqueFd out, UniqueFd err) {
-  make_nonblocking(out.get());
-  make_nonblocking(err.get());
-  streams_.push_back(
-      {.fd = std::move(out), .prefix = mark_stdout_ ? prefix_of(rank, STDOUT_FILENO) : "", .queue = &out_});
-  streams_.push_back({.fd = std::move(err),
-                      .prefix = prefix_of(rank, STDERR_FILENO),
-                      .queue = &error_queue(),
-                      .tail = &tails_[rank]});
+LogMultiplexer::LogMultiplexer()
+    : out_(STDOUT_FILENO), err_(STDERR_FILENO), shared_(same_file(STDOUT_FILENO, STDERR_FILENO)) {}
+
+void LogMultiplexer::add_rank(int rank, RankStream out, RankStream err) {
+  tails_[rank] = {};
+  add_stream({.rank = rank, .of_rank = std::move(out), .queue = &out_, .filtered = &filtered_out_});
+  add_stream({.rank = rank,
+              .of_rank = std::move(err),
+              .queue = &error_queue(),
+              .filtered = &filtered_err_,
+              .tail = &tails_[rank]});
+}
+
+void LogMultiplexer::add_stream(Stream stream) {
+  make_nonblocking(stream.of_rank.pipe.get());
+  streams_.push_back(std::move(stream));
+}
+
+void LogMultiplexer::set_filters(FilteredLog out, FilteredLog err) {
+  filtered_out_ = std::move(out);
+  filtered_err_ = std::move(err);
 }
 
 void LogMultiplexer::say(std::string_view message) {
@@ -66,8 +72,8 @@ void LogMultiplexer::say(std::string_view message) {
 
 void LogMultiplexer::watch(std::vector<pollfd>& events) const {
   for (const auto& stream : streams_) {
-    if (stream.fd && !stream.queue->full())
-      events.push_back({.fd = stream.fd.get(), .events = POLLIN, .revents = 0});
+    const UniqueFd& pipe = stream.of_rank.pipe;
+    if (pipe && !stream.queue->full()) events.push_back({.fd = pipe.get(), .events = POLLIN, .revents = 0});
   }
   // Only while something waits: an output whose reader has gone is always ready.
   for (const OutputQueue* queue : {&out_, &err_}) {
@@ -81,36 +87,70 @@ void LogMultiplexer::handle(const pollfd& event) {
     if (queue->fd() == event.fd && !queue->empty()) queue->write_some();
   }
   for (auto& stream : streams_) {
-    if (stream.fd && stream.fd.get() == event.fd) take(stream);
+    if (stream.of_rank.pipe && stream.of_rank.pipe.get() == event.fd) take(stream);
+  }
+}
+
+void LogMultiplexer::drain(int rank) {
+  for (auto& stream : streams_) {
+    if (stream.rank == rank) take_all(stream);
   }
 }
 
 void LogMultiplexer::finish() {
-  // Open but silent, or never silent: held by a process that is none of ours. What ours wrote is in the pipe.
-  constexpr int most_reads = 64;
   for (auto& stream : streams_) {
-    for (int reads = 0; stream.fd && reads < most_reads && readable(stream.fd.get()); ++reads) take(stream);
-    stream.fd.reset();
-    stream.splitter.finish([&](std::string_view line) { emit(stream, line); });
+    take_all(stream);
+    if (stream.of_rank.pipe) end(stream);
   }
+  streams_.clear();
+}
+
+// A pipe that is open but silent, or never silent, is held by a process that is none of ours. What ours wrote is
+// in the pipe.
+void LogMultiplexer::take_all(Stream& stream) {
+  constexpr int most_reads = 64;
+  const UniqueFd& pipe = stream.of_rank.pipe;
+  for (int reads = 0; pipe && reads < most_reads && readable(pipe.get()); ++reads) take(stream);
 }
 
 void LogMultiplexer::take(Stream& stream) {
   std::array<char, 64 * 1024> buffer;
-  const ssize_t count = ::read(stream.fd.get(), buffer.data(), buffer.size());
+  const ssize_t count = ::read(stream.of_rank.pipe.get(), buffer.data(), buffer.size());
   if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (count <= 0) {
-    stream.fd.reset();
-    stream.splitter.finish([&](std::string_view line) { emit(stream, line); });
+    end(stream);
     return;
   }
-  stream.splitter.feed({buffer.data(), static_cast<std::size_t>(count)}, LineSplitter::Clock::now(),
-                       [&](std::string_view line) { emit(stream, line); });
+  const std::string_view bytes(buffer.data(), static_cast<std::size_t>(count));
+  write_to_file(stream.of_rank.copy, bytes);
+  stream.splitter.feed(bytes, LineSplitter::Clock::now(), [&](std::string_view line) { emit(stream, line); });
+}
+
+void LogMultiplexer::end(Stream& stream) {
+  stream.of_rank.pipe.reset();
+  stream.splitter.finish([&](std::string_view line) { emit(stream, line); });
 }
 
 void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
   if (stream.tail != nullptr) stream.tail->add(line);
-  stream.queue->push(fmt::format("{}{}\n", stream.prefix, line));
+  const bool duplicated = std::ranges::any_of(
+      stream.filtered->texts, [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
+  if (!stream.of_rank.passed_on && !duplicated) return;
+  if (stream.of_rank.passed_on) stream.queue->push(fmt::format("{}{}\n", stream.of_rank.prefix, line));
+  if (duplicated) write_to_file(stream.filtered->file, fmt::format("[rank {}] {}\n", stream.rank, line));
+}
+
+// A disk takes what it is given, or refuses; it is not waited for as a reader is.
+void LogMultiplexer::write_to_file(const UniqueFd& file, std::string_view text) {
+  while (file && !text.empty()) {
+    const ssize_t count = ::write(file.get(), text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      if (file_error_ == 0) file_error_ = errno;
+      return;
+    }
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
 }
 
 }  // namespace lockstep::launch

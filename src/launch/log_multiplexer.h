@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <map>
+#include <memory>
 #include <poll.h>
 #include <string>
 #include <string_view>
@@ -16,23 +17,41 @@
 
 namespace lockstep::launch {
 
-/// Merges the ranks' stdout and stderr, line by line and each line after "[rank N] ", into those of this
-/// process. Nothing here blocks: the owner polls what watch() names and passes the events on. While the
-/// reader of this process's output is slow, ranks are not read, so their writes wait: nothing is lost and
-/// nothing piles up.
+/// A file that gets the lines which hold one of some texts, from all ranks.
+struct FilteredLog {
+  UniqueFd file{};
+  std::vector<std::string> texts{};
+};
+
+/// One stream of a rank.
+struct RankStream {
+  UniqueFd pipe{};
+  UniqueFd copy{};      ///< gets every byte; may be empty
+  bool passed_on = true;  ///< whether its lines go on to this process's stream
+  std::string prefix{};
+};
+
+/// Merges the ranks' stdout and stderr, line by line and each line after its rank's prefix, into those of this
+/// process. Nothing here blocks but writing files: the owner polls what watch() names and passes the events on.
+/// While the reader of this process's output is slow, ranks are not read, so their writes wait: nothing is lost
+/// and nothing piles up.
 class LogMultiplexer {
  public:
-  /// Lines of stdout are marked with the rank that wrote them, or not; those of stderr always are.
-  explicit LogMultiplexer(bool mark_stdout = true);
+  LogMultiplexer();
 
-  void add_rank(int rank, UniqueFd out, UniqueFd err);
+  void add_rank(int rank, RankStream out, RankStream err);
+  /// For this attempt's lines.
+  void set_filters(FilteredLog out, FilteredLog err);
   /// A line of the launcher's own, on stderr.
   void say(std::string_view message);
 
   void watch(std::vector<pollfd>& events) const;
   /// Events on other descriptors are ignored.
   void handle(const pollfd& event);
-  /// No process is left that could write: takes what lies in the pipes and ends unfinished lines.
+  /// Takes what that rank has written so far.
+  void drain(int rank);
+  /// No process is left that could write: takes what lies in the pipes and ends unfinished lines. Ranks may be
+  /// added anew after that; the tails stay until then.
   void finish();
 
   /// Lines wait to be written.
@@ -40,27 +59,39 @@ class LogMultiplexer {
   /// The errno value of the first failed write to stdout, or 0; likewise stderr.
   int stdout_error() const { return out_.error(); }
   int stderr_error() const { return err_.error(); }
+  /// The errno value of the first failed write to a log file, or 0.
+  int file_error() const { return file_error_; }
   const Tail& stderr_tail(int rank) const { return tails_.at(rank); }
 
  private:
   struct Stream {
-    UniqueFd fd{};
+    int rank = 0;
+    RankStream of_rank{};
     LineSplitter splitter{};
-    std::string prefix{};
     OutputQueue* queue = nullptr;
+    const FilteredLog* filtered = nullptr;
     Tail* tail = nullptr;  // of stderr only
   };
 
+  void add_stream(Stream stream);
   void take(Stream& stream);
-  static void emit(const Stream& stream, std::string_view line);
+  void take_all(Stream& stream);
+  void end(Stream& stream);
+  void emit(const Stream& stream, std::string_view line);
+  void write_to_file(const UniqueFd& file, std::string_view text);
   OutputQueue& error_queue() { return shared_ ? out_ : err_; }
 
   OutputQueue out_;
   OutputQueue err_;
-  bool mark_stdout_;
   bool shared_;  // stdout and stderr are one file: one queue, or their lines could tear each other
   std::deque<Stream> streams_;
   std::map<int, Tail> tails_;
+  FilteredLog filtered_out_;
+  FilteredLog filtered_err_;
+  int file_error_ = 0;
 };
+
+/// What a rank's lines begin with on descriptor `fd`, in a colour of its own where that is a terminal.
+std::string rank_prefix(const std::string& text, int rank, int fd);
 
 }  // namespace lockstep::launch

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -55,16 +56,27 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return all;
 }
 
+cpu_set_t set_of(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  return set;
+}
+
 // What exec needs, made before fork so that the child allocates nothing.
 struct Image {
   explicit Image(const RankCommand& command)
       : file(command.file),
         arguments(command.arguments),
-        environment(merged_environment(command.environment)) {}
+        environment(merged_environment(command.environment)),
+        bound(!command.cpus.empty()),
+        cpus(set_of(command.cpus)) {}
 
   std::string file;
   std::vector<std::string> arguments;
   std::vector<std::string> environment;
+  bool bound;
+  cpu_set_t cpus;
   std::vector<char*> argv = pointers(arguments);
   std::vector<char*> envp = pointers(environment);
 };
@@ -77,6 +89,7 @@ struct Image {
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
   restore_default_signals();
+  if (image.bound) ::sched_setaffinity(0, sizeof(image.cpus), &image.cpus);
   // Not execve: like a shell, this runs a script that has no #! line.
   ::execvpe(image.file.c_str(), image.argv.data(), image.envp.data());
   const int code = errno;

@@ -14,6 +14,7 @@ struct RankCommand {
   std::string file{};                                ///< has a slash
   std::vector<std::string> arguments{};              ///< from argv[0] on
   std::map<std::string, std::string> environment{};  ///< set on top of this process's
+  std::vector<int> cpus{};                           ///< where it may run; empty: where this process may
 };
 
 struct RankProcess {

@@ -5,13 +5,14 @@
 
 namespace lockstep::launch {
 
-sigset_t watched_signals() {
+sigset_t watched_signals(const std::set<int>& stop_signals) {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&set, signal);
+  sigaddset(&set, SIGCHLD);
+  for (const int signal : stop_signals) sigaddset(&set, signal);
   struct sigaction hangup {};
   ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  if (hangup.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);
   return set;
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <set>
 #include <signal.h>
 
 namespace lockstep::launch {
 
-/// The signals that ask a launch to stop: SIGINT, SIGTERM, SIGQUIT and SIGHUP, the last not where it is
-/// ignored already (nohup). With SIGCHLD on top.
-sigset_t watched_signals();
+/// `stop_signals`, of which SIGHUP not where it is ignored already (nohup), with SIGCHLD on top.
+sigset_t watched_signals(const std::set<int>& stop_signals);
 
 /// Blocks `signals` in this thread while it lives.
 class BlockedSignals {

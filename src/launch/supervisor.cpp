@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <optional>
 #include <poll.h>
 #include <signal.h>
@@ -14,13 +15,17 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/host.h>
+#include <lockstep/base/reserved_port.h>
 #include <lockstep/launch/failure_report.h>
 #include <lockstep/launch/supervisor.h>
 
-#include "launch/log_multiplexer.h"
+#include "launch/addresses.h"
+#include "launch/attempt.h"
+#include "launch/coordinator_server.h"
+#include "launch/local_link.h"
 #include "launch/process_tree.h"
-#include "launch/rank_process.h"
 #include "launch/signals.h"
+#include "launch/tcp_link.h"
 
 namespace lockstep::launch {
 namespace {
@@ -31,9 +36,12 @@ using std::chrono::milliseconds;
 constexpr milliseconds kKillInterval{5};
 // A process may be stuck in the kernel (a dead network file system); nobody can kill it then.
 constexpr milliseconds kKillPatience{10'000};
+// A rank that lost its peer may end before the peer itself has, which then is the first cause.
+constexpr milliseconds kCulpritPatience{300};
+constexpr milliseconds kSayWaitingAfter{10'000};
 
-UniqueFd open_signalfd() {
-  const sigset_t signals = watched_signals();
+UniqueFd open_signalfd(const std::set<int>& stop_signals) {
+  const sigset_t signals = watched_signals(stop_signals);
   UniqueFd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd) throw LaunchError("the launch could not be started: signalfd: " + errno_text(errno));
   return fd;
@@ -45,82 +53,127 @@ std::string in_seconds(milliseconds span) {
 
 bool can_read(const pollfd& event) { return event.revents != 0; }
 
-// One launch: a poll loop in one thread over the signals, the launcher's life and the ranks' output.
+std::unique_ptr<NodeLink> make_link(const LaunchOptions& options) {
+  NodeInfo info{.ranks = options.nproc_per_node, .role = options.role, .host = host_name()};
+  if (!options.nodes) {
+    return std::make_unique<LocalLink>(coordination_options(options), info, options.master_addr);
+  }
+  info.node_rank = options.nodes->node_rank;
+  return std::make_unique<TcpLink>(*options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)},
+                                   options.local_addr);
+}
+
+ReservedPort reserve_port(const LaunchOptions& options) {
+  if (options.nodes || !options.master_port) return {};
+  try {
+    return ReservedPort(*options.master_port);
+  } catch (const LaunchError& error) {
+    throw LaunchError(
+        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
+  }
+}
+
+// One launch: a poll loop in one thread over the signals, the launcher's life, the ranks' output and the way to
+// the other nodes.
 class Supervisor {
  public:
-  Supervisor(const SupervisorOptions& options, int launcher)
-      : options_(options), launcher_(launcher), signals_(open_signalfd()), logs_(options.mark_lines) {}
+  Supervisor(const LaunchOptions& options, const std::string& file, int launcher)
+      : options_(options),
+        file_(file),
+        launcher_(launcher),
+        signals_(open_signalfd(options.stop_signals)),
+        folder_(options.output, options.run_id),
+        link_(make_link(options)) {}
 
   int run();
 
  private:
-  enum class Phase { running, stopping, killing };
+  enum class Phase { idle, running, finding_culprit, stopping, killing };
 
-  void start_ranks();
+  void loop();
   void step();
   milliseconds patience() const;
   void read_signals();
   void on_stop_signal(int signal);
   void reap(pid_t first);
   void on_rank_exit(const RankExit& exit);
+  void on_culprit_known();
   void on_lost_output();
   void begin_stop(int signal);
   void stop_leftovers();
   void advance_phase();
   void enter_killing();
+  void on_all_gone();
+
+  void read_link();
+  std::optional<ToNode> receive();
+  void on(const Reserve& reserve);
+  void on(const Start& start);
+  void on(const Stop& stop);
+  void on(const End& end);
+  [[noreturn]] void on(const Refused& refused);
+  void say_waiting();
+
   void report();
   void flush();
   int result() const;
+  bool over() const { return phase_ == Phase::idle && (outcome_ || stop_signal_ != 0); }
 
-  const SupervisorOptions& options_;
+  const LaunchOptions& options_;
+  const std::string& file_;
   const int launcher_;
   const UniqueFd signals_;
   LogMultiplexer logs_;
-  std::map<pid_t, int> alive_;  // pid -> rank
-  Phase phase_ = Phase::running;
+  LogFolder folder_;
+  std::unique_ptr<NodeLink> link_;
+  std::optional<ReservedPort> port_;
+  std::optional<Attempt> attempt_;
+  Phase phase_ = Phase::idle;
   std::optional<Deadline> deadline_;  // of the phase
-  bool processes_left_ = true;
+  Deadline waiting_{kSayWaitingAfter};
+  bool said_waiting_ = false;
   bool leftovers_told_ = false;
   bool launcher_gone_ = false;
   bool output_lost_ = false;
+  bool file_loss_told_ = false;
+  bool stop_asked_ = false;  // by a Stop, which waits for its answer
   int stop_signal_ = 0;
-  std::optional<RankExit> first_failure_;
+  std::optional<End> outcome_;
+  // Of this attempt, on this node.
+  std::optional<FailureReport> first_failure_;
   std::vector<RankExit> later_failures_;
 };
 
 int Supervisor::run() {
   try {
-    start_ranks();
-    while (processes_left_ && !launcher_gone_) step();
-  } catch (...) {
+    loop();
+  } catch (const std::exception& error) {
+    link_->send(Leaving{error.what()});
     kill_descendants(Deadline(kKillPatience));
+    logs_.finish();
+    flush();
     throw;
   }
   if (launcher_gone_) {
     kill_descendants(Deadline(kKillPatience));
     return 128 + SIGKILL;
   }
-  logs_.finish();
   report();
   flush();
   return result();
 }
 
-void Supervisor::start_ranks() {
-  for (const auto& plan : options_.ranks) {
-    RankProcess process =
-        start_rank({.file = options_.file, .arguments = options_.arguments, .environment = plan.environment});
-    alive_.emplace(process.pid, plan.rank);
-    logs_.add_rank(plan.rank, std::move(process.out), std::move(process.err));
-  }
+void Supervisor::loop() {
+  read_link();
+  while (!over() && !launcher_gone_) step();
 }
 
 void Supervisor::step() {
   std::vector<pollfd> events{{.fd = signals_.get(), .events = POLLIN, .revents = 0},
                              {.fd = launcher_, .events = POLLIN, .revents = 0}};
   logs_.watch(events);
-  const auto timeout = patience();
-  if (::poll(events.data(), events.size(), static_cast<int>(timeout.count())) < 0) {
+  link_->watch(events);
+  if (::poll(events.data(), events.size(), static_cast<int>(patience().count())) < 0) {
     if (errno == EINTR) return;
     throw LaunchError("poll: " + errno_text(errno));
   }
@@ -132,12 +185,22 @@ void Supervisor::step() {
   if (can_read(events[0])) read_signals();
   on_lost_output();
   advance_phase();
+  link_->advance();
+  read_link();
+  say_waiting();
 }
 
 milliseconds Supervisor::patience() const {
+  constexpr milliseconds forever(-1);
+  milliseconds least = forever;
+  const auto consider = [&](milliseconds span) { least = least == forever ? span : std::min(least, span); };
   if (phase_ == Phase::killing) return kKillInterval;
-  if (phase_ == Phase::stopping) return deadline_->remaining() + milliseconds(1);
-  return milliseconds(-1);
+  if (phase_ == Phase::stopping || phase_ == Phase::finding_culprit) {
+    consider(deadline_->remaining() + milliseconds(1));
+  }
+  if (phase_ == Phase::idle && !said_waiting_) consider(waiting_.remaining() + milliseconds(1));
+  if (const auto link = link_->patience()) consider(*link);
+  return least;
 }
 
 void Supervisor::read_signals() {
@@ -153,14 +216,20 @@ void Supervisor::read_signals() {
 
 void Supervisor::on_stop_signal(int signal) {
   const bool impatient = signal == SIGINT || signal == SIGQUIT;
-  if (phase_ == Phase::stopping && impatient) {
+  if (phase_ == Phase::stopping && impatient && stop_signal_ != 0) {
     logs_.say(fmt::format("{} again: killing all ranks", signal_name(signal)));
     enter_killing();
   }
-  if (phase_ != Phase::running) return;
+  if (stop_signal_ != 0) return;
   stop_signal_ = signal;
-  logs_.say(fmt::format("{}: stopping all ranks (killed after {}{})", signal_name(signal),
-                        in_seconds(options_.grace_period), impatient ? ", or at a second Ctrl-C" : ""));
+  const bool stopping_already = phase_ == Phase::stopping || phase_ == Phase::killing;
+  if (stopping_already) {
+    logs_.say(fmt::format("{}: the ranks are not started again", signal_name(signal)));
+  } else {
+    logs_.say(fmt::format("{}: stopping all ranks (killed after {}{})", signal_name(signal),
+                          in_seconds(options_.grace_period), impatient ? ", or at a second Ctrl-C" : ""));
+  }
+  link_->send(Leaving{fmt::format("its launcher got {}", signal_name(signal))});
   begin_stop(signal);
 }
 
@@ -173,41 +242,57 @@ void Supervisor::reap(pid_t first) {
     siginfo_t info{};
     if (::waitid(type, static_cast<id_t>(pid), &info, WEXITED | WNOHANG) != 0) return errno;
     if (info.si_pid == 0) return EAGAIN;
-    const auto rank = alive_.extract(info.si_pid);
-    if (rank.empty()) return 0;
-    const bool exited = info.si_code == CLD_EXITED;
-    exits.push_back({.rank = rank.mapped(),
-                     .pid = info.si_pid,
-                     .code = exited ? info.si_status : 0,
-                     .signal = exited ? 0 : info.si_status,
-                     .core_dumped = info.si_code == CLD_DUMPED});
+    const auto exit = attempt_ ? attempt_->end_of(info) : std::nullopt;
+    if (exit) exits.push_back(*exit);
     return 0;
   };
   take(P_PID, first);
   const auto known = static_cast<std::ptrdiff_t>(exits.size());
   int outcome = 0;
   while (outcome == 0) outcome = take(P_ALL, 0);
-  // Orphans come to this process, so without children there are no descendants either.
-  processes_left_ = outcome != ECHILD;
   std::stable_partition(exits.begin() + known, exits.end(),
                         [](const auto& exit) { return exit.signal != 0; });
   for (const auto& exit : exits) on_rank_exit(exit);
-  if (alive_.empty() && processes_left_) stop_leftovers();
+  if (!attempt_ || !attempt_->alive().empty()) return;
+  // Orphans come to this process, so without children there are no descendants either.
+  if (outcome != ECHILD) {
+    stop_leftovers();
+  } else {
+    on_all_gone();
+  }
 }
 
 void Supervisor::on_rank_exit(const RankExit& exit) {
   if (!exit.failed()) return;
-  if (phase_ != Phase::running) {
-    later_failures_.push_back(exit);
+  logs_.drain(exit.rank);
+  if (phase_ == Phase::running) {
+    first_failure_ = attempt_->report(exit);
+    phase_ = Phase::finding_culprit;
+    const bool is_culprit = !is_consequence(first_failure_->stderr_tail);
+    deadline_.emplace(is_culprit || attempt_->alive().empty() ? milliseconds(0) : kCulpritPatience);
     return;
   }
-  first_failure_ = exit;
-  logs_.say(fmt::format("rank {} {}{}", exit.rank, describe(exit),
-                        alive_.empty() ? "" : "; stopping the other ranks"));
+  auto failure = attempt_->report(exit);
+  if (phase_ == Phase::finding_culprit && is_consequence(first_failure_->stderr_tail) &&
+      !is_consequence(failure.stderr_tail)) {
+    later_failures_.push_back(std::exchange(first_failure_, std::move(failure))->first);
+    deadline_.emplace(milliseconds(0));
+    return;
+  }
+  later_failures_.push_back(exit);
+}
+
+void Supervisor::on_culprit_known() {
   begin_stop(SIGTERM);
+  link_->send(Failed{.attempt = attempt_->place().attempt, .report = *first_failure_});
 }
 
 void Supervisor::on_lost_output() {
+  if (logs_.file_error() != 0 && !file_loss_told_) {
+    file_loss_told_ = true;
+    logs_.say(fmt::format("warning: some of what the ranks write is not in their log files: {}",
+                          errno_text(logs_.file_error())));
+  }
   const int error = logs_.stdout_error();
   if (error == 0 || output_lost_) return;
   output_lost_ = true;
@@ -217,33 +302,32 @@ void Supervisor::on_lost_output() {
     return;
   }
   logs_.say("nobody reads stdout any more: stopping all ranks");
-  if (phase_ == Phase::running) stop_signal_ = SIGPIPE;
+  if (stop_signal_ == 0) {
+    stop_signal_ = SIGPIPE;
+    link_->send(Leaving{"nobody reads its output any more"});
+  }
   begin_stop(SIGTERM);
 }
 
 void Supervisor::begin_stop(int signal) {
-  if (phase_ != Phase::running) return;
+  if (phase_ != Phase::running && phase_ != Phase::finding_culprit) return;
   phase_ = Phase::stopping;
   deadline_.emplace(options_.grace_period);
-  for (const auto& [pid, rank] : alive_) {
-    ::kill(-pid, signal);
-    ::kill(-pid, SIGCONT);  // a stopped process obeys nothing else
-  }
+  attempt_->signal_ranks(signal);
 }
 
 void Supervisor::stop_leftovers() {
   if (leftovers_told_) return;
   leftovers_told_ = true;
+  if (phase_ == Phase::finding_culprit) on_culprit_known();
   begin_stop(SIGTERM);
   signal_descendants(SIGTERM);
 }
 
 void Supervisor::advance_phase() {
-  if (!processes_left_) return;
+  if (phase_ == Phase::finding_culprit && deadline_->expired()) on_culprit_known();
   if (phase_ == Phase::stopping && deadline_->expired()) {
-    std::vector<int> ranks;
-    for (const auto& [pid, rank] : alive_) ranks.push_back(rank);
-    std::ranges::sort(ranks);
+    const auto ranks = attempt_->alive_ranks();
     logs_.say(fmt::format("still running after {}, so killed: {}", in_seconds(options_.grace_period),
                           ranks.empty() ? "processes that the ranks left behind"
                                         : fmt::format("rank {}", fmt::join(ranks, ", "))));
@@ -262,13 +346,98 @@ void Supervisor::enter_killing() {
   deadline_.emplace(kKillPatience);
 }
 
+// The attempt is over on this node.
+void Supervisor::on_all_gone() {
+  if (phase_ == Phase::idle) return;
+  if (phase_ == Phase::finding_culprit) on_culprit_known();
+  logs_.finish();
+  phase_ = Phase::idle;
+  waiting_ = Deadline(kSayWaitingAfter);
+  said_waiting_ = false;
+  port_.reset();
+  const int number = attempt_->place().attempt;
+  if (stop_asked_) {
+    stop_asked_ = false;
+    link_->send(Stopped{number});
+  } else if (!first_failure_ && stop_signal_ == 0) {
+    link_->send(Finished{number});
+  }
+}
+
+void Supervisor::read_link() {
+  while (stop_signal_ == 0) {
+    const auto message = receive();
+    if (!message) return;
+    std::visit([&](const auto& said) { on(said); }, *message);
+  }
+}
+
+// Without the other nodes the ranks here cannot go on.
+std::optional<ToNode> Supervisor::receive() {
+  try {
+    return link_->receive();
+  } catch (const LaunchError& error) {
+    if (outcome_) return std::nullopt;
+    if (phase_ == Phase::idle) throw;
+    return End{FailureReport{.reason = error.what(), .host = host_name()}};
+  }
+}
+
+void Supervisor::on(const Reserve& /*reserve*/) {
+  port_ = reserve_port(options_);
+  link_->send(Reserved{.address = link_->address(), .port = port_->port()});
+}
+
+void Supervisor::on(const Start& start) {
+  first_failure_.reset();
+  later_failures_.clear();
+  leftovers_told_ = false;
+  phase_ = Phase::running;
+  attempt_.emplace(options_, file_, start.place, folder_, logs_);
+}
+
+void Supervisor::on(const Stop& stop) {
+  const bool ours = first_failure_ && attempt_ && attempt_->place().attempt == stop.attempt;
+  const bool others_run = attempt_ && !attempt_->alive().empty();
+  const char* others = !others_run ? "" : ours ? "; stopping the other ranks" : "; stopping all ranks";
+  logs_.say(stop.notice + others);
+  begin_stop(SIGTERM);
+  if (phase_ == Phase::idle) {
+    link_->send(Stopped{stop.attempt});
+  } else {
+    stop_asked_ = true;
+  }
+}
+
+void Supervisor::on(const End& end) {
+  outcome_ = end;
+  begin_stop(SIGTERM);
+}
+
+void Supervisor::on(const Refused& refused) {
+  throw LaunchError(fmt::format("the launcher at {} does not take this node: {}", to_text(options_.nodes->endpoint),
+                                refused.reason));
+}
+
+void Supervisor::say_waiting() {
+  if (phase_ != Phase::idle || said_waiting_ || !waiting_.expired() || over()) return;
+  said_waiting_ = true;
+  logs_.say(fmt::format("still waiting for the other nodes at {}", to_text(options_.nodes->endpoint)));
+}
+
 void Supervisor::report() {
-  if (!first_failure_) return;
-  const FailureReport failure{.first = *first_failure_,
-                              .host = host_name(),
-                              .stderr_tail = logs_.stderr_tail(first_failure_->rank).lines(),
-                              .later = later_failures_};
-  for (const auto& line : report_lines(failure)) logs_.say(line);
+  std::optional<FailureReport> failure = first_failure_;
+  if (outcome_ && outcome_->failure) failure = outcome_->failure;
+  if (!failure) return;
+  if (first_failure_) failure->later = later_failures_;
+  if (!folder_.path().empty()) logs_.say(fmt::format("log files: {}", folder_.path().string()));
+  for (const auto& line : report_lines(*failure)) logs_.say(line);
+  if (options_.output.error_file.empty()) return;
+  try {
+    write_error_file(options_.output.error_file, report_json(*failure));
+  } catch (const std::exception& error) {
+    logs_.say(fmt::format("warning: the error file was not written: {}", error.what()));
+  }
 }
 
 // Waits for a slow reader as any program does, so with no deadline, but not against a user who wants it to
@@ -289,18 +458,19 @@ void Supervisor::flush() {
 }
 
 int Supervisor::result() const {
+  if (outcome_ && outcome_->failure) return exit_code(*outcome_->failure);
   if (first_failure_) return exit_code(*first_failure_);
   return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
 }
 
 }  // namespace
 
-int supervise(const SupervisorOptions& options, int launcher) {
+int supervise(const LaunchOptions& options, const std::string& file, int launcher) {
   // A write whose reader has gone shall fail, not kill.
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, nullptr);
-  return Supervisor(options, launcher).run();
+  return Supervisor(options, file, launcher).run();
 }
 
 }  // namespace lockstep::launch

@@ -43,7 +43,7 @@ bool is_launchers(const std::string& name) {
 bool differs_by_design(const std::string& name) {
   const std::set<std::string> names{
       "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
-      // For Python: where a rank leaves its traceback, and what torchrun tells its own processes.
+      // Where a rank leaves its traceback, and what torchrun tells its own processes.
       "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"};
   return names.contains(name);
 }
@@ -88,19 +88,6 @@ TEST(LauncherEnvironment, IsTorchruns) {
     }
     EXPECT_GE(compared, 12);
   }
-}
-
-TEST(LauncherEnvironment, IsWhatTheOptionsOfAnotherNodeSay) {
-  LauncherProcess launcher({"run", "--nproc-per-node", "2", "--nnodes", "2", "--node-rank", "1",
-                            "--master-addr", "192.0.2.1", "--master-port", "29512", "env"});
-  ASSERT_EQ(launcher.finish(), 0) << launcher.err();
-  auto env = variables_of(launcher.out(), "[rank 3] ");
-  EXPECT_EQ(env["RANK"], "3");
-  EXPECT_EQ(env["LOCAL_RANK"], "1");
-  EXPECT_EQ(env["GROUP_RANK"], "1");
-  EXPECT_EQ(env["WORLD_SIZE"], "4");
-  EXPECT_EQ(env["MASTER_ADDR"], "192.0.2.1");
-  EXPECT_EQ(env["MASTER_PORT"], "29512");
 }
 
 TEST(LauncherEnvironment, RanksReadNothingFromTheTerminal) {

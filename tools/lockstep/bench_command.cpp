@@ -51,7 +51,7 @@ int BenchCommand::run() const {
     return 0;
   }
   words.insert(words.begin(), bench_program().string());
-  return launch::launch({.command = words, .nproc_per_node = ranks_, .mark_lines = false});
+  return launch::launch({.command = words, .nproc_per_node = ranks_, .output = {.mark_lines = false}});
 }
 
 }  // namespace lockstep::cli

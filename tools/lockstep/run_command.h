@@ -1,31 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
-#include <lockstep/launch/options.h>
-#include <lockstep/launch/worker_count.h>
+#include "run_arguments.h"
 
 namespace lockstep::cli {
-
-/// What was written on the command line of `lockstep run`, unchecked.
-struct RunArguments {
-  std::string nproc_per_node = "1";
-  std::string nnodes = "1";
-  std::optional<int> node_rank{};
-  std::optional<std::string> master_addr{};
-  std::optional<int> master_port{};
-  bool standalone = false;
-  double grace_period = 5;
-  std::vector<std::string> command{};
-};
-
-/// Throws ArgumentError, in the words of the command line, for what makes no sense.
-launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine);
 
 /// `lockstep run [options] [--] program [arguments...]`. Options end at the program's name.
 class RunCommand {
@@ -41,6 +24,13 @@ class RunCommand {
   int run(const std::vector<std::string>& rest) const;
 
  private:
+  void add_node_options();
+  void add_rendezvous_options();
+  void add_program_options();
+  void add_output_options();
+  void add_own_options();
+  void add_torchrun_leftovers();
+
   RunArguments parsed_;
   CLI::App* command_;
 };

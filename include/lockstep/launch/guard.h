@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 
 namespace lockstep::launch {
 
@@ -15,10 +16,13 @@ namespace lockstep::launch {
 /// descendants and return. The first process in turn adopts and kills everything should the guard be the one
 /// that is killed.
 ///
-/// The calling process waits and passes SIGINT, SIGTERM, SIGQUIT and SIGHUP on to the guard, where they are
-/// blocked: `body` reads them with signalfd(2) or sigwaitinfo(2), SIGCHLD likewise.
+/// The calling process waits and passes `stop_signals` on to the guard, where they are blocked: `body` reads them
+/// with signalfd(2) or sigwaitinfo(2), SIGCHLD likewise. Meanwhile `beside`, if there is one, runs in a thread of the
+/// calling process; the descriptor that it is given becomes readable when the guard has ended, and it must return
+/// then.
 /// REQUIRES that the calling process has one thread and no children. Throws LaunchError when there can be no
 /// guard.
-int run_guarded(const std::function<int(int launcher)>& body);
+int run_guarded(const std::function<int(int launcher)>& body, const std::set<int>& stop_signals,
+                const std::function<void(int stop)>& beside = {});
 
 }  // namespace lockstep::launch

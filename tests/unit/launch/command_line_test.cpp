@@ -73,15 +73,17 @@ TEST(RunCommandLine, TurnsIntoLaunchOptions) {
                                        .nnodes = "2:2",
                                        .node_rank = 1,
                                        .master_addr = "node0",
-                                       .master_port = 29500,
+                                       .master_port = 29501,
                                        .grace_period = 0.25,
                                        .command = {"./train"}},
                                       {.cores = 4, .gpus = 0});
   EXPECT_EQ(options.nproc_per_node, 4);
-  EXPECT_EQ(options.nnodes, 2);
-  EXPECT_EQ(options.node_rank, 1);
+  ASSERT_TRUE(options.nodes);
+  EXPECT_EQ(options.nodes->min_nodes, 2);
+  EXPECT_EQ(options.nodes->node_rank, 1);
+  EXPECT_EQ(options.nodes->endpoint.host, "node0");
+  EXPECT_EQ(options.nodes->endpoint.port, 29501);
   EXPECT_EQ(options.master_addr, "node0");
-  EXPECT_EQ(options.master_port, 29500);
   EXPECT_EQ(options.run_id, "none");
   EXPECT_EQ(options.grace_period, std::chrono::milliseconds(250));
 }
@@ -96,12 +98,27 @@ TEST(RunCommandLine, SaysWhatMakesNoSense) {
   EXPECT_EQ(complaint({.command = x}), "");
   EXPECT_THAT(complaint({}), HasSubstr("no program"));
   EXPECT_THAT(complaint({.nproc_per_node = "abc", .command = x}), HasSubstr("\"abc\""));
-  EXPECT_THAT(complaint({.nnodes = "1:4", .command = x}), HasSubstr("elastic"));
+  EXPECT_THAT(complaint({.nnodes = "1:4", .command = x}), HasSubstr("a range, but the nodes are numbered"));
   EXPECT_THAT(complaint({.nnodes = "0", .command = x}), HasSubstr("--nnodes 0"));
-  EXPECT_THAT(complaint({.nnodes = "2", .node_rank = 0, .master_addr = "a", .command = x}),
-              HasSubstr("--master-port"));
+  EXPECT_THAT(complaint({.nnodes = "3:2", .command = x}), HasSubstr("--nnodes 3:2"));
+  EXPECT_THAT(complaint({.nnodes = "2", .node_rank = 2, .command = x}), HasSubstr("node-rank is 2"));
+  EXPECT_THAT(complaint({.node_rank = 1, .command = x}), HasSubstr("--nnodes"));
+  EXPECT_THAT(complaint({.rdzv_backend = "etcd", .command = x}), HasSubstr("--rdzv-backend etcd"));
+  EXPECT_THAT(complaint({.rdzv_conf = "read_timeout=3", .command = x}), HasSubstr("read_timeout"));
+  EXPECT_THAT(complaint({.max_restarts = -1, .command = x}), HasSubstr("max-restarts"));
+  EXPECT_THAT(complaint({.start_method = "thread", .command = x}), HasSubstr("--start-method thread"));
+  EXPECT_THAT(complaint({.numa_binding = "node", .command = x}), HasSubstr("--bind"));
+  EXPECT_THAT(complaint({.signals_to_handle = "SIGKILL", .command = x}), HasSubstr("SIGKILL"));
+  EXPECT_THAT(complaint({.module = true, .no_python = true, .command = x}), HasSubstr("--no-python"));
+  EXPECT_THAT(complaint({.use_env = true, .pass_local_rank = true, .command = x}), HasSubstr("--use-env"));
+  EXPECT_THAT(complaint({.redirects = "4", .command = x}), HasSubstr("--redirects 4"));
+  EXPECT_THAT(complaint({.tee = "1:1", .command = x}), HasSubstr("local rank 1"));
+  EXPECT_THAT(complaint({.local_ranks_filter = "a", .command = x}), HasSubstr("--local-ranks-filter a"));
+  EXPECT_THAT(complaint({.local_ranks_filter = "1", .command = x}), HasSubstr("local-ranks-filter names rank 1"));
+  EXPECT_THAT(complaint({.bind = "tight", .command = x}), HasSubstr("--bind tight"));
+  EXPECT_THAT(complaint({.memory_allocator = "x", .command = x}), HasSubstr("memory-allocator x"));
   EXPECT_THAT(complaint({.master_port = 70000, .command = x}), HasSubstr("--master-port 70000"));
-  EXPECT_THAT(complaint({.master_port = 29500, .standalone = true, .command = x}), HasSubstr("--standalone"));
+  EXPECT_THAT(complaint({.nnodes = "2", .standalone = true, .command = x}), HasSubstr("--standalone"));
   EXPECT_THAT(complaint({.grace_period = -1, .command = x}), HasSubstr("--grace-period"));
 }
 

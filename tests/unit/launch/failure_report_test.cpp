@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/launch/failure_report.h>
 
@@ -17,12 +18,16 @@ TEST(FailureReport, EndsWithTheRankThatFailedFirst) {
   const FailureReport report{
       .first = {.rank = 2, .pid = 77, .signal = SIGSEGV, .core_dumped = true},
       .host = "box",
+      .restarts = 1,
+      .message = "ValueError: odd",
+      .log_file = "/logs/2",
       .stderr_tail = {"oh", "no"},
-      .later = {{.rank = 3, .signal = SIGTERM}, {.rank = 1, .code = 1}, {.rank = 0, .signal = SIGTERM}}};
+      .later = {{.rank = 3, .signal = SIGTERM}, {.rank = 1, .code = 1}}};
   EXPECT_THAT(report_lines(report),
               ElementsAre("the last lines that rank 2 wrote to stderr:", "  oh", "  no",
-                          "ended after that: ranks 0, 3 (SIGTERM), rank 1 (exit code 1)",
-                          "rank 2 failed first: it was killed by SIGSEGV (core dumped); pid 77 on host box"));
+                          "rank 2 recorded: ValueError: odd", "all of rank 2's stderr: /logs/2",
+                          "after that, rank 3 was killed by SIGTERM", "after that, rank 1 exited with code 1",
+                          "rank 2 failed first: it was killed by SIGSEGV (core dumped); pid 77 on host box, after 1 restart"));
 }
 
 TEST(FailureReport, SaysThatThereWasNoOutput) {
@@ -37,9 +42,34 @@ TEST(FailureReport, PointsAtMemoryWhenAStrangerKilledARank) {
   EXPECT_THAT(report_lines(report).back(), AllOf(HasSubstr("SIGKILL"), HasSubstr("memory")));
 }
 
+TEST(FailureReport, TellsWhatFailedWhenItWasNoRank) {
+  const FailureReport report{.reason = "node 1 (b) was lost", .host = "b"};
+  EXPECT_THAT(report_lines(report), ElementsAre("the run failed: node 1 (b) was lost"));
+  EXPECT_EQ(exit_code(report), 1);
+}
+
+TEST(FailureReport, KnowsARankThatOnlyFollowedAnother) {
+  EXPECT_TRUE(is_consequence({"x", "rank 1: all_reduce failed because another rank is gone: rank 0 died"}));
+  EXPECT_TRUE(is_consequence({"RuntimeError: [../pair.cc:534] Connection closed by peer [127.0.0.1]:3"}));
+  EXPECT_FALSE(is_consequence({"ValueError: the loss is nan"}));
+}
+
+TEST(FailureReport, IsAlsoJson) {
+  const FailureReport report{.first = {.rank = 2, .local_rank = 0, .pid = 77, .signal = SIGSEGV},
+                             .host = "box",
+                             .time = 12.5,
+                             .stderr_tail = {"bad \xff byte"}};
+  const auto json = nlohmann::json::parse(report_json(report));
+  EXPECT_EQ(json["message"]["message"], "rank 2 was killed by SIGSEGV");
+  EXPECT_EQ(json["message"]["errorCode"], 139);
+  EXPECT_EQ(json["message"]["extraInfo"]["timestamp"], "12");
+  EXPECT_EQ(json["lockstep"]["first"]["signal_name"], "SIGSEGV");
+  EXPECT_TRUE(json["lockstep"]["first"]["exit_code"].is_null());
+}
+
 TEST(FailureReport, ExitsLikeAShell) {
-  EXPECT_EQ(exit_code({.code = 7}), 7);
-  EXPECT_EQ(exit_code({.signal = SIGKILL}), 137);
+  EXPECT_EQ(exit_code(RankExit{.code = 7}), 7);
+  EXPECT_EQ(exit_code(RankExit{.signal = SIGKILL}), 137);
 }
 
 TEST(Tail, KeepsTheLastLinesAndCutsLongOnes) {

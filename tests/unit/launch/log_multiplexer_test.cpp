@@ -25,7 +25,7 @@ TEST(LogMultiplexer, StopsReadingARankWhoseLinesNobodyTakes) {
   const UniqueFd writer(out[1]);
   const UniqueFd other_writer(err[1]);
   LogMultiplexer logs;
-  logs.add_rank(0, UniqueFd(out[0]), UniqueFd(err[0]));
+  logs.add_rank(0, {.pipe = UniqueFd(out[0])}, {.pipe = UniqueFd(err[0])});
 
   const std::string lines(4095, 'x');
   int blocks = 0;

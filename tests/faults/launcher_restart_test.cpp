@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks that are started again, on one node and on several.
+#include <memory>
+#include <signal.h>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/reserved_port.h>
+
+#include "launcher_process.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Words = std::vector<std::string>;
+
+std::string free_port() { return std::to_string(ReservedPort().port()); }
+
+std::string last_line(const LauncherProcess& launcher) {
+  const auto lines = lines_of(launcher.err());
+  return lines.empty() ? "" : lines.back();
+}
+
+// A launcher of one of several nodes on this host.
+LauncherProcess node(const Words& options, const std::string& script) {
+  Words arguments{"run"};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  for (const char* word : {"--", "/bin/sh", "-c"}) arguments.emplace_back(word);
+  arguments.push_back(script);
+  return LauncherProcess(arguments);
+}
+
+Words numbered(int node_rank, const std::string& port, Words more = {}) {
+  more.insert(more.begin(), {"--nnodes", "2", "--node-rank", std::to_string(node_rank), "--master-port", port});
+  return more;
+}
+
+Words as_they_come(const std::string& nnodes, const std::string& port, Words more = {}) {
+  more.insert(more.begin(), {"--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:" + port,
+                             "--rdzv-id", "test"});
+  return more;
+}
+
+TEST(LauncherRestart, StartsAllRanksAgainWithANewPort) {
+  LauncherProcess launcher(shell_ranks(
+      2,
+      "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
+      "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; test $RANK = 1 && exit 3; exec sleep 1000",
+      {"--max-restarts", "3"}));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  EXPECT_THAT(launcher.out(), AllOf(HasSubstr("[rank 0] attempt 0 of 3"), HasSubstr("[rank 1] attempt 2 of 3"),
+                                    Not(HasSubstr("attempt 3"))));
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("rank 1 exited with code 3; restart 1 of 3; stopping the other ranks\n"),
+                                    HasSubstr("restart 2 of 3"), Not(HasSubstr("failed first"))));
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherRestart, EndsClearlyWhenNoneIsLeft) {
+  LauncherProcess launcher(shell_ranks(2, "test $RANK = 1 && kill -9 $$; exec sleep 1000", {"--max-restarts", "2"}));
+  EXPECT_EQ(launcher.finish(), 137);
+  EXPECT_THAT(last_line(launcher),
+              AllOf(HasSubstr("rank 1 failed first: it was killed by SIGKILL"), HasSubstr("after 2 restarts")));
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherRestart, LeavesNothingOfTheAttemptBefore) {
+  LauncherProcess launcher(shell_ranks(
+      1,
+      "test $TORCHELASTIC_RESTART_COUNT = 1 && { ls /proc | grep -c x >/dev/null; exit 0; };"
+      "(setsid sh -c 'trap \"\" TERM; echo grandchild; exec sleep 1000' &); sleep 0.1; exit 3",
+      {"--max-restarts", "1", "--grace-period", "0.2"}));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherRestart, EndsWhenItIsToldToWhileItRestarts) {
+  LauncherProcess launcher(
+      shell_ranks(2,
+                  "trap 'echo asked; trap \"\" TERM' TERM; echo up $RANK; test $RANK = 1 && exit 3;"
+                  "while :; do sleep 0.01; done",
+                  {"--max-restarts", "100", "--grace-period", "0.5"}));
+  launcher.wait_for("asked");
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.finish(), 3);
+  EXPECT_THAT(launcher.err(), HasSubstr("SIGTERM: the ranks are not started again"));
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherNodes, RunAsOne) {
+  const auto port = free_port();
+  const std::string script = "echo $RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT";
+  auto second = node(numbered(1, port, {"--nproc-per-node", "2"}), script);
+  auto first = node(numbered(0, port, {"--nproc-per-node", "1"}), script);
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_THAT(first.out(), HasSubstr(" rank 0] 0/3 0/2 0 127.0.0.1 "));
+  EXPECT_THAT(second.out(), AllOf(HasSubstr(" rank 1] 1/3 1/2 0 127.0.0.1 "), HasSubstr(" rank 2] 2/3 1/2 1 ")));
+}
+
+TEST(LauncherNodes, AllNameTheRankThatFailedAndExitAlike) {
+  const auto port = free_port();
+  const std::string script = "test $RANK = 1 && { echo bad luck >&2; exit 7; }; exec sleep 1000";
+  auto first = node(numbered(0, port), script);
+  auto second = node(numbered(1, port), script);
+  for (auto* launcher : {&first, &second}) {
+    EXPECT_EQ(launcher->finish(), 7);
+    EXPECT_THAT(launcher->err(), HasSubstr("bad luck"));
+    EXPECT_THAT(last_line(*launcher), HasSubstr("rank 1 failed first: it exited with code 7"));
+    launcher->wait_for_no_family();
+  }
+}
+
+TEST(LauncherNodes, RestartTogether) {
+  const auto port = free_port();
+  const std::string script =
+      "echo up $RANK $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0;"
+      "test $RANK = $TORCHELASTIC_RESTART_COUNT && kill -9 $$; exec sleep 1000";
+  // A rank may be stopped before it says anything, because the other's end is told so quickly.
+  auto first = node(numbered(0, port, {"--max-restarts", "2"}), script);
+  auto second = node(numbered(1, port, {"--max-restarts", "2"}), script);
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_THAT(first.out(), AllOf(HasSubstr("up 0 0"), HasSubstr("up 0 2")));
+  EXPECT_THAT(second.out(), AllOf(HasSubstr("up 1 1"), HasSubstr("up 1 2")));
+}
+
+TEST(LauncherNodes, ThatAreNumberedAsTheyComeAgreeToo) {
+  const auto port = free_port();
+  std::vector<std::unique_ptr<LauncherProcess>> nodes;
+  for (int i = 0; i < 3; ++i) {
+    Words words{"run"};
+    for (const auto& word : as_they_come("3", port)) words.push_back(word);
+    words.insert(words.end(), {"--", "/bin/sh", "-c", "echo rank $RANK of $WORLD_SIZE"});
+    nodes.push_back(std::make_unique<LauncherProcess>(words));
+  }
+  std::string all;
+  for (auto& launcher : nodes) {
+    EXPECT_EQ(launcher->finish(), 0) << launcher->err();
+    all += launcher->out();
+  }
+  for (int rank = 0; rank < 3; ++rank) EXPECT_THAT(all, HasSubstr(fmt::format("rank {} of 3", rank)));
+}
+
+TEST(LauncherNodes, GoOnWithOneLessWhenANodeIsKilled) {
+  const auto port = free_port();
+  const std::string script =
+      "echo up $RANK of $WORLD_SIZE; test $WORLD_SIZE = 1 && exit 0; exec sleep 1000";
+  auto first = node(as_they_come("1:2", port, {"--max-restarts", "1", "--rdzv-conf", "is_host=1"}), script);
+  auto second = node(as_they_come("1:2", port, {"--max-restarts", "1", "--rdzv-conf", "is_host=0"}), script);
+  first.wait_for("of 2");
+  second.wait_for("of 2");
+  second.send(SIGKILL);
+  second.finish();
+  second.wait_for_no_family();
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_THAT(first.out(), HasSubstr("up 0 of 1"));
+  EXPECT_THAT(first.err(), HasSubstr("was lost"));
+}
+
+TEST(LauncherNodes, StopWhenTheOneWhereTheyMeetIsKilled) {
+  const auto port = free_port();
+  auto first = node(numbered(0, port), "echo up; exec sleep 1000");
+  auto second = node(numbered(1, port), "echo up; exec sleep 1000");
+  first.wait_for("up");
+  second.wait_for("up");
+  first.send(SIGKILL);
+  EXPECT_EQ(second.finish(), 1);
+  EXPECT_THAT(last_line(second), HasSubstr("is lost"));
+  first.finish();
+  first.wait_for_no_family();
+  second.wait_for_no_family();
+}
+
+TEST(LauncherNodes, StopWhenOneIsAskedTo) {
+  const auto port = free_port();
+  auto first = node(numbered(0, port), "echo up; exec sleep 1000");
+  auto second = node(numbered(1, port), "echo up; exec sleep 1000");
+  first.wait_for("up");
+  second.wait_for("up");
+  second.send(SIGTERM);
+  EXPECT_EQ(second.finish(), 143);
+  EXPECT_EQ(first.finish(), 1);
+  EXPECT_THAT(last_line(first), AllOf(HasSubstr("node 1"), HasSubstr("its launcher got SIGTERM")));
+}
+
+TEST(LauncherNodes, AreRefusedWhenTheyDoNotFit) {
+  const auto port = free_port();
+  auto first = node(numbered(0, port), "echo up; exec sleep 1000");
+  auto twin = node(numbered(0, port), "true");
+  const int code = twin.finish();
+  EXPECT_NE(code, 0);
+  auto stranger = node(numbered(1, port, {"--rdzv-id", "other"}), "true");
+  EXPECT_EQ(stranger.finish(), 1);
+  EXPECT_THAT(stranger.err(), HasSubstr("here meets the run \"none\", not \"other\""));
+}
+
+TEST(LauncherNodes, SayWhoIsMissing) {
+  auto first = node(numbered(0, free_port(), {"--rdzv-conf", "join_timeout=0.3"}), "true");
+  EXPECT_EQ(first.finish(), 1);
+  EXPECT_THAT(last_line(first), HasSubstr("only 1 of 2 nodes came within 0.3 s: node-rank 1 is missing"));
+
+  auto second = node(numbered(1, free_port(), {"--rdzv-conf", "join_timeout=0.3"}), "true");
+  EXPECT_EQ(second.finish(), 1);
+  EXPECT_THAT(last_line(second), HasSubstr("no launcher answers at 127.0.0.1:"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launch/messages.h"
+
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/launch/streams.h>
+
+namespace lockstep::launch {
+namespace {
+
+TEST(Messages, TravelBothWays) {
+  const auto hello = decode_hello(encode(Hello{.run_id = "r \"1\"", .node = {.node_rank = 2, .ranks = 4, .host = "h"}}));
+  EXPECT_EQ(hello.run_id, "r \"1\"");
+  EXPECT_EQ(hello.node.node_rank, 2);
+  EXPECT_EQ(hello.node.ranks, 4);
+  EXPECT_EQ(decode_hello(encode(Hello{})).node.node_rank, std::nullopt);
+
+  const auto start = std::get<Start>(decode_to_node(encode(ToNode(Start{{.attempt = 3, .restarts = 2, .world_size = 9}}))));
+  EXPECT_EQ(start.place.attempt, 3);
+  EXPECT_EQ(start.place.restarts, 2);
+  EXPECT_EQ(start.place.world_size, 9);
+
+  const Failed failed{.attempt = 1,
+                      .report = {.first = {.rank = 7, .signal = SIGABRT, .core_dumped = true},
+                                 .host = "h",
+                                 .stderr_tail = {"a\nb", "\xff"},
+                                 .later = {{.rank = 8, .code = 3}}}};
+  const auto back = std::get<Failed>(decode_from_node(encode(FromNode(failed))));
+  EXPECT_EQ(back.report.first.signal, SIGABRT);
+  EXPECT_TRUE(back.report.first.core_dumped);
+  EXPECT_EQ(back.report.stderr_tail.front(), "a\nb");
+  EXPECT_EQ(back.report.later.front().code, 3);
+  EXPECT_EQ(encode(FromNode(failed)).find('\n'), std::string::npos) << "one message is one line";
+
+  EXPECT_FALSE(std::get<End>(decode_to_node(encode(ToNode(End{})))).failure);
+  EXPECT_EQ(std::get<End>(decode_to_node(encode(ToNode(End{FailureReport{.reason = "r"}})))).failure->reason, "r");
+}
+
+TEST(Messages, OfStrangersAreRefused) {
+  for (const char* line : {"", "GET / HTTP/1.1", "{}", "[]", "{\"kind\": 3}", "{\"kind\": \"bogus\"}",
+                           "{\"kind\": \"failed\", \"attempt\": \"x\"}", "\xff\xfe"}) {
+    EXPECT_THROW(decode_from_node(line), LaunchError) << line;
+    EXPECT_THROW(decode_to_node(line), LaunchError) << line;
+    EXPECT_THROW(decode_hello(line), LaunchError) << line;
+  }
+}
+
+TEST(Streams, AreChosenAsTorchrunsAre) {
+  const auto both = parse_streams("3", "--tee");
+  EXPECT_TRUE(both.has_out(5) && both.has_err(5));
+  const auto some = parse_streams("0:1,2:2", "--tee");
+  EXPECT_TRUE(some.has_out(0) && !some.has_err(0));
+  EXPECT_TRUE(!some.has_out(1) && !some.has_err(1));
+  EXPECT_TRUE(some.has_err(2));
+  EXPECT_FALSE(parse_streams("0", "--tee").any());
+  for (const char* wrong : {"", "4", "x", "0:4", "a:1", "0:1,", "-1:1", "0-1"}) {
+    EXPECT_THROW(parse_streams(wrong, "--tee"), ArgumentError) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::launch

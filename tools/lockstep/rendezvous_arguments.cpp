@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous_arguments.h"
+
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <random>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep::cli {
+namespace {
+
+constexpr int kStaticPort = 29500;  // torchrun's
+constexpr int kC10dPort = 29400;
+
+using Settings = std::map<std::string, std::string>;
+
+template <typename Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number value{};
+  const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code != std::errc() || stop != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+struct NodeCounts {
+  int least = 1;
+  int most = 1;
+};
+
+NodeCounts parse_nnodes(const std::string& text) {
+  const auto colon = text.find(':');
+  const auto least = number_in<int>(std::string_view(text).substr(0, colon));
+  const auto most = colon == std::string::npos ? least : number_in<int>(std::string_view(text).substr(colon + 1));
+  if (least && most && *least >= 1 && *most >= *least) return {.least = *least, .most = *most};
+  throw ArgumentError(
+      fmt::format("--nnodes {}: give a whole number above 0, or the least and the most, as in 2:4", text));
+}
+
+std::uint16_t checked_port(int port, const char* option) {
+  if (port >= 1 && port <= 65535) return static_cast<std::uint16_t>(port);
+  throw ArgumentError(fmt::format("{} {}: a port lies in 1 .. 65535", option, port));
+}
+
+std::string without_brackets(std::string host) {
+  if (host.starts_with('[') && host.ends_with(']')) return host.substr(1, host.size() - 2);
+  return host;
+}
+
+// host, host:port, [v6], [v6]:port
+launch::Endpoint parse_endpoint(const std::string& text, int default_port) {
+  const auto colon = text.rfind(':');
+  const bool v6_alone = text.ends_with(']') || text.find(':') != colon;
+  const bool has_port = colon != std::string::npos && !(v6_alone && !text.starts_with('[')) && !text.ends_with(']');
+  launch::Endpoint endpoint{.host = without_brackets(has_port ? text.substr(0, colon) : text)};
+  const auto port = has_port ? number_in<int>(std::string_view(text).substr(colon + 1)) : default_port;
+  if (!port || endpoint.host.empty()) {
+    throw ArgumentError(fmt::format("--rdzv-endpoint {}: give HOST:PORT", text));
+  }
+  endpoint.port = checked_port(*port, "--rdzv-endpoint's port");
+  return endpoint;
+}
+
+Settings parse_settings(const std::string& text) {
+  Settings settings;
+  std::istringstream pairs(text);
+  for (std::string pair; std::getline(pairs, pair, ',');) {
+    const auto equals = pair.find('=');
+    std::string name = pair.substr(0, equals);
+    std::erase(name, ' ');
+    if (equals == std::string::npos || name.empty() || equals + 1 == pair.size()) {
+      throw ArgumentError(fmt::format("--rdzv-conf {}: give settings as in join_timeout=60,is_host=0", text));
+    }
+    settings[name] = pair.substr(equals + 1);
+  }
+  return settings;
+}
+
+// Takes the settings one by one; what is left at the end is not known here.
+class SettingsReader {
+ public:
+  explicit SettingsReader(Settings settings) : settings_(std::move(settings)) {}
+
+  std::optional<double> number(const std::string& name) {
+    const auto text = take(name);
+    if (!text) return std::nullopt;
+    const auto value = number_in<double>(*text);
+    constexpr double most = 1e7;
+    if (value && *value > 0 && *value <= most) return value;
+    throw ArgumentError(fmt::format("--rdzv-conf {}={}: give a number above 0", name, *text));
+  }
+
+  std::optional<bool> truth(const std::string& name) {
+    const auto text = take(name);
+    if (!text) return std::nullopt;
+    for (const char* yes : {"1", "true", "True", "t", "yes", "y"}) {
+      if (*text == yes) return true;
+    }
+    for (const char* no : {"0", "false", "False", "f", "no", "n"}) {
+      if (*text == no) return false;
+    }
+    throw ArgumentError(fmt::format("--rdzv-conf {}={}: give true or false", name, *text));
+  }
+
+  std::optional<std::string> take(const std::string& name) {
+    auto found = settings_.extract(name);
+    return found.empty() ? std::nullopt : std::optional(std::move(found.mapped()));
+  }
+
+  void refuse_rest() const {
+    if (settings_.empty()) return;
+    throw ArgumentError(
+        fmt::format("--rdzv-conf: {} has no meaning here; join_timeout, timeout, last_call_timeout, "
+                    "keep_alive_interval, keep_alive_max_attempt, is_host and store_type=tcp have",
+                    settings_.begin()->first));
+  }
+
+ private:
+  Settings settings_;
+};
+
+std::chrono::milliseconds in_milliseconds(double seconds) {
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
+void apply_settings(const std::string& text, launch::NodesOptions& nodes) {
+  SettingsReader settings(parse_settings(text));
+  if (const auto seconds = settings.number("timeout")) nodes.join_timeout = in_milliseconds(*seconds);
+  if (const auto seconds = settings.number("join_timeout")) nodes.join_timeout = in_milliseconds(*seconds);
+  if (const auto seconds = settings.number("last_call_timeout")) nodes.last_call_timeout = in_milliseconds(*seconds);
+  const auto interval = settings.number("keep_alive_interval");
+  const auto attempts = settings.number("keep_alive_max_attempt");
+  if (interval || attempts) nodes.silence_limit = in_milliseconds(interval.value_or(5) * attempts.value_or(3));
+  nodes.is_host = settings.truth("is_host");
+  if (const auto store = settings.take("store_type"); store && *store != "tcp") {
+    throw ArgumentError(fmt::format("--rdzv-conf store_type={}: nodes meet over tcp only", *store));
+  }
+  settings.refuse_rest();
+}
+
+// torchrun gives a standalone run an id of its own, too.
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+void warn_of_ignored(const RunArguments& arguments) {
+  const bool ignored = arguments.node_rank.value_or(0) != 0 || arguments.master_addr || arguments.master_port ||
+                       !arguments.rdzv_endpoint.empty();
+  if (!ignored) return;
+  log(LogLevel::warning,
+      "--standalone means one node that finds its own address and port: --node-rank, --master-addr, "
+      "--master-port and --rdzv-endpoint are not used");
+}
+
+void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options) {
+  launch::NodesOptions unused;
+  apply_settings(arguments.rdzv_conf, unused);
+  if (arguments.node_rank.value_or(0) != 0) {
+    throw ArgumentError(fmt::format("--node-rank {}, but there is one node: give --nnodes too", *arguments.node_rank));
+  }
+  if (arguments.rdzv_backend == "static" && !arguments.rdzv_endpoint.empty()) {
+    const auto endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
+    options.master_addr = endpoint.host;
+    options.master_port = endpoint.port;
+    return;
+  }
+  if (arguments.master_addr) options.master_addr = without_brackets(*arguments.master_addr);
+  if (arguments.master_port) options.master_port = checked_port(*arguments.master_port, "--master-port");
+}
+
+launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCounts& counts) {
+  launch::NodesOptions nodes{.min_nodes = counts.least, .max_nodes = counts.most};
+  apply_settings(arguments.rdzv_conf, nodes);
+  if (arguments.rdzv_backend == "c10d") {
+    nodes.endpoint = parse_endpoint(
+        arguments.rdzv_endpoint.empty() ? std::string("localhost") : arguments.rdzv_endpoint, kC10dPort);
+    return nodes;
+  }
+  nodes.node_rank = arguments.node_rank.value_or(0);
+  if (!arguments.rdzv_endpoint.empty()) {
+    nodes.endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
+  } else {
+    nodes.endpoint = {.host = without_brackets(arguments.master_addr.value_or("127.0.0.1")),
+                      .port = checked_port(arguments.master_port.value_or(kStaticPort), "--master-port")};
+  }
+  return nodes;
+}
+
+void check_backend(const std::string& backend) {
+  if (backend == "static" || backend == "c10d") return;
+  throw ArgumentError(
+      fmt::format("--rdzv-backend {} is not there: nodes meet by static (each is told its --node-rank) or c10d "
+                  "(numbered as they come)",
+                  backend));
+}
+
+}  // namespace
+
+void set_rendezvous(const RunArguments& arguments, const Env& /*env*/, launch::LaunchOptions& options) {
+  check_backend(arguments.rdzv_backend);
+  const NodeCounts counts = parse_nnodes(arguments.nnodes);
+  options.run_id = arguments.rdzv_id;
+  if (arguments.standalone) {
+    if (counts.most > 1) {
+      throw ArgumentError(fmt::format("--standalone means one node, which contradicts --nnodes {}", arguments.nnodes));
+    }
+    warn_of_ignored(arguments);
+    options.run_id = random_id();
+  } else if (counts.most == 1) {
+    set_one_node(arguments, options);
+  } else {
+    options.nodes = several_nodes(arguments, counts);
+    options.master_addr = options.nodes->endpoint.host;
+  }
+}
+
+}  // namespace lockstep::cli

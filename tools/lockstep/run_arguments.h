@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/env.h>
+#include <lockstep/launch/options.h>
+#include <lockstep/launch/worker_count.h>
+
+namespace lockstep::cli {
+
+/// What was written on the command line of `lockstep run`, unchecked. Names and defaults are torchrun's.
+struct RunArguments {
+  std::string nproc_per_node = "1";
+  std::string nnodes = "1:1";
+  std::optional<int> node_rank{};
+  std::optional<std::string> master_addr{};
+  std::optional<int> master_port{};
+  std::string local_addr{};
+  std::string rdzv_backend = "static";
+  std::string rdzv_endpoint{};
+  std::string rdzv_id = "none";
+  std::string rdzv_conf{};
+  bool standalone = false;
+  int max_restarts = 0;
+  double monitor_interval = 0.1;
+  std::string start_method = "spawn";
+  std::string event_log_handler = "null";
+  std::string logs_specs = "default";
+  std::string numa_binding{};
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  std::string role = "default";
+  bool module = false;
+  bool no_python = false;
+  bool run_path = false;
+  bool use_env = false;
+  bool pass_local_rank = false;
+  bool virtual_local_rank = false;
+  std::string log_dir{};
+  std::string redirects = "0";
+  std::string tee = "0";
+  std::string local_ranks_filter{};
+  std::string duplicate_stdout_filters{};
+  std::string duplicate_stderr_filters{};
+  std::string error_file{};
+  std::string bind = "none";
+  std::string memory_allocator = "default";
+  double grace_period = 5;
+  std::vector<std::string> command{};
+};
+
+/// Throws ArgumentError, in the words of the command line, for what makes no sense.
+launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
+                                     const Env& env = {});
+
+}  // namespace lockstep::cli
