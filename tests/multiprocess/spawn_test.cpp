@@ -302,7 +302,7 @@ const testing::Scenario refused("spawn: refused", [] {
     EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("spawn_threads")));
   });
   {
-    const auto context = init({.env = Env({})});
+    const auto context = init({.env = Env(std::map<std::string, std::string>())});
     EXPECT_THAT([&] { spawn({}, nothing); }, ThrowsMessage<ArgumentError>(HasSubstr("end its Context")));
   }
   spawn({}, nothing);
