@@ -13,6 +13,7 @@
 #include "bench_command.h"
 #include "ckpt_command.h"
 #include "devices_command.h"
+#include "doctor_command.h"
 #include "run_command.h"
 
 namespace lockstep::cli {
@@ -25,6 +26,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   BenchCommand bench_command(app);
   CkptCommand ckpt_command(app);
   DevicesCommand devices_command(app);
+  DoctorCommand doctor_command(app);
 
   // CLI11 takes arguments last first. What follows "--" is never ours to read.
   const auto separator = std::ranges::find(arguments, "--");
@@ -39,6 +41,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   if (bench_command.chosen()) return bench_command.run();
   if (ckpt_command.chosen()) ckpt_command.run({separator, arguments.end()});
   if (devices_command.chosen()) return devices_command.run();
+  if (doctor_command.chosen()) return doctor_command.run();
   std::cerr << app.help();
   return kUsageError;
 }

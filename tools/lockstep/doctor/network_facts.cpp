@@ -26,7 +26,8 @@ std::string interface_address(const ifaddrs& entry) {
   if (entry.ifa_addr == nullptr) return "";
   const auto family = entry.ifa_addr->sa_family;
   if (family != AF_INET && family != AF_INET6) return "";
-  SocketAddress address{.length = family == AF_INET ? socklen_t{sizeof(sockaddr_in)} : sizeof(sockaddr_in6)};
+  SocketAddress address;
+  address.length = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
   std::memcpy(&address.storage, entry.ifa_addr, address.length);
   return address.text();
 }

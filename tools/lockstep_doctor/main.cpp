@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What `lockstep doctor` cannot find out itself, since it does without LibTorch:
+//   lockstep-doctor describe             this LibTorch and the backends that are built, as JSON
+//   lockstep-doctor all-reduce BACKEND   as a rank: one all_reduce, whose result is checked
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include <ATen/Version.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <torch/version.h>
+
+#include <lockstep/backends/registry.h>
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+namespace lockstep::doctor {
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+constexpr int kUsageError = 2;
+
+std::string cuda_version() {
+  if (!at::detail::getCUDAHooks().hasCUDART()) return "";
+  const auto number = at::detail::getCUDAHooks().versionCUDART();
+  return fmt::format("{}.{}", number / 1000, number % 1000 / 10);
+}
+
+int describe() {
+  const nlohmann::json document{{"libtorch", TORCH_VERSION},
+                                {"cpu_capability", at::get_cpu_capability()},
+                                {"cuda", cuda_version()},
+                                {"cuda_devices", at::detail::getCUDAHooks().getNumGPUs()},
+                                {"backends", backends::available_backends()}};
+  std::cout << document.dump() << '\n';
+  return 0;
+}
+
+int all_reduce(const std::string& backend) {
+  const auto context = init({.backend = backend, .timeout = kPatience, .device = c10::Device(c10::kCPU)});
+  const auto tensor = at::full({1024}, context.rank() + 1, at::kFloat);
+  context.group().all_reduce(tensor);
+  const int ranks = context.world_size();
+  const auto expected = static_cast<float>(ranks * (ranks + 1) / 2);
+  if (tensor.eq(expected).all().item<bool>()) return 0;
+  throw Error(fmt::format("all_reduce of 1 .. {} gave {}, not {}", ranks, tensor[0].item<float>(), expected));
+}
+
+int run(const std::vector<std::string>& words) {
+  if (words == std::vector<std::string>{"describe"}) return describe();
+  if (words.size() == 2 && words[0] == "all-reduce") return all_reduce(words[1]);
+  std::cerr << "usage: lockstep-doctor describe | all-reduce BACKEND (lockstep doctor does both)\n";
+  return kUsageError;
+}
+
+}  // namespace
+}  // namespace lockstep::doctor
+
+int main(int argc, char** argv) {
+  try {
+    return lockstep::doctor::run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::cerr << "lockstep-doctor: " << error.what() << '\n';
+    return 1;
+  }
+}
