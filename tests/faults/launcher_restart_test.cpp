@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ranks that are started again, on one node and on several.
 #include <memory>
+#include <netinet/in.h>
 #include <signal.h>
+#include <stdexcept>
+#include <sys/socket.h>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -34,6 +38,20 @@ LauncherProcess node(const Words& options, const std::string& script) {
   for (const char* word : {"--", "/bin/sh", "-c"}) arguments.emplace_back(word);
   arguments.push_back(script);
   return LauncherProcess(arguments);
+}
+
+void wait_for_listener(const std::string& port) {
+  const Deadline deadline(std::chrono::seconds(60));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(std::stoi(port)));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  while (!deadline.expired()) {
+    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw std::runtime_error("nobody listens at port " + port);
 }
 
 Words numbered(int node_rank, const std::string& port, Words more = {}) {
@@ -192,9 +210,10 @@ TEST(LauncherNodes, StopWhenOneIsAskedTo) {
 TEST(LauncherNodes, AreRefusedWhenTheyDoNotFit) {
   const auto port = free_port();
   auto first = node(numbered(0, port), "echo up; exec sleep 1000");
+  wait_for_listener(port);
   auto twin = node(numbered(0, port), "true");
-  const int code = twin.finish();
-  EXPECT_NE(code, 0);
+  EXPECT_EQ(twin.finish(), 1);
+  EXPECT_THAT(twin.err(), HasSubstr("the launchers cannot meet at TCP port " + port));
   auto stranger = node(numbered(1, port, {"--rdzv-id", "other"}), "true");
   EXPECT_EQ(stranger.finish(), 1);
   EXPECT_THAT(stranger.err(), HasSubstr("here meets the run \"none\", not \"other\""));
