@@ -8,6 +8,15 @@
 #include "rendezvous/variables.h"
 
 namespace lockstep::rendezvous {
+namespace {
+
+// In an allocation mpirun and mpiexec have srun start a daemon on each node, and their ranks inherit the
+// daemon's place among those. srun itself sets neither of these.
+bool started_by_mpirun(const Env& env) {
+  return env.has("OMPI_COMM_WORLD_RANK") || env.has("MPI_LOCALRANKID");
+}
+
+}  // namespace
 
 std::optional<Placement> from_launcher(const Env& env) {
   const Variables own(env, "the launcher's environment", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"},
@@ -27,8 +36,9 @@ std::optional<Placement> from_environment(const Env& env) {
   // MASTER_ADDR and MASTER_PORT alone may be there to help SLURM or MPI find rank 0.
   const Variables ranks(env, "", {"RANK", "WORLD_SIZE"}, {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"});
   if (!ranks.any()) {
-    if (auto found = from_slurm(env)) return found;
-    if (auto found = from_mpi(env)) return found;
+    auto found = started_by_mpirun(env) ? from_mpi(env) : from_slurm(env);
+    if (!found) found = from_mpi(env);
+    if (found) return found;
   }
   return from_launcher(env);
 }

@@ -182,7 +182,7 @@ TEST(Placement, Pmi) {
 }
 
 // Its ranks inherit SLURM's variables from it.
-TEST(Placement, TheLauncherComesBeforeSlurmAndSlurmBeforeMpi) {
+TEST(Placement, TheLauncherComesBeforeSlurmAndMpi) {
   const auto p = found(with(with(kSlurm, kOpenMpi), kLauncher));
   EXPECT_EQ(p->source, "the launcher's environment");
   EXPECT_EQ(p->rank, 1);
@@ -190,7 +190,22 @@ TEST(Placement, TheLauncherComesBeforeSlurmAndSlurmBeforeMpi) {
   EXPECT_FALSE(p->local_rank);
   EXPECT_EQ(p->master_addr, "node0");
   EXPECT_EQ(p->master_port, 29500);
-  EXPECT_EQ(found(with(kSlurm, kOpenMpi))->source, "SLURM's environment");
+}
+
+// Of mpirun's daemon.
+TEST(Placement, RanksOfMpirunInheritAPlaceInSlurmThatIsNotTheirs) {
+  const auto daemons = with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}});
+  const auto p = found(with(daemons, kOpenMpi));
+  EXPECT_EQ(p->source, "Open MPI's environment");
+  EXPECT_EQ(p->rank, 1);
+  const Values hydra{
+      {"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "2"}, {"MPI_LOCALNRANKS", "4"}};
+  EXPECT_EQ(found(with(daemons, hydra))->rank, 2);
+}
+
+// "srun --mpi=pmi2", which knows the nodes.
+TEST(Placement, SlurmComesBeforeThePmiThatSrunOffers) {
+  EXPECT_EQ(found(with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "7"}}))->source, "SLURM's environment");
 }
 
 }  // namespace
