@@ -2,6 +2,7 @@
 // What the program lockstep-doctor says, which links LibTorch and lies beside this one.
 #include <filesystem>
 #include <future>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -43,12 +44,21 @@ LibTorch describe() {
   return libtorch;
 }
 
+// What the first rank that said something said, without the marks of launcher and program.
+std::string rank_error(const machine::CommandResult& answer) {
+  constexpr std::string_view mark = "lockstep-doctor: ";
+  const auto begin = answer.err.find(mark);
+  if (begin == std::string::npos) return answer.problem;
+  const auto text = answer.err.substr(begin + mark.size());
+  return text.substr(0, text.find('\n'));
+}
+
 // As users do it: through the launcher, so that this tries the launcher, too.
 BackendTrial try_backend(const std::string& name) {
   const auto answer = machine::run_command(
       {own_program(), "run", "--nproc-per-node", "2", "--", doctor_program(), "all-reduce", name},
       kLibTorchPatience);
-  return {.name = name, .error = answer.problem};
+  return {.name = name, .error = answer.succeeded() ? "" : rank_error(answer)};
 }
 
 // Others need devices or hosts that a check cannot take for granted.

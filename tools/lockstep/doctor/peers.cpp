@@ -123,8 +123,9 @@ void try_address(const Meeting& meeting, std::size_t other, const SocketAddress&
   take_answer(read_line(connection, deadline), greeting(meeting, other) + " ", asked, peer);
 }
 
-void try_peer(const Meeting& meeting, std::size_t other, const Deadline& whole, Peer& peer) {
-  const Deadline deadline(std::min<std::chrono::milliseconds>(kAttempt, whole.remaining()));
+// Never cut short by the end of the meeting: the error of the last attempt is what people read.
+void try_peer(const Meeting& meeting, std::size_t other, Peer& peer) {
+  const Deadline deadline(kAttempt);
   try {
     for (const auto& address : resolve(peer.host, deadline)) {
       try {
@@ -170,19 +171,20 @@ Meeting parse_meeting(const std::string& text) {
 
 std::vector<Peer> meet(const Meeting& meeting, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
-  const Listener listener(meeting, deadline);
+  const Listener listener(meeting, Deadline(kAttempt));
   std::vector<Peer> all;
   for (const auto& host : meeting.hosts) all.push_back({.host = host, .error = "not tried"});
   all[meeting.self].error.clear();
-  for (bool done = false; !done && !deadline.expired();) {
+  bool done = false;
+  do {
     done = listener.has_seen_all();
     for (std::size_t host = 0; host < all.size(); ++host) {
       if (all[host].error.empty()) continue;
-      try_peer(meeting, host, deadline, all[host]);
+      try_peer(meeting, host, all[host]);
       done = false;
     }
     if (!done) std::this_thread::sleep_for(std::min(kPause, deadline.remaining()));
-  }
+  } while (!done && !deadline.expired());
   all.erase(all.begin() + static_cast<std::ptrdiff_t>(meeting.self));
   return all;
 }

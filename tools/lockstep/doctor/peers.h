@@ -32,9 +32,9 @@ struct Peer {
 };
 
 /// Listens for the others and connects to each of them, again and again, until all have met all or the time
-/// is over. Returns the others in the order of Meeting::hosts. A host whose name is a loopback address
-/// listens at that address only, so that several can stand for one machine. Throws Error when this host
-/// cannot listen.
+/// is over, and at most one attempt longer. Returns the others in the order of Meeting::hosts. A host whose
+/// name is a loopback address listens at that address only, so that several can stand for one machine. Throws
+/// Error when this host cannot listen.
 std::vector<Peer> meet(const Meeting& meeting, std::chrono::milliseconds timeout);
 
 /// One for each.
