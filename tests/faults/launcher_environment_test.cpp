@@ -35,6 +35,8 @@ Variables variables_of(const std::string& text, const std::string& before) {
   return found;
 }
 
+std::string free_port() { return std::to_string(ReservedPort().port()); }
+
 bool is_launchers(const std::string& name) {
   return name.starts_with("TORCHELASTIC_") || name.starts_with("MASTER_") || name.starts_with("ROLE_") ||
          name.ends_with("RANK") || name.ends_with("WORLD_SIZE") || name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
@@ -69,11 +71,10 @@ TEST(LauncherEnvironment, NumbersTheRanks) {
 TEST(LauncherEnvironment, IsTorchruns) {
   const std::string script = "env | while read -r line; do echo \"of $RANK $line\"; done";
   const std::string command = fmt::format(
-      "{} -m torch.distributed.run --no-python --nproc-per-node 2 --master-port 29500 /bin/sh -c "
-      "'{}'",
-      LOCKSTEP_PYTHON, script);
+      "{} -m torch.distributed.run --no-python --nproc-per-node 2 --master-port {} /bin/sh -c '{}'",
+      LOCKSTEP_PYTHON, free_port(), script);
   LauncherProcess torchrun(shell_ranks(1, command), kNoThreads);
-  LauncherProcess ours(shell_ranks(2, script), kNoThreads);
+  LauncherProcess ours(shell_ranks(2, script, {"--master-port", free_port()}), kNoThreads);
   ASSERT_EQ(torchrun.finish(), 0) << torchrun.err();
   ASSERT_EQ(ours.finish(), 0) << ours.err();
 
