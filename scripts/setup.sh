@@ -34,7 +34,7 @@ needed=(c++:g++ cmake:cmake ninja:ninja-build ccache:ccache libgloo-dev libcli11
   nlohmann-json3-dev zlib1g-dev libcurl4-openssl-dev libssl-dev ca-certificates)
 if [[ $kind == tests ]]; then
   needed+=(nm:binutils spin:spin libgtest-dev libgmock-dev libbenchmark-dev)
-  needed+=(slurmctld slurmd slurm-client munge)
+  needed+=(slurmctld slurmd slurm-client munge ip:iproute2 unshare:util-linux)
 fi
 if [[ $kind == npm ]]; then needed+=(npm:npm); fi
 if [[ $kind == mpi ]]; then needed+=(mpirun:openmpi-bin libopenmpi-dev); fi

@@ -18,9 +18,9 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr double kDefaultSeconds = 2;
-constexpr double kLeastSeconds = 0.1;
-constexpr double kMostSeconds = 24 * 3600;
+constexpr double kDefaultWatch = 2;
+constexpr double kShortestWatch = 0.1;
+constexpr double kLongestWatch = 24 * 3600;
 constexpr const char* kHomeAndClear = "\x1b[H\x1b[J";
 
 // While it lives, Ctrl-C and SIGTERM do not end the process but its waits.
@@ -50,9 +50,9 @@ class Interruption {
 };
 
 double checked_seconds(double seconds) {
-  if (seconds >= kLeastSeconds && seconds <= kMostSeconds) return seconds;
+  if (seconds >= kShortestWatch && seconds <= kLongestWatch) return seconds;
   throw ArgumentError(
-      fmt::format("--watch={}: give seconds, from {} to {}", seconds, kLeastSeconds, kMostSeconds));
+      fmt::format("--watch={}: give seconds, from {} to {}", seconds, kShortestWatch, kLongestWatch));
 }
 
 // One line of JSON a look, so that a reader can take it line by line.
@@ -83,7 +83,7 @@ DevicesCommand::DevicesCommand(CLI::App& app)
   command_->add_option("--watch", watch_, "Show it again and again, every SECONDS (default 2), until Ctrl-C")
       ->type_name("SECONDS")
       ->expected(0, 1)
-      ->default_str(fmt::format("{}", kDefaultSeconds));
+      ->default_str(fmt::format("{}", kDefaultWatch));
 }
 
 int DevicesCommand::run() const {

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/launch/slurm_allocation.h>
 
 namespace lockstep::cli {
 namespace {
@@ -143,7 +144,12 @@ void apply_settings(const std::string& text, launch::NodesOptions& nodes) {
   settings.refuse_rest();
 }
 
-// torchrun gives a standalone run an id of its own, too.
+// torchrun gives a run that finds its own port an id of its own, too.
+bool finds_its_own_port(const RunArguments& arguments, const NodeCounts& counts) {
+  return counts.most == 1 && !arguments.master_port && arguments.rdzv_endpoint.empty() &&
+         arguments.rdzv_backend == "static";
+}
+
 std::string random_id() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", random(), random());
@@ -192,6 +198,20 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
   return nodes;
 }
 
+bool says_nothing_of_nodes(const RunArguments& arguments) {
+  return arguments.nnodes == RunArguments{}.nnodes && !arguments.node_rank && arguments.rdzv_endpoint.empty() &&
+         arguments.rdzv_backend == "static" && !arguments.standalone;
+}
+
+launch::NodesOptions nodes_of_step(const RunArguments& arguments, const launch::SlurmNodes& step) {
+  launch::NodesOptions nodes{
+      .min_nodes = step.nnodes, .max_nodes = step.nnodes, .node_rank = step.node_rank};
+  apply_settings(arguments.rdzv_conf, nodes);
+  nodes.endpoint = {.host = without_brackets(arguments.master_addr.value_or(step.master_addr)),
+                    .port = checked_port(arguments.master_port.value_or(step.port), "--master-port")};
+  return nodes;
+}
+
 void check_backend(const std::string& backend) {
   if (backend == "static" || backend == "c10d") return;
   throw ArgumentError(
@@ -202,10 +222,17 @@ void check_backend(const std::string& backend) {
 
 }  // namespace
 
-void set_rendezvous(const RunArguments& arguments, const Env& /*env*/, launch::LaunchOptions& options) {
+void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   check_backend(arguments.rdzv_backend);
+  if (const auto step = says_nothing_of_nodes(arguments) ? launch::slurm_nodes(env) : std::nullopt) {
+    options.run_id = arguments.rdzv_id;
+    options.nodes = nodes_of_step(arguments, *step);
+    options.master_addr = options.nodes->endpoint.host;
+    return;
+  }
   const NodeCounts counts = parse_nnodes(arguments.nnodes);
-  options.run_id = arguments.rdzv_id;
+  const bool unnamed = arguments.rdzv_id == "none" && finds_its_own_port(arguments, counts);
+  options.run_id = unnamed ? random_id() : arguments.rdzv_id;
   if (arguments.standalone) {
     if (counts.most > 1) {
       throw ArgumentError(fmt::format("--standalone means one node, which contradicts --nnodes {}", arguments.nnodes));
