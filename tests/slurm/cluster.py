@@ -155,13 +155,12 @@ class Cluster:
 
         wait_until("all nodes are idle", idle)
 
-    def start(self, *command, **more):
+    def start(self, *command):
         """A client of the cluster; all it starts on the nodes inherits the marker."""
-        env = self.env | {MARKER: self.marker}
-        return Client(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+        return Client(command, self.env | {MARKER: self.marker})
 
     def run(self, *command, text=None):
-        with self.start(*command, stdin=subprocess.PIPE) as client:
+        with self.start(*command) as client:
             client.out, client.err = client.communicate(text)
         return client
 
@@ -177,8 +176,10 @@ class Cluster:
 class Client(subprocess.Popen):
     """A process that is killed when it does not end in time, and with this one."""
 
-    def __init__(self, command, **options):
-        super().__init__([str(word) for word in command], preexec_fn=guard.die_with_parent, **options)
+    def __init__(self, command, env):
+        pipe = subprocess.PIPE
+        command = guard.dying_with_parent([str(word) for word in command])
+        super().__init__(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.watchdog = threading.Timer(DEADLINE, self.kill)
         self.watchdog.start()
 

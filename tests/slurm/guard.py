@@ -14,28 +14,26 @@ import sys
 import time
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def prctl(option, value):
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+def adopt_orphans():
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def die_with_parent():
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def dying_with_parent(command):
+    return ["setpriv", "--pdeathsig", "KILL", *command]
 
 
 def start(log, *command):
     with open(log, "ab") as output:
         return subprocess.Popen(
-            command,
+            dying_with_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
 
 
@@ -53,7 +51,7 @@ def kill_all():
 
 
 def main():
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # the end of the pipe is what counts
     started = []

@@ -121,6 +121,13 @@ class Ends(SlurmTest):
         self.assertIn("rank 1 failed first", client.err)
         cluster.wait_until_nothing_is_left()
 
+    def test_a_rank_of_launchers_on_two_nodes_dies(self):
+        launch = (LOCKSTEP, "run", "--nproc-per-node", "2", RANK, "lose-rank-1")
+        client = cluster.run("srun", "--nodes=2", "--ntasks-per-node=1", *launch)
+        self.assertNotEqual(client.returncode, 0)
+        self.assertIn("rank 1 failed first", client.err)
+        cluster.wait_until_nothing_is_left()
+
     def cancel_when_ranks_wait(self, ranks, *command):
         with cluster.start(*command) as client:
             lines = [client.stdout.readline() for _ in range(ranks)]
@@ -136,6 +143,11 @@ class Ends(SlurmTest):
     def test_scancel_of_a_launcher(self):
         launch = (LOCKSTEP, "run", "--nproc-per-node", "2", RANK, "wait")
         self.cancel_when_ranks_wait(2, "srun", "--job-name=cancelled", "--ntasks=1", *launch)
+
+    def test_scancel_of_launchers_on_two_nodes(self):
+        launch = (LOCKSTEP, "run", "--nproc-per-node", "2", RANK, "wait")
+        srun = ("srun", "--job-name=cancelled", "--nodes=2", "--ntasks-per-node=1")
+        self.cancel_when_ranks_wait(4, *srun, *launch)
 
 
 if __name__ == "__main__":
