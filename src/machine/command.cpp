@@ -36,39 +36,43 @@ CommandPipe command_pipe() {
   return {.read = UniqueFd(ends[0]), .write = UniqueFd(ends[1])};
 }
 
-// A child in a process group of its own, which is killed and reaped at the latest with this object.
+// A child that leads a process group of its own, which is killed and reaped at the latest with this object.
 class Child {
  public:
   explicit Child(pid_t pid) : pid_(pid) {}
   ~Child() {
-    kill_group();
-    wait(0);
+    if (pid_ > 0) finish();
   }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // Also what it left running.
-  void kill_group() const { ::kill(-group_, SIGKILL); }
-  bool ended() {
-    wait(WNOHANG);
-    return pid_ < 0;
+  // Leaves it unreaped, so that its number, and its group's, cannot become another's.
+  bool ended() const {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == pid_;
   }
-  int exit_code() const { return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_); }
+  // Ends it and what it left running. Returns the exit code.
+  int finish() {
+    ::kill(-pid_, SIGKILL);
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
 
  private:
-  void wait(int flags) {
-    if (pid_ < 0) return;
-    pid_t reaped = 0;
-    do {
-      reaped = ::waitpid(pid_, &status_, flags);
-    } while (reaped < 0 && errno == EINTR);
-    if (reaped != 0) pid_ = -1;
-  }
-
   pid_t pid_;
-  pid_t group_ = pid_;
-  int status_ = 0;
 };
+
+// The caller may have blocked or ignored some, which exec would keep.
+void restore_signals() {
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+}
 
 [[noreturn]] void become_command(char* const* argv, int in, int out, int err, int report, pid_t parent) {
   ::setpgid(0, 0);
@@ -77,6 +81,7 @@ class Child {
   ::dup2(in, STDIN_FILENO);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
+  restore_signals();
   ::execvp(argv[0], argv);
   const int code = errno;
   [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
@@ -97,7 +102,8 @@ void read_once(UniqueFd& fd, std::string& text, bool ready) {
 }
 
 // Until both streams are at their end, the child has ended, or the time is over.
-void collect(Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadline, CommandResult& result) {
+void collect(const Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadline,
+             CommandResult& result) {
   bool last_look = false;
   while (out || err || !child.ended()) {
     std::array<pollfd, 2> events{pollfd{.fd = out.get(), .events = POLLIN, .revents = 0},
@@ -111,8 +117,8 @@ void collect(Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadlin
       return;
     }
     if (ready <= 0) last_look = child.ended();
-    if (deadline.expired() && !child.ended()) {
-      result.timed_out = true;
+    if (deadline.expired()) {
+      result.timed_out = !child.ended();
       return;
     }
   }
@@ -145,20 +151,23 @@ std::vector<char*> command_argv(const std::vector<std::string>& words) {
   return argv;
 }
 
-// 0 once the program runs, else the errno value of the exec.
-int exec_error(int report) {
+// 0 once the program runs, else the errno value of the exec; ETIMEDOUT when neither comes in time.
+int exec_error(int report, const Deadline& deadline) {
+  pollfd event{.fd = report, .events = POLLIN, .revents = 0};
+  while (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) <= 0) {
+    if (deadline.expired()) return ETIMEDOUT;
+  }
   int code = 0;
-  ssize_t count = 0;
-  do {
-    count = ::read(report, &code, sizeof(code));
-  } while (count < 0 && errno == EINTR);
-  return count == sizeof(code) ? code : 0;
+  return ::read(report, &code, sizeof(code)) == sizeof(code) ? code : 0;
 }
 
-}  // namespace
+struct Streams {
+  UniqueFd out{};
+  UniqueFd err{};
+  UniqueFd report{};
+};
 
-CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout) {
-  const Deadline deadline(timeout);
+pid_t start(const std::vector<std::string>& words, Streams& streams) {
   const auto argv = command_argv(words);
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   CommandPipe out = command_pipe();
@@ -171,18 +180,27 @@ CommandResult run_command(const std::vector<std::string>& words, std::chrono::mi
     become_command(argv.data(), null.get(), out.write.get(), err.write.get(), report.write.get(), parent);
   }
   ::setpgid(pid, pid);  // in the child, too: whoever is first
-  Child child(pid);
-  for (auto* pipe : {&out, &err, &report}) pipe->write.reset();
+  streams = {.out = std::move(out.read), .err = std::move(err.read), .report = std::move(report.read)};
+  for (const auto* stream : {&streams.out, &streams.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
+  return pid;
+}
+
+}  // namespace
+
+CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  Streams streams;
+  Child child(start(words, streams));
   CommandResult result;
-  if (const int code = exec_error(report.read.get()); code != 0) {
+  if (const int error = exec_error(streams.report.get(), deadline); error != 0) {
     result.started = false;
-    result.exit_code = code == ENOENT ? kNotFound : kNotExecutable;
-    result.problem = fmt::format("{} cannot be started: {}", words.front(), errno_text(code));
+    result.exit_code = error == ENOENT ? kNotFound : kNotExecutable;
+    result.problem = fmt::format("{} cannot be started: {}", words.front(), errno_text(error));
     return result;
   }
-  for (auto* pipe : {&out, &err}) ::fcntl(pipe->read.get(), F_SETFL, O_NONBLOCK);
-  collect(child, out.read, err.read, deadline, result);
-  if (!result.timed_out) result.exit_code = child.exit_code();
+  collect(child, streams.out, streams.err, deadline, result);
+  const int code = child.finish();
+  if (!result.timed_out) result.exit_code = code;
   result.problem = problem_of(words.front(), result, timeout);
   return result;
 }

@@ -39,6 +39,18 @@ TEST(RunCommand, TakesMoreThanAPipeHolds) {
 
 TEST(RunCommand, NamesASignal) { EXPECT_EQ(shell("kill -TERM $$").exit_code, 128 + SIGTERM); }
 
+TEST(RunCommand, StartsWithAllSignals) {
+  sigset_t signals;
+  sigset_t before;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &signals, &before);
+  const auto result = shell("kill -TERM $$; echo still there");
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.out, IsEmpty());
+}
+
 TEST(RunCommand, SaysWhyAProgramDoesNotStart) {
   const auto absent = run_command({"lockstep-no-such-program"}, kPatience);
   EXPECT_FALSE(absent.started);
