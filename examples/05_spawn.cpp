@@ -17,7 +17,7 @@ struct Settings {
 };
 
 torch::nn::Sequential make_net() {
-  return {torch::nn::Linear(8, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)};
+  return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1));
 }
 
 // A function to be learned: the product of the first two of eight numbers.

@@ -55,7 +55,7 @@ struct CodeRange {
 
 // Where LibTorch has the code of pthreadpool: between functions of it that are exported, and a little around.
 CodeRange pool_code() {
-  constexpr std::uintptr_t around = 16 * 1024;
+  constexpr std::uintptr_t around = std::uintptr_t{16} * 1024;
   std::vector<std::uintptr_t> addresses;
   for (const char* name : {"pthreadpool_create", "pthreadpool_destroy", "pthreadpool_parallelize_1d"}) {
     const auto address = reinterpret_cast<std::uintptr_t>(::dlsym(RTLD_DEFAULT, name));
@@ -80,14 +80,14 @@ std::vector<std::string> loaded_libraries() {
 }  // namespace
 
 void release_idle_workers() {
-  constexpr int kSoft = 1;
+  constexpr int soft = 1;
   std::set<OmpPause> done;
   for (const auto& name : loaded_libraries()) {
     const std::unique_ptr<void, DlClose> library(::dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD));
     if (!library) continue;
     const auto pause = reinterpret_cast<OmpPause>(::dlsym(library.get(), "omp_pause_resource"));
     const auto host = reinterpret_cast<OmpDevice>(::dlsym(library.get(), "omp_get_initial_device"));
-    if (pause != nullptr && host != nullptr && done.insert(pause).second) pause(kSoft, host());
+    if (pause != nullptr && host != nullptr && done.insert(pause).second) pause(soft, host());
   }
 }
 

@@ -127,7 +127,8 @@ StorePtr join_living_store(const Endpoint& server, const Placement& place, const
 
 StorePtr store_over_tcp(const Placement& place, const Deadline& deadline) {
   if (place.rank == 0) {
-    return serve_store(listen_on(place.master_port), place.master_addr, place.world_size, deadline);
+    return serve_store(listen_on(place.master_port, place.master_addr), place.master_addr, place.world_size,
+                       deadline);
   }
   return join_living_store({place.master_addr, place.master_port}, place, deadline);
 }
@@ -135,8 +136,8 @@ StorePtr store_over_tcp(const Placement& place, const Deadline& deadline) {
 StorePtr store_by_file(Placement& place, const std::string& path, const Deadline& deadline) {
   MeetingFile meeting(path, place.rank, place.world_size);
   if (place.rank == 0) {
-    auto listener = listen_on(0);
     place.master_addr = "127.0.0.1";
+    auto listener = listen_on(0, place.master_addr);
     place.master_port = listener.port;
     auto store = serve_store(std::move(listener), place.master_addr, place.world_size, deadline);
     meeting.announce(place.master_port, deadline);

@@ -64,12 +64,13 @@ Session::Session(const InitOptions& options, const Placement& placement,
       threads_(std::move(threads)),
       env_(options.env),
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
-      world_(locate(*store_, placement)),
+      hosts_(read_hosts(*store_)),
+      world_(locate(hosts_, placement)),
       device_(device_for(options, world_.local_rank)),
       uncaught_at_start_(std::uncaught_exceptions()),
       check_calls_(options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
   backend_ = options.backend;
-  const bool one_host = all_on_one_host(*store_, all_ranks(world_.size));
+  const bool one_host = hosts_.all_on_one_host(all_ranks(world_.size));
   const auto choice = backends::resolve_backend(backend_, device_, one_host);
   if (!choice.reason.empty() && world_.rank == 0 && world_.size > 1) {
     log(LogLevel::info, fmt::format("backend {} for {} ranks: {}", choice.name, world_.size, choice.reason));
@@ -139,7 +140,7 @@ void Session::check_members(const std::vector<int>& ranks) const {
 
 std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
   check_members(ranks);
-  const bool one_host = all_on_one_host(*store_, ranks);
+  const bool one_host = hosts_.all_on_one_host(ranks);
   const auto choice =
       backends::resolve_backend(options.backend.empty() ? backend_ : options.backend, device_, one_host);
   const std::string name =

@@ -10,6 +10,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "comm/thread_meeting.h"
+#include "rendezvous/host_table.h"
 #include "rendezvous/placement.h"
 
 namespace lockstep::rendezvous {
@@ -48,6 +49,7 @@ class Session {
   Env env_;
   std::string master_host_;
   std::string backend_;  // as it was asked for
+  HostTable hosts_;
   World world_;
   c10::Device device_;
   int uncaught_at_start_;

@@ -40,6 +40,7 @@ UniqueFd open_child_signals() {
 
 std::vector<int> ranks_in(const std::map<pid_t, int>& alive) {
   std::vector<int> ranks;
+  ranks.reserve(alive.size());
   for (const auto& [pid, rank] : alive) ranks.push_back(rank);
   std::ranges::sort(ranks);
   return ranks;

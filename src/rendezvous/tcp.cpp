@@ -2,6 +2,7 @@
 #include "rendezvous/tcp.h"
 
 #include <algorithm>
+#include <arpa/inet.h>
 #include <cerrno>
 #include <memory>
 #include <netdb.h>
@@ -25,10 +26,15 @@ constexpr auto kSayWaitingAfter = 10s;
 // Rank 0 reaches its own socket at once or never.
 constexpr auto kOwnLimit = 5'000ms;
 
-UniqueFd bound_socket(int port) {
+bool is_ipv4(const std::string& host) {
+  in_addr address{};
+  return ::inet_pton(AF_INET, host.c_str(), &address) == 1;
+}
+
+UniqueFd bound_socket(int port, bool only_ipv4) {
   const int on = 1;
   const int off = 0;
-  UniqueFd fd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd fd(only_ipv4 ? -1 : ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (fd) {
     ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
@@ -128,8 +134,8 @@ const char* listen_advice(int code) {
 
 }  // namespace
 
-Listener listen_on(int port) {
-  Listener listener{.socket = bound_socket(port)};
+Listener listen_on(int port, const std::string& host) {
+  Listener listener{.socket = bound_socket(port, is_ipv4(host))};
   if (!listener.socket || ::listen(listener.socket.get(), SOMAXCONN) != 0) {
     throw RendezvousError(fmt::format("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno),
                                       listen_advice(errno)));

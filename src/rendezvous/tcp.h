@@ -14,13 +14,16 @@ struct Endpoint {
   int port = 0;
 };
 
-// A listening socket on every address of this host; port 0 for any. Throws RendezvousError when the port is
-// taken.
+// A listening socket on every address of this host, or every IPv4 address when `host`, by which it will be
+// reached, is one; port 0 for any. Throws RendezvousError when the port is taken.
+//
+// c10d's store asks for the name of each client's address, one after the other. As IPv4 addresses those of
+// this host are in /etc/hosts; in the guise of IPv6 addresses they are questions for a name server.
 struct Listener {
   UniqueFd socket;
   int port = 0;
 };
-Listener listen_on(int port);
+Listener listen_on(int port, const std::string& host);
 
 // The store of a run: rank 0 serves it on `listener`, the others come to it. Ranks that come before rank 0
 // wait for it; throws RendezvousError when it is not there by the deadline.
