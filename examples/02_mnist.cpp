@@ -51,6 +51,7 @@ struct Flags {
   bool download = false;
   std::string checkpoint;
   std::int64_t max_steps = 0;
+  std::int64_t log_interval = 0;
   bool json = false;
   bool no_ddp = false;
 };
@@ -78,6 +79,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--max-steps", flags.max_steps, "Stop each epoch after so many steps; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--log-interval", flags.log_interval,
+                 "Print a line every so many steps; 0: now and then, or a bar on a terminal")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_flag("--json", flags.json, "One JSON object an epoch on stdout instead of text");
   app.add_flag("--no-ddp", flags.no_ddp, "Train the bare module; one process only");
 }
@@ -85,7 +90,8 @@ void add_flags(CLI::App& app, Flags& flags) {
 // A bar that redraws itself on a terminal, a plain line every few seconds elsewhere; on the main rank.
 class Progress {
  public:
-  Progress(bool enabled, int epoch, std::int64_t steps) : enabled_(enabled), epoch_(epoch), steps_(steps) {}
+  Progress(bool enabled, int epoch, std::int64_t steps, std::int64_t log_interval)
+      : enabled_(enabled), epoch_(epoch), steps_(steps), log_interval_(log_interval) {}
   ~Progress() {
     if (enabled_ && terminal_ && drawn_) std::cout << "\r\033[K" << std::flush;
   }
@@ -93,7 +99,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(std::int64_t step, double loss) {
-    if (!enabled_ || Clock::now() < next_) return;
+    if (!enabled_ || !is_due(step)) return;
     const double share = static_cast<double>(step) / static_cast<double>(steps_);
     if (terminal_) {
       const std::string bar(static_cast<std::size_t>(30 * share), '#');
@@ -107,10 +113,15 @@ class Progress {
   }
 
  private:
+  bool is_due(std::int64_t step) const {
+    return log_interval_ > 0 ? step % log_interval_ == 0 : Clock::now() >= next_;
+  }
+
   bool enabled_;
   int epoch_;
   std::int64_t steps_;
-  bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  std::int64_t log_interval_;
+  bool terminal_ = log_interval_ == 0 && ::isatty(STDOUT_FILENO) == 1;
   bool drawn_ = false;
   Clock::time_point next_ = Clock::now() + (terminal_ ? std::chrono::seconds(0) : std::chrono::seconds(2));
 };
@@ -137,7 +148,7 @@ EpochResult train_epoch(Model& model, Net net, Loader& loader, torch::optim::Opt
   net->train();
   loader.set_epoch(epoch);
   const auto steps = flags.max_steps > 0 ? std::min(flags.max_steps, loader.size()) : loader.size();
-  Progress progress(context.is_main() && !flags.json, epoch, steps);
+  Progress progress(context.is_main() && !flags.json, epoch, steps, flags.log_interval);
   const auto start = Clock::now();
   auto totals = torch::zeros({2}, torch::kDouble);  // loss times samples, samples
   std::int64_t step = 0;

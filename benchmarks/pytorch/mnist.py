@@ -75,7 +75,7 @@ def add_over_ranks(tensor):
     return tensor
 
 
-def train_epoch(model, loader, optimizer, max_steps):
+def train_epoch(model, loader, optimizer, max_steps, log_interval):
     model.train()
     start = time.perf_counter()
     loss_sum = 0.0
@@ -87,6 +87,8 @@ def train_epoch(model, loader, optimizer, max_steps):
         optimizer.step()
         loss_sum += loss.item() * len(labels)
         samples += len(labels)
+        if log_interval and step % log_interval == 0 and int(os.environ.get("RANK", 0)) == 0:
+            print(f"step {step}/{len(loader)}, loss {loss.item():.4f}", flush=True)
         if step == max_steps:
             break
     totals = add_over_ranks(torch.tensor([loss_sum, samples], dtype=torch.float64))
@@ -111,6 +113,7 @@ def parse_flags():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", type=pathlib.Path, default=pathlib.Path(".data/mnist"))
     parser.add_argument("--max-steps", type=int, default=0, help="stop each epoch after so many steps; 0: all")
+    parser.add_argument("--log-interval", type=int, default=0, help="print a line every so many steps; 0: never")
     parser.add_argument("--no-ddp", action="store_true", help="train the bare module")
     parser.add_argument("--json", action="store_true", help="one JSON object an epoch instead of text")
     return parser.parse_args()
@@ -130,7 +133,8 @@ def main():
     loader = whole_batches(train_set, sampler, flags.batch_size)
     for epoch in range(1, flags.epochs + 1):
         sampler.set_epoch(epoch)
-        loss, samples, seconds = train_epoch(model, loader, optimizer, flags.max_steps)
+        loss, samples, seconds = train_epoch(model, loader, optimizer, flags.max_steps,
+                                             flags.log_interval)
         result = {"epoch": epoch, "loss": loss, "accuracy": accuracy(net, test_set, rank, world_size),
                   "seconds": seconds, "samples_per_second": samples / seconds, "world_size": world_size}
         if rank == 0 and flags.json:

@@ -9,13 +9,13 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void fail(const char* step) {
+[[noreturn]] void refuse_port(const char* step) {
   throw LaunchError(std::string("no free TCP port could be reserved: ") + step + ": " + errno_text(errno));
 }
 
 void allow_reuse(int fd) {
   const int on = 1;
-  if (::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0) fail("SO_REUSEADDR");
+  if (::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0) refuse_port("SO_REUSEADDR");
 }
 
 bool bind_to(int fd, std::uint16_t port, sa_family_t family) {
@@ -50,7 +50,7 @@ UniqueFd bound_socket(std::uint16_t port) {
 std::uint16_t bound_port(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) fail("getsockname");
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) refuse_port("getsockname");
   if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port);
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
@@ -58,7 +58,7 @@ std::uint16_t bound_port(int fd) {
 }  // namespace
 
 ReservedPort::ReservedPort() : socket_(bound_socket(0)) {
-  if (!socket_) fail("bind");
+  if (!socket_) refuse_port("bind");
   port_ = bound_port(socket_.get());
   // Only now: a bind to "any port" that allowed reuse could be given one that another launch reserved.
   allow_reuse(socket_.get());

@@ -24,14 +24,14 @@ namespace fs = std::filesystem;
 // More than any traceback; a rank does not fill the launcher's memory.
 constexpr std::streamsize kMostRecorded = 1024 * 1024;
 
-[[noreturn]] void refuse(const fs::path& path, int code) {
+[[noreturn]] void refuse_log(const fs::path& path, int code) {
   throw LaunchError(fmt::format("the log file or folder {} cannot be made: {}", path.string(), errno_text(code)));
 }
 
 void make_folders(const fs::path& path) {
   std::error_code code;
   fs::create_directories(path, code);
-  if (code) refuse(path, code.value());
+  if (code) refuse_log(path, code.value());
 }
 
 std::string text_of(const fs::path& path) {
@@ -54,7 +54,7 @@ void LogFolder::make_run_folder() {
   const fs::path base = base_.empty() ? fs::temp_directory_path() : fs::path(base_);
   make_folders(base);
   std::string name = (base / fmt::format("{}_XXXXXX", base_.empty() ? "lockstep_" + run_id_ : run_id_)).string();
-  if (::mkdtemp(name.data()) == nullptr) refuse(name, errno);
+  if (::mkdtemp(name.data()) == nullptr) refuse_log(name, errno);
   run_ = name;
 }
 
@@ -85,7 +85,7 @@ std::string ErrorRecord::message() const {
 UniqueFd open_log(const fs::path& path) {
   make_folders(path.parent_path());
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
-  if (!file) refuse(path, errno);
+  if (!file) refuse_log(path, errno);
   return file;
 }
 

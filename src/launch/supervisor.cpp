@@ -35,7 +35,7 @@ using std::chrono::milliseconds;
 // How often processes are looked for that appeared while their family was being killed.
 constexpr milliseconds kKillInterval{5};
 // A process may be stuck in the kernel (a dead network file system); nobody can kill it then.
-constexpr milliseconds kKillPatience{10'000};
+constexpr milliseconds kKillLimit{10'000};
 // A rank that lost its peer may end before the peer itself has, which then is the first cause.
 constexpr milliseconds kCulpritPatience{300};
 constexpr milliseconds kSayWaitingAfter{10'000};
@@ -149,13 +149,13 @@ int Supervisor::run() {
     loop();
   } catch (const std::exception& error) {
     link_->send(Leaving{error.what()});
-    kill_descendants(Deadline(kKillPatience));
+    kill_descendants(Deadline(kKillLimit));
     logs_.finish();
     flush();
     throw;
   }
   if (launcher_gone_) {
-    kill_descendants(Deadline(kKillPatience));
+    kill_descendants(Deadline(kKillLimit));
     return 128 + SIGKILL;
   }
   report();
@@ -343,7 +343,7 @@ void Supervisor::advance_phase() {
 
 void Supervisor::enter_killing() {
   phase_ = Phase::killing;
-  deadline_.emplace(kKillPatience);
+  deadline_.emplace(kKillLimit);
 }
 
 // The attempt is over on this node.
