@@ -20,6 +20,10 @@ import bench_support as bench
 GOAL_SECONDS = 1.5
 
 
+class RunFailed(Exception):
+    """The ranks did not come back."""
+
+
 def parse_flags():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=50, help="kills under lockstep run; their median counts")
@@ -33,10 +37,10 @@ def parse_flags():
 def commands(flags):
     training = ["--data-dir", str(flags.data_dir), "--epochs", "100", "--log-interval", "1"]
     return {
-        "lockstep run": [bench.program("lockstep"), "run", "--nproc-per-node", "2", "--max-restarts", "1",
+        "lockstep run": [bench.program("lockstep"), "run", "--nproc-per-node", "2", "--max-restarts", "3",
                          bench.program("02_mnist"), *training],
         "torchrun": [bench.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                     "--max-restarts", "1", str(bench.ROOT / "benchmarks/pytorch/mnist.py"), *training],
+                     "--max-restarts", "3", str(bench.ROOT / "benchmarks/pytorch/mnist.py"), *training],
     }
 
 
@@ -64,7 +68,7 @@ def await_step(stream, step, errors):
         if f"step {step}/" in line:
             return
     errors.seek(0)
-    sys.exit(f"the run ended before step {step}:\n{errors.read()}")
+    raise RunFailed(f"the run ended before step {step}:\n{errors.read()}")
 
 
 def seconds_to_restart(command, timeout, victim):
@@ -89,6 +93,12 @@ def seconds_to_restart(command, timeout, victim):
             process.wait()
 
 
+def median_of(values):
+    """Of those that came back; infinite when none did."""
+    back = [value for value in values if value is not None]
+    return statistics.median(back) if back else float("inf")
+
+
 def main():
     flags = parse_flags()
     chance = random.Random(0)
@@ -97,16 +107,22 @@ def main():
         for name, command in commands(flags).items():
             if name == "torchrun" and number >= 0 and number % flags.peer_every:
                 continue
-            taken = seconds_to_restart(command, flags.timeout, chance.randrange(2))
+            try:
+                taken = seconds_to_restart(command, flags.timeout, chance.randrange(2))
+            except RunFailed as failure:
+                if name != "torchrun":
+                    sys.exit(str(failure))
+                taken = None
             if number >= 0:  # the first run of each fills the page cache
                 seconds[name].append(taken)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = {name: median_of(values) for name, values in seconds.items()}
     if flags.json:
         print(json.dumps({"seconds": seconds, "median_seconds": medians}))
         return
-    for name, median in medians.items():
-        values = seconds[name]
-        print(f"{name:14}{median:7.3f} s  (of {len(values)}: {min(values):.3f} to {max(values):.3f})")
+    for name, values in seconds.items():
+        back = [value for value in values if value is not None]
+        spread = f"{min(back):.3f} to {max(back):.3f}" if back else "none came back"
+        print(f"{name:14}{medians[name]:7.3f} s  ({len(back)} of {len(values)} came back: {spread})")
     met = "met" if medians["lockstep run"] <= GOAL_SECONDS else "missed"
     print(f"lockstep run: goal of {GOAL_SECONDS} s {met}; torchrun takes "
           f"{medians['torchrun'] / medians['lockstep run']:.1f} times as long")

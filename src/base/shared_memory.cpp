@@ -15,6 +15,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/shared_memory.h>
 
+#include "base/cgroup.h"
+
 namespace lockstep {
 namespace {
 
@@ -33,11 +35,6 @@ constexpr double kMegabyte = 1024.0 * 1024.0;
                    static_cast<double>(bytes) / kMegabyte));
 }
 
-std::size_t number_in(const char* path, std::size_t fallback) {
-  std::size_t value = 0;
-  return std::ifstream(path) >> value ? value : fallback;  // cgroups write "max" for no limit
-}
-
 std::size_t meminfo(const std::string& wanted) {
   std::ifstream file("/proc/meminfo");
   std::string key;
@@ -53,11 +50,8 @@ std::size_t meminfo(const std::string& wanted) {
 }  // namespace
 
 std::size_t available_memory() {
-  const auto unlimited = std::numeric_limits<std::size_t>::max();
-  const auto limit = number_in("/sys/fs/cgroup/memory.max", unlimited);
-  const auto used = number_in("/sys/fs/cgroup/memory.current", 0);
-  const auto of_cgroup = limit == unlimited ? unlimited : limit - std::min(limit, used);
-  return std::min(of_cgroup, meminfo("MemAvailable"));
+  const auto of_cgroup = Cgroups().memory_left().value_or(std::numeric_limits<std::size_t>::max());
+  return std::min<std::size_t>(of_cgroup, meminfo("MemAvailable"));
 }
 
 std::size_t total_memory() {

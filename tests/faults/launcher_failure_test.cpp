@@ -91,6 +91,13 @@ TEST(LauncherFailure, SucceedsOnlyWhenAllRanksDo) {
   EXPECT_EQ(last_fails.finish(), 1);
 }
 
+TEST(LauncherFailure, StartsAndEndsManyRanksCleanly) {
+  LauncherProcess launcher(shell_ranks(64, "echo up $RANK"));
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  EXPECT_EQ(lines_of(launcher.out()).size(), 64u);
+  launcher.wait_for_no_family();
+}
+
 TEST(LauncherFailure, LeavesNoBackgroundProcessAfterSuccess) {
   LauncherProcess launcher(shell_ranks(2, "setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & echo done",
                                        {"--grace-period", "0.2"}));

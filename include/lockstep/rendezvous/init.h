@@ -120,8 +120,9 @@ class [[nodiscard]] Context {
 ///  1. `options`: store, init_method, rank and world_size;
 ///  2. the launcher's environment: MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, and where given LOCAL_RANK,
 ///     LOCAL_WORLD_SIZE, GROUP_RANK (`lockstep run`, torchrun);
-///  3. SLURM (`srun`): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the node list; the port from the job id;
-///  4. MPI launchers: OMPI_COMM_WORLD_RANK and its like, or PMI_RANK and its like;
+///  3. MPI launchers that say so: OMPI_COMM_WORLD_RANK or MPI_LOCALRANKID, in a SLURM allocation too;
+///  4. SLURM (`srun`): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the node list; the port from the job id;
+///     then PMI_RANK and its like;
 ///  5. nothing of all that: a group of one, which is said once on stderr.
 /// With 3 and 4 MASTER_ADDR and MASTER_PORT are respected.
 ///
