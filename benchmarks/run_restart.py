@@ -28,7 +28,7 @@ def parse_flags():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=50, help="kills under lockstep run; their median counts")
     parser.add_argument("--peer-every", type=int, default=5, help="one kill under torchrun for so many of ours")
-    parser.add_argument("--timeout", type=int, default=120, help="seconds that one round may take")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds that one round may take")
     parser.add_argument("--data-dir", type=pathlib.Path, default=bench.ROOT / ".data/mnist")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser.parse_args()
@@ -52,14 +52,29 @@ def environment_of(pid):
     return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
 
 
-def pid_of(rank, marker):
+def marked(marker):
+    """(pid, environment) of every process that belongs to the round."""
     for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        variables = environment_of(entry.name)
-        if variables.get(b"BENCH_MARKER") == marker.encode() and variables.get(b"RANK") == str(rank).encode():
-            return int(entry.name)
+        if entry.name.isdigit():
+            variables = environment_of(entry.name)
+            if variables.get(b"BENCH_MARKER") == marker.encode():
+                yield int(entry.name), variables
+
+
+def pid_of(rank, marker):
+    for pid, variables in marked(marker):
+        if variables.get(b"RANK") == str(rank).encode():
+            return pid
     sys.exit(f"rank {rank} was not found")
+
+
+def kill_all(marker):
+    """torchrun leaves ranks behind when it ends while they hang."""
+    for pid, _ in marked(marker):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def await_step(stream, step, errors):
@@ -77,7 +92,7 @@ def seconds_to_restart(command, timeout, victim):
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
             command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=errors) as process:
-        watchdog = threading.Timer(timeout, process.kill)
+        watchdog = threading.Timer(timeout, kill_all, [marker])
         watchdog.start()
         try:
             await_step(process.stdout, 5, errors)
@@ -90,6 +105,8 @@ def seconds_to_restart(command, timeout, victim):
             watchdog.cancel()
             process.terminate()
             process.stdout.close()
+            time.sleep(1)  # to end in peace
+            kill_all(marker)
             process.wait()
 
 

@@ -38,15 +38,19 @@ AddressList resolve(const Endpoint& endpoint) {
   const int code =
       ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (code != 0) {
-    throw LaunchError(fmt::format("the address of {} is not known: {}", endpoint.host, ::gai_strerror(code)));
+    throw UnknownHost(fmt::format("the address of {} is not known: {}", endpoint.host, ::gai_strerror(code)));
   }
   return {found, &::freeaddrinfo};
 }
 
 bool is_local(const Endpoint& endpoint) {
-  const auto addresses = resolve(endpoint);
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (can_bind(*address)) return true;
+  try {
+    const auto addresses = resolve(endpoint);
+    for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+      if (can_bind(*address)) return true;
+    }
+  } catch (const UnknownHost&) {
+    return false;
   }
   return false;
 }

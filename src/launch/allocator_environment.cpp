@@ -62,15 +62,17 @@ std::map<std::string, std::string> preload(const PreloadedAllocator& allocator, 
 void check_allocator(const std::string& name) {
   if (name == "default" || name == "tuned") return;
   if (std::ranges::any_of(kPreloaded, [&](const auto& known) { return name == known.name; })) return;
-  throw ArgumentError(
-      fmt::format("memory-allocator {}: give default, tuned, jemalloc or tcmalloc", name));
+  throw ArgumentError(fmt::format("memory-allocator {}: give default, tuned, jemalloc or tcmalloc", name));
 }
 
 std::map<std::string, std::string> allocator_environment(const std::string& name, const Env& inherited) {
   check_allocator(name);
   if (name == "default") return {};
-  if (name == "tuned") return {{"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "17179869184"},
-                               {"MALLOC_TOP_PAD_", "67108864"}, {"MALLOC_ARENA_MAX", "1"}};
+  if (name == "tuned")
+    return {{"MALLOC_MMAP_MAX_", "0"},
+            {"MALLOC_TRIM_THRESHOLD_", "17179869184"},
+            {"MALLOC_TOP_PAD_", "67108864"},
+            {"MALLOC_ARENA_MAX", "1"}};
   return preload(*std::ranges::find_if(kPreloaded, [&](const auto& known) { return name == known.name; }),
                  inherited);
 }

@@ -19,8 +19,8 @@ namespace lockstep::launch {
 /// This node's ranks, from one start to their end.
 class Attempt {
  public:
-  /// Starts them. `file` is the program, with a slash in its name. Throws ProgramError or LaunchError when one
-  /// cannot be started; those before it run then, as children of this process.
+  /// Starts them. `file` is the program, with a slash in its name. Throws ProgramError or LaunchError when
+  /// one cannot be started; those before it run then, as children of this process.
   Attempt(const LaunchOptions& options, const std::string& file, const NodePlace& place, LogFolder& folder,
           LogMultiplexer& logs);
 
@@ -46,7 +46,7 @@ class Attempt {
   const LaunchOptions& options_;
   NodePlace place_;
   LogMultiplexer& logs_;
-  std::filesystem::path folder_;  // empty: no files
+  std::filesystem::path folder_;        // empty: no files
   std::map<int, ErrorRecord> records_;  // by local rank
   std::map<pid_t, int> alive_;
 };

@@ -23,9 +23,17 @@ namespace fs = std::filesystem;
 
 // More than any traceback; a rank does not fill the launcher's memory.
 constexpr std::streamsize kMostRecorded = 1024 * 1024;
+constexpr std::size_t kMostShown = 16 * 1024;
+
+// A run's name is no path.
+std::string file_name_of(std::string run_id) {
+  std::ranges::replace(run_id, '/', '_');
+  return run_id;
+}
 
 [[noreturn]] void refuse_log(const fs::path& path, int code) {
-  throw LaunchError(fmt::format("the log file or folder {} cannot be made: {}", path.string(), errno_text(code)));
+  throw LaunchError(
+      fmt::format("the log file or folder {} cannot be made: {}", path.string(), errno_text(code)));
 }
 
 void make_folders(const fs::path& path) {
@@ -46,14 +54,15 @@ std::string text_of(const fs::path& path) {
 
 LogFolder::LogFolder(const OutputOptions& options, std::string run_id)
     : base_(options.log_dir),
-      run_id_(std::move(run_id)),
+      run_id_(file_name_of(std::move(run_id))),
       wanted_(!options.log_dir.empty() || options.redirects.any() || options.tee.any() ||
               !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty()) {}
 
 void LogFolder::make_run_folder() {
   const fs::path base = base_.empty() ? fs::temp_directory_path() : fs::path(base_);
   make_folders(base);
-  std::string name = (base / fmt::format("{}_XXXXXX", base_.empty() ? "lockstep_" + run_id_ : run_id_)).string();
+  std::string name =
+      (base / fmt::format("{}_XXXXXX", base_.empty() ? "lockstep_" + run_id_ : run_id_)).string();
   if (::mkdtemp(name.data()) == nullptr) refuse_log(name, errno);
   run_ = name;
 }
@@ -76,10 +85,8 @@ std::string ErrorRecord::message() const {
   const auto json = nlohmann::json::parse(text_of(path_), nullptr, false);
   if (!json.is_object() || !json.contains("message")) return "";
   const auto& message = json["message"];
-  if (message.is_string()) return message.get<std::string>();
-  return message.is_object() && message.contains("message") && message["message"].is_string()
-             ? message["message"].get<std::string>()
-             : "";
+  const auto& text = message.is_object() && message.contains("message") ? message["message"] : message;
+  return text.is_string() ? text.get<std::string>().substr(0, kMostShown) : "";
 }
 
 UniqueFd open_log(const fs::path& path) {
@@ -87,6 +94,11 @@ UniqueFd open_log(const fs::path& path) {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
   if (!file) refuse_log(path, errno);
   return file;
+}
+
+void remove_error_file(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(fs::symlink_status(path, ignored))) fs::remove(path, ignored);
 }
 
 void write_error_file(const fs::path& path, const std::string& text) {

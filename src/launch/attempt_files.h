@@ -31,8 +31,8 @@ class LogFolder {
   std::filesystem::path run_;
 };
 
-/// Where one rank may record the exception that ended it: the file that TORCHELASTIC_ERROR_FILE names. PyTorch:
-/// torch.distributed.elastic.multiprocessing.errors.
+/// Where one rank may record the exception that ended it: the file that TORCHELASTIC_ERROR_FILE names.
+/// PyTorch: torch.distributed.elastic.multiprocessing.errors.
 class ErrorRecord {
  public:
   /// In memory, so that nothing is left behind whatever dies.
@@ -52,6 +52,9 @@ class ErrorRecord {
 
 /// Creates or empties `path` for writing. Throws LaunchError naming it.
 UniqueFd open_log(const std::filesystem::path& path);
+
+/// What an earlier run left there.
+void remove_error_file(const std::filesystem::path& path);
 
 /// Writes `text` whole or not at all. `path` may also be what another launcher's ErrorRecord gave this one.
 void write_error_file(const std::filesystem::path& path, const std::string& text);

@@ -11,7 +11,13 @@ namespace lockstep::launch {
 namespace {
 
 // A launcher that was asked to stop its ranks and has not answered after so long never will.
-constexpr std::chrono::minutes kStopLimit{15};
+constexpr std::chrono::hours kStopLimit{25};  // more than any grace period
+// One that has not said where rank 0 is to be reached, which takes milliseconds.
+constexpr std::chrono::seconds kReserveLimit{60};
+// After a rank that says itself that another one was gone: for the news of that other one.
+constexpr std::chrono::milliseconds kDoubtLimit{300};
+// After a node that came later: for more of them.
+constexpr std::chrono::seconds kJoinPause{1};
 
 std::string in_words(const Coordination::Clock::duration& span) {
   return fmt::format("{:g} s", std::chrono::duration<double>(span).count());
@@ -31,10 +37,17 @@ void Coordination::join(Node node, const NodeInfo& info, Clock::time_point now) 
   nodes_[node] = {.info = info};
   if (state_ == State::gathering) {
     gather(now);
-  } else if (static_cast<int>(members_.size()) < options_.max_nodes && state_ != State::stopping) {
-    hurry_ = true;
-    stop_members(fmt::format("a node joined ({}): starting anew", info.host));
+  } else if (state_ == State::running && has_room() && !joined_ && !doubted_) {
+    joined_ = true;
+    deadline_ = now + kJoinPause;
+    next_tick_ = deadline_;
   }
+}
+
+// Who has finished shall not begin from the start again.
+bool Coordination::has_room() const {
+  return static_cast<int>(members_.size()) < options_.max_nodes && nodes_.size() > members_.size() &&
+         std::ranges::none_of(members_, [&](Node node) { return nodes_.at(node).doing == Doing::finished; });
 }
 
 std::string Coordination::complaint_about(const NodeInfo& info) const {
@@ -93,18 +106,44 @@ void Coordination::lose(Node node, const std::string& why, Clock::time_point now
 
 void Coordination::tick(Clock::time_point now) {
   now_ = now;
-  if (state_ == State::gathering) gather(now);
-  if (state_ != State::stopping || now < deadline_) return;
-  for (const Node node : std::vector<Node>(members_)) {
-    if (nodes_.at(node).doing != Doing::stopped) lose(node, "it did not stop its ranks", now);
+  if (state_ == State::gathering) {
+    gather(now);
+    return;
+  }
+  if (!next_tick_ || now < deadline_) return;
+  next_tick_.reset();
+  if (state_ == State::reserving) {
+    lose(members_.front(), "its launcher does not answer", now);
+  } else if (state_ == State::stopping) {
+    lose_silent_members();
+  } else if (state_ == State::running) {
+    fail_if_doubted();
+  }
+}
+
+void Coordination::lose_silent_members() {
+  const auto is_silent = [&](Node node) { return nodes_.at(node).doing != Doing::stopped; };
+  for (const Node node : members_) {
+    if (!is_silent(node)) continue;
+    send(node, Refused{"its ranks were not stopped in time"});
+    nodes_.erase(node);
+  }
+  std::erase_if(members_, [&](Node node) { return !nodes_.contains(node); });
+  go_on_when_all_stopped();
+}
+
+void Coordination::fail_if_doubted() {
+  if (doubted_) {
+    fail(*doubted_, headline(*doubted_));
+  } else if (joined_ && has_room()) {
+    hurry_ = true;
+    stop_members("a node joined: starting anew");
   }
 }
 
 std::vector<Coordination::Message> Coordination::take_messages() { return std::exchange(messages_, {}); }
 
-bool Coordination::takes_part(Node node) const {
-  return std::ranges::find(members_, node) != members_.end();
-}
+bool Coordination::takes_part(Node node) const { return std::ranges::find(members_, node) != members_.end(); }
 
 // Enough nodes: starts. Some more could come: waits for the last call to end. Too few for too long: ends.
 void Coordination::gather(Clock::time_point now) {
@@ -137,7 +176,11 @@ void Coordination::begin_attempt() {
   ++attempt_;
   choose_members();
   last_call_.reset();
-  next_tick_.reset();
+  hurry_ = false;
+  doubted_.reset();
+  joined_ = false;
+  deadline_ = now_ + kReserveLimit;
+  next_tick_ = deadline_;
   state_ = State::reserving;
   send(members_.front(), Reserve{});
 }
@@ -158,6 +201,7 @@ void Coordination::choose_members() {
 void Coordination::on(Node node, const Reserved& reserved) {
   if (state_ != State::reserving || node != members_.front()) return;
   state_ = State::running;
+  next_tick_.reset();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     nodes_.at(members_[i]).doing = Doing::running;
     send(members_[i], Start{place_of(i, reserved)});
@@ -188,7 +232,13 @@ NodePlace Coordination::place_of(std::size_t index, const Reserved& reserved) co
 
 void Coordination::on(Node /*node*/, const Failed& failed) {
   if (state_ != State::running || failed.attempt != attempt_) return;
-  fail(failed.report, headline(failed.report));
+  if (!failed.consequence) {
+    fail(failed.report, headline(failed.report));
+  } else if (!doubted_) {
+    doubted_ = failed.report;
+    deadline_ = now_ + kDoubtLimit;
+    next_tick_ = deadline_;
+  }
 }
 
 // What is noticed while all stop is a consequence, so only the first failure comes here.

@@ -49,7 +49,8 @@ UniqueFd listening_socket(std::uint16_t port) {
     code = errno;
     if (code == EADDRINUSE) break;
   }
-  throw LaunchError(fmt::format("the launchers cannot meet at TCP port {}: {}; choose another", port, errno_text(code)));
+  throw LaunchError(
+      fmt::format("the launchers cannot meet at TCP port {}: {}; choose another", port, errno_text(code)));
 }
 
 }  // namespace
@@ -91,11 +92,22 @@ void CoordinatorServer::step(int stop) {
   if (const auto tick = coordination_.next_tick(); tick && Coordination::Clock::now() >= *tick) {
     coordination_.tick(Coordination::Clock::now());
   }
+  drop_silent_strangers();
   deliver();
 }
 
+// A launcher says hello at once.
+void CoordinatorServer::drop_silent_strangers() {
+  std::erase_if(guests_,
+                [](const auto& guest) { return !guest.second.known && guest.second.hello_limit.expired(); });
+}
+
 int CoordinatorServer::patience() const {
-  const auto tick = coordination_.next_tick();
+  auto tick = coordination_.next_tick();
+  for (const auto& [node, guest] : guests_) {
+    const auto end = Coordination::Clock::now() + guest.hello_limit.remaining();
+    if (!guest.known) tick = std::min(tick.value_or(end), end);
+  }
   if (!tick) return -1;
   const auto left = std::chrono::duration_cast<milliseconds>(*tick - Coordination::Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 3'600'000));
@@ -141,6 +153,7 @@ void CoordinatorServer::greet(Coordination::Node node, const std::string& line) 
     throw LaunchError(fmt::format("here meets the run \"{}\", not \"{}\" (rdzv-id)", run_id_, hello.run_id));
   }
   guests_.at(node).known = true;
+  guests_.at(node).connection.send(encode(ToNode(Welcome{})));
   coordination_.join(node, hello.node, Coordination::Clock::now());
 }
 
@@ -159,6 +172,7 @@ void CoordinatorServer::say_goodbye() {
     for (auto& [node, guest] : guests_) guest.connection.send(encode(end));
   }
   listener_.reset();
+  std::erase_if(guests_, [](const auto& guest) { return !guest.second.known; });
   const Deadline deadline(kGoodbyeLimit);
   while (!guests_.empty() && !deadline.expired()) {
     std::vector<pollfd> events;
@@ -167,7 +181,8 @@ void CoordinatorServer::say_goodbye() {
       events.push_back({.fd = guest.connection.fd(), .events = guest.connection.events(), .revents = 0});
     }
     std::erase_if(guests_, [](const auto& guest) { return !guest.second.connection.broken().empty(); });
-    if (!guests_.empty()) ::poll(events.data(), events.size(), static_cast<int>(deadline.remaining().count()));
+    if (!guests_.empty())
+      ::poll(events.data(), events.size(), static_cast<int>(deadline.remaining().count()));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/unique_fd.h>
 #include <lockstep/launch/coordination.h>
 #include <lockstep/launch/options.h>
@@ -13,8 +14,8 @@
 
 namespace lockstep::launch {
 
-/// Where the launchers of a run meet: a Coordination for all that connect. Lives in the first process of one of
-/// the launches, beside its guard (see guard.h).
+/// Where the launchers of a run meet: a Coordination for all that connect. Lives in the first process of one
+/// of the launches, beside its guard (see guard.h).
 class CoordinatorServer {
  public:
   /// Listens at once. Throws LaunchError naming the port when that cannot be.
@@ -30,11 +31,13 @@ class CoordinatorServer {
   struct Guest {
     LineConnection connection{};
     bool known = false;  // has said hello
+    Deadline hello_limit{std::chrono::seconds(10)};
   };
 
   void step(int stop);
   int patience() const;
   void accept_guests();
+  void drop_silent_strangers();
   void read(Coordination::Node node);
   void handle_line(Coordination::Node node, const std::string& line);
   void greet(Coordination::Node node, const std::string& line);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cstdlib>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -14,6 +15,11 @@ namespace {
 // The entry of CUDA_VISIBLE_DEVICES for one rank.
 std::string own_gpu(int local_rank, const Env& inherited) {
   const auto list = inherited.get("CUDA_VISIBLE_DEVICES");
+  // For CUDA the empty value hides all devices; for Env it is no value.
+  const char* set = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!list && set != nullptr && *set == '\0') {
+    throw ArgumentError("virtual-local-rank: CUDA_VISIBLE_DEVICES is empty, which hides all GPUs");
+  }
   if (!list) return std::to_string(local_rank);
   std::istringstream entries(*list);
   std::string entry;
@@ -26,7 +32,8 @@ std::string own_gpu(int local_rank, const Env& inherited) {
                                   local_rank, *list));
 }
 
-std::map<std::string, std::string> own_device(const LaunchOptions& options, int local_rank, const Env& inherited) {
+std::map<std::string, std::string> own_device(const LaunchOptions& options, int local_rank,
+                                              const Env& inherited) {
   if (!options.virtual_local_rank) return {{"LOCAL_RANK", std::to_string(local_rank)}};
   return {{"LOCAL_RANK", "0"}, {"CUDA_VISIBLE_DEVICES", own_gpu(local_rank, inherited)}};
 }

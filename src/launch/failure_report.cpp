@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/launch/failure_report.h>
@@ -15,11 +16,17 @@
 namespace lockstep::launch {
 namespace {
 
-// Parts of what Lockstep, Gloo, NCCL and PyTorch's stores say when the other side of a connection went away.
-constexpr std::array kConsequences{"because another rank is gone",     "Connection closed by peer",
-                                   "Connection reset by peer",         "failed to recv, got 0 bytes",
-                                   "remote process exited",            "rank 0 gave up or died",
-                                   "recvValueWithTimeout failed on",   "ncclRemoteError"};
+// What Lockstep and NCCL say when another rank went away.
+constexpr std::array kConsequences{"because another rank is gone", "rank 0 gave up or died",
+                                   "ncclRemoteError"};
+// What Gloo and c10d's stores say, and others say too: of any connection.
+constexpr std::array kBrokenConnections{"Connection closed by peer", "Connection reset by peer",
+                                        "failed to recv, got 0 bytes", "recvValueWithTimeout failed on"};
+constexpr std::array kSpeakers{"gloo", "c10d", "TCPStore"};
+
+bool holds_one_of(const std::string& line, const auto& texts) {
+  return std::ranges::any_of(texts, [&](const char* text) { return line.find(text) != std::string::npos; });
+}
 
 std::vector<std::string> account_of_rank(const FailureReport& report) {
   std::vector<std::string> lines;
@@ -31,14 +38,15 @@ std::vector<std::string> account_of_rank(const FailureReport& report) {
     for (const auto& line : report.stderr_tail) lines.push_back("  " + line);
   }
   if (!report.message.empty()) lines.push_back(fmt::format("rank {} recorded: {}", rank, report.message));
-  if (!report.log_file.empty()) lines.push_back(fmt::format("all of rank {}'s stderr: {}", rank, report.log_file));
+  if (!report.log_file.empty())
+    lines.push_back(fmt::format("all of rank {}'s stderr: {}", rank, report.log_file));
   return lines;
 }
 
 std::string verdict(const FailureReport& report) {
   const RankExit& first = report.first;
-  std::string line = fmt::format("rank {} failed first: it {}; pid {} on host {}", first.rank, describe(first),
-                                 first.pid, report.host);
+  std::string line = fmt::format("rank {} failed first: it {}; pid {} on host {}", first.rank,
+                                 describe(first), first.pid, report.host);
   if (report.restarts > 0) {
     line += fmt::format(", after {} restart{}", report.restarts, report.restarts == 1 ? "" : "s");
   }
@@ -78,8 +86,8 @@ std::string headline(const FailureReport& report) {
 
 bool is_consequence(const std::deque<std::string>& stderr_tail) {
   return std::ranges::any_of(stderr_tail, [](const std::string& line) {
-    return std::ranges::any_of(
-        kConsequences, [&](const char* sign) { return line.find(sign) != std::string::npos; });
+    return holds_one_of(line, kConsequences) ||
+           (holds_one_of(line, kBrokenConnections) && holds_one_of(line, kSpeakers));
   });
 }
 
@@ -88,6 +96,10 @@ std::vector<std::string> report_lines(const FailureReport& report) {
   if (report.reason.empty()) lines = account_of_rank(report);
   for (const auto& exit : report.later) {
     lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));
+  }
+  if (!report.stopped.empty()) {
+    lines.push_back(fmt::format("then stopped: rank{} {}", report.stopped.size() == 1 ? "" : "s",
+                                fmt::join(report.stopped, ", ")));
   }
   lines.push_back(report.reason.empty() ? verdict(report) : "the run failed: " + report.reason);
   return lines;

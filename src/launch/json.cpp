@@ -34,7 +34,8 @@ nlohmann::json to_json(const FailureReport& report) {
                       {"message", report.message},
                       {"log_file", report.log_file},
                       {"stderr_tail", report.stderr_tail},
-                      {"later", nlohmann::json::array()}};
+                      {"later", nlohmann::json::array()},
+                      {"stopped", report.stopped}};
   for (const auto& exit : report.later) json["later"].push_back(exit_to_json(exit));
   return json;
 }
@@ -46,7 +47,8 @@ FailureReport failure_report_from(const nlohmann::json& json) {
                        .time = json.at("time"),
                        .message = json.at("message"),
                        .log_file = json.at("log_file"),
-                       .stderr_tail = json.at("stderr_tail").get<std::deque<std::string>>()};
+                       .stderr_tail = json.at("stderr_tail").get<std::deque<std::string>>(),
+                       .stopped = json.at("stopped").get<std::vector<int>>()};
   if (!json.at("first").is_null()) report.first = exit_from(json.at("first"));
   for (const auto& exit : json.at("later")) report.later.push_back(exit_from(exit));
   return report;

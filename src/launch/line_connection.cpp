@@ -13,7 +13,9 @@
 namespace lockstep::launch {
 namespace {
 
-void set_option(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof(value)); }
+void set_option(int fd, int level, int name, int value) {
+  ::setsockopt(fd, level, name, &value, sizeof(value));
+}
 
 bool must_wait(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 

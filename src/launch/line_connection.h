@@ -11,8 +11,8 @@
 
 namespace lockstep::launch {
 
-/// A TCP connection over which lines go both ways. Nothing here blocks: the owner polls for events() and calls
-/// advance().
+/// A TCP connection over which lines go both ways. Nothing here blocks: the owner polls for events() and
+/// calls advance().
 class LineConnection {
  public:
   /// No message is as long; a stranger's bytes do not fill the memory.
@@ -34,7 +34,6 @@ class LineConnection {
   /// A whole line that came, without its newline.
   std::optional<std::string> take_line();
 
-  bool has_unsent() const { return !out_.empty(); }
   /// Why nothing more will come, or empty. Lines that came before may still be taken.
   const std::string& broken() const { return broken_; }
 

@@ -18,7 +18,6 @@ class LocalLink : public NodeLink {
   void advance() override {}
   std::optional<ToNode> receive() override;
   std::string address() const override { return address_; }
-  bool has_unsent() const override { return false; }
 
  private:
   void fetch();

@@ -105,8 +105,8 @@ void LogMultiplexer::finish() {
   streams_.clear();
 }
 
-// A pipe that is open but silent, or never silent, is held by a process that is none of ours. What ours wrote is
-// in the pipe.
+// A pipe that is open but silent, or never silent, is held by a process that is none of ours. What ours wrote
+// is in the pipe.
 void LogMultiplexer::take_all(Stream& stream) {
   constexpr int most_reads = 64;
   const UniqueFd& pipe = stream.of_rank.pipe;
@@ -133,8 +133,9 @@ void LogMultiplexer::end(Stream& stream) {
 
 void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
   if (stream.tail != nullptr) stream.tail->add(line);
-  const bool duplicated = std::ranges::any_of(
-      stream.filtered->texts, [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
+  const bool duplicated = std::ranges::any_of(stream.filtered->texts, [&](const std::string& text) {
+    return line.find(text) != std::string_view::npos;
+  });
   if (!stream.of_rank.passed_on && !duplicated) return;
   if (stream.of_rank.passed_on) stream.queue->push(fmt::format("{}{}\n", stream.of_rank.prefix, line));
   if (duplicated) write_to_file(stream.filtered->file, fmt::format("[rank {}] {}\n", stream.rank, line));

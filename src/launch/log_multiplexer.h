@@ -26,15 +26,15 @@ struct FilteredLog {
 /// One stream of a rank.
 struct RankStream {
   UniqueFd pipe{};
-  UniqueFd copy{};      ///< gets every byte; may be empty
+  UniqueFd copy{};        ///< gets every byte; may be empty
   bool passed_on = true;  ///< whether its lines go on to this process's stream
   std::string prefix{};
 };
 
-/// Merges the ranks' stdout and stderr, line by line and each line after its rank's prefix, into those of this
-/// process. Nothing here blocks but writing files: the owner polls what watch() names and passes the events on.
-/// While the reader of this process's output is slow, ranks are not read, so their writes wait: nothing is lost
-/// and nothing piles up.
+/// Merges the ranks' stdout and stderr, line by line and each line after its rank's prefix, into those of
+/// this process. Nothing here blocks but writing files: the owner polls what watch() names and passes the
+/// events on. While the reader of this process's output is slow, ranks are not read, so their writes wait:
+/// nothing is lost and nothing piles up.
 class LogMultiplexer {
  public:
   LogMultiplexer();
@@ -50,15 +50,14 @@ class LogMultiplexer {
   void handle(const pollfd& event);
   /// Takes what that rank has written so far.
   void drain(int rank);
-  /// No process is left that could write: takes what lies in the pipes and ends unfinished lines. Ranks may be
-  /// added anew after that; the tails stay until then.
+  /// No process is left that could write: takes what lies in the pipes and ends unfinished lines. Ranks may
+  /// be added anew after that; the tails stay until then.
   void finish();
 
   /// Lines wait to be written.
   bool pending() const { return !out_.empty() || !err_.empty(); }
-  /// The errno value of the first failed write to stdout, or 0; likewise stderr.
+  /// The errno value of the first failed write to stdout, or 0.
   int stdout_error() const { return out_.error(); }
-  int stderr_error() const { return err_.error(); }
   /// The errno value of the first failed write to a log file, or 0.
   int file_error() const { return file_error_; }
   const Tail& stderr_tail(int rank) const { return tails_.at(rank); }

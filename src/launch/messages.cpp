@@ -20,11 +20,15 @@ Json json_of(const Reserved& said) {
   return {{"kind", "reserved"}, {"address", said.address}, {"port", said.port}};
 }
 Json json_of(const Failed& said) {
-  return {{"kind", "failed"}, {"attempt", said.attempt}, {"report", to_json(said.report)}};
+  return {{"kind", "failed"},
+          {"attempt", said.attempt},
+          {"consequence", said.consequence},
+          {"report", to_json(said.report)}};
 }
 Json json_of(const Stopped& said) { return {{"kind", "stopped"}, {"attempt", said.attempt}}; }
 Json json_of(const Finished& said) { return {{"kind", "finished"}, {"attempt", said.attempt}}; }
 Json json_of(const Leaving& said) { return {{"kind", "leaving"}, {"reason", said.reason}}; }
+Json json_of(const Welcome& /*said*/) { return {{"kind", "welcome"}}; }
 Json json_of(const Reserve& /*said*/) { return {{"kind", "reserve"}}; }
 Json json_of(const Stop& said) {
   return {{"kind", "stop"}, {"attempt", said.attempt}, {"notice", said.notice}};
@@ -71,7 +75,8 @@ auto decode(const std::string& line, const Read& read) {
   try {
     return read(Json::parse(line));
   } catch (const Json::exception& error) {
-    throw LaunchError(fmt::format("this is no message of a launcher: \"{}\" ({})", line.substr(0, 80), error.what()));
+    throw LaunchError(
+        fmt::format("this is no message of a launcher: \"{}\" ({})", line.substr(0, 80), error.what()));
   }
 }
 
@@ -83,7 +88,9 @@ FromNode from_node(const Json& json) {
   const std::string kind = json.at("kind");
   if (kind == "reserved") return Reserved{.address = json.at("address"), .port = json.at("port")};
   if (kind == "failed") {
-    return Failed{.attempt = json.at("attempt"), .report = failure_report_from(json.at("report"))};
+    return Failed{.attempt = json.at("attempt"),
+                  .consequence = json.at("consequence"),
+                  .report = failure_report_from(json.at("report"))};
   }
   if (kind == "stopped") return Stopped{json.at("attempt")};
   if (kind == "finished") return Finished{json.at("attempt")};
@@ -93,6 +100,7 @@ FromNode from_node(const Json& json) {
 
 ToNode to_node(const Json& json) {
   const std::string kind = json.at("kind");
+  if (kind == "welcome") return Welcome{};
   if (kind == "reserve") return Reserve{};
   if (kind == "start") return Start{place_from(json)};
   if (kind == "stop") return Stop{.attempt = json.at("attempt"), .notice = json.at("notice")};
@@ -125,6 +133,10 @@ Hello decode_hello(const std::string& line) {
     Hello hello{.run_id = json.at("run_id"),
                 .node = {.ranks = json.at("ranks"), .role = json.at("role"), .host = json.at("host")}};
     if (!json.at("node_rank").is_null()) hello.node.node_rank = json.at("node_rank").get<int>();
+    constexpr int most = 1'000'000;
+    if (hello.node.ranks < 1 || hello.node.ranks > most || hello.node.node_rank.value_or(0) < 0) {
+      throw LaunchError("a launcher's greeting has numbers that cannot be");
+    }
     return hello;
   });
 }

@@ -11,8 +11,8 @@
 
 namespace lockstep::launch {
 
-/// One node's way to the Coordination of the run. Nothing here blocks: the owner polls for what watch() names, for
-/// at most patience(), then calls advance() and takes what came.
+/// One node's way to the Coordination of the run. Nothing here blocks: the owner polls for what watch()
+/// names, for at most patience(), then calls advance() and takes what came.
 class NodeLink {
  public:
   NodeLink() = default;
@@ -28,8 +28,6 @@ class NodeLink {
   virtual std::optional<ToNode> receive() = 0;
   /// This node's address for the other nodes.
   virtual std::string address() const = 0;
-  /// Something waits to be sent.
-  virtual bool has_unsent() const = 0;
 };
 
 }  // namespace lockstep::launch

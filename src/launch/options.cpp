@@ -10,19 +10,20 @@ namespace {
 
 void check_node_counts(const NodesOptions& nodes) {
   if (nodes.min_nodes < 1 || nodes.max_nodes < nodes.min_nodes) {
-    throw ArgumentError(fmt::format("nnodes is {}:{}: the first must be at least 1, the second at least the first",
-                                    nodes.min_nodes, nodes.max_nodes));
+    throw ArgumentError(
+        fmt::format("nnodes is {}:{}: the first must be at least 1, the second at least the first",
+                    nodes.min_nodes, nodes.max_nodes));
   }
   if (!nodes.node_rank) return;
   if (nodes.min_nodes != nodes.max_nodes) {
-    throw ArgumentError(
-        fmt::format("nnodes is {}:{}, a range, but the nodes are numbered by node-rank: use rdzv-backend c10d "
-                    "with a range, or give one number",
-                    nodes.min_nodes, nodes.max_nodes));
+    throw ArgumentError(fmt::format(
+        "nnodes is {}:{}, a range, but the nodes are numbered by node-rank: use rdzv-backend c10d "
+        "with a range, or give one number",
+        nodes.min_nodes, nodes.max_nodes));
   }
   if (*nodes.node_rank < 0 || *nodes.node_rank >= nodes.max_nodes) {
-    throw ArgumentError(fmt::format("node-rank is {}, but with nnodes {} it lies in 0 .. {}", *nodes.node_rank,
-                                    nodes.max_nodes, nodes.max_nodes - 1));
+    throw ArgumentError(fmt::format("node-rank is {}, but with nnodes {} it lies in 0 .. {}",
+                                    *nodes.node_rank, nodes.max_nodes, nodes.max_nodes - 1));
   }
 }
 
@@ -32,14 +33,16 @@ void check_nodes(const NodesOptions& nodes) {
     throw ArgumentError(
         "several nodes must be told where to meet: rdzv-endpoint HOST:PORT, or master-addr and master-port");
   }
-  if (nodes.join_timeout.count() <= 0 || nodes.last_call_timeout.count() < 0 || nodes.silence_limit.count() <= 0) {
+  if (nodes.join_timeout.count() <= 0 || nodes.last_call_timeout.count() < 0 ||
+      nodes.silence_limit.count() <= 0) {
     throw ArgumentError("rdzv-conf: timeouts must be positive");
   }
 }
 
 void check_ranks(const LaunchOptions& options) {
   if (options.nproc_per_node < 1) {
-    throw ArgumentError(fmt::format("nproc-per-node is {}: at least one rank is needed", options.nproc_per_node));
+    throw ArgumentError(
+        fmt::format("nproc-per-node is {}: at least one rank is needed", options.nproc_per_node));
   }
   for (const int rank : options.output.shown) {
     if (rank >= 0 && rank < options.nproc_per_node) continue;

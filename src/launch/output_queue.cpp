@@ -3,13 +3,37 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fcntl.h>
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace lockstep::launch {
 
+namespace {
+
+// A terminal that somebody has stopped (Ctrl-S, a dead connection) says that it can be written to, and
+// blocks. Empty where there is no way: a file takes what it is given, and another user's terminal may not be
+// opened.
+UniqueFd opened_for_this_process(int fd) {
+  struct stat file {};
+  if (::fstat(fd, &file) != 0 || !(S_ISFIFO(file.st_mode) || ::isatty(fd) == 1)) return {};
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  return UniqueFd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+}  // namespace
+
+OutputQueue::OutputQueue(int fd) : own_(opened_for_this_process(fd)), fd_(own_ ? own_.get() : fd) {}
+
+std::size_t OutputQueue::next_piece() const {
+  const std::size_t most = std::min<std::size_t>(PIPE_BUF, buffer_.size() - written_);
+  const auto end = std::string_view(buffer_).substr(written_, most).rfind('\n');
+  return end == std::string_view::npos ? most : end + 1;
+}
+
 void OutputQueue::write_some() {
-  const std::size_t size = std::min<std::size_t>(PIPE_BUF, buffer_.size() - written_);
+  const std::size_t size = next_piece();
   const ssize_t count = ::write(fd_, buffer_.data() + written_, size);
   if (count < 0) {
     if (errno == EINTR || errno == EAGAIN) return;

@@ -5,14 +5,17 @@
 #include <string>
 #include <string_view>
 
+#include <lockstep/base/unique_fd.h>
+
 namespace lockstep::launch {
 
 /// Whole lines on their way to a descriptor that other programs share, so that it must not be made
-/// non-blocking. The caller polls for POLLOUT and then calls write_some(), which writes no more than a pipe
-/// then takes.
+/// non-blocking: a terminal or pipe is opened once more for this queue alone. The caller polls for POLLOUT
+/// and then calls write_some(), which writes no more than a pipe takes at once, and whole lines where they
+/// are no longer, so that programs which write to one pipe do not tear each other's.
 class OutputQueue {
  public:
-  explicit OutputQueue(int fd) : fd_(fd) {}  ///< not owned
+  explicit OutputQueue(int fd);  ///< not owned
 
   void push(std::string_view text) {
     if (error_ == 0) buffer_ += text;
@@ -29,6 +32,9 @@ class OutputQueue {
  private:
   static constexpr std::size_t kFull = 256 * 1024;
 
+  std::size_t next_piece() const;
+
+  UniqueFd own_;
   int fd_;
   std::string buffer_;
   std::size_t written_ = 0;

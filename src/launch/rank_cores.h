@@ -13,7 +13,9 @@ class RankCores {
   explicit RankCores(const LaunchOptions& options);
 
   /// The CPUs that the rank is bound to; empty: not bound.
-  const std::vector<int>& cpus(int local_rank) const { return cpus_.at(static_cast<std::size_t>(local_rank)); }
+  const std::vector<int>& cpus(int local_rank) const {
+    return cpus_.at(static_cast<std::size_t>(local_rank));
+  }
   /// Threads for the rank's operators.
   int threads(int local_rank) const;
 

@@ -30,7 +30,8 @@ std::set<int> parse_signals(const std::string& text) {
     std::erase(name, ' ');
     const int number = signal_number(name);
     if (number == 0 || number == SIGKILL || number == SIGSTOP || number == SIGCHLD) {
-      throw ArgumentError(fmt::format("signals-to-handle: \"{}\" is no signal that a program can handle", name));
+      throw ArgumentError(
+          fmt::format("signals-to-handle: \"{}\" is no signal that a program can handle", name));
     }
     signals.insert(number);
   }

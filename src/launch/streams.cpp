@@ -17,7 +17,9 @@ Streams streams_of(const StreamChoice& choice, int local_rank) {
   return named == choice.of_rank.end() ? choice.every_rank : named->second;
 }
 
-bool contains(Streams streams, Streams one) { return (static_cast<int>(streams) & static_cast<int>(one)) != 0; }
+bool contains(Streams streams, Streams one) {
+  return (static_cast<int>(streams) & static_cast<int>(one)) != 0;
+}
 
 std::optional<Streams> one_choice(std::string_view text) {
   if (text.size() != 1 || text[0] < '0' || text[0] > '3') return std::nullopt;
@@ -38,8 +40,12 @@ bool read_pair(const std::string& text, StreamChoice& choice) {
 
 }  // namespace
 
-bool StreamChoice::has_out(int local_rank) const { return contains(streams_of(*this, local_rank), Streams::out); }
-bool StreamChoice::has_err(int local_rank) const { return contains(streams_of(*this, local_rank), Streams::err); }
+bool StreamChoice::has_out(int local_rank) const {
+  return contains(streams_of(*this, local_rank), Streams::out);
+}
+bool StreamChoice::has_err(int local_rank) const {
+  return contains(streams_of(*this, local_rank), Streams::err);
+}
 bool StreamChoice::any() const { return every_rank != Streams::none || !of_rank.empty(); }
 
 StreamChoice parse_streams(const std::string& text, const std::string& option) {

@@ -38,6 +38,7 @@ constexpr milliseconds kKillInterval{5};
 constexpr milliseconds kKillLimit{10'000};
 // A rank that lost its peer may end before the peer itself has, which then is the first cause.
 constexpr milliseconds kCulpritPatience{300};
+constexpr milliseconds kHangupPatience{1'000};
 constexpr milliseconds kSayWaitingAfter{10'000};
 
 UniqueFd open_signalfd(const std::set<int>& stop_signals) {
@@ -73,8 +74,8 @@ ReservedPort reserve_port(const LaunchOptions& options) {
   }
 }
 
-// One launch: a poll loop in one thread over the signals, the launcher's life, the ranks' output and the way to
-// the other nodes.
+// One launch: a poll loop in one thread over the signals, the launcher's life, the ranks' output and the way
+// to the other nodes.
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const std::string& file, int launcher)
@@ -107,6 +108,7 @@ class Supervisor {
 
   void read_link();
   std::optional<ToNode> receive();
+  void on(const Welcome& /*welcome*/) {}
   void on(const Reserve& reserve);
   void on(const Start& start);
   void on(const Stop& stop);
@@ -115,6 +117,7 @@ class Supervisor {
   void say_waiting();
 
   void report();
+  void write_error(const FailureReport& failure);
   void flush();
   int result() const;
   bool over() const { return phase_ == Phase::idle && (outcome_ || stop_signal_ != 0); }
@@ -142,6 +145,8 @@ class Supervisor {
   // Of this attempt, on this node.
   std::optional<FailureReport> first_failure_;
   std::vector<RankExit> later_failures_;
+  std::vector<int> stopped_ranks_;  // by this launcher
+  int sent_signal_ = 0;             // the last one, to ranks that should stop
 };
 
 int Supervisor::run() {
@@ -149,6 +154,7 @@ int Supervisor::run() {
     loop();
   } catch (const std::exception& error) {
     link_->send(Leaving{error.what()});
+    write_error({.reason = error.what(), .host = host_name()});
     kill_descendants(Deadline(kKillLimit));
     logs_.finish();
     flush();
@@ -164,6 +170,7 @@ int Supervisor::run() {
 }
 
 void Supervisor::loop() {
+  if (!options_.output.error_file.empty()) remove_error_file(options_.output.error_file);
   read_link();
   while (!over() && !launcher_gone_) step();
 }
@@ -200,7 +207,7 @@ milliseconds Supervisor::patience() const {
   }
   if (phase_ == Phase::idle && !said_waiting_) consider(waiting_.remaining() + milliseconds(1));
   if (const auto link = link_->patience()) consider(*link);
-  return least;
+  return std::min<milliseconds>(least, std::chrono::hours(1));
 }
 
 void Supervisor::read_signals() {
@@ -272,6 +279,10 @@ void Supervisor::on_rank_exit(const RankExit& exit) {
     deadline_.emplace(is_culprit || attempt_->alive().empty() ? milliseconds(0) : kCulpritPatience);
     return;
   }
+  if (exit.signal != 0 && exit.signal == sent_signal_) {
+    stopped_ranks_.push_back(exit.rank);
+    return;
+  }
   auto failure = attempt_->report(exit);
   if (phase_ == Phase::finding_culprit && is_consequence(first_failure_->stderr_tail) &&
       !is_consequence(failure.stderr_tail)) {
@@ -284,7 +295,9 @@ void Supervisor::on_rank_exit(const RankExit& exit) {
 
 void Supervisor::on_culprit_known() {
   begin_stop(SIGTERM);
-  link_->send(Failed{.attempt = attempt_->place().attempt, .report = *first_failure_});
+  link_->send(Failed{.attempt = attempt_->place().attempt,
+                     .consequence = options_.nodes && is_consequence(first_failure_->stderr_tail),
+                     .report = *first_failure_});
 }
 
 void Supervisor::on_lost_output() {
@@ -312,7 +325,10 @@ void Supervisor::on_lost_output() {
 void Supervisor::begin_stop(int signal) {
   if (phase_ != Phase::running && phase_ != Phase::finding_culprit) return;
   phase_ = Phase::stopping;
-  deadline_.emplace(options_.grace_period);
+  sent_signal_ = signal;
+  // Whoever closes a terminal is not there to wait.
+  deadline_.emplace(signal == SIGHUP ? std::min(options_.grace_period, kHangupPatience)
+                                     : options_.grace_period);
   attempt_->signal_ranks(signal);
 }
 
@@ -343,6 +359,7 @@ void Supervisor::advance_phase() {
 
 void Supervisor::enter_killing() {
   phase_ = Phase::killing;
+  sent_signal_ = SIGKILL;
   deadline_.emplace(kKillLimit);
 }
 
@@ -391,6 +408,8 @@ void Supervisor::on(const Reserve& /*reserve*/) {
 void Supervisor::on(const Start& start) {
   first_failure_.reset();
   later_failures_.clear();
+  stopped_ranks_.clear();
+  sent_signal_ = 0;
   leftovers_told_ = false;
   phase_ = Phase::running;
   attempt_.emplace(options_, file_, start.place, folder_, logs_);
@@ -415,8 +434,8 @@ void Supervisor::on(const End& end) {
 }
 
 void Supervisor::on(const Refused& refused) {
-  throw LaunchError(fmt::format("the launcher at {} does not take this node: {}", to_text(options_.nodes->endpoint),
-                                refused.reason));
+  throw LaunchError(fmt::format("the launcher at {} does not take this node: {}",
+                                to_text(options_.nodes->endpoint), refused.reason));
 }
 
 void Supervisor::say_waiting() {
@@ -429,12 +448,21 @@ void Supervisor::report() {
   std::optional<FailureReport> failure = first_failure_;
   if (outcome_ && outcome_->failure) failure = outcome_->failure;
   if (!failure) return;
-  if (first_failure_) failure->later = later_failures_;
+  failure->later = later_failures_;
+  if (first_failure_ && first_failure_->first.rank != failure->first.rank) {
+    failure->later.insert(failure->later.begin(), first_failure_->first);
+  }
+  std::ranges::sort(stopped_ranks_);
+  failure->stopped = stopped_ranks_;
   if (!folder_.path().empty()) logs_.say(fmt::format("log files: {}", folder_.path().string()));
   for (const auto& line : report_lines(*failure)) logs_.say(line);
+  write_error(*failure);
+}
+
+void Supervisor::write_error(const FailureReport& failure) {
   if (options_.output.error_file.empty()) return;
   try {
-    write_error_file(options_.output.error_file, report_json(*failure));
+    write_error_file(options_.output.error_file, report_json(failure));
   } catch (const std::exception& error) {
     logs_.say(fmt::format("warning: the error file was not written: {}", error.what()));
   }

@@ -17,6 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{100};
+constexpr milliseconds kConnectLimit{5'000};
+constexpr milliseconds kWelcomeLimit{20'000};
 
 int pending_error(int socket) {
   int code = 0;
@@ -27,13 +29,14 @@ int pending_error(int socket) {
 }  // namespace
 
 TcpLink::TcpLink(const NodesOptions& nodes, Hello hello, std::string local_addr)
-    : nodes_(nodes), hello_(std::move(hello)), local_addr_(std::move(local_addr)), deadline_(nodes.join_timeout) {
+    : nodes_(nodes),
+      hello_(std::move(hello)),
+      local_addr_(std::move(local_addr)),
+      deadline_(nodes.join_timeout) {
   begin_attempt();
 }
 
-void TcpLink::send(const FromNode& message) {
-  connection_.send(encode(message));
-}
+void TcpLink::send(const FromNode& message) { connection_.send(encode(message)); }
 
 void TcpLink::watch(std::vector<pollfd>& events) const {
   if (connecting_) {
@@ -44,8 +47,9 @@ void TcpLink::watch(std::vector<pollfd>& events) const {
 }
 
 std::optional<milliseconds> TcpLink::patience() const {
-  if (connected_) return std::nullopt;
-  return std::min(deadline_.remaining(), connecting_ ? deadline_.remaining() : pause_.remaining()) + milliseconds(1);
+  if (welcome_) return std::nullopt;
+  return std::min(limit_.remaining(), connected_ ? limit_.remaining() : deadline_.remaining()) +
+         milliseconds(1);
 }
 
 void TcpLink::advance() {
@@ -53,40 +57,70 @@ void TcpLink::advance() {
     connection_.advance();
   } else if (connecting_) {
     pollfd event{.fd = connecting_.get(), .events = POLLOUT, .revents = 0};
-    if (::poll(&event, 1, 0) > 0) finish_attempt();
-  } else if (pause_.expired()) {
+    if (::poll(&event, 1, 0) > 0) {
+      finish_attempt();
+    } else if (limit_.expired() || deadline_.expired()) {
+      connecting_.reset();
+      try_again("it does not answer (does a firewall swallow the packets?)");
+    }
+  } else if (limit_.expired()) {
     begin_attempt();
   }
 }
 
 std::optional<ToNode> TcpLink::receive() {
-  if (auto line = connection_.take_line()) return decode_to_node(*line);
+  if (auto line = connection_.take_line()) {
+    auto message = decode_to_node(*line);
+    welcome_ = true;
+    if (!std::holds_alternative<Welcome>(message)) return message;
+    return receive();
+  }
   if (connected_ && !connection_.broken().empty()) {
     throw LaunchError(fmt::format("the launcher at {} is lost ({}), so this node's ranks are stopped",
                                   to_text(nodes_.endpoint), connection_.broken()));
   }
+  check_welcome();
   return std::nullopt;
 }
 
-std::string TcpLink::address() const {
-  if (!local_addr_.empty()) return local_addr_;
-  return own_address(connection_.fd());
+void TcpLink::check_welcome() const {
+  if (!connected_ || welcome_ || !limit_.expired()) return;
+  throw LaunchError(fmt::format("what listens at {} is no launcher of Lockstep's: it said nothing for {} ms",
+                                to_text(nodes_.endpoint), limit_.timeout().count()));
 }
 
-// The first address of the name that does not refuse at once; the others get their turn at the next attempt.
+// A node that reaches the meeting by an address of its own machine is on its host.
+std::string TcpLink::address() const {
+  if (!local_addr_.empty()) return local_addr_;
+  const auto own = own_address(connection_.fd());
+  const bool loopback = own.starts_with("127.") || own == "::1";
+  return loopback ? nodes_.endpoint.host : own;
+}
+
 void TcpLink::begin_attempt() {
-  const auto addresses = resolve(nodes_.endpoint);
-  int code = 0;
-  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    UniqueFd socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket) continue;
-    if (::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 || errno == EINPROGRESS) {
-      connecting_ = std::move(socket);
-      return;
-    }
-    code = errno;
+  try {
+    if (connect_to_next()) return;
+    try_again(errno_text(errno));
+  } catch (const UnknownHost& error) {
+    try_again(error.what());
   }
-  try_again(errno_text(code));
+}
+
+// The addresses of the name in turn, one an attempt.
+bool TcpLink::connect_to_next() {
+  const auto addresses = resolve(nodes_.endpoint);
+  std::size_t count = 0;
+  for (const auto* at = addresses.get(); at != nullptr; at = at->ai_next) ++count;
+  const auto* address = addresses.get();
+  for (std::size_t skipped = attempts_++ % count; skipped > 0; --skipped) address = address->ai_next;
+  connecting_.reset(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  limit_ = Deadline(kConnectLimit);
+  if (connecting_ &&
+      (::connect(connecting_.get(), address->ai_addr, address->ai_addrlen) == 0 || errno == EINPROGRESS)) {
+    return true;
+  }
+  connecting_.reset();
+  return false;
 }
 
 void TcpLink::finish_attempt() {
@@ -98,16 +132,18 @@ void TcpLink::finish_attempt() {
   connection_ = LineConnection(std::move(connecting_));
   connection_.set_silence_limit(nodes_.silence_limit);
   connected_ = true;
+  limit_ = Deadline(kWelcomeLimit);
   connection_.send(encode(hello_));
 }
 
 void TcpLink::try_again(const std::string& reason) {
   if (deadline_.expired()) {
-    throw LaunchError(fmt::format("no launcher answers at {} after {} ms: {}. Is node 0's launcher running, and "
-                                  "may this host connect to that port?",
-                                  to_text(nodes_.endpoint), deadline_.timeout().count(), reason));
+    throw LaunchError(
+        fmt::format("no launcher answers at {} after {} ms: {}. Is node 0's launcher running, and "
+                    "may this host connect to that port?",
+                    to_text(nodes_.endpoint), deadline_.timeout().count(), reason));
   }
-  pause_ = Deadline(std::min(kPause, deadline_.remaining()));
+  limit_ = Deadline(std::min(kPause, deadline_.remaining()));
 }
 
 }  // namespace lockstep::launch

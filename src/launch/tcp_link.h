@@ -22,20 +22,23 @@ class TcpLink : public NodeLink {
   void advance() override;
   std::optional<ToNode> receive() override;
   std::string address() const override;
-  bool has_unsent() const override { return connected_ && connection_.has_unsent(); }
 
  private:
   void begin_attempt();
+  bool connect_to_next();
   void finish_attempt();
   void try_again(const std::string& reason);
+  void check_welcome() const;
 
   NodesOptions nodes_;
   Hello hello_;
   std::string local_addr_;
-  Deadline deadline_;  // for connecting
-  Deadline pause_{std::chrono::milliseconds(0)};
+  Deadline deadline_;                             // for connecting
+  Deadline limit_{std::chrono::milliseconds(0)};  // of the pause, this connection attempt, or the welcome
+  std::size_t attempts_ = 0;
   UniqueFd connecting_;
   bool connected_ = false;
+  bool welcome_ = false;
   LineConnection connection_;
 };
 

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@ namespace {
 
 // How soon the end of a program is seen whose children keep its output open.
 constexpr std::chrono::milliseconds kGlance{10};
+constexpr std::chrono::milliseconds kKillPatience{2'000};
 // As in a shell.
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
@@ -52,12 +54,20 @@ class Child {
     return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            info.si_pid == pid_;
   }
-  // Ends it and what it left running. Returns the exit code.
+  // Ends it and what it left running. Returns the exit code. A process that is stuck in a driver is left to
+  // the system: no signal ends it.
   int finish() {
     ::kill(-pid_, SIGKILL);
-    int status = 0;
-    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    const Deadline deadline(kKillPatience);
+    while (!ended()) {
+      if (deadline.expired()) {
+        pid_ = -1;
+        return 128 + SIGKILL;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
     pid_ = -1;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   }

@@ -79,7 +79,10 @@ int main(int argc, char** argv) {
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);
   if (argc != 6) return 2;
-  const Plan plan{.folder = argv[1], .rank = std::stoi(argv[2]), .harm = argv[3], .where = argv[4],
+  const Plan plan{.folder = argv[1],
+                  .rank = std::stoi(argv[2]),
+                  .harm = argv[3],
+                  .where = argv[4],
                   .step = std::stoi(argv[5])};
   train(plan, Victim(plan));
   return 0;

@@ -29,7 +29,8 @@ std::string text_of(const fs::path& path) {
 // The folder that the only run in `log_dir` has made.
 fs::path run_folder(const fs::path& log_dir) {
   const fs::directory_iterator entries(log_dir);
-  if (entries == fs::directory_iterator()) throw std::runtime_error("there is no folder in " + log_dir.string());
+  if (entries == fs::directory_iterator())
+    throw std::runtime_error("there is no folder in " + log_dir.string());
   return entries->path();
 }
 
@@ -37,7 +38,8 @@ const std::string kBothStreams = "echo out $RANK; echo err $RANK >&2";
 
 TEST(LauncherFiles, HoldWhatIsRedirectedAndWhatIsCopied) {
   const TempFolder folder;
-  LauncherProcess launcher(shell_ranks(2, kBothStreams, {"--log-dir", folder.path(), "-r", "0:1", "-t", "1:3"}));
+  LauncherProcess launcher(
+      shell_ranks(2, kBothStreams, {"--log-dir", folder.path(), "-r", "0:1", "-t", "1:3"}));
   ASSERT_EQ(launcher.finish(), 0) << launcher.err();
   const auto attempt = run_folder(folder.path()) / "attempt_0";
   EXPECT_EQ(text_of(attempt / "0" / "stdout.log"), "out 0\n");
@@ -50,8 +52,9 @@ TEST(LauncherFiles, HoldWhatIsRedirectedAndWhatIsCopied) {
 
 TEST(LauncherFiles, KeepEveryByteAndEveryAttempt) {
   const TempFolder folder;
-  LauncherProcess launcher(shell_ranks(1, "printf '10%%\\r20%%\\rdone'; test $TORCHELASTIC_RESTART_COUNT = 1",
-                                       {"--log-dir", folder.path(), "--redirects", "3", "--max-restarts", "1"}));
+  LauncherProcess launcher(
+      shell_ranks(1, "printf '10%%\\r20%%\\rdone'; test $TORCHELASTIC_RESTART_COUNT = 1",
+                  {"--log-dir", folder.path(), "--redirects", "3", "--max-restarts", "1"}));
   ASSERT_EQ(launcher.finish(), 0) << launcher.err();
   const auto run = run_folder(folder.path());
   EXPECT_EQ(text_of(run / "attempt_0" / "0" / "stdout.log"), "10%\r20%\rdone");
@@ -74,16 +77,18 @@ TEST(LauncherFiles, FilterWhatIsShown) {
   EXPECT_THAT(one.err(), AllOf(HasSubstr("[rank 1] err 1\n"), Not(HasSubstr("[rank 0]"))));
 
   const TempFolder folder;
-  LauncherProcess duplicated(shell_ranks(2, "echo loss 1; echo chatter; echo 'a,b'",
-                                         {"--log-dir", folder.path(), "--duplicate-stdout-filters", "loss,a,,b"}));
+  LauncherProcess duplicated(
+      shell_ranks(2, "echo loss 1; echo chatter; echo 'a,b'",
+                  {"--log-dir", folder.path(), "--duplicate-stdout-filters", "loss,a,,b"}));
   ASSERT_EQ(duplicated.finish(), 0);
   EXPECT_THAT(text_of(run_folder(folder.path()) / "attempt_0" / "filtered_stdout.log"),
               AllOf(HasSubstr("[rank 0] loss 1\n"), HasSubstr("[rank 1] a,b\n"), Not(HasSubstr("chatter"))));
 }
 
 TEST(LauncherFiles, TakeTorchrunsTemplateForPrefixes) {
-  LauncherProcess launcher(shell_ranks(1, "echo hello", {"--role", "trainer"}),
-                           {.env = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${role_name}/${local_rank}/${x}>"}}});
+  LauncherProcess launcher(
+      shell_ranks(1, "echo hello", {"--role", "trainer"}),
+      {.env = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${role_name}/${local_rank}/${x}>"}}});
   ASSERT_EQ(launcher.finish(), 0);
   EXPECT_EQ(launcher.out(), "<trainer/0/${x}> hello\n");
 }
@@ -98,7 +103,16 @@ TEST(LauncherFiles, TellInJsonWhatFailedFirst) {
   EXPECT_EQ(json["message"]["errorCode"], 9);
   EXPECT_EQ(json["lockstep"]["first"]["rank"], 1);
   EXPECT_EQ(json["lockstep"]["stderr_tail"], nlohmann::json::array({"oh no"}));
-  EXPECT_EQ(json["lockstep"]["later"][0]["signal_name"], "SIGTERM");
+  EXPECT_EQ(json["lockstep"]["stopped"], nlohmann::json::array({0}));
+
+  LauncherProcess fine(shell_ranks(1, "true", {"--error-file", file.string()}));
+  EXPECT_EQ(fine.finish(), 0);
+  EXPECT_FALSE(fs::exists(file)) << "an old failure";
+
+  LauncherProcess refused(shell_ranks(1, "true", {"--error-file", file.string(), "--log-dir", "/proc/none"}));
+  EXPECT_EQ(refused.finish(), 1);
+  EXPECT_THAT(nlohmann::json::parse(text_of(file))["lockstep"]["reason"].get<std::string>(),
+              HasSubstr("/proc/none"));
 }
 
 TEST(LauncherFiles, TellAFolderThatCannotBeMade) {
@@ -117,7 +131,8 @@ TEST(LauncherPython, SaysTheExceptionThatARankRecorded) {
                            "  json.dump({'message': {'message': 'ValueError: odd', 'extraInfo': {}}}, file)\n"
                            "raise SystemExit(4)\n";
   for (const std::vector<std::string>& options :
-       {std::vector<std::string>{}, std::vector<std::string>{"--log-dir", (fs::path(folder.path()) / "logs").string()}}) {
+       {std::vector<std::string>{},
+        std::vector<std::string>{"--log-dir", (fs::path(folder.path()) / "logs").string()}}) {
     std::vector<std::string> words{"run", "--nproc-per-node", "2"};
     words.insert(words.end(), options.begin(), options.end());
     words.push_back(script.string());
@@ -131,7 +146,8 @@ TEST(LauncherPython, RunsScriptsAndModules) {
   const TempFolder folder;
   const auto script = fs::path(folder.path()) / "train.py";
   std::ofstream(script) << "import os, sys\nprint(os.environ['LOCAL_RANK'], *sys.argv[1:])\n";
-  const LauncherProcess::Options python{.env = {{"PYTHON_EXEC", LOCKSTEP_PYTHON}, {"PYTHONPATH", folder.path()}}};
+  const LauncherProcess::Options python{
+      .env = {{"PYTHON_EXEC", LOCKSTEP_PYTHON}, {"PYTHONPATH", folder.path()}}};
 
   LauncherProcess plain({"run", "--nproc-per-node", "2", script.string(), "--lr", "1"}, python);
   ASSERT_EQ(plain.finish(), 0) << plain.err();

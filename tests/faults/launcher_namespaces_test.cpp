@@ -25,10 +25,11 @@ bool may_make_namespaces() {
 
 TEST(LauncherNamespaces, TwoNodesStartFailRestartAndFinish) {
   if (!may_make_namespaces()) GTEST_SKIP() << "this system lets nobody make namespaces";
-  auto nodes = two_nodes(fmt::format(
-      "test $TORCHELASTIC_RESTART_COUNT-$RANK = 0-1 && kill -9 $$; exec {}", LOCKSTEP_HELLO));
+  auto nodes = two_nodes(
+      fmt::format("test $TORCHELASTIC_RESTART_COUNT-$RANK = 0-1 && kill -9 $$; exec {}", LOCKSTEP_HELLO));
   EXPECT_EQ(nodes.finish(), 0) << nodes.err();
-  EXPECT_THAT(nodes.out(), AllOf(HasSubstr("rank 0 of 2: the sum is 3"), HasSubstr("rank 1 of 2: the sum is 3")));
+  EXPECT_THAT(nodes.out(),
+              AllOf(HasSubstr("rank 0 of 2: the sum is 3"), HasSubstr("rank 1 of 2: the sum is 3")));
   EXPECT_THAT(nodes.err(), AllOf(HasSubstr("rank 1 was killed by SIGKILL; restart 1 of 1"),
                                  HasSubstr("spread over several hosts")));
   nodes.wait_for_no_family();

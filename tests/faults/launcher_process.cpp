@@ -233,6 +233,16 @@ void wait_for_state(pid_t pid, char state) {
   }
 }
 
+void wait_for_wait(pid_t pid, std::string_view function) {
+  const Deadline deadline(std::chrono::seconds(60));
+  std::string where;
+  do {
+    if (deadline.expired()) throw std::runtime_error(fmt::format("process {} waits in {}", pid, where));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::getline(std::ifstream(fmt::format("/proc/{}/wchan", pid)), where);
+  } while (where.find(function) == std::string::npos);
+}
+
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);

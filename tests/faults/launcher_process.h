@@ -44,7 +44,7 @@ class LauncherProcess {
   void type(std::string_view keys) const;
   /// Reads until `text` has come `times` times on stdout.
   void wait_for(std::string_view text, int times = 1);
-  /// Closes the read end of stdout.
+  /// Closes the read end of stdout; a terminal is closed.
   void stop_reading_stdout() { out_fd_.reset(); }
   /// Reads to the end and returns the exit code; -signal when one killed the launcher.
   int finish();
@@ -76,6 +76,8 @@ class LauncherProcess {
 
 /// The parent of a living process.
 pid_t parent_of(pid_t pid);
+/// Waits until a process waits in that function of the kernel.
+void wait_for_wait(pid_t pid, std::string_view function);
 /// Waits until a process is in `state`, as in /proc/<pid>/stat.
 void wait_for_state(pid_t pid, char state);
 

@@ -31,10 +31,10 @@ struct RankHarm {
 };
 
 constexpr std::array kRankHarms{
-    RankHarm{"exit", 7, "exited with code 7"},          RankHarm{"return", 7, "exited with code 7"},
-    RankHarm{"throw", 134, "was killed by SIGABRT"},    RankHarm{"abort", 134, "was killed by SIGABRT"},
-    RankHarm{"kill", 137, "was killed by SIGKILL"},     RankHarm{"term", 143, "was killed by SIGTERM"},
-    RankHarm{"segv", 139, "was killed by SIGSEGV"},     RankHarm{"stop", 134, "was killed by SIGABRT"},
+    RankHarm{"exit", 7, "exited with code 7"},       RankHarm{"return", 7, "exited with code 7"},
+    RankHarm{"throw", 134, "was killed by SIGABRT"}, RankHarm{"abort", 134, "was killed by SIGABRT"},
+    RankHarm{"kill", 137, "was killed by SIGKILL"},  RankHarm{"term", 143, "was killed by SIGTERM"},
+    RankHarm{"segv", 139, "was killed by SIGSEGV"},  RankHarm{"stop", 134, "was killed by SIGABRT"},
 };
 constexpr std::array kPlaces{"startup", "collective", "save"};
 
@@ -48,16 +48,17 @@ class Round {
     } else {
       harm_a_rank();
     }
-    EXPECT_TRUE(std::filesystem::is_empty(temporary_.path())) << "something was left among the temporary files";
+    EXPECT_TRUE(std::filesystem::is_empty(temporary_.path()))
+        << "something was left among the temporary files";
   }
 
  private:
   int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
 
   LauncherProcess start(const std::string& harm, const std::string& where, int victim, int step) {
-    return LauncherProcess({"run", "--nproc-per-node", "2", "--grace-period", "0.5", "--", FAULTY_RANK_PROGRAM,
-                            (folder_.path() / "checkpoints").string(), std::to_string(victim), harm, where,
-                            std::to_string(step)},
+    return LauncherProcess({"run", "--nproc-per-node", "2", "--grace-period", "0.5", "--",
+                            FAULTY_RANK_PROGRAM, (folder_.path() / "checkpoints").string(),
+                            std::to_string(victim), harm, where, std::to_string(step)},
                            {.env = {{"TMPDIR", temporary_.path().string()}, {"OMP_NUM_THREADS", "1"}}});
   }
 
@@ -74,7 +75,8 @@ class Round {
     EXPECT_EQ(code, harm.code) << launcher.err();
     // Who is stopped does nothing; the other one gives up at its deadline, and says whom it waited for.
     const bool stopped = std::string_view(harm.name) == "stop";
-    EXPECT_THAT(last, HasSubstr(fmt::format("rank {} failed first: it {}", stopped ? 1 - victim : victim, harm.named)))
+    EXPECT_THAT(last, HasSubstr(fmt::format("rank {} failed first: it {}", stopped ? 1 - victim : victim,
+                                            harm.named)))
         << launcher.err();
     if (stopped) {
       EXPECT_THAT(launcher.err(), HasSubstr(fmt::format("rank {}", victim)));

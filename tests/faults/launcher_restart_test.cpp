@@ -14,6 +14,7 @@
 #include <lockstep/base/reserved_port.h>
 
 #include "launcher_process.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -55,43 +56,50 @@ void wait_for_listener(const std::string& port) {
 }
 
 Words numbered(int node_rank, const std::string& port, Words more = {}) {
-  more.insert(more.begin(), {"--nnodes", "2", "--node-rank", std::to_string(node_rank), "--master-port", port});
+  more.insert(more.begin(),
+              {"--nnodes", "2", "--node-rank", std::to_string(node_rank), "--master-port", port});
   return more;
 }
 
 Words as_they_come(const std::string& nnodes, const std::string& port, Words more = {}) {
-  more.insert(more.begin(), {"--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:" + port,
-                             "--rdzv-id", "test"});
+  more.insert(more.begin(), {"--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint",
+                             "127.0.0.1:" + port, "--rdzv-id", "test"});
   return more;
 }
 
 TEST(LauncherRestart, StartsAllRanksAgainWithANewPort) {
-  LauncherProcess launcher(shell_ranks(
-      2,
-      "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
-      "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; test $RANK = 1 && exit 3; exec sleep 1000",
-      {"--max-restarts", "3"}));
+  LauncherProcess launcher(
+      shell_ranks(2,
+                  "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
+                  "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; test $RANK = 1 && exit 3; exec sleep 1000",
+                  {"--max-restarts", "3"}));
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
-  EXPECT_THAT(launcher.out(), AllOf(HasSubstr("[rank 0] attempt 0 of 3"), HasSubstr("[rank 1] attempt 2 of 3"),
-                                    Not(HasSubstr("attempt 3"))));
-  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("rank 1 exited with code 3; restart 1 of 3; stopping the other ranks\n"),
-                                    HasSubstr("restart 2 of 3"), Not(HasSubstr("failed first"))));
+  EXPECT_THAT(launcher.out(), AllOf(HasSubstr("[rank 0] attempt 0 of 3"),
+                                    HasSubstr("[rank 1] attempt 2 of 3"), Not(HasSubstr("attempt 3"))));
+  EXPECT_THAT(launcher.err(),
+              AllOf(HasSubstr("rank 1 exited with code 3; restart 1 of 3; stopping the other ranks\n"),
+                    HasSubstr("restart 2 of 3"), Not(HasSubstr("failed first"))));
   launcher.wait_for_no_family();
 }
 
 TEST(LauncherRestart, EndsClearlyWhenNoneIsLeft) {
-  LauncherProcess launcher(shell_ranks(2, "test $RANK = 1 && kill -9 $$; exec sleep 1000", {"--max-restarts", "2"}));
+  LauncherProcess launcher(
+      shell_ranks(2, "test $RANK = 1 && kill -9 $$; exec sleep 1000", {"--max-restarts", "2"}));
   EXPECT_EQ(launcher.finish(), 137);
-  EXPECT_THAT(last_line(launcher),
-              AllOf(HasSubstr("rank 1 failed first: it was killed by SIGKILL"), HasSubstr("after 2 restarts")));
+  EXPECT_THAT(last_line(launcher), AllOf(HasSubstr("rank 1 failed first: it was killed by SIGKILL"),
+                                         HasSubstr("after 2 restarts")));
   launcher.wait_for_no_family();
 }
 
 TEST(LauncherRestart, LeavesNothingOfTheAttemptBefore) {
+  const TempFolder folder;
+  const auto pid = folder.file("pid");
   LauncherProcess launcher(shell_ranks(
       1,
-      "test $TORCHELASTIC_RESTART_COUNT = 1 && { ls /proc | grep -c x >/dev/null; exit 0; };"
-      "(setsid sh -c 'trap \"\" TERM; echo grandchild; exec sleep 1000' &); sleep 0.1; exit 3",
+      fmt::format("test $TORCHELASTIC_RESTART_COUNT = 1 && {{ kill -0 $(cat {0}) && exit 4; exit 0; }};"
+                  "setsid sh -c 'trap \"\" TERM; echo $$ > {0}.part; mv {0}.part {0}; exec sleep 1000' &"
+                  "while ! test -e {0}; do sleep 0.01; done; exit 3",
+                  pid),
       {"--max-restarts", "1", "--grace-period", "0.2"}));
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
   launcher.wait_for_no_family();
@@ -112,13 +120,15 @@ TEST(LauncherRestart, EndsWhenItIsToldToWhileItRestarts) {
 
 TEST(LauncherNodes, RunAsOne) {
   const auto port = free_port();
-  const std::string script = "echo $RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT";
+  const std::string script =
+      "echo $RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT";
   auto second = node(numbered(1, port, {"--nproc-per-node", "2"}), script);
   auto first = node(numbered(0, port, {"--nproc-per-node", "1"}), script);
   EXPECT_EQ(first.finish(), 0) << first.err();
   EXPECT_EQ(second.finish(), 0) << second.err();
   EXPECT_THAT(first.out(), HasSubstr(" rank 0] 0/3 0/2 0 127.0.0.1 "));
-  EXPECT_THAT(second.out(), AllOf(HasSubstr(" rank 1] 1/3 1/2 0 127.0.0.1 "), HasSubstr(" rank 2] 2/3 1/2 1 ")));
+  EXPECT_THAT(second.out(),
+              AllOf(HasSubstr(" rank 1] 1/3 1/2 0 127.0.0.1 "), HasSubstr(" rank 2] 2/3 1/2 1 ")));
 }
 
 TEST(LauncherNodes, AllNameTheRankThatFailedAndExitAlike) {
@@ -132,6 +142,37 @@ TEST(LauncherNodes, AllNameTheRankThatFailedAndExitAlike) {
     EXPECT_THAT(last_line(*launcher), HasSubstr("rank 1 failed first: it exited with code 7"));
     launcher->wait_for_no_family();
   }
+}
+
+// Its rank says itself that another one was gone before.
+TEST(LauncherNodes, NameTheCauseAndNotItsConsequence) {
+  const auto port = free_port();
+  const TempFolder folder;
+  const auto said = folder.file("said");
+  const std::string script = fmt::format(
+      "test $RANK = 0 && {{ echo failed because another rank is gone >&2; echo > {0}; exit 1; }};"
+      "while ! test -e {0}; do sleep 0.01; done; sleep 0.05; echo the cause >&2; exit 7",
+      said);
+  auto first = node(numbered(0, port), script);
+  auto second = node(numbered(1, port), script);
+  for (auto* launcher : {&first, &second}) {
+    EXPECT_EQ(launcher->finish(), 7) << launcher->err();
+    EXPECT_THAT(last_line(*launcher), HasSubstr("rank 1 failed first: it exited with code 7"));
+  }
+  EXPECT_THAT(first.err(), HasSubstr("after that, rank 0 exited with code 1"));
+}
+
+TEST(LauncherNodes, GiveUpOnWhatIsNoLauncher) {
+  // A listener that takes connections and says nothing, and later hangs up.
+  LauncherProcess server(
+      {"run", "--nproc-per-node", "2", "--master-port", free_port(), "--", "/bin/sh", "-c",
+       fmt::format("test $RANK = 0 && exec {} meet; echo port $MASTER_PORT; exec sleep 1000",
+                   LAUNCHER_RANK_PROGRAM)});
+  server.wait_for("port ");
+  const auto at = server.out().find("port ") + 5;
+  const auto port = server.out().substr(at, server.out().find('\n', at) - at);
+  auto second = node(numbered(1, port), "true");
+  EXPECT_EQ(second.finish(), 1);
 }
 
 TEST(LauncherNodes, RestartTogether) {
@@ -167,8 +208,7 @@ TEST(LauncherNodes, ThatAreNumberedAsTheyComeAgreeToo) {
 
 TEST(LauncherNodes, GoOnWithOneLessWhenANodeIsKilled) {
   const auto port = free_port();
-  const std::string script =
-      "echo up $RANK of $WORLD_SIZE; test $WORLD_SIZE = 1 && exit 0; exec sleep 1000";
+  const std::string script = "echo up $RANK of $WORLD_SIZE; test $WORLD_SIZE = 1 && exit 0; exec sleep 1000";
   auto first = node(as_they_come("1:2", port, {"--max-restarts", "1", "--rdzv-conf", "is_host=1"}), script);
   auto second = node(as_they_come("1:2", port, {"--max-restarts", "1", "--rdzv-conf", "is_host=0"}), script);
   first.wait_for("of 2");

@@ -161,5 +161,25 @@ TEST(LauncherSignal, SigkillOfTheLauncherWhileItsReaderSleepsLeavesNoDescendant)
   launcher.wait_for_no_family();
 }
 
+// A terminal that nobody reads says that it can be written to, and blocks who writes.
+TEST(LauncherSignal, SigkillOfTheLauncherOnAStalledTerminalLeavesNoDescendant) {
+  LauncherProcess launcher(shell_ranks(2, "echo pid $$ of $RANK; while :; do echo more; done"),
+                           {.output = Output::terminal});
+  launcher.wait_for(" of ", 2);
+  for (int rank = 0; rank < 2; ++rank) wait_for_wait(launcher.rank_pid(rank), "pipe_write");
+  launcher.send(SIGKILL);
+  launcher.wait_for_no_family();
+}
+
+TEST(LauncherSignal, AClosedTerminalEndsRanksThatIgnoreIt) {
+  LauncherProcess launcher(
+      shell_ranks(2, "trap '' HUP TERM INT; echo pid $$ of $RANK; while :; do sleep 1000; done",
+                  {"--grace-period", "3600"}),
+      {.output = Output::terminal});
+  launcher.wait_for(" of ", 2);
+  launcher.stop_reading_stdout();
+  launcher.wait_for_no_family();
+}
+
 }  // namespace
 }  // namespace lockstep::testing

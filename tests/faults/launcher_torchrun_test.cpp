@@ -27,9 +27,9 @@ using Variables = std::map<std::string, std::string>;
 struct Case {
   Words arguments{};
   Variables environment{};
-  Words ours{};          // where lockstep run spells it otherwise
-  bool launch = false;   // torch.distributed.launch, not torchrun
-  bool logs = false;     // compare the files under {logs}, too
+  Words ours{};         // where lockstep run spells it otherwise
+  bool launch = false;  // torch.distributed.launch, not torchrun
+  bool logs = false;    // compare the files under {logs}, too
   bool fails = false;
 };
 
@@ -39,15 +39,15 @@ std::vector<Case> cases() {
       {{"--standalone", "--nproc-per-node=2", "{py}", "--lr", "0.1"}},
       {{"--nproc_per_node=2", "{py}"}},
       {{"--nproc-per-node", "2", "--master-port", "{port}", "{py}"}},
-      {{"--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port={port}",
-        "{py}", "a", "b"}},
-      {{"--nnodes=1", "--nproc_per_node=2", "--node_rank=0", "--master_addr", "localhost", "--master_port", "{port}",
-        "{py}"}},
+      {{"--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--master-addr=127.0.0.1",
+        "--master-port={port}", "{py}", "a", "b"}},
+      {{"--nnodes=1", "--nproc_per_node=2", "--node_rank=0", "--master_addr", "localhost", "--master_port",
+        "{port}", "{py}"}},
       {{"--nnodes", "1:1", "--nproc-per-node", "2", "{py}"}},
-      {{"--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job7",
-        "{py}"}},
-      {{"--nnodes", "1:1", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:{port}",
-        "--rdzv_id", "100", "{py}"}},
+      {{"--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+        "--rdzv-id=job7", "{py}"}},
+      {{"--nnodes", "1:1", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint",
+        "127.0.0.1:{port}", "--rdzv_id", "100", "{py}"}},
       {{"--rdzv-endpoint", "127.0.0.1:{port}", "--nproc-per-node", "2", "{py}"}},
       {{"--nproc-per-node=cpu", "{py}"}},
       {{"--nproc-per-node=auto", "{py}"}},
@@ -64,7 +64,11 @@ std::vector<Case> cases() {
       {{"--no_python", "--nproc-per-node", "2", "sh", "-c", "exec {sh} \"$RANK\""}},
       {{"--log-dir", "{logs}", "--redirects=3", "--nproc-per-node=2", "{py}"}, {}, {}, false, true},
       {{"--log_dir={logs}", "--tee", "3", "--nproc-per-node=2", "{py}"}, {}, {}, false, true},
-      {{"--log-dir", "{logs}", "-r", "0:1,1:2", "-t", "1:1", "--nproc-per-node=2", "{py}"}, {}, {}, false, true},
+      {{"--log-dir", "{logs}", "-r", "0:1,1:2", "-t", "1:1", "--nproc-per-node=2", "{py}"},
+       {},
+       {},
+       false,
+       true},
       {{"--log-dir", "{logs}", "-r", "3", "--max-restarts=1", "{py}", "--fail-first"}, {}, {}, false, true},
       {{"--local-ranks-filter=0", "--nproc-per-node=2", "{py}"}},
       {{"--virtual-local-rank", "--nproc-per-node=2", "{py}"}},
@@ -72,7 +76,8 @@ std::vector<Case> cases() {
       {{"{py}", "--out=${local_rank}.txt", "${unknown}"}},
       {{"{py}", "x"}, {{"PET_NPROC_PER_NODE", "2"}, {"PET_ROLE", "from_env"}}},
       {{"--nproc-per-node=1", "{py}"}, {{"PET_NPROC_PER_NODE", "2"}}},
-      {{"--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=60,last_call_timeout=1", "--nproc-per-node=2", "{py}"}},
+      {{"--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=60,last_call_timeout=1", "--nproc-per-node=2",
+        "{py}"}},
       {{"--shutdown-timeout=3", "{py}"}},
       {{"--signals-to-handle=SIGTERM,SIGUSR1", "{py}"}},
       {{"--run-path", "{py}", "q"}},
@@ -80,7 +85,10 @@ std::vector<Case> cases() {
       {{"{py}", "--", "--not-ours"}},
       {{"--event-log-handler", "null", "{py}"}},
       {{"--use-env", "--nproc-per-node=2", "{py}"}, {}, {}, true},
-      {{"--nproc_per_node=2", "{py}", "w"}, {}, {"--pass-local-rank", "--nproc_per_node=2", "{py}", "w"}, true},
+      {{"--nproc_per_node=2", "{py}", "w"},
+       {},
+       {"--pass-local-rank", "--nproc_per_node=2", "{py}", "w"},
+       true},
   };
 }
 
@@ -142,9 +150,11 @@ class Side {
   inline static const std::string kShowRank = LOCKSTEP_SHOW_RANK;
 
  private:
-  // Not: what differs by design (see LauncherEnvironment.IsTorchruns), the address and the id that each side finds.
+  // Not: what differs by design (see LauncherEnvironment.IsTorchruns), the address and the id that each side
+  // finds.
   static bool is_compared(const std::string& name, bool own_address) {
-    if (name == "MASTER_PORT" || name == "MASTER_ADDR" || name == "TORCHELASTIC_RUN_ID") return own_address && name != "MASTER_PORT";
+    if (name == "MASTER_PORT" || name == "MASTER_ADDR" || name == "TORCHELASTIC_RUN_ID")
+      return own_address && name != "MASTER_PORT";
     if (name == "TORCHELASTIC_RESTART_COUNT" || name == "TORCHELASTIC_MAX_RESTARTS") return true;
     return name.starts_with("ROLE_") || name.ends_with("RANK") || name.ends_with("WORLD_SIZE") ||
            name == "CUDA_VISIBLE_DEVICES" || name == "TORCH_NCCL_ASYNC_ERROR_HANDLING";
@@ -167,7 +177,8 @@ bool names_an_address(const Words& words) {
 }
 
 // All of torchrun's in one process, which imports torch once.
-std::vector<int> run_torchrun(const fs::path& folder, const std::vector<Case>& all, const std::vector<Side>& sides) {
+std::vector<int> run_torchrun(const fs::path& folder, const std::vector<Case>& all,
+                              const std::vector<Side>& sides) {
   Json list = Json::array();
   for (std::size_t i = 0; i < all.size(); ++i) {
     list.push_back({{"launcher", all[i].launch ? "launch" : "run"},
@@ -175,7 +186,8 @@ std::vector<int> run_torchrun(const fs::path& folder, const std::vector<Case>& a
                     {"environment", sides[i].environment()}});
   }
   std::ofstream(folder / "cases.json") << list;
-  std::istringstream lines(run_python("faults/torchrun_cases.py", {.args = {(folder / "cases.json").string()}}));
+  std::istringstream lines(
+      run_python("faults/torchrun_cases.py", {.args = {(folder / "cases.json").string()}}));
   std::vector<int> codes;
   for (int code = 0; lines >> code;) codes.push_back(code);
   return codes;
@@ -186,14 +198,15 @@ TEST(LauncherTorchrun, CommandLinesDoTheSame) {
   const auto all = cases();
   std::vector<Side> theirs;
   for (const auto& one : all) {
-    theirs.emplace_back(folder.path() / fmt::format("theirs{}", theirs.size()), one.arguments, one.environment);
+    theirs.emplace_back(folder.path() / fmt::format("theirs{}", theirs.size()), one.arguments,
+                        one.environment);
   }
   const auto codes = run_torchrun(folder.path(), all, theirs);
   ASSERT_EQ(codes.size(), all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(described(all[i].arguments));
-    const Side ours(folder.path() / fmt::format("ours{}", i), all[i].ours.empty() ? all[i].arguments : all[i].ours,
-                    all[i].environment);
+    const Side ours(folder.path() / fmt::format("ours{}", i),
+                    all[i].ours.empty() ? all[i].arguments : all[i].ours, all[i].environment);
     Words words{"run"};
     words.insert(words.end(), ours.arguments().begin(), ours.arguments().end());
     LauncherProcess launcher(words, {.env = ours.environment()});

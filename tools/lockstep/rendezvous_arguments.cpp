@@ -37,7 +37,8 @@ struct NodeCounts {
 NodeCounts parse_nnodes(const std::string& text) {
   const auto colon = text.find(':');
   const auto least = number_in<int>(std::string_view(text).substr(0, colon));
-  const auto most = colon == std::string::npos ? least : number_in<int>(std::string_view(text).substr(colon + 1));
+  const auto most =
+      colon == std::string::npos ? least : number_in<int>(std::string_view(text).substr(colon + 1));
   if (least && most && *least >= 1 && *most >= *least) return {.least = *least, .most = *most};
   throw ArgumentError(
       fmt::format("--nnodes {}: give a whole number above 0, or the least and the most, as in 2:4", text));
@@ -57,7 +58,8 @@ std::string without_brackets(std::string host) {
 launch::Endpoint parse_endpoint(const std::string& text, int default_port) {
   const auto colon = text.rfind(':');
   const bool v6_alone = text.ends_with(']') || text.find(':') != colon;
-  const bool has_port = colon != std::string::npos && !(v6_alone && !text.starts_with('[')) && !text.ends_with(']');
+  const bool has_port =
+      colon != std::string::npos && !(v6_alone && !text.starts_with('[')) && !text.ends_with(']');
   launch::Endpoint endpoint{.host = without_brackets(has_port ? text.substr(0, colon) : text)};
   const auto port = has_port ? number_in<int>(std::string_view(text).substr(colon + 1)) : default_port;
   if (!port || endpoint.host.empty()) {
@@ -133,10 +135,12 @@ void apply_settings(const std::string& text, launch::NodesOptions& nodes) {
   SettingsReader settings(parse_settings(text));
   if (const auto seconds = settings.number("timeout")) nodes.join_timeout = in_milliseconds(*seconds);
   if (const auto seconds = settings.number("join_timeout")) nodes.join_timeout = in_milliseconds(*seconds);
-  if (const auto seconds = settings.number("last_call_timeout")) nodes.last_call_timeout = in_milliseconds(*seconds);
+  if (const auto seconds = settings.number("last_call_timeout"))
+    nodes.last_call_timeout = in_milliseconds(*seconds);
   const auto interval = settings.number("keep_alive_interval");
   const auto attempts = settings.number("keep_alive_max_attempt");
-  if (interval || attempts) nodes.silence_limit = in_milliseconds(interval.value_or(5) * attempts.value_or(3));
+  if (interval || attempts)
+    nodes.silence_limit = in_milliseconds(interval.value_or(5) * attempts.value_or(3));
   nodes.is_host = settings.truth("is_host");
   if (const auto store = settings.take("store_type"); store && *store != "tcp") {
     throw ArgumentError(fmt::format("--rdzv-conf store_type={}: nodes meet over tcp only", *store));
@@ -156,8 +160,8 @@ std::string random_id() {
 }
 
 void warn_of_ignored(const RunArguments& arguments) {
-  const bool ignored = arguments.node_rank.value_or(0) != 0 || arguments.master_addr || arguments.master_port ||
-                       !arguments.rdzv_endpoint.empty();
+  const bool ignored = arguments.node_rank.value_or(0) != 0 || arguments.master_addr ||
+                       arguments.master_port || !arguments.rdzv_endpoint.empty();
   if (!ignored) return;
   log(LogLevel::warning,
       "--standalone means one node that finds its own address and port: --node-rank, --master-addr, "
@@ -168,7 +172,8 @@ void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options)
   launch::NodesOptions unused;
   apply_settings(arguments.rdzv_conf, unused);
   if (arguments.node_rank.value_or(0) != 0) {
-    throw ArgumentError(fmt::format("--node-rank {}, but there is one node: give --nnodes too", *arguments.node_rank));
+    throw ArgumentError(
+        fmt::format("--node-rank {}, but there is one node: give --nnodes too", *arguments.node_rank));
   }
   if (arguments.rdzv_backend == "static" && !arguments.rdzv_endpoint.empty()) {
     const auto endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
@@ -189,6 +194,9 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
     return nodes;
   }
   nodes.node_rank = arguments.node_rank.value_or(0);
+  if (nodes.is_host && *nodes.is_host != (*nodes.node_rank == 0)) {
+    throw ArgumentError("--rdzv-conf is_host: with numbered nodes it is node 0 that listens");
+  }
   if (!arguments.rdzv_endpoint.empty()) {
     nodes.endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
   } else {
@@ -199,13 +207,12 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
 }
 
 bool says_nothing_of_nodes(const RunArguments& arguments) {
-  return arguments.nnodes == RunArguments{}.nnodes && !arguments.node_rank && arguments.rdzv_endpoint.empty() &&
-         arguments.rdzv_backend == "static" && !arguments.standalone;
+  return arguments.nnodes == RunArguments{}.nnodes && !arguments.node_rank &&
+         arguments.rdzv_endpoint.empty() && arguments.rdzv_backend == "static" && !arguments.standalone;
 }
 
 launch::NodesOptions nodes_of_step(const RunArguments& arguments, const launch::SlurmNodes& step) {
-  launch::NodesOptions nodes{
-      .min_nodes = step.nnodes, .max_nodes = step.nnodes, .node_rank = step.node_rank};
+  launch::NodesOptions nodes{.min_nodes = step.nnodes, .max_nodes = step.nnodes, .node_rank = step.node_rank};
   apply_settings(arguments.rdzv_conf, nodes);
   nodes.endpoint = {.host = without_brackets(arguments.master_addr.value_or(step.master_addr)),
                     .port = checked_port(arguments.master_port.value_or(step.port), "--master-port")};
@@ -214,10 +221,10 @@ launch::NodesOptions nodes_of_step(const RunArguments& arguments, const launch::
 
 void check_backend(const std::string& backend) {
   if (backend == "static" || backend == "c10d") return;
-  throw ArgumentError(
-      fmt::format("--rdzv-backend {} is not there: nodes meet by static (each is told its --node-rank) or c10d "
-                  "(numbered as they come)",
-                  backend));
+  throw ArgumentError(fmt::format(
+      "--rdzv-backend {} is not there: nodes meet by static (each is told its --node-rank) or c10d "
+      "(numbered as they come)",
+      backend));
 }
 
 }  // namespace
@@ -235,7 +242,8 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
   options.run_id = unnamed ? random_id() : arguments.rdzv_id;
   if (arguments.standalone) {
     if (counts.most > 1) {
-      throw ArgumentError(fmt::format("--standalone means one node, which contradicts --nnodes {}", arguments.nnodes));
+      throw ArgumentError(
+          fmt::format("--standalone means one node, which contradicts --nnodes {}", arguments.nnodes));
     }
     warn_of_ignored(arguments);
     options.run_id = random_id();

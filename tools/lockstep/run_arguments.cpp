@@ -42,12 +42,14 @@ void check_torchruns_own(const RunArguments& arguments) {
   check_choice("--event-log-handler", arguments.event_log_handler, Words{"null"});
   check_choice("--logs-specs", arguments.logs_specs, Words{"default"});
   if (!(arguments.monitor_interval > 0 && arguments.monitor_interval <= kMostSeconds)) {
-    throw ArgumentError(fmt::format("--monitor-interval {}: give seconds above 0", arguments.monitor_interval));
+    throw ArgumentError(
+        fmt::format("--monitor-interval {}: give seconds above 0", arguments.monitor_interval));
   }
   if (!arguments.numa_binding.empty()) {
-    throw ArgumentError(fmt::format("--numa-binding {} is not there; --bind compact keeps each rank's cores "
-                                    "together, --bind spread deals the ranks to the NUMA nodes",
-                                    arguments.numa_binding));
+    throw ArgumentError(
+        fmt::format("--numa-binding {} is not there; --bind compact keeps each rank's cores "
+                    "together, --bind spread deals the ranks to the NUMA nodes",
+                    arguments.numa_binding));
   }
 }
 
@@ -133,7 +135,8 @@ machine::Binding parse_binding(const std::string& text) {
 
 }  // namespace
 
-launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine, const Env& env) {
+launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
+                                     const Env& env) {
   check_torchruns_own(arguments);
   launch::LaunchOptions options{.nproc_per_node = launch::worker_count(arguments.nproc_per_node, machine),
                                 .local_addr = arguments.local_addr,

@@ -23,15 +23,18 @@ std::string spellings(const std::string& name, const std::string& before = "") {
 // torchrun reads PET_NODE_RANK where --node-rank is not given.
 std::string variable_of(const std::string& name) {
   std::string variable = "PET_" + name;
-  std::ranges::transform(variable, variable.begin(),
-                         [](char c) { return c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c))); });
+  std::ranges::transform(variable, variable.begin(), [](char c) {
+    return c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  });
   return variable;
 }
 
 template <typename Value>
 CLI::Option* add(CLI::App& app, const std::string& name, Value& value, const char* type, const char* help,
                  const char* short_name = "") {
-  return app.add_option(spellings(name, short_name), value, help)->type_name(type)->envname(variable_of(name));
+  return app.add_option(spellings(name, short_name), value, help)
+      ->type_name(type)
+      ->envname(variable_of(name));
 }
 
 CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const char* help,
@@ -52,8 +55,10 @@ RunCommand::RunCommand(CLI::App& app)
   add_torchrun_leftovers();
   command_->footer(
       "Ranks get torchrun's environment variables, /dev/null as stdin, and their lines are marked [rank N]\n"
-      "([HOST rank N] with several nodes). A program that ends in .py is run by Python. Options may also come\n"
-      "from the environment, as PET_NPROC_PER_NODE. The exit code is 0 when all ranks exit with 0, else that\n"
+      "([HOST rank N] with several nodes). A program that ends in .py is run by Python. Options may also "
+      "come\n"
+      "from the environment, as PET_NPROC_PER_NODE. The exit code is 0 when all ranks exit with 0, else "
+      "that\n"
       "of the rank that failed first (128 + signal).");
   command_->prefix_command();
 }
@@ -63,7 +68,8 @@ void RunCommand::add_node_options() {
   add(run, "nproc-per-node", parsed_.nproc_per_node, "N",
       "Ranks on this node: a number, gpu (one a GPU), cpu (one a core) or auto (gpu, else cpu)")
       ->capture_default_str();
-  add(run, "nnodes", parsed_.nnodes, "N|MIN:MAX", "Nodes; start this launcher once on each")->capture_default_str();
+  add(run, "nnodes", parsed_.nnodes, "N|MIN:MAX", "Nodes; start this launcher once on each")
+      ->capture_default_str();
   add(run, "node-rank", parsed_.node_rank, "K", "This node's number among them, from 0 (static rendezvous)");
   add(run, "master-addr", parsed_.master_addr, "ADDRESS", "Where node 0 is reached (default 127.0.0.1)");
   add(run, "master-port", parsed_.master_port, "PORT",
@@ -77,7 +83,8 @@ void RunCommand::add_rendezvous_options() {
   add(run, "rdzv-backend", parsed_.rdzv_backend, "NAME",
       "How nodes meet: static (each is told its number) or c10d (numbered as they come, may come later)")
       ->capture_default_str();
-  add(run, "rdzv-endpoint", parsed_.rdzv_endpoint, "HOST[:PORT]", "Where they meet (default port: 29400 for c10d)");
+  add(run, "rdzv-endpoint", parsed_.rdzv_endpoint, "HOST[:PORT]",
+      "Where they meet (default port: 29400 for c10d)");
   add(run, "rdzv-id", parsed_.rdzv_id, "ID", "The run's name, the same on all nodes")->capture_default_str();
   add(run, "rdzv-conf", parsed_.rdzv_conf, "K=V,...",
       "join_timeout, last_call_timeout (seconds), keep_alive_interval, keep_alive_max_attempt, is_host");
@@ -108,8 +115,10 @@ void RunCommand::add_output_options() {
   add(run, "local-ranks-filter", parsed_.local_ranks_filter, "K,...", "Show these local ranks only");
   add(run, "duplicate-stdout-filters", parsed_.duplicate_stdout_filters, "TEXT,...",
       "Lines with one of these also go into filtered_stdout.log (,, is a comma)");
-  add(run, "duplicate-stderr-filters", parsed_.duplicate_stderr_filters, "TEXT,...", "Likewise, filtered_stderr.log");
-  run.add_option(spellings("error-file"), parsed_.error_file, "When the run fails, what failed first, as JSON")
+  add(run, "duplicate-stderr-filters", parsed_.duplicate_stderr_filters, "TEXT,...",
+      "Likewise, filtered_stderr.log");
+  run.add_option(spellings("error-file"), parsed_.error_file,
+                 "When the run fails, what failed first, as JSON")
       ->type_name("FILE")
       ->envname("TORCHELASTIC_ERROR_FILE");
 }
@@ -121,7 +130,8 @@ void RunCommand::add_own_options() {
       ->type_name("SECONDS")
       ->envname("PET_SHUTDOWN_TIMEOUT")
       ->capture_default_str();
-  add(run, "signals-to-handle", parsed_.signals_to_handle, "NAMES", "Signals that end the run, passed on to the ranks")
+  add(run, "signals-to-handle", parsed_.signals_to_handle, "NAMES",
+      "Signals that end the run, passed on to the ranks")
       ->capture_default_str();
   add(run, "bind", parsed_.bind, "HOW", "Keep ranks on cores of their own: none, compact or spread")
       ->capture_default_str();
@@ -133,9 +143,11 @@ void RunCommand::add_own_options() {
 void RunCommand::add_torchrun_leftovers() {
   auto& run = *command_;
   const std::string group = "torchrun's, accepted";
-  add(run, "monitor-interval", parsed_.monitor_interval, "SECONDS", "Ranks are watched all the time, so this is kept")
+  add(run, "monitor-interval", parsed_.monitor_interval, "SECONDS",
+      "Ranks are watched all the time, so this is kept")
       ->group(group);
-  add(run, "start-method", parsed_.start_method, "NAME", "spawn, fork or forkserver: ranks are programs in any case")
+  add(run, "start-method", parsed_.start_method, "NAME",
+      "spawn, fork or forkserver: ranks are programs in any case")
       ->group(group);
   add(run, "event-log-handler", parsed_.event_log_handler, "NAME", "null")->group(group);
   run.add_option(spellings("logs-specs"), parsed_.logs_specs, "default")->group(group);

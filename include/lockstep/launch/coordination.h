@@ -32,6 +32,7 @@ struct Reserved {
 /// A rank failed; this node stops its others.
 struct Failed {
   int attempt = 0;
+  bool consequence = false;  ///< the rank says itself that another one was gone before
   FailureReport report{};
 };
 /// No process of this node's ranks is left, after a Stop.
@@ -50,6 +51,8 @@ using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
 
 // What a node is told.
 
+/// This node is known; more will follow.
+struct Welcome {};
 /// Hold a port for rank 0 and answer with Reserved.
 struct Reserve {};
 struct Start {
@@ -68,7 +71,7 @@ struct End {
 struct Refused {
   std::string reason{};
 };
-using ToNode = std::variant<Reserve, Start, Stop, End, Refused>;
+using ToNode = std::variant<Welcome, Reserve, Start, Stop, End, Refused>;
 
 struct CoordinationOptions {
   int min_nodes = 1;
@@ -80,14 +83,14 @@ struct CoordinationOptions {
   std::chrono::milliseconds last_call_timeout{30'000};
 };
 
-/// Decides for all nodes of a run who takes part, when ranks start, stop and start again, and what failed first.
-/// A plain state machine: events go in, messages come out, nothing here waits, sends or reads a clock.
+/// Decides for all nodes of a run who takes part, when ranks start, stop and start again, and what failed
+/// first. A plain state machine: events go in, messages come out, nothing here waits, sends or reads a clock.
 ///
-/// Nodes gather; the first one holds a port; all start. When a rank fails, or a node is lost, all stop, and once
-/// no process is left anywhere all start again with a new port, max_restarts times at most. A node that comes
-/// later makes all start anew when there is room for it, which does not count as a restart, and else waits until
-/// one is needed. The run ends well when all nodes of an attempt have finished. PyTorch:
-/// torch.distributed.elastic.agent with the c10d and static rendezvous.
+/// Nodes gather; the first one holds a port; all start. When a rank fails, or a node is lost, all stop, and
+/// once no process is left anywhere all start again with a new port, max_restarts times at most. A node that
+/// comes later makes all start anew when there is room for it and none has finished, which does not count as
+/// a restart, and else waits until one is needed. The run ends well when all nodes of an attempt have
+/// finished. PyTorch: torch.distributed.elastic.agent with the c10d and static rendezvous.
 class Coordination {
  public:
   using Clock = std::chrono::steady_clock;
@@ -127,10 +130,13 @@ class Coordination {
 
   std::string complaint_about(const NodeInfo& info) const;
   void gather(Clock::time_point now);
+  bool has_room() const;
+  void lose_silent_members();
   void begin_attempt();
   void choose_members();
   NodePlace place_of(std::size_t index, const Reserved& reserved) const;
   void fail(const FailureReport& report, const std::string& notice);
+  void fail_if_doubted();
   void stop_members(const std::string& notice);
   void go_on_when_all_stopped();
   bool all_are(Doing doing) const;
@@ -145,9 +151,11 @@ class Coordination {
   std::vector<Node> members_;  // of this attempt, in the order of their node ranks
   int attempt_ = -1;
   int restarts_ = 0;
-  bool hurry_ = false;                     // an attempt failed: go on with those that are there
-  std::optional<FailureReport> failure_;   // what ends the run once all have stopped
-  Clock::time_point deadline_;  // of gathering or stopping
+  bool hurry_ = false;                    // an attempt failed: go on with those that are there
+  std::optional<FailureReport> failure_;  // what ends the run once all have stopped
+  std::optional<FailureReport> doubted_;  // a consequence, whose cause may still be told
+  bool joined_ = false;                   // a node for which there is room, while others run
+  Clock::time_point deadline_;            // of gathering or stopping
   std::optional<Clock::time_point> last_call_;
   std::optional<Clock::time_point> next_tick_;
   Clock::time_point now_;

@@ -55,7 +55,8 @@ struct FailureReport {
   std::string message{};   ///< the exception that the rank has recorded (TORCHELASTIC_ERROR_FILE), or empty
   std::string log_file{};  ///< with the rank's stderr, or empty
   std::deque<std::string> stderr_tail{};
-  std::vector<RankExit> later{};  ///< failures after that, in most cases because the launcher stopped them
+  std::vector<RankExit> later{};  ///< of this node: ranks that failed by themselves after that
+  std::vector<int> stopped{};     ///< of this node: ranks that the launcher stopped, sorted
 };
 
 /// What the launcher exits with.

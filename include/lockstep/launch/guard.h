@@ -16,12 +16,11 @@ namespace lockstep::launch {
 /// descendants and return. The first process in turn adopts and kills everything should the guard be the one
 /// that is killed.
 ///
-/// The calling process waits and passes `stop_signals` on to the guard, where they are blocked: `body` reads them
-/// with signalfd(2) or sigwaitinfo(2), SIGCHLD likewise. Meanwhile `beside`, if there is one, runs in a thread of the
-/// calling process; the descriptor that it is given becomes readable when the guard has ended, and it must return
-/// then.
-/// REQUIRES that the calling process has one thread and no children. Throws LaunchError when there can be no
-/// guard.
+/// The calling process waits and passes `stop_signals` on to the guard, where they are blocked: `body` reads
+/// them with signalfd(2) or sigwaitinfo(2), SIGCHLD likewise. Meanwhile `beside`, if there is one, runs in a
+/// thread of the calling process; the descriptor that it is given becomes readable when the guard has ended,
+/// and it must return then. REQUIRES that the calling process has one thread and no children. Throws
+/// LaunchError when there can be no guard.
 int run_guarded(const std::function<int(int launcher)>& body, const std::set<int>& stop_signals,
                 const std::function<void(int stop)>& beside = {});
 

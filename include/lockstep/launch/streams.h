@@ -19,8 +19,8 @@ struct StreamChoice {
   bool any() const;
 };
 
-/// "0" (none), "1" (stdout), "2" (stderr), "3" (both), or by local rank, as in "0:3,1:2". `option` is named in
-/// the ArgumentError for anything else. PyTorch: Std.from_str.
+/// "0" (none), "1" (stdout), "2" (stderr), "3" (both), or by local rank, as in "0:3,1:2". `option` is named
+/// in the ArgumentError for anything else. PyTorch: Std.from_str.
 StreamChoice parse_streams(const std::string& text, const std::string& option);
 
 }  // namespace lockstep::launch

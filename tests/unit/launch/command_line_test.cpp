@@ -114,7 +114,8 @@ TEST(RunCommandLine, SaysWhatMakesNoSense) {
   EXPECT_THAT(complaint({.redirects = "4", .command = x}), HasSubstr("--redirects 4"));
   EXPECT_THAT(complaint({.tee = "1:1", .command = x}), HasSubstr("local rank 1"));
   EXPECT_THAT(complaint({.local_ranks_filter = "a", .command = x}), HasSubstr("--local-ranks-filter a"));
-  EXPECT_THAT(complaint({.local_ranks_filter = "1", .command = x}), HasSubstr("local-ranks-filter names rank 1"));
+  EXPECT_THAT(complaint({.local_ranks_filter = "1", .command = x}),
+              HasSubstr("local-ranks-filter names rank 1"));
   EXPECT_THAT(complaint({.bind = "tight", .command = x}), HasSubstr("--bind tight"));
   EXPECT_THAT(complaint({.memory_allocator = "x", .command = x}), HasSubstr("memory-allocator x"));
   EXPECT_THAT(complaint({.master_port = 70000, .command = x}), HasSubstr("--master-port 70000"));

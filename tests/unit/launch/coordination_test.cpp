@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/launch/coordination.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <lockstep/launch/coordination.h>
 
 namespace lockstep::launch {
 namespace {
@@ -206,7 +206,8 @@ TEST(Coordination, EndsWhenTooFewCome) {
   EXPECT_EQ(run.patience(), 60s);
   run.wait(60s);
   EXPECT_TRUE(run.ended());
-  EXPECT_THAT(run.last<End>().failure->reason, HasSubstr("only 1 of 2 nodes came within 60 s: node-rank 1 is missing"));
+  EXPECT_THAT(run.last<End>().failure->reason,
+              HasSubstr("only 1 of 2 nodes came within 60 s: node-rank 1 is missing"));
   run.join(1, {.node_rank = 1});
   EXPECT_EQ(run.last<Refused>().reason, "the run has ended");
 }
@@ -217,8 +218,10 @@ TEST(Coordination, MakesRoomForANodeThatComesLaterWithoutCountingARestart) {
   run.wait(0s);
   run.hear(0, Reserved{});
   run.join(1, {.host = "late"});
+  ASSERT_EQ(run.patience(), 1s) << "for more of them";
+  run.wait(1s);
   EXPECT_THAT(run.told<Stop>(), ElementsAre(0));
-  EXPECT_THAT(run.last<Stop>().notice, HasSubstr("late"));
+  EXPECT_THAT(run.last<Stop>().notice, HasSubstr("a node joined"));
   run.hear(0, Stopped{0});
   run.hear(0, Reserved{});
   EXPECT_EQ(run.place_of(1).nodes, 2);
@@ -289,6 +292,67 @@ TEST(Coordination, DoesNotWaitForeverForANodeThatDoesNotStop) {
   ASSERT_TRUE(run.patience());
   run.wait(*run.patience());
   EXPECT_TRUE(run.ended());
+}
+
+TEST(Coordination, LosesOnlyTheNodesThatDoNotStop) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 3, .max_restarts = 1});
+  for (int node = 0; node < 3; ++node) run.join(node);
+  run.hear(0, Reserved{});
+  run.hear(2, kFailure);
+  run.hear(0, Stopped{0});
+  run.hear(2, Stopped{0});
+  run.forget();
+  run.wait(*run.patience());
+  EXPECT_THAT(run.told<Refused>(), ElementsAre(1));
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
+  run.hear(0, Reserved{});
+  EXPECT_THAT(run.told<Start>(), ElementsAre(0, 2));
+}
+
+TEST(Coordination, WaitsAMomentForTheCauseOfAConsequence) {
+  const Failed consequence{.attempt = 0, .consequence = true, .report = {.first = {.rank = 0, .code = 1}}};
+  FakeRun told({.min_nodes = 2, .max_nodes = 2});
+  told.join(0);
+  told.join(1);
+  told.hear(0, Reserved{});
+  told.hear(0, consequence);
+  EXPECT_THAT(told.told<Stop>(), IsEmpty());
+  told.hear(1, kFailure);
+  EXPECT_THAT(told.told<Stop>(), ElementsAre(0, 1));
+  told.hear(0, Stopped{0});
+  told.hear(1, Stopped{0});
+  EXPECT_EQ(told.last<End>().failure->first.rank, 3);
+
+  FakeRun silent({.min_nodes = 2, .max_nodes = 2});
+  silent.join(0);
+  silent.join(1);
+  silent.hear(0, Reserved{});
+  silent.hear(0, consequence);
+  silent.wait(*silent.patience());
+  EXPECT_THAT(silent.told<Stop>(), ElementsAre(0, 1));
+}
+
+TEST(Coordination, DoesNotWaitForeverForThePort) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0);
+  run.join(1);
+  ASSERT_TRUE(run.patience());
+  run.wait(*run.patience());
+  EXPECT_THAT(run.last<Stop>().notice, HasSubstr("does not answer"));
+}
+
+TEST(Coordination, DoesNotStartFinishedNodesAgainForANewOne) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 3, .last_call_timeout = 0s});
+  run.join(0);
+  run.join(1);
+  run.wait(0s);
+  run.hear(0, Reserved{});
+  run.hear(1, Finished{0});
+  run.join(2);
+  run.wait(2s);
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  run.hear(0, Finished{0});
+  EXPECT_THAT(run.told<End>(), ElementsAre(0, 1, 2));
 }
 
 }  // namespace

@@ -98,8 +98,10 @@ TEST(LaunchOptions, AreCheckedBeforeAnythingStarts) {
   EXPECT_EQ(complaint({.command = {"train"}}), "");
   EXPECT_THAT(complaint({}), HasSubstr("no program"));
   EXPECT_THAT(complaint({.command = {"train"}, .nproc_per_node = 0}), HasSubstr("nproc-per-node is 0"));
-  EXPECT_THAT(complaint({.command = {"train"}, .nodes = NodesOptions{.min_nodes = 0}}), HasSubstr("nnodes is 0:1"));
-  EXPECT_THAT(complaint({.command = {"train"}, .nodes = NodesOptions{.max_nodes = 2}}), HasSubstr("where to meet"));
+  EXPECT_THAT(complaint({.command = {"train"}, .nodes = NodesOptions{.min_nodes = 0}}),
+              HasSubstr("nnodes is 0:1"));
+  EXPECT_THAT(complaint({.command = {"train"}, .nodes = NodesOptions{.max_nodes = 2}}),
+              HasSubstr("where to meet"));
   EXPECT_THAT(complaint({.command = {"train"}, .master_port = std::uint16_t{0}}),
               HasSubstr("master-port is 0"));
   EXPECT_THAT(complaint({.command = {"train"}, .grace_period = std::chrono::milliseconds(-1)}),

@@ -15,19 +15,21 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(FailureReport, EndsWithTheRankThatFailedFirst) {
-  const FailureReport report{
-      .first = {.rank = 2, .pid = 77, .signal = SIGSEGV, .core_dumped = true},
-      .host = "box",
-      .restarts = 1,
-      .message = "ValueError: odd",
-      .log_file = "/logs/2",
-      .stderr_tail = {"oh", "no"},
-      .later = {{.rank = 3, .signal = SIGTERM}, {.rank = 1, .code = 1}}};
+  const FailureReport report{.first = {.rank = 2, .pid = 77, .signal = SIGSEGV, .core_dumped = true},
+                             .host = "box",
+                             .restarts = 1,
+                             .message = "ValueError: odd",
+                             .log_file = "/logs/2",
+                             .stderr_tail = {"oh", "no"},
+                             .later = {{.rank = 3, .signal = SIGTERM}, {.rank = 1, .code = 1}},
+                             .stopped = {0, 4}};
   EXPECT_THAT(report_lines(report),
               ElementsAre("the last lines that rank 2 wrote to stderr:", "  oh", "  no",
                           "rank 2 recorded: ValueError: odd", "all of rank 2's stderr: /logs/2",
                           "after that, rank 3 was killed by SIGTERM", "after that, rank 1 exited with code 1",
-                          "rank 2 failed first: it was killed by SIGSEGV (core dumped); pid 77 on host box, after 1 restart"));
+                          "then stopped: ranks 0, 4",
+                          "rank 2 failed first: it was killed by SIGSEGV (core dumped); pid 77 on host box, "
+                          "after 1 restart"));
 }
 
 TEST(FailureReport, SaysThatThereWasNoOutput) {
@@ -50,8 +52,10 @@ TEST(FailureReport, TellsWhatFailedWhenItWasNoRank) {
 
 TEST(FailureReport, KnowsARankThatOnlyFollowedAnother) {
   EXPECT_TRUE(is_consequence({"x", "rank 1: all_reduce failed because another rank is gone: rank 0 died"}));
-  EXPECT_TRUE(is_consequence({"RuntimeError: [../pair.cc:534] Connection closed by peer [127.0.0.1]:3"}));
+  EXPECT_TRUE(
+      is_consequence({"RuntimeError: [../gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3"}));
   EXPECT_FALSE(is_consequence({"ValueError: the loss is nan"}));
+  EXPECT_FALSE(is_consequence({"botocore: Connection reset by peer"}));
 }
 
 TEST(FailureReport, IsAlsoJson) {

@@ -13,13 +13,15 @@ namespace lockstep::launch {
 namespace {
 
 TEST(Messages, TravelBothWays) {
-  const auto hello = decode_hello(encode(Hello{.run_id = "r \"1\"", .node = {.node_rank = 2, .ranks = 4, .host = "h"}}));
+  const auto hello =
+      decode_hello(encode(Hello{.run_id = "r \"1\"", .node = {.node_rank = 2, .ranks = 4, .host = "h"}}));
   EXPECT_EQ(hello.run_id, "r \"1\"");
   EXPECT_EQ(hello.node.node_rank, 2);
   EXPECT_EQ(hello.node.ranks, 4);
   EXPECT_EQ(decode_hello(encode(Hello{})).node.node_rank, std::nullopt);
 
-  const auto start = std::get<Start>(decode_to_node(encode(ToNode(Start{{.attempt = 3, .restarts = 2, .world_size = 9}}))));
+  const auto start =
+      std::get<Start>(decode_to_node(encode(ToNode(Start{{.attempt = 3, .restarts = 2, .world_size = 9}}))));
   EXPECT_EQ(start.place.attempt, 3);
   EXPECT_EQ(start.place.restarts, 2);
   EXPECT_EQ(start.place.world_size, 9);
@@ -37,12 +39,15 @@ TEST(Messages, TravelBothWays) {
   EXPECT_EQ(encode(FromNode(failed)).find('\n'), std::string::npos) << "one message is one line";
 
   EXPECT_FALSE(std::get<End>(decode_to_node(encode(ToNode(End{})))).failure);
-  EXPECT_EQ(std::get<End>(decode_to_node(encode(ToNode(End{FailureReport{.reason = "r"}})))).failure->reason, "r");
+  EXPECT_EQ(std::get<End>(decode_to_node(encode(ToNode(End{FailureReport{.reason = "r"}})))).failure->reason,
+            "r");
 }
 
 TEST(Messages, OfStrangersAreRefused) {
   for (const char* line : {"", "GET / HTTP/1.1", "{}", "[]", "{\"kind\": 3}", "{\"kind\": \"bogus\"}",
-                           "{\"kind\": \"failed\", \"attempt\": \"x\"}", "\xff\xfe"}) {
+                           "{\"kind\": \"failed\", \"attempt\": \"x\"}", "\xff\xfe",
+                           "{\"kind\":\"hello\",\"protocol\":1,\"run_id\":\"\",\"node_rank\":-1,\"ranks\":1,"
+                           "\"role\":\"\",\"host\":\"\"}"}) {
     EXPECT_THROW(decode_from_node(line), LaunchError) << line;
     EXPECT_THROW(decode_to_node(line), LaunchError) << line;
     EXPECT_THROW(decode_hello(line), LaunchError) << line;
