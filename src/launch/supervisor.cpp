@@ -39,6 +39,8 @@ constexpr milliseconds kKillLimit{10'000};
 // A rank that lost its peer may end before the peer itself has, which then is the first cause.
 constexpr milliseconds kCulpritPatience{300};
 constexpr milliseconds kHangupPatience{1'000};
+// What ranks that are gone have left behind serves nobody; the grace period is the ranks'.
+constexpr milliseconds kLeftoverPatience{1'000};
 constexpr milliseconds kSayWaitingAfter{10'000};
 
 UniqueFd open_signalfd(const std::set<int>& stop_signals) {
@@ -338,6 +340,9 @@ void Supervisor::stop_leftovers() {
   if (phase_ == Phase::finding_culprit) on_culprit_known();
   begin_stop(SIGTERM);
   signal_descendants(SIGTERM);
+  if (phase_ == Phase::stopping && first_failure_) {
+    deadline_.emplace(std::min(deadline_->remaining(), kLeftoverPatience));
+  }
 }
 
 void Supervisor::advance_phase() {
