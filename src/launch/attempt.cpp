@@ -93,6 +93,7 @@ std::string Attempt::prefix_of(int local_rank) const {
 
 std::vector<int> Attempt::alive_ranks() const {
   std::vector<int> ranks;
+  ranks.reserve(alive_.size());
   for (const auto& [pid, local_rank] : alive_) ranks.push_back(place_.first_rank + local_rank);
   std::ranges::sort(ranks);
   return ranks;

@@ -22,8 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // More than any traceback; a rank does not fill the launcher's memory.
-constexpr std::streamsize kMostRecorded = 1024 * 1024;
-constexpr std::size_t kMostShown = 16 * 1024;
+constexpr std::streamsize kMostRecorded = std::streamsize{1024} * 1024;
+constexpr std::size_t kMostShown = std::size_t{16} * 1024;
 
 // A run's name is no path.
 std::string file_name_of(std::string run_id) {

@@ -71,7 +71,7 @@ std::string Coordination::complaint_about(const NodeInfo& info) const {
 void Coordination::hear(Node node, const FromNode& message, Clock::time_point now) {
   now_ = now;
   if (const auto* leaving = std::get_if<Leaving>(&message)) {
-    lose(node, leaving->reason, now);
+    leave(node, leaving->reason);
     return;
   }
   if (!takes_part(node)) return;
@@ -80,6 +80,21 @@ void Coordination::hear(Node node, const FromNode& message, Clock::time_point no
         if constexpr (!std::is_same_v<std::decay_t<decltype(said)>, Leaving>) on(node, said);
       },
       message);
+}
+
+// Without the launcher at which they meet the others cannot go on either, so they need not begin to.
+void Coordination::leave(Node node, const std::string& why) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || !found->second.info.is_meeting_point || ended()) {
+    lose(node, why, now_);
+    return;
+  }
+  const auto host = found->second.info.host;
+  nodes_.erase(found);
+  std::erase_if(members_, [&](Node member) { return member == node; });
+  end(FailureReport{.reason = fmt::format("the launcher on {}, at which all nodes meet, ends: {}", host, why),
+                    .host = host,
+                    .restarts = restarts_});
 }
 
 void Coordination::lose(Node node, const std::string& why, Clock::time_point now) {

@@ -90,7 +90,7 @@ int launch(const LaunchOptions& options) {
   const auto body = [&](int launcher) {
     if (server) server->close();
     try {
-      return supervise(options, file, launcher);
+      return supervise(options, file, server != nullptr, launcher);
     } catch (const ProgramError& error) {
       log(LogLevel::error, error.what());
       return error.exit_code();

@@ -16,7 +16,7 @@ namespace lockstep::launch {
 class LineConnection {
  public:
   /// No message is as long; a stranger's bytes do not fill the memory.
-  static constexpr std::size_t kMaxLine = 4 * 1024 * 1024;
+  static constexpr std::size_t kMaxLine = std::size_t{4} * 1024 * 1024;
 
   LineConnection() = default;
   explicit LineConnection(UniqueFd socket) : socket_(std::move(socket)) {}

@@ -121,7 +121,8 @@ std::string encode(const Hello& hello) {
                   {"node_rank", node.node_rank ? Json(*node.node_rank) : Json(nullptr)},
                   {"ranks", node.ranks},
                   {"role", node.role},
-                  {"host", node.host}});
+                  {"host", node.host},
+                  {"is_meeting_point", node.is_meeting_point}});
 }
 
 Hello decode_hello(const std::string& line) {
@@ -131,7 +132,10 @@ Hello decode_hello(const std::string& line) {
       throw LaunchError("the launchers are of different versions of Lockstep; use one version on all nodes");
     }
     Hello hello{.run_id = json.at("run_id"),
-                .node = {.ranks = json.at("ranks"), .role = json.at("role"), .host = json.at("host")}};
+                .node = {.ranks = json.at("ranks"),
+                         .role = json.at("role"),
+                         .host = json.at("host"),
+                         .is_meeting_point = json.at("is_meeting_point")}};
     if (!json.at("node_rank").is_null()) hello.node.node_rank = json.at("node_rank").get<int>();
     constexpr int most = 1'000'000;
     if (hello.node.ranks < 1 || hello.node.ranks > most || hello.node.node_rank.value_or(0) < 0) {

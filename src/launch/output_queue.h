@@ -30,7 +30,7 @@ class OutputQueue {
   int error() const { return error_; }
 
  private:
-  static constexpr std::size_t kFull = 256 * 1024;
+  static constexpr std::size_t kFull = std::size_t{256} * 1024;
 
   std::size_t next_piece() const;
 

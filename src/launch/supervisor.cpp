@@ -21,6 +21,7 @@
 
 #include "launch/addresses.h"
 #include "launch/attempt.h"
+#include "launch/attempt_failures.h"
 #include "launch/coordinator_server.h"
 #include "launch/local_link.h"
 #include "launch/process_tree.h"
@@ -56,8 +57,11 @@ std::string in_seconds(milliseconds span) {
 
 bool can_read(const pollfd& event) { return event.revents != 0; }
 
-std::unique_ptr<NodeLink> make_link(const LaunchOptions& options) {
-  NodeInfo info{.ranks = options.nproc_per_node, .role = options.role, .host = host_name()};
+std::unique_ptr<NodeLink> make_link(const LaunchOptions& options, bool is_meeting_point) {
+  NodeInfo info{.ranks = options.nproc_per_node,
+                .role = options.role,
+                .host = host_name(),
+                .is_meeting_point = is_meeting_point};
   if (!options.nodes) {
     return std::make_unique<LocalLink>(coordination_options(options), info, options.master_addr);
   }
@@ -80,13 +84,13 @@ ReservedPort reserve_port(const LaunchOptions& options) {
 // to the other nodes.
 class Supervisor {
  public:
-  Supervisor(const LaunchOptions& options, const std::string& file, int launcher)
+  Supervisor(const LaunchOptions& options, const std::string& file, bool is_meeting_point, int launcher)
       : options_(options),
         file_(file),
         launcher_(launcher),
         signals_(open_signalfd(options.stop_signals)),
         folder_(options.output, options.run_id),
-        link_(make_link(options)) {}
+        link_(make_link(options, is_meeting_point)) {}
 
   int run();
 
@@ -144,11 +148,8 @@ class Supervisor {
   bool stop_asked_ = false;  // by a Stop, which waits for its answer
   int stop_signal_ = 0;
   std::optional<End> outcome_;
-  // Of this attempt, on this node.
-  std::optional<FailureReport> first_failure_;
-  std::vector<RankExit> later_failures_;
-  std::vector<int> stopped_ranks_;  // by this launcher
-  int sent_signal_ = 0;             // the last one, to ranks that should stop
+  AttemptFailures failures_;
+  int sent_signal_ = 0;  // the last one, to ranks that should stop
 };
 
 int Supervisor::run() {
@@ -274,32 +275,23 @@ void Supervisor::reap(pid_t first) {
 void Supervisor::on_rank_exit(const RankExit& exit) {
   if (!exit.failed()) return;
   logs_.drain(exit.rank);
-  if (phase_ == Phase::running) {
-    first_failure_ = attempt_->report(exit);
-    phase_ = Phase::finding_culprit;
-    const bool is_culprit = !is_consequence(first_failure_->stderr_tail);
-    deadline_.emplace(is_culprit || attempt_->alive().empty() ? milliseconds(0) : kCulpritPatience);
-    return;
-  }
   if (exit.signal != 0 && exit.signal == sent_signal_) {
-    stopped_ranks_.push_back(exit.rank);
-    return;
+    failures_.add_stopped(exit.rank);
+  } else if (phase_ == Phase::stopping || phase_ == Phase::killing) {
+    failures_.add_later(exit);
+  } else {
+    failures_.add(attempt_->report(exit));
+    const bool wait = failures_.is_doubted() && !attempt_->alive().empty();
+    if (phase_ == Phase::running || !wait) deadline_.emplace(wait ? kCulpritPatience : milliseconds(0));
+    phase_ = Phase::finding_culprit;
   }
-  auto failure = attempt_->report(exit);
-  if (phase_ == Phase::finding_culprit && is_consequence(first_failure_->stderr_tail) &&
-      !is_consequence(failure.stderr_tail)) {
-    later_failures_.push_back(std::exchange(first_failure_, std::move(failure))->first);
-    deadline_.emplace(milliseconds(0));
-    return;
-  }
-  later_failures_.push_back(exit);
 }
 
 void Supervisor::on_culprit_known() {
   begin_stop(SIGTERM);
   link_->send(Failed{.attempt = attempt_->place().attempt,
-                     .consequence = options_.nodes && is_consequence(first_failure_->stderr_tail),
-                     .report = *first_failure_});
+                     .consequence = options_.nodes && failures_.is_doubted(),
+                     .report = failures_.first()});
 }
 
 void Supervisor::on_lost_output() {
@@ -340,7 +332,7 @@ void Supervisor::stop_leftovers() {
   if (phase_ == Phase::finding_culprit) on_culprit_known();
   begin_stop(SIGTERM);
   signal_descendants(SIGTERM);
-  if (phase_ == Phase::stopping && first_failure_) {
+  if (phase_ == Phase::stopping && failures_.any()) {
     deadline_.emplace(std::min(deadline_->remaining(), kLeftoverPatience));
   }
 }
@@ -381,7 +373,7 @@ void Supervisor::on_all_gone() {
   if (stop_asked_) {
     stop_asked_ = false;
     link_->send(Stopped{number});
-  } else if (!first_failure_ && stop_signal_ == 0) {
+  } else if (!failures_.any() && stop_signal_ == 0) {
     link_->send(Finished{number});
   }
 }
@@ -411,9 +403,7 @@ void Supervisor::on(const Reserve& /*reserve*/) {
 }
 
 void Supervisor::on(const Start& start) {
-  first_failure_.reset();
-  later_failures_.clear();
-  stopped_ranks_.clear();
+  failures_ = {};
   sent_signal_ = 0;
   leftovers_told_ = false;
   phase_ = Phase::running;
@@ -421,7 +411,7 @@ void Supervisor::on(const Start& start) {
 }
 
 void Supervisor::on(const Stop& stop) {
-  const bool ours = first_failure_ && attempt_ && attempt_->place().attempt == stop.attempt;
+  const bool ours = failures_.any() && attempt_ && attempt_->place().attempt == stop.attempt;
   const bool others_run = attempt_ && !attempt_->alive().empty();
   const char* others = !others_run ? "" : ours ? "; stopping the other ranks" : "; stopping all ranks";
   logs_.say(stop.notice + others);
@@ -450,15 +440,8 @@ void Supervisor::say_waiting() {
 }
 
 void Supervisor::report() {
-  std::optional<FailureReport> failure = first_failure_;
-  if (outcome_ && outcome_->failure) failure = outcome_->failure;
+  const auto failure = failures_.summary(outcome_ ? outcome_->failure : std::nullopt);
   if (!failure) return;
-  failure->later = later_failures_;
-  if (first_failure_ && first_failure_->first.rank != failure->first.rank) {
-    failure->later.insert(failure->later.begin(), first_failure_->first);
-  }
-  std::ranges::sort(stopped_ranks_);
-  failure->stopped = stopped_ranks_;
   if (!folder_.path().empty()) logs_.say(fmt::format("log files: {}", folder_.path().string()));
   for (const auto& line : report_lines(*failure)) logs_.say(line);
   write_error(*failure);
@@ -491,19 +474,19 @@ void Supervisor::flush() {
 }
 
 int Supervisor::result() const {
-  if (outcome_ && outcome_->failure) return exit_code(*outcome_->failure);
-  if (first_failure_) return exit_code(*first_failure_);
+  const auto failure = failures_.summary(outcome_ ? outcome_->failure : std::nullopt);
+  if (failure) return exit_code(*failure);
   return stop_signal_ != 0 ? 128 + stop_signal_ : 0;
 }
 
 }  // namespace
 
-int supervise(const LaunchOptions& options, const std::string& file, int launcher) {
+int supervise(const LaunchOptions& options, const std::string& file, bool is_meeting_point, int launcher) {
   // A write whose reader has gone shall fail, not kill.
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, nullptr);
-  return Supervisor(options, file, launcher).run();
+  return Supervisor(options, file, is_meeting_point, launcher).run();
 }
 
 }  // namespace lockstep::launch

@@ -247,6 +247,19 @@ TEST(LauncherNodes, StopWhenOneIsAskedTo) {
   EXPECT_THAT(last_line(first), AllOf(HasSubstr("node 1"), HasSubstr("its launcher got SIGTERM")));
 }
 
+TEST(LauncherNodes, EndWithoutARestartWhenTheOneWhereTheyMeetIsAskedTo) {
+  const auto port = free_port();
+  auto first = node(numbered(0, port, {"--max-restarts", "3"}), "echo up; exec sleep 1000");
+  auto second = node(numbered(1, port, {"--max-restarts", "3"}), "echo up; exec sleep 1000");
+  first.wait_for("up");
+  second.wait_for("up");
+  first.send(SIGTERM);
+  EXPECT_EQ(first.finish(), 143);
+  EXPECT_EQ(second.finish(), 1);
+  EXPECT_THAT(last_line(second), AllOf(HasSubstr("at which all nodes meet"), HasSubstr("SIGTERM")));
+  EXPECT_THAT(second.err(), Not(HasSubstr("restart")));
+}
+
 TEST(LauncherNodes, AreRefusedWhenTheyDoNotFit) {
   const auto port = free_port();
   auto first = node(numbered(0, port), "echo up; exec sleep 1000");

@@ -20,6 +20,7 @@ struct NodeInfo {
   int ranks = 1;
   std::string role = "default";
   std::string host{};
+  bool is_meeting_point = false;  ///< its launcher is the one at which all meet
 };
 
 // What a node says. `attempt` is that of the Start it speaks of.
@@ -123,6 +124,7 @@ class Coordination {
     int place = -1;  // in this attempt
   };
 
+  void leave(Node node, const std::string& why);
   void on(Node node, const Reserved& reserved);
   void on(Node node, const Failed& failed);
   void on(Node node, const Stopped& stopped);

@@ -24,7 +24,7 @@ class LineSplitter {
   using Sink = std::function<void(std::string_view line)>;  ///< called once a line, without its newline
 
   struct Options {
-    std::size_t max_line = 64 * 1024;
+    std::size_t max_line = std::size_t{64} * 1024;
     std::chrono::milliseconds redraw_interval{1000};
   };
 

@@ -9,7 +9,7 @@ namespace lockstep::launch {
 
 /// Runs this node's ranks, again after failures where the run allows it, passes their output on, and returns
 /// when no process of theirs is left, background ones included: the exit code for the launch. `file` is the
-/// program, with a slash in its name.
+/// program, with a slash in its name; `is_meeting_point`: the nodes meet at this launcher.
 ///
 /// - All ranks of all nodes exit with 0: 0. What they left running is asked to stop (SIGTERM), after the
 /// grace
@@ -26,6 +26,6 @@ namespace lockstep::launch {
 ///
 /// REQUIRES to run as `body` of run_guarded(). Throws ProgramError or LaunchError when a rank cannot be
 /// started or the other nodes cannot be met, with nothing left behind.
-int supervise(const LaunchOptions& options, const std::string& file, int launcher);
+int supervise(const LaunchOptions& options, const std::string& file, bool is_meeting_point, int launcher);
 
 }  // namespace lockstep::launch

@@ -332,6 +332,17 @@ TEST(Coordination, WaitsAMomentForTheCauseOfAConsequence) {
   EXPECT_THAT(silent.told<Stop>(), ElementsAre(0, 1));
 }
 
+TEST(Coordination, EndsWithTheLauncherAtWhichAllMeet) {
+  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 5});
+  run.join(0, {.host = "a", .is_meeting_point = true});
+  run.join(1);
+  run.hear(0, Reserved{});
+  run.hear(0, Leaving{"its launcher got SIGTERM"});
+  EXPECT_THAT(run.told<End>(), ElementsAre(1));
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  EXPECT_THAT(run.last<End>().failure->reason, HasSubstr("the launcher on a"));
+}
+
 TEST(Coordination, DoesNotWaitForeverForThePort) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2});
   run.join(0);

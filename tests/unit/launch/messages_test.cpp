@@ -47,7 +47,7 @@ TEST(Messages, OfStrangersAreRefused) {
   for (const char* line : {"", "GET / HTTP/1.1", "{}", "[]", "{\"kind\": 3}", "{\"kind\": \"bogus\"}",
                            "{\"kind\": \"failed\", \"attempt\": \"x\"}", "\xff\xfe",
                            "{\"kind\":\"hello\",\"protocol\":1,\"run_id\":\"\",\"node_rank\":-1,\"ranks\":1,"
-                           "\"role\":\"\",\"host\":\"\"}"}) {
+                           "\"role\":\"\",\"host\":\"\",\"is_meeting_point\":false}"}) {
     EXPECT_THROW(decode_from_node(line), LaunchError) << line;
     EXPECT_THROW(decode_to_node(line), LaunchError) << line;
     EXPECT_THROW(decode_hello(line), LaunchError) << line;
