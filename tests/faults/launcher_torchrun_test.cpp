@@ -82,7 +82,7 @@ std::vector<Case> cases() {
       {{"--signals-to-handle=SIGTERM,SIGUSR1", "{py}"}},
       {{"--run-path", "{py}", "q"}},
       {{"--local-addr=127.0.0.1", "--nproc-per-node=2", "{py}"}},
-      {{"{py}", "--", "--not-ours"}},
+      {{"--nproc-per-node=2", "--", "{py}", "--not-ours"}},
       {{"--event-log-handler", "null", "{py}"}},
       {{"--use-env", "--nproc-per-node=2", "{py}"}, {}, {}, true},
       {{"--nproc_per_node=2", "{py}", "w"},
