@@ -4,10 +4,22 @@
 import json
 import os
 import sys
+import time
 
-rank = os.environ["RANK"]
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-with open(os.path.join(os.environ["SHOW_TO"], f"{rank}.{attempt}.json"), "w") as file:
+
+
+def file_of(rank):
+    return os.path.join(os.environ["SHOW_TO"], f"{rank}.{attempt}.json")
+
+
+# Under another name until it is whole: a launcher may stop this rank at any moment once another one has failed.
+own = file_of(os.environ["RANK"])
+with open(own + ".part", "w") as file:
     json.dump({"environment": dict(os.environ), "arguments": sys.argv[1:]}, file)
+os.rename(own + ".part", own)
+
 if "--fail" in sys.argv or ("--fail-first" in sys.argv and attempt == "0"):
+    while not all(os.path.exists(file_of(rank)) for rank in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
     sys.exit(5)
