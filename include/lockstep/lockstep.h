@@ -22,6 +22,7 @@
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/ddp/powersgd.h>
 #include <lockstep/ddp/trace.h>
+#include <lockstep/device/device.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/sync_batch_norm.h>
 #include <lockstep/rendezvous/init.h>

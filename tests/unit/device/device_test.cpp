@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/device/device.h>
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(Device, TheCpuIsOneAndIsAlwaysInSync) {
+  EXPECT_EQ(device_count(c10::kCPU), 1);
+  set_device(c10::kCPU);
+  synchronize(c10::kCPU);
+}
+
+TEST(Device, AKindThatIsNotThereIsNamed) {
+  const c10::Device none(c10::kXPU, 0);
+  EXPECT_EQ(device_count(c10::kXPU), 0);
+  EXPECT_THAT([&] { set_device(none); }, ThrowsMessage<ArgumentError>(HasSubstr("there is no xpu:0")));
+  EXPECT_THAT([&] { synchronize(none); }, ThrowsMessage<ArgumentError>(HasSubstr("xpu:0")));
+}
+
+}  // namespace
+}  // namespace lockstep
