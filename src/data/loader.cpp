@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <thread>
+
+#include <fmt/format.h>
+
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/loader.h>
+
+#include "data/worker_error.h"
 
 namespace lockstep::data {
 namespace {
@@ -21,6 +28,48 @@ void check_options(const LoaderOptions& options) {
   if (options.sampler && options.seed) {
     throw ArgumentError("make_loader: sampler excludes seed; give the seed to the sampler");
   }
+}
+
+void check_worker_options(const LoaderOptions& options) {
+  if (options.num_workers < 0) {
+    throw ArgumentError(
+        fmt::format("make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without "
+                    "workers",
+                    options.num_workers));
+  }
+  if (options.timeout.count() < 0) throw ArgumentError("make_loader: timeout should be non-negative");
+  if (options.prefetch_factor && *options.prefetch_factor <= 0) {
+    throw ArgumentError(fmt::format("make_loader: prefetch_factor should be positive, but it is {}",
+                                    *options.prefetch_factor));
+  }
+  if (options.num_workers > 0) return;
+  const char* const needing = options.prefetch_factor        ? "prefetch_factor"
+                              : options.persistent_workers   ? "persistent_workers"
+                              : options.timeout.count() != 0 ? "timeout"
+                                                             : nullptr;
+  if (needing != nullptr) {
+    throw ArgumentError(fmt::format("make_loader: {} needs num_workers > 0", needing));
+  }
+}
+
+void warn_of_many_workers(int num_workers) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (cores == 0 || num_workers <= cores) return;
+  log(LogLevel::warning,
+      fmt::format("make_loader: {} workers, but this process may use {} cores; more workers than cores make "
+                  "loading slower",
+                  num_workers, cores));
+}
+
+std::shared_ptr<const TransferStream> transfer_to(const std::optional<c10::Device>& device) {
+  if (!device || device->is_cpu()) return nullptr;
+  return std::make_shared<const TransferStream>(*device);
+}
+
+bool can_pin(const LoaderOptions& options) {
+  if (!options.pin_memory || can_pin_memory()) return options.pin_memory;
+  log(LogLevel::warning, "make_loader: pin_memory is on, but no accelerator is found; memory is not pinned");
+  return false;
 }
 
 std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const LoaderOptions& options) {
@@ -47,6 +96,56 @@ std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const 
   return std::make_shared<BatchSampler>(std::move(sampler),
                                         BatchSamplerOptions{.batch_size = options.batch_size.value_or(1),
                                                             .drop_last = options.drop_last.value_or(false)});
+}
+
+LoaderCore::LoaderCore(std::int64_t dataset_size, const LoaderOptions& options,
+                       const std::type_info& batch_type, bool findable)
+    : options_((check_worker_options(options), options)),
+      batch_sampler_(make_batch_source(dataset_size, options)),
+      progress_(options.generator, options.seed, options.persistent_workers),
+      pins_(can_pin(options)),
+      transfer_(transfer_to(options.device)) {
+  pins_ = pins_ || transfer_;
+  if (pins_ && !findable) {
+    throw ArgumentError(fmt::format(
+        "make_loader: pin_memory and device have to find the tensors in a batch, and cannot in a {}; "
+        "give it a visit_tensors() or specialize lockstep::TensorVisitor",
+        type_text(batch_type)));
+  }
+  warn_of_many_workers(options.num_workers);
+}
+
+void LoaderCore::set_epoch(std::int64_t epoch) {
+  progress_.set_epoch(epoch);
+  batch_sampler_->set_epoch(epoch);
+}
+
+LoaderPosition LoaderCore::position() const {
+  auto position = progress_.position();
+  if (position.batches > 0 && options_.num_workers > 0 && !options_.in_order) {
+    throw ArgumentError(
+        "loader: with in_order = false there is no way to say which batches of a pass have been handed out; "
+        "save "
+        "between passes, or leave in_order on");
+  }
+  return position;
+}
+
+void LoaderCore::seek(const LoaderPosition& position) {
+  batch_sampler_->set_epoch(position.epoch);
+  progress_.seek(position);
+}
+
+std::shared_ptr<LoaderWorkers> LoaderCore::workers(const LoaderProgress::Start& start, const void* dataset,
+                                                   const std::type_info& type) {
+  if (options_.num_workers == 0) return nullptr;
+  if (persistent_workers_ && !persistent_workers_->stuck()) return persistent_workers_;
+  auto workers = std::make_shared<LoaderWorkers>(options_, WorkerInfo{.num_workers = options_.num_workers,
+                                                                      .seed = start.seeds.base,
+                                                                      .dataset_address = dataset,
+                                                                      .dataset_type = &type});
+  if (options_.persistent_workers) persistent_workers_ = workers;
+  return workers;
 }
 
 }  // namespace lockstep::data

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/Exception.h>
@@ -17,8 +18,6 @@ namespace {
 at::Generator chosen(const std::optional<at::Generator>& generator) {
   return generator ? *generator : at::detail::getDefaultCPUGenerator();
 }
-
-}  // namespace
 
 at::Tensor generator_state(const std::optional<at::Generator>& generator) {
   auto used = chosen(generator);
@@ -37,34 +36,103 @@ void set_generator_state(const std::optional<at::Generator>& generator, const at
   }
 }
 
-std::unique_ptr<BatchStream> start_pass(const BatchSource& source,
-                                        const std::optional<at::Generator>& generator,
-                                        const std::optional<LoaderPosition>& resume,
-                                        LoaderPosition& position) {
-  const auto draw_and_start = [&](auto start) {
-    // A thread that is a rank has a default generator that this layer does not see.
-    if (generator || !is_thread_rank()) position.pass_generator = generator_state(generator);
-    draw_seed(generator);  // before the sampler draws anything: the order in which Python does it
-    return start();
-  };
-  if (!resume) {
-    position.batches = position.samples = 0;
-    return draw_and_start([&] { return source.iter(); });
+// Spreads neighbouring numbers over all of 64 bits (the finalizer of SplitMix64).
+std::uint64_t mixed(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15U;
+  value = (value ^ (value >> 30U)) * 0xbf58476d1ce4e5b9U;
+  value = (value ^ (value >> 27U)) * 0x94d049bb133111ebU;
+  return value ^ (value >> 31U);
+}
+
+}  // namespace
+
+std::uint64_t BatchSeeds::of(std::int64_t batch) const {
+  std::uint64_t seed = mixed(base);
+  for (const auto part : {epoch, passes, static_cast<std::int64_t>(rank), batch}) {
+    seed = mixed(seed ^ static_cast<std::uint64_t>(part));
   }
-  if (!resume->pass_generator.defined() && source.draws_by_default()) {
+  return seed;
+}
+
+void LoaderProgress::set_epoch(std::int64_t epoch) {
+  if (resume_ && resume_->epoch != epoch) resume_.reset();
+  if (position_.epoch == epoch) return;
+  passes_begun_ = 0;
+  position_ = LoaderPosition{.epoch = epoch, .base_seed = kept_base_seed_};
+}
+
+LoaderPosition LoaderProgress::position() const {
+  auto now = resume_ ? *resume_ : position_;
+  if (generator_) now.own_generator = generator_state(generator_);
+  return now;
+}
+
+void LoaderProgress::seek(const LoaderPosition& position) {
+  resume_.reset();
+  position_ =
+      LoaderPosition{.epoch = position.epoch, .passes = position.passes, .base_seed = position.base_seed};
+  passes_begun_ = position.passes;
+  kept_base_seed_ = position.base_seed;
+  if (generator_ && position.own_generator.defined()) set_generator_state(generator_, position.own_generator);
+  if (position.batches > 0) resume_ = position;
+}
+
+LoaderProgress::Start LoaderProgress::start(const BatchSource& source) {
+  const auto from = std::exchange(resume_, std::nullopt);
+  auto stream = from ? resume(source, *from) : begin(source);
+  if (keeps_base_seed_) kept_base_seed_ = base_seed_;
+  const World world = current_world();
+  // Where the order follows from the seed so does the rest: a checkpoint has the generator of one rank only.
+  const bool by_seed = seed_ || world.size > 1 || is_thread_rank();
+  const auto base = by_seed ? seed_.value_or(0) : base_seed_;
+  return {.stream = std::move(stream),
+          .seeds = {.base = static_cast<std::uint64_t>(base),
+                    .epoch = position_.epoch,
+                    .passes = position_.passes,
+                    .rank = world.rank},
+          .first_batch = position_.batches};
+}
+
+void LoaderProgress::draw_base_seed() {
+  // A thread that is a rank has a default generator that this layer does not keep.
+  if (generator_ || !is_thread_rank()) position_.pass_generator = generator_state(generator_);
+  // Before the sampler draws anything: the order in which Python does it.
+  base_seed_ = position_.base_seed ? *position_.base_seed : draw_seed(generator_);
+}
+
+std::unique_ptr<BatchStream> LoaderProgress::begin(const BatchSource& source) {
+  position_ =
+      LoaderPosition{.epoch = position_.epoch, .passes = passes_begun_++, .base_seed = kept_base_seed_};
+  draw_base_seed();
+  return source.iter();
+}
+
+std::unique_ptr<BatchStream> LoaderProgress::resume(const BatchSource& source, const LoaderPosition& from) {
+  if (!from.pass_generator.defined() && source.draws_by_default()) {
     throw ArgumentError(
         "loader: the middle of a pass whose order came from the default generator cannot be found again in "
         "threads that are ranks; give the loader a seed or a generator");
   }
   // The order is drawn again as it was then. What else has been drawn since, from the default generator, is
   // not undone: a generator of the loader's own is by then where it was.
-  position = *resume;
-  if (!resume->pass_generator.defined()) return source.iter_from(resume->batches, resume->samples);
+  position_ = from;
+  passes_begun_ = from.passes + 1;
+  if (!from.pass_generator.defined()) return source.iter_from(from.batches, from.samples);
   const auto now = generator_state(std::nullopt);
-  set_generator_state(generator, resume->pass_generator);
-  auto stream = draw_and_start([&] { return source.iter_from(resume->batches, resume->samples); });
-  if (!generator) set_generator_state(std::nullopt, now);
+  set_generator_state(generator_, from.pass_generator);
+  draw_base_seed();
+  auto stream = source.iter_from(from.batches, from.samples);
+  if (!generator_) set_generator_state(std::nullopt, now);
   return stream;
+}
+
+void LoaderProgress::count(std::int64_t samples) {
+  position_.batches += 1;
+  position_.samples += samples;
+}
+
+void LoaderProgress::finish() {
+  position_ = LoaderPosition{.epoch = position_.epoch, .passes = passes_begun_, .base_seed = kept_base_seed_};
 }
 
 }  // namespace lockstep::data

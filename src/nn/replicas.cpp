@@ -20,8 +20,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/random.h>
 
+#include "device/thread_generator.h"
 #include "rendezvous/intra_op_threads.h"
-#include "rendezvous/thread_generator.h"
 
 namespace lockstep::nn {
 namespace {
@@ -125,7 +125,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const DataParall
     : original_(std::move(original)),
       parameters_(distinct(original_->named_parameters())),
       workers_(std::make_unique<WorkerTeam>(options.device_ids.size())) {
-  rendezvous::ThreadGenerator::prepare();
+  device::ThreadGenerator::prepare();
   for (const auto& device : options.device_ids) add(device, new_replica(*original_, options, is_replica));
 }
 
@@ -237,7 +237,7 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
   const auto errors = workers_->run(count, [&](std::size_t i) {
     const at::ThreadLocalStateGuard as_caller(state.local);
     state.set_autocast_types();
-    const rendezvous::ThreadGenerator random(replicas_[i].generator);
+    const device::ThreadGenerator random(replicas_[i].generator);
     const c10::OptionalStreamGuard stream(state.streams[i]);
     IntraOpThreads::set(share);
     job(i);

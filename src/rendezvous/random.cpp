@@ -6,8 +6,8 @@
 
 #include <lockstep/rendezvous/random.h>
 
+#include "device/thread_generator.h"
 #include "rendezvous/session.h"
-#include "rendezvous/thread_generator.h"
 
 namespace lockstep {
 namespace {
@@ -20,12 +20,12 @@ void seed_generator(at::Generator generator, std::uint64_t seed) {
 }  // namespace
 
 at::Generator default_generator() {
-  if (auto own = rendezvous::ThreadGenerator::current()) return *own;
+  if (auto own = device::ThreadGenerator::current()) return *own;
   return at::detail::getDefaultCPUGenerator();
 }
 
 void manual_seed(std::uint64_t seed) {
-  const auto own = rendezvous::ThreadGenerator::current();
+  const auto own = device::ThreadGenerator::current();
   if (!own) {
     at::manual_seed(seed);
     return;

@@ -14,10 +14,10 @@
 #include <lockstep/rendezvous/random.h>
 #include <lockstep/rendezvous/spawn_threads.h>
 
+#include "device/thread_generator.h"
 #include "rendezvous/arrival.h"
 #include "rendezvous/intra_op_threads.h"
 #include "rendezvous/session.h"
-#include "rendezvous/thread_generator.h"
 #include "rendezvous/thread_store.h"
 
 namespace lockstep {
@@ -76,7 +76,7 @@ InitOptions options_of(const Run& run, int rank) {
 }
 
 void be_rank(Run& run, int rank) {
-  const ThreadGenerator generator(run.generator.clone());
+  const device::ThreadGenerator generator(run.generator.clone());
   const Placement placement{.rank = rank,
                             .world_size = run.world_size,
                             .local_rank = rank,
@@ -135,7 +135,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   using namespace rendezvous;
   check_options(world_size, options);
   if (options.keep_freed_memory) keep_freed_memory();
-  ThreadGenerator::prepare();
+  device::ThreadGenerator::prepare();
   const IntraOpThreads intra_op(threads_of_rank(world_size, options));
   Run run{.world_size = world_size, .body = body, .options = options, .generator = default_generator()};
   // Nobody begins before all can: what is waited for must come.

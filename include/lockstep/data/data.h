@@ -8,3 +8,4 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/worker_info.h>

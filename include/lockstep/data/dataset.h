@@ -14,10 +14,19 @@ namespace lockstep::data {
 struct Batch {
   at::Tensor data;    ///< [batch, ...]
   at::Tensor target;  ///< [batch, ...]
+
+  /// How the loader finds the tensors; see TensorVisitor.
+  template <typename F>
+  void visit_tensors(F&& f) {
+    if (data.defined()) f(data);
+    if (target.defined()) f(target);
+  }
 };
 
 /// A dataset that gives a whole batch at once. `get_batch` takes an int64 CPU tensor of shape [batch] with
-/// values in 0 .. size()-1 and may return any type; a loader yields that type.
+/// values in 0 .. size()-1 and may return any type; a loader yields that type. A loader with workers calls
+/// get_batch() from several threads at once; it must then be safe to, as it is when it only reads the
+/// dataset.
 template <typename D>
 concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
   { dataset.size() } -> std::convertible_to<std::int64_t>;

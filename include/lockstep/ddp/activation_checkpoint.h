@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/nn/find_tensors.h>
+#include <lockstep/device/find_tensors.h>
 
 namespace lockstep {
 
@@ -47,18 +47,21 @@ decltype(auto) call(Function& function, Arguments&... arguments) {
 
 template <typename T>
 void append_tensors(T& value, std::vector<at::Tensor>& tensors) {
-  if constexpr (nn::Findable<T>) visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+  if constexpr (device::Findable<T>)
+    visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
 }
 
 template <typename T>
 void put_tensors(T& value, const std::vector<at::Tensor>& tensors, std::size_t& next) {
-  if constexpr (nn::Findable<T>) visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
+  if constexpr (device::Findable<T>)
+    visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
 }
 
 // So that they keep no graph alive.
 template <typename T>
 void detach_tensors(T& value) {
-  if constexpr (nn::Findable<T>) visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor.detach(); });
+  if constexpr (device::Findable<T>)
+    visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor.detach(); });
 }
 
 }  // namespace ddp
@@ -76,7 +79,7 @@ void detach_tensors(T& value) {
 template <typename Function, typename... Arguments>
 auto checkpoint(const CheckpointOptions& options, Function function, Arguments... arguments) {
   using Result = std::remove_cvref_t<decltype(ddp::call(function, arguments...))>;
-  static_assert(nn::Findable<Result>,
+  static_assert(device::Findable<Result>,
                 "checkpoint: the result's tensors cannot be found; specialize lockstep::TensorVisitor");
   struct Frame {
     Function function;

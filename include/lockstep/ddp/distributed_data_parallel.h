@@ -17,7 +17,7 @@
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
 #include <lockstep/ddp/stats.h>
-#include <lockstep/nn/find_tensors.h>
+#include <lockstep/device/find_tensors.h>
 #include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep {
@@ -110,7 +110,8 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
     using Plain = std::remove_cvref_t<Argument>;
     if constexpr (std::same_as<Plain, at::Tensor>) {
       return prepare(argument);
-    } else if constexpr (nn::Findable<Plain> && !nn::HoldsNone<Plain> && std::copy_constructible<Plain>) {
+    } else if constexpr (device::Findable<Plain> && !device::HoldsNone<Plain> &&
+                         std::copy_constructible<Plain>) {
       Plain copy = std::forward<Argument>(argument);
       visit_tensors(copy, [this](at::Tensor& tensor) { tensor = prepare(tensor); });
       return copy;
@@ -147,7 +148,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
     before_forward();
     auto output = module_->forward(prepared(std::forward<Arguments>(arguments))...);
     using Output = decltype(output);
-    if constexpr (nn::Findable<Output>) {
+    if constexpr (device::Findable<Output>) {
       if (watches_outputs()) {
         pass(output);
         return output;

@@ -16,7 +16,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <lockstep/nn/find_tensors.h>
+#include <lockstep/device/find_tensors.h>
 #include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep {
@@ -43,7 +43,7 @@ namespace nn {
 class Replicas;
 
 template <typename T>
-concept Scattered = Findable<T> && !HoldsNone<T> && std::copy_constructible<T>;
+concept Scattered = device::Findable<T> && !device::HoldsNone<T> && std::copy_constructible<T>;
 }  // namespace nn
 
 /// The part of DataParallel that does not depend on the type of the wrapped module.
@@ -115,7 +115,7 @@ class DataParallelImpl : public DataParallelModule {
   auto forward(Arguments&&... arguments) {
     using Output = std::remove_cvref_t<decltype(module_->forward(std::declval<Own<Arguments>>()...))>;
     static_assert(
-        nn::Findable<Output>,
+        device::Findable<Output>,
         "DataParallel: tensors cannot be found in what forward() returns; give it a visit_tensors() or "
         "specialize lockstep::TensorVisitor");
     if (runs_by_itself()) return run_module<Output>(std::forward<Arguments>(arguments)...);
@@ -157,7 +157,7 @@ class DataParallelImpl : public DataParallelModule {
 
   template <typename Value>
   static void collect(const Value& value, Tensors& found) {
-    if constexpr (nn::Findable<Value> && !nn::HoldsNone<Value>) {
+    if constexpr (device::Findable<Value> && !device::HoldsNone<Value>) {
       // Visitors take what they may change; this does not.
       visit_tensors(const_cast<Value&>(value), [&](at::Tensor& tensor) {  // NOLINT
         if (tensor.defined()) found.push_back(tensor);

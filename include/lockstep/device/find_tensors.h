@@ -19,18 +19,20 @@
 
 namespace lockstep {
 
-/// Tells where the tensors of a type lie that a module's forward() returns: `visit(value, f)` calls `f` with
-/// a reference to each at::Tensor in it; `f` may replace them. There for tensors, optionals, pairs, tuples,
-/// arrays, vectors, maps, variants, smart pointers, c10::IValue, and numbers, strings and enums (which hold
-/// none), nested as you like. For a struct of your own either give it a member function
+/// Tells where the tensors of a type lie, be it a batch or what a module's forward() returns: `visit(value,
+/// f)` calls `f` with a reference to each at::Tensor in it; `f` may replace them. There for tensors,
+/// optionals, pairs, tuples, arrays, vectors, maps, variants, smart pointers, c10::IValue, and numbers,
+/// strings and enums (which hold none), nested as you like. For a struct of your own either give it a member
+/// function
 ///
 ///     template <typename F> void visit_tensors(F&& f) { f(logits); f(state.hidden); }
 ///
-/// or specialize this template. DistributedDataParallel needs it for find_unused_parameters and static_graph.
+/// or specialize this template. DistributedDataParallel needs it for find_unused_parameters and static_graph,
+/// a data loader to pin batches and to bring them to a device.
 template <typename T>
 struct TensorVisitor;
 
-namespace nn {
+namespace device {
 
 struct AnyVisitor {
   void operator()(at::Tensor&) const {}
@@ -46,7 +48,7 @@ concept HoldsNone = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same
 template <typename T>
 concept Findable = requires(T& value, AnyVisitor f) { TensorVisitor<T>::visit(value, f); };
 
-}  // namespace nn
+}  // namespace device
 
 /// Calls `f(at::Tensor&)` for each tensor in `value`.
 template <typename T, typename F>
@@ -62,13 +64,13 @@ struct TensorVisitor<at::Tensor> {
   }
 };
 
-template <nn::HoldsNone T>
+template <device::HoldsNone T>
 struct TensorVisitor<T> {
   template <typename F>
   static void visit(T&, F&) {}
 };
 
-template <nn::VisitsItself T>
+template <device::VisitsItself T>
 struct TensorVisitor<T> {
   template <typename F>
   static void visit(T& value, F& f) {
@@ -76,7 +78,7 @@ struct TensorVisitor<T> {
   }
 };
 
-template <nn::Findable T>
+template <device::Findable T>
 struct TensorVisitor<std::optional<T>> {
   template <typename F>
   static void visit(std::optional<T>& value, F& f) {
@@ -84,7 +86,7 @@ struct TensorVisitor<std::optional<T>> {
   }
 };
 
-template <nn::Findable T>
+template <device::Findable T>
 struct TensorVisitor<std::shared_ptr<T>> {
   template <typename F>
   static void visit(std::shared_ptr<T>& value, F& f) {
@@ -92,7 +94,7 @@ struct TensorVisitor<std::shared_ptr<T>> {
   }
 };
 
-template <nn::Findable T>
+template <device::Findable T>
 struct TensorVisitor<std::unique_ptr<T>> {
   template <typename F>
   static void visit(std::unique_ptr<T>& value, F& f) {
@@ -100,7 +102,7 @@ struct TensorVisitor<std::unique_ptr<T>> {
   }
 };
 
-template <nn::Findable T>
+template <device::Findable T>
 struct TensorVisitor<std::vector<T>> {
   template <typename F>
   static void visit(std::vector<T>& values, F& f) {
@@ -114,7 +116,7 @@ struct TensorVisitor<std::vector<bool>> {
   static void visit(std::vector<bool>&, F&) {}
 };
 
-template <nn::Findable T, std::size_t N>
+template <device::Findable T, std::size_t N>
 struct TensorVisitor<std::array<T, N>> {
   template <typename F>
   static void visit(std::array<T, N>& values, F& f) {
@@ -122,7 +124,7 @@ struct TensorVisitor<std::array<T, N>> {
   }
 };
 
-template <typename Key, nn::Findable T>
+template <typename Key, device::Findable T>
 struct TensorVisitor<std::map<Key, T>> {
   template <typename F>
   static void visit(std::map<Key, T>& values, F& f) {
@@ -130,7 +132,7 @@ struct TensorVisitor<std::map<Key, T>> {
   }
 };
 
-template <typename Key, nn::Findable T>
+template <typename Key, device::Findable T>
 struct TensorVisitor<std::unordered_map<Key, T>> {
   template <typename F>
   static void visit(std::unordered_map<Key, T>& values, F& f) {
@@ -138,7 +140,7 @@ struct TensorVisitor<std::unordered_map<Key, T>> {
   }
 };
 
-template <nn::Findable First, nn::Findable Second>
+template <device::Findable First, device::Findable Second>
 struct TensorVisitor<std::pair<First, Second>> {
   template <typename F>
   static void visit(std::pair<First, Second>& value, F& f) {
@@ -147,7 +149,7 @@ struct TensorVisitor<std::pair<First, Second>> {
   }
 };
 
-template <nn::Findable... Ts>
+template <device::Findable... Ts>
 struct TensorVisitor<std::tuple<Ts...>> {
   template <typename F>
   static void visit(std::tuple<Ts...>& value, F& f) {
@@ -155,7 +157,7 @@ struct TensorVisitor<std::tuple<Ts...>> {
   }
 };
 
-template <nn::Findable... Ts>
+template <device::Findable... Ts>
 struct TensorVisitor<std::variant<Ts...>> {
   template <typename F>
   static void visit(std::variant<Ts...>& value, F& f) {

@@ -6,7 +6,7 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace lockstep::rendezvous {
+namespace lockstep::device {
 
 // While it lives, operators that this thread calls on CPU tensors without a generator draw from this one.
 //
@@ -30,4 +30,4 @@ class ThreadGenerator {
   c10::impl::IncludeDispatchKeyGuard key_;
 };
 
-}  // namespace lockstep::rendezvous
+}  // namespace lockstep::device

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/thread_generator.h"
+#include "device/thread_generator.h"
 
 #include <algorithm>
 #include <memory>
@@ -8,7 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-namespace lockstep::rendezvous {
+namespace lockstep::device {
 namespace {
 
 // Comes before all keys that LibTorch uses outside of its own tests.
@@ -74,4 +74,4 @@ ThreadGenerator::~ThreadGenerator() { slot().reset(); }
 
 std::optional<at::Generator> ThreadGenerator::current() { return slot(); }
 
-}  // namespace lockstep::rendezvous
+}  // namespace lockstep::device
