@@ -50,11 +50,11 @@ void await(int fd, short events, const Deadline& deadline) {
   }
 }
 
-bool same_user(int socket) {
+bool is_of(uid_t user, int socket) {
   ucred peer{};
   socklen_t length = sizeof(peer);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) fail("SO_PEERCRED");
-  if (peer.uid == ::geteuid()) return true;
+  if (peer.uid == user) return true;
   log(LogLevel::warning,
       fmt::format("a process of another user (pid {}, uid {}) tried to join this run; it was "
                   "turned away",
@@ -107,16 +107,16 @@ LocalListener listen_locally() {
   return listener;
 }
 
-UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline) {
+UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline, uid_t user) {
   while (ready(listener.socket.get(), POLLIN, deadline)) {
     UniqueFd connection(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection && errno != EINTR && errno != ECONNABORTED) fail("accept");
-    if (connection && same_user(connection.get())) return connection;
+    if (connection && is_of(user, connection.get())) return connection;
   }
   return {};
 }
 
-UniqueFd connect_locally(const std::string& name, const Deadline& deadline) {
+UniqueFd connect_locally(const std::string& name, const Deadline& deadline, uid_t user) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (name.size() + 1 > sizeof(address.sun_path)) throw Error("local socket: its name is too long");
@@ -126,7 +126,7 @@ UniqueFd connect_locally(const std::string& name, const Deadline& deadline) {
     UniqueFd connection = local_socket();
     limit_waiting(connection.get(), deadline);
     if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
-      if (!same_user(connection.get())) throw Error("local socket: it belongs to another user");
+      if (!is_of(user, connection.get())) throw Error("local socket: it belongs to another user");
       return connection;
     }
     if (errno != EINTR && errno != EAGAIN) fail("connect");

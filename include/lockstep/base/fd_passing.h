@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <sys/types.h>
+#include <unistd.h>
 #include <vector>
 
 #include <lockstep/base/deadline.h>
@@ -23,12 +24,13 @@ struct LocalListener {
 /// Throws Error when the system refuses.
 LocalListener listen_locally();
 
-/// The next connection, or an empty one when the deadline has passed. A process of another user is turned
-/// away, with a warning.
-UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline);
+/// The next connection, or an empty one when the deadline has passed. A process of another user than `user`
+/// is turned away, with a warning.
+UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline, uid_t user = ::geteuid());
 
-/// Throws Error when nobody listens there, TimeoutError when the deadline passes.
-UniqueFd connect_locally(const std::string& name, const Deadline& deadline);
+/// Throws Error when nobody listens there, or a process of another user than `user`; TimeoutError when the
+/// deadline passes.
+UniqueFd connect_locally(const std::string& name, const Deadline& deadline, uid_t user = ::geteuid());
 
 /// One message: a number and some descriptors, which stay open here too. Throws Error or TimeoutError.
 void send_fds(int socket, std::uint32_t number, std::span<const int> fds, const Deadline& deadline);

@@ -62,6 +62,28 @@ TEST(FdPassing, AChildHandsOverItsMemory) {
   EXPECT_TRUE(child.passed());
 }
 
+TEST(FdPassing, AConnectionOfAnotherUserIsTurnedAway) {
+  const auto listener = listen_locally();
+  const auto connection = connect_locally(listener.name, Deadline(kLong));
+  EXPECT_FALSE(accept_local(listener, Deadline(kShort), ::geteuid() + 1));
+  EXPECT_THROW((void)receive_fds(connection.get(), Deadline(kLong)), PeerLost);
+}
+
+// Where the test may not become another user, it says that it takes another for the right one.
+TEST(FdPassing, AProcessOfAnotherUserIsTurnedAwayByBothSides) {
+  constexpr uid_t kOther = 65534;
+  const uid_t own = ::geteuid();
+  const auto listener = listen_locally();
+  testing::Child child([&] {
+    const uid_t user = ::setuid(kOther) == 0 ? ::geteuid() : own + 1;
+    EXPECT_THAT([&] { (void)connect_locally(listener.name, Deadline(kLong), user); },
+                ThrowsMessage<Error>(HasSubstr("belongs to another user")));
+    return !::testing::Test::HasFailure();
+  });
+  EXPECT_TRUE(child.passed());
+  EXPECT_FALSE(accept_local(listener, Deadline(kShort), own == 0 ? own : own + 1));
+}
+
 TEST(FdPassing, MemoryOfAChildThatHasEndedIsStillThere) {
   const auto sockets = connected();
   testing::Child child([&] {
