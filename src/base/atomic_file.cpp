@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 
@@ -14,6 +15,14 @@ namespace {
   throw std::system_error(errno, std::generic_category(), file.string());
 }
 
+// A file that others may read stays one that they may read.
+void keep_mode(int fd, const std::filesystem::path& old_file) {
+  struct stat status {};
+  if (::stat(old_file.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  constexpr mode_t permissions = 0777;
+  if (::fchmod(fd, status.st_mode & permissions) != 0) fail(old_file);
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
@@ -21,6 +30,7 @@ AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
   part_ += options_.suffix;
   fd_.reset(::open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd_) fail(part_);
+  keep_mode(fd_.get(), file_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -43,6 +53,16 @@ void AtomicFile::commit() {
   if (std::rename(part_.c_str(), file_.c_str()) != 0) fail(file_);
   committed_ = true;
   if (options_.sync) sync_folder(file_.parent_path());
+}
+
+void make_folders(const std::filesystem::path& folder, bool sync) {
+  std::error_code code;
+  if (folder.empty() || std::filesystem::is_directory(folder, code)) return;
+  // "a/" and "a" are one folder.
+  const auto above = folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
+  make_folders(above, sync);
+  if (std::filesystem::create_directory(folder, code) && sync) sync_folder(above);
+  if (code) throw std::system_error(code, folder.string());
 }
 
 void sync_folder(const std::filesystem::path& folder) {

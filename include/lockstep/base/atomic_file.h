@@ -19,8 +19,8 @@ struct AtomicFileOptions {
 };
 
 /// A file that appears under its name whole or not at all, also when the process or the machine stops in the
-/// middle: until commit() the old file stays as it is. One writer at a time. Every error is a
-/// std::system_error with errno's code.
+/// middle: until commit() the old file stays as it is; the new one has its permissions. One writer at a time.
+/// Every error is a std::system_error with errno's code.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path file, AtomicFileOptions options = {});
@@ -42,6 +42,10 @@ class AtomicFile {
   std::uint64_t size_ = 0;
   bool committed_ = false;
 };
+
+/// A folder and those above it that are missing; with `sync` their names have reached the disk. Throws
+/// std::system_error.
+void make_folders(const std::filesystem::path& folder, bool sync = true);
 
 /// Makes changes of names in `folder` last. A file system that cannot sync a folder has nothing more to
 /// offer.
