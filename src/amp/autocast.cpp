@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/autocast_mode.h>
+#include <fmt/format.h>
+
+#include <lockstep/amp/autocast.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/device/device.h>
+
+namespace lockstep::amp {
+namespace {
+
+c10::DeviceType checked(c10::DeviceType type) {
+  if (at::autocast::is_autocast_available(type)) return type;
+  throw ArgumentError(
+      fmt::format("Autocast: {} has no autocast", c10::DeviceTypeName(type, /*lower_case=*/true)));
+}
+
+// Why the scope cannot be on, or "".
+std::string obstacle(c10::DeviceType type, at::ScalarType dtype) {
+  const auto device = c10::DeviceTypeName(type, /*lower_case=*/true);
+  if (type == c10::DeviceType::CUDA) {
+    if (device_count(type) > 0) return "";
+    return "Autocast: CUDA is not available; it stays off";
+  }
+  if (dtype == at::kBFloat16 || dtype == at::kHalf) return "";
+  return fmt::format("Autocast: {} computes in BFloat16 or Half, not in {}; it stays off", device,
+                     c10::toString(dtype));
+}
+
+bool allowed(c10::DeviceType type, at::ScalarType dtype) {
+  const auto text = obstacle(type, dtype);
+  if (!text.empty()) log(LogLevel::warning, text);
+  return text.empty();
+}
+
+}  // namespace
+
+Autocast::Autocast(c10::Device device, const AutocastOptions& options)
+    : type_(checked(device.type())),
+      dtype_(options.dtype.value_or(at::autocast::get_autocast_dtype(type_))),
+      enabled_(options.enabled && allowed(type_, dtype_)),
+      enabled_before_(at::autocast::is_autocast_enabled(type_)),
+      dtype_before_(at::autocast::get_autocast_dtype(type_)),
+      cache_before_(at::autocast::is_autocast_cache_enabled()) {
+  at::autocast::set_autocast_enabled(type_, enabled_);
+  at::autocast::set_autocast_dtype(type_, dtype_);
+  at::autocast::increment_nesting();
+  at::autocast::set_autocast_cache_enabled(options.cache_enabled.value_or(cache_before_));
+}
+
+Autocast::~Autocast() {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(type_, enabled_before_);
+  at::autocast::set_autocast_dtype(type_, dtype_before_);
+  at::autocast::set_autocast_cache_enabled(cache_before_);
+}
+
+}  // namespace lockstep::amp

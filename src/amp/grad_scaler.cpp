@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <lockstep/amp/grad_scaler.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/device/device.h>
+
+#include "amp/gradient_lists.h"
+
+namespace lockstep::amp {
+namespace {
+
+using at::Tensor;
+
+bool can_be_enabled(c10::DeviceType device) {
+  if (device != c10::DeviceType::CUDA || device_count(device) > 0) return true;
+  log(LogLevel::warning, "GradScaler: enabled, but CUDA is not available; it stays off");
+  return false;
+}
+
+void check_scaler_options(const GradScalerOptions& options) {
+  if (!(options.growth_factor > 1)) {
+    throw ArgumentError(
+        fmt::format("GradScaler: growth_factor must be above 1, not {}", options.growth_factor));
+  }
+  if (!(options.backoff_factor < 1)) {
+    throw ArgumentError(
+        fmt::format("GradScaler: backoff_factor must be below 1, not {}", options.backoff_factor));
+  }
+  if (options.growth_interval < 1) {
+    throw ArgumentError(
+        fmt::format("GradScaler: growth_interval must be 1 or more, not {}", options.growth_interval));
+  }
+}
+
+Tensor single(double value, at::ScalarType dtype, c10::Device device) {
+  return at::full({}, value, at::TensorOptions().dtype(dtype).device(device));
+}
+
+}  // namespace
+
+GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
+    : enabled_(options.enabled && can_be_enabled(device.type())),
+      device_(device.type()),
+      group_(options.group),
+      init_scale_(options.init_scale),
+      growth_factor_(options.growth_factor),
+      backoff_factor_(options.backoff_factor),
+      growth_interval_(options.growth_interval) {
+  if (enabled_) check_scaler_options(options);
+}
+
+void GradScaler::check_scaled(const char* function) const {
+  if (scale_.defined()) return;
+  throw ArgumentError(fmt::format(
+      "GradScaler: {} before any scale(): multiply the loss by it, scaler.scale(loss).backward(), "
+      "earlier in the iteration",
+      function));
+}
+
+void GradScaler::begin(c10::Device device) {
+  if (scale_.defined()) return;
+  scale_ = single(init_scale_, at::kFloat, device);
+  growth_tracker_ = single(static_cast<double>(init_growth_tracker_), at::kInt, device);
+}
+
+Tensor GradScaler::scale(const Tensor& outputs) {
+  if (!enabled_) return outputs;
+  begin(outputs.device());
+  return outputs * scale_.to(outputs.device(), /*non_blocking=*/true);
+}
+
+std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& outputs) {
+  std::vector<Tensor> scaled;
+  for (const auto& output : outputs) scaled.push_back(scale(output));
+  return scaled;
+}
+
+// One flag for all devices and all ranks of the group.
+Tensor GradScaler::agreed(const std::vector<Tensor>& found_infs) const {
+  auto flag = at::zeros({}, scale_.options());
+  for (const auto& found : found_infs) flag += found.to(flag.device(), /*non_blocking=*/true);
+  group_->all_reduce(flag, ReduceOp::MAX);
+  return flag;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!enabled_) return;
+  check_scaled("unscale_()");
+  auto& state = states_[&optimizer];
+  if (state.stage == Stage::unscaled) {
+    throw ArgumentError(
+        "GradScaler: unscale_() was already called for this optimizer since the last update(); a second time "
+        "would divide its gradients twice");
+  }
+  if (state.stage == Stage::stepped) {
+    throw ArgumentError(
+        "GradScaler: unscale_() after step() of the same optimizer; call update() in between");
+  }
+  const c10::NoGradGuard no_grad;
+  auto gradients = gradient_lists(optimizer);
+  // The reciprocal in double, as in PyTorch: in float it may be off by a bit.
+  auto found_infs =
+      gradients.unscale(scale_.to(at::kDouble).reciprocal().to(at::kFloat), at::zeros({}, scale_.options()));
+  state.stage = Stage::unscaled;  // also where the other ranks do not answer: not a second time
+  if (group_) found_infs = {agreed(found_infs)};
+  state.found_infs = std::move(found_infs);
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!enabled_) {
+    optimizer.step();
+    return true;
+  }
+  check_scaled("step()");
+  auto& state = states_[&optimizer];
+  if (state.stage == Stage::stepped) {
+    throw ArgumentError("GradScaler: step() was already called for this optimizer since the last update()");
+  }
+  if (state.stage == Stage::ready) unscale_(optimizer);
+  if (state.found_infs.empty()) {
+    throw ArgumentError(
+        "GradScaler: step(): none of the optimizer's parameters has a gradient; was backward() called?");
+  }
+  const bool found =
+      std::ranges::any_of(state.found_infs, [](const Tensor& each) { return each.item<float>() != 0; });
+  if (!found) optimizer.step();
+  state.stage = Stage::stepped;
+  return !found;
+}
+
+Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
+                        const torch::optim::Optimizer::LossClosure& closure) {
+  if (!enabled_) return optimizer.step(closure);
+  throw ArgumentError(
+      "GradScaler: step() with a closure: its gradients would have to be unscaled within the optimizer; "
+      "compute them before, or make the scaler with enabled = false");
+}
+
+Tensor GradScaler::found_any() const {
+  Tensor combined;
+  for (const auto& [optimizer, state] : states_) {
+    for (const auto& found : state.found_infs) {
+      const auto here = found.to(scale_.device(), /*non_blocking=*/true);
+      combined = combined.defined() ? combined + here : here;
+    }
+  }
+  if (combined.defined()) return combined;
+  throw ArgumentError(
+      "GradScaler: update() without any step() or unscale_() since the last one: nothing is known of the "
+      "gradients");
+}
+
+void GradScaler::update() {
+  if (!enabled_) return;
+  check_scaled("update()");
+  const auto found = found_any();
+  at::_amp_update_scale_(scale_, growth_tracker_, found, growth_factor_, backoff_factor_, growth_interval_);
+  states_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!enabled_) return;
+  check_scaled("update()");
+  scale_.fill_(new_scale);
+  states_.clear();
+}
+
+void GradScaler::update(const Tensor& new_scale) {
+  if (!enabled_) return;
+  check_scaled("update()");
+  if (new_scale.device().type() != device_ || new_scale.numel() != 1 || new_scale.requires_grad()) {
+    throw ArgumentError(fmt::format(
+        "GradScaler: update(): a tensor has to have one element, be on {} and require no gradient; "
+        "this has {} on {}{}",
+        c10::DeviceTypeName(device_, /*lower_case=*/true), new_scale.numel(), new_scale.device().str(),
+        new_scale.requires_grad() ? " and requires one" : ""));
+  }
+  scale_.copy_(new_scale.reshape({}));
+  states_.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!enabled_) return 1.0;
+  return scale_.defined() ? scale_.item<double>() : init_scale_;
+}
+
+Dict GradScaler::state_dict() const {
+  if (!enabled_) return {};
+  const auto tracker =
+      growth_tracker_.defined() ? growth_tracker_.item<std::int64_t>() : init_growth_tracker_;
+  return {{"scale", get_scale()},
+          {"growth_factor", growth_factor_},
+          {"backoff_factor", backoff_factor_},
+          {"growth_interval", growth_interval_},
+          {"_growth_tracker", tracker}};
+}
+
+void GradScaler::load_state_dict(const Dict& state_dict) {
+  if (!enabled_) return;
+  if (state_dict.empty()) {
+    throw CheckpointError(
+        "GradScaler: the state dict is empty; was it saved from a scaler that was not enabled?");
+  }
+  // All is read before anything is changed.
+  const double scale = state_dict.at("scale").as_double();
+  const double growth_factor = state_dict.at("growth_factor").as_double();
+  const double backoff_factor = state_dict.at("backoff_factor").as_double();
+  const auto growth_interval = state_dict.at("growth_interval").as_int();
+  const auto growth_tracker = state_dict.at("_growth_tracker").as_int();
+  init_scale_ = scale;
+  growth_factor_ = growth_factor;
+  backoff_factor_ = backoff_factor;
+  growth_interval_ = growth_interval;
+  init_growth_tracker_ = growth_tracker;
+  if (!scale_.defined()) return;
+  scale_.fill_(scale);
+  growth_tracker_.fill_(growth_tracker);
+}
+
+}  // namespace lockstep::amp

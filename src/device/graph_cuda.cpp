@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Graphs of CUDA: the only file for them that needs its headers.
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/device/device.h>
+#include <lockstep/device/graph_device.h>
+
+namespace lockstep {
+namespace {
+
+class CudaGraph : public DeviceGraph {
+ public:
+  explicit CudaGraph(c10::DeviceIndex device) : device_(device) {}
+  at::cuda::CUDAGraph& graph() { return graph_; }
+  void replay() override {
+    const c10::cuda::CUDAGuard guard(device_);
+    graph_.replay();
+  }
+
+ private:
+  c10::DeviceIndex device_;
+  at::cuda::CUDAGraph graph_;
+};
+
+// The second stream goes on after what the first holds now.
+void follow_stream(const c10::cuda::CUDAStream& second, const c10::cuda::CUDAStream& first) {
+  at::cuda::CUDAEvent event;
+  event.record(first);
+  event.block(second);
+}
+
+class CudaGraphDevice : public GraphDevice {
+ public:
+  explicit CudaGraphDevice(c10::DeviceIndex device)
+      : device_(device),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
+        pool_(at::cuda::graph_pool_handle()) {}
+
+  void run_aside(const std::function<void()>& work) override {
+    const auto callers = c10::cuda::getCurrentCUDAStream(device_);
+    follow_stream(stream_, callers);
+    const auto rejoin = [&] { follow_stream(callers, stream_); };
+    try {
+      const c10::cuda::CUDAStreamGuard guard(stream_);
+      work();
+    } catch (...) {
+      rejoin();
+      throw;
+    }
+    rejoin();
+  }
+
+  std::unique_ptr<DeviceGraph> record(const std::function<void()>& work,
+                                      const std::vector<at::Generator>& generators) override {
+    auto recorded = std::make_unique<CudaGraph>(device_);
+    auto& graph = recorded->graph();
+    const c10::cuda::CUDAStreamGuard guard(stream_);
+    c10::cuda::device_synchronize();
+    for (const auto& generator : generators) graph.register_generator_state(generator);
+    // Other threads may go on using the device: the loader copies batches, NCCL's watchdog asks for events.
+    graph.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    try {
+      work();
+    } catch (...) {
+      abandon(graph);
+      throw;
+    }
+    try {
+      graph.capture_end();
+    } catch (const c10::Error& error) {
+      leave_pool();
+      throw Error(fmt::format("GraphedStep: the device could not record the step: {}",
+                              error.what_without_backtrace()));
+    }
+    return recorded;
+  }
+
+ private:
+  // What was recorded so far may be broken already: then CUDA says so again, which nobody needs.
+  void abandon(at::cuda::CUDAGraph& graph) {
+    try {
+      graph.capture_end();
+    } catch (const c10::Error&) {
+      leave_pool();
+    }
+  }
+  // capture_end() that fails may have left the allocator serving the pool.
+  void leave_pool() {
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_);
+    } catch (const c10::Error&) {
+      return;  // it was not
+    }
+  }
+
+  c10::DeviceIndex device_;
+  c10::cuda::CUDAStream stream_;
+  c10::MempoolId_t pool_;
+};
+
+}  // namespace
+
+std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
+  if (!device.is_cuda()) {
+    throw ArgumentError(fmt::format(
+        "GraphedStep: graphs need a GPU, and {} is none that has them. Give .enabled = false to run "
+        "every step eagerly",
+        device.str()));
+  }
+  if (device_count(c10::kCUDA) == 0) {
+    throw ArgumentError(fmt::format(
+        "GraphedStep: {}: this process can use no GPU. Give .enabled = false to run every step eagerly",
+        device.str()));
+  }
+  return std::make_shared<CudaGraphDevice>(device.has_index() ? device.index() : c10::cuda::current_device());
+}
+
+}  // namespace lockstep

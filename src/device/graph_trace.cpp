@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "device/graph_trace.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::graphs {
+namespace {
+
+// A callback of LibTorch is a plain function.
+std::atomic<OperatorTrace*>& trace_of_process() {
+  static std::atomic<OperatorTrace*> trace{nullptr};
+  return trace;
+}
+
+std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {
+  if (auto* trace = trace_of_process().load(std::memory_order_acquire)) trace->add(function);
+  return nullptr;
+}
+
+// Operators whose result decides on the host how things go on.
+bool waits_for_device(std::string_view name) {
+  static constexpr std::array<std::string_view, 9> kNames{"aten::_local_scalar_dense",
+                                                          "aten::item",
+                                                          "aten::is_nonzero",
+                                                          "aten::equal",
+                                                          "aten::nonzero",
+                                                          "aten::masked_select",
+                                                          "aten::_unique2",
+                                                          "aten::unique_dim",
+                                                          "aten::unique_consecutive"};
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
+// 2 in `tensor * 2`, which LibTorch makes a tensor of the CPU.
+std::string number_text(const at::Tensor& number) {
+  if (number.is_complex()) {
+    const auto value = number.item().toComplexDouble();
+    return fmt::format("{}+{}i", value.real(), value.imag());
+  }
+  return number.is_floating_point() ? fmt::format("{}", number.item().toDouble())
+                                    : fmt::format("{}", number.item().toLong());
+}
+
+}  // namespace
+
+void OperatorTrace::note(std::string text) {
+  if (obstacle_.empty()) obstacle_ = std::move(text);
+}
+
+void OperatorTrace::add_tensor(std::string& text, const at::Tensor& tensor, const char* name) {
+  if (!tensor.defined()) {
+    text += "none ";
+    return;
+  }
+  const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  if (number && tensor.is_cpu()) {
+    const at::DisableRecordFunctionGuard unobserved;
+    text += number_text(tensor) + " ";
+    return;
+  }
+  if (tensor.device().type() != device_.type()) {
+    note(
+        fmt::format("{} takes a tensor on {}, whose values a graph would keep as they are now, or which is "
+                    "waited for; move it to {} before the step, as one of its inputs",
+                    name, tensor.device().str(), device_.str()));
+  }
+  if (tensor.layout() != at::kStrided) {
+    note(fmt::format("{} takes a sparse tensor, whose number of entries may change", name));
+    return;
+  }
+  text += fmt::format("{}[{}] ", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ","));
+}
+
+void OperatorTrace::add_argument(std::string& text, const c10::IValue& value, const char* name) {
+  if (value.isTensor()) {
+    add_tensor(text, value.toTensor(), name);
+  } else if (value.isTensorList()) {
+    for (const auto& tensor : value.toTensorVector()) add_tensor(text, tensor, name);
+  } else if (value.isList()) {
+    for (const auto& item : value.toListRef()) add_argument(text, item, name);
+  } else if (value.isDouble()) {
+    text += fmt::format("{} ", value.toDouble());
+  } else if (value.isInt()) {
+    text += fmt::format("{} ", value.toInt());
+  } else if (value.isBool()) {
+    text += value.toBool() ? "true " : "false ";
+  } else if (value.isString()) {
+    text += value.toStringRef() + " ";
+  } else if (value.isComplexDouble()) {
+    text += fmt::format("{}+{}i ", value.toComplexDouble().real(), value.toComplexDouble().imag());
+  }
+}
+
+std::string OperatorTrace::arguments_of(const at::RecordFunction& function) {
+  std::string text;
+  for (const auto& value : function.inputs()) add_argument(text, value, function.name());
+  if (!text.empty()) text.pop_back();
+  return text;
+}
+
+void OperatorTrace::add(const at::RecordFunction& function) {
+  const std::lock_guard lock(mutex_);
+  if (waits_for_device(function.name())) {
+    note(fmt::format("{} waits for the device; return the tensor from the step and look at it afterwards",
+                     function.name()));
+  }
+  const auto arguments = arguments_of(function);
+  calls_.push_back(fmt::format("{}({})", function.name(), arguments));
+}
+
+std::string OperatorTrace::difference(const OperatorTrace& later) const {
+  const auto [before, after] = std::ranges::mismatch(calls_, later.calls_);
+  if (before == calls_.end() && after == later.calls_.end()) return "";
+  const auto text = [](const auto& at, const auto& end) { return at == end ? "nothing" : *at; };
+  return fmt::format("operator {}: first {}, then {}", before - calls_.begin() + 1,
+                     text(before, calls_.end()), text(after, later.calls_.end()));
+}
+
+Tracing::Tracing(OperatorTrace& trace) {
+  trace_of_process().store(&trace, std::memory_order_release);
+  handle_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(observe).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+Tracing::~Tracing() {
+  at::removeCallback(handle_);
+  trace_of_process().store(nullptr, std::memory_order_release);
+}
+
+}  // namespace lockstep::graphs
