@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// DistributedDataParallel in a step that a GraphedStep warms up or captures.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/device/graph_phase.h>
+#include <lockstep/lockstep.h>
+
+#include "unit/ddp/fake_group.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+void forward_in_graph(DistributedDataParallelOptions options) {
+  const testing::FakeGroup fake;
+  options.process_group = fake.group;
+  torch::nn::Linear net(2, 2);
+  DistributedDataParallel ddp(net, options);
+  const GraphPhaseScope phase(GraphPhase::warm_up);
+  ddp->forward(torch::ones({1, 2}));
+}
+
+void expect_refused(const DistributedDataParallelOptions& options, const std::string& what) {
+  EXPECT_THAT([&] { forward_in_graph(options); },
+              ThrowsMessage<Error>(AllOf(HasSubstr(what), HasSubstr("cannot be captured in a graph"))));
+}
+
+TEST(DdpInGraph, OptionsThatAskTheHostInEveryStepAreRefused) {
+  expect_refused({.find_unused_parameters = true}, "find_unused_parameters");
+  expect_refused({.optimizer_in_backward =
+                      [](std::vector<at::Tensor> parameters) {
+                        return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
+                      }},
+                 "optimizer_in_backward");
+  expect_refused({.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}, "mixed_precision");
+  expect_refused({.delay_all_reduce_named_params = {"weight"}, .param_to_hook_all_reduce = "bias"},
+                 "delay_all_reduce_named_params");
+  EXPECT_NO_THROW(forward_in_graph({}));
+  EXPECT_NO_THROW(forward_in_graph({.static_graph = true}));
+}
+
+TEST(DdpInGraph, BucketsAreNotLaidOutAnewInACapture) {
+  const testing::FakeGroup fake(1);
+  torch::nn::Linear net(2, 2);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  const auto step = [&] { ddp->forward(torch::ones({1, 2})).sum().backward(); };
+  step();
+  {
+    const GraphPhaseScope phase(GraphPhase::capture);
+    EXPECT_THAT(step, ThrowsMessage<Error>(HasSubstr("raise warmup")));
+  }
+  step();
+  const GraphPhaseScope phase(GraphPhase::capture);
+  EXPECT_NO_THROW(step());
+}
+
+TEST(DdpInGraph, CallsOfBackendsOfTheHostAreRefusedByName) {
+  const testing::FakeGroup fake;
+  const auto tensor = torch::ones({3});
+  const GraphPhaseScope phase(GraphPhase::warm_up);
+  EXPECT_THAT([&] { fake.group.all_reduce(tensor); },
+              ThrowsMessage<Error>(AllOf(HasSubstr("all_reduce"), HasSubstr("Float[3]"),
+                                         HasSubstr("over fake"), HasSubstr("use NCCL"))));
+  EXPECT_THAT([&] { fake.group.barrier(); }, ThrowsMessage<Error>(HasSubstr("barrier")));
+  EXPECT_EQ(fake.all_reduces(), 0);
+}
+
+TEST(DdpInGraph, GradientsKeepTheLayoutOfTheirParameters) {
+  const testing::FakeGroup fake;
+  torch::nn::Sequential net(torch::nn::Conv2d(3, 8, 3), torch::nn::Conv2d(8, 4, 3));
+  to_memory_format(*net, at::MemoryFormat::ChannelsLast);
+  for (const bool view : {true, false}) {
+    DistributedDataParallel ddp(net, {.process_group = fake.group, .gradient_as_bucket_view = view});
+    for (int step = 0; step < 3; ++step) {
+      const auto images = torch::randn({2, 3, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
+      ddp->forward(images).sum().backward();
+      for (const auto& parameter : net->parameters()) {
+        EXPECT_EQ(parameter.grad().strides(), parameter.strides()) << "bucket views: " << view;
+      }
+      net->zero_grad();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
