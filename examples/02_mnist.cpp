@@ -54,6 +54,8 @@ struct Flags {
   std::int64_t log_interval = 0;
   bool json = false;
   bool no_ddp = false;
+  std::string amp = "none";
+  bool channels_last = false;
 };
 
 void add_flags(CLI::App& app, Flags& flags) {
@@ -85,6 +87,10 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->capture_default_str();
   app.add_flag("--json", flags.json, "One JSON object an epoch on stdout instead of text");
   app.add_flag("--no-ddp", flags.no_ddp, "Train the bare module; one process only");
+  app.add_option("--amp", flags.amp, "Mixed precision: compute in this type where that is enough")
+      ->check(CLI::IsMember({"none", "bf16", "fp16"}))
+      ->capture_default_str();
+  app.add_flag("--channels-last", flags.channels_last, "Lay out images and convolutions with channels last");
 }
 
 // A bar that redraws itself on a terminal, a plain line every few seconds elsewhere; on the main rank.
@@ -142,9 +148,21 @@ struct EpochResult {
   double seconds = 0;
 };
 
+template <typename Model>
+torch::Tensor loss_of(Model& model, torch::Tensor images, const torch::Tensor& labels,
+                      const lockstep::Context& context, const Flags& flags) {
+  const lockstep::amp::Autocast autocast(
+      context.device(),
+      {.dtype = flags.amp == "fp16" ? torch::kHalf : torch::kBFloat16, .enabled = flags.amp != "none"});
+  const auto layout = flags.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  images = images.to(context.device()).contiguous(layout);
+  return F::cross_entropy(model->forward(images), labels.to(context.device()));
+}
+
 template <typename Model, typename Loader>
 EpochResult train_epoch(Model& model, Net net, Loader& loader, torch::optim::Optimizer& optimizer,
-                        const lockstep::Context& context, const Flags& flags, int epoch) {
+                        lockstep::amp::GradScaler& scaler, const lockstep::Context& context,
+                        const Flags& flags, int epoch) {
   net->train();
   loader.set_epoch(epoch);
   const auto steps = flags.max_steps > 0 ? std::min(flags.max_steps, loader.size()) : loader.size();
@@ -154,11 +172,13 @@ EpochResult train_epoch(Model& model, Net net, Loader& loader, torch::optim::Opt
   std::int64_t step = 0;
   for (auto& [images, labels] : loader) {
     optimizer.zero_grad();
-    auto loss = F::cross_entropy(model->forward(images.to(context.device())), labels.to(context.device()));
-    loss.backward();  // gradients are averaged while this runs
+    auto loss = loss_of(model, images, labels, context, flags);
+    scaler.scale(loss).backward();  // gradients are averaged while this runs
     const double value = loss.template item<double>();
-    stop_unless_finite(value, net, epoch, ++step);
-    optimizer.step();
+    ++step;
+    if (!scaler.is_enabled()) stop_unless_finite(value, net, epoch, step);
+    scaler.step(optimizer);
+    scaler.update();
     totals[0] += value * static_cast<double>(labels.size(0));
     totals[1] += labels.size(0);
     progress.update(step, value);
@@ -199,11 +219,12 @@ void train(Model& model, Net net, const lockstep::Context& context, const Flags&
   auto loader = lockstep::data::make_loader(
       train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = flags.seed});
   torch::optim::SGD optimizer(model->parameters(), flags.lr);
+  lockstep::amp::GradScaler scaler(context.device(), {.enabled = flags.amp == "fp16"});
 
   const auto start = Clock::now();
   double last_accuracy = 0;
   for (int epoch = 1; epoch <= flags.epochs; ++epoch) {
-    const auto result = train_epoch(model, net, loader, optimizer, context, flags, epoch);
+    const auto result = train_epoch(model, net, loader, optimizer, scaler, context, flags, epoch);
     last_accuracy = accuracy(net, test_set, context);
     if (!context.is_main()) continue;
     const double speed = static_cast<double>(result.samples) / result.seconds;
@@ -244,6 +265,7 @@ void run(const Flags& flags) {
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
   torch::manual_seed(flags.seed);
   Net net;
+  if (flags.channels_last) lockstep::to_memory_format(net, at::MemoryFormat::ChannelsLast);
   if (flags.no_ddp) {
     if (context.world_size() > 1)
       throw std::runtime_error("--no-ddp is for one process; this is one of several");

@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
+TYPES = {"none": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -75,21 +77,25 @@ def add_over_ranks(tensor):
     return tensor
 
 
-def train_epoch(model, loader, optimizer, max_steps, log_interval):
+def train_epoch(model, loader, optimizer, scaler, flags):
     model.train()
     start = time.perf_counter()
     loss_sum = 0.0
     samples = 0
     for step, (images, labels) in enumerate(loader, 1):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
+        if flags.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cpu", TYPES[flags.amp], enabled=flags.amp != "none"):
+            loss = F.cross_entropy(model(images), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         loss_sum += loss.item() * len(labels)
         samples += len(labels)
-        if log_interval and step % log_interval == 0 and int(os.environ.get("RANK", 0)) == 0:
+        if flags.log_interval and step % flags.log_interval == 0 and int(os.environ.get("RANK", 0)) == 0:
             print(f"step {step}/{len(loader)}, loss {loss.item():.4f}", flush=True)
-        if step == max_steps:
+        if step == flags.max_steps:
             break
     totals = add_over_ranks(torch.tensor([loss_sum, samples], dtype=torch.float64))
     return (totals[0] / totals[1]).item(), int(totals[1]), time.perf_counter() - start
@@ -115,6 +121,8 @@ def parse_flags():
     parser.add_argument("--max-steps", type=int, default=0, help="stop each epoch after so many steps; 0: all")
     parser.add_argument("--log-interval", type=int, default=0, help="print a line every so many steps; 0: never")
     parser.add_argument("--no-ddp", action="store_true", help="train the bare module")
+    parser.add_argument("--amp", choices=TYPES, default="none", help="compute in this type where that is enough")
+    parser.add_argument("--channels-last", action="store_true", help="lay out images and convolutions so")
     parser.add_argument("--json", action="store_true", help="one JSON object an epoch instead of text")
     return parser.parse_args()
 
@@ -125,16 +133,18 @@ def main():
     train_set, test_set = Images(flags.data_dir, "train"), Images(flags.data_dir, "t10k")
     torch.manual_seed(flags.seed)
     net = model = Net()
+    if flags.channels_last:
+        net.to(memory_format=torch.channels_last)
     if not flags.no_ddp:
         dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=flags.lr)
+    scaler = torch.amp.GradScaler("cpu", enabled=flags.amp == "fp16")
     sampler = DistributedSampler(train_set, world_size, rank, shuffle=True, seed=flags.seed)
     loader = whole_batches(train_set, sampler, flags.batch_size)
     for epoch in range(1, flags.epochs + 1):
         sampler.set_epoch(epoch)
-        loss, samples, seconds = train_epoch(model, loader, optimizer, flags.max_steps,
-                                             flags.log_interval)
+        loss, samples, seconds = train_epoch(model, loader, optimizer, scaler, flags)
         result = {"epoch": epoch, "loss": loss, "accuracy": accuracy(net, test_set, rank, world_size),
                   "seconds": seconds, "samples_per_second": samples / seconds, "world_size": world_size}
         if rank == 0 and flags.json:

@@ -4,6 +4,9 @@
 // Everything at once, LibTorch included.
 #include <torch/torch.h>
 
+#include <lockstep/amp/autocast.h>
+#include <lockstep/amp/grad_scaler.h>
+#include <lockstep/amp/memory_format.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
@@ -23,6 +26,7 @@
 #include <lockstep/ddp/powersgd.h>
 #include <lockstep/ddp/trace.h>
 #include <lockstep/device/device.h>
+#include <lockstep/device/graphed_step.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/sync_batch_norm.h>
 #include <lockstep/rendezvous/init.h>

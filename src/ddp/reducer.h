@@ -4,9 +4,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <source_location>
 #include <vector>
 
+#include <c10/core/Stream.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
@@ -64,6 +66,8 @@ class Reducer {
 
   // After parameters have got data of another type, and with it another place in the graph.
   void renew_hooks();
+  // Before a forward. Throws Error when it is to be captured by a GraphedStep and cannot be.
+  void enter_graph(bool in_join);
 
   void register_comm_hook(CommHook hook);
   // Called once a backward, for the number by which sums are divided. Default: the size of the group.
@@ -137,6 +141,7 @@ class Reducer {
   // A group of one has nothing to reduce: gradients stay where autograd puts them.
   bool bypasses() const { return group_.size() == 1 && !hook_; }
   std::string whoami() const;
+  void follow_stream();
 
   std::vector<TrainedParameter> parameters_;
   ProcessGroup group_;
@@ -174,7 +179,8 @@ class Reducer {
   bool static_known_ = false;    // the first backward of a static graph is over
   std::vector<int> fires_;       // how often each parameter's hook is called in a backward of a static graph
   std::vector<int> fires_left_;  // in this one
-  std::unique_ptr<GradientHooks> hooks_;  // last: gone before what they use
+  std::optional<c10::Stream> hooks_stream_;  // where they were made for a graph
+  std::unique_ptr<GradientHooks> hooks_;     // last: gone before what they use
 };
 
 }  // namespace lockstep::ddp

@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/graph_phase.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "ddp/module_sync.h"
@@ -287,7 +288,9 @@ void Replica::check_join() const {
 
 void Replica::before_forward(bool sync, const std::optional<Joined>& in_join) {
   const bool training = c10::GradMode::is_enabled();
+  if (delayed_) refuse_in_graph("DistributedDataParallel with delay_all_reduce_named_params", "leave it out");
   if (reducer_) {
+    reducer_->enter_graph(in_join.has_value());
     reducer_->clock().begin_forward();
     if (training && sync) reducer_->begin_forward();
     const bool counts = in_join && in_join->work && !in_join->options.divide_by_initial_world_size;

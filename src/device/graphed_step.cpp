@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -60,6 +61,12 @@ void check_input(std::size_t index, const at::Tensor& input, c10::Device device)
     refuse("requires a gradient, which the graph's own copy of it would get: detach it");
 }
 
+// "cuda" is the thread's current GPU, as everywhere in PyTorch.
+c10::Device with_index(c10::Device device) {
+  if (device.is_cpu() || device.has_index() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;
+  return c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+}
+
 bool in_autocast(c10::Device device) {
   return at::autocast::is_autocast_available(device.type()) &&
          at::autocast::is_autocast_enabled(device.type());
@@ -102,7 +109,7 @@ struct Entry {
 class GraphedStep::Impl {
  public:
   Impl(c10::Device device, Step step, GraphedStepOptions options)
-      : device_(device), step_(std::move(step)), options_(std::move(options)), parts_(options_.modules) {
+      : device_(with_index(device)), step_(std::move(step)), options_(std::move(options)), parts_(options_.modules) {
     if (options_.enabled && !options_.graph_device) options_.graph_device = make_graph_device(device_);
   }
 
