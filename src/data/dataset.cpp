@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/device/transfer.h>
 
 namespace lockstep::data {
 namespace {
@@ -18,8 +19,9 @@ std::string shape_text(const at::Tensor& tensor) {
 }
 
 void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tensor& target) {
-  if (!data.defined() || !target.defined() || !data.device().is_cpu() || !target.device().is_cpu()) {
-    throw ArgumentError(fmt::format("{}: samples and targets should be defined tensors on the CPU", dataset));
+  if (!data.defined() || !target.defined() || data.device() != target.device()) {
+    throw ArgumentError(
+        fmt::format("{}: samples and targets should be defined tensors on the same device", dataset));
   }
   if (data.dim() == 0 || target.dim() == 0 || data.size(0) != target.size(0)) {
     throw ArgumentError(fmt::format("{}: samples of shape {} and targets of shape {} differ in their number",
@@ -40,6 +42,12 @@ void check_indices(const at::Tensor& indices, std::int64_t size) {
                       values[i], size));
     }
   }
+}
+
+// Indices where the samples are. The copy is queued behind what uses them before and needs no waiting.
+at::Tensor beside(const at::Tensor& samples, const at::Tensor& indices) {
+  if (samples.is_cpu()) return indices;
+  return pin_memory(indices).to(samples.device(), at::kLong, /*non_blocking=*/true);
 }
 
 at::Tensor as_image_storage(const at::Tensor& images) {
@@ -83,18 +91,41 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
 
 Batch TensorDataset::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
-  return {.data = data_.index_select(0, indices), .target = target_.index_select(0, indices)};
+  const auto chosen = beside(data_, indices);
+  return {.data = data_.index_select(0, chosen), .target = target_.index_select(0, chosen)};
 }
 
 ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const std::optional<Normalize>& normalize)
     : targets_(std::move(targets)) {
   check_pair("ImageDataset", images, targets_);
   images_ = as_image_storage(images);
-  values_ = byte_values(images_.size(1), normalize);
+  values_ = byte_values(images_.size(1), normalize).to(images_.device());
+}
+
+ImageDataset ImageDataset::to(const c10::Device& device) const {
+  auto moved = *this;
+  for (auto* tensor : {&moved.images_, &moved.targets_, &moved.values_}) *tensor = tensor->to(device);
+  return moved;
 }
 
 Batch ImageDataset::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
+  return images_.is_cpu() ? convert_here(indices) : convert_on_device(indices);
+}
+
+// The same look-up in the same table, by operators.
+Batch ImageDataset::convert_on_device(const at::Tensor& indices) const {
+  const auto chosen = beside(images_, indices);
+  auto places = images_.index_select(0, chosen).to(at::kInt);
+  const auto channels = images_.size(1);
+  if (channels > 1) {
+    places.add_(at::arange(channels, places.options()).mul_(kByteValues).view({1, channels, 1, 1}));
+  }
+  return {.data = values_.flatten().index_select(0, places.flatten()).view(places.sizes()),
+          .target = targets_.index_select(0, chosen)};
+}
+
+Batch ImageDataset::convert_here(const at::Tensor& indices) const {
   const std::int64_t channels = images_.size(1);
   const std::int64_t pixels = images_.size(2) * images_.size(3);
   auto data = at::empty({indices.size(0), channels, images_.size(2), images_.size(3)}, at::kFloat);

@@ -36,9 +36,11 @@ concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
 /// Samples and targets in memory, of any dtype. Copying it copies no data. PyTorch: TensorDataset.
 class TensorDataset {
  public:
-  /// `data` [n, ...] and `target` [n, ...] on the CPU; throws ArgumentError when their first dimensions
+  /// `data` [n, ...] and `target` [n, ...] on one device; throws ArgumentError when their first dimensions
   /// differ.
   TensorDataset(at::Tensor data, at::Tensor target);
+  /// The same samples on `device`, where batches are then put together: only indices are copied there.
+  TensorDataset to(const c10::Device& device) const { return {data_.to(device), target_.to(device)}; }
 
   std::int64_t size() const { return data_.size(0); }
   /// Throws ArgumentError when an index is out of range.
@@ -62,9 +64,12 @@ struct Normalize {
 class ImageDataset {
  public:
   /// `images` uint8 [n, height, width] (one channel) or [n, channels, height, width]; `targets` [n, ...] of
-  /// any dtype; both on the CPU. Throws ArgumentError when they do not fit each other, or `normalize` does
+  /// any dtype; both on one device. Throws ArgumentError when they do not fit each other, or `normalize` does
   /// not fit the channels or divides by zero.
   ImageDataset(at::Tensor images, at::Tensor targets, const std::optional<Normalize>& normalize = {});
+  /// The same images on `device`, where batches are then put together, to the same bits: only indices are
+  /// copied there.
+  ImageDataset to(const c10::Device& device) const;
 
   std::int64_t size() const { return images_.size(0); }
   /// float32 [batch, channels, height, width] and targets [batch, ...], newly allocated.
@@ -75,6 +80,9 @@ class ImageDataset {
   const at::Tensor& targets() const { return targets_; }
 
  private:
+  Batch convert_here(const at::Tensor& indices) const;
+  Batch convert_on_device(const at::Tensor& indices) const;
+
   at::Tensor images_;
   at::Tensor targets_;
   at::Tensor values_;  // float32 [channels, 256]: what each byte becomes

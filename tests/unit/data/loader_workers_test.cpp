@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
+#include <latch>
+#include <mutex>
+#include <semaphore>
+#include <set>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/world.h>
+#include <lockstep/data/loader.h>
+#include <lockstep/data/worker_info.h>
+
+namespace lockstep::data {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using Numbers = std::vector<std::int64_t>;
+
+// A dataset whose batches are what a function makes of indices.
+template <typename Make>
+struct Made {
+  std::int64_t count;
+  Make make;
+
+  std::int64_t size() const { return count; }
+  auto get_batch(const at::Tensor& indices) const { return make(indices); }
+};
+
+template <typename Make>
+Made<Make> dataset_of(std::int64_t count, Make make) {
+  return {count, std::move(make)};
+}
+
+TensorDataset hundred() { return {at::arange(100), at::arange(100) * 10}; }
+
+template <typename Loader>
+std::vector<at::Tensor> one_pass(Loader& loader) {
+  std::vector<at::Tensor> batches;
+  for (auto& batch : loader) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(batch)>, Batch>) {
+      batches.push_back(batch.data);
+    } else {
+      batches.push_back(batch);
+    }
+  }
+  return batches;
+}
+
+void expect_same(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right) {
+  ASSERT_EQ(left.size(), right.size());
+  for (std::size_t i = 0; i < left.size(); ++i) EXPECT_TRUE(at::equal(left[i], right[i])) << "batch " << i;
+}
+
+// Noise on every sample: what an augmentation draws.
+auto noisy() {
+  return dataset_of(60, [](const at::Tensor& indices) {
+    return indices + at::rand({indices.numel(), 3}).sum(1);
+  });
+}
+
+TEST(LoaderWorkers, GiveTheSameBatchesInTheSameOrder) {
+  torch::manual_seed(5);
+  auto plain = make_loader(hundred(), {.batch_size = 7, .shuffle = true});
+  std::vector<std::vector<at::Tensor>> expected;
+  for (int epoch = 0; epoch < 3; ++epoch) expected.push_back(one_pass(plain));
+  for (const int workers : {1, 2, 5}) {
+    torch::manual_seed(5);
+    auto loader = make_loader(hundred(), {.batch_size = 7, .shuffle = true, .num_workers = workers});
+    for (const auto& batches : expected) expect_same(one_pass(loader), batches);
+  }
+}
+
+TEST(LoaderWorkers, LeaveTheDefaultGeneratorWhereItIsWithoutThem) {
+  torch::manual_seed(5);
+  auto plain = make_loader(hundred(), {.batch_size = 7, .shuffle = true});
+  one_pass(plain);
+  const auto expected = at::rand({4});
+  torch::manual_seed(5);
+  auto loader = make_loader(hundred(), {.batch_size = 7, .shuffle = true, .num_workers = 2});
+  one_pass(loader);
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
+}
+
+TEST(LoaderWorkers, DrawTheSameNumbersHoweverManyTheyAre) {
+  std::vector<std::vector<at::Tensor>> first;
+  for (const int workers : {1, 2, 4}) {
+    torch::manual_seed(3);
+    auto loader = make_loader(noisy(), {.batch_size = 4, .shuffle = true, .num_workers = workers});
+    const auto one = one_pass(loader);
+    const auto two = one_pass(loader);
+    if (first.empty()) first = {one, two};
+    expect_same(one, first[0]);
+    expect_same(two, first[1]);
+  }
+}
+
+TEST(LoaderWorkers, DrawOtherNumbersForEachBatchPassEpochAndRank) {
+  const auto draws = dataset_of(
+      6, [](const at::Tensor& indices) { return at::randint(1LL << 40, {indices.numel()}, at::kLong); });
+  std::set<std::int64_t> seen;
+  std::size_t count = 0;
+  for (const int rank : {0, 1}) {
+    set_current_world({.rank = rank, .size = 2});
+    auto loader = make_loader(draws, {.num_workers = 1});
+    for (const int epoch : {0, 0, 1}) {
+      loader.set_epoch(epoch);
+      for (const auto& batch : loader) {
+        seen.insert(batch.item<std::int64_t>());
+        ++count;
+      }
+    }
+  }
+  set_current_world({});
+  EXPECT_EQ(count, 18U);
+  EXPECT_EQ(seen.size(), count);
+}
+
+TEST(LoaderWorkers, AreNeverFurtherAheadThanPrefetched) {
+  std::atomic<int> made = 0;
+  auto loader = make_loader(dataset_of(50,
+                                       [&](const at::Tensor& indices) {
+                                         ++made;
+                                         return indices.clone();
+                                       }),
+                            {.num_workers = 2, .prefetch_factor = 3});
+  int given = 0;
+  for (auto& batch : loader) {
+    static_cast<void>(batch);
+    ++given;
+    EXPECT_LE(made, given + 6);
+  }
+  EXPECT_EQ(made, 50);
+}
+
+TEST(LoaderWorkers, HandOverWhatGetBatchThrowsAtItsBatch) {
+  auto loader = make_loader(dataset_of(6,
+                                       [](const at::Tensor& indices) {
+                                         const auto index = indices.item<std::int64_t>();
+                                         if (index == 2) throw DataError("sample 2 is damaged");
+                                         if (index == 4) indices.select(0, 9);
+                                         return indices.clone();
+                                       }),
+                            {.num_workers = 2});
+  auto batch = loader.begin();
+  ++batch;
+  EXPECT_THAT([&] { ++batch; }, ThrowsMessage<DataError>(AllOf(
+                                    HasSubstr("Caught lockstep::DataError in DataLoader worker thread "),
+                                    HasSubstr("batch 2 of the pass: sample 2 is damaged"))));
+  ++batch;
+  EXPECT_EQ(batch->item<std::int64_t>(), 3);
+  EXPECT_THAT([&] { ++batch; }, ThrowsMessage<c10::IndexError>(HasSubstr("in DataLoader worker thread ")));
+  ++batch;
+  EXPECT_EQ(batch->item<std::int64_t>(), 5);
+  EXPECT_EQ(loader.position().batches, 6);
+}
+
+struct Odd {
+  int number;
+};
+
+TEST(LoaderWorkers, HandOverWhatIsNoExceptionAsItIs) {
+  auto loader = make_loader(dataset_of(1,
+                                       [](const at::Tensor& indices) {
+                                         if (indices.numel() == 1) throw Odd{7};
+                                         return indices;
+                                       }),
+                            {.num_workers = 1});
+  try {
+    loader.begin();
+    FAIL();
+  } catch (const Odd& odd) {
+    EXPECT_EQ(odd.number, 7);
+  }
+}
+
+struct BrokenSource : BatchSource {
+  struct Stream : BatchStream {
+    int left = 3;
+    at::Tensor next() override {
+      if (left-- == 0) throw DataError("the order ends here");
+      return at::zeros({1}, at::kLong);
+    }
+  };
+  std::unique_ptr<BatchStream> iter() const override { return std::make_unique<Stream>(); }
+  std::int64_t size() const override { return 9; }
+};
+
+TEST(LoaderWorkers, HandOverWhatTheSamplerThrowsAfterTheBatchesBeforeIt) {
+  auto loader = make_loader(hundred(), {.batch_sampler = std::make_shared<BrokenSource>(), .num_workers = 2});
+  auto batch = loader.begin();
+  ++batch;
+  ++batch;
+  EXPECT_THAT([&] { ++batch; }, ThrowsMessage<DataError>(HasSubstr("the order ends here")));
+}
+
+TEST(LoaderWorkers, EndWithThePassThatIsLeft) {
+  std::atomic<int> made = 0;
+  std::atomic<int> now = 0;
+  auto loader = make_loader(dataset_of(1000,
+                                       [&](const at::Tensor& indices) {
+                                         ++now;
+                                         ++made;
+                                         auto batch = indices.clone();
+                                         --now;
+                                         return batch;
+                                       }),
+                            {.num_workers = 3});
+  for (auto& batch : loader) {
+    if (batch.item<std::int64_t>() == 4) break;
+  }
+  EXPECT_EQ(now, 0);
+  EXPECT_LE(made, 5 + 6);
+  EXPECT_EQ(one_pass(loader).size(), 1000U);
+}
+
+// One batch that takes until it is told to end.
+struct Hanging {
+  std::int64_t index;
+  std::binary_semaphore& go_on;
+  std::latch& ended;
+
+  std::int64_t size() const { return 8; }
+  at::Tensor get_batch(const at::Tensor& indices) const {
+    if (indices[0].item<std::int64_t>() == index) {
+      go_on.acquire();
+      ended.count_down();
+    }
+    return indices.clone();
+  }
+};
+
+TEST(LoaderWorkers, ThatHangAreNamedAfterTheTimeoutAndLeftBehind) {
+  std::binary_semaphore go_on(0);
+  std::latch ended(1);
+  {
+    auto loader = make_loader(Hanging{2, go_on, ended},
+                              {.batch_size = 2, .num_workers = 2, .timeout = milliseconds(1000)});
+    auto batch = loader.begin();
+    EXPECT_THAT([&] { ++batch; },
+                ThrowsMessage<TimeoutError>(AllOf(HasSubstr("DataLoader timed out after 1 seconds: worker "),
+                                                  HasSubstr("has been in get_batch() for"),
+                                                  HasSubstr("batch 1 of the pass, with indices [2, 3]"))));
+  }
+  go_on.release();
+  ended.wait();
+}
+
+TEST(LoaderWorkers, ThatPersistAreReplacedOnceOneHangs) {
+  std::binary_semaphore go_on(0);
+  std::latch ended(1);
+  std::atomic<bool> hung = false;
+  auto loader = make_loader(dataset_of(8,
+                                       [&](const at::Tensor& indices) {
+                                         if (!hung.exchange(true)) {
+                                           go_on.acquire();
+                                           ended.count_down();
+                                         }
+                                         return indices.clone();
+                                       }),
+                            {.num_workers = 1, .timeout = milliseconds(1000), .persistent_workers = true});
+  EXPECT_THROW(loader.begin(), TimeoutError);
+  EXPECT_EQ(one_pass(loader).size(), 8U);
+  go_on.release();
+  ended.wait();
+}
+
+TEST(LoaderWorkers, BeginWithTheirInitFunction) {
+  for (const bool persistent : {false, true}) {
+    std::mutex mutex;
+    std::multiset<int> ids;
+    const auto note = [&](int id) {
+      const std::lock_guard lock(mutex);
+      ids.insert(id);
+      EXPECT_EQ(get_worker_info()->id, id);
+    };
+    {
+      auto loader = make_loader(hundred(),
+                                {.num_workers = 3, .worker_init_fn = note, .persistent_workers = persistent});
+      one_pass(loader);
+      one_pass(loader);
+    }
+    if (persistent) {
+      EXPECT_THAT(ids, ElementsAre(0, 1, 2));
+    } else {
+      EXPECT_THAT(ids, ElementsAre(0, 0, 1, 1, 2, 2));
+    }
+  }
+}
+
+TEST(LoaderWorkers, WhoseInitFunctionThrowsSaySo) {
+  auto loader = make_loader(
+      hundred(), {.num_workers = 1, .worker_init_fn = [](int) { throw DataError("no shard for me"); }});
+  EXPECT_THAT([&] { loader.begin(); },
+              ThrowsMessage<DataError>(HasSubstr("in worker_init_fn of worker 0: no shard for me")));
+}
+
+struct Informed {
+  std::int64_t size() const { return 4; }
+  std::vector<std::uint64_t> get_batch(const at::Tensor& /*indices*/) const {
+    const auto info = get_worker_info();
+    EXPECT_EQ(info->num_workers, 2);
+    EXPECT_EQ(&info->dataset<Informed>(), this);
+    EXPECT_THAT([&] { info->dataset<TensorDataset>(); },
+                ThrowsMessage<ArgumentError>(HasSubstr("TensorDataset")));
+    return {info->seed - static_cast<std::uint64_t>(info->id), info->batch_seed};
+  }
+};
+
+TEST(LoaderWorkers, KnowThemselves) {
+  EXPECT_FALSE(get_worker_info());
+  auto loader = make_loader(
+      Informed(),
+      {.num_workers = 2, .generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{4})});
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{4});
+  const auto base = at::empty({}, at::kLong).random_(generator).item<std::int64_t>();
+  std::set<std::uint64_t> seeds;
+  for (auto& batch : loader) {
+    EXPECT_EQ(batch[0], static_cast<std::uint64_t>(base));
+    seeds.insert(batch[1]);
+  }
+  EXPECT_EQ(seeds.size(), 4U);
+}
+
+TEST(LoaderWorkers, OutOfOrderGiveWhatIsReady) {
+  std::binary_semaphore second_is_there(0);
+  auto loader = make_loader(dataset_of(4,
+                                       [&](const at::Tensor& indices) {
+                                         if (indices.item<std::int64_t>() == 0) second_is_there.acquire();
+                                         return indices.clone();
+                                       }),
+                            {.num_workers = 2, .in_order = false});
+  Numbers order;
+  for (auto& batch : loader) {
+    order.push_back(batch.item<std::int64_t>());
+    if (order.size() == 1) {
+      EXPECT_THAT([&] { loader.position(); }, ThrowsMessage<ArgumentError>(HasSubstr("in_order")));
+      second_is_there.release();
+    }
+  }
+  EXPECT_NE(order.front(), 0);
+  std::ranges::sort(order);
+  EXPECT_THAT(order, ElementsAre(0, 1, 2, 3));
+}
+
+TEST(LoaderWorkers, GoOnInTheMiddleOfAPassBitForBit) {
+  const auto options = [](int workers, bool persistent) {
+    return LoaderOptions{.batch_size = 4,
+                         .shuffle = true,
+                         .num_workers = workers,
+                         .generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{6}),
+                         .persistent_workers = persistent};
+  };
+  for (const bool persistent : {false, true}) {
+    auto whole = make_loader(noisy(), options(2, persistent));
+    one_pass(whole);
+    const auto second = one_pass(whole);
+    const auto third = one_pass(whole);
+
+    auto left = make_loader(noisy(), options(2, persistent));
+    one_pass(left);
+    LoaderPosition position;
+    std::vector<at::Tensor> batches;
+    for (auto& batch : left) {
+      batches.push_back(batch);
+      if (batches.size() == 5) break;
+    }
+    position = left.position();
+    EXPECT_EQ(position.batches, 5);
+    EXPECT_EQ(position.samples, 20);
+
+    auto resumed = make_loader(noisy(), options(3, persistent));
+    resumed.seek(position);
+    for (auto& batch : resumed) batches.push_back(batch);
+    expect_same(batches, second);
+    expect_same(one_pass(resumed), third);
+  }
+}
+
+TEST(LoaderWorkers, ServeSeveralPassesAtOnce) {
+  for (const bool persistent : {false, true}) {
+    auto loader =
+        make_loader(hundred(), {.batch_size = 50, .num_workers = 2, .persistent_workers = persistent});
+    auto outer = loader.begin();
+    EXPECT_EQ(one_pass(loader).size(), 2U);
+    ++outer;
+    EXPECT_TRUE(at::equal(outer->data, at::arange(50, 100)));
+  }
+}
+
+TEST(LoaderWorkers, UseOneCoreEach) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(4);
+  auto loader =
+      make_loader(dataset_of(2, [](const at::Tensor&) { return at::get_num_threads(); }), {.num_workers = 1});
+  for (const int threads : loader) EXPECT_EQ(threads, 1);
+  EXPECT_EQ(at::get_num_threads(), 4);
+  std::thread([] { EXPECT_EQ(at::get_num_threads(), 4); }).join();
+  at::set_num_threads(before);
+}
+
+void expect_refused(const LoaderOptions& options, const std::string& why) {
+  EXPECT_THAT([&] { make_loader(hundred(), options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
+}
+
+TEST(LoaderWorkers, RefuseWhatNeedsThemWithoutThem) {
+  expect_refused({.num_workers = -1}, "num_workers should be non-negative, but it is -1");
+  expect_refused({.prefetch_factor = 2}, "prefetch_factor needs num_workers > 0");
+  expect_refused({.persistent_workers = true}, "persistent_workers needs num_workers > 0");
+  expect_refused({.timeout = milliseconds(5)}, "timeout needs num_workers > 0");
+  expect_refused({.num_workers = 1, .timeout = milliseconds(-5)}, "timeout should be non-negative");
+  expect_refused({.num_workers = 1, .prefetch_factor = 0}, "prefetch_factor should be positive, but it is 0");
+}
+
+TEST(LoaderWorkers, WarnWhenThereIsNothingToPinFor) {
+  ::testing::internal::CaptureStderr();
+  auto loader = make_loader(hundred(), {.batch_size = 50, .pin_memory = true, .device = at::kCPU});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("no accelerator is found"));
+  EXPECT_EQ(one_pass(loader).size(), 2U);
+}
+
+TEST(LoaderWorkers, RefuseADeviceThatIsNotThere) {
+  expect_refused({.device = c10::Device(c10::kXPU, 0)}, "there is no xpu:0");
+}
+
+}  // namespace
+}  // namespace lockstep::data
