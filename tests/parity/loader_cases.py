@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints what DataLoader(num_workers=0) yields and what a training loop around it draws from the default
+"""Prints what DataLoader yields and what a training loop around it draws from the default
 generator, one case a line: kind name=value ... : numbers. A -1 ends a batch, and the dropout mask of that batch
 follows it."""
 import random
@@ -31,7 +31,8 @@ def loader_case(arguments):
     shuffle = bool(arguments["shuffle"]) and sampler is None
     generator = torch.Generator().manual_seed(11) if arguments["generator"] else None
     loader = DataLoader(dataset, arguments["batch_size"], shuffle, sampler, drop_last=bool(arguments["drop_last"]),
-                        generator=generator)
+                        generator=generator, num_workers=arguments["workers"],
+                        persistent_workers=bool(arguments["persistent"]))
     arguments["length"] = len(loader)
     numbers = []
     for epoch in range(3):
@@ -58,8 +59,12 @@ def normalize_case(mean, std):
 
 
 if __name__ == "__main__":
-    for _ in range(120):
+    torch.set_num_threads(1)
+    for number in range(120):
+        workers = draw.randrange(1, 3) if number % 6 == 0 else 0
         loader_case({
+            "workers": workers,
+            "persistent": bool(workers) and draw.random() < 0.5,
             "manual_seed": draw.randrange(2**31),
             "n": draw.choice([1, 2, 10, draw.randrange(1, 120)]),
             "batch_size": draw.choice([1, 4, draw.randrange(1, 40)]),

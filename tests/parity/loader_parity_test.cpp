@@ -48,6 +48,8 @@ LoaderOptions options_of(const SamplerCase& each) {
   LoaderOptions options{
       .batch_size = each["batch_size"], .sampler = sampler_of(each), .drop_last = each["drop_last"] != 0};
   options.shuffle = each["shuffle"] != 0 && !options.sampler;
+  options.num_workers = static_cast<int>(each["workers"]);
+  options.persistent_workers = each["persistent"] != 0;
   if (each["generator"] != 0) options.generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{11});
   return options;
 }
