@@ -18,6 +18,17 @@ namespace {
 class CudaGraph : public DeviceGraph {
  public:
   explicit CudaGraph(c10::DeviceIndex device) : device_(device) {}
+  // A replay may be under way, and the memory that it uses goes back with the graph.
+  ~CudaGraph() override {
+    try {
+      const c10::cuda::CUDAGuard guard(device_);
+      c10::cuda::device_synchronize();
+    } catch (const c10::Error&) {
+      return;  // CUDA says it again at the next call
+    }
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
   at::cuda::CUDAGraph& graph() { return graph_; }
   void replay() override {
     const c10::cuda::CUDAGuard guard(device_);
