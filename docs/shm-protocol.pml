@@ -65,6 +65,20 @@ proctype rank(byte me) {
        area[me].number[slot] = posted + 1;
        posted = posted + 1;
        ring()
+  :: posted < CALLS && posted == area[me].completed && (posted < SLOTS || area[OTHER].completed + SLOTS > posted) ->
+       /* BriefCall: one look at the other's post before anybody is woken. */
+       n = posted + 1;
+       slot = n % SLOTS;
+       area[me].small[slot] = n;
+       area[me].number[slot] = n;
+       posted = n;
+       if
+       :: area[OTHER].number[slot] == n ->
+            assert(area[OTHER].small[slot] == n);
+            area[me].completed = n;
+            ring()  /* for the post */
+       :: else -> ring()
+       fi
   :: area[me].completed < posted ->
        n = area[me].completed + 1;
        slot = n % SLOTS;

@@ -2,10 +2,12 @@
 // The blocking form of every call: issue, then wait.
 #include <lockstep/comm/process_group.h>
 
+#include "comm/direct.h"
+
 namespace lockstep {
 
 void ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, Where where) const {
-  all_reduce_async(tensor, op, where).wait();
+  if (!comm::all_reduce_directly(*state_, tensor, op, where)) all_reduce_async(tensor, op, where).wait();
 }
 void ProcessGroup::broadcast(const Tensor& tensor, int src, Where where) const {
   broadcast_async(tensor, src, where).wait();
@@ -49,6 +51,8 @@ int ProcessGroup::recv(const Tensor& tensor, std::optional<int> src, int tag, Wh
   work.wait();
   return src ? *src : work.source_rank();
 }
-void ProcessGroup::barrier(Where where) const { barrier_async(where).wait(); }
+void ProcessGroup::barrier(Where where) const {
+  if (!comm::barrier_directly(*state_, where)) barrier_async(where).wait();
+}
 
 }  // namespace lockstep

@@ -82,21 +82,49 @@ namespace comm {
 
 CallRecord CallLog::add(CallRecord record) {
   const std::lock_guard lock(mutex_);
+  issue(record);
+  ring_[record.number % kKept] = record;
+  return record;
+}
+
+void CallLog::issue(CallRecord& record) {
   record.number = ++last_number_;
   record.issued_at = std::chrono::steady_clock::now();
   record.state = CallState::issued;
-  ring_[record.number % kKept] = record;
-  if (board_ != nullptr) write_note(*board_, record);
-  return record;
+  if (board_ != nullptr) write_note(*board_, record, file_);
+}
+
+void CallLog::note_completed(std::uint64_t number) {
+  if (board_ == nullptr) return;
+  auto& completed = board_->completed;
+  if (completed.load(std::memory_order_relaxed) < number) completed.store(number, std::memory_order_release);
 }
 
 void CallLog::set_state(std::uint64_t number, CallState state) {
   const std::lock_guard lock(mutex_);
   auto& record = ring_[number % kKept];
   if (record.number == number) record.state = state;
-  if (board_ == nullptr || state != CallState::completed) return;
-  auto& completed = board_->completed;
-  if (completed.load(std::memory_order_relaxed) < number) completed.store(number, std::memory_order_release);
+  if (state == CallState::completed) note_completed(number);
+}
+
+// Written where the record of an earlier call lies, whose memory serves for the shape.
+std::uint64_t CallLog::Turn::begin(const CallDraft& draft) {
+  auto& record = log_.ring_[(log_.last_number_ + 1) % kKept];
+  record.kind = draft.kind;
+  record.dtype = draft.dtype;
+  record.shape.assign(draft.shape.begin(), draft.shape.end());
+  record.op = draft.op;
+  record.root = draft.root;
+  record.where = draft.where;
+  log_.issue(record);
+  if (log_.board_ != nullptr) log_.board_->awaited.store(record.number, std::memory_order_release);
+  return record.number;
+}
+
+void CallLog::Turn::complete(std::uint64_t number) {
+  log_.ring_[number % kKept].state = CallState::completed;
+  log_.note_completed(number);
+  if (log_.board_ != nullptr) log_.board_->awaited.store(0, std::memory_order_release);
 }
 
 std::uint64_t CallLog::last_number() const {

@@ -5,11 +5,23 @@
 #include <mutex>
 #include <vector>
 
+#include <c10/util/ArrayRef.h>
+
 #include <lockstep/comm/call_record.h>
+
+#include "comm/call_note.h"
 
 namespace lockstep::comm {
 
-struct NoteBoard;
+// A call that is about to be made, as the log takes it down.
+struct CallDraft {
+  CallKind kind = CallKind::barrier;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::IntArrayRef shape = {};
+  std::optional<ReduceOp> op = {};
+  int root = -1;
+  std::source_location where = {};
+};
 
 // The last calls of one process group, numbered. Safe from any thread.
 class CallLog {
@@ -31,8 +43,30 @@ class CallLog {
   // Oldest first.
   std::vector<CallRecord> recent() const;
 
+  // The whole of a blocking call, with the log locked once. Others see in the log that the call is awaited
+  // from its beginning.
+  class Turn {
+   public:
+    explicit Turn(CallLog& log) : log_(log), lock_(log.mutex_) {}
+
+    std::uint64_t begin(const CallDraft& draft);
+    void complete(std::uint64_t number);
+    // Of a call that was begun in this turn.
+    CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
+    // Before the log is asked for anything else, and before a long wait.
+    void end() { lock_.unlock(); }
+
+   private:
+    CallLog& log_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
  private:
+  void issue(CallRecord& record);
+  void note_completed(std::uint64_t number);
+
   NoteBoard* board_;
+  NoteFile file_;
   mutable std::mutex mutex_;
   std::uint64_t last_number_ = 0;
   std::array<CallRecord, kKept> ring_{};

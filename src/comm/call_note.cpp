@@ -20,7 +20,17 @@ const CallNote* find_note(const NoteBoard& board, std::uint64_t number) {
 
 }  // namespace
 
-void write_note(NoteBoard& board, const CallRecord& record) {
+const std::array<char, 61>& NoteFile::name_of(const char* path) {
+  if (path == path_) return name_;
+  path_ = path;
+  const auto name = base_name(path);
+  const auto length = std::min(name.size(), name_.size() - 1);
+  name_.fill('\0');
+  std::memcpy(name_.data(), name.data(), length);
+  return name_;
+}
+
+void write_note(NoteBoard& board, const CallRecord& record, NoteFile& file) {
   auto& note = board.notes[record.number % NoteBoard::kNotes];
   note.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
@@ -30,10 +40,7 @@ void write_note(NoteBoard& board, const CallRecord& record) {
   note.dims = static_cast<std::uint8_t>(std::min<std::size_t>(record.shape.size(), 255));
   std::copy_n(record.shape.begin(), std::min(record.shape.size(), CallNote::kDims), note.shape.begin());
   note.line = record.where.line();
-  const auto file = base_name(record.where.file_name());
-  const auto length = std::min(file.size(), note.file.size() - 1);
-  std::memcpy(note.file.data(), file.data(), length);
-  note.file[length] = '\0';
+  note.file = file.name_of(record.where.file_name());
   note.number.store(record.number, std::memory_order_release);
   board.issued.store(record.number, std::memory_order_release);
 }

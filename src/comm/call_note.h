@@ -50,7 +50,17 @@ struct NoteBoard {
   alignas(64) Refusal refusal = {};
 };
 
-void write_note(NoteBoard& board, const CallRecord& record);
+// The last part of a source file's path, as notes hold it. Calls of one place come in rows, so it is kept.
+class NoteFile {
+ public:
+  const std::array<char, 61>& name_of(const char* path);
+
+ private:
+  const char* path_ = nullptr;
+  std::array<char, 61> name_ = {};
+};
+
+void write_note(NoteBoard& board, const CallRecord& record, NoteFile& file);
 
 // "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number when the note has been overwritten.
 std::string describe_note(const NoteBoard& board, std::uint64_t number);

@@ -29,6 +29,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       size_(backend->getSize()),
       backend_name_(backend->getBackendName()),
       listener_(dynamic_cast<IssueListener*>(backend.get())),
+      direct_(info_.check_calls ? nullptr : dynamic_cast<DirectCalls*>(backend.get())),
       log_(info_.host_group ? &info_.host_group->own_board() : nullptr),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
@@ -72,6 +73,10 @@ void GroupState::remember(const c10::intrusive_ptr<c10d::Work>& work) {
 bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_, finished); }
 
 void GroupState::close() {
+  {
+    const CallLog::Turn turn(log_);  // after which no call goes the direct way
+    direct_ = nullptr;
+  }
   const std::lock_guard lock(mutex_);
   if (!backend_) return;
   if (has_calls_under_way()) {

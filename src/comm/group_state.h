@@ -12,6 +12,7 @@
 #include <lockstep/comm/process_group.h>
 
 #include "comm/call_log.h"
+#include "comm/direct_calls.h"
 #include "comm/host_group.h"
 #include "comm/issue_listener.h"
 
@@ -37,6 +38,9 @@ class GroupState {
   std::shared_ptr<HostGroup> host_group() const;
   // The backend, where it wants to know the calls' numbers; else nullptr.
   IssueListener* listener() const { return listener_; }
+  // The backend, where it can do calls directly, calls need not be compared first and the group is open; else
+  // nullptr. Good until the turn ends.
+  DirectCalls* direct(const CallLog::Turn&) const { return direct_; }
   // A number for something that all ranks make on the group, in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
   // "rank 1 of 2 (group default, gloo)"
@@ -57,6 +61,7 @@ class GroupState {
   int size_ = 1;
   std::string backend_name_;
   IssueListener* listener_ = nullptr;
+  DirectCalls* direct_ = nullptr;  // changed during a turn in the log only
   CallLog log_;
   std::atomic<std::uint64_t> scopes_{0};
   mutable std::mutex mutex_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,7 +42,8 @@ class HostGroup {
   // Tells ranks apart that are threads of this process; 0 where the process is one rank.
   int owner() const { return owner_; }
 
-  // A rank whose process has died, or -1.
+  // A rank whose process has died, or has been killed and will do nothing any more, or -1. Looks at some
+  // ranks only in one call, at all in a few.
   int find_dead() const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
@@ -64,11 +66,14 @@ class HostGroup {
   HostGroup(int rank, std::vector<HostMember> members, int owner);
   std::string describe_rank(int rank) const;
   bool has_died(int rank) const;
+  bool is_dying(int rank) const;
 
   int rank_;
   int owner_;
   std::vector<HostMember> members_;
   std::vector<NoteBoard*> boards_;
+  std::vector<int> processes_;  // [rank] its process where that can be seen from here and is another, or 0
+  mutable std::atomic<unsigned> next_look_{0};
 };
 
 }  // namespace lockstep::comm

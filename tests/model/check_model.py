@@ -13,6 +13,7 @@ PARTS = {"CALLS": 4, "CHUNKS": 3, "SENT": 4, "PARTS": 2}
 FAULTS = {
     "a buffer is used again too early": ("area[1].taken + STAGES > area[0].taken", "true", "SENT"),
     "no second look before sleeping": (":: ready -> skip", ":: false -> skip", "CALLS"),
+    "a brief call that wakes nobody": ("ring()  /* for the post */", "skip", "CALLS"),
     "a slot is used again too early": ("posted < SLOTS ||", "true ||", "CALLS"),
     "a claim that is not atomic": ("atomic { part = area[owner].claimed; area[owner].claimed = part + 1 }",
                                    "part = area[owner].claimed; area[owner].claimed = part + 1", "PARTS"),

@@ -33,9 +33,13 @@ std::byte* append(std::byte* to, std::uint64_t word) {
 Collective::Collective(const Team& team, Request request)
     : team_(team), request_(std::move(request)), plan_(small_plan(request_, team.rank(), team.size())) {}
 
-void Collective::post(std::uint64_t number, std::uint64_t& pipeline_start) {
+void Collective::resume(std::uint64_t number, std::uint64_t& pipeline_start) {
   number_ = number;
   pipeline_start_ = &pipeline_start;
+}
+
+void Collective::post(std::uint64_t number, std::uint64_t& pipeline_start) {
+  resume(number, pipeline_start);
   auto& share = team_.own().shares[slot()];
   share.claimed.store(0, std::memory_order_relaxed);
   share.done.store(0, std::memory_order_relaxed);

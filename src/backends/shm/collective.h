@@ -31,6 +31,9 @@ class Collective : public Call {
   // pipeline's chunks of all calls before this one and is moved past this call's as soon as they are known.
   void post(std::uint64_t number, std::uint64_t& pipeline_start);
 
+  // In place of post(), for a call that was posted as a Brief.
+  void resume(std::uint64_t number, std::uint64_t& pipeline_start);
+
   bool advance() override;
   std::vector<int> awaited() const override;
   std::string describe() const override;

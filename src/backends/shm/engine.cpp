@@ -86,6 +86,43 @@ void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
   advance();
 }
 
+Engine::Attempt Engine::attempt(const Brief& brief) {
+  if (!collectives_.empty() || !transfers_.empty() || !has_free_slot()) return Attempt::not_made;
+  BriefCall call(team_, brief, ++number_);
+  if (call.look() == BriefCall::Seen::all) {
+    call.finish(rows_);
+    team_.ring();  // for the post as well
+    return Attempt::done;
+  }
+  team_.ring();
+  if (look_for_a_while(call) != BriefCall::Seen::all) return Attempt::posted;
+  call.finish(rows_);
+  team_.ring_softly();
+  return Attempt::done;
+}
+
+BriefCall::Seen Engine::look_for_a_while(BriefCall& call) const {
+  auto seen = call.look();
+  for (int tries = 0; seen == BriefCall::Seen::not_all && tries < patience_.tries; ++tries)
+    seen = call.look();
+  if (seen != BriefCall::Seen::not_all || patience_.spin.count() == 0) return seen;
+  const auto begin = Clock::now();
+  while (seen == BriefCall::Seen::not_all && Clock::now() - begin < patience_.spin) {
+    for (int i = 0; seen == BriefCall::Seen::not_all && i < patience_.tries; ++i) {
+      seen = call.look();
+      relax();
+    }
+  }
+  return seen;
+}
+
+// A call that has been posted already.
+void Engine::take_over(std::shared_ptr<Collective> call) {
+  call->resume(number_, pipeline_chunks_);
+  collectives_.push_back(std::move(call));
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+}
+
 void Engine::start(std::shared_ptr<Transfer> call) {
   transfers_.push_back(std::move(call));
   under_way_.fetch_add(1, std::memory_order_relaxed);

@@ -169,6 +169,27 @@ Request reducing(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& op) 
   return request;
 }
 
+// What is reduced as it lies there, without any view of it.
+bool can_reduce_plainly(c10::ScalarType dtype) {
+  return dtype == c10::ScalarType::Float || dtype == c10::ScalarType::Double ||
+         dtype == c10::ScalarType::Half || dtype == c10::ScalarType::BFloat16 ||
+         dtype == c10::ScalarType::Int || dtype == c10::ScalarType::Long;
+}
+
+// Of the reductions that all of these have.
+Reduction plain_reduction(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::PRODUCT:
+      return Reduction::product;
+    case ReduceOp::MIN:
+      return Reduction::min;
+    case ReduceOp::MAX:
+      return Reduction::max;
+    default:
+      return Reduction::sum;
+  }
+}
+
 Request copying(Kind kind, const at::Tensor& tensor, int root = 0) {
   return {.kind = kind, .element = element_of(tensor.scalar_type()), .root = root};
 }
@@ -253,6 +274,47 @@ ShmBackend::WorkPtr ShmBackend::issue(c10d::OpType op, Request request, Tensors 
   auto call = std::make_shared<Keeping<shm::Collective>>(std::move(kept), engine.team(), std::move(request));
   engine.start(call, limit(timeout));
   return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(call), limit(timeout));
+}
+
+bool ShmBackend::takes(const at::Tensor& tensor, ReduceOp op) const {
+  const bool is_plain =
+      op == ReduceOp::SUM || op == ReduceOp::PRODUCT || op == ReduceOp::MIN || op == ReduceOp::MAX;
+  return is_plain && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
+         tensor.is_contiguous() && !tensor.is_neg() && tensor.nbytes() <= shm::kSmallBytes &&
+         tensor.numel() > 0 && can_reduce_plainly(tensor.scalar_type());
+}
+
+ShmBackend::WorkPtr ShmBackend::all_reduce_directly(const at::Tensor& tensor, ReduceOp op,
+                                                    std::uint64_t number) {
+  const Request kind{.kind = Kind::all_reduce,
+                     .element = element_of(tensor.scalar_type()),
+                     .reduction = plain_reduction(op)};
+  const shm::Brief brief{.what = shm::packed(kind),
+                         .tensor = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()},
+                         .kernel = shm::reduce_kernel(kind.element, kind.reduction),
+                         .width = shm::size_of(kind.element),
+                         .log_number = number};
+  return issue_brief(c10d::OpType::ALLREDUCE, brief, kind, {tensor});
+}
+
+ShmBackend::WorkPtr ShmBackend::barrier_directly(std::uint64_t number) {
+  const Request kind{.kind = Kind::barrier};
+  return issue_brief(c10d::OpType::BARRIER, {.what = shm::packed(kind), .log_number = number}, kind, {});
+}
+
+// `kept` is what the call has to keep alive once it goes on behind the caller's back.
+ShmBackend::WorkPtr ShmBackend::issue_brief(c10d::OpType op, const shm::Brief& brief, const Request& kind,
+                                            at::TensorList kept) {
+  auto& engine = connection_->engine();
+  const auto make = [&] {
+    Request request = kind;
+    request.log_number = brief.log_number;
+    if (brief.tensor.bytes > 0) request.outputs = {brief.tensor};
+    return std::make_shared<Keeping<shm::Collective>>(kept.vec(), engine.team(), std::move(request));
+  };
+  auto rest = engine.start_brief(brief, make, timeout_);
+  if (!rest) return {};
+  return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(rest), timeout_);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {

@@ -4,13 +4,14 @@
 #include <lockstep/backends/registry.h>
 
 #include "backends/shm/connection.h"
+#include "comm/direct_calls.h"
 #include "comm/issue_listener.h"
 
 namespace lockstep::backends {
 
 // Collectives between processes of one host over memory that they share: a c10d::Backend around shm::Engine.
 // Threads: any, as long as all ranks make the same calls in the same order.
-class ShmBackend : public c10d::Backend, public comm::IssueListener {
+class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm::DirectCalls {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -32,6 +33,10 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener {
   // In memory that all ranks reach: all-reduce of such tensors moves no byte more than it must.
   // Uninitialized.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  bool takes(const at::Tensor& tensor, ReduceOp op) const override;
+  WorkPtr all_reduce_directly(const at::Tensor& tensor, ReduceOp op, std::uint64_t number) override;
+  WorkPtr barrier_directly(std::uint64_t number) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -58,6 +63,8 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
+  WorkPtr issue_brief(c10d::OpType op, const shm::Brief& brief, const shm::Request& kind,
+                      at::TensorList kept);
   WorkPtr issue(c10d::OpType op, shm::Request request, Tensors kept, std::chrono::milliseconds timeout);
   WorkPtr receive(const at::Tensor& tensor, int src, int tag);
   std::chrono::milliseconds limit(std::chrono::milliseconds asked) const;

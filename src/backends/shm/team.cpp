@@ -31,6 +31,10 @@ void Team::ring() const {
   // Either this sees the sleeper, or the sleeper sees what was published: both sides have a full fence
   // between their store and their load.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  ring_softly();
+}
+
+void Team::ring_softly() const {
   for (auto* area : areas_) {
     if (area == own_ || area->sleepers.load(std::memory_order_relaxed) == 0) continue;
     area->bell.fetch_add(1, std::memory_order_relaxed);

@@ -38,6 +38,9 @@ class Team {
 
   // Wakes the ranks that sleep. To be called after every publication that someone may wait for.
   void ring() const;
+  // The same without a fence: one who is just falling asleep may be overlooked, and looks at the end of its
+  // nap. For what hardly ever anyone waits for.
+  void ring_softly() const;
 
   // A rank that died without leaving the group, or -1.
   int find_dead() const;

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""From the SIGKILL of a random rank at a random moment to the error that names it, on every survivor: on the machine as
+it is, and beside processes that keep every core busy."""
+import argparse
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import bench_support as bench
+
+GOAL_MS = 100
+LIMIT = 120
+
+
+def parse_flags():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100, help="kills, of the calm and of the busy machine each")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--busy", type=int, default=5, help="busy processes a core")
+    parser.add_argument("--backend", default="shm")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def busy(count):
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def start(flags, meeting):
+    return [subprocess.Popen([bench.program("lost_rank"), "--meeting", meeting, "--backend", flags.backend,
+                              "--rank", str(rank), "--ranks", str(flags.ranks)],
+                             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             env=os.environ | {"LOCKSTEP_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"})
+            for rank in range(flags.ranks)]
+
+
+def delays(flags, chance):
+    """Milliseconds to each survivor's error, of one kill."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(flags, str(pathlib.Path(folder) / "meeting"))
+        try:
+            for rank in ranks:
+                if rank.stdout.readline() != "ready\n":
+                    sys.exit("a rank did not start")
+            time.sleep(chance.uniform(0, 0.03))
+            victim = chance.randrange(flags.ranks)
+            killed = time.monotonic_ns()
+            os.kill(ranks[victim].pid, signal.SIGKILL)
+            told = [rank.communicate(timeout=LIMIT)[0].split("\n", 1) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    for error in (pair[1] for pair in told if len(pair) == 2):
+        if f"rank {victim} (pid {ranks[victim].pid}" not in error:
+            sys.exit(f"a survivor does not name rank {victim}: {error}")
+    return [(int(told[rank][0]) - killed) / 1e6 for rank in range(flags.ranks) if rank != victim]
+
+
+def measure(flags, name):
+    chance = random.Random(flags.seed)
+    taken = sorted(delay for _ in range(flags.rounds) for delay in delays(flags, chance))
+    percent = {share: taken[min(len(taken) - 1, len(taken) * share // 100)] for share in (90, 99)}
+    met = "met" if taken[-1] <= GOAL_MS else f"missed in {sum(delay > GOAL_MS for delay in taken)} of {len(taken)}"
+    print(f"{name:<8} {flags.rounds} kills: median {statistics.median(taken):.1f} ms, 90 % {percent[90]:.1f}, "
+          f"99 % {percent[99]:.1f}, longest {taken[-1]:.1f} (goal: at most {GOAL_MS}, {met})", flush=True)
+
+
+def main():
+    flags = parse_flags()
+    cores = len(os.sched_getaffinity(0))
+    print(f"{flags.ranks} ranks, {flags.backend}, {cores} cores, load before {os.getloadavg()[0]:.1f}")
+    measure(flags, "calm")
+    with busy(flags.busy * cores):
+        measure(flags, "busy")
+
+
+if __name__ == "__main__":
+    main()
