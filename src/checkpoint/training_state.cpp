@@ -38,6 +38,8 @@ Dict position_dict(const data::LoaderPosition& position) {
   Dict dict{{"epoch", position.epoch}, {"batches", position.batches}, {"samples", position.samples}};
   if (position.pass_generator.defined()) dict.set("pass_generator", position.pass_generator);
   if (position.own_generator.defined()) dict.set("own_generator", position.own_generator);
+  if (position.passes > 0) dict.set("passes", position.passes);
+  if (position.base_seed) dict.set("base_seed", *position.base_seed);
   return dict;
 }
 
@@ -47,7 +49,9 @@ data::LoaderPosition position_of(const Dict& dict) {
                                 .samples = dict.at("samples").as_int(),
                                 .pass_generator = {},
                                 .own_generator = {}};
-  if (position.batches < 0 || position.samples < 0)
+  if (const auto* passes = dict.find("passes")) position.passes = passes->as_int();
+  if (const auto* seed = dict.find("base_seed")) position.base_seed = seed->as_int();
+  if (position.batches < 0 || position.samples < 0 || position.passes < 0)
     throw CheckpointError("a loader cannot be before the front");
   if (const auto* state = dict.find("pass_generator")) position.pass_generator = state->as_tensor().cpu();
   if (const auto* state = dict.find("own_generator")) position.own_generator = state->as_tensor().cpu();

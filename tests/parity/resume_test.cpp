@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A run that stops after half its steps, in the middle of an epoch, and goes on in a new process, of either
 // language.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "parity/resume_training.h"
@@ -19,17 +21,34 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-const Scenario go_on("train on from a file to a file", [] {
+void train_on() {
   torch::set_num_threads(1);
   ResumeTraining training(variable("FROM").empty() ? 1 : 99);
   if (!variable("FROM").empty()) training.state().load_state_dict(load(variable("FROM")).as_dict());
   training.train(std::stoll(variable("UNTIL")));
-  save(training.state().state_dict(), variable("TO"), {.sync = false});
+  const auto state = training.state().state_dict();
+  if (!is_initialized() || get_rank() == 0) save(state, variable("TO"), {.sync = false});
+}
+
+const Scenario go_on("train on from a file to a file", train_on);
+
+const Scenario go_on_together("train on from a file to a file on several ranks", [] {
+  const auto context = init({.backend = "gloo"});
+  train_on();
 });
 
-void in_cpp(const std::string& from, std::int64_t until, const std::string& to) {
-  expect_all_passed(run_ranks(
-      go_on, {.world_size = 1, .env = {{"FROM", from}, {"TO", to}, {"UNTIL", std::to_string(until)}}}));
+struct Run {
+  int ranks = 0;  // 0: a process without init()
+  int loader_threads = 0;
+};
+
+void in_cpp(const std::string& from, std::int64_t until, const std::string& to, const Run& run = {}) {
+  expect_all_passed(run_ranks(run.ranks == 0 ? go_on : go_on_together,
+                              {.world_size = std::max(run.ranks, 1),
+                               .env = {{"FROM", from},
+                                       {"TO", to},
+                                       {"UNTIL", std::to_string(until)},
+                                       {"LOADER_THREADS", std::to_string(run.loader_threads)}}}));
 }
 
 void in_python(const std::string& from, std::int64_t until, const std::string& to) {
@@ -67,6 +86,27 @@ TEST(Resume, GoesOnInANewProcessOfEitherLanguageBitForBit) {
   expect_same_training(file("whole.pt"), file("python_cpp.pt"));
   EXPECT_GT(load(file("half.pt"))["loader"]["batches"].as_int(), 0)
       << "the half is not in the middle of an epoch";
+}
+
+TEST(Resume, GoesOnWithSeveralLoaderThreadsBitForBit) {
+  const TempFolder folder;
+  const auto file = [&](const char* name) { return folder.file(name); };
+  for (const int ranks : {0, 2}) {
+    in_cpp("", kWhole, file("whole.pt"), {.ranks = ranks, .loader_threads = 2});
+    in_cpp("", kHalf, file("half.pt"), {.ranks = ranks, .loader_threads = 2});
+    in_cpp(file("half.pt"), kWhole, file("resumed.pt"), {.ranks = ranks, .loader_threads = 3});
+    EXPECT_GT(load(file("half.pt"))["loader"]["batches"].as_int(), 0);
+    EXPECT_TRUE(equal(load(file("whole.pt")), load(file("resumed.pt")))) << ranks << " ranks";
+  }
+}
+
+TEST(Resume, OnAnotherNumberOfRanksDoesNotDependOnLoaderThreads) {
+  const TempFolder folder;
+  const auto file = [&](const char* name) { return folder.file(name); };
+  in_cpp("", kHalf, file("half.pt"), {.ranks = 2, .loader_threads = 2});
+  in_cpp(file("half.pt"), kWhole, file("one.pt"), {.ranks = 1, .loader_threads = 1});
+  in_cpp(file("half.pt"), kWhole, file("four.pt"), {.ranks = 1, .loader_threads = 4});
+  EXPECT_TRUE(equal(load(file("one.pt")), load(file("four.pt"))));
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <torch/torch.h>
 
@@ -28,8 +30,28 @@ inline data::TensorDataset resume_data(std::int64_t count) {
           torch::arange(count).remainder(3)};
 }
 
+/// Samples that are told apart by their first feature, the others with noise if asked.
+struct ResumeData {
+  data::TensorDataset samples;
+  bool noisy;
+
+  std::int64_t size() const { return samples.size(); }
+  data::Batch get_batch(const at::Tensor& indices) const {
+    auto batch = samples.get_batch(indices);
+    if (noisy) batch.data.narrow(1, 1, 7).add_(torch::randn({indices.numel(), 7}), 0.1);
+    return batch;
+  }
+};
+
+/// LOADER_THREADS: how many workers load, with random augmentation then.
+inline int loader_threads() {
+  const char* const count = std::getenv("LOADER_THREADS");
+  return count == nullptr ? 0 : std::stoi(count);
+}
+
 /// Training with everything that has a state: shuffling, dropout, batch norm, momentum, accumulation over two
-/// batches, a scheduler. Twin: resume_training.py. Under init() it is distributed.
+/// batches, a scheduler; with loader threads random augmentation too. Twin, without them: resume_training.py.
+/// Under init() it is distributed.
 class ResumeTraining {
  public:
   static constexpr std::int64_t kSamples = 203;
@@ -41,7 +63,9 @@ class ResumeTraining {
     optimizer_ =
         std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 3, 0.7);
-    loader_.emplace(resume_data(kSamples), data::LoaderOptions{.batch_size = 4, .shuffle = true, .seed = 3});
+    loader_.emplace(
+        ResumeData{.samples = resume_data(kSamples), .noisy = loader_threads() > 0},
+        data::LoaderOptions{.batch_size = 4, .shuffle = true, .num_workers = loader_threads(), .seed = 3});
     if (is_initialized()) lockstep::manual_seed(static_cast<std::uint64_t>(100 + get_rank()));
     state_.add("model", net_)
         .add("optimizer", *optimizer_)
@@ -76,7 +100,7 @@ class ResumeTraining {
   std::optional<DistributedDataParallel<ResumeNet>> ddp_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
   std::unique_ptr<torch::optim::StepLR> scheduler_;
-  std::optional<data::Loader<data::TensorDataset>> loader_;
+  std::optional<data::Loader<ResumeData>> loader_;
   std::int64_t epoch_ = 0;
   std::int64_t step_ = 0;
   std::int64_t batches_ = 0;
