@@ -109,7 +109,10 @@ struct Entry {
 class GraphedStep::Impl {
  public:
   Impl(c10::Device device, Step step, GraphedStepOptions options)
-      : device_(with_index(device)), step_(std::move(step)), options_(std::move(options)), parts_(options_.modules) {
+      : device_(with_index(device)),
+        step_(std::move(step)),
+        options_(std::move(options)),
+        parts_(options_.modules) {
     if (options_.enabled && !options_.graph_device) options_.graph_device = make_graph_device(device_);
   }
 
