@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/graph_phase.h>
 
 #include "comm/checks.h"
 #include "comm/failure.h"
@@ -91,11 +92,19 @@ CallRecord record_of(CallKind kind, const Tensor& tensor, Where where, std::opti
   return record;
 }
 
+// A call that does not end on a device's stream would be made while a graph is captured, and never again.
+void refuse_to_be_captured(const GroupState& group, const CallRecord& record) {
+  if (graph_phase() == GraphPhase::none) return;
+  refuse_in_graph(fmt::format("{} over {}", record.describe(), group.backend_name()),
+                  "make it outside of the step, or use NCCL and tensors on the GPU");
+}
+
 // Numbers and records the call, hands it to the backend, and turns a refusal into our errors.
 template <class Call>
 Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Call& call,
            std::function<void()> on_success = {}) {
   const auto backend = group->backend_for(record);
+  refuse_to_be_captured(*group, record);
   record = group->log().add(std::move(record));
   try {
     if (group->info().check_calls) comm::compare_calls(*backend, *group, record);
