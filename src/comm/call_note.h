@@ -41,6 +41,7 @@ struct NoteBoard {
   std::int64_t pid = 0;
   std::int64_t thread = 0;  // that joined the group; of the main thread equal to pid
   std::array<char, 64> host = {};
+  std::array<std::uint64_t, 16> cores = {};          // a bit for each that it may run on, of the first 1024
   alignas(64) std::atomic<std::uint64_t> issued{0};  // number of the last call issued,
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0

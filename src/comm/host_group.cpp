@@ -31,6 +31,10 @@ void introduce(NoteBoard& board) {
   board.thread = ::gettid();
   const auto host = host_name();
   std::copy_n(host.begin(), std::min(host.size(), board.host.size() - 1), board.host.begin());
+  for (const int core : affinity_cpus()) {
+    const auto index = static_cast<std::size_t>(core);
+    if (index / 64 < board.cores.size()) board.cores[index / 64] |= std::uint64_t{1} << index % 64;
+  }
 }
 
 }  // namespace
@@ -60,6 +64,16 @@ HostGroup::HostGroup(int rank, std::vector<HostMember> members, int owner)
     const int process = process_behind(member.process.get());
     processes_.push_back(process == ::getpid() ? 0 : process);
   }
+}
+
+int HostGroup::ranks_on_own_cores() const {
+  const auto& own = own_board().cores;
+  return static_cast<int>(std::ranges::count_if(boards_, [&](const NoteBoard* board) {
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if ((board->cores[i] & ~own[i]) != 0) return false;
+    }
+    return true;
+  }));
 }
 
 std::byte* HostGroup::backend_part(int rank) const {

@@ -34,6 +34,9 @@ class HostGroup {
   NoteBoard& own_board() const { return *boards_[static_cast<std::size_t>(rank_)]; }
   const NoteBoard& board(int rank) const { return *boards_[static_cast<std::size_t>(rank)]; }
 
+  // Ranks, this one included, that have only cores that this one has too: it shares its cores with them.
+  int ranks_on_own_cores() const;
+
   // The backend's part of the segments.
   static std::size_t backend_offset();
   std::byte* backend_part(int rank) const;

@@ -34,6 +34,6 @@ comm::HostGroup::Part Connection::part(int size) {
 Connection::Connection(std::shared_ptr<comm::HostGroup> group)
     : group_(std::move(group)),
       heap_(group_->own_memory(), comm::HostGroup::backend_offset() + Layout(group_->size()).heap_offset()),
-      engine_(team_of(group_), Patience::for_cores(group_->size(), usable_cores())) {}
+      engine_(team_of(group_), Patience::for_cores(group_->ranks_on_own_cores(), usable_cores())) {}
 
 }  // namespace lockstep::shm
