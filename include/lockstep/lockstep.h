@@ -14,6 +14,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/checkpoint/reduce_lr_on_plateau.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/data/data.h>

@@ -28,17 +28,20 @@ constexpr std::string_view kSuffix = ".pt";
 constexpr const char* kMetrics = "metrics.json";
 constexpr std::string_view kUnfinished = ".part";
 
-std::string name_of(std::int64_t step) { return fmt::format("{}{:08d}{}", kPrefix, step, kSuffix); }
+std::string name_of(std::int64_t step, bool in_parts) {
+  return fmt::format("{}{:08d}{}", kPrefix, step, in_parts ? "" : kSuffix);
+}
 
 std::optional<std::int64_t> step_of(const std::string& name) {
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
-  const auto digits =
-      std::string_view(name).substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const bool in_parts = !name.ends_with(kSuffix);
+  auto digits = std::string_view(name).substr(kPrefix.size());
+  if (!in_parts) digits.remove_suffix(kSuffix.size());
   std::int64_t step = 0;
   const auto [stop, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (code != std::errc() || stop != digits.data() + digits.size() || step < 0) return std::nullopt;
   // One name a step.
-  return name == name_of(step) ? std::optional(step) : std::nullopt;
+  return name == name_of(step, in_parts) ? std::optional(step) : std::nullopt;
 }
 
 // A file that a human may have edited, or that is missing, is worth no error: checkpoints load without it.
@@ -63,13 +66,47 @@ std::map<std::int64_t, double> read_metrics(const fs::path& file) {
 // A training that diverged has no metric to speak of.
 bool has_metric(const CheckpointInfo& info) { return info.metric && std::isfinite(*info.metric); }
 
+fs::path with_ending(fs::path path, std::string_view ending) {
+  path += ending;
+  return path;
+}
+
 [[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
   throw CheckpointError(fmt::format("{}: {}: {}", file.string(), what, code.message()));
 }
 
 }  // namespace
 
-fs::path CheckpointFolder::file_of(std::int64_t step) const { return path_ / name_of(step); }
+fs::path CheckpointFolder::file_of(std::int64_t step, bool in_parts) const {
+  return path_ / name_of(step, in_parts);
+}
+
+fs::path CheckpointFolder::new_folder_for(std::int64_t step) const {
+  const auto folder = with_ending(file_of(step, true), kUnfinished);
+  std::error_code code;
+  fs::remove_all(folder, code);
+  if (code) fail(folder, "cannot be removed", code);
+  return folder;
+}
+
+void CheckpointFolder::remove_unfinished(const fs::path& new_folder) const {
+  std::error_code code;
+  if (new_folder.parent_path() == path_ && new_folder.extension() == kUnfinished)
+    fs::remove_all(new_folder, code);
+}
+
+void CheckpointFolder::finish(const fs::path& new_folder, bool sync) const {
+  auto name = new_folder;
+  name.replace_extension();
+  std::error_code code;
+  fs::rename(new_folder, name, code);
+  if (code) fail(name, "the checkpoint cannot be given its name", code);
+  try {
+    if (sync) sync_folder(path_);
+  } catch (const std::system_error& error) {
+    fail(path_, "cannot be brought to the disk", error.code());
+  }
+}
 
 std::vector<CheckpointInfo> CheckpointFolder::list() const {
   std::vector<CheckpointInfo> infos;
@@ -88,10 +125,13 @@ std::vector<CheckpointInfo> CheckpointFolder::list() const {
   return infos;
 }
 
-void CheckpointFolder::make() const {
+void CheckpointFolder::make(bool sync) const {
   std::error_code code;
-  fs::create_directories(path_, code);
-  if (code) fail(path_, "the folder of checkpoints cannot be made", code);
+  try {
+    make_folders(path_, sync);
+  } catch (const std::system_error& error) {
+    fail(path_, "the folder of checkpoints cannot be made", error.code());
+  }
   if (!fs::is_directory(path_, code)) {
     throw CheckpointError(
         fmt::format("{}: it is no folder, so no checkpoints can be kept there", path_.string()));
@@ -103,11 +143,11 @@ void CheckpointFolder::remove_leftovers() const {
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(path_, code)) {
     const auto name = entry.path().filename().string();
-    const bool own = name.starts_with(kPrefix) || name.starts_with(kMetrics) || name.starts_with("last.pt") ||
-                     name.starts_with("best.pt");
+    const bool own = name.starts_with(kPrefix) || name.starts_with(kMetrics) || name.starts_with("last.") ||
+                     name.starts_with("best.");
     if (own && name.ends_with(kUnfinished)) found.push_back(entry.path());
   }
-  for (const auto& file : found) fs::remove(file, code);
+  for (const auto& file : found) fs::remove_all(file, code);
 }
 
 void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const {
@@ -127,14 +167,14 @@ void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos, b
 }
 
 void CheckpointFolder::link(const std::string& name, const std::optional<fs::path>& file) const {
-  const auto link = path_ / name;
+  const auto ending = file ? file->extension() : fs::path();
   std::error_code code;
-  if (!file) {
-    fs::remove(link, code);
-    return;
+  for (const auto& other : {fs::path(), fs::path(kSuffix)}) {
+    if (!file || other != ending) fs::remove(with_ending(path_ / name, other.string()), code);
   }
-  auto unfinished = link;
-  unfinished += kUnfinished;
+  if (!file) return;
+  const auto link = with_ending(path_ / name, ending.string());
+  const auto unfinished = with_ending(link, kUnfinished);
   fs::remove(unfinished, code);
   fs::create_symlink(file->filename(), unfinished, code);
   if (!code) fs::rename(unfinished, link, code);
@@ -144,7 +184,15 @@ void CheckpointFolder::link(const std::string& name, const std::optional<fs::pat
 
 void CheckpointFolder::remove(const CheckpointInfo& info) const {
   std::error_code code;
-  fs::remove(info.file, code);
+  if (fs::is_directory(info.file, code)) {
+    // Not bit by bit under its name, where it would be taken for a checkpoint.
+    const auto gone = with_ending(info.file, kUnfinished);
+    fs::remove_all(gone, code);
+    fs::rename(info.file, gone, code);
+    if (!code) fs::remove_all(gone, code);
+  } else {
+    fs::remove(info.file, code);
+  }
   if (code)
     log(LogLevel::warning, fmt::format("{}: cannot be removed: {}", info.file.string(), code.message()));
 }

@@ -18,16 +18,23 @@ class CheckpointFolder {
   explicit CheckpointFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
   const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path file_of(std::int64_t step) const;
+  /// Of a checkpoint in one file; `in_parts`: of the folder of a distributed one.
+  std::filesystem::path file_of(std::int64_t step, bool in_parts = false) const;
+  /// The folder where a distributed one comes into being; what is there is removed.
+  std::filesystem::path new_folder_for(std::int64_t step) const;
   /// Oldest first.
   std::vector<CheckpointInfo> list() const;
-  void make() const;
+  void make(bool sync) const;
   /// Of writers that were killed.
   void remove_leftovers() const;
   void write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const;
-  /// Points `name` at a checkpoint, or removes it.
+  /// Points `name`, with the ending of the file, at a checkpoint, or removes it.
   void link(const std::string& name, const std::optional<std::filesystem::path>& file) const;
   void remove(const CheckpointInfo& info) const;
+  /// What new_folder_for() gave, and nothing else.
+  void remove_unfinished(const std::filesystem::path& new_folder) const;
+  /// Gives what was made in new_folder_for() its name.
+  void finish(const std::filesystem::path& new_folder, bool sync) const;
 
  private:
   std::filesystem::path path_;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <charconv>
-#include <exception>
-#include <functional>
-#include <future>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,12 +9,13 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/read_checkpoint.h"
 #include "checkpoint/share.h"
-#include "checkpoint/snapshot.h"
-#include "serialize/write_file.h"
 
 namespace lockstep {
 namespace {
@@ -41,10 +40,14 @@ Group group_of(const CheckpointManagerOptions& options) {
   return is_initialized() ? Group(default_group()) : std::nullopt;
 }
 
+constexpr char kInParts = 'p';
+constexpr char kInOneFile = 'f';
+
 // "" stands for none.
 std::string text_of(const std::optional<CheckpointInfo>& info) {
   if (!info) return "";
-  return fmt::format("{} {}", info->step, info->metric ? fmt::format("{}", *info->metric) : "-");
+  return fmt::format("{} {}{}", info->step, info->file.has_extension() ? kInOneFile : kInParts,
+                     info->metric ? fmt::format("{}", *info->metric) : "-");
 }
 
 }  // namespace
@@ -53,36 +56,18 @@ class CheckpointManager::Implementation {
  public:
   Implementation(std::filesystem::path path, CheckpointManagerOptions options)
       : options_(std::move(options)), folder_(std::move(path)), group_(group_of(options_)) {
-    checkpointing::on_first(group_, [&] { folder_.make(); });
-  }
-
-  ~Implementation() {
-    try {
-      finish();
-    } catch (const std::exception& error) {
-      log(LogLevel::error, error.what());
-    }
+    checkpointing::on_first(group_, [&] { folder_.make(options_.sync); });
+    writer_ = options_.writing == CheckpointWriting::every_rank
+                  ? checkpointing::write_on_every_rank(options_, folder_, group_)
+                  : checkpointing::write_on_first_rank(options_, folder_, group_);
   }
 
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
     if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
-    checkpointing::on_first(group_, [&] {
-      // The failure of the save before comes out of this call, which is none: it goes on first.
-      const auto failure = failure_of([&] { finish(); });
-      begin_writing();
-      if (options_.async_save) {
-        const auto& copy = snapshot_.take(contents);
-        writing_ = std::async(std::launch::async, [this, &copy, step, metric] { write(copy, step, metric); });
-      } else {
-        write(serialize::pickle_value(contents), step, metric);
-      }
-      if (failure) std::rethrow_exception(failure);
-    });
+    writer_->save(step, contents, metric);
   }
 
-  void wait() {
-    checkpointing::on_first(group_, [&] { finish(); });
-  }
+  void wait() { writer_->wait(); }
 
   std::vector<CheckpointInfo> list() const { return folder_.list(); }
   const std::filesystem::path& path() const { return folder_.path(); }
@@ -91,13 +76,8 @@ class CheckpointManager::Implementation {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
     checkpointing::on_first(group_, [&] {
-      finish_quietly();
-      auto candidates = folder_.list();
-      if (by_metric) {
-        candidates = checkpointing::by_metric(std::move(candidates), options_.higher_is_better);
-      } else {
-        std::ranges::reverse(candidates);
-      }
+      writer_->settle();
+      auto candidates = candidates_for(by_metric);
       std::string reasons;
       for (auto& candidate : candidates) {
         contents = try_load(candidate, options, reasons);
@@ -105,10 +85,7 @@ class CheckpointManager::Implementation {
         chosen = std::move(candidate);
         return;
       }
-      if (!candidates.empty()) {
-        throw CheckpointError(fmt::format("{}: none of the {} checkpoints can be loaded:{}", path().string(),
-                                          candidates.size(), reasons));
-      }
+      if (!candidates.empty()) fail_all(candidates.size(), reasons);
     });
     chosen = shared(chosen);
     if (!chosen) return std::nullopt;
@@ -119,72 +96,84 @@ class CheckpointManager::Implementation {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
     checkpointing::on_first(group_, [&] {
-      finish_quietly();
-      for (const auto& info : folder_.list()) {
-        if (info.step == step) chosen = info;
-      }
-      if (!chosen)
-        throw CheckpointError(fmt::format("{}: there is no checkpoint of step {}", path().string(), step));
-      contents = lockstep::load(chosen->file, first_look(options));
+      writer_->settle();
+      chosen = info_of(step);
+      contents = checkpointing::read_checkpoint(chosen->file, first_look(options));
     });
     chosen = shared(chosen);
     return {.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
   }
 
+  std::optional<CheckpointInfo> load_first_whole(bool by_metric, Dict& contents) {
+    std::vector<CheckpointInfo> candidates;
+    writer_->settle();
+    checkpointing::on_first(group_, [&] { candidates = candidates_for(by_metric); });
+    const auto count = std::stoull(checkpointing::share_text(group_, fmt::format("{}", candidates.size())));
+    candidates.resize(count);
+    std::string reasons;
+    for (auto& candidate : candidates) {
+      candidate = *shared(candidate);
+      try {
+        read_into(candidate, contents);
+        return candidate;
+      } catch (const CheckpointError& error) {
+        pass_over(error, reasons);
+      }
+    }
+    if (count > 0) fail_all(count, reasons);
+    return std::nullopt;
+  }
+
+  CheckpointInfo load(std::int64_t step, Dict& contents) {
+    std::optional<CheckpointInfo> chosen;
+    writer_->settle();
+    checkpointing::on_first(group_, [&] { chosen = info_of(step); });
+    chosen = shared(chosen);
+    read_into(*chosen, contents);
+    return *chosen;
+  }
+
  private:
-  // In the writing thread when saves are asynchronous.
-  void write(const serialize::Pickled& pickled, std::int64_t step, std::optional<double> metric) const {
-    folder_.make();
-    auto infos = with_step(folder_.list(), step, metric);
-    if (infos.back().step > step) {
-      log(LogLevel::warning,
-          fmt::format("{}: step {} is saved, but there is a checkpoint of step {}, which stays the latest",
-                      path().string(), step, infos.back().step));
-    }
-    // Before the checkpoint: one without its metric might be taken for one that need not stay.
-    folder_.write_metrics(infos, options_.sync);
-    serialize::write_file(pickled, folder_.file_of(step), {.sync = options_.sync});
-    const auto removed = checkpointing::to_remove(infos, step, options_);
-    std::erase_if(infos, [&](const CheckpointInfo& info) {
-      return std::ranges::find(removed, info.step, &CheckpointInfo::step) != removed.end();
+  // In the order in which they are tried.
+  std::vector<CheckpointInfo> candidates_for(bool by_metric) const {
+    auto candidates = folder_.list();
+    if (by_metric) return checkpointing::by_metric(std::move(candidates), options_.higher_is_better);
+    std::ranges::reverse(candidates);
+    return candidates;
+  }
+
+  CheckpointInfo info_of(std::int64_t step) const {
+    const auto infos = folder_.list();
+    const auto found = std::ranges::find(infos, step, &CheckpointInfo::step);
+    if (found != infos.end()) return *found;
+    throw CheckpointError(fmt::format("{}: there is no checkpoint of step {}", path().string(), step));
+  }
+
+  [[noreturn]] void fail_all(std::size_t count, const std::string& reasons) const {
+    throw CheckpointError(
+        fmt::format("{}: none of the {} checkpoints can be loaded:{}", path().string(), count, reasons));
+  }
+
+  static void pass_over(const CheckpointError& error, std::string& reasons) {
+    log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", error.what()));
+    reasons += fmt::format("\n  {}", error.what());
+  }
+
+  // The ranks share the comparing of checksums.
+  void read_into(const CheckpointInfo& info, Dict& contents) const {
+    const std::size_t rank = group_ ? static_cast<std::size_t>(group_->rank()) : 0;
+    const std::size_t ranks = group_ ? static_cast<std::size_t>(group_->size()) : 1;
+    checkpointing::on_every(group_, [&] {
+      std::error_code code;
+      if (!std::filesystem::is_directory(info.file, code)) {
+        throw CheckpointError(
+            fmt::format("{}: it is no folder that every rank wrote to; use load_latest() without "
+                        "an argument for what rank 0 wrote",
+                        info.file.string()));
+      }
+      distributed_checkpoint::Reader(info.file).verify(rank, ranks);
     });
-    const auto best = checkpointing::by_metric(infos, options_.higher_is_better);
-    folder_.link("last.pt", infos.back().file);
-    folder_.link("best.pt", best.empty() ? std::nullopt : std::optional(best.front().file));
-    for (const auto& info : removed) folder_.remove(info);
-  }
-
-  std::vector<CheckpointInfo> with_step(std::vector<CheckpointInfo> infos, std::int64_t step,
-                                        std::optional<double> metric) const {
-    std::erase_if(infos, [&](const CheckpointInfo& info) { return info.step == step; });
-    infos.push_back({.step = step, .file = folder_.file_of(step), .metric = metric});
-    std::ranges::sort(infos, {}, &CheckpointInfo::step);
-    return infos;
-  }
-
-  // Who only reads changes nothing in the folder, where another process may be writing.
-  void begin_writing() {
-    if (std::exchange(has_written_, true)) return;
-    folder_.make();
-    folder_.remove_leftovers();
-  }
-
-  static std::exception_ptr failure_of(const std::function<void()>& action) {
-    try {
-      action();
-      return nullptr;
-    } catch (...) {
-      return std::current_exception();
-    }
-  }
-
-  void finish() {
-    if (writing_.valid()) writing_.get();
-  }
-
-  // For a load, a save that failed is one that is not there; its error still comes out of the next save().
-  void finish_quietly() const {
-    if (writing_.valid()) writing_.wait();
+    distributed_checkpoint::load(contents, info.file, group_);
   }
 
   // Where every rank reads for itself, rank 0 only looks whether the file is whole.
@@ -197,10 +186,9 @@ class CheckpointManager::Implementation {
   std::optional<Value> try_load(const CheckpointInfo& info, const LoadOptions& options,
                                 std::string& reasons) const {
     try {
-      return lockstep::load(info.file, first_look(options));
+      return checkpointing::read_checkpoint(info.file, first_look(options));
     } catch (const CheckpointError& error) {
-      log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", error.what()));
-      reasons += fmt::format("\n  {}", error.what());
+      pass_over(error, reasons);
       return std::nullopt;
     }
   }
@@ -212,9 +200,9 @@ class CheckpointManager::Implementation {
     const auto space = text.find(' ');
     CheckpointInfo info;
     std::from_chars(text.data(), text.data() + space, info.step);
-    info.file = folder_.file_of(info.step);
+    info.file = folder_.file_of(info.step, text[space + 1] == kInParts);
     double metric = 0;
-    const auto [stop, code] = std::from_chars(text.data() + space + 1, text.data() + text.size(), metric);
+    const auto [stop, code] = std::from_chars(text.data() + space + 2, text.data() + text.size(), metric);
     if (code == std::errc()) info.metric = metric;
     return info;
   }
@@ -227,7 +215,7 @@ class CheckpointManager::Implementation {
     checkpointing::on_every(group_, [&] {
       auto own = options;
       own.verify = true;
-      contents = lockstep::load(info.file, own);
+      contents = checkpointing::read_checkpoint(info.file, own);
     });
     return std::move(*contents);
   }
@@ -235,9 +223,7 @@ class CheckpointManager::Implementation {
   CheckpointManagerOptions options_;
   CheckpointFolder folder_;
   Group group_;
-  bool has_written_ = false;
-  checkpointing::Snapshot snapshot_;
-  std::future<void> writing_;
+  std::unique_ptr<checkpointing::CheckpointWriter> writer_;
 };
 
 CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options) {
@@ -265,6 +251,18 @@ std::optional<Checkpoint> CheckpointManager::load_best(const LoadOptions& option
 
 Checkpoint CheckpointManager::load(std::int64_t step, const LoadOptions& options) {
   return implementation_->load(step, options);
+}
+
+std::optional<CheckpointInfo> CheckpointManager::load_latest(Dict& contents) {
+  return implementation_->load_first_whole(false, contents);
+}
+
+std::optional<CheckpointInfo> CheckpointManager::load_best(Dict& contents) {
+  return implementation_->load_first_whole(true, contents);
+}
+
+CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents) {
+  return implementation_->load(step, contents);
 }
 
 const std::filesystem::path& CheckpointManager::folder() const { return implementation_->path(); }

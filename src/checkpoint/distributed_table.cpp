@@ -2,14 +2,20 @@
 #include "checkpoint/distributed_table.h"
 
 #include <algorithm>
-#include <numeric>
+#include <charconv>
+#include <span>
+#include <system_error>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/atomic_file.h>
 #include <lockstep/base/error.h>
+#include <lockstep/serialize/torch_file.h>
 
+#include "checkpoint/tiling.h"
 #include "serialize/allowed_names.h"
 #include "serialize/byte_source.h"
+#include "serialize/checksum.h"
 #include "serialize/dtypes.h"
 #include "serialize/pickle_writer.h"
 #include "serialize/unpickler.h"
@@ -78,14 +84,6 @@ Place place_of(const Value& info) {
   return place;
 }
 
-std::int64_t elements(const Sizes& sizes) {
-  std::int64_t count = 1;
-  for (const auto size : sizes) {
-    if (__builtin_mul_overflow(count, size, &count)) fail("a tensor is too large");
-  }
-  return count;
-}
-
 Entry tensor_entry(const Value& metadata) {
   Entry entry{.is_tensor = true};
   const auto& properties = field(metadata, "properties");
@@ -97,7 +95,6 @@ Entry tensor_entry(const Value& metadata) {
   }
   entry.dtype = *dtype;
   entry.sizes = sizes_of(field(metadata, "size"));
-  std::int64_t covered = 0;
   for (const auto& chunk : field(metadata, "chunks").as_items()) {
     Piece piece{.offsets = sizes_of(field(chunk, "offsets")), .sizes = sizes_of(field(chunk, "sizes"))};
     if (piece.offsets.size() != entry.sizes.size() || piece.sizes.size() != entry.sizes.size()) {
@@ -108,10 +105,9 @@ Entry tensor_entry(const Value& metadata) {
         fail("a piece reaches beyond its tensor");
       }
     }
-    covered += elements(piece.sizes);
     entry.pieces.push_back(std::move(piece));
   }
-  if (covered != elements(entry.sizes)) fail("the pieces of a tensor do not make up the whole");
+  if (!is_tiling(entry.sizes, entry.pieces)) fail(tiling_problem(entry.sizes, entry.pieces));
   return entry;
 }
 
@@ -126,19 +122,51 @@ void put_place(Entry& entry, const Value& index, const Value& info) {
   for (auto& piece : entry.pieces) {
     if (piece.offsets != offsets) continue;
     piece.place = place_of(info);
-    const auto bytes = static_cast<std::uint64_t>(elements(piece.sizes)) * c10::elementSize(entry.dtype);
+    const auto bytes = static_cast<std::uint64_t>(element_count(piece.sizes)) * c10::elementSize(entry.dtype);
     if (bytes > piece.place.length) fail("a piece is larger than its place in a file");
   }
 }
 
+constexpr std::string_view kTrailer = "\n# lockstep ";
+
+// At the very end: how long the structure before it is, and the checksum of all that comes before.
+std::string trailer_of(std::string_view front, std::size_t structure) {
+  return fmt::format("{}{:016x} {:08x}\n", kTrailer, structure,
+                     serialize::crc32_of(std::as_bytes(std::span(front))));
+}
+
+struct TableParts {
+  std::string_view pickle;
+  std::string_view structure;
+};
+
+// Tables that Python wrote are pickles and nothing else.
+TableParts parts_of(std::string_view text) {
+  const auto length = trailer_of("", 0).size();
+  const auto front = text.substr(0, text.size() - std::min(text.size(), length));
+  const auto trailer = text.substr(front.size());
+  if (trailer.size() < length || !trailer.starts_with(kTrailer)) return {.pickle = text, .structure = {}};
+  std::size_t structure = 0;
+  const auto* digits = trailer.data() + kTrailer.size();
+  std::from_chars(digits, digits + 16, structure, 16);
+  if (trailer != trailer_of(front, structure) || structure > front.size())
+    fail("its checksum is another one");
+  return {.pickle = front.substr(0, front.size() - structure),
+          .structure = front.substr(front.size() - structure)};
+}
+
 }  // namespace
 
-Entries read_table(const std::filesystem::path& file) {
+Table read_table(const std::filesystem::path& file) {
   const auto source = serialize::open_file(file, false);
-  const auto text = source->read_text(0, source->size());
+  return parse_table(source->read_text(0, source->size()));
+}
+
+Table parse_table(std::string_view text) {
   serialize::NoStorages none;
-  const auto metadata =
-      serialize::unpickle(pickle::read_pickle(text, serialize::names_in_distributed_checkpoints()), none);
+  const auto parts = parts_of(text);
+  const auto metadata = serialize::unpickle(
+      pickle::read_pickle(parts.pickle, serialize::names_in_distributed_checkpoints()), none);
   if (!is_record(metadata, "Metadata")) fail("it is no Metadata");
   Entries entries;
   std::map<std::string, std::size_t> places;
@@ -167,7 +195,8 @@ Entries read_table(const std::filesystem::path& file) {
     entry.path = path != nullptr && path->is<Tuple>() ? *path->get_if<Tuple>() : Tuple{name};
     if (entry.path.items.empty()) fail(fmt::format("'{}' has an empty path", name));
   }
-  return entries;
+  return {.entries = std::move(entries),
+          .structure = parts.structure.empty() ? Value() : load_bytes(parts.structure, {}, "the structure")};
 }
 
 namespace {
@@ -327,6 +356,22 @@ std::string TableWriter::write(const Entries& entries) {
 
 }  // namespace
 
-std::string write_table(const Entries& entries) { return TableWriter().write(entries); }
+std::string write_table(const Table& table) {
+  const auto structure = save_bytes(table.structure);
+  const auto front = TableWriter().write(table.entries) + structure;
+  return front + trailer_of(front, structure.size());
+}
+
+void write_table_file(const Table& table, const std::filesystem::path& folder, bool sync) {
+  const auto text = write_table(table);
+  const auto file = folder / kTableName;
+  try {
+    AtomicFile target(file, {.sync = sync});
+    target.write(std::as_bytes(std::span(text)));
+    target.commit();
+  } catch (const std::system_error& error) {
+    throw CheckpointError(fmt::format("{}: cannot be written: {}", file.string(), error.code().message()));
+  }
+}
 
 }  // namespace lockstep::distributed_checkpoint

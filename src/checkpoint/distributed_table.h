@@ -38,10 +38,22 @@ struct Entry {
 /// By name, in the order of the table.
 using Entries = std::vector<std::pair<std::string, Entry>>;
 
+struct Table {
+  Entries entries{};
+  /// As structure_of() gives it; None in folders that Python wrote.
+  Value structure{};
+};
+
+constexpr const char* kTableName = ".metadata";
+
 /// The file `.metadata`. Throws CheckpointError for what is no table, or one whose pieces do not make up its
 /// tensors.
-Entries read_table(const std::filesystem::path& file);
-/// What Python's pickle makes a `Metadata` of.
-std::string write_table(const Entries& entries);
+Table read_table(const std::filesystem::path& file);
+Table parse_table(std::string_view text);
+/// What Python's pickle makes a `Metadata` of; behind that, where Python does not look, the structure and a
+/// checksum.
+std::string write_table(const Table& table);
+/// Whole under its name or not at all. Throws CheckpointError.
+void write_table_file(const Table& table, const std::filesystem::path& folder, bool sync);
 
 }  // namespace lockstep::distributed_checkpoint

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <mutex>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -11,23 +9,18 @@
 #include <lockstep/rendezvous/random.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "checkpoint/generator_states.h"
+#include "checkpoint/gradients.h"
+
 namespace lockstep {
 namespace {
 
-at::Tensor generator_state() {
-  auto generator = default_generator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
+Value own_states() {
+  return checkpointing::generator_states(default_generator(), checkpointing::gpu_generators());
 }
 
-void set_generator_state(const at::Tensor& state) {
-  auto generator = default_generator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  try {
-    generator.set_state(state.cpu());
-  } catch (const c10::Error& error) {
-    throw CheckpointError(fmt::format("this is no state of a generator: {}", error.what_without_backtrace()));
-  }
+void set_own_states(const Value& states) {
+  checkpointing::set_generator_states(default_generator(), checkpointing::gpu_generators(), states);
 }
 
 std::int64_t rank_in(const std::optional<ProcessGroup>& group) { return group ? group->rank() : 0; }
@@ -75,20 +68,26 @@ TrainingState& TrainingState::add_generator(const std::string& name) {
   const auto save_all = [group = group_] {
     Dict states;
     if (!group || group->size() == 1) {
-      states.set(0, generator_state());
+      states.set(0, own_states());
       return Value(std::move(states));
     }
-    const auto all = group->all_gather_object(save_bytes(generator_state()));
+    const auto all = group->all_gather_object(save_bytes(own_states()));
     for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
     return Value(std::move(states));
   };
   const auto load_own = [group = group_](const Value& value) {
     // A bare tensor is what Python's torch.get_rng_state() gives.
-    if (value.is<at::Tensor>()) return set_generator_state(value.as_tensor());
+    if (value.is<at::Tensor>()) return set_own_states(value);
     const auto* own = value.as_dict().find(rank_in(group));
-    if (own != nullptr) set_generator_state(own->as_tensor());
+    if (own != nullptr) set_own_states(*own);
   };
   return add_functions(name, save_all, load_own);
+}
+
+TrainingState& TrainingState::add_gradients(const std::string& name, const torch::nn::Module& module) {
+  return add_functions(
+      name, [&module, group = group_] { return checkpointing::gradients_of(module, group); },
+      [&module, group = group_](const Value& value) { checkpointing::set_gradients(module, group, value); });
 }
 
 Dict TrainingState::state_dict() const {

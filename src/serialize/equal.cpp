@@ -89,6 +89,12 @@ struct SameContents {
       return other != nullptr && equal(item.value, *other);
     });
   }
+  bool operator()(const ShardedTensor& left, const ShardedTensor& right) const {
+    return left.size == right.size && left.dtype == right.dtype &&
+           std::ranges::equal(left.local_shards, right.local_shards, [](const Shard& a, const Shard& b) {
+             return a.shard_offsets == b.shard_offsets && equal_tensors(a.tensor, b.tensor);
+           });
+  }
   template <typename Same>
   bool operator()(const Same& left, const Same& right) const {
     return left == right;

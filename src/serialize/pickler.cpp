@@ -82,6 +82,13 @@ class Pickler {
     call("torch.serialization", "_get_layout", [&] { writer_.text(layout_name(value)); });
   }
 
+  void operator()(const ShardedTensor& value) {
+    throw CheckpointError(fmt::format(
+        "{} is in parts on several ranks, which a single file cannot hold: save it with "
+        "distributed_checkpoint::save(), or a CheckpointManager with CheckpointWriting::every_rank",
+        repr(value, 100)));
+  }
+
  private:
   // The ways in which one tensor object may be saved; each is an object of its own in Python.
   enum As : std::uint8_t { kPlain, kTrained, kFrozen };

@@ -10,6 +10,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "serialize/plain_values.h"
+
 namespace lockstep::serialize {
 namespace {
 
@@ -54,13 +56,6 @@ const at::Tensor& part(const std::vector<Value>& parts, std::size_t i) {
   return tensor;
 }
 
-std::vector<std::int64_t> shape(const Value& value) {
-  if (const auto* size = value.get_if<Size>()) return size->sizes;
-  std::vector<std::int64_t> sizes;
-  for (const auto& item : value.as_items()) sizes.push_back(item.as_int());
-  return sizes;
-}
-
 }  // namespace
 
 at::Tensor rebuild_strided(const c10::Storage& storage, at::ScalarType dtype, std::int64_t offset,
@@ -80,7 +75,7 @@ at::Tensor rebuild_sparse(at::Layout layout, const std::vector<Value>& parts) {
   if (layout == at::kSparse) {
     if (parts.size() < 3 || parts.size() > 4)
       throw CheckpointError("the checkpoint has a damaged sparse tensor");
-    const auto sizes = shape(parts[2]);
+    const auto sizes = int_list(parts[2]);
     std::optional<bool> coalesced;
     if (parts.size() == 4 && !parts[3].is<None>()) coalesced = parts[3].as_bool();
     at::_validate_sparse_coo_tensor_args(part(parts, 0), part(parts, 1), sizes, coalesced, false);
@@ -90,7 +85,7 @@ at::Tensor rebuild_sparse(at::Layout layout, const std::vector<Value>& parts) {
   if (layout == at::kStrided || layout == at::kMkldnn || parts.size() != 4) {
     throw CheckpointError("the checkpoint has a damaged sparse tensor");
   }
-  const auto sizes = shape(parts[3]);
+  const auto sizes = int_list(parts[3]);
   at::_validate_sparse_compressed_tensor_args(part(parts, 0), part(parts, 1), part(parts, 2), sizes, layout,
                                               false);
   return at::_sparse_compressed_tensor_unsafe(part(parts, 0), part(parts, 1), part(parts, 2), sizes,

@@ -97,6 +97,10 @@ class Printer {
   void operator()(at::ScalarType value) { text_ += "torch." + dtype_name(value); }
   void operator()(const at::Device& value) { text_ += fmt::format("device('{}')", value.str()); }
   void operator()(at::Layout value) { text_ += fmt::format("torch.layout({})", static_cast<int>(value)); }
+  void operator()(const ShardedTensor& value) {
+    text_ += fmt::format("ShardedTensor({}, [{}], {} shards here)", dtype_name(value.dtype),
+                         fmt::join(value.size, ", "), value.local_shards.size());
+  }
 
  private:
   bool full() const { return text_.size() > max_length_; }

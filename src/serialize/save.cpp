@@ -1,69 +1,56 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <caffe2/serialize/inline_container.h>
-#include <exception>
-#include <functional>
 #include <system_error>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/atomic_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "serialize/checksum.h"
 #include "serialize/pickler.h"
 #include "serialize/storage_bytes.h"
 #include "serialize/write_file.h"
 
 namespace lockstep {
+namespace serialize {
 namespace {
 
-using Sink = std::function<void(std::span<const std::byte>)>;
-
-// Stops early once there is a `failure`.
-void write_records(caffe2::serialize::PyTorchStreamWriter& writer, const serialize::Pickled& pickled,
-                   const std::exception_ptr& failure) {
-  const auto text = [&](const char* name, std::string_view value) {
-    writer.writeRecord(name, value.data(), value.size());
-  };
-  text("data.pkl", pickled.pickle);
-  text(".format_version", "1");
-  text(".storage_alignment", "64");
-  text("byteorder", "little");
-  for (std::size_t key = 0; key < pickled.storages.size() && !failure; ++key) {
-    auto storage = pickled.storages[key];
-    if (!storage.device().is_cpu()) storage = serialize::storage_bytes(storage).cpu().storage();
-    writer.writeRecord(fmt::format("data/{}", key), storage.data(), storage.nbytes());
-  }
-  writer.writeEndOfFile();
-}
-
-// The zip writer is C in part, so what the sink throws must not pass through it; and it ends the program when
-// closing fails on the way out of a failure. It is told that all is well, therefore, and the rest is thrown
-// away.
-void write_zip(const serialize::Pickled& pickled, const Sink& sink) {
-  std::exception_ptr failure;
-  const auto write = [&](const void* data, std::size_t size) -> std::size_t {
-    try {
-      if (!failure) sink({static_cast<const std::byte*>(data), size});
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    return size;
-  };
-  try {
-    caffe2::serialize::PyTorchStreamWriter writer(write);
-    write_records(writer, pickled, failure);
-  } catch (const c10::Error& error) {
-    throw CheckpointError(error.what_without_backtrace());
-  }
-  if (failure) std::rethrow_exception(failure);
+void write_front(ZipWriter& zip, const Pickled& pickled) {
+  zip.add("data.pkl", pickled.pickle);
+  zip.add(".format_version", "1");
+  zip.add(".storage_alignment", "64");
+  zip.add("byteorder", "little");
 }
 
 }  // namespace
 
-void serialize::write_file(const Pickled& pickled, const std::filesystem::path& file,
-                           const SaveOptions& options) {
+void write_zip(const Pickled& pickled, const Sink& sink) {
+  ZipWriter zip(sink);
+  write_front(zip, pickled);
+  Checksums checksums(pickled.storages);
+  for (std::size_t key = 0; key < pickled.storages.size(); ++key) {
+    auto storage = pickled.storages[key];
+    if (!storage.device().is_cpu()) storage = storage_bytes(storage).cpu().storage();
+    const auto bytes = bytes_of(storage);
+    zip.add(fmt::format("data/{}", key), bytes, [&] { return checksums.of(key, bytes); });
+  }
+  zip.finish();
+}
+
+std::uint64_t zip_size(const Pickled& pickled) {
+  std::uint64_t size = 0;
+  ZipWriter zip([&](std::span<const std::byte> bytes) { size += bytes.size(); });
+  write_front(zip, pickled);
+  for (std::size_t key = 0; key < pickled.storages.size(); ++key) {
+    const std::span bytes(static_cast<const std::byte*>(nullptr), pickled.storages[key].nbytes());
+    zip.add(fmt::format("data/{}", key), bytes, [] { return 0; });
+  }
+  zip.finish();
+  return size;
+}
+
+void write_file(const Pickled& pickled, const std::filesystem::path& file, const SaveOptions& options) {
   try {
     AtomicFile target(file, {.sync = options.sync});
     write_zip(pickled, [&](std::span<const std::byte> bytes) { target.write(bytes); });
@@ -74,6 +61,8 @@ void serialize::write_file(const Pickled& pickled, const std::filesystem::path& 
                     file.string(), error.code().message()));
   }
 }
+
+}  // namespace serialize
 
 void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options) {
   serialize::Pickled pickled;
@@ -87,7 +76,7 @@ void save(const Value& value, const std::filesystem::path& file, const SaveOptio
 
 std::string save_bytes(const Value& value) {
   std::string bytes;
-  write_zip(serialize::pickle_value(value), [&](std::span<const std::byte> piece) {
+  serialize::write_zip(serialize::pickle_value(value), [&](std::span<const std::byte> piece) {
     bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   });
   return bytes;

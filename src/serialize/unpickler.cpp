@@ -2,7 +2,6 @@
 #include "serialize/unpickler.h"
 
 #include <algorithm>
-#include <cstring>
 #include <unordered_map>
 
 #include <c10/util/Exception.h>
@@ -11,8 +10,8 @@
 #include <lockstep/base/error.h>
 
 #include "serialize/dtypes.h"
-#include "serialize/layouts.h"
 #include "serialize/numpy_scalar.h"
+#include "serialize/plain_values.h"
 #include "serialize/rebuild_tensor.h"
 
 namespace lockstep::serialize {
@@ -49,7 +48,7 @@ class Unpickler {
       case Kind::integer:
         return node.integer;
       case Kind::big_integer:
-        return big_integer(node.text);
+        return make_integer(node.text);
       case Kind::real:
         return node.real;
       case Kind::text:
@@ -120,22 +119,6 @@ class Unpickler {
     if (values > budget_)
       throw CheckpointError("the checkpoint repeats its parts beyond any reasonable size");
     budget_ -= values;
-  }
-
-  [[noreturn]] static void refuse_call(std::string_view callee) {
-    throw CheckpointError(fmt::format("the checkpoint calls {} in a way that PyTorch does not", callee));
-  }
-
-  static Value big_integer(std::string_view bytes) {
-    // Bytes that only repeat the sign.
-    const auto sign = bytes.back() & 0x80 ? '\xff' : '\0';
-    while (bytes.size() > 1 && bytes.back() == sign && ((bytes[bytes.size() - 2] ^ sign) & 0x80) == 0) {
-      bytes.remove_suffix(1);
-    }
-    if (bytes.size() > sizeof(std::int64_t)) return BigInteger{std::string(bytes)};
-    std::uint64_t number = (bytes.back() & 0x80) != 0 ? ~std::uint64_t{0} : 0;
-    std::memcpy(&number, bytes.data(), bytes.size());
-    return static_cast<std::int64_t>(number);
   }
 
   static Value global(std::string_view name) {
@@ -230,66 +213,7 @@ class Unpickler {
 
   Value plain_call(std::string_view callee, const std::vector<Ref>& args) {
     if (callee.starts_with("numpy")) return numpy_call(callee, args);
-    const auto given = values(args);
-    if (callee == "collections Counter" && given.size() == 1) {
-      Dict counter(DictKind::counter);
-      for (const auto& [key, count] : given[0].as_dict()) counter.set(key, count);
-      return counter;
-    }
-    if (callee == "builtins set" && given.size() == 1) return Set(given[0].as_items());
-    if (callee == "builtins complex" && given.size() == 2) {
-      return std::complex<double>(given[0].as_double(), given[1].as_double());
-    }
-    if (callee == "torch Size" && given.size() == 1) return Size{int_list(given[0])};
-    if (callee == "torch device" && (given.size() == 1 || given.size() == 2)) return device(given);
-    if (callee == "torch.serialization _get_layout" && given.size() == 1) {
-      return layout_named(given[0].as_string());
-    }
-    if (callee == "_codecs encode" || callee.starts_with("builtins byte")) return bytes(callee, given);
-    refuse_call(callee);
-  }
-
-  static Value device(const std::vector<Value>& given) {
-    auto text = given[0].as_string();
-    if (given.size() == 2) text += fmt::format(":{}", given[1].as_int());
-    try {
-      return at::Device(text);
-    } catch (const c10::Error&) {
-      throw CheckpointError(
-          fmt::format("the checkpoint holds a device that this LibTorch does not know: {}", text));
-    }
-  }
-
-  // Protocol 2 has no bytes: they travel as text of the letters 0 to 255.
-  static std::string latin1(std::string_view text) {
-    std::string bytes;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      const auto byte = static_cast<unsigned char>(text[i]);
-      if (byte < 0x80) {
-        bytes.push_back(text[i]);
-      } else if ((byte & 0xfe) == 0xc2 && i + 1 < text.size()) {
-        ++i;
-        bytes.push_back(static_cast<char>((byte << 6) | (text[i] & 0x3f)));
-      } else {
-        throw CheckpointError("the checkpoint holds bytes that are no bytes");
-      }
-    }
-    return bytes;
-  }
-
-  static Value bytes(std::string_view callee, const std::vector<Value>& given) {
-    Bytes made{.data = {}, .mutable_array = callee == "builtins bytearray"};
-    if (given.empty()) return made;
-    if (given.size() == 2 && given[0].is<std::string>()) {
-      const auto& encoding = given[1].as_string();
-      if (encoding != "latin1" && encoding != "latin-1") refuse_call(callee);
-      made.data = latin1(given[0].as_string());
-      return made;
-    }
-    const auto* data = given.size() == 1 ? given[0].get_if<Bytes>() : nullptr;
-    if (data == nullptr) refuse_call(callee);
-    made.data = data->data;
-    return made;
+    return make_plain(callee, values(args));
   }
 
   Value numpy_call(std::string_view callee, const std::vector<Ref>& args) {
@@ -313,13 +237,6 @@ class Unpickler {
   }
 
   // Tensors.
-
-  static std::vector<std::int64_t> int_list(const Value& value) {
-    if (const auto* size = value.get_if<Size>()) return size->sizes;
-    std::vector<std::int64_t> list;
-    for (const auto& item : value.as_items()) list.push_back(item.as_int());
-    return list;
-  }
 
   at::ScalarType dtype_arg(Ref ref) {
     const auto given = value(ref);

@@ -40,6 +40,7 @@ struct TypeName {
   std::string_view operator()(at::ScalarType) const { return "torch.dtype"; }
   std::string_view operator()(const at::Device&) const { return "torch.device"; }
   std::string_view operator()(at::Layout) const { return "torch.layout"; }
+  std::string_view operator()(const ShardedTensor&) const { return "ShardedTensor"; }
 };
 
 [[noreturn]] void refuse(const Value& value, std::string_view wanted) {

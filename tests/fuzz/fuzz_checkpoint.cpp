@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Whatever the bytes are, reading them gives a value or a CheckpointError. The first byte says what they are
-// taken for: a file, the pickle in one, a file whose checksums are compared, or a safetensors file.
+// taken for: a file, the pickle in one, a file whose checksums are compared, a safetensors file, the table of
+// a distributed checkpoint, or the structure in one.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,6 +11,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "checkpoint/distributed_table.h"
+#include "checkpoint/flatten.h"
 #include "serialize/allowed_names.h"
 #include "serialize/byte_source.h"
 #include "serialize/safetensors_header.h"
@@ -38,13 +41,26 @@ void read_as_pickle(std::span<const char> bytes) {
   if (again.type_name() != value.type_name()) __builtin_trap();
 }
 
+// What was read is written, and read again.
+void read_as_table(std::span<const char> bytes) {
+  namespace dcp = lockstep::distributed_checkpoint;
+  const auto table = dcp::parse_table({bytes.data(), bytes.size()});
+  const auto again = dcp::parse_table(dcp::write_table(table));
+  if (again.entries.size() != table.entries.size()) __builtin_trap();
+}
+
+void read_as_structure(std::span<const char> bytes) {
+  const auto fill = [](const std::string& name) { return lockstep::Value(name); };
+  lockstep::repr(lockstep::distributed_checkpoint::fill_structure(lockstep::load_bytes(bytes), fill));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::span bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
-    switch (data[0] % 4) {
+    switch (data[0] % 6) {
       case 0:
         lockstep::load_bytes(bytes);
         break;
@@ -53,6 +69,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       case 2:
         lockstep::load_bytes(bytes, {.verify = true});
+        break;
+      case 4:
+        read_as_table(bytes);
+        break;
+      case 5:
+        read_as_structure(bytes);
         break;
       default:
         lockstep::safetensors::read_header(*lockstep::serialize::open_bytes(bytes, "bytes"));

@@ -3,10 +3,12 @@
 import io
 import os
 import sys
+import tempfile
 import zipfile
 
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "parity"))
 from structures import STRUCTURES  # noqa: E402
@@ -33,3 +35,12 @@ tensors = {"a": torch.arange(6).view(2, 3), "b.c": torch.ones(2, dtype=torch.bfl
 for name, metadata in (("plain", None), ("described", {"format": "pt", "note": "x"})):
     with open(os.path.join(folder, f"safetensors-{name}"), "wb") as file:
         file.write(b"\3" + safetensors.torch.save(tensors, metadata))
+state = {"model": {"w": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}, "rates": [0.1, torch.ones(1)], "epoch": 3}
+with tempfile.TemporaryDirectory() as saved:
+    dcp.save(state, checkpoint_id=saved)
+    with open(os.path.join(saved, ".metadata"), "rb") as table, open(os.path.join(folder, "dcp-table"), "wb") as file:
+        file.write(b"\4" + table.read())
+data = io.BytesIO()
+torch.save({"model": {"w": "model.w", 3: "model.3"}, "rates": ["rates.0", "rates.1"], "epoch": "epoch"}, data)
+with open(os.path.join(folder, "dcp-structure"), "wb") as file:
+    file.write(b"\5" + data.getvalue())

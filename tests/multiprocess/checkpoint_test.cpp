@@ -11,12 +11,14 @@
 
 #include "multiprocess/backends.h"
 #include "parity/resume_training.h"
+#include "support/error_of.h"
 #include "support/temp_folder.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 class Checkpoints : public testing::EveryBackend {
@@ -41,15 +43,6 @@ Value contents(int rank) {
               {"view", base.view({10, 100})},
               {"empty", torch::empty({0})},
               {"epoch", 3}};
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 const testing::Scenario saves_and_loads("rank 0 writes and all have it", [] {
@@ -140,6 +133,83 @@ TEST_P(Checkpoints, HundredStepsAreFiftyAndFifty) {
   run_here(trains_on, {{"FROM", ""}, {"UNTIL", "50"}, {"OFFSET", "0"}});
   run_here(trains_on, {{"FROM", "50"}, {"UNTIL", "100"}, {"OFFSET", "0"}});
   EXPECT_TRUE(equal(load(folder / "step-00000100.pt"), load(folder / "step-00001100.pt")));
+}
+
+// Stops between two batches whose gradients are added up.
+const testing::Scenario stops_between("train between the steps of the optimizer", [] {
+  torch::set_num_threads(1);
+  const auto context = init({.backend = testing::backend_under_test()});
+  const bool local = variable("LOCAL") == "yes";
+  testing::ResumeTraining training(variable("FROM").empty() ? 1 : 99, true, local);
+  CheckpointManager manager(variable("FOLDER"), {.keep_last = 0, .sync = false});
+  if (!variable("FROM").empty()) {
+    training.state().load_state_dict(manager.load(std::stoll(variable("FROM"))).contents.as_dict());
+  }
+  const auto until = std::stoll(variable("UNTIL"));
+  training.train_batches(until);
+  const auto state = training.state().state_dict();
+  EXPECT_EQ(state.at("gradients").as_dict().contains("all"), !local || context.world_size() == 1);
+  manager.save(until + std::stoll(variable("OFFSET")), state);
+});
+
+TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
+  for (const auto* local : {"no", "yes"}) {
+    const testing::TempFolder temp;
+    const auto go = [&](const char* from, const char* until, const char* offset) {
+      run(stops_between, {{"FOLDER", temp.path().string()},
+                          {"LOCAL", local},
+                          {"FROM", from},
+                          {"UNTIL", until},
+                          {"OFFSET", offset}});
+    };
+    go("", "101", "1000");
+    go("", "51", "0");
+    go("51", "101", "0");
+    EXPECT_TRUE(equal(load(temp.path() / "step-00000101.pt"), load(temp.path() / "step-00001101.pt")))
+        << local;
+  }
+}
+
+TEST(AnotherNumberOfRanks, CannotGoOnWithGradientsOfItsOwn) {
+  const testing::TempFolder temp;
+  const auto go = [&](int ranks, const char* from, const char* until) {
+    return testing::run_ranks(stops_between, {.world_size = ranks,
+                                              .env = {{"FOLDER", temp.path().string()},
+                                                      {"LOCAL", "yes"},
+                                                      {"FROM", from},
+                                                      {"UNTIL", until},
+                                                      {"OFFSET", "0"}}});
+  };
+  testing::expect_all_passed(go(2, "", "5"));
+  for (const auto& result : go(3, "5", "7")) {
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.err, HasSubstr("gradients that 2 ranks had accumulated cannot go on with 3"));
+  }
+}
+
+// The same with every rank writing its share.
+const testing::Scenario trains_on_together("train with checkpoints of every rank", [] {
+  torch::set_num_threads(1);
+  const auto context = init({.backend = testing::backend_under_test()});
+  testing::ResumeTraining training(variable("FROM").empty() ? 1 : 99);
+  CheckpointManager manager(
+      variable("FOLDER"),
+      {.keep_last = 0, .async_save = true, .sync = false, .writing = CheckpointWriting::every_rank});
+  if (!variable("FROM").empty()) {
+    training.state().load_state_dict(manager.load(std::stoll(variable("FROM"))).contents.as_dict());
+  }
+  const auto until = std::stoll(variable("UNTIL"));
+  training.train(until);
+  manager.save(until + std::stoll(variable("OFFSET")), training.state().state_dict());
+});
+
+TEST_P(Checkpoints, HundredStepsAreFiftyAndFiftyWhereEveryRankWrites) {
+  const auto& folder = temp_.path();
+  run_here(trains_on_together, {{"FROM", ""}, {"UNTIL", "100"}, {"OFFSET", "1000"}});
+  run_here(trains_on_together, {{"FROM", ""}, {"UNTIL", "50"}, {"OFFSET", "0"}});
+  run_here(trains_on_together, {{"FROM", "50"}, {"UNTIL", "100"}, {"OFFSET", "0"}});
+  EXPECT_TRUE(equal(distributed_checkpoint::load(folder / "step-00000100"),
+                    distributed_checkpoint::load(folder / "step-00001100")));
 }
 
 // Which samples a rank is given: `BATCHES` batches, or with 0 all that are left of the epoch.

@@ -9,6 +9,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/lockstep.h>
 
+#include "support/error_of.h"
 #include "support/python.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
@@ -19,15 +20,6 @@ namespace {
 namespace dcp = distributed_checkpoint;
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 const Scenario saves("write a folder together", [] {
   const auto context = init({.backend = "gloo"});

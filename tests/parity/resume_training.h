@@ -56,7 +56,10 @@ class ResumeTraining {
  public:
   static constexpr std::int64_t kSamples = 203;
 
-  explicit ResumeTraining(std::int64_t seed = 1) {
+  /// With `keep_gradients` it may stop between the steps of the optimizer. With `local_gradients` ranks have
+  /// gradients of their own there.
+  explicit ResumeTraining(std::int64_t seed = 1, bool keep_gradients = false, bool local_gradients = false)
+      : local_gradients_(local_gradients) {
     torch::manual_seed(static_cast<std::uint64_t>(seed));
     net_ = ResumeNet();
     if (is_initialized()) ddp_.emplace(net_);
@@ -72,22 +75,14 @@ class ResumeTraining {
         .add("scheduler", *scheduler_)
         .add("loader", *loader_);
     state_.add("epoch", epoch_).add("step", step_).add_generator();
+    if (keep_gradients) state_.add("batches", batches_).add_gradients("gradients", net_);
   }
 
   void train(std::int64_t until) {
-    for (;; ++epoch_) {
-      loader_->set_epoch(epoch_);
-      for (auto& [inputs, target] : *loader_) {
-        for (const auto& index : inputs.select(1, 0).unbind()) seen.push_back(index.template item<float>());
-        auto output = ddp_ ? (*ddp_)->forward(inputs) : net_->forward(inputs);
-        (torch::nn::functional::cross_entropy(output, target) / 2).backward();
-        if (++batches_ % 2 != 0) continue;
-        optimizer_->step();
-        optimizer_->zero_grad();
-        if (++step_ % 5 == 0) scheduler_->step();
-        if (step_ == until) return;
-      }
-    }
+    run([&] { return step_ == until; });
+  }
+  void train_batches(std::int64_t until) {
+    run([&] { return batches_ == until; });
   }
 
   const TrainingState& state() const { return state_; }
@@ -96,6 +91,33 @@ class ResumeTraining {
   std::vector<float> seen;
 
  private:
+  template <typename Done>
+  void run(const Done& done) {
+    for (;; ++epoch_) {
+      loader_->set_epoch(epoch_);
+      for (auto& [inputs, target] : *loader_) {
+        for (const auto& index : inputs.select(1, 0).unbind()) seen.push_back(index.template item<float>());
+        backward(inputs, target);
+        if (++batches_ % 2 == 0) step();
+        if (done()) return;
+      }
+    }
+  }
+
+  void backward(const at::Tensor& inputs, const at::Tensor& target) {
+    const bool local = local_gradients_ && ddp_ && batches_ % 2 == 0;
+    const auto guard = local ? std::optional((*ddp_)->no_sync()) : std::nullopt;
+    auto output = ddp_ ? (*ddp_)->forward(inputs) : net_->forward(inputs);
+    (torch::nn::functional::cross_entropy(output, target) / 2).backward();
+  }
+
+  void step() {
+    optimizer_->step();
+    optimizer_->zero_grad();
+    if (++step_ % 5 == 0) scheduler_->step();
+  }
+
+  bool local_gradients_;
   ResumeNet net_{nullptr};
   std::optional<DistributedDataParallel<ResumeNet>> ddp_;
   std::unique_ptr<torch::optim::SGD> optimizer_;

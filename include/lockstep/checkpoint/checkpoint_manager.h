@@ -21,6 +21,16 @@ enum class CheckpointReading : std::uint8_t {
   every_rank,
 };
 
+/// Who writes.
+enum class CheckpointWriting : std::uint8_t {
+  /// Rank 0, one file: `step-<number>.pt`.
+  first_rank,
+  /// Every rank what it has of each ShardedTensor and a share of the rest, into the folder `step-<number>`,
+  /// which distributed_checkpoint and Python's `torch.distributed.checkpoint` read. All ranks must see the
+  /// same folders. save() takes a dict, on every rank.
+  every_rank,
+};
+
 struct CheckpointManagerOptions {
   /// So many of the newest stay; 0: all.
   std::int64_t keep_last = 3;
@@ -39,6 +49,7 @@ struct CheckpointManagerOptions {
   /// alone.
   std::optional<ProcessGroup> group = {};
   CheckpointReading reading = CheckpointReading::broadcast;
+  CheckpointWriting writing = CheckpointWriting::first_rank;
 };
 
 struct CheckpointInfo {
@@ -53,8 +64,8 @@ struct Checkpoint {
 };
 
 /// A folder of checkpoints: `step-<number>.pt`, each a file as save() writes it, which Python's torch.load
-/// opens, and the links last.pt and best.pt. Rank 0 writes; a file is whole under its name or not there, also
-/// when the process is killed at any moment.
+/// opens, and the links last.pt and best.pt; or folders `step-<number>`, last and best, where every rank
+/// writes. A checkpoint is whole under its name or not there, also when ranks are killed at any moment.
 ///
 /// save(), wait() and the loading functions are called on all ranks of the group, in the same order, and end
 /// alike on all: when one fails, all throw CheckpointError with the reason and the rank. For one thread.
@@ -67,7 +78,7 @@ class CheckpointManager {
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
-  /// Writes `contents` (rank 0's; what others pass is not looked at) as the checkpoint of `step`, then
+  /// Writes `contents` (rank 0's, what others pass is not looked at; or every rank's) as that of `step`, then
   /// removes those that no rule keeps. A checkpoint that is there is replaced. A metric that is not finite
   /// counts as none. The first call removes what writers that were killed left in the folder: one process, or
   /// one group of ranks, writes there at a time, while any may read. With async_save the failure of the save
@@ -87,6 +98,14 @@ class CheckpointManager {
   std::optional<Checkpoint> load_best(const LoadOptions& options = {});
   /// That of one step. Throws when it is not there or damaged.
   Checkpoint load(std::int64_t step, const LoadOptions& options = {});
+
+  /// The same into what is there, as distributed_checkpoint::load(contents, folder) does: every rank reads
+  /// the parts that it has of each ShardedTensor, whoever wrote them. For checkpoints of every_rank; one in a
+  /// single file is read by load_latest() and passed over here. What a damaged checkpoint brought before the
+  /// damage was found is written over by the next; when nothing can be loaded, it stays in `contents`.
+  std::optional<CheckpointInfo> load_latest(Dict& contents);
+  std::optional<CheckpointInfo> load_best(Dict& contents);
+  CheckpointInfo load(std::int64_t step, Dict& contents);
 
   const std::filesystem::path& folder() const;
 

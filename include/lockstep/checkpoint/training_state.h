@@ -73,10 +73,19 @@ class TrainingState {
     }
   }
 
-  /// The random numbers of this rank: LibTorch's default generator of the CPU, not those of GPUs (in a thread
-  /// of spawn_threads() the thread's), on every rank. state_dict() is then collective. A rank that the
-  /// checkpoint has no state for, since there were fewer, keeps its own.
+  /// The random numbers of this rank, on every rank: LibTorch's default generator of the CPU (in a thread of
+  /// spawn_threads() the thread's) and those of all GPUs that the process may use. state_dict() is then
+  /// collective. A rank that the checkpoint has no state for, since there were fewer, keeps its own.
   TrainingState& add_generator(const std::string& name = "generator");
+
+  /// The gradients of a module, for runs that stop between the steps of an optimizer, where gradients have
+  /// been accumulated and not yet used. state_dict() is then collective. Those that differ among ranks, as
+  /// under no_sync(), are all gathered on rank 0, and need as many ranks to go on; others any number.
+  TrainingState& add_gradients(const std::string& name, const torch::nn::Module& module);
+  template <ModulePointer Holder>
+  TrainingState& add_gradients(const std::string& name, const Holder& module) {
+    return add_gradients(name, static_cast<const torch::nn::Module&>(*module));
+  }
 
   /// Any part: how its value is had, and how it is given back.
   TrainingState& add_functions(std::string name, std::function<Value()> save,

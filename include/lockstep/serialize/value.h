@@ -16,6 +16,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/serialize/sharded_tensor.h>
+
 namespace lockstep {
 
 class Value;
@@ -129,13 +131,14 @@ class Dict {
 /// An OrderedDict with these entries: what `state_dict()` gives.
 Dict ordered_dict(std::initializer_list<Dict::Item> items = {});
 
-/// What a checkpoint holds: anything that Python's `torch.load(weights_only=True)` gives. Copies are deep but
-/// for tensors, which share their data as copies of at::Tensor do.
+/// What a checkpoint holds: anything that Python's `torch.load(weights_only=True)` gives, and ShardedTensor,
+/// which distributed_checkpoint saves and a single file does not hold. Copies are deep but for tensors, which
+/// share their data as copies of at::Tensor do.
 class Value {
  public:
   using Variant = std::variant<None, bool, std::int64_t, BigInteger, double, std::complex<double>,
                                std::string, Bytes, at::Tensor, Parameter, List, Tuple, Set, Dict, Size,
-                               at::ScalarType, at::Device, at::Layout>;
+                               at::ScalarType, at::Device, at::Layout, ShardedTensor>;
 
   Value() = default;
   Value(None) {}
@@ -162,6 +165,7 @@ class Value {
   Value(Tuple value) : variant_(std::move(value)) {}
   Value(Set value) : variant_(std::move(value)) {}
   Value(Dict value) : variant_(std::move(value)) {}
+  Value(ShardedTensor value) : variant_(std::move(value)) {}
 
   template <typename T>
   bool is() const {

@@ -12,6 +12,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "support/error_of.h"
 #include "support/temp_folder.h"
 
 namespace lockstep {
@@ -19,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using Steps = std::vector<std::int64_t>;
 
@@ -28,15 +30,6 @@ Steps steps_in(const CheckpointManager& manager) {
   Steps steps;
   for (const auto& info : manager.checkpoints()) steps.push_back(info.step);
   return steps;
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // Turns one byte in the middle of a file round.

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/distributed_save.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <span>
+#include <system_error>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <lockstep/base/atomic_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
+
+#include "checkpoint/save_plan.h"
+#include "serialize/write_file.h"
+
+namespace lockstep::distributed_checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view kDataSuffix = ".distcp";
+constexpr const char* kGivenUp = ".failed";
+
+std::string data_file(std::size_t rank, std::int64_t number) {
+  return fmt::format("__{}_{}{}", rank, number, kDataSuffix);
+}
+
+// "__1_5.distcp" -> 5, and what a killed writer left, "__1_5.distcp.part", too.
+std::optional<std::int64_t> number_of(const std::string& name) {
+  const auto dot = name.find(kDataSuffix);
+  const auto bar = name.rfind('_', dot);
+  if (!name.starts_with("__") || dot == std::string::npos || bar < 2) return std::nullopt;
+  std::int64_t number = 0;
+  const auto [stop, code] = std::from_chars(name.data() + bar + 1, name.data() + dot, number);
+  if (code != std::errc() || stop != name.data() + dot) return std::nullopt;
+  return number;
+}
+
+std::vector<std::string> data_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(folder, code)) {
+    auto name = entry.path().filename().string();
+    if (number_of(name)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+// Its own elements only, whatever it is a view of, on the CPU.
+at::Tensor compact(const at::Tensor& tensor) {
+  const auto whole = tensor.cpu().resolve_conj().resolve_neg().contiguous();
+  const bool own = whole.storage().nbytes() == whole.nbytes();
+  return own ? whole : whole.clone(at::MemoryFormat::Contiguous);
+}
+
+std::uint64_t saved_size(const at::Tensor& tensor) {
+  // As large as the tensor, but never touched.
+  return serialize::zip_size(serialize::pickle_value(at::empty(tensor.sizes(), tensor.scalar_type())));
+}
+
+[[noreturn]] void fail_to_write(const fs::path& file, const std::system_error& error) {
+  throw CheckpointError(fmt::format("{}: cannot be written: {}", file.string(), error.code().message()));
+}
+
+std::vector<std::string> from_all(const checkpointing::Group& group, const std::string& own) {
+  return group && group->size() > 1 ? group->all_gather_object(own) : std::vector<std::string>{own};
+}
+
+}  // namespace
+
+at::Tensor TensorCopies::take(std::size_t index, const at::Tensor& tensor) {
+  if (copies_.size() <= index) copies_.resize(index + 1);
+  auto& copy = copies_[index];
+  const bool fits =
+      copy.defined() && copy.sizes() == tensor.sizes() && copy.scalar_type() == tensor.scalar_type();
+  if (!fits) copy = at::empty(tensor.sizes(), tensor.scalar_type());
+  copy.copy_(tensor);
+  return copy;
+}
+
+DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group, std::int64_t number,
+                                 TensorCopies* copies) {
+  std::vector<Leaf> leaves;
+  std::string own;
+  checkpointing::on_every(group, [&] {
+    leaves = flatten(contents);
+    own = describe(leaves);
+  });
+  auto plan = plan_save(from_all(group, own));
+  const auto rank = group ? static_cast<std::size_t>(group->rank()) : 0;
+  checkpointing::on_every(group, [&] { take_items(plan, leaves, rank, copies); });
+  if (!items_.empty()) file_ = data_file(rank, number);
+  List sizes;
+  for (const auto& item : items_) sizes.items.emplace_back(item.size);
+  const auto all = from_all(group, save_bytes(Value(std::move(sizes))));
+  if (rank != 0) return;
+  place_all(std::move(plan), all, number);
+  table_.structure = structure_of(contents);
+}
+
+void DistributedSave::take_items(const SavePlan& plan, const std::vector<Leaf>& leaves, std::size_t rank,
+                                 TensorCopies* copies) {
+  std::map<std::string, const Value*> values;
+  for (const auto& leaf : leaves) values.emplace(name_of(leaf.path), leaf.value);
+  for (const auto& [entry, piece, writer] : plan.assignments) {
+    if (writer != rank) continue;
+    const auto& [name, described] = plan.entries[entry];
+    const auto data = data_of(described, piece, *values.at(name));
+    Item item;
+    if (const auto* tensor = data.get_if<at::Tensor>()) {
+      item.tensor = copies != nullptr ? copies->take(items_.size(), *tensor) : *tensor;
+      item.size = saved_size(*tensor);
+    } else {
+      item.bytes = save_bytes(data);
+      item.size = item.bytes.size();
+    }
+    items_.push_back(std::move(item));
+  }
+}
+
+// Each rank writes its pieces one behind the other.
+void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks,
+                                std::int64_t number) {
+  std::vector<Value> sizes;
+  for (const auto& one : sizes_of_ranks) sizes.push_back(load_bytes(one));
+  std::vector<std::uint64_t> ends(sizes.size(), 0);
+  std::vector<std::size_t> placed(sizes.size(), 0);
+  for (const auto& [entry, piece, rank] : plan.assignments) {
+    const auto length = static_cast<std::uint64_t>(sizes[rank].as_items()[placed[rank]++].as_int());
+    auto& found = plan.entries[entry].second;
+    (found.is_tensor ? found.pieces[piece].place : found.place) = {
+        .file = data_file(rank, number), .offset = ends[rank], .length = length};
+    ends[rank] += length;
+  }
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    if (ends[rank] > 0) files_.push_back(data_file(rank, number));
+  }
+  table_.entries = std::move(plan.entries);
+}
+
+void DistributedSave::write(const fs::path& folder, bool sync) const {
+  if (file_.empty()) return;
+  const auto file = folder / file_;
+  try {
+    AtomicFile target(file, {.sync = sync});
+    const auto sink = [&](std::span<const std::byte> bytes) { target.write(bytes); };
+    for (const auto& item : items_) {
+      const auto before = target.size();
+      if (item.tensor.defined()) {
+        serialize::write_zip(serialize::pickle_value(compact(item.tensor)), sink);
+      } else {
+        sink(std::as_bytes(std::span(item.bytes)));
+      }
+      if (target.size() - before != item.size) {
+        throw CheckpointError(
+            fmt::format("{}: a tensor changed its shape while it was saved", file.string()));
+      }
+    }
+    target.commit();
+  } catch (const std::system_error& error) {
+    fail_to_write(file, error);
+  }
+}
+
+void DistributedSave::give_up(const fs::path& folder) const {
+  const std::ofstream mark(folder / (file_ + kGivenUp));
+}
+
+bool DistributedSave::is_complete(const fs::path& folder) const {
+  std::error_code code;
+  for (const auto& file : files_) {
+    if (fs::exists(folder / file, code)) continue;
+    if (!fs::exists(folder / (file + kGivenUp), code)) return false;
+    throw CheckpointError(fmt::format("{}: its rank could not write it", (folder / file).string()));
+  }
+  return true;
+}
+
+void DistributedSave::commit(const fs::path& folder, bool sync) const {
+  write_table_file(table_, folder, sync);
+  std::error_code code;
+  for (const auto& name : data_files(folder)) {
+    if (std::ranges::find(files_, name) == files_.end()) fs::remove(folder / name, code);
+  }
+}
+
+std::int64_t begin_save(const fs::path& folder, const checkpointing::Group& group, bool sync) {
+  std::int64_t number = 0;
+  checkpointing::on_first(group, [&] {
+    try {
+      make_folders(folder, sync);
+    } catch (const std::system_error& error) {
+      throw CheckpointError(
+          fmt::format("{}: the folder cannot be made: {}", folder.string(), error.code().message()));
+    }
+    for (const auto& name : data_files(folder)) number = std::max(number, *number_of(name) + 1);
+  });
+  return std::stoll(checkpointing::share_text(group, fmt::format("{}", number)));
+}
+
+void save(const Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& group,
+          const SaveOptions& options) {
+  const DistributedSave saving(contents, group, begin_save(folder, group, options.sync));
+  checkpointing::on_every(group, [&] { saving.write(folder, options.sync); });
+  checkpointing::on_first(group, [&] { saving.commit(folder, options.sync); });
+}
+
+}  // namespace lockstep::distributed_checkpoint

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <future>
+#include <mutex>
+#include <stop_token>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/distributed_save.h"
+
+namespace lockstep::checkpointing {
+namespace {
+
+namespace fs = std::filesystem;
+using distributed_checkpoint::DistributedSave;
+
+// Each rank writes its file. Rank 0 then gives the whole its table and its name; while training goes on no
+// rank may use the group for that, so that a thread of rank 0 looks for the files.
+class EveryRankWriter : public CheckpointWriter {
+ public:
+  EveryRankWriter(const CheckpointManagerOptions& options, const CheckpointFolder& folder, Group group)
+      : options_(options), folder_(folder), group_(std::move(group)) {}
+
+  ~EveryRankWriter() override {
+    // Where this rank has failed, the others may never write.
+    if (std::uncaught_exceptions() > 0) stop_.request_stop();
+    for (auto* work : {&writing_, &publishing_}) {
+      try {
+        if (work->valid()) work->get();
+      } catch (const std::exception& error) {
+        log(LogLevel::error, error.what());
+      }
+    }
+  }
+
+  void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
+    on_every(group_, [&] { contents.as_dict(); });
+    // Its failure, the same on all ranks, comes out of this call, which is none: it goes on first.
+    const auto failure = failure_of([&] { finish(); });
+    const CheckpointInfo info{.step = step, .file = folder_.file_of(step, true), .metric = metric};
+    begin(info);
+    const auto number = distributed_checkpoint::begin_save(place_, group_, options_.sync);
+    saving_.emplace(contents.as_dict(), group_, number, options_.async_save ? &copies_ : nullptr);
+    options_.async_save ? start(info) : write_now(info);
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  void wait() override { finish(); }
+
+  void settle() const override {
+    if (writing_.valid()) writing_.wait();
+    if (publishing_.valid()) publishing_.wait();
+  }
+
+ private:
+  void write_now(const CheckpointInfo& info) {
+    try {
+      on_every(group_, [&] { write(); });
+      on_first(group_, [&] { commit(info); });
+    } catch (...) {
+      abandon();
+      throw;
+    }
+    saving_.reset();
+  }
+
+  void start(const CheckpointInfo& info) {
+    writing_ = std::async(std::launch::async, [this] { write(); });
+    stop_ = {};
+    if (!is_first(group_)) return;
+    publishing_ = std::async(std::launch::async, [this, info] {
+      wait_for_files();
+      commit(info);
+    });
+  }
+
+  // Rank 0 chooses where the files go: one that is there is replaced by its table, a new one comes into being
+  // under another name.
+  void begin(const CheckpointInfo& info) {
+    on_first(group_, [&] {
+      folder_.make(options_.sync);
+      if (!std::exchange(has_written_, true)) folder_.remove_leftovers();
+      std::error_code code;
+      place_ = fs::is_directory(info.file, code) ? info.file : folder_.new_folder_for(info.step);
+    });
+    place_ = share_text(group_, place_.string());
+  }
+
+  void write() {
+    try {
+      saving_->write(place_, options_.sync);
+    } catch (...) {
+      saving_->give_up(place_);
+      throw;
+    }
+  }
+
+  void commit(const CheckpointInfo& info) {
+    publish(options_, folder_, info, [&] {
+      saving_->commit(place_, options_.sync);
+      if (place_ != info.file) folder_.finish(place_, options_.sync);
+    });
+  }
+
+  // In a thread of rank 0.
+  void wait_for_files() {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds longest{50};
+    const auto limit = group_ ? group_->timeout() : std::chrono::milliseconds{0};
+    const auto deadline = Clock::now() + limit;
+    std::mutex mutex;
+    std::condition_variable_any never;
+    const auto stop = stop_.get_token();
+    for (std::chrono::milliseconds pause{1}; !saving_->is_complete(place_);
+         pause = std::min(2 * pause, longest)) {
+      if (group_ && Clock::now() > deadline) {
+        throw CheckpointError(fmt::format(
+            "{}: after {} ms not all ranks have written their parts; do they see the same folder?",
+            place_.string(), limit.count()));
+      }
+      std::unique_lock lock(mutex);
+      never.wait_for(lock, stop, pause, [] { return false; });
+      if (stop.stop_requested())
+        throw CheckpointError(fmt::format("{}: not all ranks have written their parts", place_.string()));
+    }
+  }
+
+  // Collective.
+  void finish() {
+    if (!saving_) return;
+    try {
+      on_every(group_, [&] {
+        if (writing_.valid()) writing_.get();
+      });
+      on_first(group_, [&] {
+        if (publishing_.valid()) publishing_.get();
+      });
+    } catch (...) {
+      abandon();
+      throw;
+    }
+    saving_.reset();
+  }
+
+  // Files of other ranks are left alone: where only this rank heard of a failure, rank 0 has published them.
+  void abandon() {
+    stop_.request_stop();
+    settle();
+    writing_ = {};
+    publishing_ = {};
+    saving_.reset();
+    if (is_first(group_)) folder_.remove_unfinished(place_);
+  }
+
+  const CheckpointManagerOptions& options_;
+  const CheckpointFolder& folder_;
+  Group group_;
+  bool has_written_ = false;
+  fs::path place_;
+  distributed_checkpoint::TensorCopies copies_;
+  std::optional<DistributedSave> saving_;
+  std::stop_source stop_;
+  std::future<void> writing_;
+  std::future<void> publishing_;  // on rank 0
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointWriter> write_on_every_rank(const CheckpointManagerOptions& options,
+                                                      const CheckpointFolder& folder, Group group) {
+  return std::make_unique<EveryRankWriter>(options, folder, std::move(group));
+}
+
+}  // namespace lockstep::checkpointing

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/snapshot.h"
+#include "serialize/write_file.h"
+
+namespace lockstep::checkpointing {
+namespace {
+
+class FirstRankWriter : public CheckpointWriter {
+ public:
+  FirstRankWriter(const CheckpointManagerOptions& options, const CheckpointFolder& folder, Group group)
+      : options_(options), folder_(folder), group_(std::move(group)) {}
+
+  ~FirstRankWriter() override {
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      log(LogLevel::error, error.what());
+    }
+  }
+
+  void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
+    on_first(group_, [&] {
+      // The failure of the save before comes out of this call, which is none: it goes on first.
+      const auto failure = failure_of([&] { finish(); });
+      begin();
+      const CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = metric};
+      if (options_.async_save) {
+        const auto& copy = snapshot_.take(contents);
+        writing_ = std::async(std::launch::async, [this, &copy, info] { write(copy, info); });
+      } else {
+        write(serialize::pickle_value(contents), info);
+      }
+      if (failure) std::rethrow_exception(failure);
+    });
+  }
+
+  void wait() override {
+    on_first(group_, [&] { finish(); });
+  }
+
+  void settle() const override {
+    if (writing_.valid()) writing_.wait();
+  }
+
+ private:
+  // Who only reads changes nothing in the folder, where another process may be writing.
+  void begin() {
+    if (std::exchange(has_written_, true)) return;
+    folder_.make(options_.sync);
+    folder_.remove_leftovers();
+  }
+
+  // In the writing thread when saves are asynchronous.
+  void write(const serialize::Pickled& pickled, const CheckpointInfo& info) const {
+    publish(options_, folder_, info,
+            [&] { serialize::write_file(pickled, info.file, {.sync = options_.sync}); });
+  }
+
+  void finish() {
+    if (writing_.valid()) writing_.get();
+  }
+
+  const CheckpointManagerOptions& options_;
+  const CheckpointFolder& folder_;
+  Group group_;
+  bool has_written_ = false;
+  Snapshot snapshot_;
+  std::future<void> writing_;
+};
+
+std::vector<CheckpointInfo> with_new(std::vector<CheckpointInfo> infos, const CheckpointInfo& info) {
+  std::erase_if(infos, [&](const CheckpointInfo& each) { return each.step == info.step; });
+  infos.push_back(info);
+  std::ranges::sort(infos, {}, &CheckpointInfo::step);
+  return infos;
+}
+
+}  // namespace
+
+std::exception_ptr failure_of(const std::function<void()>& action) {
+  try {
+    action();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
+             const CheckpointInfo& info, const std::function<void()>& write) {
+  folder.make(options.sync);
+  const auto before = folder.list();
+  auto infos = with_new(before, info);
+  if (infos.back().step > info.step) {
+    log(LogLevel::warning,
+        fmt::format("{}: step {} is saved, but there is a checkpoint of step {}, which stays the latest",
+                    folder.path().string(), info.step, infos.back().step));
+  }
+  // Before the checkpoint: one without its metric might be taken for one that need not stay.
+  folder.write_metrics(infos, options.sync);
+  write();
+  const auto removed = to_remove(infos, info.step, options);
+  std::erase_if(infos, [&](const CheckpointInfo& each) {
+    return std::ranges::find(removed, each.step, &CheckpointInfo::step) != removed.end();
+  });
+  const auto best = by_metric(infos, options.higher_is_better);
+  folder.link("last", infos.back().file);
+  folder.link("best", best.empty() ? std::nullopt : std::optional(best.front().file));
+  for (const auto& each : removed) folder.remove(each);
+  // One of the same step that another kind of writer made.
+  for (const auto& each : before) {
+    if (each.step == info.step && each.file != info.file) folder.remove(each);
+  }
+}
+
+std::unique_ptr<CheckpointWriter> write_on_first_rank(const CheckpointManagerOptions& options,
+                                                      const CheckpointFolder& folder, Group group) {
+  return std::make_unique<FirstRankWriter>(options, folder, std::move(group));
+}
+
+}  // namespace lockstep::checkpointing

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/flatten.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::distributed_checkpoint {
+namespace {
+
+// As Python has it: lists are taken apart for the tensors and dicts in them only.
+bool is_leaf(const Value& value) {
+  if (value.is<Dict>()) return value.as_dict().empty();
+  const auto* list = value.get_if<List>();
+  return list == nullptr || std::ranges::all_of(list->items, [](const Value& item) {
+           return !item.is<Dict>() && !is_tensor(item) && is_leaf(item);
+         });
+}
+
+Value step_of_key(const Value& key) { return key.is<std::string>() ? key : Value(repr(key)); }
+
+Tuple longer(const Tuple& path, Value step) {
+  auto result = path;
+  result.items.push_back(std::move(step));
+  return result;
+}
+
+// `value` is a Value or a const one.
+template <typename AnyValue, typename Visit>
+void walk(AnyValue& value, const Tuple& path, const Visit& visit) {
+  if (is_leaf(value)) {
+    visit(path, value);
+  } else if (auto* list = value.template get_if<List>()) {
+    for (std::size_t i = 0; i < list->items.size(); ++i) walk(list->items[i], longer(path, i), visit);
+  } else {
+    auto& dict = value.as_dict();
+    for (const auto& [key, item] : dict) walk(*dict.find(key), longer(path, step_of_key(key)), visit);
+  }
+}
+
+Value structure_below(const Value& value, const Tuple& path) {
+  if (is_leaf(value)) return name_of(path);
+  if (const auto* list = value.get_if<List>()) {
+    List items;
+    for (std::size_t i = 0; i < list->items.size(); ++i) {
+      items.items.push_back(structure_below(list->items[i], longer(path, i)));
+    }
+    return items;
+  }
+  const auto& dict = value.as_dict();
+  Dict result(dict.kind());
+  for (const auto& [key, item] : dict) result.set(key, structure_below(item, longer(path, step_of_key(key))));
+  if (!dict.attributes().empty()) result.set_attributes(dict.attributes());
+  return result;
+}
+
+class Filler {
+ public:
+  explicit Filler(const std::function<Value(const std::string&)>& read) : read_(read) {}
+  Value fill(const Value& structure) {
+    if (const auto* list = structure.get_if<List>()) {
+      List items;
+      for (const auto& item : list->items) items.items.push_back(fill(item));
+      return items;
+    }
+    if (!structure.is<Dict>()) return entry(structure.as_string());
+    const auto& dict = structure.as_dict();
+    Dict result(dict.kind());
+    for (const auto& [key, item] : dict) result.set(key, fill(item));
+    if (!dict.attributes().empty()) result.set_attributes(dict.attributes());
+    return result;
+  }
+
+ private:
+  Value entry(const std::string& name) {
+    if (!used_.insert(name).second)
+      throw CheckpointError(fmt::format("the entry '{}' is in two places", name));
+    return read_(name);
+  }
+  const std::function<Value(const std::string&)>& read_;
+  std::set<std::string> used_;
+};
+
+void set_below(Value& root, const std::vector<Value>& path, std::size_t depth, Value value) {
+  if (depth == path.size()) {
+    root = std::move(value);
+    return;
+  }
+  const auto& step = path[depth];
+  if (step.is<std::string>()) {
+    if (!root.is<Dict>()) root = Dict();
+    set_below(root.as_dict()[step], path, depth + 1, std::move(value));
+    return;
+  }
+  constexpr std::int64_t most = 1 << 20;
+  const auto index = step.as_int();
+  if (index < 0 || index >= most)
+    throw CheckpointError(fmt::format("a path of the table has the index {}", index));
+  if (!root.is<List>()) root = List();
+  auto& items = root.get_if<List>()->items;
+  if (items.size() <= static_cast<std::size_t>(index)) items.resize(static_cast<std::size_t>(index) + 1);
+  set_below(items[static_cast<std::size_t>(index)], path, depth + 1, std::move(value));
+}
+
+}  // namespace
+
+bool is_tensor(const Value& value) {
+  return value.is<at::Tensor>() || value.is<Parameter>() || value.is<ShardedTensor>();
+}
+
+std::vector<Leaf> flatten(const Dict& contents) {
+  std::vector<Leaf> leaves;
+  const auto add = [&](const Tuple& path, const Value& value) { leaves.push_back({path, &value}); };
+  for (const auto& [key, item] : contents) walk(item, Tuple{step_of_key(key)}, add);
+  return leaves;
+}
+
+void for_each_leaf(Dict& contents, const std::function<void(const std::string&, Value&)>& visit) {
+  const auto named = [&](const Tuple& path, Value& value) { visit(name_of(path), value); };
+  for (const auto& [key, item] : contents) walk(*contents.find(key), Tuple{step_of_key(key)}, named);
+}
+
+std::string name_of(const Tuple& path) {
+  std::string name;
+  for (const auto& step : path.items) {
+    if (!name.empty()) name += '.';
+    name += step.is<std::string>() ? step.as_string() : fmt::format("{}", step.as_int());
+  }
+  return name;
+}
+
+Value structure_of(const Dict& contents) {
+  Dict result(contents.kind());
+  for (const auto& [key, item] : contents) result.set(key, structure_below(item, Tuple{step_of_key(key)}));
+  if (!contents.attributes().empty()) result.set_attributes(contents.attributes());
+  return result;
+}
+
+Value fill_structure(const Value& structure, const std::function<Value(const std::string&)>& read) {
+  return Filler(read).fill(structure);
+}
+
+void place_at(Value& root, const std::vector<Value>& path, Value value) {
+  set_below(root, path, 0, std::move(value));
+}
+
+}  // namespace lockstep::distributed_checkpoint

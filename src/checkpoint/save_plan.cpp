@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/save_plan.h"
+
+#include <algorithm>
+#include <map>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/serialize/torch_file.h>
+
+#include "checkpoint/tiling.h"
+#include "serialize/dtypes.h"
+
+namespace lockstep::distributed_checkpoint {
+namespace {
+
+enum class LeafKind : std::uint8_t { object, tensor, sharded };
+
+[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+  throw CheckpointError(fmt::format("'{}' {}", name, what));
+}
+
+void check_data(const std::string& name, const at::Tensor& tensor) {
+  const bool fits = tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
+                    !tensor.is_quantized() && serialize::find_dtype(tensor.scalar_type()) != nullptr;
+  if (!fits) refuse(name, "is no tensor that a distributed checkpoint can hold");
+}
+
+void check_shard(const std::string& name, const ShardedTensor& whole, const Shard& shard) {
+  check_data(name, shard.tensor);
+  const auto part = fmt::format("has a part [{}] at [{}], ", fmt::join(shard.tensor.sizes(), ", "),
+                                fmt::join(shard.shard_offsets, ", "));
+  if (shard.tensor.scalar_type() != whole.dtype) {
+    refuse(name, fmt::format("{}of {} instead of {}", part, c10::toString(shard.tensor.scalar_type()),
+                             c10::toString(whole.dtype)));
+  }
+  bool within = shard.shard_offsets.size() == whole.size.size() &&
+                std::cmp_equal(shard.tensor.dim(), whole.size.size());
+  for (std::size_t i = 0; within && i < whole.size.size(); ++i) {
+    const auto offset = shard.shard_offsets[i];
+    within = offset >= 0 && offset <= whole.size[i] &&
+             shard.tensor.size(static_cast<std::int64_t>(i)) <= whole.size[i] - offset;
+  }
+  if (!within) refuse(name, fmt::format("{}which is not within [{}]", part, fmt::join(whole.size, ", ")));
+}
+
+// (path, kind, dtype, sizes, pieces), a piece being (offsets, sizes).
+Tuple describe_one(const Leaf& leaf) {
+  const auto name = name_of(leaf.path);
+  Tuple described{leaf.path};
+  const auto add = [&](LeafKind kind, at::ScalarType dtype, Sizes sizes, List pieces) {
+    described.items.insert(described.items.end(),
+                           {static_cast<int>(kind), dtype, Size{std::move(sizes)}, std::move(pieces)});
+  };
+  if (const auto* sharded = leaf.value->get_if<ShardedTensor>()) {
+    if (std::ranges::any_of(sharded->size, [](auto each) { return each < 0; }))
+      refuse(name, "has a size below 0");
+    if (serialize::find_dtype(sharded->dtype) == nullptr) refuse(name, "is of a dtype that cannot be saved");
+    List pieces;
+    for (const auto& shard : sharded->local_shards) {
+      check_shard(name, *sharded, shard);
+      pieces.items.emplace_back(Tuple{Size{shard.shard_offsets}, Size{shard.tensor.sizes().vec()}});
+    }
+    add(LeafKind::sharded, sharded->dtype, sharded->size, std::move(pieces));
+  } else if (is_tensor(*leaf.value)) {
+    const auto& tensor = leaf.value->as_tensor();
+    check_data(name, tensor);
+    const auto sizes = tensor.sizes().vec();
+    add(LeafKind::tensor, tensor.scalar_type(), sizes, {Tuple{Size{Sizes(sizes.size(), 0)}, Size{sizes}}});
+  } else {
+    add(LeafKind::object, at::kByte, {}, {});
+  }
+  return described;
+}
+
+struct Described {
+  explicit Described(const Value& value)
+      : path(*value.as_items()[0].get_if<Tuple>()),
+        kind(static_cast<LeafKind>(value.as_items()[1].as_int())),
+        dtype(*value.as_items()[2].get_if<at::ScalarType>()),
+        sizes(value.as_items()[3].get_if<Size>()->sizes) {
+    for (const auto& piece : value.as_items()[4].as_items()) {
+      pieces.push_back({.offsets = piece.as_items()[0].get_if<Size>()->sizes,
+                        .sizes = piece.as_items()[1].get_if<Size>()->sizes});
+    }
+  }
+  std::string shown() const {
+    if (kind == LeafKind::object) return "no tensor";
+    return fmt::format("a {}tensor of {} [{}]", kind == LeafKind::sharded ? "sharded " : "",
+                       c10::toString(dtype), fmt::join(sizes, ", "));
+  }
+  Tuple path;
+  LeafKind kind;
+  at::ScalarType dtype;
+  Sizes sizes;
+  std::vector<Piece> pieces;
+};
+
+using Ranks = std::vector<std::size_t>;
+
+// An entry as the ranks have it.
+struct Merged {
+  Described described;
+  std::size_t first_rank;
+  std::map<std::pair<Sizes, Sizes>, std::size_t> known;
+  std::vector<Ranks> owners;  // of each piece; of an object's only one
+};
+
+class Planner {
+ public:
+  void add(std::size_t rank, const Value& description);
+  SavePlan finish(std::size_t ranks);
+
+ private:
+  static void add_pieces(Merged& merged, std::size_t rank, const Described& own);
+  static void complete(const std::string& name, Merged& merged);
+  static std::uint64_t bytes_of_piece(const Merged& merged, std::size_t piece);
+
+  std::vector<std::pair<std::string, Merged>> all_;
+  std::map<std::string, std::size_t> places_;
+};
+
+void Planner::add(std::size_t rank, const Value& description) {
+  for (const auto& item : description.as_items()) {
+    const Described own(item);
+    const auto name = name_of(own.path);
+    const auto [place, is_new] = places_.try_emplace(name, all_.size());
+    if (is_new) {
+      all_.emplace_back(name, Merged{.described = own, .first_rank = rank, .known = {}, .owners = {}});
+      all_.back().second.described.pieces.clear();
+    }
+    auto& merged = all_[place->second].second;
+    const auto& there = merged.described;
+    if (there.kind != own.kind || there.dtype != own.dtype || there.sizes != own.sizes) {
+      refuse(name, fmt::format("is {} on rank {}, but {} on rank {}", there.shown(), merged.first_rank,
+                               own.shown(), rank));
+    }
+    if (!is_new && merged.first_rank == rank)
+      refuse(name, fmt::format("is the name of two entries on rank {}", rank));
+    add_pieces(merged, rank, own);
+  }
+}
+
+void Planner::add_pieces(Merged& merged, std::size_t rank, const Described& own) {
+  const auto add_owner = [&](std::size_t piece) {
+    if (merged.owners.size() <= piece) merged.owners.resize(piece + 1);
+    merged.owners[piece].push_back(rank);
+  };
+  if (own.kind == LeafKind::object) return add_owner(0);
+  // Without an element there is nothing to share out: one rank writes the tensor as it is.
+  if (element_count(own.sizes) == 0) {
+    if (merged.described.pieces.empty()) {
+      merged.described.pieces.push_back({.offsets = Sizes(own.sizes.size(), 0), .sizes = own.sizes});
+    }
+    return add_owner(0);
+  }
+  for (const auto& piece : own.pieces) {
+    if (element_count(piece.sizes) == 0) continue;
+    const auto [place, is_new] =
+        merged.known.try_emplace(std::pair(piece.offsets, piece.sizes), merged.described.pieces.size());
+    if (is_new) merged.described.pieces.push_back(piece);
+    if (!is_new && merged.owners[place->second].back() == rank) {
+      refuse(name_of(own.path),
+             fmt::format("has the part [{}] at [{}] twice on rank {}", fmt::join(piece.sizes, ", "),
+                         fmt::join(piece.offsets, ", "), rank));
+    }
+    add_owner(place->second);
+  }
+}
+
+void Planner::complete(const std::string& name, Merged& merged) {
+  const auto& whole = merged.described;
+  if (whole.kind == LeafKind::object || is_tiling(whole.sizes, whole.pieces)) return;
+  refuse(name, fmt::format("of [{}] is not whole: {}", fmt::join(whole.sizes, ", "),
+                           tiling_problem(whole.sizes, whole.pieces)));
+}
+
+std::uint64_t Planner::bytes_of_piece(const Merged& merged, std::size_t piece) {
+  constexpr std::uint64_t file_around = 1024;
+  if (merged.described.kind == LeafKind::object) return file_around;
+  const auto& sizes = merged.described.pieces[piece].sizes;
+  return file_around +
+         static_cast<std::uint64_t>(element_count(sizes)) * c10::elementSize(merged.described.dtype);
+}
+
+SavePlan Planner::finish(std::size_t ranks) {
+  SavePlan plan;
+  std::vector<std::uint64_t> load(ranks, 0);
+  const auto assign = [&](std::size_t entry, std::size_t piece, std::size_t rank) {
+    load[rank] += bytes_of_piece(all_[entry].second, piece);
+    plan.assignments.push_back({.entry = entry, .piece = piece, .rank = rank});
+  };
+  const auto each = [&](const auto& action) {
+    for (std::size_t entry = 0; entry < all_.size(); ++entry) {
+      const auto& owners = all_[entry].second.owners;
+      for (std::size_t piece = 0; piece < owners.size(); ++piece) action(entry, piece, owners[piece]);
+    }
+  };
+  for (auto& [name, merged] : all_) complete(name, merged);
+  each([&](auto entry, auto piece, const Ranks& owners) {
+    if (owners.size() == 1) assign(entry, piece, owners[0]);
+  });
+  each([&](auto entry, auto piece, const Ranks& owners) {
+    if (owners.size() > 1)
+      assign(entry, piece, *std::ranges::min_element(owners, {}, [&](auto r) { return load[r]; }));
+  });
+  std::ranges::sort(plan.assignments, {},
+                    [](const Assignment& one) { return std::pair(one.entry, one.piece); });
+  for (auto& [name, merged] : all_) {
+    auto& whole = merged.described;
+    plan.entries.emplace_back(name, Entry{.is_tensor = whole.kind != LeafKind::object,
+                                          .dtype = whole.dtype,
+                                          .sizes = std::move(whole.sizes),
+                                          .pieces = std::move(whole.pieces),
+                                          .place = {},
+                                          .path = std::move(whole.path)});
+  }
+  return plan;
+}
+
+}  // namespace
+
+std::string describe(const std::vector<Leaf>& leaves) {
+  List described;
+  for (const auto& leaf : leaves) described.items.emplace_back(describe_one(leaf));
+  return save_bytes(Value(std::move(described)));
+}
+
+SavePlan plan_save(const std::vector<std::string>& descriptions) {
+  Planner planner;
+  for (std::size_t rank = 0; rank < descriptions.size(); ++rank)
+    planner.add(rank, load_bytes(descriptions[rank]));
+  return planner.finish(descriptions.size());
+}
+
+Value data_of(const Entry& entry, std::size_t piece, const Value& value) {
+  if (!entry.is_tensor) return value;
+  const auto* sharded = value.get_if<ShardedTensor>();
+  if (sharded == nullptr) return value.as_tensor().detach();
+  const auto& [offsets, sizes, place] = entry.pieces[piece];
+  for (const auto& shard : sharded->local_shards) {
+    if (shard.shard_offsets == offsets && shard.tensor.sizes() == at::IntArrayRef(sizes)) {
+      return shard.tensor.detach();
+    }
+  }
+  return at::empty(sizes, entry.dtype);  // of a tensor without elements
+}
+
+}  // namespace lockstep::distributed_checkpoint

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What managers and distributed checkpoints are made of.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "checkpoint/flatten.h"
+#include "checkpoint/generator_states.h"
+#include "checkpoint/tiling.h"
+#include "support/error_of.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace dcp = distributed_checkpoint;
+using dcp::Piece;
+using ::testing::HasSubstr;
+
+std::vector<Piece> pieces(std::initializer_list<std::pair<dcp::Sizes, dcp::Sizes>> given) {
+  std::vector<Piece> made;
+  for (const auto& [offsets, sizes] : given) made.push_back({.offsets = offsets, .sizes = sizes});
+  return made;
+}
+
+TEST(Tiling, IsEveryElementOnce) {
+  EXPECT_TRUE(dcp::is_tiling({}, pieces({{{}, {}}})));
+  EXPECT_FALSE(dcp::is_tiling({}, pieces({})));
+  EXPECT_FALSE(dcp::is_tiling({}, pieces({{{}, {}}, {{}, {}}})));
+  EXPECT_TRUE(dcp::is_tiling({0, 3}, pieces({})));
+  EXPECT_TRUE(dcp::is_tiling({4}, pieces({{{0}, {3}}, {{3}, {1}}, {{4}, {0}}})));
+  // As many elements as the whole has, and not the whole.
+  EXPECT_FALSE(dcp::is_tiling({4}, pieces({{{0}, {2}}, {{1}, {2}}})));
+  EXPECT_FALSE(dcp::is_tiling({2, 2}, pieces({{{0, 0}, {2, 1}}, {{0, 0}, {1, 2}}})));
+  // Four around a middle one: no straight cut goes through.
+  const auto whirl =
+      pieces({{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}});
+  EXPECT_TRUE(dcp::is_tiling({3, 3}, whirl));
+  EXPECT_FALSE(dcp::is_tiling({3, 3}, {whirl.begin(), whirl.end() - 1}));
+}
+
+TEST(Tiling, ManyPiecesTakeNoLongerThanTheirNumber) {
+  std::vector<Piece> rows;
+  for (std::int64_t i = 0; i < 200'000; ++i) rows.push_back({.offsets = {i, 0}, .sizes = {1, 7}});
+  EXPECT_TRUE(dcp::is_tiling({200'000, 7}, rows));
+  rows.back().offsets[0] = 5;
+  EXPECT_FALSE(dcp::is_tiling({200'000, 7}, rows));
+  const dcp::Sizes deep(20, 2);
+  EXPECT_THAT(error_of([&] {
+                dcp::is_tiling(deep, pieces({{dcp::Sizes(20, 0), dcp::Sizes(20, 1)}}));
+              }),
+              HasSubstr("20 dimensions"));
+}
+
+TEST(Structure, KeepsKeysAndKindsAndHasEveryNameOnce) {
+  auto inner = ordered_dict({{"w", 1}, {3, torch::ones({2})}});
+  inner.set_attributes({{"_metadata", 2}});
+  const Dict contents{
+      {"model", inner}, {"list", List{torch::zeros({1}), Dict{{7, "x"}}}}, {"numbers", List{1, 2}}};
+  std::map<std::string, Value> entries;
+  for (const auto& leaf : dcp::flatten(contents)) entries.emplace(dcp::name_of(leaf.path), *leaf.value);
+  const auto structure = dcp::structure_of(contents);
+  const auto again =
+      dcp::fill_structure(structure, [&](const std::string& name) { return entries.at(name); });
+  EXPECT_TRUE(equal(again, contents));
+  EXPECT_EQ(again["model"].as_dict().attributes().at("_metadata").as_int(), 2);
+  EXPECT_THAT(error_of([] {
+                dcp::fill_structure(List{"a", "a"}, [](const std::string&) { return Value(); });
+              }),
+              HasSubstr("'a' is in two places"));
+}
+
+// Generators of the CPU stand for those of GPUs: the code is the same, but for the list of them.
+TEST(GeneratorStates, OfTheCpuAndOfGpus) {
+  const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
+  const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
+  auto cpu = make(1);
+  std::vector<at::Generator> gpus{make(2), make(3)};
+  const auto states = checkpointing::generator_states(cpu, gpus);
+  const std::vector<at::Tensor> expected{next(cpu), next(gpus[0]), next(gpus[1])};
+  checkpointing::set_generator_states(cpu, gpus, states);
+  EXPECT_TRUE(next(cpu).equal(expected[0]));
+  EXPECT_TRUE(next(gpus[0]).equal(expected[1]));
+  EXPECT_TRUE(next(gpus[1]).equal(expected[2]));
+  // On a host with one GPU, and on one with none.
+  checkpointing::set_generator_states(cpu, {gpus[1]}, states);
+  EXPECT_TRUE(next(cpu).equal(expected[0]));
+  EXPECT_TRUE(next(gpus[1]).equal(expected[1]));
+  checkpointing::set_generator_states(cpu, {}, states);
+  EXPECT_TRUE(next(cpu).equal(expected[0]));
+  EXPECT_TRUE(checkpointing::generator_states(cpu, {}).is<at::Tensor>());
+  EXPECT_THAT(error_of([&] { checkpointing::set_generator_states(cpu, {}, torch::zeros({3}, at::kByte)); }),
+              HasSubstr("no state of a generator"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
