@@ -116,12 +116,13 @@ void step_beside(Twin& twin, const Value& metrics, std::size_t first, const Valu
 
 TEST(ReduceLROnPlateau, StepsAsPythonsAndGoesOnFromItsStateAndBack) {
   const TempFolder folder;
-  save(cases(), folder.file("cases.pt"));
+  const auto all = cases();
+  save(all, folder.file("cases.pt"));
   run_python("parity/plateau.py", {.args = {folder.file("cases.pt"), folder.file("whole.pt"), "0", "-"}});
   const auto whole = load(folder.file("whole.pt"));
   List halves;
-  for (std::size_t i = 0; i < cases().items.size(); ++i) {
-    const auto& one = cases().items[i].as_dict();
+  for (std::size_t i = 0; i < all.items.size(); ++i) {
+    const auto& one = all.items[i].as_dict();
     Twin twin(one);
     step_beside(twin, one.at("metrics"), 0, whole.as_items()[i]);
     Twin half(one);
@@ -134,13 +135,13 @@ TEST(ReduceLROnPlateau, StepsAsPythonsAndGoesOnFromItsStateAndBack) {
   run_python("parity/plateau.py", {.args = {folder.file("cases.pt"), folder.file("second.pt"),
                                             std::to_string(kHalf), folder.file("halves.pt")}});
   const auto second = load(folder.file("second.pt"));
-  for (std::size_t i = 0; i < cases().items.size(); ++i) {
+  for (std::size_t i = 0; i < all.items.size(); ++i) {
     expect_same_state(second.as_items()[i]["state"].as_dict(), whole.as_items()[i]["state"].as_dict());
     const auto& state = halves.items[i]["state"];
-    Twin twin(cases().items[0].as_dict());  // the options come from the state, too
+    Twin twin(all.items[0].as_dict());  // the options come from the state, too
     twin.scheduler.load_state_dict(state.as_dict());
     twin.set_rates(state["_last_lr"]);
-    step_beside(twin, cases().items[i]["metrics"], kHalf, second.as_items()[i]);
+    step_beside(twin, all.items[i]["metrics"], kHalf, second.as_items()[i]);
   }
 }
 
