@@ -28,5 +28,6 @@ function(lockstep_add_install_rules)
   write_basic_package_version_file("${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
     COMPATIBILITY SameMinorVersion)
   install(FILES "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" "${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
-    "${PROJECT_SOURCE_DIR}/cmake/LockstepLibTorch.cmake" DESTINATION "${package_dir}")
+    "${PROJECT_SOURCE_DIR}/cmake/LockstepLibTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepCuda.cmake"
+    DESTINATION "${package_dir}")
 endfunction()

@@ -39,7 +39,7 @@ void Checks::transportable(const at::Tensor& tensor, std::string_view name) cons
   if (tensor.is_conj() || tensor.is_neg()) {
     refuse(fmt::format("{0} is a lazy conjugate or negation; pass {0}.resolve_conj().resolve_neg()", name));
   }
-  const auto& traits = group_.info().traits;
+  const auto& traits = group_.info().traits.on(tensor.device().type());
   if (!traits.devices.empty() && !traits.devices.contains(tensor.device().type())) {
     refuse(fmt::format("{} is on {}, which backend {} does not carry{}", name, tensor.device().str(),
                        group_.backend_name(),
@@ -107,7 +107,7 @@ void Checks::same_as(const at::Tensor& tensor, std::string_view name, const at::
 }
 
 void Checks::gathered(const std::vector<at::Tensor>& output, const at::Tensor& input) const {
-  if (!group_.info().traits.uneven_all_gather) {
+  if (!group_.info().traits.on(input.device().type()).uneven_all_gather) {
     for (const auto& tensor : output) same_as(tensor, "an output", input, "input");
     return;
   }

@@ -16,6 +16,9 @@ constexpr const char* kClosed =
     "its "
     "groups are used";
 
+// What is still running on a device when the group is closed has been asked for, and the other ranks need it.
+constexpr auto kDrainLimit = std::chrono::seconds(30);
+
 bool finished(const c10::weak_intrusive_ptr<c10d::Work>& weak) {
   const auto work = weak.lock();
   return !work || work->isCompleted();
@@ -35,6 +38,9 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
     throw ArgumentError(fmt::format("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
                                     info_.global_ranks.size()));
+  }
+  if (const auto* streams = dynamic_cast<const StreamBackend*>(backend_.get())) {
+    watch_ = std::make_unique<StreamWatch>(*this, *streams, [this] { abort_backend(); });
   }
 }
 
@@ -72,14 +78,24 @@ void GroupState::remember(const c10::intrusive_ptr<c10d::Work>& work) {
 
 bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_, finished); }
 
+// False where calls on a device had to be left unfinished.
+bool GroupState::end_watch() {
+  if (!watch_) return true;
+  const bool drained = watch_->drain(std::uncaught_exceptions() > 0 ? std::chrono::seconds(0) : kDrainLimit);
+  watch_.reset();
+  if (drained) shut_down_backend();
+  return drained;
+}
+
 void GroupState::close() {
+  const bool broken_off = !end_watch();
   {
     const CallLog::Turn turn(log_);  // after which no call goes the direct way
     direct_ = nullptr;
   }
   const std::lock_guard lock(mutex_);
   if (!backend_) return;
-  if (has_calls_under_way()) {
+  if (broken_off || has_calls_under_way()) {
     abort_backend();
     if (has_calls_under_way()) (void)backend_.release();
   }
@@ -87,6 +103,15 @@ void GroupState::close() {
   under_way_.clear();  // a weak reference keeps what a Work holds
   log_.leave_board();
   info_.host_group.reset();
+}
+
+void GroupState::shut_down_backend() noexcept {
+  try {
+    backend_->shutdown();
+  } catch (const std::exception& error) {
+    lockstep::log(LogLevel::warning,
+                  fmt::format("{}: it could not be left in order: {}", whoami(), error.what()));
+  }
 }
 
 // Also part of a destructor, so a backend that cannot abort must not end the program.

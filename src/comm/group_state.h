@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -15,6 +16,7 @@
 #include "comm/direct_calls.h"
 #include "comm/host_group.h"
 #include "comm/issue_listener.h"
+#include "comm/stream_watch.h"
 
 namespace lockstep::comm {
 
@@ -43,17 +45,21 @@ class GroupState {
   DirectCalls* direct(const CallLog::Turn&) const { return direct_; }
   // A number for something that all ranks make on the group, in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
+  // Where calls end on a device's stream; else nullptr.
+  StreamWatch* watch() const { return watch_.get(); }
   // "rank 1 of 2 (group default, gloo)"
   std::string whoami() const;
 
   void remember(const c10::intrusive_ptr<c10d::Work>& work);
-  // Ends the connections. A backend whose calls are still under way is left behind rather than waited for:
-  // its destructor would block until their timeout.
+  // Ends the connections, once the device has done what ends on its stream. A backend whose calls are still
+  // under way is left behind rather than waited for: its destructor would block until their timeout.
   void close();
 
  private:
   c10::intrusive_ptr<c10d::Backend> living_backend() const;
   bool has_calls_under_way();
+  bool end_watch();
+  void shut_down_backend() noexcept;
   void abort_backend() noexcept;
 
   ProcessGroupInfo info_;
@@ -67,6 +73,7 @@ class GroupState {
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::deque<c10::weak_intrusive_ptr<c10d::Work>> under_way_;
+  std::unique_ptr<StreamWatch> watch_;
 };
 
 }  // namespace lockstep::comm

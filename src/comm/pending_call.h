@@ -16,21 +16,24 @@ namespace lockstep::comm {
 class PendingCall {
  public:
   PendingCall(std::shared_ptr<GroupState> group, CallRecord record, c10::intrusive_ptr<c10d::Work> work,
-              std::function<void()> on_success);
+              bool on_stream, std::function<void()> on_success);
 
   void wait(std::chrono::milliseconds timeout);
-  bool is_completed() const { return done_ || work_->isCompleted(); }
+  bool is_completed() const { return (done_ && !on_stream_) || work_->isCompleted(); }
   int source_rank() const;
   const CallRecord& record() const { return record_; }
   const GroupState& group() const { return *group_; }
 
  private:
+  void wait_on_host(std::chrono::milliseconds timeout);
+  void wait_on_stream(std::chrono::milliseconds timeout);
   bool wait_for_backend(std::chrono::milliseconds timeout);
   bool wait_watching(std::chrono::milliseconds timeout);
 
   std::shared_ptr<GroupState> group_;
   CallRecord record_;
   c10::intrusive_ptr<c10d::Work> work_;
+  bool on_stream_;  // its end is noted by the group's StreamWatch
   std::function<void()> on_success_;
   bool done_ = false;
 };

@@ -78,7 +78,8 @@ struct Average {
 
 // AVG where the backend lacks it: a sum, divided once it is there.
 Average averaging(const GroupState& group, ReduceOp op, const Tensor& result) {
-  if (op != ReduceOp::AVG || group.info().traits.averages) return {c10d_op(op), {}};
+  if (op != ReduceOp::AVG || group.info().traits.on(result.device().type()).averages)
+    return {c10d_op(op), {}};
   return {c10d::ReduceOp::SUM, [result, size = group.size()] { result.detach().div_(size); }};
 }
 
@@ -104,14 +105,18 @@ template <class Call>
 Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Call& call,
            std::function<void()> on_success = {}) {
   const auto backend = group->backend_for(record);
-  refuse_to_be_captured(*group, record);
+  auto* watch = group->watch();
+  if (watch == nullptr) refuse_to_be_captured(*group, record);
+  if (watch != nullptr) watch->throw_if_failed();
   record = group->log().add(std::move(record));
   try {
     if (group->info().check_calls) comm::compare_calls(*backend, *group, record);
     if (auto* listener = group->listener()) listener->next_call(record.number);
     C10dWork work = call(*backend);
-    if (!work->isCompleted()) group->remember(work);
-    return Work(std::make_shared<comm::PendingCall>(group, std::move(record), std::move(work),
+    const bool on_stream = watch != nullptr && watch->add(record, work);
+    if (!on_stream) refuse_to_be_captured(*group, record);
+    if (!on_stream && !work->isCompleted()) group->remember(work);
+    return Work(std::make_shared<comm::PendingCall>(group, std::move(record), std::move(work), on_stream,
                                                     std::move(on_success)));
   } catch (...) {
     group->log().set_state(record.number, CallState::failed);

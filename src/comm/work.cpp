@@ -19,14 +19,32 @@ constexpr auto kSlice = std::chrono::milliseconds(20);
 }  // namespace
 
 PendingCall::PendingCall(std::shared_ptr<GroupState> group, CallRecord record,
-                         c10::intrusive_ptr<c10d::Work> work, std::function<void()> on_success)
+                         c10::intrusive_ptr<c10d::Work> work, bool on_stream,
+                         std::function<void()> on_success)
     : group_(std::move(group)),
       record_(std::move(record)),
       work_(std::move(work)),
+      on_stream_(on_stream),
       on_success_(std::move(on_success)) {}
 
 void PendingCall::wait(std::chrono::milliseconds timeout) {
   if (done_) return;
+  on_stream_ ? wait_on_stream(timeout) : wait_on_host(timeout);
+  done_ = true;
+}
+
+void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
+  if (auto* watch = group_->watch()) watch->throw_if_failed();
+  try {
+    if (!work_->wait(timeout)) throw std::runtime_error("it was aborted");
+    if (on_success_) on_success_();
+  } catch (...) {
+    if (auto* watch = group_->watch()) watch->throw_if_failed();
+    rethrow_as_ours(std::current_exception(), *group_, record_);
+  }
+}
+
+void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
   group_->log().set_awaited(record_.number);
   try {
     if (!wait_for_backend(timeout)) throw std::runtime_error("it was aborted");
@@ -36,7 +54,6 @@ void PendingCall::wait(std::chrono::milliseconds timeout) {
     throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
-  done_ = true;
   group_->log().set_state(record_.number, CallState::completed);
   group_->log().set_awaited(0);
 }

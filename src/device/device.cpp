@@ -5,12 +5,21 @@
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
+#include "device/cuda_identity.h"
+
 namespace lockstep {
 namespace {
 
 // What LibTorch registered for a kind of device; CUDA's needs no header of CUDA this way.
 const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type) : nullptr;
+}
+
+void require_device(const char* caller, const c10::Device& device) {
+  const int count = device_count(device.type());
+  if (count > 0 && (!device.has_index() || device.index() < count)) return;
+  throw ArgumentError(
+      fmt::format("{}: there is no {}; this process can use {} of that kind", caller, device.str(), count));
 }
 
 }  // namespace
@@ -23,26 +32,21 @@ int device_count(c10::DeviceType type) {
 
 void set_device(const c10::Device& device) {
   if (device.is_cpu()) return;
-  const int count = device_count(device.type());
-  if (device.has_index() && device.index() >= count) {
-    throw ArgumentError(
-        fmt::format("set_device: there is no {}; this process can use {} of that kind", device.str(), count));
-  }
-  if (count == 0) {
-    throw ArgumentError(
-        fmt::format("set_device: {}: this process can use no device of that kind", device.str()));
-  }
+  require_device("set_device", device);
   if (device.has_index()) guard_of(device.type())->setDevice(device);
 }
 
 void synchronize(const c10::Device& device) {
   if (device.is_cpu()) return;
-  if (device_count(device.type()) == 0) {
-    throw ArgumentError(
-        fmt::format("synchronize: {}: this process can use no device of that kind", device.str()));
-  }
+  require_device("synchronize", device);
   const auto* guard = guard_of(device.type());
   guard->synchronizeDevice(device.has_index() ? device.index() : guard->getDevice().index());
+}
+
+std::string device_identity(const c10::Device& device) {
+  if (!device.is_cuda()) return "";
+  require_device("device_identity", device);
+  return cuda_identity(device);
 }
 
 }  // namespace lockstep

@@ -209,8 +209,8 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   check_options(options, method);
   if (options.keep_freed_memory) keep_freed_memory();
   // Before the others are kept waiting: a backend that cannot be had is known at once.
-  const auto device = options.device.value_or(c10::Device(c10::kCPU));
-  const auto backend = backends::resolve_backend(options.backend, device, true).name;
+  const auto device = expected_device(options);
+  const auto backend = backends::resolve_backend(options.backend, {.device = device}).name;
   backends::check_environment(backend, options.env);
   if (backend == "fake") return join_nobody(options, method);
   Placement placement = place(options, method);
@@ -236,6 +236,7 @@ int Context::local_rank() const { return session_->world().local_rank; }
 int Context::local_world_size() const { return session_->world().local_size; }
 c10::Device Context::device() const { return session_->device(); }
 const ProcessGroup& Context::group() const { return session_->group(); }
+void Context::synchronize() const { session_->synchronize(); }
 void Context::barrier(std::source_location where) const { group().barrier(where); }
 
 std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,

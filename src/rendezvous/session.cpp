@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <numeric>
 #include <set>
@@ -11,14 +12,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/cuda.h>
 
 #include <lockstep/backends/registry.h>
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/device/device.h>
 
+#include "comm/group_state.h"
 #include "rendezvous/arrival.h"
+#include "rendezvous/device_choice.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -45,14 +48,28 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-c10::Device device_for(const InitOptions& options, int local_rank) {
-  if (options.device) return *options.device;
+// Of calls on a device's stream, which fail after the call that made them has returned.
+void throw_failure_of(const ProcessGroup& group) {
+  if (const auto* watch = group.state().watch()) watch->throw_if_failed();
+}
+
+DeviceQuestion question_of(const InitOptions& options) {
   const auto built = backends::available_backends();
-  const bool on_gpu = torch::cuda::is_available() && std::ranges::find(built, "nccl") != built.end();
-  return on_gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)) : c10::Device(c10::kCPU);
+  return {.wanted = options.device,
+          .for_cpu = backends::is_for_cpu_only(options.backend) || options.backend == "fake",
+          .share = options.share_devices,
+          .count = device_count(c10::kCUDA),
+          .can_reduce = std::ranges::find(built, "nccl") != built.end(),
+          .restricted = std::getenv("CUDA_VISIBLE_DEVICES") != nullptr};
 }
 
 }  // namespace
+
+c10::Device expected_device(const InitOptions& options) {
+  auto question = question_of(options);
+  question.share = true;  // who has which is known only once all are there
+  return choose_device(question, {});
+}
 
 Session* current_session() { return is_thread_rank() ? thread_slot() : slot().load(); }
 
@@ -66,18 +83,36 @@ Session::Session(const InitOptions& options, const Placement& placement,
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
       hosts_(read_hosts(*store_)),
       world_(locate(hosts_, placement)),
-      device_(device_for(options, world_.local_rank)),
+      device_(choose_device(question_of(options), world_)),
+      nccl_(options.nccl),
       uncaught_at_start_(std::uncaught_exceptions()),
       check_calls_(options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
   backend_ = options.backend;
-  const bool one_host = hosts_.all_on_one_host(all_ranks(world_.size));
-  const auto choice = backends::resolve_backend(backend_, device_, one_host);
+  settle_device(options.share_devices);
+  const auto ranks = whereabouts(all_ranks(world_.size));
+  const auto choice = backends::resolve_backend(backend_, ranks);
   if (!choice.reason.empty() && world_.rank == 0 && world_.size > 1) {
     log(LogLevel::info, fmt::format("backend {} for {} ranks: {}", choice.name, world_.size, choice.reason));
   }
-  group_ = connect("default", {.name = choice.name, .one_host = one_host}, world_.rank, world_.size,
-                   {.name = options.group_name, .timeout = options.timeout});
+  group_ = connect("default", {.name = choice.name, .one_host = ranks.one_host, .nccl = nccl_}, world_.rank,
+                   world_.size, {.name = options.group_name, .timeout = options.timeout});
   make_current();
+}
+
+void Session::settle_device(bool share) {
+  if (device_.is_cpu()) return;
+  set_device(device_);
+  share_device_ = find_shared_devices(*store_, world_, device_identity(device_), share);
+}
+
+backends::Whereabouts Session::whereabouts(const std::vector<int>& ranks) const {
+  return {.device = device_, .one_host = hosts_.all_on_one_host(ranks), .share_device = share_device_};
+}
+
+void Session::synchronize() const {
+  lockstep::synchronize(device_);
+  throw_failure_of(*group_);
+  std::ranges::for_each(subgroups_, throw_failure_of);
 }
 
 void Session::make_current() {
@@ -122,7 +157,9 @@ ProcessGroup Session::connect(const std::string& key, const Way& way, int rank, 
                  .one_host = way.one_host,
                  .env = env_,
                  .threads = threads_,
-                 .key = key});
+                 .key = key,
+                 .device = device_,
+                 .nccl = way.nccl});
   info.traits = handle.traits;
   info.host_group = handle.host_group;
   info.check_calls = check_calls_ && !handle.traits.compares_calls;
@@ -140,9 +177,9 @@ void Session::check_members(const std::vector<int>& ranks) const {
 
 std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
   check_members(ranks);
-  const bool one_host = hosts_.all_on_one_host(ranks);
+  const auto members = whereabouts(ranks);
   const auto choice =
-      backends::resolve_backend(options.backend.empty() ? backend_ : options.backend, device_, one_host);
+      backends::resolve_backend(options.backend.empty() ? backend_ : options.backend, members);
   const std::string name =
       options.group_name.empty() ? fmt::format("group {}", groups_made_ + 1) : options.group_name;
   // Counted on every rank, members or not, so that keys agree.
@@ -150,8 +187,8 @@ std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, co
   const auto own = std::ranges::find(ranks, world_.rank);
   if (own == ranks.end()) return std::nullopt;
   auto group =
-      connect(key, {.name = choice.name, .one_host = one_host}, static_cast<int>(own - ranks.begin()),
-              static_cast<int>(ranks.size()),
+      connect(key, {.name = choice.name, .one_host = members.one_host, .nccl = options.nccl.value_or(nccl_)},
+              static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
               {.name = name, .global_ranks = ranks, .timeout = options.timeout.value_or(group_->timeout())});
   subgroups_.push_back(group);
   return group;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/backends/registry.h>
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 
@@ -29,16 +30,21 @@ class Session {
   const World& world() const { return world_; }
   c10::Device device() const { return device_; }
   const ProcessGroup& group() const { return *group_; }
+  void synchronize() const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
 
  private:
+  backends::Whereabouts whereabouts(const std::vector<int>& ranks) const;
+
   // What carries a group's data, and whether its members share a host.
   struct Way {
     std::string name;
     bool one_host = true;
+    NcclOptions nccl = {};
   };
 
   ProcessGroup connect(const std::string& key, const Way& way, int rank, int size, ProcessGroupInfo info);
+  void settle_device(bool share);
   void check_members(const std::vector<int>& ranks) const;
   void make_current();
   void end_being_current() noexcept;
@@ -52,6 +58,8 @@ class Session {
   HostTable hosts_;
   World world_;
   c10::Device device_;
+  bool share_device_ = false;  // some ranks have the same one
+  NcclOptions nccl_;
   int uncaught_at_start_;
   bool check_calls_;
   int groups_made_ = 0;
@@ -61,6 +69,9 @@ class Session {
 
 // The session of the living context, or nullptr. Of this thread, where it is a rank by itself.
 Session* current_session();
+
+// The device that a rank most likely has, for what can be checked before ranks meet.
+c10::Device expected_device(const InitOptions& options);
 
 // Whether this thread is a rank by itself.
 bool is_thread_rank();

@@ -71,6 +71,7 @@ InitOptions options_of(const Run& run, int rank) {
                   .group_name = options.group_name,
                   .check_calls = options.check_calls,
                   .env = options.env};
+  own.share_devices = options.share_devices;
   if (!options.devices.empty()) own.device = options.devices[static_cast<std::size_t>(rank)];
   return own;
 }
@@ -118,7 +119,8 @@ void check_options(int world_size, const SpawnThreadsOptions& options) {
   }
   if (is_thread_rank()) throw ArgumentError("spawn_threads: this thread is a rank already");
   const auto device = options.devices.empty() ? c10::Device(c10::kCPU) : options.devices.front();
-  backends::check_environment(backends::resolve_backend(options.backend, device, true).name, options.env);
+  backends::check_environment(backends::resolve_backend(options.backend, {.device = device}).name,
+                              options.env);
 }
 
 int threads_of_rank(int world_size, const SpawnThreadsOptions& options) {

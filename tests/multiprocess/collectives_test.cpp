@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every collective over Gloo, at 1 to 4 ranks, several sizes and element types, checked against what it
-// means.
+// Every collective over every backend, at 1 to 4 ranks, several sizes and element types, checked against what
+// it means; also by way of the copies that tensors of a shared GPU make ("staged"), here from memory to
+// memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
 
+#include "backends/staged/staged_backend.h"
+#include "comm/group_state.h"
 #include "multiprocess/backends.h"
 #include "support/ranks.h"
 
@@ -36,10 +39,37 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const st
       << what << " of " << expected.numel() << ' ' << expected.dtype();
 }
 
+// A rank's context, and the group that its test is about.
+class Member {
+ public:
+  explicit Member(const std::string& backend)
+      : context_(init({.backend = host_backend(backend)})), group_(context_.group()) {
+    if (!backend.starts_with(kStaged)) return;
+    auto& state = context_.group().state();
+    auto staged =
+        backends::stage_through({.backend = state.backend(), .traits = state.info().traits}, at::kCPU);
+    group_ = ProcessGroup(staged.backend,
+                          {.name = "staged", .traits = staged.traits, .host_group = state.host_group()});
+  }
+  int rank() const { return context_.rank(); }
+  const ProcessGroup& group() const { return group_; }
+
+ private:
+  static constexpr std::string_view kStaged = "staged_";
+  static std::string host_backend(const std::string& backend) {
+    return backend.starts_with(kStaged) ? backend.substr(kStaged.size()) : backend;
+  }
+
+  Context context_;
+  ProcessGroup group_;
+};
+
+Member start() { return Member(testing::backend_under_test()); }
+
 template <typename Body>
-void for_sizes_and_types(const Context& context, Body body) {
+void for_sizes_and_types(const Member& member, Body body) {
   for (const auto size : kSizes) {
-    for (const auto type : kTypes) body(context.group(), size, type);
+    for (const auto type : kTypes) body(member.group(), size, type);
   }
 }
 
@@ -118,25 +148,26 @@ void check_exchanges(const ProcessGroup& group, std::int64_t size, c10::ScalarTy
   expect_equal(part, sum, "reduce_scatter_tensor");
 }
 
-Context start() { return init({.backend = testing::backend_under_test()}); }
-
 const testing::Scenario reductions("reductions", [] { for_sizes_and_types(start(), check_reductions); });
 const testing::Scenario copies("copies", [] { for_sizes_and_types(start(), check_copies); });
 const testing::Scenario exchanges("exchanges", [] { for_sizes_and_types(start(), check_exchanges); });
+
+auto ways_and_ranks(std::vector<int> ranks) {
+  return ::testing::Combine(::testing::Values("gloo", "shm", "staged_gloo", "staged_shm"),
+                            ::testing::ValuesIn(ranks));
+}
 
 class Collectives : public testing::EveryBackend {};
 
 TEST_P(Collectives, Reductions) { run(reductions); }
 TEST_P(Collectives, Copies) { run(copies); }
 TEST_P(Collectives, Exchanges) { run(exchanges); }
-INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::backends_and_ranks({1, 2, 3, 4}),
-                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ways_and_ranks({1, 2, 3, 4}), testing::name_of_case);
 
 class CollectiveKinds : public testing::EveryBackend {};
 class CollectiveKindsOfThree : public testing::EveryBackend {};
-INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKinds, testing::backends_and_ranks({2}), testing::name_of_case);
-INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKindsOfThree, testing::backends_and_ranks({3}),
-                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKinds, ways_and_ranks({2}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKindsOfThree, ways_and_ranks({3}), testing::name_of_case);
 
 const testing::Scenario bitwise("bitwise", [] {
   const auto context = start();

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
@@ -25,6 +27,16 @@ struct BackendTraits {
   bool uneven_all_gather = false;
   /// What to tell a user whose tensor is on another device.
   std::string device_advice = {};
+  /// Where there is one backend for each kind of device: what each of them can do. What stands above is then
+  /// that of all together.
+  std::vector<BackendTraits> parts = {};
+
+  /// What holds for tensors on a device of this kind.
+  const BackendTraits& on(c10::DeviceType device) const {
+    const auto part =
+        std::ranges::find_if(parts, [&](const auto& each) { return each.devices.contains(device); });
+    return part == parts.end() ? *this : *part;
+  }
 };
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <string>
+
 #include <c10/core/Device.h>
 
 namespace lockstep {
@@ -16,5 +18,9 @@ void set_device(const c10::Device& device);
 /// Blocks until all work that was queued on `device` is done; does nothing on the CPU. Safe from any thread.
 /// PyTorch: `torch.cuda.synchronize`.
 void synchronize(const c10::Device& device);
+
+/// What tells a device from all others, on other hosts too, in words for people: "NVIDIA H200 with UUID
+/// 1f0c...". "" for the CPU, and where this build cannot tell. Throws as set_device().
+std::string device_identity(const c10::Device& device);
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 
 #include <c10/core/Device.h>
 
+#include <lockstep/backends/nccl.h>
 #include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
@@ -19,9 +20,11 @@ namespace lockstep {
 
 /// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "shm" (memory that the ranks of one host share), "gloo" (TCP), "fake" (for tests: one process that plays
-  /// one of the ranks, and waits for no other); "auto" is shm where all ranks share a host, else gloo, and
-  /// rank 0 says what it took; "cpu:gloo,cuda:nccl" has one for each kind of device. PyTorch: `backend`.
+  /// "nccl" (GPUs), "shm" (memory that the ranks of one host share), "gloo" (TCP), "fake" (for tests: one
+  /// process that plays one of the ranks, and waits for no other). "auto": for tensors on the CPU shm where
+  /// all ranks share a host, else gloo, and where context.device() is a GPU nccl for tensors there, in the
+  /// same group; rank 0 says what it took. "cpu:gloo,cuda:nccl" names one for each kind of device. With
+  /// "gloo" or "shm" alone GPU tensors go by way of host memory. PyTorch: `backend`.
   std::string backend = "auto";
 
   /// How the ranks find each other. PyTorch: `init_method`.
@@ -44,9 +47,17 @@ struct InitOptions {
 
   std::string group_name = "default";  ///< for messages
 
-  /// The device of context.device(). Default: the CUDA device of the local rank where this LibTorch and this
-  /// build can reduce on it, else the CPU.
+  /// The device of context.device(), which init() makes the current one. Default: the CUDA device of the
+  /// local rank, where there is one, this build has nccl, and the backend is not the CPU's alone; else the
+  /// CPU. "cuda" without an index is that of the local rank.
   std::optional<c10::Device> device = std::nullopt;
+
+  /// Whether ranks may have the same GPU. NCCL cannot connect such ranks: their tensors are reduced by way of
+  /// host memory. False: more ranks on a host than GPUs, and two ranks with one, are an ArgumentError.
+  bool share_devices = false;
+
+  /// For the nccl backend.
+  NcclOptions nccl = {};
 
   /// Before each collective ranks compare what they are about to call; different calls are a DesyncError on
   /// all of them. shm always does; for other backends it costs an all-gather a call, and async calls wait for
@@ -65,6 +76,7 @@ struct GroupOptions {
   std::string backend = {};  ///< as InitOptions::backend; empty: what was given there
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
   std::string group_name = {};                                      ///< for messages; default "group 1", ...
+  std::optional<NcclOptions> nccl = std::nullopt;                   ///< default: those of the default group
 };
 
 namespace rendezvous {
@@ -87,7 +99,12 @@ class [[nodiscard]] Context {
   int local_rank() const;        ///< among the ranks on this host
   int local_world_size() const;  ///< number of ranks on this host
   bool is_main() const { return rank() == 0; }
+  /// The device that this rank trains on, and the current one of the thread that called init().
   c10::Device device() const;
+
+  /// Blocks until all work that was queued on device() is done, and throws the failure of a collective that
+  /// nobody has been told of yet; does nothing on the CPU. PyTorch: `torch.cuda.synchronize`.
+  void synchronize() const;
 
   /// The default group. PyTorch: `torch.distributed.group.WORLD`.
   const ProcessGroup& group() const;

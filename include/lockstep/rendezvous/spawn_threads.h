@@ -26,6 +26,9 @@ struct SpawnThreadsOptions {
   /// [i]: context.device() of rank i. Default: CUDA device i where this build can reduce on it, else the CPU.
   std::vector<c10::Device> devices = {};
 
+  /// As InitOptions::share_devices.
+  bool share_devices = false;
+
   /// Threads that a rank uses within one operator (at::get_num_threads()). Default: the cores that this
   /// process may use, shared among the ranks; with OMP_NUM_THREADS set, what LibTorch made of it.
   std::optional<int> threads_per_rank = std::nullopt;

@@ -24,5 +24,11 @@ TEST(Device, AKindThatIsNotThereIsNamed) {
   EXPECT_THAT([&] { synchronize(none); }, ThrowsMessage<ArgumentError>(HasSubstr("xpu:0")));
 }
 
+TEST(Device, OnlyGpusHaveAnIdentity) {
+  EXPECT_EQ(device_identity(c10::kCPU), "");
+  EXPECT_THAT([] { device_identity(c10::Device(c10::kCUDA, 99)); },
+              ThrowsMessage<ArgumentError>(HasSubstr("there is no cuda:99")));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# What the few files need that include CUDA's headers: the headers of CUDA and NCCL, and the runtime library. A wheel
+# of LibTorch brings them along in the packages beside it; a LibTorch of another kind needs a CUDA toolkit.
+# Also installed beside LockstepConfig.cmake.
+include_guard()
+
+# lockstep_cuda_folders(<out> <prefix of LibTorch> <include or lib>): where CUDA may be, the wheel's packages first:
+# they are of the version that LibTorch was built with.
+function(lockstep_cuda_folders out prefix kind)
+  file(GLOB beside "${prefix}/../nvidia/*/${kind}")
+  set(folders ${beside})
+  foreach(root "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}" /usr/local/cuda)
+    if(root)
+      list(APPEND folders "${root}/${kind}" "${root}/${kind}64")
+    endif()
+  endforeach()
+  set(${out} "${folders}" PARENT_SCOPE)
+endfunction()
+
+# lockstep_import_cuda(<prefix of LibTorch>): makes the target lockstep_cuda, or sets <cuda_PROBLEM> for the caller.
+function(lockstep_import_cuda prefix)
+  lockstep_cuda_folders(includes "${prefix}" include)
+  lockstep_cuda_folders(libraries "${prefix}" lib)
+  # Wheels of CUDA 13 leave these parts to packages that LibTorch does without: nvidia-cuda-crt, nvidia-cuda-cccl.
+  find_path(LOCKSTEP_CUDA_INCLUDE_DIR crt/host_defines.h HINTS ${includes} DOC "Folder of CUDA's headers")
+  find_path(LOCKSTEP_CCCL_INCLUDE_DIR nv/target HINTS ${includes} PATH_SUFFIXES cccl DOC "Folder of CCCL's headers")
+  find_path(LOCKSTEP_NCCL_INCLUDE_DIR nccl.h HINTS ${includes} DOC "Folder of NCCL's header")
+  # A wheel's library has no name without a version.
+  set(CMAKE_FIND_LIBRARY_SUFFIXES .so .so.13 .so.12)
+  find_library(LOCKSTEP_CUDART cudart HINTS ${libraries} DOC "CUDA's runtime library")
+  foreach(needed LOCKSTEP_CUDA_INCLUDE_DIR LOCKSTEP_CCCL_INCLUDE_DIR LOCKSTEP_NCCL_INCLUDE_DIR LOCKSTEP_CUDART)
+    if(NOT ${needed})
+      set(cuda_PROBLEM "This LibTorch has CUDA, but ${needed} was not found: install the CUDA toolkit and NCCL's header (beside a wheel of LibTorch: pip install nvidia-cuda-crt nvidia-cuda-cccl, of the version of nvidia-cuda-runtime; or set CUDA_HOME, or ${needed}), or configure with -DLOCKSTEP_WITH_CUDA=OFF to build without the nccl backend." PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  # The wheels spread the headers over several folders.
+  file(GLOB beside "${prefix}/../nvidia/*/include")
+  add_library(lockstep_cuda INTERFACE IMPORTED GLOBAL)
+  target_include_directories(lockstep_cuda SYSTEM INTERFACE
+    "${LOCKSTEP_CUDA_INCLUDE_DIR}" "${LOCKSTEP_CCCL_INCLUDE_DIR}" "${LOCKSTEP_NCCL_INCLUDE_DIR}" ${beside})
+  target_link_libraries(lockstep_cuda INTERFACE
+    lockstep_torch "${prefix}/lib/libtorch_cuda.so" "${prefix}/lib/libc10_cuda.so" "${LOCKSTEP_CUDART}")
+endfunction()
+
+# lockstep_find_cuda(): where LibTorch has CUDA and NCCL and the builder wants them, makes lockstep_cuda and sets
+# LOCKSTEP_HAS_CUDA for the caller, or ends configuring with one sentence.
+function(lockstep_find_cuda)
+  set(LOCKSTEP_HAS_CUDA OFF PARENT_SCOPE)
+  if(NOT LOCKSTEP_WITH_CUDA OR NOT LOCKSTEP_LIBTORCH_HAS_CUDA OR NOT LOCKSTEP_LIBTORCH_HAS_NCCL)
+    return()
+  endif()
+  lockstep_import_cuda("${LOCKSTEP_LIBTORCH_PREFIX}")
+  if(cuda_PROBLEM)
+    message(FATAL_ERROR "  ${cuda_PROBLEM}")
+  endif()
+  message(STATUS "CUDA: headers in ${LOCKSTEP_CUDA_INCLUDE_DIR}, NCCL's in ${LOCKSTEP_NCCL_INCLUDE_DIR}, ${LOCKSTEP_CUDART}")
+  set(LOCKSTEP_HAS_CUDA ON PARENT_SCOPE)
+endfunction()

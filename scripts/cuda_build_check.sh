@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# On a machine without a GPU: compiles and links everything against a LibTorch with CUDA, and runs what needs no GPU.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+version=${1:-2.13.0}
+if [[ $version == -h || $version == --help ]]; then
+  cat <<'END2'
+Usage: scripts/cuda_build_check.sh [version of torch]
+
+Installs that version's Python package with CUDA (default 2.13.0; about 5 GB with what it links) into build/cuda,
+builds Lockstep with it into build/cuda as well, and runs the tests that need no GPU. Prints what it saw for docs/gpu.md.
+END2
+  exit 0
+fi
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "\"$version\" is no version such as 2.13.0"
+
+bash scripts/setup.sh --tests
+venv=$root/build/cuda/venv-$version
+python=$venv/bin/python
+if ! "$python" -c 'import torch, sys; sys.exit(torch.version.cuda is None)' 2>/dev/null; then
+  say "Installing torch $version with CUDA into ${venv#"$root"/}"
+  mkdir -p build/cuda
+  python3 -m venv "$venv"
+  # "===" is the very version, without a local one such as 2.13.0+cpu.
+  retry 3 "$venv/bin/pip" install --quiet "torch===$version" numpy
+fi
+cuda=$("$python" -c 'import torch; print(torch.version.cuda)')
+# Headers that the wheels of LibTorch's own packages leave out.
+retry 3 "$venv/bin/pip" install --quiet "nvidia-cuda-crt~=$cuda.0" "nvidia-cuda-cccl~=$cuda.0"
+prefix=$("$python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
+
+tree=build/cuda/$version
+say "Configuring $tree"
+cmake -S . -B "$tree" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_TESTS=ON \
+  -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=ON "-DTorch_DIR=$prefix/share/cmake/Torch"
+tests=(test_device unit_comm unit_rendezvous unit_amp unit_graphs unit_data unit_data_device)
+say "Building $tree"
+cmake --build "$tree" --parallel "$(jobs_that_fit)" --target gpu_checks gpu_training lockstep_cli examples/all "${tests[@]}"
+
+say "Running what needs no GPU"
+for test in "${tests[@]}"; do "$tree/bin/$test" --gtest_brief=1; done
+"$tree/bin/gpu_checks" list >/dev/null
+# Without a GPU nccl has to be refused, and programs have to run on the CPU.
+if "$python" -c 'import torch, sys; sys.exit(torch.cuda.is_available())'; then
+  if "$tree/bin/gpu_checks" nccl 2>"$tree/refusal.txt"; then fail "nccl was not refused without a GPU"; fi
+  grep -q "on the CPU take shm (one host) or gloo" "$tree/refusal.txt" || fail "unclear: $(cat "$tree/refusal.txt")"
+  "$tree/bin/lockstep" run --nproc-per-node 2 "$tree/bin/01_hello_allreduce"
+fi
+say "$(date +%F): built with torch $version, CUDA $cuda, NCCL $("$python" -c 'import torch; print(".".join(map(str, torch.cuda.nccl.version())))'), $(c++ --version | head -1); tests passed"

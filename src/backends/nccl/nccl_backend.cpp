@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The only file that includes NCCL's header; compiled where LibTorch has CUDA and NCCL.
+#include "backends/nccl/nccl_backend.h"
+
+#include <algorithm>
+
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <lockstep/base/error.h>
+
+#include "backends/host_meeting.h"
+#include "comm/stream_backend.h"
+
+namespace lockstep::backends {
+namespace {
+
+using Nccl = c10d::ProcessGroupNCCL;
+
+class NcclBackend final : public Nccl, public comm::StreamBackend {
+ public:
+  NcclBackend(const BackendRequest& request, c10::intrusive_ptr<Options> options)
+      : Nccl(request.store, request.rank, request.size, std::move(options)),
+        net_name_(request.nccl.net_name == nullptr ? "" : request.nccl.net_name) {
+    // c10d would end the process at the first failure; Lockstep aborts the communicators and throws.
+    asyncErrorHandling_ = c10d::NoHandling;
+    if (request.nccl.blocking_wait) blockingWait_ = *request.nccl.blocking_wait;
+    if (!net_name_.empty()) getOptions()->config.netName = net_name_.c_str();
+  }
+
+  bool ends_on_stream(const c10d::Work& work) const override {
+    return dynamic_cast<const WorkNCCL*>(&work) != nullptr;
+  }
+
+  c10::intrusive_ptr<c10d::Work> observer_of(const c10::intrusive_ptr<c10d::Work>& work) const override {
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return {};
+    // The copy holds no outputs.
+    return c10::make_intrusive<WorkNCCL>(dynamic_cast<const WorkNCCL&>(*work));
+  }
+
+  // Questions about events must not break off a capture that another thread has begun.
+  void prepare_observing_thread() const override {
+    auto mode = cudaStreamCaptureModeRelaxed;
+    C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  }
+
+ private:
+  std::string net_name_;  // NCCL keeps a pointer
+};
+
+// c10d's own limit only has to come after Lockstep's, which tells more.
+constexpr auto kAfterOurs = std::chrono::minutes(10);
+constexpr auto kLongest = std::chrono::hours(24 * 365);
+
+void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
+  if (wanted.nonblocking) config.blocking = *wanted.nonblocking ? 0 : 1;
+  if (wanted.min_ctas) config.minCTAs = *wanted.min_ctas;
+  if (wanted.max_ctas) config.maxCTAs = *wanted.max_ctas;
+  if (wanted.cga_cluster_size) config.cgaClusterSize = *wanted.cga_cluster_size;
+  if (wanted.split_share) config.splitShare = *wanted.split_share ? 1 : 0;
+}
+
+c10::intrusive_ptr<Nccl::Options> options_of(const BackendRequest& request) {
+  auto options = Nccl::Options::create(request.nccl.high_priority_stream);
+  options->timeout = std::min<std::chrono::milliseconds>(request.timeout, kLongest) + kAfterOurs;
+  options->group_name = request.group_name;
+  set_config(options->config, request.nccl);
+  return options;
+}
+
+BackendTraits nccl_traits() {
+  using c10::ScalarType;
+  return {.devices = {c10::DeviceType::CUDA},
+          .dtypes = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
+                     ScalarType::Char, ScalarType::Byte, ScalarType::Bool, ScalarType::Int, ScalarType::Long},
+          .averages = true,
+          .device_advice = "move it to the GPU, or leave the backend at \"auto\", which has one for each"};
+}
+
+}  // namespace
+
+BackendHandle create_nccl(const BackendRequest& request) {
+  const auto device = request.device;
+  try {
+    auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
+    // Communicators are made here, where all ranks wait for each other anyway, and not in the first backward.
+    backend->eagerConnectSingleDevice(device);
+    return {.backend = std::move(backend),
+            .traits = nccl_traits(),
+            .host_group = request.one_host && request.size > 1 ? meet_on_host(request, {}) : nullptr};
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw RendezvousError(fmt::format(
+        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. NCCL_DEBUG=INFO says more",
+        request.rank, request.size, request.group_name, device.str(), text.substr(0, text.find('\n'))));
+  }
+}
+
+}  // namespace lockstep::backends

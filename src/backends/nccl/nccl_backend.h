@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <lockstep/backends/registry.h>
+
+namespace lockstep::backends {
+
+// c10d's ProcessGroupNCCL, with failures left to the group's StreamWatch.
+BackendHandle create_nccl(const BackendRequest& request);
+
+}  // namespace lockstep::backends

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/stream_watch.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/device/graph_phase.h>
+
+#include "comm/failure.h"
+#include "comm/group_state.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 20ms;
+constexpr auto kAbortLimit = 30s;
+
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// The failure of one call in the words and of the type that a wait on the host would have thrown.
+std::exception_ptr as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
+  try {
+    throw_if_refused(group, call);
+    rethrow_as_ours(cause, group, call);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace
+
+StreamWatch::StreamWatch(GroupState& group, const StreamBackend& backend, std::function<void()> abort)
+    : group_(group), backend_(backend), abort_(std::move(abort)), thread_([this] { run(); }) {}
+
+StreamWatch::~StreamWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+bool StreamWatch::add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work) {
+  if (!backend_.ends_on_stream(*work)) return false;
+  // Captured in a graph it is not under way, and asking whether it has ended would break the capture.
+  if (graph_phase() == GraphPhase::capture) return true;
+  auto observer = backend_.observer_of(work);
+  if (!observer) return true;
+  {
+    const std::lock_guard lock(mutex_);
+    under_way_.push_back({record, std::move(observer)});
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void StreamWatch::throw_if_failed() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+bool StreamWatch::drain(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, limit, [&] { return under_way_.empty() || failure_; });
+  return under_way_.empty() && !failure_;
+}
+
+void StreamWatch::run() {
+  backend_.prepare_observing_thread();
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (under_way_.empty() || failure_) {
+      changed_.wait(lock, [&] { return stop_ || (!under_way_.empty() && !failure_); });
+    } else {
+      lock.unlock();
+      look();
+      lock.lock();
+      changed_.wait_for(lock, kLook, [&] { return stop_; });
+    }
+  }
+}
+
+void StreamWatch::look() {
+  drop_ended();
+  std::optional<Entry> oldest;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!under_way_.empty() && !failure_) oldest = under_way_.front();
+  }
+  if (oldest) look_at(*oldest);
+}
+
+// Calls to different ranks may overtake each other, so all of them are asked. Only this thread takes entries
+// away.
+void StreamWatch::drop_ended() {
+  std::vector<Entry> entries;
+  {
+    const std::lock_guard lock(mutex_);
+    entries.assign(under_way_.begin(), under_way_.end());
+  }
+  for (const auto& entry : entries) {
+    if (!entry.observer->isCompleted()) continue;
+    if (const auto cause = entry.observer->exception()) return fail(entry, cause);
+    group_.log().set_state(entry.record.number, CallState::completed);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(under_way_, [&](const Entry& each) { return each.record.number == entry.record.number; });
+    if (under_way_.empty()) changed_.notify_all();
+  }
+}
+
+void StreamWatch::look_at(const Entry& oldest) {
+  const auto others = group_.host_group();
+  if (others && !others->refusals().empty()) {
+    return fail(oldest, std::make_exception_ptr(DesyncError("another rank refuses it")));
+  }
+  const int dead = others ? others->find_dead() : -1;
+  if (dead >= 0) return fail(oldest, std::make_exception_ptr(PeerLost(others->name_of(dead) + " died")));
+  const auto age = std::chrono::steady_clock::now() - oldest.record.issued_at;
+  if (age < group_.info().timeout) return;
+  fail(oldest, std::make_exception_ptr(TimeoutError(fmt::format("it has not ended on the device after {} ms",
+                                                                group_.info().timeout.count()))));
+}
+
+void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {
+  group_.log().set_state(entry.record.number, CallState::failed);
+  const auto failure = as_ours(cause, group_, entry.record);
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = failure;
+  }
+  // The host may be waiting for the device, and learns of it only when it comes back.
+  lockstep::log(LogLevel::error, text_of(failure));
+  end_everything();
+  changed_.notify_all();
+}
+
+// Aborting may itself wait for a device that does not answer any more.
+void StreamWatch::end_everything() {
+  std::packaged_task<void()> task(abort_);
+  auto ended = task.get_future();
+  std::thread aborting(std::move(task));
+  if (ended.wait_for(kAbortLimit) == std::future_status::ready) {
+    aborting.join();
+    return;
+  }
+  lockstep::log(
+      LogLevel::error,
+      fmt::format("{}: its calls could not be ended within {} s; this process ends, since nothing else "
+                  "frees the device",
+                  group_.whoami(), kAbortLimit.count()));
+  std::abort();
+}
+
+}  // namespace lockstep::comm

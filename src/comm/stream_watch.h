@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <lockstep/comm/c10d.h>
+#include <lockstep/comm/call_record.h>
+
+#include "comm/stream_backend.h"
+
+namespace lockstep::comm {
+
+class GroupState;
+
+// Watches over the calls of one group that end on a device's stream, on a thread of its own: notes in the log
+// when one has ended, and when one fails, takes longer than the group's timeout, or lost a rank, ends them
+// all, and keeps the failure for whoever comes next. Safe from any thread.
+class StreamWatch {
+ public:
+  // Both must outlive it. `abort` ends what is under way; it may block.
+  StreamWatch(GroupState& group, const StreamBackend& backend, std::function<void()> abort);
+  ~StreamWatch();
+  StreamWatch(const StreamWatch&) = delete;
+  StreamWatch& operator=(const StreamWatch&) = delete;
+
+  // Whether `work` is of the kind that is watched here; from now on it is.
+  bool add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work);
+  // Throws what has failed; a stream that waited for it goes on with data that nobody vouches for.
+  void throw_if_failed() const;
+  // Whether all calls have ended well; waits for that for at most `limit`.
+  bool drain(std::chrono::milliseconds limit);
+
+ private:
+  struct Entry {
+    CallRecord record;
+    c10::intrusive_ptr<c10d::Work> observer;
+  };
+
+  void run();
+  // One look at all calls under way, outside of the lock.
+  void look();
+  void look_at(const Entry& oldest);
+  void drop_ended();
+  void fail(const Entry& entry, const std::exception_ptr& cause);
+  void end_everything();
+
+  GroupState& group_;
+  const StreamBackend& backend_;
+  std::function<void()> abort_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Entry> under_way_;
+  std::exception_ptr failure_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm

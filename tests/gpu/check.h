@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+// What can be seen only where there is a GPU, as plain programs: no test framework is needed there.
+namespace lockstep::gpu {
+
+struct Check {
+  std::string name;
+  int ranks = 1;     // that have to run it
+  std::string what;  // is seen when it passes
+  std::function<void()> run;
+};
+
+std::vector<Check> device_checks();
+std::vector<Check> training_checks();
+std::vector<Check> checkpoint_checks();
+std::vector<Check> loader_checks();
+std::vector<Check> graph_checks();
+
+// Throws, naming the line, unless it holds.
+void require(bool holds, const std::string& what,
+             std::source_location where = std::source_location::current());
+
+// Throws unless `action` throws an Error whose message has `part`.
+void require_error(const std::function<void()>& action, const std::string& part,
+                   std::source_location where = std::source_location::current());
+
+}  // namespace lockstep::gpu

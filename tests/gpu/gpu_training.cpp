@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Trains a net on one GPU as one rank with DistributedDataParallel over nccl, and prints losses and times as
+// JSON. The Python twin is gpu_training.py.
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "gpu/nets.h"
+
+namespace {
+
+namespace F = torch::nn::functional;
+using Clock = std::chrono::steady_clock;
+using lockstep::gpu::Batch;
+using Tensors = std::vector<at::Tensor>;
+
+struct Flags {
+  std::string net = "mnist";
+  std::string mode = "eager";
+  std::string precision = "fp32";
+  std::string data = "resident";
+  std::int64_t batch_size = 128;
+  int warmup = 20;
+  int chunks = 10;
+  int steps = 10;  // a chunk
+  bool deterministic = false;
+};
+
+Flags parse(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Trains a net on one GPU");
+  app.add_option("--net", flags.net)->check(CLI::IsMember({"mnist", "resnet50", "gpt"}));
+  app.add_option("--mode", flags.mode)->check(CLI::IsMember({"eager", "graph"}));
+  app.add_option("--precision", flags.precision)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--data", flags.data,
+                 "resident: one batch on the GPU; loader: MNIST-like images from the CPU")
+      ->check(CLI::IsMember({"resident", "loader"}));
+  app.add_option("--batch-size", flags.batch_size);
+  app.add_option("--warmup", flags.warmup);
+  app.add_option("--chunks", flags.chunks);
+  app.add_option("--steps", flags.steps, "Steps between two looks at the clock");
+  app.add_flag("--deterministic", flags.deterministic);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return flags;
+}
+
+void be_deterministic() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
+  return F::cross_entropy(output.flatten(0, -2).to(at::kFloat), target.flatten());
+}
+
+struct Times {
+  std::vector<double> chunks;  // seconds a step
+  double busy = 0;             // share of the time in which the GPU had work of a step
+};
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+Times time_resident(const lockstep::Context& context, const Flags& flags, lockstep::GraphedStep& step,
+                    const Batch& batch, Tensors& losses) {
+  Times times;
+  for (int i = 0; i < flags.warmup; ++i) losses.push_back(step({batch.input, batch.target})[0]);
+  context.synchronize();
+  for (int chunk = 0; chunk < flags.chunks; ++chunk) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < flags.steps; ++i) losses.push_back(step({batch.input, batch.target})[0]);
+    context.synchronize();
+    times.chunks.push_back(seconds_since(begin) / flags.steps);
+  }
+  return times;
+}
+
+// 60,000 images as MNIST has, turned into floats on the CPU by workers, pinned, and copied while a step runs.
+Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep::GraphedStep& step,
+                  Tensors& losses) {
+  torch::manual_seed(2);
+  const lockstep::data::ImageDataset images(torch::randint(256, {60'000, 28, 28}, at::kByte),
+                                            torch::randint(10, {60'000}, at::kLong),
+                                            lockstep::data::Normalize{{0.1307}, {0.3081}});
+  auto loader = lockstep::data::make_loader(images, {.batch_size = flags.batch_size,
+                                                     .shuffle = true,
+                                                     .drop_last = true,
+                                                     .num_workers = 4,
+                                                     .prefetch_factor = 4,
+                                                     .pin_memory = true,
+                                                     .persistent_workers = true,
+                                                     .device = context.device()});
+  Times times;
+  double busy = 0;
+  double total = 0;
+  for (int epoch = -1; epoch < flags.chunks; ++epoch) {
+    std::vector<std::pair<c10::Event, c10::Event>> spans;
+    const auto begin = Clock::now();
+    for (auto& [x, y] : loader) {
+      const c10::impl::VirtualGuardImpl devices(c10::kCUDA);
+      const auto stream = devices.getStream(context.device());
+      auto& [from, to] = spans.emplace_back(c10::Event(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
+                                            c10::Event(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT));
+      from.record(stream);
+      losses.push_back(step({x, y})[0]);
+      to.record(stream);
+    }
+    context.synchronize();
+    if (epoch < 0) continue;  // warm-up
+    times.chunks.push_back(seconds_since(begin) / static_cast<double>(loader.size()));
+    total += seconds_since(begin);
+    for (auto& [from, to] : spans) busy += from.elapsedTime(to) / 1e3;
+  }
+  times.busy = busy / total;
+  return times;
+}
+
+template <typename Net>
+int train(const lockstep::Context& context, const Flags& flags, Net net, const Batch& drawn) {
+  const auto device = context.device();
+  net->to(device);
+  const Batch batch{drawn.input.to(device), drawn.target.to(device)};
+  lockstep::DistributedDataParallel ddp(net, {.device = device});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  const bool graph = flags.mode == "graph";
+  lockstep::GraphedStep step(
+      device,
+      [&](const Tensors& in) -> Tensors {
+        optimizer.zero_grad();
+        at::Tensor loss;
+        {
+          const lockstep::amp::Autocast autocast(
+              device, {.dtype = at::kBFloat16, .enabled = flags.precision == "bf16"});
+          loss = loss_of(ddp->forward(in[0]), in[1]);
+        }
+        loss.backward();
+        optimizer.step();
+        return {loss.detach()};
+      },
+      {.optimizers = {&optimizer}, .modules = {ddp.ptr()}, .warmup = 11, .enabled = graph});
+  Tensors losses;
+  auto times = flags.data == "loader" ? time_loader(context, flags, step, losses)
+                                      : time_resident(context, flags, step, batch, losses);
+  std::ranges::sort(times.chunks);
+  std::vector<std::string> texts;
+  for (const auto& loss : losses) texts.push_back(fmt::format("\"{:a}\"", loss.template item<float>()));
+  if (texts.size() > 200) texts.resize(200);
+  std::cout << fmt::format(
+      "{{\"seconds\": {:.9f}, \"fastest\": {:.9f}, \"busy\": {:.4f}, \"replays\": {}, \"losses\": [{}]}}\n",
+      times.chunks.at(times.chunks.size() / 2), times.chunks.front(), times.busy, step.stats().replays,
+      fmt::join(texts, ", "));
+  return 0;
+}
+
+int run(const Flags& flags) {
+  if (flags.deterministic) be_deterministic();
+  const auto context = lockstep::init({.backend = "nccl"});
+  return lockstep::gpu::with_net(flags.net, flags.batch_size, [&](auto net, const Batch& batch) {
+    return train(context, flags, net, batch);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(parse(argc, argv));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}

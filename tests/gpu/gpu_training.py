@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The Python twin of gpu_training.cpp: the same nets, data and steps; --mode compile is torch.compile of the net."""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "parity"))
+import models  # noqa: E402
+
+
+class MnistNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1 = nn.Dropout2d(0.25)
+        self.fc1 = nn.Linear(1600, 500)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc2 = nn.Linear(500, 10)
+
+    def forward(self, x):
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = self.dropout1(x).flatten(1)
+        return self.fc2(self.dropout2(F.relu(self.fc1(x))))
+
+
+def conv(in_channels, out_channels, kernel, stride=1):
+    return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, in_channels, width, stride):
+        super().__init__()
+        self.conv1, self.bn1 = conv(in_channels, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = conv(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
+        self.downsample = None
+        if stride != 1 or in_channels != 4 * width:
+            self.downsample = nn.Sequential(conv(in_channels, 4 * width, 1, stride), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet50(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 64, 7, 2), nn.BatchNorm2d(64)
+        layers, last = [], 64
+        for stage, blocks in enumerate([3, 4, 6, 3]):
+            for block in range(blocks):
+                layers.append(Bottleneck(last, 64 << stage, 2 if block == 0 and stage > 0 else 1))
+                last = 4 * (64 << stage)
+        self.layers = nn.Sequential(*layers)
+        self.fc = nn.Linear(2048, 1000)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        return self.fc(self.layers(x).mean((2, 3)))
+
+
+def make(name, size):
+    """The net and a batch, on the CPU."""
+    torch.manual_seed(1)
+    if name == "gpt":
+        ids = torch.randint(8192, (size, 256))
+        torch.manual_seed(0)
+        return models.Gpt(vocabulary=8192, context=256, width=512, heads=8, layers=8), ids, ids
+    shape, classes, net = {"mnist": ((1, 28, 28), 10, MnistNet), "resnet50": ((3, 224, 224), 1000, ResNet50)}[name]
+    images = torch.randn(size, *shape)
+    labels = torch.randint(classes, (size,))
+    torch.manual_seed(0)
+    return net(), images, labels
+
+
+def capture(step, stream):
+    """Whole-network capture as PyTorch documents it for DistributedDataParallel."""
+    with torch.cuda.stream(stream):
+        losses = [step().clone() for _ in range(11)]
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay():
+        graph.replay()
+        return loss.clone()
+
+    return replay, losses
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--net", choices=["mnist", "resnet50", "gpt"], default="mnist")
+    parser.add_argument("--mode", choices=["eager", "compile", "graph"], default="eager")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--chunks", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--deterministic", action="store_true")
+    flags = parser.parse_args()
+    if flags.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True
+    if flags.mode == "graph":
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    store = dist.HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    net, inputs, targets = make(flags.net, flags.batch_size)
+    net, inputs, targets = net.to(device), inputs.to(device), targets.to(device)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream) if flags.mode == "graph" else contextlib.nullcontext():
+        ddp = DistributedDataParallel(net, device_ids=[0])
+    model = torch.compile(ddp) if flags.mode == "compile" else ddp
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=flags.precision == "bf16"):
+            output = model(inputs)
+            loss = F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    losses = []
+    if flags.mode == "graph":
+        step, losses = capture(step, stream)
+    while len(losses) < flags.warmup:
+        losses.append(step())
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(flags.chunks):
+        begin = time.perf_counter()
+        for _ in range(flags.steps):
+            losses.append(step())
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / flags.steps)
+    print(json.dumps({"seconds": statistics.median(times), "fastest": min(times),
+                      "losses": [loss.item().hex() for loss in losses[:200]]}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "gpu/check.h"
+#include "parity/models/resnet.h"
+
+namespace lockstep::gpu {
+namespace {
+
+namespace F = torch::nn::functional;
+using Tensors = GraphedStep::Tensors;
+
+struct Result {
+  std::vector<double> losses;
+  std::vector<at::Tensor> weights;
+  GraphedStepStats stats;
+};
+
+Result train(const Context& context, bool graphed, int steps) {
+  torch::manual_seed(0);
+  at::globalContext().setDeterministicCuDNN(true);
+  testing::ResNet18 net(16);
+  net->to(context.device());
+  DistributedDataParallel ddp(net, {.device = context.device()});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  GraphedStep step(context.device(),
+                   [&](const Tensors& batch) -> Tensors {
+                     optimizer.zero_grad();
+                     auto loss = F::cross_entropy(ddp->forward(batch[0]), batch[1]);
+                     loss.backward();
+                     optimizer.step();
+                     return {loss};
+                   },
+                   {.optimizers = {&optimizer}, .modules = {ddp.ptr()}, .warmup = 11, .enabled = graphed});
+  Result result;
+  for (int i = 0; i < steps; ++i) {
+    // The last batch of an epoch is smaller.
+    const std::int64_t size = i % 20 == 19 ? 8 : 16;
+    const auto x = torch::randn({size, 3, 32, 32}).to(context.device());
+    const auto y = torch::randint(10, {size}, at::kLong).to(context.device());
+    result.losses.push_back(step({x, y})[0].item<double>());
+  }
+  for (const auto& parameter : net->parameters()) result.weights.push_back(parameter.detach().clone());
+  result.stats = step.stats();
+  return result;
+}
+
+void a_graph_is_the_step(const std::string& backend) {
+  const auto context = init({.backend = backend});
+  const auto eager = train(context, false, 60);
+  const auto graphed = train(context, true, 60);
+  require(graphed.stats.replays > 30, "most steps were replays");
+  require(eager.losses == graphed.losses, "replayed steps have the losses of eager ones");
+  for (std::size_t i = 0; i < eager.weights.size(); ++i) {
+    require(torch::equal(eager.weights[i], graphed.weights[i]), "and leave the same weights");
+  }
+}
+
+void what_cannot_be_captured() {
+  const auto context = init({.backend = "nccl"});
+  const auto device = context.device();
+  const auto x = torch::ones({8}, torch::TensorOptions().device(device));
+  GraphedStep waits(device, [](const Tensors& in) -> Tensors { return {in[0] * in[0].sum().item<float>()}; });
+  const auto call_often = [&](GraphedStep& step) {
+    for (int i = 0; i < 6; ++i) step({x});
+  };
+  require_error([&] { call_often(waits); }, "");
+  require(torch::equal((x + 1).cpu(), torch::full({8}, 2.0F)), "the device works on after a failed capture");
+  GraphedStep good(device, [](const Tensors& in) -> Tensors { return {in[0] * 2}; });
+  call_often(good);
+  require(good.stats().replays > 0, "and captures others");
+}
+
+void shared_is_refused() {
+  const auto context = init({.share_devices = true});
+  const auto x = torch::ones({8}, torch::TensorOptions().device(context.device()));
+  GraphedStep step(context.device(), [&](const Tensors& in) -> Tensors {
+    auto y = in[0] * 2;
+    context.group().all_reduce(y);
+    return {y};
+  });
+  require_error(
+      [&] {
+        for (int i = 0; i < 6; ++i) step({x});
+      },
+      "captured");
+}
+
+}  // namespace
+
+std::vector<Check> graph_checks() {
+  return {
+      {"graph", 1, "a captured step with DDP over nccl equals the eager one",
+       [] { a_graph_is_the_step("nccl"); }},
+      {"graph_auto", 1, "the same with nccl and shm in one group", [] { a_graph_is_the_step("auto"); }},
+      {"graph_errors", 1, "what cannot be captured is an error, and the device works on",
+       what_cannot_be_captured},
+      {"graph_shared", 2, "collectives by way of host memory cannot be captured", shared_is_refused},
+  };
+}
+
+}  // namespace lockstep::gpu

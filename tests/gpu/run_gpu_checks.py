@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs what can be seen only where there is a GPU, in parts, and writes one report: scripts/gpu_check.sh calls it.
+Standard library and torch only."""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TWIN = pathlib.Path(__file__).with_name("gpu_training.py")
+
+
+class Report:
+    """Lines on the terminal and, at the end, in a file; counts what failed."""
+
+    def __init__(self, path):
+        self.path, self.lines, self.failed = path, [], 0
+
+    def say(self, line=""):
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def verdict(self, passed, name, text):
+        self.failed += not passed
+        self.say(f"| {'passed' if passed else '**FAILED**'} | {name} | {text} |")
+
+    def write(self):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write("\n".join(self.lines) + "\n")
+
+
+def run(command, timeout, environment=None):
+    """(output, None) or (output, what went wrong)."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
+                              env=os.environ | (environment or {}))
+    except subprocess.TimeoutExpired as expired:
+        return (expired.stdout or b"").decode(errors="replace"), f"not finished after {timeout} s"
+    if done.returncode:
+        return done.stdout, f"ended with {done.returncode}: " + " / ".join(done.stderr.strip().splitlines()[-12:])
+    return done.stdout, None
+
+
+def head(report, flags):
+    import torch
+    report.say(f"## {datetime.date.today()}: {', '.join(flags.part)}")
+    report.say()
+    report.say(f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
+               f"{torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'no GPU'}, "
+               f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, Python {platform.python_version()}")
+    report.say()
+
+
+def run_checks(report, flags):
+    program, launcher = flags.build / "bin/gpu_checks", flags.build / "bin/lockstep"
+    report.say("| | check | what is seen |\n| --- | --- | --- |")
+    for line in subprocess.run([program, "list"], capture_output=True, text=True, check=True).stdout.splitlines():
+        name, ranks, what = line.split(" ", 2)
+        if flags.only and name not in flags.only:
+            continue
+        begin = time.perf_counter()
+        _, problem = run([launcher, "run", "--nproc-per-node", ranks, program, name], 90)
+        report.verdict(problem is None, name, problem or f"{what} ({time.perf_counter() - begin:.1f} s)")
+    report.say()
+
+
+def train(flags, language, *arguments, timeout=200):
+    command = [str(flags.build / "bin/gpu_training")] if language == "C++" else [flags.python, str(TWIN)]
+    output, problem = run([*command, *map(str, arguments)], timeout)
+    if problem:
+        raise RuntimeError(f"{language} {' '.join(map(str, arguments))}: {problem}")
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def run_parity(report, flags):
+    report.say("| | losses in Python and C++ | |\n| --- | --- | --- |")
+    for net, size in [("mnist", 64), ("resnet50", 8), ("gpt", 4)]:
+        arguments = ["--net", net, "--batch-size", size, "--deterministic", "--warmup", 20, "--chunks", 1, "--steps", 1]
+        try:
+            ours = train(flags, "C++", *arguments)["losses"]
+            theirs = train(flags, "Python", *arguments)["losses"]
+        except RuntimeError as error:
+            report.verdict(False, net, str(error))
+            continue
+        equal = [float.fromhex(a) == float.fromhex(b) for a, b in zip(ours, theirs)]
+        last = f"last {float.fromhex(ours[-1]):.6f} and {float.fromhex(theirs[-1]):.6f}"
+        report.verdict(all(equal) and len(ours) == len(theirs), net,
+                       f"{sum(equal)} of {len(equal)} equal to the last bit; {last}")
+    report.say()
+
+
+WAYS = [("Python", "eager"), ("Python", "compile"), ("Python", "graph"), ("C++", "eager"), ("C++", "graph")]
+
+
+def run_benchmark(report, flags):
+    """Medians of rounds in which all ways take turns."""
+    nets = {"mnist": (128, "fp32"), "gpt": (8, "bf16"), "resnet50": (64, "bf16")}
+    report.say("| net | way | step | beside Python eager |\n| --- | --- | --- | --- |")
+    medians = {}
+    for net, (size, precision) in nets.items():
+        times = {way: [] for way in WAYS}
+        for _ in range(flags.rounds):
+            for way in WAYS:
+                try:
+                    times[way].append(train(flags, way[0], "--net", net, "--batch-size", size, "--precision", precision,
+                                            "--mode", way[1])["seconds"])
+                except RuntimeError as error:
+                    report.verdict(False, f"{net} {way}", str(error))
+        for way in WAYS:
+            if times[way]:
+                medians[net, way] = statistics.median(times[way])
+        for way in WAYS:
+            if (net, way) in medians and (net, WAYS[0]) in medians:
+                ratio = medians[net, WAYS[0]] / medians[net, way]
+                report.say(f"| {net}, {size}, {precision} | {' '.join(way)} | {medians[net, way] * 1e3:.3f} ms | "
+                           f"{ratio:.2f} x |")
+    report.say()
+    judge(report, medians)
+    loader(report, flags)
+
+
+def judge(report, medians):
+    goals = [("graphed beside Python eager, at least 3", "mnist", ("Python", "eager"), ("C++", "graph"), 3.0),
+             ("graphed beside Python graphed, at least 1", "mnist", ("Python", "graph"), ("C++", "graph"), 1.0),
+             ("eager beside Python eager, at least 1", "resnet50", ("Python", "eager"), ("C++", "eager"), 1.0)]
+    report.say("| | goal | measured |\n| --- | --- | --- |")
+    for text, net, theirs, ours, goal in goals:
+        if (net, theirs) in medians and (net, ours) in medians:
+            ratio = medians[net, theirs] / medians[net, ours]
+#Two percent is within what two runs of the same program differ by.
+            report.verdict(ratio >= 0.98 * goal, f"{net} {text}", f"{ratio:.2f}")
+
+
+def loader(report, flags):
+    try:
+        result = train(flags, "C++", "--net", "mnist", "--data", "loader", "--mode", "graph", "--chunks", 5)
+        report.verdict(result["busy"] > 0.95, "the loader keeps the GPU more than 95% busy, MNIST, graphed steps",
+                       f"{result['busy'] * 100:.1f}%, {result['seconds'] * 1e3:.3f} ms a step")
+        result = train(flags, "C++", "--net", "mnist", "--data", "loader", "--mode", "eager", "--chunks", 3)
+        report.verdict(result["busy"] > 0.95, "the same with eager steps",
+                       f"{result['busy'] * 100:.1f}%, {result['seconds'] * 1e3:.3f} ms a step")
+    except RuntimeError as error:
+        report.verdict(False, "loader", str(error))
+    report.say()
+
+
+PARTS = {"checks": run_checks, "parity": run_parity, "benchmark": run_benchmark}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="the build folder")
+    parser.add_argument("--python", default=sys.executable, help="whose torch is the LibTorch of the build")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", help="names of checks")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--report", type=pathlib.Path, default=ROOT / "build/gpu_report.md", help="lines are added to it")
+    flags = parser.parse_args()
+    report = Report(flags.report)
+    head(report, flags)
+    for part in flags.part:
+        PARTS[part](report, flags)
+    report.say(f"{report.failed} failed" if report.failed else "All passed.")
+    report.write()
+    sys.exit(1 if report.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

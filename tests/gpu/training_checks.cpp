@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <cstdlib>
+
+#include <ATen/Context.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "gpu/check.h"
+#include "parity/models/gpt.h"
+#include "parity/models/resnet.h"
+
+namespace lockstep::gpu {
+namespace {
+
+namespace F = torch::nn::functional;
+
+struct Run {
+  std::vector<double> losses;
+  std::vector<at::Tensor> weights;  // on the CPU
+};
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return torch::equal(x, y); });
+}
+
+std::vector<at::Tensor> weights_of(const torch::nn::Module& net) {
+  std::vector<at::Tensor> weights;
+  for (const auto& parameter : net.parameters()) weights.push_back(parameter.detach().cpu().clone());
+  return weights;
+}
+
+// Steps on the batches [i]; each rank has its rows of them.
+template <typename Net, typename Step>
+Run train(Net& net, const std::vector<at::Tensor>& images, const std::vector<at::Tensor>& labels, Step step) {
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  Run run;
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    optimizer.zero_grad();
+    run.losses.push_back(step(images[i], labels[i]));
+    optimizer.step();
+  }
+  run.weights = weights_of(*net);
+  return run;
+}
+
+struct Batches {
+  std::vector<at::Tensor> images;
+  std::vector<at::Tensor> labels;
+};
+
+Batches draw_batches(std::int64_t count, std::int64_t size, const c10::Device& device) {
+  torch::manual_seed(7);
+  Batches batches;
+  for (std::int64_t i = 0; i < count; ++i) {
+    batches.images.push_back(torch::randn({size, 3, 32, 32}).to(device));
+    batches.labels.push_back(torch::randint(10, {size}, at::kLong).to(device));
+  }
+  return batches;
+}
+
+void be_deterministic() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  at::globalContext().setDeterministicCuDNN(true);
+  at::globalContext().setBenchmarkCuDNN(false);
+}
+
+Run train_ddp(const Context& context, const Batches& batches) {
+  torch::manual_seed(0);
+  testing::ResNet18 net(16);
+  net->to(context.device());
+  DistributedDataParallel ddp(net, {.device = context.device()});
+  return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
+    const auto rows = x.size(0) / context.world_size();
+    auto loss = F::cross_entropy(ddp->forward(x.narrow(0, rows * context.rank(), rows)),
+                                 y.narrow(0, rows * context.rank(), rows));
+    loss.backward();
+    return loss.item<double>();
+  });
+}
+
+// One rank over nccl computes what the bare module does, bit for bit.
+void ddp_is_the_bare_module() {
+  be_deterministic();
+  const auto context = init({.backend = "nccl"});
+  const auto batches = draw_batches(10, 16, context.device());
+  torch::manual_seed(0);
+  testing::ResNet18 bare(16);
+  bare->to(context.device());
+  const auto expected =
+      train(bare, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
+        auto loss = F::cross_entropy(bare->forward(x), y);
+        loss.backward();
+        return loss.item<double>();
+      });
+  const auto actual = train_ddp(context, batches);
+  require(actual.losses == expected.losses, "DDP over nccl has the bare module's losses");
+  require(equal(actual.weights, expected.weights), "and weights");
+}
+
+// The user's own stream: gradients are ready there when backward returns.
+void own_stream() {
+  be_deterministic();
+  const auto context = init();
+  const auto batches = draw_batches(10, 16, context.device());
+  const auto expected = train_ddp(context, batches);
+  context.synchronize();
+  const c10::impl::VirtualGuardImpl devices(context.device().type());
+  const auto stream = devices.getStreamFromGlobalPool(context.device());
+  Run actual;
+  {
+    const c10::StreamGuard guard(stream);
+    actual = train_ddp(context, batches);
+  }
+  context.synchronize();
+  require(actual.losses == expected.losses && equal(actual.weights, expected.weights),
+          "training on a stream of one's own gives the same bits");
+}
+
+// Memory that is freed right after an asynchronous call is not given to others before the call has ended.
+void memory_is_kept() {
+  const auto context = init();
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Work> works;
+    auto kept = torch::full({1'000'000}, round, context.device());
+    works.push_back(context.group().all_reduce_async(kept));
+    {
+      const auto dropped = torch::full({1'000'000}, 1, context.device());
+      works.push_back(context.group().all_reduce_async(dropped));
+    }
+    const auto other = torch::full({1'000'000}, -1, context.device());
+    for (auto& work : works) work.wait();
+    require((kept == round).all().item<bool>() && (other == -1).all().item<bool>(),
+            "memory is as it was set");
+  }
+}
+
+// Two ranks that share a GPU end with the same weights, which are those of one rank with all rows up to
+// rounding.
+void shared_ddp() {
+  be_deterministic();
+  const auto context = init({.share_devices = true});
+  const auto batches = draw_batches(6, 16, context.device());
+  const auto run = train_ddp(context, batches);
+  const auto all = context.group().all_gather_object(save_bytes(Value(run.weights.front())));
+  require(all[0] == all[1], "all ranks have the same weights");
+  require(run.losses.back() < 10, "the loss is finite");
+}
+
+void shared_sync_batch_norm() {
+  const auto context = init({.share_devices = true});
+  torch::manual_seed(3);
+  const auto whole = torch::randn({8, 4, 5, 5});
+  torch::nn::BatchNorm2d plain(4);
+  const auto expected = plain->forward(whole);
+  SyncBatchNorm synced(4);
+  synced->to(context.device());
+  const auto actual = synced->forward(whole.narrow(0, 4 * context.rank(), 4).to(context.device())).cpu();
+  require(torch::allclose(actual, expected.narrow(0, 4 * context.rank(), 4), 1e-5, 1e-5),
+          "SyncBatchNorm normalizes over both ranks' rows");
+  require(torch::allclose(synced->running_mean.cpu(), plain->running_mean, 1e-5, 1e-6),
+          "and keeps their mean");
+}
+
+// An inf in a scaled gradient skips the step and halves the scale; fp16 then trains.
+void mixed_precision() {
+  const auto context = init();
+  torch::manual_seed(0);
+  testing::Gpt net(testing::GptOptions{});
+  net->to(context.device());
+  DistributedDataParallel ddp(net, {.device = context.device()});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+  amp::GradScaler scaler(context.device(), {.init_scale = 1e30, .growth_interval = 1000});
+  const auto ids = torch::randint(64, {4, 16}, at::kLong).to(context.device());
+  std::vector<double> losses;
+  int skipped = 0;
+  for (int i = 0; i < 150; ++i) {
+    optimizer.zero_grad();
+    at::Tensor loss;
+    {
+      const amp::Autocast autocast(context.device());
+      const auto logits = ddp->forward(ids);
+      require(logits.scalar_type() == at::kHalf, "autocast computes in fp16");
+      loss = F::cross_entropy(logits.flatten(0, 1).to(at::kFloat), ids.flatten());
+    }
+    scaler.scale(loss).backward();
+    skipped += scaler.step(optimizer) ? 0 : 1;
+    scaler.update();
+    losses.push_back(loss.item<double>());
+  }
+  require(skipped > 20 && skipped < 100, fmt::format("{} steps were skipped while the scale fell", skipped));
+  require(losses.back() < losses.front() / 2, "the loss falls");
+}
+
+void threads_and_data_parallel() {
+  torch::manual_seed(0);
+  testing::ResNet18 net(16);
+  net->to(c10::Device(c10::kCUDA, 0));
+  DataParallel parallel(net, {.make_replica = [] { return testing::ResNet18(16).ptr(); }});
+  const auto x = torch::randn({8, 3, 32, 32}, c10::Device(c10::kCUDA, 0));
+  parallel->forward(x).sum().backward();
+  require(net->parameters().front().grad().isfinite().all().item<bool>(),
+          "DataParallel on the GPUs there are");
+}
+
+}  // namespace
+
+std::vector<Check> training_checks() {
+  return {
+      {"ddp", 1, "DDP over nccl equals the bare module bit for bit", ddp_is_the_bare_module},
+      {"own_stream", 1, "DDP on a stream of the user's own", own_stream},
+      {"memory", 1, "freed memory of calls under way is not reused too early", memory_is_kept},
+      {"shared_ddp", 2, "DDP of two ranks on one GPU", shared_ddp},
+      {"shared_sync_batch_norm", 2, "SyncBatchNorm of two ranks on one GPU", shared_sync_batch_norm},
+      {"amp", 1, "fp16 autocast and GradScaler with DDP", mixed_precision},
+      {"data_parallel", 1, "DataParallel", threads_and_data_parallel},
+  };
+}
+
+}  // namespace lockstep::gpu

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <mutex>
+
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/backends/fake.h>
+#include <lockstep/base/error.h>
+#include <lockstep/comm/process_group.h>
+
+#include "comm/group_state.h"
+#include "comm/stream_backend.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr auto kLong = 60s;
+
+// A call that goes on on a device until the test ends it; waiting for it does not block the host.
+class StreamWork : public c10d::Work {
+ public:
+  void end(std::exception_ptr failure = nullptr) { finish(std::move(failure)); }
+  bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+class StreamBackend : public backends::FakeBackend, public comm::StreamBackend {
+ public:
+  StreamBackend() : FakeBackend(0, 2) {}
+  WorkPtr allreduce(Tensors&, const c10d::AllreduceOptions&) override {
+    last = c10::make_intrusive<StreamWork>();
+    return last;
+  }
+  bool ends_on_stream(const c10d::Work& work) const override {
+    return dynamic_cast<const StreamWork*>(&work) != nullptr;
+  }
+  WorkPtr observer_of(const WorkPtr& work) const override { return capturing ? WorkPtr() : work; }
+  void prepare_observing_thread() const override { ++prepared; }
+  void abort() override {
+    if (last) last->end(std::make_exception_ptr(std::runtime_error("aborted")));
+    aborted.set_value();
+  }
+  void shutdown() override { shut_down = true; }
+
+  c10::intrusive_ptr<StreamWork> last;
+  bool capturing = false;
+  mutable std::atomic<int> prepared = 0;
+  std::promise<void> aborted;
+  bool shut_down = false;
+};
+
+struct WatchedGroup {
+  c10::intrusive_ptr<StreamBackend> backend = c10::make_intrusive<StreamBackend>();
+  ProcessGroup group;
+
+  explicit WatchedGroup(std::chrono::milliseconds timeout = kLong)
+      : group(backend, {.name = "gpus", .timeout = timeout, .traits = backends::FakeBackend::traits()}) {}
+
+  CallState state_of_last() const { return group.recent_calls().back().state; }
+  void await_abort() const {
+    ASSERT_EQ(backend->aborted.get_future().wait_for(kLong), std::future_status::ready);
+  }
+};
+
+TEST(StreamWatch, NotesTheEndOfACallThatNobodyWaitsFor) {
+  WatchedGroup gpus;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  work.wait();
+  EXPECT_FALSE(work.is_completed()) << "only the stream waits";
+  EXPECT_EQ(gpus.state_of_last(), CallState::issued);
+  gpus.backend->last->end();
+  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_EQ(gpus.state_of_last(), CallState::completed);
+  EXPECT_TRUE(work.is_completed());
+  EXPECT_EQ(gpus.backend->prepared, 1);
+}
+
+TEST(StreamWatch, AFailureEndsEverythingAndIsToldAtTheNextCall) {
+  WatchedGroup gpus;
+  const auto first = gpus.group.all_reduce_async(at::ones({3}));
+  gpus.backend->last->end(std::make_exception_ptr(std::runtime_error("Connection reset by peer")));
+  gpus.await_abort();
+  EXPECT_EQ(gpus.state_of_last(), CallState::failed);
+  EXPECT_THAT([&] { gpus.group.all_reduce(at::ones({3})); },
+              ThrowsMessage<PeerLost>(AllOf(HasSubstr("all_reduce #1 of Float[3]"), HasSubstr("group gpus"),
+                                            HasSubstr("stream_watch_test.cpp"))));
+  EXPECT_THAT([&] { gpus.group.barrier(); }, ::testing::Throws<PeerLost>()) << "and at every later one";
+}
+
+TEST(StreamWatch, AFailureIsToldByWaitToo) {
+  WatchedGroup gpus;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  gpus.backend->last->end(std::make_exception_ptr(std::runtime_error("unhandled system error")));
+  gpus.await_abort();
+  EXPECT_THAT([&] { work.wait(); }, ThrowsMessage<Error>(HasSubstr("unhandled system error")));
+}
+
+TEST(StreamWatch, ACallThatDoesNotEndIsATimeout) {
+  WatchedGroup gpus(100ms);
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  gpus.await_abort();
+  EXPECT_THAT([&] { work.wait(); },
+              ThrowsMessage<TimeoutError>(HasSubstr("has not ended on the device after 100 ms")));
+}
+
+TEST(StreamWatch, CallsEndInAnyOrder) {
+  WatchedGroup gpus;
+  const auto first = gpus.group.all_reduce_async(at::ones({3}));
+  const auto first_work = gpus.backend->last;
+  const auto second = gpus.group.all_reduce_async(at::ones({3}));
+  gpus.backend->last->end();
+  const auto is_noted = [&] { return gpus.state_of_last() == CallState::completed; };
+  while (!is_noted()) std::this_thread::yield();
+  EXPECT_EQ(gpus.group.recent_calls().front().state, CallState::issued);
+  first_work->end();
+  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+}
+
+TEST(StreamWatch, WhatIsCapturedIsNotWatched) {
+  WatchedGroup gpus(50ms);
+  gpus.backend->capturing = true;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  work.wait();
+  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong)) << "nothing is under way";
+}
+
+TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {
+  WatchedGroup gpus;
+  const auto work = gpus.group.all_reduce_async(at::ones({3}));
+  std::thread device([&] { gpus.backend->last->end(); });
+  gpus.group.close();
+  EXPECT_TRUE(gpus.backend->shut_down);
+  device.join();
+}
+
+TEST(StreamWatch, AnEndByAnExceptionDoesNot) {
+  const auto backend = c10::make_intrusive<StreamBackend>();
+  try {
+    const ProcessGroup group(backend, {.timeout = kLong, .traits = backends::FakeBackend::traits()});
+    const auto work = group.all_reduce_async(at::ones({3}));
+    throw std::logic_error("of the user");
+  } catch (const std::logic_error&) {
+  }
+  EXPECT_EQ(backend->aborted.get_future().wait_for(0s), std::future_status::ready);
+  EXPECT_FALSE(backend->shut_down);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/device_choice.h"
+
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::rendezvous {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+const c10::Device kCpu(c10::kCPU);
+
+World rank_of(int local_rank, int local_size) {
+  return {.rank = local_rank, .size = local_size, .local_rank = local_rank, .local_size = local_size};
+}
+
+c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
+
+TEST(DeviceChoice, WithoutGpusItIsTheCpu) { EXPECT_EQ(choose_device({}, rank_of(1, 2)), kCpu); }
+
+TEST(DeviceChoice, EachLocalRankHasItsGpu) {
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(choose_device({.count = 4}, rank_of(rank, 4)), cuda(rank));
+}
+
+TEST(DeviceChoice, GpusStayAsideForTheCpusBackendAndWithoutNccl) {
+  EXPECT_EQ(choose_device({.for_cpu = true, .count = 4}, rank_of(1, 2)), kCpu);
+  EXPECT_EQ(choose_device({.count = 4, .can_reduce = false}, rank_of(1, 2)), kCpu);
+  EXPECT_EQ(choose_device({.wanted = c10::Device(c10::kCUDA), .for_cpu = true, .count = 4}, rank_of(1, 2)),
+            cuda(1))
+      << "gloo for GPU tensors, when asked for";
+}
+
+TEST(DeviceChoice, TheWantedDeviceIsTaken) {
+  EXPECT_EQ(choose_device({.wanted = kCpu, .count = 4}, rank_of(1, 2)), kCpu);
+  EXPECT_EQ(choose_device({.wanted = cuda(3), .count = 4}, rank_of(1, 2)), cuda(3));
+  EXPECT_EQ(choose_device({.wanted = c10::Device(c10::kCUDA), .count = 4}, rank_of(1, 2)), cuda(1));
+}
+
+TEST(DeviceChoice, AWantedDeviceThatIsNotThereIsNamed) {
+  EXPECT_THAT([] { choose_device({.wanted = cuda(4), .count = 4}, rank_of(1, 2)); },
+              ThrowsMessage<ArgumentError>(
+                  AllOf(HasSubstr("rank 1 of 2"), HasSubstr("cuda:4"), HasSubstr("can use 4 of that kind"))));
+  EXPECT_THAT([] { choose_device({.wanted = c10::Device(c10::kCUDA)}, rank_of(0, 1)); },
+              ThrowsMessage<ArgumentError>(HasSubstr("can use no CUDA device")));
+}
+
+TEST(DeviceChoice, MoreRanksThanGpusAreRefusedUnlessTheyShare) {
+  EXPECT_THAT(
+      [] { choose_device({.count = 2}, rank_of(3, 4)); },
+      ThrowsMessage<ArgumentError>(
+          AllOf(HasSubstr("local rank 3 finds 2 CUDA devices for the 4 ranks"), HasSubstr("share_devices"))));
+  EXPECT_EQ(choose_device({.share = true, .count = 2}, rank_of(3, 4)), cuda(1));
+}
+
+TEST(DeviceChoice, ALauncherMayShowEachRankOnlyItsOwn) {
+  EXPECT_EQ(choose_device({.count = 1, .restricted = true}, rank_of(3, 4)), cuda(0));
+  EXPECT_THAT([] { choose_device({.count = 1}, rank_of(3, 4)); },
+              ThrowsMessage<ArgumentError>(HasSubstr("finds 1 CUDA device for the 4 ranks")));
+  EXPECT_THAT([] { choose_device({.count = 2, .restricted = true}, rank_of(2, 4)); },
+              ThrowsMessage<ArgumentError>(HasSubstr("(CUDA_VISIBLE_DEVICES is set)")));
+}
+
+TEST(SharedDevices, AreNamedWithTheRanksThatHaveThem) {
+  EXPECT_EQ(describe_shared({"a", "b", "", ""}), "") << "unknown ones are like no other";
+  EXPECT_EQ(describe_shared({"b", "a", "b", "a", "b"}),
+            "ranks 1, 3 have the same a; ranks 0, 2, 4 have the same b");
+}
+
+std::vector<std::string> verdicts(const std::vector<std::string>& identities, bool share) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const int size = static_cast<int>(identities.size());
+  std::vector<std::string> results(identities.size());
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.emplace_back([&, rank] {
+        const auto own = static_cast<std::size_t>(rank);
+        try {
+          results[own] =
+              find_shared_devices(*store, rank_of(rank, size), identities[own], share) ? "shared" : "own";
+        } catch (const ArgumentError& error) {
+          results[own] = error.what();
+        }
+      });
+    }
+  }
+  return results;
+}
+
+TEST(SharedDevices, AllRanksComeToTheSameVerdict) {
+  EXPECT_THAT(verdicts({"a", "b", "c"}, false), ::testing::Each("own"));
+  EXPECT_THAT(verdicts({"a", "b", "a"}, true), ::testing::Each("shared"));
+  EXPECT_THAT(verdicts({"a", "b", "a"}, false),
+              ::testing::Each(AllOf(HasSubstr("ranks 0, 2 have the same a"), HasSubstr("share_devices"))));
+}
+
+}  // namespace
+}  // namespace lockstep::rendezvous
