@@ -13,6 +13,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "rendezvous/arrival.h"
+#include "rendezvous/broken_pipes.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/meeting_file.h"
 #include "rendezvous/placement.h"
@@ -216,9 +217,12 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   Placement placement = place(options, method);
   check(placement);
   const Deadline deadline(options.timeout);
+  auto ignored = std::make_unique<IgnoredBrokenPipes>();
   const StorePtr store = meet(placement, method, options, deadline);
   await_all(*store, placement.rank, placement.world_size, deadline);
-  return open_session(options, placement, store);
+  auto session = open_session(options, placement, store);
+  session->keep(std::move(ignored));
+  return session;
 }
 
 }  // namespace

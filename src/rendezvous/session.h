@@ -11,6 +11,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "comm/thread_meeting.h"
+#include "rendezvous/broken_pipes.h"
 #include "rendezvous/host_table.h"
 #include "rendezvous/placement.h"
 
@@ -31,6 +32,7 @@ class Session {
   c10::Device device() const { return device_; }
   const ProcessGroup& group() const { return *group_; }
   void synchronize() const;
+  void keep(std::unique_ptr<IgnoredBrokenPipes> ignored) { ignored_broken_pipes_ = std::move(ignored); }
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
 
  private:
@@ -50,6 +52,7 @@ class Session {
   void end_being_current() noexcept;
   void wait_for_others_to_leave();
 
+  std::unique_ptr<IgnoredBrokenPipes> ignored_broken_pipes_;  // outlives all that has sockets
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<comm::ThreadMeeting> threads_;
   Env env_;

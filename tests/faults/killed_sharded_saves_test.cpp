@@ -46,8 +46,6 @@ CheckpointManagerOptions options(bool async) {
 // Goes on from what is there, and tells the number of each checkpoint that counts as written.
 [[noreturn]] void save_until_killed(const fs::path& folder, int rank, int ranks, bool async, int told) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // A socket of a rank that was killed is an error, as it is under Python, and no end of this one.
-  std::signal(SIGPIPE, SIG_IGN);
   try {
     const auto context = init({.backend = async ? "gloo" : "shm",
                                .init_method = "file://" + (folder / "meeting").string(),

@@ -143,6 +143,9 @@ class [[nodiscard]] Context {
 ///  5. nothing of all that: a group of one, which is said once on stderr.
 /// With 3 and 4 MASTER_ADDR and MASTER_PORT are respected.
 ///
+/// While the context lives, SIGPIPE is ignored as under Python, unless the program handles it: a rank that is
+/// gone is an error then and not this rank's silent end.
+///
 /// Throws RendezvousError when the environment is partial or contradicts itself (listing what was seen and
 /// what is missing) or when ranks have not arrived within the timeout (naming them); ArgumentError for wrong
 /// options. A second init() while a context lives is an ArgumentError.
