@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <ranges>
 #include <set>
@@ -40,6 +42,18 @@ std::vector<Place> places_of(const Entries& entries) {
   return places;
 }
 
+// The steps of `path` below those that make `name`; none where it leads elsewhere.
+std::vector<Value> path_below(const std::string& name, const Tuple& path) {
+  Tuple front;
+  for (const auto& step : path.items) {
+    front.items.push_back(step);
+    if (name_of(front) == name) return {path.items.begin() + std::ssize(front.items), path.items.end()};
+  }
+  return {};
+}
+
+bool is_empty_dict(const Value& value) { return value.is<Dict>() && value.as_dict().empty(); }
+
 // Copies what a piece and a wanted part have in common.
 void copy_overlap(const at::Tensor& part, const Sizes& offsets, const at::Tensor& piece,
                   const Sizes& piece_offsets) {
@@ -77,6 +91,23 @@ class Reader::Contents {
     const auto& entry = find(key);
     if (entry.is_tensor) return entry;
     throw CheckpointError(fmt::format("{}: entry '{}' is no tensor", folder.string(), key));
+  }
+
+  // What is below a dict of that name, as it was saved; an empty dict when there is nothing.
+  Value read_below(const std::string& name, const std::function<Value(const std::string&)>& read) const {
+    std::set<std::string> known;
+    const auto read_one = [&](const std::string& key) {
+      known.insert(key);
+      return read(key);
+    };
+    Value root = Dict();
+    if (const auto* found = find_structure(structure, name)) root = fill_structure(*found, read_one);
+    // As in read_all().
+    for (const auto& [key, entry] : entries) {
+      if (known.contains(key)) continue;
+      if (const auto rest = path_below(name, entry.path); !rest.empty()) place_at(root, rest, read_one(key));
+    }
+    return root;
   }
 
   fs::path folder;
@@ -190,6 +221,7 @@ void Reader::verify(std::size_t share, std::size_t shares) const {
 Dict load(const fs::path& folder) { return Reader(folder).read_all(); }
 
 void Reader::check_fits(const std::string& key, const Value& value) const {
+  if (is_empty_dict(value)) return;
   if (!contents_->places.contains(key)) {
     throw CheckpointError(fmt::format("{}: there is no entry '{}'", contents_->folder.string(), key));
   }
@@ -209,6 +241,8 @@ void Reader::read_into(const std::string& key, Value& value) const {
     }
   } else if (distributed_checkpoint::is_tensor(value)) {
     value.as_tensor().copy_(read(key).as_tensor());
+  } else if (is_empty_dict(value) && !contents_->places.contains(key)) {
+    value = contents_->read_below(key, [&](const std::string& name) { return read(name); });
   } else {
     value = read(key);
   }

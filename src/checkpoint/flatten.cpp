@@ -57,6 +57,23 @@ Value structure_below(const Value& value, const Tuple& path) {
   return result;
 }
 
+const Value* find_named(const Value& structure, const Tuple& path, const std::string& name) {
+  const auto own = name_of(path);
+  if (!name.starts_with(own)) return nullptr;
+  if (own == name) return structure.is<Dict>() || structure.is<List>() ? &structure : nullptr;
+  const Value* found = nullptr;
+  if (const auto* list = structure.get_if<List>()) {
+    for (std::size_t i = 0; found == nullptr && i < list->items.size(); ++i) {
+      found = find_named(list->items[i], longer(path, i), name);
+    }
+  } else if (const auto* dict = structure.get_if<Dict>()) {
+    for (const auto& [key, item] : *dict) {
+      if (found == nullptr) found = find_named(item, longer(path, step_of_key(key)), name);
+    }
+  }
+  return found;
+}
+
 class Filler {
  public:
   explicit Filler(const std::function<Value(const std::string&)>& read) : read_(read) {}
@@ -141,6 +158,10 @@ Value structure_of(const Dict& contents) {
 
 Value fill_structure(const Value& structure, const std::function<Value(const std::string&)>& read) {
   return Filler(read).fill(structure);
+}
+
+const Value* find_structure(const Value& structure, const std::string& name) {
+  return find_named(structure, Tuple{}, name);
 }
 
 void place_at(Value& root, const std::vector<Value>& path, Value value) {

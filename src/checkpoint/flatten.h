@@ -33,6 +33,10 @@ Value structure_of(const Dict& contents);
 /// name twice.
 Value fill_structure(const Value& structure, const std::function<Value(const std::string& name)>& read);
 
+/// The dict or list of a structure whose entries have names that begin with `name` and a dot; nullptr when
+/// there is none.
+const Value* find_structure(const Value& structure, const std::string& name);
+
 /// Sets a value under keys and indices, making the dicts and lists on the way.
 void place_at(Value& root, const std::vector<Value>& path, Value value);
 

@@ -42,7 +42,8 @@ class Reader {
   Dict read_all(at::Device map_location = at::kCPU) const;
   /// An entry into a value of the same shape, as load(contents, folder) does.
   void read_into(const std::string& key, Value& value) const;
-  /// Throws unless there is such an entry and, where `value` is a tensor, one of that shape.
+  /// Throws unless there is such an entry and, where `value` is a tensor, one of that shape. An empty dict
+  /// always fits.
   void check_fits(const std::string& key, const Value& value) const;
   /// Compares the checksums of all data, or of every `shares`-th piece from number `share` on.
   void verify(std::size_t share = 0, std::size_t shares = 1) const;
@@ -57,9 +58,10 @@ Dict load(const std::filesystem::path& folder);
 
 /// Fills `contents` with what the folder has: data of tensors is copied into those that are there, whatever
 /// their dtype and device; of a ShardedTensor each rank gets its local_shards, however many ranks saved it;
-/// anything else is replaced. Entries that only the folder has are passed over. Throws CheckpointError on all
-/// ranks of `group` alike: names and shapes are looked at first, so that `contents` then is as it was.
-/// Collective. Python: `dcp.load(state_dict, checkpoint_id=folder)`.
+/// anything else is replaced. An empty dict takes all that the folder has below its name, if anything: such
+/// is the "state" of an optimizer before its first step. Entries that only the folder has are passed over.
+/// Throws CheckpointError on all ranks of `group` alike: names and shapes are looked at first, so that
+/// `contents` then is as it was. Collective. Python: `dcp.load(state_dict, checkpoint_id=folder)`.
 void load(Dict& contents, const std::filesystem::path& folder,
           const std::optional<ProcessGroup>& group = std::nullopt);
 

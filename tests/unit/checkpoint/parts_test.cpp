@@ -11,6 +11,7 @@
 #include "checkpoint/generator_states.h"
 #include "checkpoint/tiling.h"
 #include "support/error_of.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -70,6 +71,25 @@ TEST(Structure, KeepsKeysAndKindsAndHasEveryNameOnce) {
                 dcp::fill_structure(List{"a", "a"}, [](const std::string&) { return Value(); });
               }),
               HasSubstr("'a' is in two places"));
+}
+
+// A fresh optimizer's state is an empty dict, which takes what was saved below it.
+TEST(Resuming, AFreshOptimizerTakesItsStateFromAFolderOfParts) {
+  const TempFolder temp;
+  const auto weight = torch::ones({3}, torch::requires_grad());
+  torch::optim::Adam trained({weight}, 0.1);
+  (weight * weight).sum().backward();
+  trained.step();
+  dcp::save({{"optimizer", state_dict(trained)}, {"list", List{Dict{{"a", 1}}}}}, temp.path());
+  const auto fresh_weight = weight.detach().clone().requires_grad_();
+  torch::optim::Adam fresh({fresh_weight}, 0.1);
+  Dict contents{{"optimizer", state_dict(fresh)}, {"list", List{Dict()}}, {"none", Dict()}};
+  dcp::load(contents, temp.path());
+  EXPECT_TRUE(equal(contents["optimizer"], state_dict(trained)));
+  EXPECT_EQ(contents["list"].as_items()[0]["a"].as_int(), 1);
+  EXPECT_TRUE(contents["none"].as_dict().empty());
+  load_state_dict(fresh, contents["optimizer"].as_dict());
+  EXPECT_TRUE(equal(state_dict(fresh), state_dict(trained)));
 }
 
 // Generators of the CPU stand for those of GPUs: the code is the same, but for the list of them.
