@@ -37,7 +37,7 @@ std::string start_of(const std::string& path) {
 bool is_thread_ending(const std::string& stat) {
   // The name may itself hold spaces and brackets.
   const auto bracket = stat.rfind(')');
-  if (bracket == std::string::npos || bracket + 2 >= stat.size()) return false;
+  if (bracket == std::string::npos || bracket + 4 >= stat.size()) return false;
   std::istringstream fields(stat.substr(bracket + 4));
   std::uint64_t flags = 0;
   std::uint64_t pending = 0;

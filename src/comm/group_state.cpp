@@ -16,9 +16,6 @@ constexpr const char* kClosed =
     "its "
     "groups are used";
 
-// What is still running on a device when the group is closed has been asked for, and the other ranks need it.
-constexpr auto kDrainLimit = std::chrono::seconds(30);
-
 bool finished(const c10::weak_intrusive_ptr<c10d::Work>& weak) {
   const auto work = weak.lock();
   return !work || work->isCompleted();
@@ -40,7 +37,8 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
                                     info_.global_ranks.size()));
   }
   if (const auto* streams = dynamic_cast<const StreamBackend*>(backend_.get())) {
-    watch_ = std::make_unique<StreamWatch>(*this, *streams, [this] { abort_backend(); });
+    watch_ = std::make_shared<StreamWatch>(*this, *streams, [this] { abort_backend(); });
+    watched_ = true;
   }
 }
 
@@ -66,6 +64,12 @@ std::shared_ptr<HostGroup> GroupState::host_group() const {
   return info_.host_group;
 }
 
+std::shared_ptr<StreamWatch> GroupState::watch() const {
+  if (!watched_) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return watch_;
+}
+
 std::string GroupState::whoami() const {
   return fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_);
 }
@@ -80,9 +84,17 @@ bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_,
 
 // False where calls on a device had to be left unfinished.
 bool GroupState::end_watch() {
-  if (!watch_) return true;
-  const bool drained = watch_->drain(std::uncaught_exceptions() > 0 ? std::chrono::seconds(0) : kDrainLimit);
-  watch_.reset();
+  const auto watch = this->watch();
+  if (!watch) return true;
+  // What is still running on the device has been asked for, and the other ranks need it. The watch ends it
+  // when it takes longer than the group's timeout.
+  const bool drained =
+      watch->drain(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : info_.timeout);
+  watch->stop();
+  {
+    const std::lock_guard lock(mutex_);
+    watch_.reset();
+  }
   if (drained) shut_down_backend();
   return drained;
 }

@@ -46,7 +46,7 @@ class GroupState {
   // A number for something that all ranks make on the group, in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
   // Where calls end on a device's stream; else nullptr.
-  StreamWatch* watch() const { return watch_.get(); }
+  std::shared_ptr<StreamWatch> watch() const;
   // "rank 1 of 2 (group default, gloo)"
   std::string whoami() const;
 
@@ -73,7 +73,8 @@ class GroupState {
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::deque<c10::weak_intrusive_ptr<c10d::Work>> under_way_;
-  std::unique_ptr<StreamWatch> watch_;
+  bool watched_ = false;  // whether there was a watch when the group was made
+  std::shared_ptr<StreamWatch> watch_;
 };
 
 }  // namespace lockstep::comm

@@ -27,6 +27,7 @@ class PendingCall {
  private:
   void wait_on_host(std::chrono::milliseconds timeout);
   void wait_on_stream(std::chrono::milliseconds timeout);
+  void await_device(std::chrono::milliseconds timeout) const;
   bool wait_for_backend(std::chrono::milliseconds timeout);
   bool wait_watching(std::chrono::milliseconds timeout);
 

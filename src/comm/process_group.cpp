@@ -105,8 +105,8 @@ template <class Call>
 Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Call& call,
            std::function<void()> on_success = {}) {
   const auto backend = group->backend_for(record);
-  auto* watch = group->watch();
-  if (watch == nullptr) refuse_to_be_captured(*group, record);
+  const auto watch = group->watch();
+  if (watch == nullptr || record.kind == CallKind::barrier) refuse_to_be_captured(*group, record);
   if (watch != nullptr) watch->throw_if_failed();
   record = group->log().add(std::move(record));
   try {

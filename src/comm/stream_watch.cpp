@@ -47,27 +47,46 @@ std::exception_ptr as_ours(const std::exception_ptr& cause, const GroupState& gr
 StreamWatch::StreamWatch(GroupState& group, const StreamBackend& backend, std::function<void()> abort)
     : group_(group), backend_(backend), abort_(std::move(abort)), thread_([this] { run(); }) {}
 
-StreamWatch::~StreamWatch() {
+StreamWatch::~StreamWatch() { stop(); }
+
+void StreamWatch::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 bool StreamWatch::add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work) {
   if (!backend_.ends_on_stream(*work)) return false;
-  // Captured in a graph it is not under way, and asking whether it has ended would break the capture.
-  if (graph_phase() == GraphPhase::capture) return true;
-  auto observer = backend_.observer_of(work);
-  if (!observer) return true;
+  if (auto observer = backend_.observer_of(work)) {
+    watch(record, std::move(observer));
+    return true;
+  }
+  do_at_each_replay(this, [weak = weak_from_this(), record] {
+    if (const auto self = weak.lock()) self->watch_replay(record);
+  });
+  return true;
+}
+
+// A loop of replays makes no other call that could tell what has failed.
+void StreamWatch::watch_replay(CallRecord record) {
+  throw_if_failed();
   {
     const std::lock_guard lock(mutex_);
-    under_way_.push_back({record, std::move(observer)});
+    if (stop_) return;
+  }
+  record.issued_at = std::chrono::steady_clock::now();
+  watch(record, backend_.mark_stream());
+}
+
+void StreamWatch::watch(const CallRecord& record, c10::intrusive_ptr<c10d::Work> observer) {
+  {
+    const std::lock_guard lock(mutex_);
+    under_way_.push_back({++last_id_, record, std::move(observer)});
   }
   changed_.notify_all();
-  return true;
 }
 
 void StreamWatch::throw_if_failed() const {
@@ -82,7 +101,11 @@ bool StreamWatch::drain(std::chrono::milliseconds limit) {
 }
 
 void StreamWatch::run() {
-  backend_.prepare_observing_thread();
+  try {
+    backend_.prepare_observing_thread();
+  } catch (const std::exception& error) {
+    lockstep::log(LogLevel::warning, fmt::format("{}: {}", group_.whoami(), error.what()));
+  }
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (under_way_.empty() || failure_) {
@@ -96,7 +119,21 @@ void StreamWatch::run() {
   }
 }
 
+// A device that has failed throws at the first question.
 void StreamWatch::look() {
+  try {
+    look_once();
+  } catch (...) {
+    std::optional<Entry> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!under_way_.empty() && !failure_) oldest = under_way_.front();
+    }
+    if (oldest) fail(*oldest, std::current_exception());
+  }
+}
+
+void StreamWatch::look_once() {
   drop_ended();
   std::optional<Entry> oldest;
   {
@@ -119,7 +156,7 @@ void StreamWatch::drop_ended() {
     if (const auto cause = entry.observer->exception()) return fail(entry, cause);
     group_.log().set_state(entry.record.number, CallState::completed);
     const std::lock_guard lock(mutex_);
-    std::erase_if(under_way_, [&](const Entry& each) { return each.record.number == entry.record.number; });
+    std::erase_if(under_way_, [&](const Entry& each) { return each.id == entry.id; });
     if (under_way_.empty()) changed_.notify_all();
   }
 }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -22,15 +23,18 @@ class GroupState;
 // Watches over the calls of one group that end on a device's stream, on a thread of its own: notes in the log
 // when one has ended, and when one fails, takes longer than the group's timeout, or lost a rank, ends them
 // all, and keeps the failure for whoever comes next. Safe from any thread.
-class StreamWatch {
+class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
  public:
-  // Both must outlive it. `abort` ends what is under way; it may block.
+  // Both must live until stop() has returned. `abort` ends what is under way; it may block.
   StreamWatch(GroupState& group, const StreamBackend& backend, std::function<void()> abort);
   ~StreamWatch();
   StreamWatch(const StreamWatch&) = delete;
   StreamWatch& operator=(const StreamWatch&) = delete;
 
-  // Whether `work` is of the kind that is watched here; from now on it is.
+  // Afterwards nothing is watched any more.
+  void stop();
+  // Whether `work` is of the kind that is watched here; from now on it is, or, where it is being captured
+  // into a graph, at each replay of that.
   bool add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work);
   // Throws what has failed; a stream that waited for it goes on with data that nobody vouches for.
   void throw_if_failed() const;
@@ -39,13 +43,17 @@ class StreamWatch {
 
  private:
   struct Entry {
+    std::uint64_t id = 0;
     CallRecord record;
     c10::intrusive_ptr<c10d::Work> observer;
   };
 
   void run();
+  void watch(const CallRecord& record, c10::intrusive_ptr<c10d::Work> observer);
+  void watch_replay(CallRecord record);
   // One look at all calls under way, outside of the lock.
   void look();
+  void look_once();
   void look_at(const Entry& oldest);
   void drop_ended();
   void fail(const Entry& entry, const std::exception_ptr& cause);
@@ -57,6 +65,7 @@ class StreamWatch {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Entry> under_way_;
+  std::uint64_t last_id_ = 0;
   std::exception_ptr failure_;
   bool stop_ = false;
   std::thread thread_;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <thread>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
+#include <lockstep/device/graph_phase.h>
 
 #include "comm/failure.h"
 #include "comm/pending_call.h"
@@ -34,13 +36,26 @@ void PendingCall::wait(std::chrono::milliseconds timeout) {
 }
 
 void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
-  if (auto* watch = group_->watch()) watch->throw_if_failed();
+  if (const auto watch = group_->watch()) watch->throw_if_failed();
   try {
-    if (!work_->wait(timeout)) throw std::runtime_error("it was aborted");
+    if (timeout != kNoTimeout) await_device(timeout);
+    if (!work_->wait()) throw std::runtime_error("it was aborted");
     if (on_success_) on_success_();
   } catch (...) {
-    if (auto* watch = group_->watch()) watch->throw_if_failed();
+    if (const auto watch = group_->watch()) watch->throw_if_failed();
     rethrow_as_ours(std::current_exception(), *group_, record_);
+  }
+}
+
+// c10d's own wait with a limit aborts the communicator when that is over, and with it all other calls.
+void PendingCall::await_device(std::chrono::milliseconds timeout) const {
+  refuse_in_graph("a wait with a limit", "wait without one");
+  const Deadline deadline(timeout);
+  while (!work_->isCompleted()) {
+    if (deadline.expired()) {
+      throw TimeoutError(fmt::format("it has not ended on the device after {} ms", timeout.count()));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

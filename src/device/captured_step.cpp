@@ -115,6 +115,7 @@ void CapturedStep::record(const GraphedStep::Step& step, const GraphedStepOption
         outputs_ = detached(step(inputs_), device_);
       },
       options.generators);
+  replay_actions_ = take_replay_actions();
   check_unwritten(inputs_, versions);
 }
 
@@ -168,6 +169,7 @@ Tensors CapturedStep::replay(const Tensors& inputs, bool copy_outputs) {
     for (std::size_t i = 0; i < inputs.size(); ++i) inputs_[i].copy_(inputs[i], /*non_blocking=*/true);
   }
   graph_->replay();
+  for (const auto& action : replay_actions_) action();
   if (replayed_) {
     for (const auto& [state, moved] : counted_) advance_step(state, moved);
   }

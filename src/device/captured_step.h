@@ -50,6 +50,7 @@ class CapturedStep {
   std::vector<std::pair<ParameterState, std::int64_t>> counted_;  // by how much a step moves each count
   CapturedGradients gradients_;
   std::unique_ptr<DeviceGraph> graph_;
+  std::vector<std::function<void()>> replay_actions_;
   bool replayed_ = false;
 };
 

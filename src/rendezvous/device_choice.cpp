@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/device_choice.h"
 
+#include <algorithm>
+#include <chrono>
 #include <map>
+#include <sstream>
+#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
@@ -13,6 +18,8 @@ namespace lockstep::rendezvous {
 namespace {
 
 constexpr const char* kVerdictKey = "devices/verdict";
+constexpr const char* kReadKey = "devices/read";
+constexpr auto kReadLimit = std::chrono::seconds(2);
 
 constexpr const char* kWaysOut =
     "start at most as many ranks on a host as it has GPUs, or let them share with InitOptions::share_devices "
@@ -63,10 +70,12 @@ c10::Device choose_device(const DeviceQuestion& question, const World& world) {
   return on_gpu ? cuda_of_rank(question, world) : c10::Device(c10::kCPU);
 }
 
-std::string describe_shared(const std::vector<std::string>& identities) {
+namespace {
+
+std::string shared_ranks(const std::vector<DeviceClaim>& claims) {
   std::map<std::string, std::vector<int>> ranks;
-  for (std::size_t rank = 0; rank < identities.size(); ++rank) {
-    if (!identities[rank].empty()) ranks[identities[rank]].push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < claims.size(); ++rank) {
+    if (!claims[rank].identity.empty()) ranks[claims[rank].identity].push_back(static_cast<int>(rank));
   }
   std::string text;
   for (const auto& [identity, having] : ranks) {
@@ -77,22 +86,75 @@ std::string describe_shared(const std::vector<std::string>& identities) {
   return text;
 }
 
-bool find_shared_devices(c10d::Store& store, const World& world, const std::string& identity, bool share) {
-  if (world.size == 1) return false;
-  store.set(device_key(world.rank), std::vector<std::uint8_t>(identity.begin(), identity.end()));
-  if (world.rank == 0) {
-    std::vector<std::string> identities;
-    for (int rank = 0; rank < world.size; ++rank) {
-      const auto bytes = store.get(device_key(rank));
-      identities.emplace_back(bytes.begin(), bytes.end());
-    }
-    const auto text = describe_shared(identities);
-    store.set(kVerdictKey, std::vector<std::uint8_t>(text.begin(), text.end()));
+std::string mixed_kinds(const std::vector<DeviceClaim>& claims) {
+  const auto other =
+      std::ranges::find_if(claims, [&](const auto& each) { return each.kind != claims[0].kind; });
+  if (other == claims.end()) return "";
+  return fmt::format(
+      "rank 0's device is {} and rank {}'s is {}; all ranks need the same kind: look at CUDA_VISIBLE_DEVICES "
+      "and the "
+      "driver there (`lockstep doctor` does), or set InitOptions::device on all",
+      claims[0].kind, other - claims.begin(), other->kind);
+}
+
+constexpr char kSeparator = '\n';
+
+void publish(c10d::Store& store, const std::string& key, const std::string& text) {
+  store.set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
+}
+
+std::string read(c10d::Store& store, const std::string& key) {
+  const auto bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+DeviceClaim claim_of(const std::string& text) {
+  std::istringstream lines(text);
+  DeviceClaim claim;
+  std::getline(lines, claim.kind, kSeparator);
+  std::getline(lines, claim.identity, kSeparator);
+  std::getline(lines, claim.complaint, kSeparator);
+  return claim;
+}
+
+// Rank 0 takes the store along when it goes, which the others have to have read before.
+void wait_for_readers(c10d::Store& store, const World& world) {
+  const Deadline deadline(kReadLimit);
+  while (store.add(kReadKey, 0) < world.size && !deadline.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  const auto verdict = store.get(kVerdictKey);
-  if (verdict.empty()) return false;
-  if (share) return true;
-  refuse_device(world, fmt::format("{}; {}", std::string(verdict.begin(), verdict.end()), kWaysOut));
+}
+
+}  // namespace
+
+Verdict judge_devices(const std::vector<DeviceClaim>& claims, bool share) {
+  for (const auto& claim : claims) {
+    if (!claim.complaint.empty()) return {.refusal = claim.complaint};
+  }
+  if (auto mixed = mixed_kinds(claims); !mixed.empty()) return {.refusal = std::move(mixed)};
+  const auto shared = shared_ranks(claims);
+  if (shared.empty()) return {};
+  return share ? Verdict{.shared = true} : Verdict{.refusal = fmt::format("{}; {}", shared, kWaysOut)};
+}
+
+bool agree_on_devices(c10d::Store& store, const World& world, const DeviceClaim& own, bool share) {
+  publish(store, device_key(world.rank),
+          fmt::format("{}{}{}{}{}", own.kind, kSeparator, own.identity, kSeparator, own.complaint));
+  if (world.rank == 0) {
+    std::vector<DeviceClaim> claims;
+    for (int rank = 0; rank < world.size; ++rank) claims.push_back(claim_of(read(store, device_key(rank))));
+    const auto verdict = judge_devices(claims, share);
+    publish(store, kVerdictKey, (verdict.shared ? "shared" : "own") + (kSeparator + verdict.refusal));
+  }
+  std::istringstream verdict(read(store, kVerdictKey));
+  std::string kind;
+  std::string refusal;
+  std::getline(verdict, kind, kSeparator);
+  std::getline(verdict, refusal, kSeparator);
+  store.add(kReadKey, 1);
+  if (world.rank == 0 && !refusal.empty()) wait_for_readers(store, world);
+  if (!refusal.empty()) refuse_device(world, refusal);
+  return kind == "shared";
 }
 
 }  // namespace lockstep::rendezvous

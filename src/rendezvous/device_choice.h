@@ -26,12 +26,23 @@ struct DeviceQuestion {
 // on the host than devices and they are not to be shared, or the wanted device is not there.
 c10::Device choose_device(const DeviceQuestion& question, const World& world);
 
-// Whether some ranks have the same device: all ranks tell each other what `identity` theirs has ("" is like
-// no other), by way of the store, in a few requests each. Where `share` is false, that throws ArgumentError
-// on all of them, naming the ranks.
-bool find_shared_devices(c10d::Store& store, const World& world, const std::string& identity, bool share);
+// What a rank tells the others about its device.
+struct DeviceClaim {
+  std::string kind = "cpu";    // "cpu", "cuda"
+  std::string identity = {};   // "" is like no other
+  std::string complaint = {};  // why it has no device at all
+};
 
-// The words about the ranks that have the same device, "" where all have their own. [rank]: identity.
-std::string describe_shared(const std::vector<std::string>& identities);
+struct Verdict {
+  bool shared = false;       // some ranks have the same device
+  std::string refusal = {};  // why the run cannot go on
+};
+
+// About all ranks' claims, [rank]. `share`: whether ranks may have the same device.
+Verdict judge_devices(const std::vector<DeviceClaim>& claims, bool share);
+
+// All ranks tell each other what they have, by way of the store, in a few requests each, and come to the same
+// verdict; a refusal is an ArgumentError on all of them. Returns whether some have the same device.
+bool agree_on_devices(c10d::Store& store, const World& world, const DeviceClaim& own, bool share);
 
 }  // namespace lockstep::rendezvous

@@ -50,13 +50,14 @@ std::vector<int> all_ranks(int size) {
 
 // Of calls on a device's stream, which fail after the call that made them has returned.
 void throw_failure_of(const ProcessGroup& group) {
-  if (const auto* watch = group.state().watch()) watch->throw_if_failed();
+  if (const auto watch = group.state().watch()) watch->throw_if_failed();
 }
 
 DeviceQuestion question_of(const InitOptions& options) {
   const auto built = backends::available_backends();
   return {.wanted = options.device,
-          .for_cpu = backends::is_for_cpu_only(options.backend) || options.backend == "fake",
+          .for_cpu = !options.share_devices &&
+                     (backends::is_for_cpu_only(options.backend) || options.backend == "fake"),
           .share = options.share_devices,
           .count = device_count(c10::kCUDA),
           .can_reduce = std::ranges::find(built, "nccl") != built.end(),
@@ -83,12 +84,14 @@ Session::Session(const InitOptions& options, const Placement& placement,
       master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
       hosts_(read_hosts(*store_)),
       world_(locate(hosts_, placement)),
-      device_(choose_device(question_of(options), world_)),
+      device_(c10::kCPU),
+      net_name_(options.nccl.net_name == nullptr ? "" : options.nccl.net_name),
       nccl_(options.nccl),
       uncaught_at_start_(std::uncaught_exceptions()),
       check_calls_(options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
   backend_ = options.backend;
-  settle_device(options.share_devices);
+  if (nccl_.net_name != nullptr) nccl_.net_name = net_name_.c_str();
+  settle_device(options);
   const auto ranks = whereabouts(all_ranks(world_.size));
   const auto choice = backends::resolve_backend(backend_, ranks);
   if (!choice.reason.empty() && world_.rank == 0 && world_.size > 1) {
@@ -99,10 +102,21 @@ Session::Session(const InitOptions& options, const Placement& placement,
   make_current();
 }
 
-void Session::settle_device(bool share) {
-  if (device_.is_cpu()) return;
-  set_device(device_);
-  share_device_ = find_shared_devices(*store_, world_, device_identity(device_), share);
+// Where there may be GPUs a rank that cannot have its device tells the others before it goes.
+void Session::settle_device(const InitOptions& options) {
+  const auto question = question_of(options);
+  DeviceClaim claim;
+  try {
+    device_ = choose_device(question, world_);
+    set_device(device_);
+    claim.kind = c10::DeviceTypeName(device_.type(), true);
+    claim.identity = device_identity(device_);
+  } catch (const ArgumentError& error) {
+    if (world_.size == 1) throw;
+    claim.complaint = error.what();
+  }
+  if (world_.size == 1 || (device_.is_cpu() && !question.can_reduce && claim.complaint.empty())) return;
+  share_device_ = agree_on_devices(*store_, world_, claim, options.share_devices);
 }
 
 backends::Whereabouts Session::whereabouts(const std::vector<int>& ranks) const {

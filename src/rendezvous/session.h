@@ -46,7 +46,7 @@ class Session {
   };
 
   ProcessGroup connect(const std::string& key, const Way& way, int rank, int size, ProcessGroupInfo info);
-  void settle_device(bool share);
+  void settle_device(const InitOptions& options);
   void check_members(const std::vector<int>& ranks) const;
   void make_current();
   void end_being_current() noexcept;
@@ -62,6 +62,7 @@ class Session {
   World world_;
   c10::Device device_;
   bool share_device_ = false;  // some ranks have the same one
+  std::string net_name_;
   NcclOptions nccl_;
   int uncaught_at_start_;
   bool check_calls_;

@@ -72,7 +72,7 @@ void resume_is_exact() {
   torch::manual_seed(5);
   Training whole;
   whole.steps(10);
-  CheckpointManager manager(folder.path(), {.async = true});
+  CheckpointManager manager(folder.path(), {.async_save = true});
   TrainingState state;
   state.add("model", whole.net).add("optimizer", whole.optimizer).add_generator();
   manager.save(10, state.state_dict());

@@ -19,7 +19,6 @@ struct NcclOptions {
   std::optional<int> min_ctas = {};          ///< blocks of threads a collective uses at least
   std::optional<int> max_ctas = {};          ///< and at most: fewer leave more of the GPU to backward
   std::optional<int> cga_cluster_size = {};  ///< 0 to 8; from Hopper on
-  std::optional<bool> split_share = {};      ///< whether communicators share resources
   const char* net_name = nullptr;            ///< of the network plugin: "IB", "Socket"; copied by init()
 };
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -19,6 +21,12 @@ GraphPhase graph_phase() noexcept;
 /// For code that cannot be part of a graph. Throws Error unless the phase is none: "`what` cannot be captured
 /// in a graph: `remedy`". So it is found in the first step, before anything is captured.
 void refuse_in_graph(std::string_view what, std::string_view remedy);
+
+/// While a step is captured: `action` is to be done after each replay of its graph, once for each `owner`, by
+/// the thread that replays. For those who watch over what the graph does.
+void do_at_each_replay(const void* owner, std::function<void()> action);
+/// What has been asked for since the phase was last none. For GraphedStep.
+std::vector<std::function<void()>> take_replay_actions();
 
 /// Sets the phase while it lives. Throws Error where another one lives in this process.
 class GraphPhaseScope {

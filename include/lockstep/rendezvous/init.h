@@ -53,7 +53,8 @@ struct InitOptions {
   std::optional<c10::Device> device = std::nullopt;
 
   /// Whether ranks may have the same GPU. NCCL cannot connect such ranks: their tensors are reduced by way of
-  /// host memory. False: more ranks on a host than GPUs, and two ranks with one, are an ArgumentError.
+  /// host memory. Also makes the GPU the device where the backend is the CPU's alone. False: more ranks on a
+  /// host than GPUs, and two ranks with one, are an ArgumentError on all ranks.
   bool share_devices = false;
 
   /// For the nccl backend.

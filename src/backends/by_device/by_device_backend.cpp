@@ -2,6 +2,7 @@
 #include "backends/by_device/by_device_backend.h"
 
 #include <algorithm>
+#include <exception>
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -68,6 +69,15 @@ WorkPtr ByDeviceBackend::observer_of(const WorkPtr& work) const {
   return streams_of(*work)->observer_of(work);
 }
 
+WorkPtr ByDeviceBackend::mark_stream() const {
+  for (const auto& part : parts_) {
+    if (const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get())) {
+      return streams->mark_stream();
+    }
+  }
+  throw Error(fmt::format("{} has no calls on a stream", getBackendName()));
+}
+
 void ByDeviceBackend::prepare_observing_thread() const {
   for (const auto& part : parts_) {
     const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get());
@@ -79,13 +89,20 @@ void ByDeviceBackend::setTimeout(std::chrono::milliseconds timeout) {
   for (const auto& part : parts_) part.backend->setTimeout(timeout);
 }
 
-void ByDeviceBackend::abort() {
-  for (const auto& part : parts_) part.backend->abort();
+void ByDeviceBackend::for_each_part(void (c10d::Backend::*action)()) {
+  std::exception_ptr failure;
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    try {
+      (part->backend.get()->*action)();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
-void ByDeviceBackend::shutdown() {
-  for (const auto& part : parts_) part.backend->shutdown();
-}
+void ByDeviceBackend::abort() { for_each_part(&c10d::Backend::abort); }
+void ByDeviceBackend::shutdown() { for_each_part(&c10d::Backend::shutdown); }
 
 at::Tensor ByDeviceBackend::allocateTensor(long size, at::TensorOptions options) {
   const auto device = options.device();

@@ -25,6 +25,7 @@ class ByDeviceBackend : public c10d::Backend, public comm::IssueListener, public
   void next_call(std::uint64_t number) override;
   bool ends_on_stream(const c10d::Work& work) const override;
   WorkPtr observer_of(const WorkPtr& work) const override;
+  WorkPtr mark_stream() const override;
   void prepare_observing_thread() const override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override;
@@ -63,6 +64,8 @@ class ByDeviceBackend : public c10d::Backend, public comm::IssueListener, public
   // The backend for the device, told which call comes next.
   c10d::Backend& next_on(const c10::Device& device) const;
   c10d::Backend& next_on(const at::Tensor& tensor) const { return next_on(tensor.device()); }
+  // The device's first; all of them, whatever one throws.
+  void for_each_part(void (c10d::Backend::*action)());
   const comm::StreamBackend* streams_of(const c10d::Work& work) const;
 
   std::vector<BackendHandle> parts_;

@@ -3,20 +3,35 @@
 #include "backends/nccl/nccl_backend.h"
 
 #include <algorithm>
+#include <future>
+#include <thread>
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
+#include <lockstep/device/device.h>
 
 #include "backends/host_meeting.h"
+#include "comm/host_group.h"
 #include "comm/stream_backend.h"
 
 namespace lockstep::backends {
 namespace {
 
 using Nccl = c10d::ProcessGroupNCCL;
+
+// What the current stream held when it was made.
+class StreamMark : public c10d::Work {
+ public:
+  StreamMark() { event_.record(); }
+  bool isCompleted() override { return event_.query(); }
+
+ private:
+  at::cuda::CUDAEvent event_;
+};
 
 class NcclBackend final : public Nccl, public comm::StreamBackend {
  public:
@@ -39,6 +54,8 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
     return c10::make_intrusive<WorkNCCL>(dynamic_cast<const WorkNCCL&>(*work));
   }
 
+  c10::intrusive_ptr<c10d::Work> mark_stream() const override { return c10::make_intrusive<StreamMark>(); }
+
   // Questions about events must not break off a capture that another thread has begun.
   void prepare_observing_thread() const override {
     auto mode = cudaStreamCaptureModeRelaxed;
@@ -51,6 +68,7 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
 
 // c10d's own limit only has to come after Lockstep's, which tells more.
 constexpr auto kAfterOurs = std::chrono::minutes(10);
+constexpr auto kConnectLook = std::chrono::milliseconds(50);
 constexpr auto kLongest = std::chrono::hours(24 * 365);
 
 void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
@@ -58,7 +76,6 @@ void set_config(ncclConfig_t& config, const NcclOptions& wanted) {
   if (wanted.min_ctas) config.minCTAs = *wanted.min_ctas;
   if (wanted.max_ctas) config.maxCTAs = *wanted.max_ctas;
   if (wanted.cga_cluster_size) config.cgaClusterSize = *wanted.cga_cluster_size;
-  if (wanted.split_share) config.splitShare = *wanted.split_share ? 1 : 0;
 }
 
 c10::intrusive_ptr<Nccl::Options> options_of(const BackendRequest& request) {
@@ -78,19 +95,39 @@ BackendTraits nccl_traits() {
           .device_advice = "move it to the GPU, or leave the backend at \"auto\", which has one for each"};
 }
 
+// Throws what went wrong, at the latest when the time is up: NCCL itself waits for ever for a rank that died.
+void connect_in_time(const c10::intrusive_ptr<NcclBackend>& backend, const BackendRequest& request,
+                     const std::shared_ptr<comm::HostGroup>& others) {
+  std::packaged_task<void()> task([backend, device = request.device] {
+    set_device(device);
+    backend->eagerConnectSingleDevice(device);
+  });
+  auto connected = task.get_future();
+  std::thread connecting(std::move(task));
+  const Deadline deadline(request.timeout);
+  int dead = -1;
+  while (connected.wait_for(kConnectLook) != std::future_status::ready && !deadline.expired() && dead < 0) {
+    dead = others ? others->find_dead() : -1;
+  }
+  if (connected.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    connecting.join();
+    return connected.get();
+  }
+  connecting.detach();  // it holds the backend, and nothing else ends its wait
+  throw RendezvousError(dead < 0 ? fmt::format("not connected after {} ms", request.timeout.count())
+                                 : others->name_of(dead) + " died");
+}
+
 }  // namespace
 
 BackendHandle create_nccl(const BackendRequest& request) {
   const auto device = request.device;
   try {
     auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
+    auto others = request.one_host && request.size > 1 ? meet_on_host(request, {}) : nullptr;
     // Communicators are made here, where all ranks wait for each other anyway, and not in the first backward.
-    backend->eagerConnectSingleDevice(device);
-    return {.backend = std::move(backend),
-            .traits = nccl_traits(),
-            .host_group = request.one_host && request.size > 1 ? meet_on_host(request, {}) : nullptr};
-  } catch (const Error&) {
-    throw;
+    connect_in_time(backend, request, others);
+    return {.backend = std::move(backend), .traits = nccl_traits(), .host_group = std::move(others)};
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw RendezvousError(fmt::format(

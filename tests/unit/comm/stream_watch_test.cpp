@@ -11,6 +11,7 @@
 #include <lockstep/backends/fake.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/device/graph_phase.h>
 
 #include "comm/group_state.h"
 #include "comm/stream_backend.h"
@@ -30,6 +31,14 @@ class StreamWork : public c10d::Work {
  public:
   void end(std::exception_ptr failure = nullptr) { finish(std::move(failure)); }
   bool wait(std::chrono::milliseconds) override { return true; }
+  bool isCompleted() override {
+    if (broken_) throw std::runtime_error("CUDA error: device-side assert triggered");
+    return Work::isCompleted();
+  }
+  void break_device() { broken_ = true; }
+
+ private:
+  std::atomic<bool> broken_ = false;
 };
 
 class StreamBackend : public backends::FakeBackend, public comm::StreamBackend {
@@ -43,6 +52,10 @@ class StreamBackend : public backends::FakeBackend, public comm::StreamBackend {
     return dynamic_cast<const StreamWork*>(&work) != nullptr;
   }
   WorkPtr observer_of(const WorkPtr& work) const override { return capturing ? WorkPtr() : work; }
+  WorkPtr mark_stream() const override {
+    replayed = c10::make_intrusive<StreamWork>();
+    return replayed;
+  }
   void prepare_observing_thread() const override { ++prepared; }
   void abort() override {
     if (last) last->end(std::make_exception_ptr(std::runtime_error("aborted")));
@@ -51,6 +64,7 @@ class StreamBackend : public backends::FakeBackend, public comm::StreamBackend {
   void shutdown() override { shut_down = true; }
 
   c10::intrusive_ptr<StreamWork> last;
+  mutable c10::intrusive_ptr<StreamWork> replayed;
   bool capturing = false;
   mutable std::atomic<int> prepared = 0;
   std::promise<void> aborted;
@@ -124,12 +138,61 @@ TEST(StreamWatch, CallsEndInAnyOrder) {
   EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
 }
 
-TEST(StreamWatch, WhatIsCapturedIsNotWatched) {
-  WatchedGroup gpus(50ms);
+// Two calls on one group, captured; what has to be done at each replay.
+std::vector<std::function<void()>> capture_two_calls(const WatchedGroup& gpus) {
+  const GraphPhaseScope capturing(GraphPhase::capture);
   gpus.backend->capturing = true;
-  auto work = gpus.group.all_reduce_async(at::ones({3}));
-  work.wait();
+  for (int i = 0; i < 2; ++i) gpus.group.all_reduce_async(at::ones({3})).wait();
+  gpus.backend->capturing = false;
+  return take_replay_actions();
+}
+
+TEST(StreamWatch, WhatIsCapturedIsWatchedAtEachReplay) {
+  WatchedGroup gpus;
+  const auto actions = capture_two_calls(gpus);
   EXPECT_TRUE(gpus.group.state().watch()->drain(kLong)) << "nothing is under way";
+  ASSERT_EQ(actions.size(), 1) << "once for each group";
+  actions[0]();
+  const auto first = gpus.backend->replayed;
+  actions[0]();
+  gpus.backend->replayed->end();
+  first->end();
+  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+}
+
+TEST(StreamWatch, AReplayThatDoesNotEndIsToldAtTheNext) {
+  WatchedGroup gpus(50ms);
+  const auto actions = capture_two_calls(gpus);
+  actions.at(0)();
+  gpus.await_abort();
+  EXPECT_THAT([&] { actions[0](); }, ThrowsMessage<TimeoutError>(HasSubstr("all_reduce #1 of Float[3]")));
+}
+
+TEST(StreamWatch, AReplayAfterTheGroupsEndIsNobodysBusiness) {
+  std::vector<std::function<void()>> actions;
+  {
+    const WatchedGroup gpus;
+    actions = capture_two_calls(gpus);
+  }
+  actions.at(0)();
+}
+
+TEST(StreamWatch, ADeviceThatHasFailedIsTold) {
+  WatchedGroup gpus;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  gpus.backend->last->break_device();
+  gpus.await_abort();
+  EXPECT_THAT([&] { work.wait(); }, ThrowsMessage<Error>(HasSubstr("device-side assert")));
+}
+
+TEST(StreamWatch, AWaitWithALimitBlocksAndEndsNothing) {
+  WatchedGroup gpus;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  EXPECT_THAT([&] { work.wait(20ms); },
+              ThrowsMessage<TimeoutError>(HasSubstr("not ended on the device after 20 ms")));
+  gpus.backend->last->end();
+  work.wait(kLong);
+  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
 }
 
 TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {

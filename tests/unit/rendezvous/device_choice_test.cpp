@@ -68,24 +68,46 @@ TEST(DeviceChoice, ALauncherMayShowEachRankOnlyItsOwn) {
               ThrowsMessage<ArgumentError>(HasSubstr("(CUDA_VISIBLE_DEVICES is set)")));
 }
 
-TEST(SharedDevices, AreNamedWithTheRanksThatHaveThem) {
-  EXPECT_EQ(describe_shared({"a", "b", "", ""}), "") << "unknown ones are like no other";
-  EXPECT_EQ(describe_shared({"b", "a", "b", "a", "b"}),
-            "ranks 1, 3 have the same a; ranks 0, 2, 4 have the same b");
+std::vector<DeviceClaim> claims_of(const std::vector<std::string>& identities) {
+  std::vector<DeviceClaim> claims;
+  for (const auto& identity : identities) claims.push_back({.kind = "cuda", .identity = identity});
+  return claims;
 }
 
-std::vector<std::string> verdicts(const std::vector<std::string>& identities, bool share) {
+TEST(DeviceVerdict, SharedDevicesAreNamedWithTheRanksThatHaveThem) {
+  EXPECT_EQ(judge_devices(claims_of({"a", "b", "", ""}), false).refusal, "")
+      << "unknown ones are like no other";
+  EXPECT_THAT(judge_devices(claims_of({"b", "a", "b", "a", "b"}), false).refusal,
+              ::testing::StartsWith("ranks 1, 3 have the same a; ranks 0, 2, 4 have the same b; start"));
+  const auto shared = judge_devices(claims_of({"a", "a"}), true);
+  EXPECT_TRUE(shared.shared);
+  EXPECT_EQ(shared.refusal, "");
+}
+
+TEST(DeviceVerdict, AComplaintOfOneRankIsEveryRanks) {
+  auto claims = claims_of({"a", "b"});
+  claims[1] = {.complaint = "rank 1 of 2: no GPU for me"};
+  EXPECT_EQ(judge_devices(claims, true).refusal, "rank 1 of 2: no GPU for me");
+}
+
+TEST(DeviceVerdict, KindsAreNotMixed) {
+  auto claims = claims_of({"a", "b", "c"});
+  claims[2] = {};
+  EXPECT_THAT(judge_devices(claims, true).refusal,
+              HasSubstr("rank 0's device is cuda and rank 2's is cpu; all ranks need the same kind"));
+}
+
+std::vector<std::string> verdicts(const std::vector<DeviceClaim>& claims, bool share) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  const int size = static_cast<int>(identities.size());
-  std::vector<std::string> results(identities.size());
+  const int size = static_cast<int>(claims.size());
+  std::vector<std::string> results(claims.size());
   {
     std::vector<std::jthread> ranks;
     for (int rank = 0; rank < size; ++rank) {
       ranks.emplace_back([&, rank] {
         const auto own = static_cast<std::size_t>(rank);
         try {
-          results[own] =
-              find_shared_devices(*store, rank_of(rank, size), identities[own], share) ? "shared" : "own";
+          results[own] = agree_on_devices(*store, rank_of(rank, size), claims[own], share) ? "shared" : "own";
         } catch (const ArgumentError& error) {
           results[own] = error.what();
         }
@@ -95,10 +117,10 @@ std::vector<std::string> verdicts(const std::vector<std::string>& identities, bo
   return results;
 }
 
-TEST(SharedDevices, AllRanksComeToTheSameVerdict) {
-  EXPECT_THAT(verdicts({"a", "b", "c"}, false), ::testing::Each("own"));
-  EXPECT_THAT(verdicts({"a", "b", "a"}, true), ::testing::Each("shared"));
-  EXPECT_THAT(verdicts({"a", "b", "a"}, false),
+TEST(DeviceVerdict, AllRanksComeToTheSame) {
+  EXPECT_THAT(verdicts(claims_of({"a", "b", "c"}), false), ::testing::Each("own"));
+  EXPECT_THAT(verdicts(claims_of({"a", "b", "a"}), true), ::testing::Each("shared"));
+  EXPECT_THAT(verdicts(claims_of({"a", "b", "a"}), false),
               ::testing::Each(AllOf(HasSubstr("ranks 0, 2 have the same a"), HasSubstr("share_devices"))));
 }
 
