@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
+#include <optional>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -15,12 +16,26 @@ namespace {
   throw std::system_error(errno, std::generic_category(), file.string());
 }
 
-// A file that others may read stays one that they may read.
-void keep_mode(int fd, const std::filesystem::path& old_file) {
+std::optional<mode_t> permissions_of(const std::filesystem::path& file) {
   struct stat status {};
-  if (::stat(old_file.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  if (::stat(file.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
   constexpr mode_t permissions = 0777;
-  if (::fchmod(fd, status.st_mode & permissions) != 0) fail(old_file);
+  return status.st_mode & permissions;
+}
+
+// Where there is none yet: what a killed writer left may be one that may not be written.
+UniqueFd make_file(const std::filesystem::path& file, mode_t permissions) {
+  if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail(file);
+  UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, permissions));
+  if (!fd) fail(file);
+  return fd;
+}
+
+// A file that others may read stays one that they may read, where the file system has such permissions.
+void keep_mode(int fd, const std::filesystem::path& old_file) {
+  const auto permissions = permissions_of(old_file);
+  if (!permissions || ::fchmod(fd, *permissions) == 0) return;
+  if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) fail(old_file);
 }
 
 }  // namespace
@@ -28,9 +43,8 @@ void keep_mode(int fd, const std::filesystem::path& old_file) {
 AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
     : file_(std::move(file)), options_(std::move(options)), part_(file_) {
   part_ += options_.suffix;
-  fd_.reset(::open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd_) fail(part_);
-  keep_mode(fd_.get(), file_);
+  // Not open to more people meanwhile than the old one.
+  fd_ = make_file(part_, permissions_of(file_).value_or(0666));
 }
 
 AtomicFile::~AtomicFile() {
@@ -48,11 +62,17 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::commit() {
+  keep_mode(fd_.get(), file_);
   if (options_.sync && ::fsync(fd_.get()) != 0) fail(part_);
   if (::close(fd_.release()) != 0) fail(part_);
   if (std::rename(part_.c_str(), file_.c_str()) != 0) fail(file_);
   committed_ = true;
-  if (options_.sync) sync_folder(file_.parent_path());
+  if (!options_.sync) return;
+  try {
+    sync_folder(file_.parent_path());
+  } catch (const std::system_error& error) {
+    throw NotOnDisk(error.code(), file_.string());
+  }
 }
 
 void make_folders(const std::filesystem::path& folder, bool sync) {
@@ -68,7 +88,8 @@ void make_folders(const std::filesystem::path& folder, bool sync) {
 void sync_folder(const std::filesystem::path& folder) {
   const UniqueFd fd(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return;
-  if (::fsync(fd.get()) != 0 && errno == EIO) fail(folder);
+  if (::fsync(fd.get()) == 0) return;
+  if (errno == EIO || errno == ENOSPC || errno == EDQUOT) fail(folder);
 }
 
 }  // namespace lockstep

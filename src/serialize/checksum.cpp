@@ -2,6 +2,7 @@
 #include "serialize/checksum.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include <zlib.h>
 
@@ -30,7 +31,11 @@ std::span<const std::byte> bytes_of(const c10::Storage& storage) {
 Checksums::Checksums(const std::vector<c10::Storage>& storages)
     : storages_(storages), values_(storages.size()) {
   if (std::ranges::none_of(storages, is_for_thread)) return;
-  thread_ = std::jthread([this](const std::stop_token& stop) { compute(stop); });
+  try {
+    thread_ = std::jthread([this](const std::stop_token& stop) { compute(stop); });
+  } catch (const std::system_error&) {
+    // There are no more threads to be had: of() computes.
+  }
 }
 
 void Checksums::compute(const std::stop_token& stop) {
@@ -50,7 +55,7 @@ void Checksums::compute(const std::stop_token& stop) {
 }
 
 std::uint32_t Checksums::of(std::size_t index, std::span<const std::byte> bytes) {
-  if (!is_for_thread(storages_[index])) return crc32_of(bytes);
+  if (!thread_.joinable() || !is_for_thread(storages_[index])) return crc32_of(bytes);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return done_ > index; });
   return values_[index];

@@ -20,7 +20,8 @@ std::uint32_t crc32_of(std::span<const std::byte> bytes);
 std::span<const std::byte> bytes_of(const c10::Storage& storage);
 
 /// The CRC-32 of storages of the CPU, computed by a thread of its own, in their order, while another writes
-/// them. Small ones, and those of other devices, are left to who asks. `storages` must outlive this.
+/// them. Small ones, those of other devices, and all where no thread can be had are left to who asks.
+/// `storages` must outlive this.
 class Checksums {
  public:
   explicit Checksums(const std::vector<c10::Storage>& storages);

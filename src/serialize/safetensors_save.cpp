@@ -14,6 +14,7 @@
 #include "serialize/safetensors_header.h"
 #include "serialize/safetensors_json.h"
 #include "serialize/shared_memory.h"
+#include "serialize/write_file.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -115,6 +116,8 @@ void save_file(const Dict& tensors, const std::filesystem::path& file, const Sav
     AtomicFile target(file, {.sync = options.sync});
     write_file(target, header, named);
     target.commit();
+  } catch (const NotOnDisk& error) {
+    serialize::fail_to_sync(file, error);
   } catch (const std::system_error& error) {
     throw CheckpointError(
         fmt::format("{}: the file cannot be written: {}; what was there before is unchanged", file.string(),

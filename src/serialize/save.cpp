@@ -50,11 +50,19 @@ std::uint64_t zip_size(const Pickled& pickled) {
   return size;
 }
 
+void fail_to_sync(const std::filesystem::path& file, const NotOnDisk& error) {
+  throw CheckpointError(fmt::format(
+      "{}: the new file is in its place, but not known to have reached the disk: {}; save it again",
+      file.string(), error.code().message()));
+}
+
 void write_file(const Pickled& pickled, const std::filesystem::path& file, const SaveOptions& options) {
   try {
     AtomicFile target(file, {.sync = options.sync});
     write_zip(pickled, [&](std::span<const std::byte> bytes) { target.write(bytes); });
     target.commit();
+  } catch (const NotOnDisk& error) {
+    fail_to_sync(file, error);
   } catch (const std::system_error& error) {
     throw CheckpointError(
         fmt::format("{}: the checkpoint cannot be written: {}; what was there before is unchanged",

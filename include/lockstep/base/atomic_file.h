@@ -6,16 +6,23 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include <lockstep/base/unique_fd.h>
 
 namespace lockstep {
 
 struct AtomicFileOptions {
-  /// What is appended to the final name while writing. A leftover of a writer that was killed is overwritten.
+  /// What is appended to the final name while writing. A leftover of a writer that was killed is removed.
   std::string suffix = ".part";
   /// The data and the name have reached the disk when commit() returns.
   bool sync = true;
+};
+
+/// The new file is in its place, but the folder could not be synced: after a power cut it may be gone.
+class NotOnDisk : public std::system_error {
+ public:
+  using std::system_error::system_error;
 };
 
 /// A file that appears under its name whole or not at all, also when the process or the machine stops in the
@@ -32,6 +39,7 @@ class AtomicFile {
   void write(std::span<const std::byte> bytes);
   /// Bytes written so far.
   std::uint64_t size() const { return size_; }
+  /// Throws NotOnDisk when the new file is there nevertheless.
   void commit();
 
  private:

@@ -1,14 +1,35 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cerrno>
 #include <fstream>
 #include <span>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <system_error>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include <lockstep/base/atomic_file.h>
 
 #include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+int error_of_folders = 0;
+
+}  // namespace
+}  // namespace lockstep::testing
+
+// In the place of the C library's, for folders that cannot be synced.
+extern "C" int fsync(int fd) {
+  struct stat status {};
+  if (lockstep::testing::error_of_folders != 0 && ::fstat(fd, &status) == 0 && S_ISDIR(status.st_mode)) {
+    errno = lockstep::testing::error_of_folders;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace lockstep::testing {
 namespace {
@@ -32,6 +53,41 @@ TEST(AtomicFile, KeepsThePermissionsOfTheFileThatItReplaces) {
     write(file, "two");
     EXPECT_EQ(mode_of(file), mode);
   }
+}
+
+TEST(AtomicFile, ALeftoverThatMayNotBeWrittenIsRemoved) {
+  const TempFolder temp;
+  const auto file = temp.path() / "a";
+  write(file, "one");
+  // As root any file may be written, but not what a link to nowhere names.
+  fs::create_symlink(temp.path() / "none" / "none", temp.path() / "a.part");
+  write(file, "three");
+  EXPECT_EQ(fs::file_size(file), 5U);
+  EXPECT_FALSE(fs::is_symlink(file));
+  std::ofstream(temp.path() / "a.part") << "left";
+  fs::permissions(temp.path() / "a.part", fs::perms(0444));
+  fs::permissions(file, fs::perms(0444));
+  write(file, "four");
+  EXPECT_EQ(fs::file_size(file), 4U);
+  EXPECT_EQ(mode_of(file), fs::perms(0444));
+}
+
+TEST(AtomicFile, SaysWhenTheNewFileIsInPlaceButNotOnTheDisk) {
+  const TempFolder temp;
+  const auto file = temp.path() / "a";
+  write(file, "one");
+  for (const int error : {EIO, ENOSPC, EDQUOT}) {
+    AtomicFile target(file);
+    target.write(std::as_bytes(std::span(std::string_view("three"))));
+    error_of_folders = error;
+    EXPECT_THROW(target.commit(), NotOnDisk);
+    error_of_folders = 0;
+    EXPECT_EQ(fs::file_size(file), 5U);
+  }
+  error_of_folders = EINVAL;  // of a file system that syncs no folders
+  AtomicFile target(file);
+  EXPECT_NO_THROW(target.commit());
+  error_of_folders = 0;
 }
 
 TEST(AtomicFile, IsThereWholeOrNotAtAll) {
