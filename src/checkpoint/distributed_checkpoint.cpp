@@ -54,6 +54,17 @@ std::vector<Value> path_below(const std::string& name, const Tuple& path) {
 
 bool is_empty_dict(const Value& value) { return value.is<Dict>() && value.as_dict().empty(); }
 
+// A table may ask for more than there is.
+at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOptions options) {
+  try {
+    return at::empty(sizes, options);
+  } catch (const c10::Error& error) {
+    throw CheckpointError(fmt::format("{}: there is no memory for a tensor of the sizes [{}]: {}",
+                                      folder.string(), fmt::join(sizes, ", "),
+                                      error.what_without_backtrace()));
+  }
+}
+
 // Copies what a piece and a wanted part have in common.
 void copy_overlap(const at::Tensor& part, const Sizes& offsets, const at::Tensor& piece,
                   const Sizes& piece_offsets) {
@@ -119,7 +130,10 @@ class Reader::Contents {
   // Entries that lie in one place would make memory of nothing.
   void check_lengths() const {
     std::map<std::string, std::uint64_t> used;
-    for (const auto& place : places_of(entries)) used[place.file] += place.length;
+    for (const auto& place : places_of(entries)) {
+      auto& bytes = used[place.file];
+      if (__builtin_add_overflow(bytes, place.length, &bytes)) bytes = UINT64_MAX;
+    }
     for (const auto& [file, bytes] : used) {
       std::error_code code;
       const auto there = fs::file_size(folder / file, code);
@@ -176,7 +190,7 @@ at::Tensor Reader::read_part(const std::string& key, const Sizes& offsets, const
                              sizes[i] <= entry.sizes[i] - offsets[i];
                     });
   if (!fits) throw ArgumentError(fmt::format("'{}' has no part of this shape at this place", key));
-  auto part = at::empty(sizes, entry.dtype);
+  auto part = make_empty(contents_->folder, sizes, entry.dtype);
   for (const auto& piece : entry.pieces) {
     if (!overlap(offsets, sizes, piece)) continue;
     const auto value = read_place(contents_->folder, piece.place);
@@ -196,7 +210,8 @@ Dict Reader::read_all(at::Device map_location) const {
     known.insert(key);
     const auto& entry = contents_->find(key);
     if (entry.is_tensor && map_location.is_meta()) {
-      return Value(at::empty(entry.sizes, at::TensorOptions(entry.dtype).device(at::kMeta)));
+      return Value(
+          make_empty(contents_->folder, entry.sizes, at::TensorOptions(entry.dtype).device(at::kMeta)));
     }
     auto value = read(key);
     if (auto* tensor = value.get_if<at::Tensor>()) *tensor = tensor->to(map_location);

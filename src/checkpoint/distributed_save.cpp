@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/distributed_save.h"
 
-#include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <optional>
+#include <random>
 #include <span>
 #include <system_error>
 
 #include <ATen/Functions.h>
+#include <c10/util/strides.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/atomic_file.h>
@@ -26,19 +26,14 @@ namespace fs = std::filesystem;
 constexpr std::string_view kDataSuffix = ".distcp";
 constexpr const char* kGivenUp = ".failed";
 
-std::string data_file(std::size_t rank, std::int64_t number) {
-  return fmt::format("__{}_{}{}", rank, number, kDataSuffix);
+std::string data_file(std::size_t rank, const std::string& token) {
+  return fmt::format("__{}_{}{}", rank, token, kDataSuffix);
 }
 
-// "__1_5.distcp" -> 5, and what a killed writer left, "__1_5.distcp.part", too.
-std::optional<std::int64_t> number_of(const std::string& name) {
+// Python's "__1_0.distcp", and what a killed writer left, "__1_0.distcp.part", too.
+bool is_data_file(const std::string& name) {
   const auto dot = name.find(kDataSuffix);
-  const auto bar = name.rfind('_', dot);
-  if (!name.starts_with("__") || dot == std::string::npos || bar < 2) return std::nullopt;
-  std::int64_t number = 0;
-  const auto [stop, code] = std::from_chars(name.data() + bar + 1, name.data() + dot, number);
-  if (code != std::errc() || stop != name.data() + dot) return std::nullopt;
-  return number;
+  return name.starts_with("__") && dot != std::string::npos && name.find('_', 2) < dot;
 }
 
 std::vector<std::string> data_files(const fs::path& folder) {
@@ -46,16 +41,18 @@ std::vector<std::string> data_files(const fs::path& folder) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(folder, code)) {
     auto name = entry.path().filename().string();
-    if (number_of(name)) names.push_back(std::move(name));
+    if (is_data_file(name)) names.push_back(std::move(name));
   }
   return names;
 }
 
-// Its own elements only, whatever it is a view of, on the CPU.
+// Its own elements only, whatever it is a view of, on the CPU. Where a size is 1, a contiguous tensor may
+// have any stride, which would be written in more or fewer bytes than saved_size() says.
 at::Tensor compact(const at::Tensor& tensor) {
   const auto whole = tensor.cpu().resolve_conj().resolve_neg().contiguous();
   const bool own = whole.storage().nbytes() == whole.nbytes();
-  return own ? whole : whole.clone(at::MemoryFormat::Contiguous);
+  const auto data = own ? whole : whole.clone(at::MemoryFormat::Contiguous);
+  return data.as_strided(data.sizes(), c10::contiguous_strides(data.sizes()), 0);
 }
 
 std::uint64_t saved_size(const at::Tensor& tensor) {
@@ -83,8 +80,8 @@ at::Tensor TensorCopies::take(std::size_t index, const at::Tensor& tensor) {
   return copy;
 }
 
-DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group, std::int64_t number,
-                                 TensorCopies* copies) {
+DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group,
+                                 const std::string& token, TensorCopies* copies) {
   std::vector<Leaf> leaves;
   std::string own;
   checkpointing::on_every(group, [&] {
@@ -94,12 +91,12 @@ DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Grou
   auto plan = plan_save(from_all(group, own));
   const auto rank = group ? static_cast<std::size_t>(group->rank()) : 0;
   checkpointing::on_every(group, [&] { take_items(plan, leaves, rank, copies); });
-  if (!items_.empty()) file_ = data_file(rank, number);
+  if (!items_.empty()) file_ = data_file(rank, token);
   List sizes;
   for (const auto& item : items_) sizes.items.emplace_back(item.size);
   const auto all = from_all(group, save_bytes(Value(std::move(sizes))));
   if (rank != 0) return;
-  place_all(std::move(plan), all, number);
+  place_all(std::move(plan), all, token);
   table_.structure = structure_of(contents);
 }
 
@@ -125,7 +122,7 @@ void DistributedSave::take_items(const SavePlan& plan, const std::vector<Leaf>& 
 
 // Each rank writes its pieces one behind the other.
 void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks,
-                                std::int64_t number) {
+                                const std::string& token) {
   std::vector<Value> sizes;
   for (const auto& one : sizes_of_ranks) sizes.push_back(load_bytes(one));
   std::vector<std::uint64_t> ends(sizes.size(), 0);
@@ -134,11 +131,11 @@ void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& s
     const auto length = static_cast<std::uint64_t>(sizes[rank].as_items()[placed[rank]++].as_int());
     auto& found = plan.entries[entry].second;
     (found.is_tensor ? found.pieces[piece].place : found.place) = {
-        .file = data_file(rank, number), .offset = ends[rank], .length = length};
+        .file = data_file(rank, token), .offset = ends[rank], .length = length};
     ends[rank] += length;
   }
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
-    if (ends[rank] > 0) files_.push_back(data_file(rank, number));
+    if (ends[rank] > 0) files_.emplace(data_file(rank, token), ends[rank]);
   }
   table_.entries = std::move(plan.entries);
 }
@@ -173,8 +170,8 @@ void DistributedSave::give_up(const fs::path& folder) const {
 
 bool DistributedSave::is_complete(const fs::path& folder) const {
   std::error_code code;
-  for (const auto& file : files_) {
-    if (fs::exists(folder / file, code)) continue;
+  for (const auto& [file, size] : files_) {
+    if (fs::file_size(folder / file, code) == size && !code) continue;
     if (!fs::exists(folder / (file + kGivenUp), code)) return false;
     throw CheckpointError(fmt::format("{}: its rank could not write it", (folder / file).string()));
   }
@@ -185,12 +182,12 @@ void DistributedSave::commit(const fs::path& folder, bool sync) const {
   write_table_file(table_, folder, sync);
   std::error_code code;
   for (const auto& name : data_files(folder)) {
-    if (std::ranges::find(files_, name) == files_.end()) fs::remove(folder / name, code);
+    if (!files_.contains(name)) fs::remove(folder / name, code);
   }
 }
 
-std::int64_t begin_save(const fs::path& folder, const checkpointing::Group& group, bool sync) {
-  std::int64_t number = 0;
+std::string begin_save(const fs::path& folder, const checkpointing::Group& group, bool sync) {
+  std::string token;
   checkpointing::on_first(group, [&] {
     try {
       make_folders(folder, sync);
@@ -198,9 +195,10 @@ std::int64_t begin_save(const fs::path& folder, const checkpointing::Group& grou
       throw CheckpointError(
           fmt::format("{}: the folder cannot be made: {}", folder.string(), error.code().message()));
     }
-    for (const auto& name : data_files(folder)) number = std::max(number, *number_of(name) + 1);
+    std::random_device source;
+    token = fmt::format("{:08x}{:08x}", source(), source());
   });
-  return std::stoll(checkpointing::share_text(group, fmt::format("{}", number)));
+  return checkpointing::share_text(group, token);
 }
 
 void save(const Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& group,

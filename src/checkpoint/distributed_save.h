@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,19 +26,21 @@ class TensorCopies {
 };
 
 /// A save in steps: what every rank writes is settled first, so that the rest needs no word among ranks but
-/// whether it succeeded. Names of files have `number` in them, which keeps older ones apart.
+/// whether it succeeded. Names of files have `token` in them: a writer of another save, though it comes late
+/// and from a run before, puts nothing into this one.
 class DistributedSave {
  public:
   /// Collective: all ranks throw CheckpointError alike. With `copies` the tensors may change afterwards;
   /// otherwise not before write().
-  DistributedSave(const Dict& contents, const checkpointing::Group& group, std::int64_t number,
+  DistributedSave(const Dict& contents, const checkpointing::Group& group, const std::string& token,
                   TensorCopies* copies = nullptr);
 
   /// This rank's file, whole or not at all. Throws CheckpointError.
   void write(const std::filesystem::path& folder, bool sync) const;
   /// Tells rank 0's is_complete() that this rank's file will not come.
   void give_up(const std::filesystem::path& folder) const;
-  /// On rank 0: whether the files of all ranks are there. Throws CheckpointError when a rank gave up.
+  /// On rank 0: whether the files of all ranks are there, as long as planned. Throws CheckpointError when a
+  /// rank gave up.
   bool is_complete(const std::filesystem::path& folder) const;
   /// On rank 0, once all have written: the table, with which the new checkpoint takes the place of the old;
   /// then files that belong to none are removed.
@@ -52,15 +55,15 @@ class DistributedSave {
 
   void take_items(const SavePlan& plan, const std::vector<Leaf>& leaves, std::size_t rank,
                   TensorCopies* copies);
-  void place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks, std::int64_t number);
+  void place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks, const std::string& token);
 
   std::string file_;
   std::vector<Item> items_;
-  Table table_;                     // on rank 0
-  std::vector<std::string> files_;  // on rank 0
+  Table table_;                                 // on rank 0
+  std::map<std::string, std::uint64_t> files_;  // on rank 0: with their sizes
 };
 
-/// Collective: makes the folder, and gives the number of the next save in it.
-std::int64_t begin_save(const std::filesystem::path& folder, const checkpointing::Group& group, bool sync);
+/// Collective: makes the folder, and gives the token of a save in it, which no other has.
+std::string begin_save(const std::filesystem::path& folder, const checkpointing::Group& group, bool sync);
 
 }  // namespace lockstep::distributed_checkpoint

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/atomic_file.h>
 #include <lockstep/base/error.h>
@@ -19,6 +20,7 @@
 #include "serialize/dtypes.h"
 #include "serialize/pickle_writer.h"
 #include "serialize/unpickler.h"
+#include "serialize/write_file.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -84,6 +86,15 @@ Place place_of(const Value& info) {
   return place;
 }
 
+std::uint64_t bytes_of(at::ScalarType dtype, const Sizes& sizes) {
+  std::int64_t bytes = 0;
+  const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
+  if (__builtin_mul_overflow(element_count(sizes), size, &bytes)) {
+    fail(fmt::format("a tensor of the sizes [{}] is too large", fmt::join(sizes, ", ")));
+  }
+  return static_cast<std::uint64_t>(bytes);
+}
+
 Entry tensor_entry(const Value& metadata) {
   Entry entry{.is_tensor = true};
   const auto& properties = field(metadata, "properties");
@@ -107,6 +118,7 @@ Entry tensor_entry(const Value& metadata) {
     }
     entry.pieces.push_back(std::move(piece));
   }
+  bytes_of(entry.dtype, entry.sizes);
   if (!is_tiling(entry.sizes, entry.pieces)) fail(tiling_problem(entry.sizes, entry.pieces));
   return entry;
 }
@@ -122,11 +134,13 @@ void put_place(Entry& entry, const Value& index, const Value& info) {
   for (auto& piece : entry.pieces) {
     if (piece.offsets != offsets) continue;
     piece.place = place_of(info);
-    const auto bytes = static_cast<std::uint64_t>(element_count(piece.sizes)) * c10::elementSize(entry.dtype);
-    if (bytes > piece.place.length) fail("a piece is larger than its place in a file");
+    if (bytes_of(entry.dtype, piece.sizes) > piece.place.length)
+      fail("a piece is larger than its place in a file");
   }
 }
 
+// An attribute of the Metadata, which Python keeps and does not look at.
+constexpr const char* kHasTrailer = "lockstep_trailer";
 constexpr std::string_view kTrailer = "\n# lockstep ";
 
 // At the very end: how long the structure before it is, and the checksum of all that comes before.
@@ -140,7 +154,7 @@ struct TableParts {
   std::string_view structure;
 };
 
-// Tables that Python wrote are pickles and nothing else.
+// Tables that Python wrote are pickles and nothing else; what is behind one is no part of it.
 TableParts parts_of(std::string_view text) {
   const auto length = trailer_of("", 0).size();
   const auto front = text.substr(0, text.size() - std::min(text.size(), length));
@@ -155,6 +169,47 @@ TableParts parts_of(std::string_view text) {
           .structure = front.substr(front.size() - structure)};
 }
 
+// The paths of all entries as one tree.
+class Paths {
+ public:
+  // Time and memory are proportional to the paths; what place_at() makes of them then is, too.
+  void add(const std::string& name, const Tuple& path) {
+    constexpr std::size_t deepest = 1200;
+    if (path.items.empty()) fail(fmt::format("'{}' has an empty path", name));
+    if (path.items.size() > deepest) fail(fmt::format("'{}' is nested more than {} deep", name, deepest));
+    std::size_t node = 0;
+    for (const auto& step : path.items)
+      node = step.is<std::string>() ? key(node, step.as_string()) : index(node, step.as_int());
+  }
+  void check() const {
+    for (const auto& node : nodes_) {
+      if (node.indices.empty()) continue;
+      const auto first = node.indices.begin()->first;
+      const auto last = node.indices.rbegin()->first;
+      if (first != 0 || !std::cmp_equal(last, node.indices.size() - 1)) {
+        fail(fmt::format("a list of {} items has the indices {} to {}", node.indices.size(), first, last));
+      }
+    }
+  }
+
+ private:
+  struct Node {
+    std::map<std::string, std::size_t> keys{};
+    std::map<std::int64_t, std::size_t> indices{};
+  };
+  std::size_t key(std::size_t node, const std::string& name) {
+    return below(nodes_[node].keys.try_emplace(name, nodes_.size()).first->second);
+  }
+  std::size_t index(std::size_t node, std::int64_t number) {
+    return below(nodes_[node].indices.try_emplace(number, nodes_.size()).first->second);
+  }
+  std::size_t below(std::size_t node) {
+    if (node == nodes_.size()) nodes_.emplace_back();
+    return node;
+  }
+  std::vector<Node> nodes_ = std::vector<Node>(1);
+};
+
 }  // namespace
 
 Table read_table(const std::filesystem::path& file) {
@@ -165,9 +220,11 @@ Table read_table(const std::filesystem::path& file) {
 Table parse_table(std::string_view text) {
   serialize::NoStorages none;
   const auto parts = parts_of(text);
-  const auto metadata = serialize::unpickle(
-      pickle::read_pickle(parts.pickle, serialize::names_in_distributed_checkpoints()), none);
+  const auto pickle = pickle::read_pickle(parts.pickle, serialize::names_in_distributed_checkpoints());
+  if (pickle.size != parts.pickle.size()) fail("it goes on behind its end");
+  const auto metadata = serialize::unpickle(pickle, none);
   if (!is_record(metadata, "Metadata")) fail("it is no Metadata");
+  if (find_field(metadata, kHasTrailer) != nullptr && parts.structure.empty()) fail("it is cut short");
   Entries entries;
   std::map<std::string, std::size_t> places;
   for (const auto& [key, value] : field(metadata, "state_dict_metadata").as_dict()) {
@@ -186,6 +243,7 @@ Table parse_table(std::string_view text) {
     if (found != places.end()) put_place(entries[found->second].second, index, info);
   }
   const auto* paths = find_field(metadata, "planner_data");
+  Paths known;
   for (auto& [name, entry] : entries) {
     const auto missing = [](const Place& place) { return place.file.empty(); };
     if (entry.is_tensor ? std::ranges::any_of(entry.pieces, missing, &Piece::place) : missing(entry.place)) {
@@ -193,8 +251,9 @@ Table parse_table(std::string_view text) {
     }
     const auto* path = paths != nullptr && paths->is<Dict>() ? paths->as_dict().find(name) : nullptr;
     entry.path = path != nullptr && path->is<Tuple>() ? *path->get_if<Tuple>() : Tuple{name};
-    if (entry.path.items.empty()) fail(fmt::format("'{}' has an empty path", name));
+    known.add(name, entry.path);
   }
+  known.check();
   return {.entries = std::move(entries),
           .structure = parts.structure.empty() ? Value() : load_bytes(parts.structure, {}, "the structure")};
 }
@@ -350,6 +409,8 @@ std::string TableWriter::write(const Entries& entries) {
     writer_.none();
     writer_.text("version");
     writer_.text("1.0.0");
+    writer_.text(kHasTrailer);
+    writer_.boolean(true);
   });
   return writer_.finish();
 }
@@ -369,6 +430,8 @@ void write_table_file(const Table& table, const std::filesystem::path& folder, b
     AtomicFile target(file, {.sync = sync});
     target.write(std::as_bytes(std::span(text)));
     target.commit();
+  } catch (const NotOnDisk& error) {
+    serialize::fail_to_sync(file, error);
   } catch (const std::system_error& error) {
     throw CheckpointError(fmt::format("{}: cannot be written: {}", file.string(), error.code().message()));
   }

@@ -101,25 +101,20 @@ class Filler {
   std::set<std::string> used_;
 };
 
-void set_below(Value& root, const std::vector<Value>& path, std::size_t depth, Value value) {
-  if (depth == path.size()) {
-    root = std::move(value);
-    return;
-  }
-  const auto& step = path[depth];
-  if (step.is<std::string>()) {
-    if (!root.is<Dict>()) root = Dict();
-    set_below(root.as_dict()[step], path, depth + 1, std::move(value));
-    return;
-  }
+Value& below_key(Value& root, const Value& key) {
+  if (!root.is<Dict>()) root = Dict();
+  return root.as_dict()[key];
+}
+
+Value& below_index(Value& root, std::int64_t index) {
   constexpr std::int64_t most = 1 << 20;
-  const auto index = step.as_int();
   if (index < 0 || index >= most)
     throw CheckpointError(fmt::format("a path of the table has the index {}", index));
   if (!root.is<List>()) root = List();
   auto& items = root.get_if<List>()->items;
-  if (items.size() <= static_cast<std::size_t>(index)) items.resize(static_cast<std::size_t>(index) + 1);
-  set_below(items[static_cast<std::size_t>(index)], path, depth + 1, std::move(value));
+  const auto place = static_cast<std::size_t>(index);
+  if (items.size() <= place) items.resize(place + 1);
+  return items[place];
 }
 
 }  // namespace
@@ -165,7 +160,11 @@ const Value* find_structure(const Value& structure, const std::string& name) {
 }
 
 void place_at(Value& root, const std::vector<Value>& path, Value value) {
-  set_below(root, path, 0, std::move(value));
+  auto* at = &root;
+  for (const auto& step : path) {
+    at = step.is<std::string>() ? &below_key(*at, step) : &below_index(*at, step.as_int());
+  }
+  *at = std::move(value);
 }
 
 }  // namespace lockstep::distributed_checkpoint

@@ -37,7 +37,8 @@ Value fill_structure(const Value& structure, const std::function<Value(const std
 /// there is none.
 const Value* find_structure(const Value& structure, const std::string& name);
 
-/// Sets a value under keys and indices, making the dicts and lists on the way.
+/// Sets a value under keys and indices, making the dicts and lists on the way; these are as long and as deep
+/// as the path says, which parse_table() has bounded.
 void place_at(Value& root, const std::vector<Value>& path, Value value);
 
 }  // namespace lockstep::distributed_checkpoint

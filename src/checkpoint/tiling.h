@@ -12,7 +12,8 @@ namespace lockstep::distributed_checkpoint {
 std::int64_t element_count(const Sizes& sizes);
 
 /// Whether the pieces have each element of the whole once. They must lie within it. In time proportional to
-/// their number, whatever they are; not for tensors that are split along more than 12 dimensions.
+/// their number, and little more, whatever they are. Throws CheckpointError for tensors that are split along
+/// more than 12 dimensions, or into more parts than 2^24 divided by 2 for each of these.
 bool is_tiling(const Sizes& whole, const std::vector<Piece>& pieces);
 
 /// What is wrong with pieces that are no tiling: which two overlap, or how much is missing.

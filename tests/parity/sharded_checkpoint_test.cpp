@@ -57,6 +57,14 @@ void run_on(const Scenario& scenario, const fs::path& folder, const char* backen
 }
 
 class ShardedCheckpoint : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
+std::size_t data_files_in(const fs::path& folder) {
+  std::size_t count = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename().string().starts_with("__")) ++count;
+  }
+  return count;
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, ShardedCheckpoint,
                          ::testing::Values(std::tuple("gloo", 2), std::tuple("shm", 2), std::tuple("gloo", 3),
                                            std::tuple("shm", 4)));
@@ -76,7 +84,7 @@ TEST_P(ShardedCheckpoint, IsReadWholeAndInOtherPartsByBothLanguages) {
   for (const int others : {1, 3, 4}) run_on(reads, folder.path(), backend, others);
   dcp::Reader(folder.path() / "cpp").verify();
   // Of the save before nothing is left.
-  EXPECT_FALSE(fs::exists(folder.path() / "cpp" / "__0_0.distcp"));
+  EXPECT_EQ(data_files_in(folder.path() / "cpp"), static_cast<std::size_t>(ranks));
 }
 
 const Scenario refuses("parts that are no whole", [] {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What managers and distributed checkpoints are made of.
+#include <chrono>
+#include <filesystem>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +12,7 @@
 
 #include "checkpoint/flatten.h"
 #include "checkpoint/generator_states.h"
+#include "checkpoint/read_checkpoint.h"
 #include "checkpoint/tiling.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
@@ -53,6 +57,27 @@ TEST(Tiling, ManyPiecesTakeNoLongerThanTheirNumber) {
                 dcp::is_tiling(deep, pieces({{dcp::Sizes(20, 0), dcp::Sizes(20, 1)}}));
               }),
               HasSubstr("20 dimensions"));
+  // So few along so many dimensions would have more corners than there is memory.
+  const std::vector<Piece> small(5000, {.offsets = dcp::Sizes(12, 0), .sizes = dcp::Sizes(12, 1)});
+  EXPECT_THAT(error_of([&] { dcp::is_tiling(dcp::Sizes(12, 2), small); }),
+              HasSubstr("12 dimensions into 5000 parts"));
+}
+
+TEST(Tiling, SizesNearTheLargestAreCountedRight) {
+  constexpr std::int64_t half = std::int64_t{1} << 61;
+  EXPECT_TRUE(dcp::is_tiling({2 * half}, pieces({{{0}, {half}}, {{half}, {half}}})));
+  EXPECT_FALSE(dcp::is_tiling({2 * half}, pieces({{{0}, {half}}, {{half}, {half - 1}}})));
+  // A grid whose corners have no number of 64 bits.
+  const dcp::Sizes flat(12, 37);
+  auto left = flat;
+  left[0] = 20;
+  auto right = flat;
+  right[0] = 17;
+  dcp::Sizes middle(12, 0);
+  middle[0] = 20;
+  EXPECT_TRUE(dcp::is_tiling(flat, pieces({{dcp::Sizes(12, 0), left}, {middle, right}})));
+  const auto twice = pieces({{{0}, {2 * half}}, {{0}, {2 * half}}, {{0}, {2 * half}}});
+  EXPECT_THAT(dcp::tiling_problem({2 * half}, twice), HasSubstr("overlap"));
 }
 
 TEST(Structure, KeepsKeysAndKindsAndHasEveryNameOnce) {
@@ -98,14 +123,14 @@ TEST(GeneratorStates, OfTheCpuAndOfGpus) {
   const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
   auto cpu = make(1);
   std::vector<at::Generator> gpus{make(2), make(3)};
-  const auto states = checkpointing::generator_states(cpu, gpus);
+  const auto states = checkpointing::generator_states(cpu, {.all = gpus});
   const std::vector<at::Tensor> expected{next(cpu), next(gpus[0]), next(gpus[1])};
-  checkpointing::set_generator_states(cpu, gpus, states);
+  checkpointing::set_generator_states(cpu, {.all = gpus}, states);
   EXPECT_TRUE(next(cpu).equal(expected[0]));
   EXPECT_TRUE(next(gpus[0]).equal(expected[1]));
   EXPECT_TRUE(next(gpus[1]).equal(expected[2]));
   // On a host with one GPU, and on one with none.
-  checkpointing::set_generator_states(cpu, {gpus[1]}, states);
+  checkpointing::set_generator_states(cpu, {.all = {gpus[1]}}, states);
   EXPECT_TRUE(next(cpu).equal(expected[0]));
   EXPECT_TRUE(next(gpus[1]).equal(expected[1]));
   checkpointing::set_generator_states(cpu, {}, states);
@@ -113,6 +138,44 @@ TEST(GeneratorStates, OfTheCpuAndOfGpus) {
   EXPECT_TRUE(checkpointing::generator_states(cpu, {}).is<at::Tensor>());
   EXPECT_THAT(error_of([&] { checkpointing::set_generator_states(cpu, {}, torch::zeros({3}, at::kByte)); }),
               HasSubstr("no state of a generator"));
+}
+
+TEST(ReplacedCheckpoint, IsReadOnceMore) {
+  const TempFolder temp;
+  dcp::save({{"step", 1}}, temp.path());
+  int reads = 0;
+  const auto fail = [&] {
+    ++reads;
+    throw CheckpointError("a file is missing");
+  };
+  EXPECT_THROW(checkpointing::read_again_if_replaced(temp.path(), fail), CheckpointError);
+  EXPECT_EQ(reads, 1);
+  checkpointing::read_again_if_replaced(temp.path(), [&] {
+    if (++reads > 2) return;
+    std::filesystem::last_write_time(temp.path() / ".metadata",
+                                     std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+    throw CheckpointError("a file is missing");
+  });
+  EXPECT_EQ(reads, 3);
+}
+
+// Each rank has one GPU, and may have another index for it, or see it alone, when it goes on.
+TEST(GeneratorStates, OfTheRanksOwnGpuGoToItsPresentOne) {
+  const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
+  const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
+  auto cpu = make(1);
+  std::vector<at::Generator> gpus{make(2), make(3)};
+  const auto states = checkpointing::generator_states(cpu, {.all = gpus, .own = 1, .only_own = true});
+  const auto expected = next(gpus[1]);
+  auto alone = make(7);
+  checkpointing::set_generator_states(cpu, {.all = {alone}, .own = 0, .only_own = true}, states);
+  EXPECT_TRUE(next(alone).equal(expected));
+  // Not that of another rank.
+  const auto of_first = gpus[0].get_state();
+  checkpointing::set_generator_states(cpu, {.all = gpus, .own = 1, .only_own = true}, states);
+  EXPECT_TRUE(next(gpus[1]).equal(expected));
+  EXPECT_TRUE(gpus[0].get_state().equal(of_first));
+  checkpointing::set_generator_states(cpu, {.all = {}, .only_own = true}, states);
 }
 
 }  // namespace
