@@ -75,8 +75,8 @@ class CheckpointManager::Implementation {
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
+    writer_->settle();
     checkpointing::on_first(group_, [&] {
-      writer_->settle();
       auto candidates = candidates_for(by_metric);
       std::string reasons;
       for (auto& candidate : candidates) {
@@ -95,8 +95,8 @@ class CheckpointManager::Implementation {
   Checkpoint load(std::int64_t step, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
+    writer_->settle();
     checkpointing::on_first(group_, [&] {
-      writer_->settle();
       chosen = info_of(step);
       contents = checkpointing::read_checkpoint(chosen->file, first_look(options));
     });
@@ -113,12 +113,13 @@ class CheckpointManager::Implementation {
     std::string reasons;
     for (auto& candidate : candidates) {
       candidate = *shared(candidate);
-      try {
-        read_into(candidate, contents);
-        return candidate;
-      } catch (const CheckpointError& error) {
-        pass_over(error, reasons);
+      if (const auto damage = damage_of(candidate)) {
+        pass_over(*damage, reasons);
+        continue;
       }
+      // What does not fit is no damage: an older one would hide it.
+      distributed_checkpoint::load(contents, candidate.file, group_);
+      return candidate;
     }
     if (count > 0) fail_all(count, reasons);
     return std::nullopt;
@@ -129,7 +130,8 @@ class CheckpointManager::Implementation {
     writer_->settle();
     checkpointing::on_first(group_, [&] { chosen = info_of(step); });
     chosen = shared(chosen);
-    read_into(*chosen, contents);
+    if (const auto damage = damage_of(*chosen)) throw CheckpointError(*damage);
+    distributed_checkpoint::load(contents, chosen->file, group_);
     return *chosen;
   }
 
@@ -154,26 +156,42 @@ class CheckpointManager::Implementation {
         fmt::format("{}: none of the {} checkpoints can be loaded:{}", path().string(), count, reasons));
   }
 
-  static void pass_over(const CheckpointError& error, std::string& reasons) {
-    log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", error.what()));
-    reasons += fmt::format("\n  {}", error.what());
+  static void pass_over(const std::string& damage, std::string& reasons) {
+    log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", damage));
+    reasons += fmt::format("\n  {}", damage);
   }
 
-  // The ranks share the comparing of checksums.
-  void read_into(const CheckpointInfo& info, Dict& contents) const {
+  // What any rank finds; the ranks share the comparing of checksums. Memory that is short and the like are
+  // no damage, but a failure of all.
+  std::optional<std::string> damage_of(const CheckpointInfo& info) const {
+    std::string own;
+    checkpointing::on_every(group_, [&] {
+      try {
+        verify_share(info);
+      } catch (const CheckpointError& error) {
+        own = error.what();
+      }
+    });
+    if (!group_ || group_->size() == 1) return own.empty() ? std::nullopt : std::optional(own);
+    const auto all = group_->all_gather_object(own);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].empty()) return fmt::format("rank {}: {}", rank, all[rank]);
+    }
+    return std::nullopt;
+  }
+
+  void verify_share(const CheckpointInfo& info) const {
+    std::error_code code;
+    if (!std::filesystem::is_directory(info.file, code)) {
+      throw CheckpointError(
+          fmt::format("{}: it is no folder that every rank wrote to; use load_latest() without "
+                      "an argument for what rank 0 wrote",
+                      info.file.string()));
+    }
     const std::size_t rank = group_ ? static_cast<std::size_t>(group_->rank()) : 0;
     const std::size_t ranks = group_ ? static_cast<std::size_t>(group_->size()) : 1;
-    checkpointing::on_every(group_, [&] {
-      std::error_code code;
-      if (!std::filesystem::is_directory(info.file, code)) {
-        throw CheckpointError(
-            fmt::format("{}: it is no folder that every rank wrote to; use load_latest() without "
-                        "an argument for what rank 0 wrote",
-                        info.file.string()));
-      }
-      distributed_checkpoint::Reader(info.file).verify(rank, ranks);
-    });
-    distributed_checkpoint::load(contents, info.file, group_);
+    checkpointing::read_again_if_replaced(
+        info.file, [&] { distributed_checkpoint::Reader(info.file).verify(rank, ranks); });
   }
 
   // Where every rank reads for itself, rank 0 only looks whether the file is whole.
@@ -188,7 +206,7 @@ class CheckpointManager::Implementation {
     try {
       return checkpointing::read_checkpoint(info.file, first_look(options));
     } catch (const CheckpointError& error) {
-      pass_over(error, reasons);
+      pass_over(error.what(), reasons);
       return std::nullopt;
     }
   }

@@ -26,8 +26,8 @@ class CheckpointWriter {
   virtual void save(std::int64_t step, const Value& contents, std::optional<double> metric) = 0;
   /// Until all is written. Collective. Throws what made it fail.
   virtual void wait() = 0;
-  /// Until this rank has nothing under way; a failure still comes out of the next call. Not collective.
-  virtual void settle() const = 0;
+  /// Until nothing is under way; a failure still comes out of the next call. Collective.
+  virtual void settle() = 0;
 };
 
 /// `options` and `folder` must outlive the writer.
@@ -41,7 +41,8 @@ std::unique_ptr<CheckpointWriter> write_on_every_rank(const CheckpointManagerOpt
 void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
              const CheckpointInfo& info, const std::function<void()>& write);
 
-/// What `action` throws, or nullptr.
-std::exception_ptr failure_of(const std::function<void()>& action);
+/// Runs both, whatever `first` throws, which is thrown afterwards. When both fail, a CheckpointError of
+/// `second` has the words of both.
+void run_both(const std::function<void()>& first, const std::function<void()>& second);
 
 }  // namespace lockstep::checkpointing

@@ -30,37 +30,71 @@ class EveryRankWriter : public CheckpointWriter {
       : options_(options), folder_(folder), group_(std::move(group)) {}
 
   ~EveryRankWriter() override {
-    // Where this rank has failed, the others may never write.
-    if (std::uncaught_exceptions() > 0) stop_.request_stop();
-    for (auto* work : {&writing_, &publishing_}) {
+    if (std::uncaught_exceptions() > 0) wait_a_while();
+    const auto tell = [](auto& work) {
       try {
-        if (work->valid()) work->get();
+        if (work.valid()) work.get();
       } catch (const std::exception& error) {
         log(LogLevel::error, error.what());
       }
-    }
+    };
+    tell(writing_);
+    tell(publishing_);
   }
 
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
     on_every(group_, [&] { contents.as_dict(); });
-    // Its failure, the same on all ranks, comes out of this call, which is none: it goes on first.
-    const auto failure = failure_of([&] { finish(); });
-    const CheckpointInfo info{.step = step, .file = folder_.file_of(step, true), .metric = metric};
-    begin(info);
-    const auto number = distributed_checkpoint::begin_save(place_, group_, options_.sync);
-    saving_.emplace(contents.as_dict(), group_, number, options_.async_save ? &copies_ : nullptr);
-    options_.async_save ? start(info) : write_now(info);
-    if (failure) std::rethrow_exception(failure);
+    // The failure of the save before, the same on all ranks, comes out of this call, which is none: it goes
+    // on first.
+    run_both([&] { finish(); }, [&] { begin_and_write(step, contents.as_dict(), metric); });
   }
 
   void wait() override { finish(); }
 
-  void settle() const override {
+  // A rank that could not write may not have been able to leave its mark either.
+  void settle() override {
+    if (!saving_) return;
+    if (!all_have_written()) stop_.request_stop();
+    wait_here();
+  }
+
+ private:
+  void begin_and_write(std::int64_t step, const Dict& contents, std::optional<double> metric) {
+    const CheckpointInfo info{.step = step, .file = folder_.file_of(step, true), .metric = metric};
+    begin(info);
+    const auto token = distributed_checkpoint::begin_save(place_, group_, options_.sync);
+    saving_.emplace(contents, group_, token, options_.async_save ? &copies_ : nullptr);
+    options_.async_save ? start(info) : write_now(info);
+  }
+
+  void wait_here() const {
     if (writing_.valid()) writing_.wait();
     if (publishing_.valid()) publishing_.wait();
   }
 
- private:
+  bool all_have_written() const {
+    bool written = true;
+    try {
+      if (writing_.valid()) writing_.get();
+    } catch (...) {
+      written = false;  // which comes out of finish()
+    }
+    if (!group_ || group_->size() == 1) return written;
+    const auto all = group_->all_gather_object(written ? "y" : "n");
+    return std::ranges::find(all, "n") == all.end();
+  }
+
+  // This rank has failed, maybe at something else: what the others are writing is worth a while. Where a rank
+  // is lost, as a call that failed tells, it may never write.
+  void wait_a_while() {
+    if (!group_ || group_->size() == 1 || !publishing_.valid()) return;
+    constexpr std::chrono::milliseconds grace{60'000};
+    const auto has_failed = [](const CallRecord& call) { return call.state == CallState::failed; };
+    const bool alone = std::ranges::any_of(group_->recent_calls(), has_failed);
+    if (!alone) publishing_.wait_for(std::min(group_->timeout(), grace));
+    stop_.request_stop();
+  }
+
   void write_now(const CheckpointInfo& info) {
     try {
       on_every(group_, [&] { write(); });
@@ -73,8 +107,17 @@ class EveryRankWriter : public CheckpointWriter {
   }
 
   void start(const CheckpointInfo& info) {
-    writing_ = std::async(std::launch::async, [this] { write(); });
     stop_ = {};
+    try {
+      on_every(group_, [&] { start_threads(info); });
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+
+  void start_threads(const CheckpointInfo& info) {
+    writing_ = std::async(std::launch::async, [this] { write(); });
     if (!is_first(group_)) return;
     publishing_ = std::async(std::launch::async, [this, info] {
       wait_for_files();
@@ -153,7 +196,7 @@ class EveryRankWriter : public CheckpointWriter {
   // Files of other ranks are left alone: where only this rank heard of a failure, rank 0 has published them.
   void abandon() {
     stop_.request_stop();
-    settle();
+    wait_here();
     writing_ = {};
     publishing_ = {};
     saving_.reset();
@@ -168,7 +211,7 @@ class EveryRankWriter : public CheckpointWriter {
   distributed_checkpoint::TensorCopies copies_;
   std::optional<DistributedSave> saving_;
   std::stop_source stop_;
-  std::future<void> writing_;
+  std::shared_future<void> writing_;
   std::future<void> publishing_;  // on rank 0
 };
 

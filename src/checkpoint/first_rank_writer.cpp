@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <exception>
 #include <future>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -32,16 +33,7 @@ class FirstRankWriter : public CheckpointWriter {
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
     on_first(group_, [&] {
       // The failure of the save before comes out of this call, which is none: it goes on first.
-      const auto failure = failure_of([&] { finish(); });
-      begin();
-      const CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = metric};
-      if (options_.async_save) {
-        const auto& copy = snapshot_.take(contents);
-        writing_ = std::async(std::launch::async, [this, &copy, info] { write(copy, info); });
-      } else {
-        write(serialize::pickle_value(contents), info);
-      }
-      if (failure) std::rethrow_exception(failure);
+      run_both([&] { finish(); }, [&] { begin_and_write(step, contents, metric); });
     });
   }
 
@@ -49,11 +41,22 @@ class FirstRankWriter : public CheckpointWriter {
     on_first(group_, [&] { finish(); });
   }
 
-  void settle() const override {
+  void settle() override {
     if (writing_.valid()) writing_.wait();
   }
 
  private:
+  void begin_and_write(std::int64_t step, const Value& contents, std::optional<double> metric) {
+    begin();
+    const CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = metric};
+    if (options_.async_save) {
+      const auto& copy = snapshot_.take(contents);
+      writing_ = std::async(std::launch::async, [this, &copy, info] { write(copy, info); });
+    } else {
+      write(serialize::pickle_value(contents), info);
+    }
+  }
+
   // Who only reads changes nothing in the folder, where another process may be writing.
   void begin() {
     if (std::exchange(has_written_, true)) return;
@@ -88,13 +91,25 @@ std::vector<CheckpointInfo> with_new(std::vector<CheckpointInfo> infos, const Ch
 
 }  // namespace
 
-std::exception_ptr failure_of(const std::function<void()>& action) {
+void run_both(const std::function<void()>& first, const std::function<void()>& second) {
+  std::exception_ptr failure;
+  std::string words;
   try {
-    action();
-    return nullptr;
-  } catch (...) {
-    return std::current_exception();
+    first();
+  } catch (const std::exception& error) {
+    failure = std::current_exception();
+    words = error.what();
   }
+  try {
+    second();
+  } catch (const CheckpointError& error) {
+    if (!failure) throw;
+    throw CheckpointError(fmt::format("{}; the save before failed, too: {}", error.what(), words));
+  } catch (...) {
+    if (failure) log(LogLevel::error, words);
+    throw;
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
@@ -104,12 +119,17 @@ void publish(const CheckpointManagerOptions& options, const CheckpointFolder& fo
   auto infos = with_new(before, info);
   if (infos.back().step > info.step) {
     log(LogLevel::warning,
-        fmt::format("{}: step {} is saved, but there is a checkpoint of step {}, which stays the latest",
+        fmt::format("{}: step {} is saved, but there is a checkpoint of step {}, which stays the latest and "
+                    "is the one that load_latest() gives; keep the count of steps in the checkpoint "
+                    "(TrainingState::add), or use a new folder",
                     folder.path().string(), info.step, infos.back().step));
   }
-  // Before the checkpoint: one without its metric might be taken for one that need not stay.
-  folder.write_metrics(infos, options.sync);
+  // Before a new checkpoint: one without its metric might be taken for one that need not stay. One that is
+  // replaced keeps its own until it is gone.
+  const bool is_new = std::ranges::find(before, info.step, &CheckpointInfo::step) == before.end();
+  if (is_new) folder.write_metrics(infos, options.sync);
   write();
+  if (!is_new) folder.write_metrics(infos, options.sync);
   const auto removed = to_remove(infos, info.step, options);
   std::erase_if(infos, [&](const CheckpointInfo& each) {
     return std::ranges::find(removed, each.step, &CheckpointInfo::step) != removed.end();

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include <ATen/Context.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -14,6 +15,15 @@
 
 namespace lockstep::checkpointing {
 namespace {
+
+constexpr const char* kAllGpus = "cuda";
+constexpr const char* kOwnGpu = "own_cuda";
+
+void warn_of_missing(std::size_t saved, std::size_t here) {
+  log(LogLevel::warning, fmt::format("the checkpoint has the random numbers of {} GPUs, but this process has "
+                                     "{}",
+                                     saved, here));
+}
 
 at::Tensor state_of(at::Generator& generator) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
@@ -31,33 +41,39 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
 
 }  // namespace
 
-std::vector<at::Generator> gpu_generators() {
-  std::vector<at::Generator> generators;
+GpuGenerators gpu_generators(bool only_own) {
+  GpuGenerators gpus;
+  gpus.only_own = only_own;
   for (int i = 0; i < device_count(at::kCUDA); ++i) {
-    generators.push_back(at::globalContext().defaultGenerator({at::kCUDA, static_cast<c10::DeviceIndex>(i)}));
+    gpus.all.push_back(at::globalContext().defaultGenerator({at::kCUDA, static_cast<c10::DeviceIndex>(i)}));
   }
-  return generators;
+  if (!gpus.all.empty()) {
+    gpus.own = static_cast<std::size_t>(c10::impl::getDeviceGuardImpl(at::kCUDA)->getDevice().index());
+  }
+  return gpus;
 }
 
-Value generator_states(at::Generator cpu, std::vector<at::Generator> gpus) {
-  if (gpus.empty()) return state_of(cpu);
+Value generator_states(at::Generator cpu, GpuGenerators gpus) {
+  if (gpus.all.empty()) return state_of(cpu);
+  if (gpus.only_own) return Dict{{"cpu", state_of(cpu)}, {kOwnGpu, state_of(gpus.all.at(gpus.own))}};
   List states;
-  for (auto& gpu : gpus) states.items.emplace_back(state_of(gpu));
-  return Dict{{"cpu", state_of(cpu)}, {"cuda", std::move(states)}};
+  for (auto& gpu : gpus.all) states.items.emplace_back(state_of(gpu));
+  return Dict{{"cpu", state_of(cpu)}, {kAllGpus, std::move(states)}};
 }
 
-void set_generator_states(at::Generator cpu, std::vector<at::Generator> gpus, const Value& states) {
+void set_generator_states(at::Generator cpu, GpuGenerators gpus, const Value& states) {
   // A bare tensor is what Python's torch.get_rng_state() gives.
   if (states.is<at::Tensor>()) return set_state(cpu, states.as_tensor());
   set_state(cpu, states["cpu"].as_tensor());
-  const auto& saved = states["cuda"].as_items();
-  if (saved.size() > gpus.size()) {
-    log(LogLevel::warning,
-        fmt::format("the checkpoint has the random numbers of {} GPUs, but this process has {}", saved.size(),
-                    gpus.size()));
+  if (const auto* own = states.as_dict().find(kOwnGpu)) {
+    if (gpus.all.empty()) return warn_of_missing(1, 0);
+    return set_state(gpus.all.at(gpus.own), own->as_tensor());
   }
-  for (std::size_t i = 0; i < std::min(saved.size(), gpus.size()); ++i)
-    set_state(gpus[i], saved[i].as_tensor());
+  const auto& saved = states[kAllGpus].as_items();
+  if (saved.size() > gpus.all.size()) warn_of_missing(saved.size(), gpus.all.size());
+  for (std::size_t i = 0; i < std::min(saved.size(), gpus.all.size()); ++i) {
+    if (!gpus.only_own || i == gpus.own) set_state(gpus.all[i], saved[i].as_tensor());
+  }
 }
 
 }  // namespace lockstep::checkpointing

@@ -11,7 +11,6 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/module_tensors.h"
-#include "serialize/checksum.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -24,8 +23,8 @@ Dict own_gradients(const torch::nn::Module& module) {
   for (const auto& [name, tensor, is_parameter] : module_tensors(module)) {
     if (!is_parameter) continue;
     const auto& gradient = tensor.grad();
-    // Of a bucket of many, only its own part.
-    gradients.set(name, gradient.defined() ? Value(gradient.detach().clone()) : Value());
+    // Of a bucket of many, only its own part; on the CPU, since a device's name would make equal ones differ.
+    gradients.set(name, gradient.defined() ? Value(gradient.detach().cpu().clone()) : Value());
   }
   return gradients;
 }
@@ -69,8 +68,7 @@ Value gradients_of(const torch::nn::Module& module, const Group& group) {
   auto own = own_gradients(module);
   if (!group || group->size() == 1) return Dict{{kOfAll, std::move(own)}};
   const auto bytes = save_bytes(own);
-  const auto sums =
-      group->all_gather_object(fmt::format("{:08x}", serialize::crc32_of(std::as_bytes(std::span(bytes)))));
+  const auto sums = group->all_gather_object(digest_of(bytes));
   const bool same = std::ranges::all_of(sums, [&](const std::string& sum) { return sum == sums[0]; });
   if (same) return Dict{{kOfAll, std::move(own)}};
   const auto all = group->gather_object(bytes, 0);

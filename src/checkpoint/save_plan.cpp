@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "checkpoint/share.h"
 #include "checkpoint/tiling.h"
 #include "serialize/dtypes.h"
 
@@ -47,13 +48,20 @@ void check_shard(const std::string& name, const ShardedTensor& whole, const Shar
   if (!within) refuse(name, fmt::format("{}which is not within [{}]", part, fmt::join(whole.size, ", ")));
 }
 
-// (path, kind, dtype, sizes, pieces), a piece being (offsets, sizes).
+std::string digest_of_data(const at::Tensor& tensor) {
+  const auto data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
+  return checkpointing::digest_of({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
+}
+
+// (path, kind, dtype, sizes, pieces, digest), a piece being (offsets, sizes). The digest is of what ranks
+// should have alike.
 Tuple describe_one(const Leaf& leaf) {
   const auto name = name_of(leaf.path);
   Tuple described{leaf.path};
-  const auto add = [&](LeafKind kind, at::ScalarType dtype, Sizes sizes, List pieces) {
-    described.items.insert(described.items.end(),
-                           {static_cast<int>(kind), dtype, Size{std::move(sizes)}, std::move(pieces)});
+  const auto add = [&](LeafKind kind, at::ScalarType dtype, Sizes sizes, List pieces,
+                       const std::string& digest) {
+    described.items.insert(described.items.end(), {static_cast<int>(kind), dtype, Size{std::move(sizes)},
+                                                   std::move(pieces), digest});
   };
   if (const auto* sharded = leaf.value->get_if<ShardedTensor>()) {
     if (std::ranges::any_of(sharded->size, [](auto each) { return each < 0; }))
@@ -64,14 +72,15 @@ Tuple describe_one(const Leaf& leaf) {
       check_shard(name, *sharded, shard);
       pieces.items.emplace_back(Tuple{Size{shard.shard_offsets}, Size{shard.tensor.sizes().vec()}});
     }
-    add(LeafKind::sharded, sharded->dtype, sharded->size, std::move(pieces));
+    add(LeafKind::sharded, sharded->dtype, sharded->size, std::move(pieces), "");
   } else if (is_tensor(*leaf.value)) {
     const auto& tensor = leaf.value->as_tensor();
     check_data(name, tensor);
     const auto sizes = tensor.sizes().vec();
-    add(LeafKind::tensor, tensor.scalar_type(), sizes, {Tuple{Size{Sizes(sizes.size(), 0)}, Size{sizes}}});
+    add(LeafKind::tensor, tensor.scalar_type(), sizes, {Tuple{Size{Sizes(sizes.size(), 0)}, Size{sizes}}},
+        digest_of_data(tensor));
   } else {
-    add(LeafKind::object, at::kByte, {}, {});
+    add(LeafKind::object, at::kByte, {}, {}, checkpointing::digest_of(save_bytes(*leaf.value)));
   }
   return described;
 }
@@ -81,7 +90,8 @@ struct Described {
       : path(*value.as_items()[0].get_if<Tuple>()),
         kind(static_cast<LeafKind>(value.as_items()[1].as_int())),
         dtype(*value.as_items()[2].get_if<at::ScalarType>()),
-        sizes(value.as_items()[3].get_if<Size>()->sizes) {
+        sizes(value.as_items()[3].get_if<Size>()->sizes),
+        digest(value.as_items()[5].as_string()) {
     for (const auto& piece : value.as_items()[4].as_items()) {
       pieces.push_back({.offsets = piece.as_items()[0].get_if<Size>()->sizes,
                         .sizes = piece.as_items()[1].get_if<Size>()->sizes});
@@ -97,6 +107,7 @@ struct Described {
   at::ScalarType dtype;
   Sizes sizes;
   std::vector<Piece> pieces;
+  std::string digest;
 };
 
 using Ranks = std::vector<std::size_t>;
@@ -107,6 +118,7 @@ struct Merged {
   std::size_t first_rank;
   std::map<std::pair<Sizes, Sizes>, std::size_t> known;
   std::vector<Ranks> owners;  // of each piece; of an object's only one
+  bool differs = false;       // what ranks should have alike
 };
 
 class Planner {
@@ -129,7 +141,8 @@ void Planner::add(std::size_t rank, const Value& description) {
     const auto name = name_of(own.path);
     const auto [place, is_new] = places_.try_emplace(name, all_.size());
     if (is_new) {
-      all_.emplace_back(name, Merged{.described = own, .first_rank = rank, .known = {}, .owners = {}});
+      all_.emplace_back(
+          name, Merged{.described = own, .first_rank = rank, .known = {}, .owners = {}, .differs = false});
       all_.back().second.described.pieces.clear();
     }
     auto& merged = all_[place->second].second;
@@ -140,6 +153,7 @@ void Planner::add(std::size_t rank, const Value& description) {
     }
     if (!is_new && merged.first_rank == rank)
       refuse(name, fmt::format("is the name of two entries on rank {}", rank));
+    merged.differs = merged.differs || own.digest != there.digest;
     add_pieces(merged, rank, own);
   }
 }
@@ -199,7 +213,12 @@ SavePlan Planner::finish(std::size_t ranks) {
       for (std::size_t piece = 0; piece < owners.size(); ++piece) action(entry, piece, owners[piece]);
     }
   };
-  for (auto& [name, merged] : all_) complete(name, merged);
+  for (auto& [name, merged] : all_) {
+    complete(name, merged);
+    // All that differ from one rank: together they are a state that some rank was in.
+    if (!merged.differs) continue;
+    for (auto& owners : merged.owners) owners.resize(1);
+  }
   each([&](auto entry, auto piece, const Ranks& owners) {
     if (owners.size() == 1) assign(entry, piece, owners[0]);
   });

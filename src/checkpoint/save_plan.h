@@ -31,7 +31,8 @@ struct SavePlan {
 };
 
 /// The same on all ranks that have the same descriptions, those of rank 0, 1, ... What several ranks have is
-/// written by the one that has least to write. Throws CheckpointError naming the entry whose parts overlap,
+/// written by the one that has least to write; where their contents differ, by the lowest, so that all such
+/// are of one rank. Throws CheckpointError naming the entry whose parts overlap,
 /// do not make up the whole, or differ among ranks.
 SavePlan plan_save(const std::vector<std::string>& descriptions);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/share.h"
 
+#include <span>
+
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -8,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "serialize/allowed_names.h"
+#include "serialize/checksum.h"
 #include "serialize/pickler.h"
 #include "serialize/place_storage.h"
 #include "serialize/storage_bytes.h"
@@ -73,6 +76,12 @@ void on_first(const Group& group, const std::function<void()>& action) {
   const auto outcome = share_text(group, is_first(group) ? outcome_of(action) : "");
   if (outcome.front() == kFine) return;
   throw CheckpointError(outcome.substr(1));
+}
+
+// 64 bits of a hash and the length, besides the checksum that files have.
+std::string digest_of(std::string_view bytes) {
+  return fmt::format("{}-{:016x}-{:08x}", bytes.size(), std::hash<std::string_view>()(bytes),
+                     serialize::crc32_of(std::as_bytes(std::span(bytes))));
 }
 
 void on_every(const Group& group, const std::function<void()>& action) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <lockstep/comm/process_group.h>
 #include <lockstep/serialize/torch_file.h>
@@ -20,6 +21,9 @@ void on_first(const Group& group, const std::function<void()>& action);
 
 /// Runs `action` on every rank. When it throws on any, all throw CheckpointError naming the rank.
 void on_every(const Group& group, const std::function<void()>& action);
+
+/// Tells contents apart: the same on every rank for the same bytes.
+std::string digest_of(std::string_view bytes);
 
 /// Rank 0's text on all ranks.
 std::string share_text(const Group& group, const std::string& text);

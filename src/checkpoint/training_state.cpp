@@ -15,12 +15,17 @@
 namespace lockstep {
 namespace {
 
-Value own_states() {
-  return checkpointing::generator_states(default_generator(), checkpointing::gpu_generators());
+// One of several ranks has one GPU; a process that is alone has all that it may use.
+checkpointing::GpuGenerators gpus_of_rank(const std::optional<ProcessGroup>& group) {
+  return checkpointing::gpu_generators(group && group->size() > 1);
 }
 
-void set_own_states(const Value& states) {
-  checkpointing::set_generator_states(default_generator(), checkpointing::gpu_generators(), states);
+Value own_states(const std::optional<ProcessGroup>& group) {
+  return checkpointing::generator_states(default_generator(), gpus_of_rank(group));
+}
+
+void set_own_states(const std::optional<ProcessGroup>& group, const Value& states) {
+  checkpointing::set_generator_states(default_generator(), gpus_of_rank(group), states);
 }
 
 std::int64_t rank_in(const std::optional<ProcessGroup>& group) { return group ? group->rank() : 0; }
@@ -68,18 +73,18 @@ TrainingState& TrainingState::add_generator(const std::string& name) {
   const auto save_all = [group = group_] {
     Dict states;
     if (!group || group->size() == 1) {
-      states.set(0, own_states());
+      states.set(0, own_states(group));
       return Value(std::move(states));
     }
-    const auto all = group->all_gather_object(save_bytes(own_states()));
+    const auto all = group->all_gather_object(save_bytes(own_states(group)));
     for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
     return Value(std::move(states));
   };
   const auto load_own = [group = group_](const Value& value) {
     // A bare tensor is what Python's torch.get_rng_state() gives.
-    if (value.is<at::Tensor>()) return set_own_states(value);
+    if (value.is<at::Tensor>()) return set_own_states(group, value);
     const auto* own = value.as_dict().find(rank_in(group));
-    if (own != nullptr) set_own_states(*own);
+    if (own != nullptr) set_own_states(group, *own);
   };
   return add_functions(name, save_all, load_own);
 }

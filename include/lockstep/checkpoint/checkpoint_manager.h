@@ -79,7 +79,8 @@ class CheckpointManager {
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
   /// Writes `contents` (rank 0's, what others pass is not looked at; or every rank's) as that of `step`, then
-  /// removes those that no rule keeps. A checkpoint that is there is replaced. A metric that is not finite
+  /// removes those that no rule keeps. Steps rise: one below the latest is saved with a warning. A checkpoint
+  /// that is there is replaced. A metric that is not finite
   /// counts as none. The first call removes what writers that were killed left in the folder: one process, or
   /// one group of ranks, writes there at a time, while any may read. With async_save the failure of the save
   /// before is thrown, after this one has begun.
@@ -91,8 +92,8 @@ class CheckpointManager {
   /// collective.
   std::vector<CheckpointInfo> checkpoints() const;
 
-  /// The newest one that is whole: checksums are compared, and one that cannot be loaded is passed over with
-  /// a warning. nullopt when the folder has none; throws when it has some and none can be loaded.
+  /// The newest one that is whole: checksums are compared, and one that is damaged is passed over with a
+  /// warning. nullopt when the folder has none; throws when it has some and none can be loaded.
   std::optional<Checkpoint> load_latest(const LoadOptions& options = {});
   /// The one with the best metric, likewise.
   std::optional<Checkpoint> load_best(const LoadOptions& options = {});
@@ -101,8 +102,9 @@ class CheckpointManager {
 
   /// The same into what is there, as distributed_checkpoint::load(contents, folder) does: every rank reads
   /// the parts that it has of each ShardedTensor, whoever wrote them. For checkpoints of every_rank; one in a
-  /// single file is read by load_latest() and passed over here. What a damaged checkpoint brought before the
-  /// damage was found is written over by the next; when nothing can be loaded, it stays in `contents`.
+  /// single file is read by load_latest() and passed over here. One that is whole but does not fit `contents`
+  /// is an error. What a damaged checkpoint brought before the damage was found is written over by the next;
+  /// when nothing can be loaded, it stays in `contents`.
   std::optional<CheckpointInfo> load_latest(Dict& contents);
   std::optional<CheckpointInfo> load_best(Dict& contents);
   CheckpointInfo load(std::int64_t step, Dict& contents);

@@ -206,6 +206,74 @@ TEST_P(Manager, AFailureIsToldAtTheNextCallAtTheLatest) {
   EXPECT_THAT(error, HasSubstr(folder_.string()));
 }
 
+TEST_P(Manager, AReplacementThatFailsLeavesTheMetricOfTheOldOne) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1), 0.9);
+  manager.wait();
+  fs::remove(folder_ / "step-00000001.pt");
+  fs::create_directories(folder_ / "step-00000001.pt" / "in the way");
+  const auto error = error_of([&] {
+    manager.save(1, contents(1), 0.1);
+    manager.wait();
+  });
+  EXPECT_THAT(error, HasSubstr("step-00000001.pt"));
+  ASSERT_EQ(manager.checkpoints().size(), 1);
+  EXPECT_EQ(manager.checkpoints()[0].metric, 0.9);
+}
+
+TEST_P(Manager, OfTwoFailuresInARowBothAreTold) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1));
+  manager.wait();
+  fs::remove_all(folder_);
+  std::ofstream(folder_) << "a file where the folder was";
+  const auto error = error_of([&] {
+    manager.save(2, contents(2));
+    manager.save(3, Dict{{"part", ShardedTensor{.size = {2}}}});
+  });
+  EXPECT_THAT(error, HasSubstr(folder_.string()));
+  if (GetParam()) {
+    EXPECT_THAT(error, HasSubstr("CheckpointWriting::every_rank"));
+  }
+}
+
+// The loop of docs/checkpoints.md, which ends after the checkpoint of step `until`.
+void train_as_documented(const fs::path& folder, const CheckpointManagerOptions& options, std::int64_t until,
+                         std::vector<float>& seen) {
+  const auto samples = torch::arange(10, torch::kFloat);
+  data::Loader<data::TensorDataset> loader({samples, samples}, {.batch_size = 2, .shuffle = true, .seed = 3});
+  std::int64_t epoch = 0;
+  std::int64_t step = 0;
+  TrainingState training;
+  training.add("loader", loader).add("epoch", epoch).add("step", step);
+  CheckpointManager manager(folder, options);
+  if (auto found = manager.load_latest()) training.load_state_dict(found->contents.as_dict());
+  while (true) {
+    loader.set_epoch(epoch);
+    for (auto& [inputs, targets] : loader) {
+      for (const auto& sample : inputs.unbind()) seen.push_back(sample.template item<float>());
+      if (++step % 3 == 0) manager.save(step, training.state_dict());
+      if (step % 3 == 0 && step == until) return;
+    }
+    ++epoch;
+    manager.save(step, training.state_dict(), 0.5);
+    if (step == until) return;
+  }
+}
+
+// At the end of an epoch, within one, at its last batch, and at an end once more.
+TEST_P(Manager, TheDocumentedLoopGoesOnWhereItStopped) {
+  std::vector<float> whole;
+  train_as_documented(temp_.path() / "whole", options(), 20, whole);
+  std::vector<float> parts;
+  for (const std::int64_t until : {5, 9, 15, 20}) {
+    train_as_documented(folder_, options(), until, parts);
+    EXPECT_EQ(CheckpointManager(folder_, options()).checkpoints().back().step, until);
+  }
+  EXPECT_EQ(whole.size(), 40);
+  EXPECT_EQ(parts, whole);
+}
+
 TEST_P(Manager, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
   CheckpointManager manager(folder_, options());
   auto weights = torch::zeros({1'000'000});
