@@ -2,6 +2,7 @@
 // Managers whose ranks write their own parts.
 #include <csignal>
 #include <fstream>
+#include <stdexcept>
 #include <sys/resource.h>
 
 #include <fmt/format.h>
@@ -137,6 +138,56 @@ const Scenario falls_back("damage is passed over on all ranks", [] {
               HasSubstr("none of the 2 checkpoints can be loaded"));
 });
 TEST_P(ShardedManager, DamageIsPassedOverOnAllRanks) { run_here(falls_back); }
+
+const Scenario does_not_fit("what does not fit is told, and hidden by no older checkpoint", [] {
+  const auto context = init({.backend = backend_under_test()});
+  CheckpointManager manager(folder_of_run(), by_every_rank(false));
+  manager.save(1, Dict{{"weight", torch::ones({2})}, {"more", 1}});
+  manager.save(2, Dict{{"weight", torch::ones({3})}});
+  Dict narrow{{"weight", torch::zeros({2})}};
+  EXPECT_THAT(error_of([&] { manager.load_latest(narrow); }), HasSubstr("is of shape [3], but here of [2]"));
+  Dict more{{"weight", torch::zeros({3})}, {"more", 0}};
+  EXPECT_THAT(error_of([&] { manager.load_latest(more); }), HasSubstr("there is no entry 'more'"));
+  context.group().barrier();
+});
+TEST_P(ShardedManager, WhatDoesNotFitIsNoDamage) { run_here(does_not_fit); }
+
+// Buffers of BatchNorm, meters, generators.
+const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it", [] {
+  const auto context = init({.backend = backend_under_test()});
+  CheckpointManager manager(folder_of_run(), by_every_rank(true));
+  Dict contents{{"same", torch::ones({500})}};
+  for (int i = 0; i < 5; ++i) contents.set(fmt::format("mean{}", i), torch::full({100}, context.rank()));
+  for (int i = 0; i < 5; ++i) contents.set(fmt::format("count{}", i), context.rank());
+  manager.save(1, contents);
+  const auto loaded = manager.load_latest()->contents;
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(loaded[fmt::format("mean{}", i)].as_tensor().eq(0).all().item<bool>());
+    EXPECT_EQ(loaded[fmt::format("count{}", i)].as_int(), 0);
+  }
+  EXPECT_TRUE(loaded["same"].as_tensor().eq(1).all().item<bool>());
+  context.group().barrier();
+});
+TEST_P(ShardedManager, WhatDiffersAmongRanksIsSavedAsRank0HasIt) { run_here(takes_rank_0s); }
+
+// The last rank's part takes longer than rank 0's exception.
+const Scenario unwinds("an exception that has nothing to do with the save", [] {
+  const auto context = init({.backend = backend_under_test()});
+  Dict contents{{"step", 1}};
+  if (context.rank() == context.world_size() - 1) contents.set("large", torch::ones({10'000'000}));
+  try {
+    CheckpointManager manager(folder_of_run(), by_every_rank(true));
+    manager.save(1, contents);
+    throw std::runtime_error("of the training");
+  } catch (const std::runtime_error&) {
+    context.group().barrier();
+  }
+  CheckpointManager manager(folder_of_run(), by_every_rank(true));
+  EXPECT_EQ(steps_in(manager), Steps{1});
+  EXPECT_TRUE(manager.load_latest());
+  context.group().barrier();
+});
+TEST_P(ShardedManager, AnExceptionElsewhereLosesNoSave) { run_here(unwinds); }
 
 // A file that may not grow stands for a disk that is full, on the last rank only.
 const Scenario fails_together("one rank's full disk is all ranks' failure", [] {

@@ -103,8 +103,7 @@ class CheckpointManager {
   /// The same into what is there, as distributed_checkpoint::load(contents, folder) does: every rank reads
   /// the parts that it has of each ShardedTensor, whoever wrote them. For checkpoints of every_rank; one in a
   /// single file is read by load_latest() and passed over here. One that is whole but does not fit `contents`
-  /// is an error. What a damaged checkpoint brought before the damage was found is written over by the next;
-  /// when nothing can be loaded, it stays in `contents`.
+  /// is an error of all ranks.
   std::optional<CheckpointInfo> load_latest(Dict& contents);
   std::optional<CheckpointInfo> load_best(Dict& contents);
   CheckpointInfo load(std::int64_t step, Dict& contents);
