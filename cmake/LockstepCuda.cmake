@@ -8,7 +8,8 @@ include_guard()
 # they are of the version that LibTorch was built with.
 function(lockstep_cuda_folders out prefix kind)
   file(GLOB beside "${prefix}/../nvidia/*/${kind}")
-  set(folders ${beside})
+  file(GLOB packed "${PROJECT_SOURCE_DIR}/.gpu-packages/nvidia/*/${kind}")
+  set(folders ${beside} ${packed})
   foreach(root "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}" /usr/local/cuda)
     if(root)
       list(APPEND folders "${root}/${kind}" "${root}/${kind}64")
@@ -34,11 +35,11 @@ function(lockstep_import_cuda prefix)
       return()
     endif()
   endforeach()
-  # The wheels spread the headers over several folders.
+  # The wheels spread the headers over several folders, which come first: a toolkit may be of another version.
   file(GLOB beside "${prefix}/../nvidia/*/include")
   add_library(lockstep_cuda INTERFACE IMPORTED GLOBAL)
   target_include_directories(lockstep_cuda SYSTEM INTERFACE
-    "${LOCKSTEP_CUDA_INCLUDE_DIR}" "${LOCKSTEP_CCCL_INCLUDE_DIR}" "${LOCKSTEP_NCCL_INCLUDE_DIR}" ${beside})
+    ${beside} "${LOCKSTEP_CUDA_INCLUDE_DIR}" "${LOCKSTEP_CCCL_INCLUDE_DIR}" "${LOCKSTEP_NCCL_INCLUDE_DIR}")
   target_link_libraries(lockstep_cuda INTERFACE
     lockstep_torch "${prefix}/lib/libtorch_cuda.so" "${prefix}/lib/libc10_cuda.so" "${LOCKSTEP_CUDART}")
 endfunction()

@@ -19,16 +19,21 @@ checkpoints between devices, loader, graphs, and a benchmark beside Python. Adds
 END2
 }
 
-packages=(libcli11-dev libfmt-dev libfmt9 nlohmann-json3-dev zlib1g-dev libssl-dev libgloo-dev)
+packages=(libcli11-dev libfmt-dev nlohmann-json3-dev zlib1g-dev libssl-dev libgloo-dev)
 
 pack() {
   local folder=$root/.gpu-packages package
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
   say "Fetching ${packages[*]}"
+  # The shared fmt has another name in every release.
+  packages+=("$(apt-cache depends libfmt-dev | sed -n 's/.*Depends: \(libfmt[0-9]*\)$/\1/p')")
   (cd "$scratch" && chmod 755 . && retry 3 apt-get download "${packages[@]}")
+  # Headers of CUDA that LibTorch's own packages leave out; a toolkit's will do as well.
+  retry 3 python3 -m pip download --quiet --no-deps --dest "$scratch" 'nvidia-cuda-crt~=13.0.0' 'nvidia-cuda-cccl~=13.0.0'
   rm -rf "$folder"
   for package in "$scratch"/*.deb; do dpkg -x "$package" "$folder"; done
+  for package in "$scratch"/*.whl; do python3 -m zipfile -e "$package" "$folder"; done
   rm -rf "$folder/usr/share/doc" "$folder"/usr/lib/*/lib{gloo*,ssl}.a
   # Shared libraries are in other packages; static ones take their place.
   find "$folder/usr/lib" -name 'libcrypto.so' -o -name 'libz.so' -o -name 'libssl.so' | xargs rm -f

@@ -67,7 +67,8 @@ class Worker {
     ::pthread_setname_np(::pthread_self(), "ls_data_worker");
     use_one_intra_op_thread();
     if (board_.world) set_thread_world(board_.world);
-    if (board_.options.device) set_device(*board_.options.device);  // where get_batch() puts tensors of its own
+    if (board_.options.device)
+      set_device(*board_.options.device);  // where get_batch() puts tensors of its own
     own_info() = board_.info;
     own_info()->id = id_;
     own_info()->seed += static_cast<std::uint64_t>(id_);

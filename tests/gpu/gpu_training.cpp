@@ -68,10 +68,7 @@ at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
   return F::cross_entropy(output.flatten(0, -2).to(at::kFloat), target.flatten());
 }
 
-struct Times {
-  std::vector<double> chunks;  // seconds a step
-  double busy = 0;             // share of the time in which the GPU had work of a step
-};
+using Times = std::vector<double>;  // seconds a step, of each chunk
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -86,7 +83,7 @@ Times time_resident(const lockstep::Context& context, const Flags& flags, lockst
     const auto begin = Clock::now();
     for (int i = 0; i < flags.steps; ++i) losses.push_back(step({batch.input, batch.target})[0]);
     context.synchronize();
-    times.chunks.push_back(seconds_since(begin) / flags.steps);
+    times.push_back(seconds_since(begin) / flags.steps);
   }
   return times;
 }
@@ -107,27 +104,12 @@ Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep
                                                      .persistent_workers = true,
                                                      .device = context.device()});
   Times times;
-  double busy = 0;
-  double total = 0;
   for (int epoch = -1; epoch < flags.chunks; ++epoch) {
-    std::vector<std::pair<c10::Event, c10::Event>> spans;
     const auto begin = Clock::now();
-    for (auto& [x, y] : loader) {
-      const c10::impl::VirtualGuardImpl devices(c10::kCUDA);
-      const auto stream = devices.getStream(context.device());
-      auto& [from, to] = spans.emplace_back(c10::Event(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
-                                            c10::Event(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT));
-      from.record(stream);
-      losses.push_back(step({x, y})[0]);
-      to.record(stream);
-    }
+    for (auto& [x, y] : loader) losses.push_back(step({x, y})[0]);
     context.synchronize();
-    if (epoch < 0) continue;  // warm-up
-    times.chunks.push_back(seconds_since(begin) / static_cast<double>(loader.size()));
-    total += seconds_since(begin);
-    for (auto& [from, to] : spans) busy += from.elapsedTime(to) / 1e3;
+    if (epoch >= 0) times.push_back(seconds_since(begin) / static_cast<double>(loader.size()));
   }
-  times.busy = busy / total;
   return times;
 }
 
@@ -157,14 +139,13 @@ int train(const lockstep::Context& context, const Flags& flags, Net net, const B
   Tensors losses;
   auto times = flags.data == "loader" ? time_loader(context, flags, step, losses)
                                       : time_resident(context, flags, step, batch, losses);
-  std::ranges::sort(times.chunks);
+  std::ranges::sort(times);
   std::vector<std::string> texts;
   for (const auto& loss : losses) texts.push_back(fmt::format("\"{:a}\"", loss.template item<float>()));
   if (texts.size() > 200) texts.resize(200);
   std::cout << fmt::format(
-      "{{\"seconds\": {:.9f}, \"fastest\": {:.9f}, \"busy\": {:.4f}, \"replays\": {}, \"losses\": [{}]}}\n",
-      times.chunks.at(times.chunks.size() / 2), times.chunks.front(), times.busy, step.stats().replays,
-      fmt::join(texts, ", "));
+      "{{\"seconds\": {:.9f}, \"fastest\": {:.9f}, \"replays\": {}, \"losses\": [{}]}}\n",
+      times.at(times.size() / 2), times.front(), step.stats().replays, fmt::join(texts, ", "));
   return 0;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <torch/torch.h>
 
+#include <lockstep/device/graph_phase.h>
 #include <lockstep/lockstep.h>
 
 #include "gpu/check.h"
@@ -66,7 +67,28 @@ void what_cannot_be_captured() {
   const auto call_often = [&](GraphedStep& step) {
     for (int i = 0; i < 6; ++i) step({x});
   };
-  require_error([&] { call_often(waits); }, "");
+  require_error([&] { call_often(waits); }, "GraphedStep");
+  // What comes up only while capturing: an exception of the step's own, and a wait that nobody could foresee.
+  GraphedStep throws(device, [](const Tensors& in) -> Tensors {
+    if (graph_phase() == GraphPhase::capture) throw Error("of the step");
+    return {in[0] * 2};
+  });
+  require_error([&] { call_often(throws); }, "of the step");
+  GraphedStep hidden(device, [&](const Tensors& in) -> Tensors {
+    if (graph_phase() == GraphPhase::capture) synchronize(device);
+    return {in[0] * 2};
+  });
+  bool failed = false;
+  try {
+    call_often(hidden);
+  } catch (const std::exception&) {
+    failed = true;
+  }
+  require(failed, "a wait for the device while capturing is an error");
+  const auto drawn = torch::randn({8}, torch::TensorOptions().device(device));
+  require(drawn.isfinite().all().item<bool>(), "the generator works on after failed captures");
+  auto sum = torch::ones({8}, torch::TensorOptions().device(device));
+  context.group().all_reduce(sum);
   require(torch::equal((x + 1).cpu(), torch::full({8}, 2.0F)), "the device works on after a failed capture");
   GraphedStep good(device, [](const Tensors& in) -> Tensors { return {in[0] * 2}; });
   call_often(good);

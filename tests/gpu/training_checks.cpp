@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include <ATen/Context.h>
+#include <ATen/cuda/Sleep.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -35,7 +36,8 @@ std::vector<at::Tensor> weights_of(const torch::nn::Module& net) {
 
 // Steps on the batches [i]; each rank has its rows of them.
 template <typename Net, typename Step>
-Run train(Net& net, const std::vector<at::Tensor>& images, const std::vector<at::Tensor>& labels, Step step) {
+Run train(const Net& net, const std::vector<at::Tensor>& images, const std::vector<at::Tensor>& labels,
+          Step step) {
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   Run run;
   for (std::size_t i = 0; i < images.size(); ++i) {
@@ -121,21 +123,19 @@ void own_stream() {
           "training on a stream of one's own gives the same bits");
 }
 
-// Memory that is freed right after an asynchronous call is not given to others before the call has ended.
+// Memory that is freed right after an asynchronous call is not given to others before the call has ended: the
+// copy that a gather makes, behind a device that sleeps, would land in what was allocated next.
 void memory_is_kept() {
   const auto context = init();
-  for (int round = 0; round < 200; ++round) {
-    std::vector<Work> works;
-    auto kept = torch::full({1'000'000}, round, context.device());
-    works.push_back(context.group().all_reduce_async(kept));
-    {
-      const auto dropped = torch::full({1'000'000}, 1, context.device());
-      works.push_back(context.group().all_reduce_async(dropped));
-    }
-    const auto other = torch::full({1'000'000}, -1, context.device());
-    for (auto& work : works) work.wait();
-    require((kept == round).all().item<bool>() && (other == -1).all().item<bool>(),
-            "memory is as it was set");
+  const auto options = torch::TensorOptions().device(context.device());
+  const auto ones = torch::ones({1'000'000}, options);
+  for (int round = 0; round < 20; ++round) {
+    at::cuda::sleep(20'000'000);
+    auto work = context.group().all_gather_into_tensor_async(torch::empty({1'000'000}, options), ones);
+    work = {};
+    const auto other = torch::full({1'000'000}, -1, options);
+    context.synchronize();
+    require((other == -1).all().item<bool>(), "memory is as it was set");
   }
 }
 
@@ -144,11 +144,32 @@ void memory_is_kept() {
 void shared_ddp() {
   be_deterministic();
   const auto context = init({.share_devices = true});
-  const auto batches = draw_batches(6, 16, context.device());
-  const auto run = train_ddp(context, batches);
-  const auto all = context.group().all_gather_object(save_bytes(Value(run.weights.front())));
-  require(all[0] == all[1], "all ranks have the same weights");
-  require(run.losses.back() < 10, "the loss is finite");
+  const auto batches = draw_batches(3, 16, context.device());
+  const auto train_mlp = [&](auto& model, const torch::nn::Sequential& net, int parts, int part) {
+    return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
+      const auto rows = x.size(0) / parts;
+      auto loss = F::cross_entropy(model->forward(x.narrow(0, rows * part, rows).flatten(1)),
+                                   y.narrow(0, rows * part, rows));
+      loss.backward();
+      return loss.template item<double>();
+    });
+  };
+  const auto make = [&] {
+    torch::manual_seed(0);
+    torch::nn::Sequential net(torch::nn::Linear(3072, 64), torch::nn::Tanh(), torch::nn::Linear(64, 10));
+    net->to(context.device());
+    return net;
+  };
+  auto whole_net = make();
+  const auto whole = train_mlp(whole_net, whole_net, 1, 0);
+  auto net = make();
+  DistributedDataParallel ddp(net, {.device = context.device()});
+  const auto run = train_mlp(ddp, net, context.world_size(), context.rank());
+  for (std::size_t i = 0; i < run.weights.size(); ++i) {
+    const auto all = context.group().all_gather_object(save_bytes(Value(run.weights[i])));
+    require(all[0] == all[1], "all ranks have the same weights");
+    require(torch::allclose(run.weights[i], whole.weights[i], 1e-4, 1e-5), "those of one rank with all rows");
+  }
 }
 
 void shared_sync_batch_norm() {
@@ -173,12 +194,12 @@ void mixed_precision() {
   testing::Gpt net(testing::GptOptions{});
   net->to(context.device());
   DistributedDataParallel ddp(net, {.device = context.device()});
-  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
-  amp::GradScaler scaler(context.device(), {.init_scale = 1e30, .growth_interval = 1000});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  amp::GradScaler scaler(context.device(), {.init_scale = 1e15, .growth_interval = 1000});
   const auto ids = torch::randint(64, {4, 16}, at::kLong).to(context.device());
   std::vector<double> losses;
   int skipped = 0;
-  for (int i = 0; i < 150; ++i) {
+  for (int i = 0; i < 300; ++i) {
     optimizer.zero_grad();
     at::Tensor loss;
     {
@@ -192,7 +213,7 @@ void mixed_precision() {
     scaler.update();
     losses.push_back(loss.item<double>());
   }
-  require(skipped > 20 && skipped < 100, fmt::format("{} steps were skipped while the scale fell", skipped));
+  require(skipped > 5 && skipped < 100, fmt::format("{} steps were skipped while the scale fell", skipped));
   require(losses.back() < losses.front() / 2, "the loss falls");
 }
 
