@@ -154,11 +154,14 @@ const testing::Scenario stops_between("train between the steps of the optimizer"
 });
 
 TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
-  // Gradients that were averaged before come back as tensors of their own, which DDP averages by the
-  // reciprocal as in PyTorch, and those that it has kept by a division: the same bits for powers of two only.
-  const bool exact = std::has_single_bit(static_cast<unsigned>(std::get<1>(GetParam())));
+  // With numbers of ranks that are no power of two the last bit may differ. Gradients that were averaged
+  // before come back as tensors of their own, which DDP averages by the reciprocal as in PyTorch, and those
+  // that it has kept by a division; and Gloo's order of summing depends on places in a bucket, which the
+  // first backward of a DDP decides anew.
+  const auto& [backend, ranks] = GetParam();
+  const bool exact = std::has_single_bit(static_cast<unsigned>(ranks));
   for (const std::string local : {"no", "yes"}) {
-    if (local == "no" && !exact) continue;
+    if (!exact && (local == "no" || backend == "gloo")) continue;
     const testing::TempFolder temp;
     const auto go = [&](const char* from, const char* until, const char* offset) {
       run(stops_between, {{"FOLDER", temp.path().string()},
