@@ -97,10 +97,10 @@ Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep
                                             lockstep::data::Normalize{{0.1307}, {0.3081}});
   auto loader = lockstep::data::make_loader(images, {.batch_size = flags.batch_size,
                                                      .shuffle = true,
-                                                     .drop_last = true,
                                                      .num_workers = 4,
-                                                     .prefetch_factor = 4,
                                                      .pin_memory = true,
+                                                     .drop_last = true,
+                                                     .prefetch_factor = 4,
                                                      .persistent_workers = true,
                                                      .device = context.device()});
   Times times;
