@@ -66,7 +66,7 @@ proctype rank(byte me) {
        posted = posted + 1;
        ring()
   :: posted < CALLS && posted == area[me].completed && (posted < SLOTS || area[OTHER].completed + SLOTS > posted) ->
-       /* BriefCall: one look at the other's post before anybody is woken. */
+       /* start_brief(): one look at the other's post before anybody is woken. */
        n = posted + 1;
        slot = n % SLOTS;
        area[me].small[slot] = n;

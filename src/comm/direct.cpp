@@ -26,19 +26,42 @@ void wait_for_rest(GroupState& group, const CallRecord& record, const DirectCall
   group.log().set_awaited(0);
 }
 
-// The backend's direct way, where the call may go it: of a call in a graph the usual way says why it cannot
-// be.
-DirectCalls* way_of(const GroupState& group, const CallLog::Turn& turn) {
-  return graph_phase() == GraphPhase::none ? group.direct(turn) : nullptr;
+bool has_operation(CallKind kind) {
+  return kind == CallKind::all_reduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter ||
+         kind == CallKind::reduce_scatter_tensor;
 }
 
-// `call` makes the call of the number that it is given.
-template <class Call>
-void make(GroupState& group, CallLog::Turn& turn, const CallDraft& draft, const Call& call) {
-  const auto number = turn.begin(draft);
+// The tensor by which the usual way describes such a call, or nullptr.
+const at::Tensor* described(const DirectCall& call) {
+  const bool by_input = call.kind == CallKind::all_gather || call.kind == CallKind::all_gather_into_tensor ||
+                        call.kind == CallKind::gather || call.kind == CallKind::all_to_all ||
+                        call.kind == CallKind::all_to_all_single;
+  const auto tensors = by_input ? call.inputs : call.outputs;
+  return tensors.empty() ? nullptr : &tensors.front();
+}
+
+CallDraft draft_of(const DirectCall& call, std::source_location where) {
+  CallDraft draft{.kind = call.kind, .root = call.root, .where = where};
+  if (const auto* tensor = described(call)) {
+    draft.dtype = tensor->scalar_type();
+    draft.shape = tensor->sizes();
+  }
+  if (has_operation(call.kind)) draft.op = call.op;
+  return draft;
+}
+
+}  // namespace
+
+bool call_directly(GroupState& group, const DirectCall& call, std::source_location where) {
+  // The usual way says why a call in a graph cannot be.
+  if (graph_phase() != GraphPhase::none) return false;
+  CallLog::Turn turn(group.log());
+  auto* calls = group.direct(turn);
+  if (calls == nullptr || !calls->takes(call)) return false;
+  const auto number = turn.begin(draft_of(call, where));
   DirectCalls::WorkPtr rest;
   try {
-    rest = call(number);
+    rest = calls->call_directly(call, number);
   } catch (...) {
     const auto record = turn.record(number);
     turn.end();
@@ -46,38 +69,11 @@ void make(GroupState& group, CallLog::Turn& turn, const CallDraft& draft, const 
   }
   if (!rest) {
     turn.complete(number);
-    return;
+    return true;
   }
   const auto record = turn.record(number);
   turn.end();
   wait_for_rest(group, record, rest);
-}
-
-}  // namespace
-
-bool all_reduce_directly(GroupState& group, const at::Tensor& tensor, ReduceOp op,
-                         std::source_location where) {
-  if (graph_phase() != GraphPhase::none) return false;  // the other way refuses it
-  CallLog::Turn turn(group.log());
-  auto* calls = way_of(group, turn);
-  if (calls == nullptr || !calls->takes(tensor, op)) return false;
-  const CallDraft draft{.kind = CallKind::all_reduce,
-                        .dtype = tensor.scalar_type(),
-                        .shape = tensor.sizes(),
-                        .op = op,
-                        .where = where};
-  make(group, turn, draft,
-       [&](std::uint64_t number) { return calls->all_reduce_directly(tensor, op, number); });
-  return true;
-}
-
-bool barrier_directly(GroupState& group, std::source_location where) {
-  if (graph_phase() != GraphPhase::none) return false;  // the other way refuses it
-  CallLog::Turn turn(group.log());
-  auto* calls = way_of(group, turn);
-  if (calls == nullptr) return false;
-  make(group, turn, {.kind = CallKind::barrier, .where = where},
-       [&](std::uint64_t number) { return calls->barrier_directly(number); });
   return true;
 }
 

@@ -6,9 +6,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/c10d.h>
+#include <lockstep/comm/call_record.h>
 #include <lockstep/comm/reduce_op.h>
 
 namespace lockstep::comm {
+
+// A blocking collective as its caller asks for it, arguments unchecked.
+struct DirectCall {
+  CallKind kind = CallKind::barrier;
+  at::TensorList inputs = {};
+  at::TensorList outputs = {};  // and the tensor of a call in place
+  ReduceOp op = ReduceOp::SUM;  // of the reducing kinds
+  int root = -1;                // of the rooted kinds
+};
 
 // A backend that can do small blocking calls from beginning to end without a Work. They are the same calls to
 // the other ranks, which may make them asynchronously.
@@ -18,13 +28,13 @@ class DirectCalls {
 
   virtual ~DirectCalls() = default;
 
-  // Whether all_reduce_directly() takes such a tensor, which then has passed all checks of arguments.
-  virtual bool takes(const at::Tensor& tensor, ReduceOp op) const = 0;
+  // Whether call_directly() takes the call. Only one that has passed all checks of arguments: the usual way
+  // says what is wrong with the others.
+  virtual bool takes(const DirectCall& call) const = 0;
 
   // `number` is the call's in the group's log. nullptr once the call is done; where the other ranks do not
   // come at once, what is left to be waited for.
-  virtual WorkPtr all_reduce_directly(const at::Tensor& tensor, ReduceOp op, std::uint64_t number) = 0;
-  virtual WorkPtr barrier_directly(std::uint64_t number) = 0;
+  virtual WorkPtr call_directly(const DirectCall& call, std::uint64_t number) = 0;
 };
 
 }  // namespace lockstep::comm

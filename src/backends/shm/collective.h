@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,8 +8,8 @@
 
 #include "backends/shm/call.h"
 #include "backends/shm/in_place.h"
+#include "backends/shm/meeting.h"
 #include "backends/shm/pipeline.h"
-#include "backends/shm/plan.h"
 #include "backends/shm/request.h"
 #include "backends/shm/team.h"
 
@@ -31,7 +30,7 @@ class Collective : public Call {
   // pipeline's chunks of all calls before this one and is moved past this call's as soon as they are known.
   void post(std::uint64_t number, std::uint64_t& pipeline_start);
 
-  // In place of post(), for a call that was posted as a Brief.
+  // In place of post(), for a call that Engine::start_brief() has posted.
   void resume(std::uint64_t number, std::uint64_t& pipeline_start);
 
   bool advance() override;
@@ -45,30 +44,17 @@ class Collective : public Call {
  private:
   enum class Way : std::uint8_t { unknown, small, in_place, chunked };
 
-  std::size_t slot() const { return number_ % kSlots; }
-  const Post& post_of(int rank) const { return team_.area(rank).posts[slot()]; }
-  const std::byte* small_of(int rank) const { return team_.area(rank).small[slot()]; }
-
-  void write_small(std::uint64_t payload) const;
-  std::byte* write_tables(std::byte* to) const;
-  std::uint64_t bytes_for(std::size_t rank) const;
   bool everybody_arrived();
-  bool agrees(int rank) const;
-  bool tables_agree() const;
   Way choose_way() const;
-
-  void finish_small();
-  std::size_t small_offset(int rank) const;
-  void take_own() const;
+  bool finish();
   void begin_chunks();
   void begin_in_place();
 
   const Team& team_;
   Request request_;
-  Plan plan_;
+  Meeting meeting_;
   std::uint64_t number_ = 0;
   std::uint64_t* pipeline_start_ = nullptr;
-  int arrived_ = 0;  // ranks 0 .. arrived_-1 have been seen
   Way way_ = Way::unknown;
   std::optional<InPlace> in_place_;
   std::optional<Pipeline> pipeline_;

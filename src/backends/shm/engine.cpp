@@ -86,30 +86,36 @@ void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
   advance();
 }
 
-Engine::Attempt Engine::attempt(const Brief& brief) {
+Engine::Attempt Engine::attempt() {
   if (!collectives_.empty() || !transfers_.empty() || !has_free_slot()) return Attempt::not_made;
-  BriefCall call(team_, brief, ++number_);
-  if (call.look() == BriefCall::Seen::all) {
-    call.finish(rows_);
+  meeting_.post(brief_, ++number_);
+  if (meeting_.look() == Meeting::Seen::all && finish_brief()) {
     team_.ring();  // for the post as well
     return Attempt::done;
   }
   team_.ring();
-  if (look_for_a_while(call) != BriefCall::Seen::all) return Attempt::posted;
-  call.finish(rows_);
+  if (look_for_a_while() != Meeting::Seen::all || !finish_brief()) return Attempt::posted;
   team_.ring_softly();
   return Attempt::done;
 }
 
-BriefCall::Seen Engine::look_for_a_while(BriefCall& call) const {
-  auto seen = call.look();
-  for (int tries = 0; seen == BriefCall::Seen::not_all && tries < patience_.tries; ++tries)
-    seen = call.look();
-  if (seen != BriefCall::Seen::not_all || patience_.spin.count() == 0) return seen;
+// False where another rank has brought more than fits beside its post.
+bool Engine::finish_brief() {
+  if (!meeting_.is_small()) return false;
+  meeting_.finish_small();
+  team_.own().completed.value.store(number_, std::memory_order_release);
+  return true;
+}
+
+Meeting::Seen Engine::look_for_a_while() {
+  auto seen = meeting_.look();
+  for (int tries = 0; seen == Meeting::Seen::not_all && tries < patience_.tries; ++tries)
+    seen = meeting_.look();
+  if (seen != Meeting::Seen::not_all || patience_.spin.count() == 0) return seen;
   const auto begin = Clock::now();
-  while (seen == BriefCall::Seen::not_all && Clock::now() - begin < patience_.spin) {
-    for (int i = 0; seen == BriefCall::Seen::not_all && i < patience_.tries; ++i) {
-      seen = call.look();
+  while (seen == Meeting::Seen::not_all && Clock::now() - begin < patience_.spin) {
+    for (int i = 0; seen == Meeting::Seen::not_all && i < patience_.tries; ++i) {
+      seen = meeting_.look();
       relax();
     }
   }

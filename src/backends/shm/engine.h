@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 
-#include "backends/shm/brief.h"
 #include "backends/shm/collective.h"
+#include "backends/shm/meeting.h"
 #include "backends/shm/patience.h"
 #include "backends/shm/team.h"
 #include "backends/shm/transfer.h"
@@ -38,10 +38,11 @@ class Engine {
   // The call was made under mutex(), which is held still.
   void start(std::shared_ptr<Transfer> call);
 
-  // Does the call from beginning to end, where no other is under way and all ranks come to it soon: then
-  // returns nullptr. Otherwise it has been started as the call that `make`() returns. Throws as start() does.
-  template <class Make>
-  std::shared_ptr<Collective> start_brief(const Brief& brief, const Make& make, Milliseconds timeout);
+  // Does a small call from beginning to end, where no other is under way and all ranks come to it soon: then
+  // returns nullptr. Otherwise it has been started as the call that `make(request)` returns. `fill(request)`
+  // says what is asked for; the request may hold what an earlier one left. Throws as start() does.
+  template <class Fill, class Make>
+  std::shared_ptr<Collective> start_brief(const Fill& fill, const Make& make, Milliseconds timeout);
 
   // Until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error when it cannot be.
   void wait(const Call& call, Milliseconds timeout);
@@ -63,8 +64,9 @@ class Engine {
   struct Wait;
   enum class Attempt : std::uint8_t { not_made, posted, done };
 
-  Attempt attempt(const Brief& brief);
-  BriefCall::Seen look_for_a_while(BriefCall& call) const;
+  Attempt attempt();
+  Meeting::Seen look_for_a_while();
+  bool finish_brief();
   void take_over(std::shared_ptr<Collective> call);
   void wait_until(Wait& wait);
   bool is_ready(Wait& wait);
@@ -86,16 +88,18 @@ class Engine {
   std::uint64_t number_ = 0;
   std::uint64_t pipeline_chunks_ = 0;
   std::uint64_t completed_by_all_ = 0;
-  std::vector<const void*> rows_;  // of the brief call that is being made
+  Request brief_;  // the small call that is being made, and how it goes
+  Meeting meeting_{team_};
 };
 
-template <class Make>
-std::shared_ptr<Collective> Engine::start_brief(const Brief& brief, const Make& make, Milliseconds timeout) {
+template <class Fill, class Make>
+std::shared_ptr<Collective> Engine::start_brief(const Fill& fill, const Make& make, Milliseconds timeout) {
   std::unique_lock lock(mutex_);
   check();
-  const auto attempted = attempt(brief);
+  fill(brief_);
+  const auto attempted = attempt();
   if (attempted == Attempt::done) return nullptr;
-  std::shared_ptr<Collective> call = make();
+  std::shared_ptr<Collective> call = make(Request(brief_));
   if (attempted == Attempt::posted) {
     take_over(call);
   } else {

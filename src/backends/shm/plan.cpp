@@ -2,6 +2,7 @@
 #include "backends/shm/plan.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "backends/shm/layout.h"
 
@@ -10,19 +11,29 @@ namespace {
 
 Source as_source(const Target& target) { return {target.data, target.bytes}; }
 
+void clear(Plan& plan) {
+  plan.lanes = 1;
+  plan.stage.clear();
+  plan.take.clear();
+  plan.kernel = nullptr;
+  plan.width = 1;
+  plan.own = {};
+  plan.result = {};
+  plan.share_result = false;
+}
+
 void add_reduction(Plan& plan, const Request& request) {
   plan.kernel = reduce_kernel(request.element, request.reduction);
   plan.width = size_of(request.element);
 }
 
 // Every rank's lane, and what it takes, where nothing is reduced.
-Plan copying_plan(const Request& request, int rank, int size) {
+void plan_copying(const Request& request, int rank, int size, Plan& plan) {
   const bool is_root = rank == request.root;
-  Plan plan;
   switch (request.kind) {
     case Kind::broadcast:
       if (is_root) {
-        plan.stage = {as_source(request.outputs.front())};
+        plan.stage.push_back(as_source(request.outputs.front()));
       } else {
         plan.take.resize(static_cast<std::size_t>(size));
         plan.take[static_cast<std::size_t>(request.root)] = request.outputs.front();
@@ -54,17 +65,25 @@ Plan copying_plan(const Request& request, int rank, int size) {
     default:
       break;
   }
-  return plan;
 }
 
-Plan reduce_scatter_plan(const Request& request, int rank, int size) {
-  Plan plan;
+void plan_reduce_scatter(const Request& request, int rank, int size, Plan& plan) {
   add_reduction(plan, request);
   plan.lanes = static_cast<std::size_t>(size);
   plan.stage = request.inputs;
   plan.own = request.inputs[static_cast<std::size_t>(rank)];
   plan.result = request.outputs.front();
-  return plan;
+}
+
+// False where whole tensors are reduced.
+bool plan_by_kind(const Request& request, int rank, int size, Plan& plan) {
+  if (request.kind == Kind::reduce_scatter) {
+    plan_reduce_scatter(request, rank, size, plan);
+    return true;
+  }
+  if (has_reduction(request.kind)) return false;
+  plan_copying(request, rank, size, plan);
+  return true;
 }
 
 bool wants_result(const Request& request, int rank) {
@@ -78,22 +97,19 @@ std::size_t share_start(std::size_t bytes, int shares, int index) {
   return bytes / kLine * static_cast<std::size_t>(index) / static_cast<std::size_t>(shares) * kLine;
 }
 
-Plan small_plan(const Request& request, int rank, int size) {
-  if (request.kind == Kind::reduce_scatter) return reduce_scatter_plan(request, rank, size);
-  if (!has_reduction(request.kind)) return copying_plan(request, rank, size);
-  Plan plan;
-  plan.stage = {as_source(request.outputs.front())};
+void plan_small(const Request& request, int rank, int size, Plan& plan) {
+  clear(plan);
+  if (plan_by_kind(request, rank, size, plan)) return;
+  plan.stage.push_back(as_source(request.outputs.front()));
   plan.own = plan.stage.front();
-  if (!wants_result(request, rank)) return plan;
+  if (!wants_result(request, rank)) return;
   add_reduction(plan, request);
   plan.result = request.outputs.front();
-  return plan;
 }
 
 Plan chunked_plan(const Request& request, int rank, int size) {
-  if (request.kind == Kind::reduce_scatter) return reduce_scatter_plan(request, rank, size);
-  if (!has_reduction(request.kind)) return copying_plan(request, rank, size);
   Plan plan;
+  if (plan_by_kind(request, rank, size, plan)) return plan;
   add_reduction(plan, request);
   plan.lanes = static_cast<std::size_t>(size);
   plan.share_result = true;
@@ -109,6 +125,16 @@ Plan chunked_plan(const Request& request, int rank, int size) {
   plan.own = plan.stage[own];
   if (wanted) plan.result = plan.take[own];
   return plan;
+}
+
+std::size_t table_bytes(Kind kind, int size) {
+  return is_uneven(kind) ? 2 * static_cast<std::size_t>(size) * sizeof(std::uint64_t) : 0;
+}
+
+void take_own(const Plan& plan, int rank) {
+  if (plan.take.empty() || plan.kernel != nullptr) return;
+  const auto& to = plan.take[static_cast<std::size_t>(rank)];
+  if (to.bytes > 0 && to.data != plan.own.data) std::memmove(to.data, plan.own.data, plan.own.bytes);
 }
 
 std::uint64_t staged_bytes(const Plan& plan) {

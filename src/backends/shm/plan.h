@@ -21,11 +21,19 @@ struct Plan {
   bool share_result = false;       // whether others take the result, from this rank's own lane
 };
 
-// For calls whose data lies beside the posts: whoever wants a reduction does all of it.
-Plan small_plan(const Request& request, int rank, int size);
+// For calls whose data lies beside the posts: whoever wants a reduction does all of it. What `plan` held is
+// forgotten, but for its memory.
+void plan_small(const Request& request, int rank, int size, Plan& plan);
 
 // For calls that go through staging buffers: each rank does its share of a reduction.
 Plan chunked_plan(const Request& request, int rank, int size);
+
+// Where each rank may bring what it likes, two tables come before its small data: the bytes that it has for
+// each rank, and those that it expects from each. Bytes of both.
+std::size_t table_bytes(Kind kind, int size);
+
+// Copies what a rank left for itself.
+void take_own(const Plan& plan, int rank);
 
 // Bytes of all lanes, and of the longest.
 std::uint64_t staged_bytes(const Plan& plan);

@@ -5,13 +5,23 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/shm/direct_request.h"
+#include "backends/shm/tensor_request.h"
+
 namespace lockstep::backends {
 namespace {
 
-using shm::Element;
+using shm::copying;
+using shm::element_of;
 using shm::Kind;
-using shm::Reduction;
+using shm::reducing;
 using shm::Request;
+using shm::source_of;
+using shm::source_parts;
+using shm::sources_of;
+using shm::target_of;
+using shm::target_parts;
+using shm::targets_of;
 using Tensors = ShmBackend::Tensors;
 
 // A call that keeps its tensors alive until it is finished, waited for or not.
@@ -49,78 +59,6 @@ class ShmWork : public c10d::Work {
   std::chrono::milliseconds timeout_;
 };
 
-Element element_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-    case c10::ScalarType::ComplexFloat:
-      return Element::f32;
-    case c10::ScalarType::Double:
-    case c10::ScalarType::ComplexDouble:
-      return Element::f64;
-    case c10::ScalarType::Half:
-      return Element::f16;
-    case c10::ScalarType::BFloat16:
-      return Element::bf16;
-    case c10::ScalarType::Char:
-      return Element::i8;
-    case c10::ScalarType::Byte:
-      return Element::u8;
-    case c10::ScalarType::Short:
-      return Element::i16;
-    case c10::ScalarType::Int:
-      return Element::i32;
-    case c10::ScalarType::Long:
-      return Element::i64;
-    case c10::ScalarType::UInt16:
-      return Element::u16;
-    case c10::ScalarType::UInt32:
-      return Element::u32;
-    case c10::ScalarType::UInt64:
-      return Element::u64;
-    case c10::ScalarType::Bool:
-      return Element::boolean;
-    default:
-      throw ArgumentError(fmt::format("the shm backend does not carry {} tensors", c10::toString(dtype)));
-  }
-}
-
-std::size_t bytes_of(const at::Tensor& tensor) { return tensor.nbytes(); }
-
-// What goes over the wire is the memory as it lies there.
-void check(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || tensor.layout() != c10::kStrided) {
-    throw ArgumentError(fmt::format("the shm backend needs dense CPU tensors, and this one is {} on {}",
-                                    c10::str(tensor.layout()), tensor.device().str()));
-  }
-  if (!tensor.is_contiguous() && !tensor.is_non_overlapping_and_dense()) {
-    throw ArgumentError("the shm backend needs tensors without gaps; pass tensor.contiguous()");
-  }
-}
-
-shm::Source source_of(const at::Tensor& tensor) {
-  check(tensor);
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), bytes_of(tensor)};
-}
-
-shm::Target target_of(const at::Tensor& tensor) {
-  check(tensor);
-  return {static_cast<std::byte*>(tensor.data_ptr()), bytes_of(tensor)};
-}
-
-std::vector<shm::Source> sources_of(const Tensors& tensors) {
-  std::vector<shm::Source> sources;
-  sources.reserve(tensors.size());
-  for (const auto& tensor : tensors) sources.push_back(source_of(tensor));
-  return sources;
-}
-
-std::vector<shm::Target> targets_of(const Tensors& tensors) {
-  std::vector<shm::Target> targets;
-  targets.reserve(tensors.size());
-  for (const auto& tensor : tensors) targets.push_back(target_of(tensor));
-  return targets;
-}
-
 const at::Tensor& only(const Tensors& tensors, const char* what) {
   if (tensors.size() != 1) {
     throw ArgumentError(fmt::format("the shm backend takes one tensor as {}, not {}", what, tensors.size()));
@@ -133,106 +71,6 @@ const Tensors& only(const std::vector<Tensors>& lists, const char* what) {
     throw ArgumentError(fmt::format("the shm backend takes one list as {}, not {}", what, lists.size()));
   }
   return lists.front();
-}
-
-Reduction reduction_of(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return Reduction::sum;
-    case c10d::ReduceOp::AVG:
-      return Reduction::average;
-    case c10d::ReduceOp::PRODUCT:
-      return Reduction::product;
-    case c10d::ReduceOp::MIN:
-      return Reduction::min;
-    case c10d::ReduceOp::MAX:
-      return Reduction::max;
-    case c10d::ReduceOp::BAND:
-      return Reduction::band;
-    case c10d::ReduceOp::BOR:
-      return Reduction::bor;
-    case c10d::ReduceOp::BXOR:
-      return Reduction::bxor;
-    default:
-      throw ArgumentError("the shm backend does not have this reduction (PREMUL_SUM, a custom one)");
-  }
-}
-
-Request reducing(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  Request request{.kind = kind, .element = element_of(tensor.scalar_type()), .reduction = reduction_of(op)};
-  const bool additive = request.reduction == Reduction::sum || request.reduction == Reduction::average;
-  if ((tensor.is_complex() && !additive) ||
-      shm::reduce_kernel(request.element, request.reduction) == nullptr) {
-    throw ArgumentError(fmt::format("the shm backend cannot reduce {} tensors by {}",
-                                    c10::toString(tensor.scalar_type()), shm::name_of(request.reduction)));
-  }
-  return request;
-}
-
-// What is reduced as it lies there, without any view of it.
-bool can_reduce_plainly(c10::ScalarType dtype) {
-  return dtype == c10::ScalarType::Float || dtype == c10::ScalarType::Double ||
-         dtype == c10::ScalarType::Half || dtype == c10::ScalarType::BFloat16 ||
-         dtype == c10::ScalarType::Int || dtype == c10::ScalarType::Long;
-}
-
-// Of the reductions that all of these have.
-Reduction plain_reduction(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::PRODUCT:
-      return Reduction::product;
-    case ReduceOp::MIN:
-      return Reduction::min;
-    case ReduceOp::MAX:
-      return Reduction::max;
-    default:
-      return Reduction::sum;
-  }
-}
-
-Request copying(Kind kind, const at::Tensor& tensor, int root = 0) {
-  return {.kind = kind, .element = element_of(tensor.scalar_type()), .root = root};
-}
-
-// The bytes of each rank's part of a contiguous tensor: equal parts, or as many rows as `rows` says.
-std::vector<std::size_t> part_lengths(const at::Tensor& tensor, int size,
-                                      const std::vector<std::int64_t>& rows) {
-  if (!tensor.is_contiguous()) throw ArgumentError("the shm backend cuts contiguous tensors only");
-  const auto parts = static_cast<std::size_t>(size);
-  std::vector<std::size_t> lengths(parts, bytes_of(tensor) / parts);
-  if (rows.empty() && tensor.numel() % size != 0) {
-    throw ArgumentError(
-        fmt::format("a tensor of {} elements cannot be cut into {} equal parts", tensor.numel(), size));
-  }
-  const auto row_bytes = tensor.dim() > 0 && tensor.size(0) > 0
-                             ? bytes_of(tensor) / static_cast<std::size_t>(tensor.size(0))
-                             : std::size_t{0};
-  for (std::size_t i = 0; i < rows.size(); ++i) lengths.at(i) = static_cast<std::size_t>(rows[i]) * row_bytes;
-  return lengths;
-}
-
-std::vector<shm::Source> source_parts(const at::Tensor& tensor, int size,
-                                      const std::vector<std::int64_t>& rows = {}) {
-  const auto whole = source_of(tensor);
-  std::vector<shm::Source> parts;
-  const auto* start = whole.data;
-  for (const auto length : part_lengths(tensor, size, rows)) {
-    parts.push_back({start, length});
-    start += length;
-  }
-  return parts;
-}
-
-std::vector<shm::Target> target_parts(const at::Tensor& tensor, int size,
-                                      const std::vector<std::int64_t>& rows = {}) {
-  const auto whole = target_of(tensor);
-  std::vector<shm::Target> parts;
-  auto* start = whole.data;
-  for (const auto length : part_lengths(tensor, size, rows)) {
-    parts.push_back({start, length});
-    start += length;
-  }
-  return parts;
 }
 
 Tensors joined(const Tensors& first, const Tensors& second) {
@@ -276,45 +114,26 @@ ShmBackend::WorkPtr ShmBackend::issue(c10d::OpType op, Request request, Tensors 
   return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(call), limit(timeout));
 }
 
-bool ShmBackend::takes(const at::Tensor& tensor, ReduceOp op) const {
-  const bool is_plain =
-      op == ReduceOp::SUM || op == ReduceOp::PRODUCT || op == ReduceOp::MIN || op == ReduceOp::MAX;
-  return is_plain && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
-         tensor.is_contiguous() && !tensor.is_neg() && tensor.nbytes() <= shm::kSmallBytes &&
-         tensor.numel() > 0 && can_reduce_plainly(tensor.scalar_type());
+bool ShmBackend::takes(const comm::DirectCall& call) const {
+  return shm::fits_directly(call, getRank(), getSize());
 }
 
-ShmBackend::WorkPtr ShmBackend::all_reduce_directly(const at::Tensor& tensor, ReduceOp op,
-                                                    std::uint64_t number) {
-  const Request kind{.kind = Kind::all_reduce,
-                     .element = element_of(tensor.scalar_type()),
-                     .reduction = plain_reduction(op)};
-  const shm::Brief brief{.what = shm::packed(kind),
-                         .tensor = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()},
-                         .kernel = shm::reduce_kernel(kind.element, kind.reduction),
-                         .width = shm::size_of(kind.element),
-                         .log_number = number};
-  return issue_brief(c10d::OpType::ALLREDUCE, brief, kind, {tensor});
-}
-
-ShmBackend::WorkPtr ShmBackend::barrier_directly(std::uint64_t number) {
-  const Request kind{.kind = Kind::barrier};
-  return issue_brief(c10d::OpType::BARRIER, {.what = shm::packed(kind), .log_number = number}, kind, {});
-}
-
-// `kept` is what the call has to keep alive once it goes on behind the caller's back.
-ShmBackend::WorkPtr ShmBackend::issue_brief(c10d::OpType op, const shm::Brief& brief, const Request& kind,
-                                            at::TensorList kept) {
+ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std::uint64_t number) {
   auto& engine = connection_->engine();
-  const auto make = [&] {
-    Request request = kind;
-    request.log_number = brief.log_number;
-    if (brief.tensor.bytes > 0) request.outputs = {brief.tensor};
-    return std::make_shared<Keeping<shm::Collective>>(kept.vec(), engine.team(), std::move(request));
+  const auto fill = [&](Request& request) {
+    shm::fill(request, call, getSize());
+    request.log_number = number;
   };
-  auto rest = engine.start_brief(brief, make, timeout_);
+  // From now on the call goes on behind its caller's back, and keeps the tensors alive.
+  const auto make = [&](Request request) {
+    Tensors kept = call.inputs.vec();
+    kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
+    return std::make_shared<Keeping<shm::Collective>>(std::move(kept), engine.team(), std::move(request));
+  };
+  auto rest = engine.start_brief(fill, make, timeout_);
   if (!rest) return {};
-  return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(rest), timeout_);
+  return c10::make_intrusive<ShmWork>(getRank(), c10d::OpType::UNKNOWN, connection_, std::move(rest),
+                                      timeout_);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {

@@ -34,9 +34,8 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   // Uninitialized.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  bool takes(const at::Tensor& tensor, ReduceOp op) const override;
-  WorkPtr all_reduce_directly(const at::Tensor& tensor, ReduceOp op, std::uint64_t number) override;
-  WorkPtr barrier_directly(std::uint64_t number) override;
+  bool takes(const comm::DirectCall& call) const override;
+  WorkPtr call_directly(const comm::DirectCall& call, std::uint64_t number) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -63,8 +62,6 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  WorkPtr issue_brief(c10d::OpType op, const shm::Brief& brief, const shm::Request& kind,
-                      at::TensorList kept);
   WorkPtr issue(c10d::OpType op, shm::Request request, Tensors kept, std::chrono::milliseconds timeout);
   WorkPtr receive(const at::Tensor& tensor, int src, int tag);
   std::chrono::milliseconds limit(std::chrono::milliseconds asked) const;

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Small blocking calls that are done on the spot are the same calls to the other ranks as those that are not.
-#include <numeric>
-#include <random>
-
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
 
+#include "unit/shm/random_calls.h"
 #include "unit/shm/thread_team.h"
 
 namespace lockstep::shm {
 namespace {
 
 using namespace std::chrono_literals;
-using Numbers = std::vector<std::int32_t>;
 
 constexpr auto kLimit = 60s;
 #ifdef __SANITIZE_THREAD__
@@ -22,71 +19,47 @@ constexpr int kCalls = 200;
 constexpr int kCalls = 1000;
 #endif
 
-Request request_for(Numbers& numbers) {
-  if (numbers.empty()) return {.kind = Kind::barrier};
-  return {.kind = Kind::all_reduce,
-          .element = Element::i32,
-          .outputs = {{reinterpret_cast<std::byte*>(numbers.data()), numbers.size() * sizeof(std::int32_t)}}};
-}
-
-Brief brief_for(const Request& request) {
-  if (request.outputs.empty()) return {.what = packed(request)};
-  return {.what = packed(request),
-          .tensor = request.outputs.front(),
-          .kernel = reduce_kernel(request.element, request.reduction),
-          .width = size_of(request.element)};
-}
-
 // Whether it was done on the spot.
-bool call_briefly(Engine& engine, Numbers& numbers) {
-  const auto request = request_for(numbers);
-  const auto make = [&] { return std::make_shared<Collective>(engine.team(), request); };
-  const auto rest = engine.start_brief(brief_for(request), make, kLimit);
+bool call_briefly(Engine& engine, const Request& request) {
+  const auto fill = [&](Request& asked) { asked = request; };
+  const auto make = [&](Request asked) {
+    return std::make_shared<Collective>(engine.team(), std::move(asked));
+  };
+  const auto rest = engine.start_brief(fill, make, kLimit);
   if (rest) engine.wait(*rest, kLimit);
   return rest == nullptr;
 }
 
-Numbers numbers_of(int rank, int call, std::size_t count) {
-  Numbers numbers(count);
-  std::iota(numbers.begin(), numbers.end(), rank * 1000 + call);
-  return numbers;
-}
-
-void expect_sum(const Numbers& numbers, int size, int call) {
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    const auto sum = size * (static_cast<int>(i) + call) + 1000 * size * (size - 1) / 2;
-    if (numbers[i] != sum) throw std::runtime_error("call " + std::to_string(call) + " left wrong numbers");
-  }
-}
-
-// Barriers and sums of all lengths that fit. Each rank draws by itself which of them it makes briefly, and
-// which it leaves under way while it makes the next.
+// Calls of all kinds, small ones most of all, and some of them too long for one rank only. Each rank draws by
+// itself which of them it makes briefly, and which it leaves under way while it makes the next.
 void mix(Engine& engine) {
   const auto& team = engine.team();
-  std::mt19937 common(3);
-  std::mt19937 own(static_cast<unsigned>(team.rank()));
+  Random common(3);
+  Random own(static_cast<unsigned>(team.rank()));
+  constexpr std::size_t kFull = kSmallBytes / sizeof(std::int32_t);
+  const std::vector<std::size_t> most{1, 20, 300, kFull / 8, kFull, kFull + 4};
+  std::size_t heap_end = ThreadTeam::kHeapBytes;  // none of it
   int on_the_spot = 0;
   for (int call = 0; call < kCalls; ++call) {
-    const auto count = common() % 3 == 0 ? 0 : common() % (kSmallBytes / sizeof(std::int32_t) + 1);
-    auto early = numbers_of(team.rank(), call, 10);
-    auto late = numbers_of(team.rank(), call, count);
+    const auto early = prepare(team, draw(common, team.size(), most), call, heap_end);
+    const auto late = prepare(team, draw(common, team.size(), most), call, heap_end);
     std::shared_ptr<Collective> under_way;
     if (common() % 4 == 0) {
-      under_way = std::make_shared<Collective>(team, request_for(early));
+      under_way = std::make_shared<Collective>(team, early.request);
       engine.start(under_way, kLimit);
     }
     if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 300));
     if (own() % 4 != 0) {
-      on_the_spot += call_briefly(engine, late) ? 1 : 0;
+      on_the_spot += call_briefly(engine, late.request) ? 1 : 0;
     } else {
-      const auto ordinary = std::make_shared<Collective>(team, request_for(late));
+      const auto ordinary = std::make_shared<Collective>(team, late.request);
       engine.start(ordinary, kLimit);
       engine.wait(*ordinary, kLimit);
     }
-    expect_sum(late, team.size(), call);
+    late.check(call);
     if (!under_way) continue;
     engine.wait(*under_way, kLimit);
-    expect_sum(early, team.size(), call);
+    early.check(call);
   }
   if (on_the_spot == 0) throw std::runtime_error("no call was done on the spot");
 }
@@ -101,20 +74,64 @@ TEST_P(BriefCalls, AreTheSameCallsAsOthers) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, BriefCalls, ::testing::Values(1, 2, 3));
 
-TEST(BriefCallsThatDiffer, EndOnAllRanksBeforeDataAreMixed) {
-  std::array<Numbers, 2> numbers{numbers_of(0, 0, 8), numbers_of(1, 0, 9)};
-  std::array<bool, 2> thrown{};
+// The ranks' numbers after a call in which rank 1 asks for what `second` makes of it, and whether all of them
+// were told.
+struct Quarrel {
+  std::array<Numbers, 2> numbers;
+  std::array<std::string, 2> told;
+};
+
+template <class Second>
+Quarrel quarrel(const Second& second) {
+  Quarrel result{{Numbers(8, 1), Numbers(9, 2)}, {}};
   ThreadTeam(2).run({}, [&](Engine& engine) {
     const auto rank = static_cast<std::size_t>(engine.team().rank());
+    auto& numbers = result.numbers[rank];
+    Request request{
+        .kind = Kind::all_reduce, .element = Element::i32, .outputs = {target(numbers, 0, numbers.size())}};
+    if (rank == 1) second(request);
     try {
-      (void)call_briefly(engine, numbers[rank]);
+      (void)call_briefly(engine, request);
     } catch (const DesyncError& error) {
-      thrown[rank] = std::string(error.what()).find("all_reduce of 9 x i32") != std::string::npos;
+      result.told[rank] = error.what();
     }
   });
-  EXPECT_TRUE(thrown[0] && thrown[1]);
-  EXPECT_EQ(numbers[0], numbers_of(0, 0, 8));
-  EXPECT_EQ(numbers[1], numbers_of(1, 0, 9));
+  return result;
+}
+
+void expect_unmixed(const Quarrel& result, const std::string& difference) {
+  EXPECT_EQ(result.numbers[0], Numbers(8, 1));
+  EXPECT_EQ(result.numbers[1], Numbers(9, 2));
+  for (const auto& told : result.told) EXPECT_NE(told.find(difference), std::string::npos) << told;
+}
+
+TEST(BriefCallsThatDiffer, EndOnAllRanksBeforeDataAreMixed) {
+  expect_unmixed(quarrel([](Request&) {}), "rank 1: all_reduce of 9 x i32");
+  expect_unmixed(quarrel([](Request& request) { request.kind = Kind::broadcast; }),
+                 "rank 1: broadcast of 9 x i32");
+}
+
+TEST(BriefCallsThatDiffer, AreFoundInWhatEachRankExpectsOfTheOthers) {
+  std::array<Numbers, 2> input{Numbers(3, 1), Numbers(3, 2)};
+  std::array<Numbers, 2> output{Numbers(6), Numbers(6)};
+  std::array<bool, 2> told{};
+  ThreadTeam(2).run({}, [&](Engine& engine) {
+    const auto rank = static_cast<std::size_t>(engine.team().rank());
+    // Rank 0 expects two numbers of rank 1, which has three.
+    const std::size_t theirs = rank == 0 ? 2 : 3;
+    const Request request{.kind = Kind::all_gather,
+                          .element = Element::i32,
+                          .inputs = {source(input[rank], 0, 3)},
+                          .outputs = {target(output[rank], 0, 3), target(output[rank], 3, theirs)}};
+    try {
+      (void)call_briefly(engine, request);
+    } catch (const DesyncError&) {
+      told[rank] = true;
+    }
+  });
+  EXPECT_TRUE(told[0] && told[1]);
+  EXPECT_EQ(output[0], Numbers(6));
+  EXPECT_EQ(output[1], Numbers(6));
 }
 
 }  // namespace

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/meeting.h"
+
+#include <cstring>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::size_t kWord = sizeof(std::uint64_t);
+
+std::uint64_t word_at(const std::byte* table, std::size_t index) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, table + index * kWord, kWord);
+  return word;
+}
+
+std::byte* append(std::byte* to, std::uint64_t word) {
+  std::memcpy(to, &word, kWord);
+  return to + kWord;
+}
+
+}  // namespace
+
+void Meeting::resume(const Request& request, std::uint64_t number) {
+  request_ = &request;
+  number_ = number;
+  arrived_ = 0;
+  plan_small(request, team_.rank(), team_.size(), plan_);
+}
+
+void Meeting::post(const Request& request, std::uint64_t number) {
+  resume(request, number);
+  auto& post = team_.own().posts[slot()];
+  post.what = packed(request);
+  post.bytes = size_of(request);
+  post.log_number = request.log_number;
+  post.payload = table_bytes(request.kind, team_.size()) + staged_bytes(plan_);
+  post.longest_lane = longest_lane(plan_);
+  post.heap_offset = -1;
+  if (request.kind == Kind::all_reduce && post.bytes > kSmallBytes) {
+    post.heap_offset = team_.heap_offset_of(request.outputs.front().data, post.bytes);
+  }
+  if (post.heap_offset >= 0) {
+    auto& share = team_.own().shares[slot()];
+    share.claimed.store(0, std::memory_order_relaxed);
+    share.done.store(0, std::memory_order_relaxed);
+  }
+  write_small(post.payload);
+  post.number.store(number, std::memory_order_release);
+}
+
+void Meeting::write_small(std::uint64_t payload) const {
+  std::byte* to = team_.own().small[slot()];
+  if (is_uneven(request_->kind)) to = write_tables(to);
+  if (payload > kSmallBytes) return;
+  for (const auto& lane : plan_.stage) {
+    if (lane.bytes > 0) std::memcpy(to, lane.data, lane.bytes);
+    to += lane.bytes;
+  }
+}
+
+// The bytes that this rank has for each, and those that it expects from each.
+std::byte* Meeting::write_tables(std::byte* to) const {
+  const auto size = static_cast<std::size_t>(team_.size());
+  for (std::size_t rank = 0; rank < size; ++rank) to = append(to, bytes_for(rank));
+  for (std::size_t rank = 0; rank < size; ++rank)
+    to = append(to, plan_.take.empty() ? 0 : plan_.take[rank].bytes);
+  return to;
+}
+
+std::uint64_t Meeting::bytes_for(std::size_t rank) const {
+  if (request_->kind == Kind::all_to_all) return request_->inputs[rank].bytes;
+  const bool reads = request_->kind == Kind::all_gather || static_cast<int>(rank) == request_->root;
+  return reads ? request_->inputs.front().bytes : 0;
+}
+
+Meeting::Seen Meeting::look() {
+  for (; arrived_ < team_.size(); ++arrived_) {
+    if (arrived_ == team_.rank()) continue;
+    if (post_of(arrived_).number.load(std::memory_order_acquire) != number_) return Seen::not_all;
+    if (!agrees(arrived_)) return Seen::other_call;
+  }
+  if (!is_uneven(request_->kind) || tables_agree()) return Seen::all;
+  arrived_ = team_.rank();
+  return Seen::other_call;
+}
+
+bool Meeting::agrees(int rank) const {
+  const auto& own = post_of(team_.rank());
+  const auto& other = post_of(rank);
+  return own.what == other.what && (is_uneven(request_->kind) || own.bytes == other.bytes);
+}
+
+// Every pair of ranks, so that all of them find the same.
+bool Meeting::tables_agree() const {
+  const auto size = static_cast<std::size_t>(team_.size());
+  for (std::size_t from = 0; from < size; ++from) {
+    for (std::size_t to = 0; to < size; ++to) {
+      const auto given = word_at(small_of(static_cast<int>(from)), to);
+      if (given != word_at(small_of(static_cast<int>(to)), size + from)) return false;
+    }
+  }
+  return true;
+}
+
+bool Meeting::is_small() const {
+  for (int rank = 0; rank < team_.size(); ++rank) {
+    if (post_of(rank).payload > kSmallBytes) return false;
+  }
+  return true;
+}
+
+bool Meeting::is_in_place() const {
+  for (int rank = 0; rank < team_.size(); ++rank) {
+    if (post_of(rank).heap_offset < 0) return false;
+  }
+  return true;
+}
+
+// Where in a rank's small data this rank's lane begins.
+std::size_t Meeting::small_offset(int rank) const {
+  std::size_t offset = table_bytes(request_->kind, team_.size());
+  if (plan_.lanes == 1) return offset;
+  const auto own = static_cast<std::size_t>(team_.rank());
+  if (request_->kind != Kind::all_to_all) return own * request_->outputs.front().bytes;
+  for (std::size_t lane = 0; lane < own; ++lane) offset += word_at(small_of(rank), lane);
+  return offset;
+}
+
+void Meeting::finish_small() { plan_.kernel != nullptr ? reduce() : copy(); }
+
+void Meeting::reduce() {
+  rows_.clear();
+  for (int rank = 0; rank < team_.size(); ++rank) rows_.push_back(small_of(rank) + small_offset(rank));
+  void* const out = plan_.result.data;
+  plan_.kernel(&out, 1, rows_.data(), team_.size(), plan_.result.bytes / plan_.width);
+}
+
+void Meeting::copy() const {
+  take_own(plan_, team_.rank());
+  for (std::size_t from = 0; from < plan_.take.size(); ++from) {
+    const auto rank = static_cast<int>(from);
+    const auto& to = plan_.take[from];
+    if (rank != team_.rank() && to.bytes > 0) {
+      std::memcpy(to.data, small_of(rank) + small_offset(rank), to.bytes);
+    }
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "unit/shm/random_calls.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "unit/shm/thread_team.h"
+
+namespace lockstep::shm {
+namespace {
+
+std::int32_t value(int rank, int call, std::size_t index) {
+  return static_cast<std::int32_t>(index * 7 + static_cast<std::size_t>(rank) * 1000 +
+                                   static_cast<std::size_t>(call));
+}
+
+Numbers sum_of_all(int size, int call, std::size_t begin, std::size_t count) {
+  Numbers sum(count);
+  for (int rank = 0; rank < size; ++rank) {
+    for (std::size_t i = 0; i < count; ++i) sum[i] += value(rank, call, begin + i);
+  }
+  return sum;
+}
+
+void append(Numbers& to, const Numbers& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+}  // namespace
+
+Source source(const Numbers& numbers, std::size_t begin, std::size_t count) {
+  return {reinterpret_cast<const std::byte*>(numbers.data() + begin), count * sizeof(std::int32_t)};
+}
+
+Target target(Numbers& numbers, std::size_t begin, std::size_t count) {
+  return {reinterpret_cast<std::byte*>(numbers.data() + begin), count * sizeof(std::int32_t)};
+}
+
+Numbers values(int rank, int call, std::size_t begin, std::size_t count) {
+  Numbers numbers(count);
+  for (std::size_t i = 0; i < count; ++i) numbers[i] = value(rank, call, begin + i);
+  return numbers;
+}
+
+Drawn draw(Random& random, int size, const std::vector<std::size_t>& most) {
+  const auto limit = most[std::uniform_int_distribution<std::size_t>(0, most.size() - 1)(random)];
+  return {.kind = static_cast<Kind>(std::uniform_int_distribution<int>(0, 8)(random)),
+          .count = std::uniform_int_distribution<std::size_t>(0, limit)(random),
+          .root = std::uniform_int_distribution<int>(0, size - 1)(random),
+          .on_heap = std::uniform_int_distribution<int>(0, 1)(random) == 1};
+}
+
+void Part::check(int call) const {
+  if (expected.empty()) return;
+  const auto* actual = heap != nullptr ? heap : output.data();
+  if (!std::equal(expected.begin(), expected.end(), actual)) {
+    throw std::runtime_error("call " + std::to_string(call) + " (" +
+                             describe(packed(request), size_of(request)) + ") left wrong numbers");
+  }
+}
+
+Part prepare(const Team& team, const Drawn& drawn, int call, std::size_t& heap_end) {
+  const int rank = team.rank();
+  const int size = team.size();
+  const auto ranks = static_cast<std::size_t>(size);
+  const auto n = drawn.count;
+  Part part{.request = {.kind = drawn.kind, .element = Element::i32, .root = drawn.root}};
+  auto& [request, input, output, expected, heap] = part;
+  const bool is_root = rank == drawn.root;
+  switch (drawn.kind) {
+    case Kind::all_reduce:
+    case Kind::reduce:
+      output = values(rank, call, 0, n);
+      if (drawn.kind == Kind::all_reduce || is_root) expected = sum_of_all(size, call, 0, n);
+      request.outputs = {target(output, 0, n)};
+      if (drawn.kind == Kind::all_reduce && drawn.on_heap && heap_end + n * 4 <= ThreadTeam::kHeapBytes) {
+        heap = reinterpret_cast<std::int32_t*>(team.heap(rank) + heap_end);
+        std::ranges::copy(output, heap);
+        request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
+        heap_end += (n * 4 + 63) / 64 * 64;
+      }
+      break;
+    case Kind::broadcast:
+      output = values(rank, call, 0, n);
+      expected = values(drawn.root, call, 0, n);
+      request.outputs = {target(output, 0, n)};
+      break;
+    case Kind::all_gather:
+    case Kind::gather: {
+      // Each rank brings another call of elements.
+      const auto length = [&](std::size_t of) { return n + of; };
+      input = values(rank, call, 0, length(static_cast<std::size_t>(rank)));
+      request.inputs = {source(input, 0, input.size())};
+      if (drawn.kind == Kind::gather && !is_root) break;
+      output.resize(ranks * n + ranks * ranks);
+      std::size_t begin = 0;
+      for (std::size_t from = 0; from < ranks; ++from) {
+        request.outputs.push_back(target(output, begin, length(from)));
+        append(expected, values(static_cast<int>(from), call, 0, length(from)));
+        begin += length(from);
+      }
+      break;
+    }
+    case Kind::scatter:
+      output.resize(n);
+      expected = values(drawn.root, call, static_cast<std::size_t>(rank) * n, n);
+      request.outputs = {target(output, 0, n)};
+      if (!is_root) break;
+      input = values(rank, call, 0, n * ranks);
+      for (std::size_t to = 0; to < ranks; ++to) request.inputs.push_back(source(input, to * n, n));
+      break;
+    case Kind::reduce_scatter:
+      input = values(rank, call, 0, n * ranks);
+      output.resize(n);
+      expected = sum_of_all(size, call, static_cast<std::size_t>(rank) * n, n);
+      for (std::size_t to = 0; to < ranks; ++to) request.inputs.push_back(source(input, to * n, n));
+      request.outputs = {target(output, 0, n)};
+      break;
+    case Kind::all_to_all: {
+      // From rank a to rank b go n + a elements, which begin at b * (n + a).
+      const auto own = n + static_cast<std::size_t>(rank);
+      input = values(rank, call, 0, own * ranks);
+      output.resize(ranks * n + ranks * ranks);
+      std::size_t begin = 0;
+      for (std::size_t other = 0; other < ranks; ++other) {
+        request.inputs.push_back(source(input, other * own, own));
+        const auto theirs = n + other;
+        request.outputs.push_back(target(output, begin, theirs));
+        append(expected,
+               values(static_cast<int>(other), call, static_cast<std::size_t>(rank) * theirs, theirs));
+        begin += theirs;
+      }
+      break;
+    }
+    case Kind::barrier:
+      break;
+  }
+  return part;
+}
+
+}  // namespace lockstep::shm
