@@ -159,12 +159,13 @@ bool fits_directly(const DirectCall& call, int rank, int size) {
   if (call.inputs.empty() && call.outputs.empty()) return false;
   const auto& model = model_of(call);
   if (!model.defined()) return false;
+  const auto dtype = model.scalar_type();
+  if (!are_plain(call.inputs, dtype) || !are_plain(call.outputs, dtype)) return false;
+  if (!is_well_formed(call, rank, size)) return false;
   const auto kind = kind_of(call.kind);
   if (has_root(kind) && (call.root < 0 || call.root >= size)) return false;
   const auto brought = call.inputs.empty() ? call.outputs : call.inputs;
-  return are_plain(call.inputs, model.scalar_type()) && are_plain(call.outputs, model.scalar_type()) &&
-         table_bytes(kind, size) + bytes_in(brought) <= kSmallBytes && is_well_formed(call, rank, size) &&
-         can_be_carried(call, kind);
+  return table_bytes(kind, size) + bytes_in(brought) <= kSmallBytes && can_be_carried(call, kind);
 }
 
 void fill(Request& request, const DirectCall& call, int size) {
