@@ -30,6 +30,8 @@
 #include <lockstep/device/graphed_step.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/sync_batch_norm.h>
+#include <lockstep/optim/fused_adam.h>
+#include <lockstep/optim/fused_sgd.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/rendezvous/random.h>
 #include <lockstep/rendezvous/spawn.h>

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -39,6 +40,31 @@ void check_scaler_options(const GradScalerOptions& options) {
         fmt::format("GradScaler: growth_interval must be 1 or more, not {}", options.growth_interval));
   }
 }
+
+// What is 0 where none of `flags` is set.
+Tensor sum_on(c10::Device device, const std::vector<Tensor>& flags) {
+  Tensor sum;
+  for (const auto& flag : flags) {
+    const auto here = flag.to(device, flag.scalar_type(), /*non_blocking=*/true);
+    sum = sum.defined() ? sum + here : here;
+  }
+  return sum;
+}
+
+// For one step of an optimizer, which forgets both afterwards, as in PyTorch.
+class ScaledStep {
+ public:
+  explicit ScaledStep(optim::FusedOptimizer& optimizer) : optimizer_(optimizer) {}
+  ~ScaledStep() {
+    optimizer_.grad_scale({});
+    optimizer_.found_inf({});
+  }
+  ScaledStep(const ScaledStep&) = delete;
+  ScaledStep& operator=(const ScaledStep&) = delete;
+
+ private:
+  optim::FusedOptimizer& optimizer_;
+};
 
 Tensor single(double value, at::ScalarType dtype, c10::Device device) {
   return at::full({}, value, at::TensorOptions().dtype(dtype).device(device));
@@ -104,12 +130,18 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     throw ArgumentError(
         "GradScaler: unscale_() after step() of the same optimizer; call update() in between");
   }
+  look_for_infs(optimizer, state, /*unscale=*/true);
+}
+
+void GradScaler::look_for_infs(const torch::optim::Optimizer& optimizer, OptimizerState& state,
+                               bool unscale) {
   const c10::NoGradGuard no_grad;
-  auto gradients = gradient_lists(optimizer);
+  auto gradients = gradient_lists(optimizer, /*allow_half=*/!unscale);
   // The reciprocal in double, as in PyTorch: in float it may be off by a bit.
-  auto found_infs =
-      gradients.unscale(scale_.to(at::kDouble).reciprocal().to(at::kFloat), at::zeros({}, scale_.options()));
-  state.stage = Stage::unscaled;  // also where the other ranks do not answer: not a second time
+  const auto factor =
+      unscale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones({}, scale_.options());
+  auto found_infs = gradients.unscale(factor, at::zeros({}, scale_.options()));
+  if (unscale) state.stage = Stage::unscaled;  // also where the other ranks do not answer: not a second time
   if (group_) found_infs = {agreed(found_infs)};
   state.found_infs = std::move(found_infs);
 }
@@ -124,16 +156,34 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (state.stage == Stage::stepped) {
     throw ArgumentError("GradScaler: step() was already called for this optimizer since the last update()");
   }
-  if (state.stage == Stage::ready) unscale_(optimizer);
+  auto* fused = dynamic_cast<optim::FusedOptimizer*>(&optimizer);
+  if (state.stage == Stage::ready) look_for_infs(optimizer, state, /*unscale=*/fused == nullptr);
   if (state.found_infs.empty()) {
     throw ArgumentError(
         "GradScaler: step(): none of the optimizer's parameters has a gradient; was backward() called?");
+  }
+  if (fused != nullptr) {
+    step_fused(*fused, state);
+    state.stage = Stage::stepped;
+    return true;
   }
   const bool found =
       std::ranges::any_of(state.found_infs, [](const Tensor& each) { return each.item<float>() != 0; });
   if (!found) optimizer.step();
   state.stage = Stage::stepped;
   return !found;
+}
+
+void GradScaler::step_fused(optim::FusedOptimizer& optimizer, const OptimizerState& state) const {
+  const ScaledStep scope(optimizer);
+  const c10::NoGradGuard no_grad;
+  // The kernels compare with 1, which the sum of what two devices found is not.
+  optimizer.found_inf(sum_on(scale_.device(), state.found_infs).clamp_max(1));
+  if (state.stage == Stage::ready) {
+    const auto& given = optimizer.grad_scale();
+    optimizer.grad_scale(given.defined() ? scale_ * given : scale_);
+  }
+  optimizer.step();
 }
 
 Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
@@ -145,14 +195,11 @@ Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
 }
 
 Tensor GradScaler::found_any() const {
-  Tensor combined;
+  std::vector<Tensor> flags;
   for (const auto& [optimizer, state] : states_) {
-    for (const auto& found : state.found_infs) {
-      const auto here = found.to(scale_.device(), /*non_blocking=*/true);
-      combined = combined.defined() ? combined + here : here;
-    }
+    flags.insert(flags.end(), state.found_infs.begin(), state.found_infs.end());
   }
-  if (combined.defined()) return combined;
+  if (!flags.empty()) return sum_on(scale_.device(), flags);
   throw ArgumentError(
       "GradScaler: update() without any step() or unscale_() since the last one: nothing is known of the "
       "gradients");

@@ -30,13 +30,13 @@ std::vector<at::Tensor> GradientLists::unscale(const at::Tensor& inverse_scale, 
   return found;
 }
 
-GradientLists gradient_lists(const torch::optim::Optimizer& optimizer) {
+GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half) {
   GradientLists lists;
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
-      if (gradient.scalar_type() == at::kHalf) {
+      if (gradient.scalar_type() == at::kHalf && !allow_half) {
         throw ArgumentError(
             "GradScaler: unscale_(): a gradient is in float16, where dividing would lose what scaling saved; "
             "keep "

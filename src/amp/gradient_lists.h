@@ -25,7 +25,7 @@ class GradientLists {
   std::vector<std::pair<c10::Device, Lists>> devices_;
 };
 
-// Of sparse gradients the values. Throws ArgumentError for gradients in float16.
-GradientLists gradient_lists(const torch::optim::Optimizer& optimizer);
+// Of sparse gradients the values. Throws ArgumentError for gradients in float16 unless they are allowed.
+GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half);
 
 }  // namespace lockstep::amp

@@ -8,6 +8,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <lockstep/optim/fused_adam.h>
+#include <lockstep/optim/fused_sgd.h>
 #include <lockstep/serialize/value.h>
 
 // What each optimizer keeps, under the names that Python has for it. `field(name, value)` is called with a
@@ -70,6 +72,40 @@ using AdamFields =
     AdamFieldsOf<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState, false>;
 using AdamWFields =
     AdamFieldsOf<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState, true>;
+
+// Of a fused optimizer, which has what the other one has. A tensor as the rate is written as one; read is a
+// number, which then comes into the tensor.
+template <typename Plain, typename Optimizer_, typename Options_, typename State_>
+struct FusedFieldsOf : Plain {
+  using Optimizer = Optimizer_;
+  using Options = Options_;
+  using State = State_;
+  static constexpr bool fused = true;
+
+  template <typename Of, typename Field>
+  static void options(Of& of, Field field) {
+    Plain::options(of, field);
+    field("maximize", of.maximize());
+    if constexpr (std::is_const_v<Of>) {
+      if (of.lr_tensor().defined()) field("lr", of.lr_tensor());
+    }
+  }
+  static Dict constants() {
+    Dict dict;
+    for (const auto& [key, value] : Plain::constants()) {
+      if (key.as_string() != "maximize") dict.set(key, value);
+    }
+    dict.set("fused", true);
+    return dict;
+  }
+};
+
+using FusedSGDFields =
+    FusedFieldsOf<SGDFields, optim::FusedSGD, optim::FusedSGDOptions, torch::optim::SGDParamState>;
+using FusedAdamFields =
+    FusedFieldsOf<AdamFields, optim::FusedAdam, optim::FusedAdamOptions, optim::FusedAdamParamState>;
+using FusedAdamWFields =
+    FusedFieldsOf<AdamWFields, optim::FusedAdamW, optim::FusedAdamWOptions, optim::FusedAdamParamState>;
 
 struct RMSpropFields {
   using Optimizer = torch::optim::RMSprop;

@@ -23,6 +23,9 @@ using Tensors = std::vector<at::Tensor>;
 template <typename Fields>
 constexpr bool kCountsInTensor = !std::is_same_v<Fields, checkpointing::LBFGSFields>;
 
+template <typename Fields>
+constexpr bool kIsFused = requires { Fields::fused; };
+
 template <typename Items>
 List tensor_list(const Items& tensors) {
   List list;
@@ -129,7 +132,11 @@ class FieldReader {
     if (is_absent_for_lbfgs(name)) return;
     value = number(required(name));
   }
-  void operator()(const char* name, bool& value) const { value = required(name).as_bool(); }
+  void operator()(const char* name, bool& value) const {
+    // Older versions of Python's optimizers do not have it.
+    const bool may_be_absent = std::string_view(name) == "maximize" && !dict_.contains(name);
+    value = !may_be_absent && required(name).as_bool();
+  }
   void operator()(const char* name, std::int64_t& value) const {
     const auto given = number(required(name));
     constexpr double most = 9e18;
@@ -143,6 +150,12 @@ class FieldReader {
     value = {number(pair[0]), number(pair[1])};
   }
   void operator()(const char* name, at::Tensor& value) const {
+    if (std::string_view(name) == "step") {
+      std::int64_t count = 0;
+      (*this)(name, count);
+      value = at::full({}, count, parameter_->options().dtype(at::kFloat).requires_grad(false));
+      return;
+    }
     const auto* given = dict_.find(name);
     if (given == nullptr || given->is<None>()) return;
     value = tensor(name, given->is<at::Tensor>() ? given->as_tensor() : at::scalar_tensor(number(*given)));
@@ -224,7 +237,7 @@ void refuse_other_kind(const Dict& group) {
 template <typename Fields>
 bool has_contents(const typename Fields::State& state) {
   // SGD takes a state without momentum for one with it.
-  if constexpr (std::is_same_v<Fields, checkpointing::SGDFields>) return state.momentum_buffer().defined();
+  if constexpr (std::is_base_of_v<checkpointing::SGDFields, Fields>) return state.momentum_buffer().defined();
   return true;
 }
 
@@ -254,7 +267,7 @@ NewContents<Fields> read_all(Optimizer& optimizer, const Dict& dict) {
                       "optimizer's group: group {} has {} parameters instead of {}",
                       g, indices.size(), own.params().size()));
     }
-    refuse_maximize(given);
+    if constexpr (!kIsFused<Fields>) refuse_maximize(given);
     refuse_other_kind<Fields>(given);
     auto options = static_cast<const typename Fields::Options&>(own.options());
     Fields::options(options, FieldReader(given, fmt::format("param_groups[{}]", g), nullptr, false));
@@ -278,7 +291,9 @@ template <typename Fields>
 void load_into(Optimizer& optimizer, const Dict& dict) {
   auto contents = read_all<Fields>(optimizer, dict);
   for (std::size_t g = 0; g < contents.options.size(); ++g) {
-    static_cast<typename Fields::Options&>(optimizer.param_groups()[g].options()) = contents.options[g];
+    auto& options = static_cast<typename Fields::Options&>(optimizer.param_groups()[g].options());
+    options = contents.options[g];
+    if constexpr (kIsFused<Fields>) options.bring_lr(options.lr());
   }
   optimizer.state().clear();
   for (auto& [key, state] : contents.states) optimizer.state()[key] = std::move(state);
@@ -294,9 +309,13 @@ auto with_fields(const Optimizer& optimizer, Action action) {
   if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return action(RMSpropFields());
   if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return action(AdagradFields());
   if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer)) return action(LBFGSFields());
-  throw ArgumentError(fmt::format(
-      "the state dict of an optimizer is known for SGD, Adam, AdamW, RMSprop, Adagrad and LBFGS; this is {}",
-      c10::demangle(typeid(optimizer).name())));
+  if (dynamic_cast<const optim::FusedSGD*>(&optimizer)) return action(FusedSGDFields());
+  if (dynamic_cast<const optim::FusedAdamW*>(&optimizer)) return action(FusedAdamWFields());
+  if (dynamic_cast<const optim::FusedAdam*>(&optimizer)) return action(FusedAdamFields());
+  throw ArgumentError(
+      fmt::format("the state dict of an optimizer is known for SGD, Adam, AdamW (fused, too), RMSprop, "
+                  "Adagrad and LBFGS; this is {}",
+                  c10::demangle(typeid(optimizer).name())));
 }
 
 // The member is protected, but may be named through a class that derives from the owner.

@@ -13,6 +13,8 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/fused_adam.h>
+#include <lockstep/optim/fused_sgd.h>
 
 namespace lockstep::graphs {
 namespace {
@@ -31,6 +33,10 @@ bool is_exactly(const Optimizer& optimizer) {
 
 std::string reason_against(const Optimizer& optimizer) {
   if (is_exactly<SGD>(optimizer) || is_exactly<RMSprop>(optimizer)) return "";
+  if (is_exactly<optim::FusedSGD>(optimizer) || is_exactly<optim::FusedAdam>(optimizer) ||
+      is_exactly<optim::FusedAdamW>(optimizer)) {
+    return "";
+  }
   if (is_exactly<Adagrad>(optimizer)) {
     for (const auto& group : optimizer.param_groups()) {
       if (static_cast<const AdagradOptions&>(group.options()).lr_decay() != 0) {
@@ -40,7 +46,8 @@ std::string reason_against(const Optimizer& optimizer) {
     return "";
   }
   if (is_exactly<Adam>(optimizer) || is_exactly<AdamW>(optimizer)) {
-    return "LibTorch's Adam and AdamW compute their bias correction on the host from the number of the step";
+    return "LibTorch's Adam and AdamW compute their bias correction on the host from the number of the step "
+           "(lockstep::optim::FusedAdam and FusedAdamW do not)";
   }
   if (is_exactly<LBFGS>(optimizer)) return "LBFGS decides on the host how often it calls its closure";
   return fmt::format("nothing is known of an optimizer of class {}", typeid(optimizer).name());
@@ -55,8 +62,25 @@ bool same_options(const OptimizerOptions& left, const OptimizerOptions& right, b
   return true;
 }
 
+// A rate in a tensor is read by the graph: only that it is the same tensor counts.
+template <typename Options>
+bool same_fused_options(const OptimizerOptions& left, const OptimizerOptions& right, bool& same) {
+  const auto* first = dynamic_cast<const Options*>(&left);
+  const auto* second = dynamic_cast<const Options*>(&right);
+  if (first == nullptr || second == nullptr) return false;
+  auto with_rate = *first;
+  if (first->lr_tensor().defined()) with_rate.lr() = second->lr();
+  same = with_rate == *second;
+  return true;
+}
+
 bool same_group(const OptimizerOptions& left, const OptimizerOptions& right) {
   bool same = false;
+  if (same_fused_options<optim::FusedSGDOptions>(left, right, same) ||
+      same_fused_options<optim::FusedAdamOptions>(left, right, same) ||
+      same_fused_options<optim::FusedAdamWOptions>(left, right, same)) {
+    return same;
+  }
   return (same_options<SGDOptions>(left, right, same) || same_options<RMSpropOptions>(left, right, same) ||
           same_options<AdagradOptions>(left, right, same)) &&
          same;
@@ -65,6 +89,10 @@ bool same_group(const OptimizerOptions& left, const OptimizerOptions& right) {
 ParameterState state_of(Optimizer& optimizer, void* key, OptimizerParamState& state) {
   if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) {
     return {&optimizer, key, {sgd->momentum_buffer()}, -1};
+  }
+  if (auto* fused = dynamic_cast<optim::FusedAdamParamState*>(&state)) {
+    return {
+        &optimizer, key, {fused->step(), fused->exp_avg(), fused->exp_avg_sq(), fused->max_exp_avg_sq()}, -1};
   }
   if (auto* rms = dynamic_cast<RMSpropParamState*>(&state)) {
     return {&optimizer, key, {rms->square_avg(), rms->momentum_buffer(), rms->grad_avg()}, rms->step()};
@@ -92,6 +120,12 @@ HyperParameters::HyperParameters(const Optimizers& optimizers) {
 bool HyperParameters::operator==(const HyperParameters& other) const {
   return std::ranges::equal(groups_, other.groups_,
                             [](const auto& left, const auto& right) { return same_group(*left, *right); });
+}
+
+void bring_rates(const Optimizers& optimizers) {
+  for (auto* optimizer : optimizers) {
+    if (auto* fused = dynamic_cast<optim::FusedOptimizer*>(optimizer)) fused->bring_rates();
+  }
 }
 
 std::vector<at::Tensor> parameters_of(const Optimizers& optimizers) {

@@ -26,6 +26,9 @@ class HyperParameters {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> groups_;
 };
 
+// Learning rates that a graph reads from tensors are what was said last.
+void bring_rates(const Optimizers& optimizers);
+
 std::vector<at::Tensor> parameters_of(const Optimizers& optimizers);
 
 // The state of each parameter that has one, with where its step count is, if it counts.

@@ -3,23 +3,21 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "device/graph_work.h"
+
 namespace lockstep::graphs {
 namespace {
 
 // A callback of LibTorch is a plain function.
-std::atomic<OperatorTrace*>& trace_of_process() {
-  static std::atomic<OperatorTrace*> trace{nullptr};
-  return trace;
-}
-
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {
-  if (auto* trace = trace_of_process().load(std::memory_order_acquire)) trace->add(function);
+  const auto* work = graph_work();
+  if (work == nullptr) return nullptr;
+  if (auto* trace = work->trace.load(std::memory_order_acquire)) trace->add(function);
   return nullptr;
 }
 
@@ -123,14 +121,14 @@ std::string OperatorTrace::difference(const OperatorTrace& later) const {
 }
 
 Tracing::Tracing(OperatorTrace& trace) {
-  trace_of_process().store(&trace, std::memory_order_release);
+  graph_work()->trace.store(&trace, std::memory_order_release);
   handle_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(observe).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
 Tracing::~Tracing() {
   at::removeCallback(handle_);
-  trace_of_process().store(nullptr, std::memory_order_release);
+  graph_work()->trace.store(nullptr, std::memory_order_release);
 }
 
 }  // namespace lockstep::graphs

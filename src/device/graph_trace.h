@@ -38,8 +38,8 @@ class OperatorTrace {
   std::string obstacle_;
 };
 
-// While it lives, operators of this thread, and of backward passes that it starts, are added to `trace`. One
-// at a time in a process: within a GraphPhaseScope.
+// While it lives, operators of this thread, and of backward passes that it starts, are added to `trace`.
+// Within a GraphPhaseScope, and one in it.
 class Tracing {
  public:
   explicit Tracing(OperatorTrace& trace);

@@ -124,6 +124,7 @@ class GraphedStep::Impl {
     for (std::size_t i = 0; i < inputs.size(); ++i) check_input(i, inputs[i], device_);
     check_autocast(device_);
     auto& entry = entry_of(kind_of(inputs, device_));
+    graphs::bring_rates(options_.optimizers);
     auto host = host_now();
     note_changes(entry, host);
     if (entry.captured) return replay(entry, inputs);

@@ -9,19 +9,21 @@ import sources
 # Layer: the layers whose headers it may include besides its own. A new layer is a new line here.
 ARROWS = {
     "base": set(),
-    "device": {"base"},
+    "optim": {"base"},
+    "device": {"base", "optim"},
     "comm": {"base", "device"},
     "backends": {"base", "device", "comm"},
     "rendezvous": {"base", "device", "comm", "backends", "launch"},
     "nn": {"base", "device", "comm", "backends", "rendezvous"},
     "ddp": {"base", "device", "comm", "backends", "rendezvous", "nn"},
-    "amp": {"base", "device", "comm", "serialize"},
+    "amp": {"base", "optim", "device", "comm", "serialize"},
     "train": {
-        *("base", "device", "amp", "comm", "backends", "rendezvous", "ddp", "nn", "data", "serialize", "checkpoint"),
+        *("base", "optim", "device", "amp", "comm", "backends", "rendezvous", "ddp", "nn", "data", "serialize"),
+        "checkpoint",
     },
     "data": {"base", "device"},
     "serialize": {"base"},
-    "checkpoint": {"base", "device", "amp", "comm", "backends", "rendezvous", "nn", "data", "serialize"},
+    "checkpoint": {"base", "optim", "device", "amp", "comm", "backends", "rendezvous", "nn", "data", "serialize"},
     "machine": {"base"},
     "launch": {"base", "machine"},
 }

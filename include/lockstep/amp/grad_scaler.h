@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/optim/fused_optimizer.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep::amp {
@@ -64,6 +65,10 @@ class GradScaler {
   /// inf or NaN. Returns whether the optimizer stepped, where PyTorch returns what its step() does. Once for
   /// each optimizer between two update()s. Waits for the device once. Throws ArgumentError when called out of
   /// turn and when no parameter has a gradient.
+  ///
+  /// With an optim::FusedOptimizer nobody waits: the factor and what was found go to its kernels, which
+  /// divide and leave out by themselves. The result is true then, whatever they do; the step of its state
+  /// tells.
   bool step(torch::optim::Optimizer& optimizer);
   /// Throws ArgumentError, as in PyTorch, unless the scaler is not enabled: then the loss.
   at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure);
@@ -104,7 +109,8 @@ class GradScaler {
 
   void check_scaled(const char* function) const;
   void begin(c10::Device device);
-  std::vector<at::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer) const;
+  void look_for_infs(const torch::optim::Optimizer& optimizer, OptimizerState& state, bool unscale);
+  void step_fused(optim::FusedOptimizer& optimizer, const OptimizerState& state) const;
   at::Tensor agreed(const std::vector<at::Tensor>& found_infs) const;
   at::Tensor found_any() const;
 

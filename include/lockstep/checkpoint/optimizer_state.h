@@ -10,15 +10,15 @@ namespace lockstep {
 
 /// {"state": {0: {...}, ...}, "param_groups": [{"lr": ..., "params": [0, ...]}, ...]}: what Python's
 /// optimizer of the same name gives, with every key that it looks for. Tensors share the optimizer's data.
-/// Knows SGD, Adam, AdamW, RMSprop, Adagrad and LBFGS; throws ArgumentError for others. PyTorch:
-/// `Optimizer.state_dict()`.
+/// Knows SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, and FusedSGD, FusedAdam, FusedAdamW; throws ArgumentError
+/// for others. PyTorch: `Optimizer.state_dict()`.
 Dict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Takes over state and hyper-parameters from a state dict of C++ or Python; tensors are copied, to the
 /// device and dtype of their parameter. What has no bearing on the result (foreach, fused, capturable,
 /// initial_lr, ...) is passed over. PyTorch: `Optimizer.load_state_dict()`. Throws CheckpointError, the
 /// optimizer being unchanged: other numbers of groups or parameters, tensors of another shape, the state of
-/// another kind of optimizer, maximize=True.
+/// another kind of optimizer, maximize=True for one that is not fused.
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict);
 
 /// {"last_epoch", "_step_count", "_last_lr"}, of StepLR and any other scheduler derived from LRScheduler. Its

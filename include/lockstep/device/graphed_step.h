@@ -20,7 +20,7 @@ namespace lockstep {
 /// Options of GraphedStep.
 struct GraphedStepOptions {
   /// The optimizers that the step calls. Their hyper-parameters and state are compared before each replay.
-  /// SGD, RMSprop, and Adagrad without lr_decay; others are refused.
+  /// Those of lockstep::optim, SGD, RMSprop, and Adagrad without lr_decay; others are refused.
   std::vector<torch::optim::Optimizer*> optimizers = {};
   /// The modules that the step calls. Their modes, parameters and buffers are compared before each replay.
   std::vector<std::shared_ptr<torch::nn::Module>> modules = {};

@@ -9,48 +9,16 @@
 #include <lockstep/device/graph_phase.h>
 #include <lockstep/device/graphed_step.h>
 
+#include "unit/device/fake_graph_device.h"
+
 namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using testing::FakeGraphDevice;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Tensors = GraphedStep::Tensors;
-
-// Recording calls the work, as a GPU's does, though here it is computed: tests look at values of replays
-// only. Replaying does `on_replay`.
-class FakeDevice : public GraphDevice {
- public:
-  void run_aside(const std::function<void()>& work) override {
-    ++aside;
-    work();
-  }
-  std::unique_ptr<DeviceGraph> record(const std::function<void()>& work,
-                                      const std::vector<at::Generator>& /*generators*/) override {
-    ++records;
-    EXPECT_EQ(graph_phase(), GraphPhase::capture);
-    work();
-    return std::make_unique<Graph>(*this);
-  }
-
-  int aside = 0;
-  int records = 0;
-  int replays = 0;
-  std::function<void()> on_replay = [] {};
-
- private:
-  class Graph : public DeviceGraph {
-   public:
-    explicit Graph(FakeDevice& device) : device_(device) {}
-    void replay() override {
-      ++device_.replays;
-      device_.on_replay();
-    }
-
-   private:
-    FakeDevice& device_;
-  };
-};
 
 class GraphedStepTest : public ::testing::Test {
  protected:
@@ -72,7 +40,7 @@ class GraphedStepTest : public ::testing::Test {
     };
   }
 
-  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>();
+  std::shared_ptr<FakeGraphDevice> device_ = std::make_shared<FakeGraphDevice>();
   torch::Tensor weight_ = torch::ones({2}, torch::requires_grad());
   int steps_ = 0;
 };

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <lockstep/optim/fused_adam.h>
+
+#include "optim/fused_lists.h"
+
+namespace lockstep::optim {
+
+// What FusedAdam and FusedAdamW have in common.
+class FusedAdamStep {
+ public:
+  struct Lists {
+    std::vector<at::Tensor> parameters;
+    GradientList gradients;
+    std::vector<at::Tensor> exp_avgs;
+    std::vector<at::Tensor> exp_avg_sqs;
+    std::vector<at::Tensor> max_exp_avg_sqs;
+    std::vector<at::Tensor> steps;
+  };
+
+  // `optimizer`: its name, for errors.
+  FusedAdamStep(FusedOptimizer& optimizer, const char* name) : optimizer_(optimizer), name_(name) {}
+
+  // Calls kernel(lists, options, lr, grad_scale, found_inf) for each device and type of a group.
+  template <typename Options, typename Kernel>
+  void run(torch::optim::OptimizerParamGroup& group, std::size_t index, Kernel kernel) {
+    const auto& options = dynamic_cast<const Options&>(group.options());
+    gather(group, index, options.amsgrad());
+    for (auto& call : calls_.all()) {
+      const auto grad_scale = on_device(optimizer_.grad_scale(), call.device);
+      const auto found_inf = on_device(optimizer_.found_inf(), call.device);
+      count(call.lists, 1);
+      kernel(call.lists, options, rate_on(options.lr_tensor(), call.device), grad_scale, found_inf);
+      if (found_inf) uncount(call.lists, *found_inf);
+      if (grad_scale) call.lists.gradients.bring_back();
+    }
+  }
+
+ private:
+  void gather(const torch::optim::OptimizerParamGroup& group, std::size_t index, bool amsgrad);
+  void add(const ParameterName& name, bool amsgrad);
+  FusedAdamParamState& state_of(const ParameterName& name, bool amsgrad);
+  static void count(Lists& lists, double steps);
+  static void uncount(Lists& lists, const at::Tensor& found_inf);
+
+  FusedOptimizer& optimizer_;
+  const char* name_;
+  CallsOf<Lists> calls_;
+};
+
+}  // namespace lockstep::optim
