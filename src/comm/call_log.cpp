@@ -82,15 +82,19 @@ namespace comm {
 
 CallRecord CallLog::add(CallRecord record) {
   const std::lock_guard lock(mutex_);
-  issue(record);
+  number(record);
+  note(record);
   ring_[record.number % kKept] = record;
   return record;
 }
 
-void CallLog::issue(CallRecord& record) {
+void CallLog::number(CallRecord& record) {
   record.number = ++last_number_;
-  record.issued_at = std::chrono::steady_clock::now();
   record.state = CallState::issued;
+}
+
+void CallLog::note(CallRecord& record) {
+  record.issued_at = std::chrono::steady_clock::now();
   if (board_ != nullptr) write_note(*board_, record, file_);
 }
 
@@ -116,9 +120,13 @@ std::uint64_t CallLog::Turn::begin(const CallDraft& draft) {
   record.op = draft.op;
   record.root = draft.root;
   record.where = draft.where;
-  log_.issue(record);
-  if (log_.board_ != nullptr) log_.board_->awaited.store(record.number, std::memory_order_release);
+  log_.number(record);
   return record.number;
+}
+
+void CallLog::Turn::note(std::uint64_t number) {
+  log_.note(log_.ring_[number % kKept]);
+  if (log_.board_ != nullptr) log_.board_->awaited.store(number, std::memory_order_release);
 }
 
 void CallLog::Turn::complete(std::uint64_t number) {

@@ -49,7 +49,9 @@ class CallLog {
    public:
     explicit Turn(CallLog& log) : log_(log), lock_(log.mutex_) {}
 
+    // Its number; note() tells the other ranks, and when it began.
     std::uint64_t begin(const CallDraft& draft);
+    void note(std::uint64_t number);
     void complete(std::uint64_t number);
     // Of a call that was begun in this turn.
     CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
@@ -62,7 +64,8 @@ class CallLog {
   };
 
  private:
-  void issue(CallRecord& record);
+  void number(CallRecord& record);
+  void note(CallRecord& record);
   void note_completed(std::uint64_t number);
 
   NoteBoard* board_;

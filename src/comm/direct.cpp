@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/direct.h"
 
+#include <utility>
+
 #include <lockstep/device/graph_phase.h>
 
 #include "comm/direct_calls.h"
@@ -59,10 +61,16 @@ bool call_directly(GroupState& group, const DirectCall& call, std::source_locati
   auto* calls = group.direct(turn);
   if (calls == nullptr || !calls->takes(call)) return false;
   const auto number = turn.begin(draft_of(call, where));
+  // The others wait for the call's post, and nobody for its note.
+  bool noted = false;
+  const auto note = [&] {
+    if (!std::exchange(noted, true)) turn.note(number);
+  };
   DirectCalls::WorkPtr rest;
   try {
-    rest = calls->call_directly(call, number);
+    rest = calls->call_directly(call, number, note);
   } catch (...) {
+    note();
     const auto record = turn.record(number);
     turn.end();
     fail(group, record);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <lockstep/comm/c10d.h>
 #include <lockstep/comm/call_record.h>
@@ -32,9 +33,11 @@ class DirectCalls {
   // says what is wrong with the others.
   virtual bool takes(const DirectCall& call) const = 0;
 
-  // `number` is the call's in the group's log. nullptr once the call is done; where the other ranks do not
-  // come at once, what is left to be waited for.
-  virtual WorkPtr call_directly(const DirectCall& call, std::uint64_t number) = 0;
+  // `number` is the call's in the group's log. `posted` is called as soon as the other ranks can see the
+  // call, and before any long wait. nullptr once the call is done; where the other ranks do not come at once,
+  // what is left to be waited for.
+  virtual WorkPtr call_directly(const DirectCall& call, std::uint64_t number,
+                                c10::function_ref<void()> posted) = 0;
 };
 
 }  // namespace lockstep::comm

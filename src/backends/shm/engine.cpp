@@ -86,17 +86,23 @@ void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
   advance();
 }
 
-Engine::Attempt Engine::attempt() {
-  if (!collectives_.empty() || !transfers_.empty() || !has_free_slot()) return Attempt::not_made;
+// False where it has to wait its turn; then nothing has been done.
+bool Engine::post_brief() {
+  if (!collectives_.empty() || !transfers_.empty() || !has_free_slot()) return false;
   meeting_.post(brief_, ++number_);
+  return true;
+}
+
+// Rings for the post in any case.
+bool Engine::finish_brief_soon() {
   if (meeting_.look() == Meeting::Seen::all && finish_brief()) {
-    team_.ring();  // for the post as well
-    return Attempt::done;
+    team_.ring();
+    return true;
   }
   team_.ring();
-  if (look_for_a_while() != Meeting::Seen::all || !finish_brief()) return Attempt::posted;
+  if (look_for_a_while() != Meeting::Seen::all || !finish_brief()) return false;
   team_.ring_softly();
-  return Attempt::done;
+  return true;
 }
 
 // False where another rank has brought more than fits beside its post.
@@ -104,6 +110,7 @@ bool Engine::finish_brief() {
   if (!meeting_.is_small()) return false;
   meeting_.finish_small();
   team_.own().completed.value.store(number_, std::memory_order_release);
+  meeting_.prepare_next();
   return true;
 }
 

@@ -40,9 +40,11 @@ class Engine {
 
   // Does a small call from beginning to end, where no other is under way and all ranks come to it soon: then
   // returns nullptr. Otherwise it has been started as the call that `make(request)` returns. `fill(request)`
-  // says what is asked for; the request may hold what an earlier one left. Throws as start() does.
-  template <class Fill, class Make>
-  std::shared_ptr<Collective> start_brief(const Fill& fill, const Make& make, Milliseconds timeout);
+  // says what is asked for; the request may hold what an earlier one left. `posted()` is called once the call
+  // is published, or before that takes long. Throws as start() does.
+  template <class Fill, class Posted, class Make>
+  std::shared_ptr<Collective> start_brief(const Fill& fill, const Posted& posted, const Make& make,
+                                          Milliseconds timeout);
 
   // Until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error when it cannot be.
   void wait(const Call& call, Milliseconds timeout);
@@ -62,9 +64,9 @@ class Engine {
 
  private:
   struct Wait;
-  enum class Attempt : std::uint8_t { not_made, posted, done };
 
-  Attempt attempt();
+  bool post_brief();
+  bool finish_brief_soon();
   Meeting::Seen look_for_a_while();
   bool finish_brief();
   void take_over(std::shared_ptr<Collective> call);
@@ -92,15 +94,17 @@ class Engine {
   Meeting meeting_{team_};
 };
 
-template <class Fill, class Make>
-std::shared_ptr<Collective> Engine::start_brief(const Fill& fill, const Make& make, Milliseconds timeout) {
+template <class Fill, class Posted, class Make>
+std::shared_ptr<Collective> Engine::start_brief(const Fill& fill, const Posted& posted, const Make& make,
+                                                Milliseconds timeout) {
   std::unique_lock lock(mutex_);
   check();
   fill(brief_);
-  const auto attempted = attempt();
-  if (attempted == Attempt::done) return nullptr;
+  const bool is_posted = post_brief();
+  posted();
+  if (is_posted && finish_brief_soon()) return nullptr;
   std::shared_ptr<Collective> call = make(Request(brief_));
-  if (attempted == Attempt::posted) {
+  if (is_posted) {
     take_over(call);
   } else {
     lock.unlock();

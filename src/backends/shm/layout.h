@@ -19,7 +19,7 @@ inline constexpr std::size_t kMessageChunkBytes = 32 * 1024;
 // What a rank says about its next collective call. Written by that rank alone, `number` last (release); read
 // by the others after they have seen that number (acquire). Rewritten for call number + kSlots, once all
 // ranks have completed this one.
-struct alignas(kLine) Post {
+struct alignas(2 * kLine) Post {
   std::atomic<std::uint64_t> number{0};  // 1, 2, ... as all ranks count
   std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks
   std::uint64_t bytes = 0;               // size of the call; equal on all ranks unless the kind is uneven
@@ -37,7 +37,7 @@ struct alignas(kLine) Share {
   std::atomic<std::uint32_t> done{0};
 };
 
-struct alignas(kLine) Counter {
+struct alignas(2 * kLine) Counter {
   std::atomic<std::uint64_t> value{0};
 };
 

@@ -36,6 +36,9 @@ class Meeting {
   bool is_in_place() const;
   void finish_small();
 
+  // Makes the post of the next call a little faster, if it is one like this.
+  void prepare_next() const;
+
   const Post& post_of(int rank) const { return team_.area(rank).posts[slot()]; }
   const Plan& plan() const { return plan_; }
 

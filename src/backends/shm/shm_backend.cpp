@@ -118,7 +118,8 @@ bool ShmBackend::takes(const comm::DirectCall& call) const {
   return shm::fits_directly(call, getRank(), getSize());
 }
 
-ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std::uint64_t number) {
+ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std::uint64_t number,
+                                              c10::function_ref<void()> posted) {
   auto& engine = connection_->engine();
   const auto fill = [&](Request& request) {
     shm::fill(request, call, getSize());
@@ -130,7 +131,7 @@ ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std:
     kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
     return std::make_shared<Keeping<shm::Collective>>(std::move(kept), engine.team(), std::move(request));
   };
-  auto rest = engine.start_brief(fill, make, timeout_);
+  auto rest = engine.start_brief(fill, posted, make, timeout_);
   if (!rest) return {};
   return c10::make_intrusive<ShmWork>(getRank(), c10d::OpType::UNKNOWN, connection_, std::move(rest),
                                       timeout_);

@@ -35,7 +35,8 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   bool takes(const comm::DirectCall& call) const override;
-  WorkPtr call_directly(const comm::DirectCall& call, std::uint64_t number) override;
+  WorkPtr call_directly(const comm::DirectCall& call, std::uint64_t number,
+                        c10::function_ref<void()> posted) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;

@@ -25,7 +25,8 @@ bool call_briefly(Engine& engine, const Request& request) {
   const auto make = [&](Request asked) {
     return std::make_shared<Collective>(engine.team(), std::move(asked));
   };
-  const auto rest = engine.start_brief(fill, make, kLimit);
+  const auto rest = engine.start_brief(
+      fill, [] {}, make, kLimit);
   if (rest) engine.wait(*rest, kLimit);
   return rest == nullptr;
 }
