@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/allocator.h>
 #include <lockstep/lockstep.h>
 
 #include "training_step.h"

@@ -28,6 +28,7 @@
 #include <lockstep/ddp/trace.h>
 #include <lockstep/device/device.h>
 #include <lockstep/device/graphed_step.h>
+#include <lockstep/device/keep_freed_memory.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/sync_batch_norm.h>
 #include <lockstep/optim/fused_adam.h>

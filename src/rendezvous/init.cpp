@@ -6,10 +6,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/backends/registry.h>
-#include <lockstep/base/allocator.h>
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/device/keep_freed_memory.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "rendezvous/arrival.h"

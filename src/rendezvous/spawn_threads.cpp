@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 
 #include <lockstep/backends/registry.h>
-#include <lockstep/base/allocator.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/host.h>
+#include <lockstep/device/keep_freed_memory.h>
 #include <lockstep/rendezvous/random.h>
 #include <lockstep/rendezvous/spawn_threads.h>
 

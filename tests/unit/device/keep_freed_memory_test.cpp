@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/device/keep_freed_memory.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kLarge = 9'000'000;  // float32: 36 MB
+
+TEST(KeepFreedMemory, GivesALargeTensorTheMemoryOfTheOneBefore) {
+  keep_freed_memory();
+  const void* before = nullptr;
+  {
+    const auto first = at::full({kLarge}, 1.F);
+    before = first.const_data_ptr();
+  }
+  const auto second = at::empty({kLarge});
+  EXPECT_EQ(second.const_data_ptr(), before);
+  const auto third = at::full({kLarge}, 3.F);
+  EXPECT_NE(third.const_data_ptr(), before);
+}
+
+TEST(KeepFreedMemory, LeavesTensorsThatWereThereBeforeAlone) {
+  auto* const usual = c10::GetDefaultCPUAllocator();
+  auto memory = usual->allocate(40'000'000);
+  keep_freed_memory();
+  EXPECT_NE(c10::GetCPUAllocator(), usual);
+  memory.clear();
+}
+
+TEST(KeepFreedMemory, HasOneWayToFreeForAllSizes) {
+  keep_freed_memory();
+  auto* const allocator = c10::GetCPUAllocator();
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{100}, std::size_t{3'000'000}, std::size_t{40'000'000}}) {
+    void* const memory = allocator->raw_allocate(bytes);
+    if (bytes > 0) static_cast<char*>(memory)[bytes - 1] = 1;
+    if (memory != nullptr) allocator->raw_deallocate(memory);
+    const auto data = allocator->allocate(bytes);
+    EXPECT_EQ(data.get_deleter(), allocator->raw_deleter());
+  }
+}
+
+TEST(KeepFreedMemory, SaysWhatWasAskedForWhenThereIsNoMemory) {
+  keep_freed_memory();
+  try {
+    (void)at::empty({std::int64_t{1} << 58});
+    FAIL() << "there was memory";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find(std::to_string(std::int64_t{1} << 60)), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "device/large_blocks.h"
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kMiB = 1024 * 1024;
+
+TEST(LargeBlocks, GiveTheSameMemoryAgain) {
+  LargeBlocks blocks(100 * kMiB);
+  void* const first = blocks.take(20 * kMiB);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % LargeBlocks::kHugePage, 0U);
+  std::memset(first, 1, 20 * kMiB);
+  EXPECT_TRUE(blocks.has(first));
+  blocks.give_back(first);
+  EXPECT_FALSE(blocks.has(first));
+  EXPECT_EQ(blocks.idle_bytes(), 20 * kMiB);
+  EXPECT_EQ(blocks.take(19 * kMiB), first);
+  EXPECT_EQ(blocks.idle_bytes(), 0U);
+  blocks.give_back(first);
+}
+
+TEST(LargeBlocks, DoNotSpendALongOneOnAShortWish) {
+  LargeBlocks blocks(100 * kMiB);
+  void* const longer = blocks.take(40 * kMiB);
+  blocks.give_back(longer);
+  void* const shorter = blocks.take(20 * kMiB);
+  EXPECT_NE(shorter, longer);
+  EXPECT_EQ(blocks.idle_bytes(), 40 * kMiB);
+  blocks.give_back(shorter);
+}
+
+TEST(LargeBlocks, TakeTheBestFit) {
+  LargeBlocks blocks(1000 * kMiB);
+  void* const roomy = blocks.take(66 * kMiB);
+  void* const exact = blocks.take(60 * kMiB);
+  blocks.give_back(exact);
+  blocks.give_back(roomy);
+  EXPECT_EQ(blocks.take(60 * kMiB), exact);
+  EXPECT_EQ(blocks.take(60 * kMiB), roomy);
+  blocks.give_back(exact);
+  blocks.give_back(roomy);
+}
+
+TEST(LargeBlocks, KeepNoMoreThanTheirLimit) {
+  LargeBlocks blocks(50 * kMiB);
+  std::vector<void*> all;
+  for (int i = 0; i < 4; ++i) all.push_back(blocks.take(20 * kMiB));
+  for (void* block : all) blocks.give_back(block);
+  EXPECT_EQ(blocks.idle_bytes(), 40 * kMiB);
+  EXPECT_EQ(blocks.take(20 * kMiB), all[3]) << "the one longest idle goes first";
+  blocks.give_back(all[3]);
+}
+
+TEST(LargeBlocks, SayWhenThereIsNoMemory) {
+  LargeBlocks blocks(100 * kMiB);
+  blocks.give_back(blocks.take(20 * kMiB));
+  EXPECT_EQ(blocks.take(std::numeric_limits<std::size_t>::max() / 4), nullptr);
+  EXPECT_EQ(blocks.take(std::numeric_limits<std::size_t>::max()), nullptr);
+  EXPECT_EQ(blocks.idle_bytes(), 0U) << "idle blocks are given back before memory is missed";
+}
+
+TEST(LargeBlocks, ServeManyThreads) {
+  LargeBlocks blocks(60 * kMiB);
+  const auto work = [&](unsigned char mark) {
+    for (int i = 0; i < 200; ++i) {
+      const auto bytes = (2 + (i * 7 + mark) % 5 * 4) * kMiB;
+      auto* const block = static_cast<unsigned char*>(blocks.take(bytes));
+      for (std::size_t at = 0; at < bytes; at += kMiB) block[at] = mark;
+      for (std::size_t at = 0; at < bytes; at += kMiB) ASSERT_EQ(block[at], mark);
+      blocks.give_back(block);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned char mark = 1; mark <= 4; ++mark) threads.emplace_back(work, mark);
+  for (auto& thread : threads) thread.join();
+  EXPECT_LE(blocks.idle_bytes(), 60 * kMiB);
+}
+
+}  // namespace
+}  // namespace lockstep
