@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
+#include <ranges>
 #include <set>
 #include <span>
 #include <system_error>
@@ -17,6 +17,8 @@
 #include <lockstep/base/atomic_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+
+#include "serialize/byte_source.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -44,12 +46,20 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   return name == name_of(step, in_parts) ? std::optional(step) : std::nullopt;
 }
 
+std::optional<std::string> whole_text(const fs::path& file) {
+  std::error_code code;
+  if (fs::status(file, code).type() == fs::file_type::not_found) return std::nullopt;
+  const auto source = serialize::open_file(file, false);
+  return source->read_text(0, source->size());
+}
+
 // A file that a human may have edited, or that is missing, is worth no error: checkpoints load without it.
+// One that cannot be read is: the next save would write over it.
 std::map<std::int64_t, double> read_metrics(const fs::path& file) {
   std::map<std::int64_t, double> metrics;
-  std::ifstream stream(file);
-  if (!stream) return metrics;
-  const auto json = nlohmann::json::parse(stream, nullptr, false);
+  const auto text = whole_text(file);
+  if (!text) return metrics;
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object()) {
     log(LogLevel::warning,
         fmt::format("{} is damaged; which checkpoint is best is not known", file.string()));
@@ -123,6 +133,22 @@ std::vector<CheckpointInfo> CheckpointFolder::list() const {
   if (code) fail(path_, "the folder of checkpoints cannot be read", code);
   std::ranges::sort(infos, {}, &CheckpointInfo::step);
   return infos;
+}
+
+void CheckpointFolder::check_is_latest(std::int64_t step) const {
+  std::error_code code;
+  if (!fs::is_directory(path_, code)) return;  // the writer makes it, or says why not
+  for (const auto& info : std::views::reverse(list())) {
+    if (info.step <= step) return;
+    if (damaged_.contains(info.step)) continue;
+    throw CheckpointError(fmt::format(
+        "{}: step {} is not saved, since there is a checkpoint of step {}, with which load_latest() would go "
+        "on "
+        "instead: begin with load_latest(), keep the count of steps in the checkpoint (TrainingState::add), "
+        "or "
+        "use a new folder; to go back to an older checkpoint, remove those above it with remove_after()",
+        path_.string(), step, info.step));
+  }
 }
 
 void CheckpointFolder::make(bool sync) const {

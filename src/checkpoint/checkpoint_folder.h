@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ class CheckpointFolder {
   /// Points `name`, with the ending of the file, at a checkpoint, or removes it.
   void link(const std::string& name, const std::optional<std::filesystem::path>& file) const;
   void remove(const CheckpointInfo& info) const;
+  /// Throws when there is a checkpoint above `step` that found_damaged() was not told of.
+  void check_is_latest(std::int64_t step) const;
+  void found_damaged(std::int64_t step) { damaged_.insert(step); }
+  void found_whole(std::int64_t step) { damaged_.erase(step); }
   /// What new_folder_for() gave, and nothing else.
   void remove_unfinished(const std::filesystem::path& new_folder) const;
   /// Gives what was made in new_folder_for() its name.
@@ -38,6 +43,7 @@ class CheckpointFolder {
 
  private:
   std::filesystem::path path_;
+  std::set<std::int64_t> damaged_;
 };
 
 /// Those that no rule of `options` keeps; that which was saved last is never one of them.

@@ -65,6 +65,12 @@ class CheckpointManager::Implementation {
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
     if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
     writer_->save(step, contents, metric);
+    folder_.found_whole(step);
+  }
+
+  void remove_after(std::int64_t step) {
+    writer_->settle();
+    checkpointing::on_first(group_, [&] { checkpointing::remove_after(options_, folder_, info_of(step)); });
   }
 
   void wait() { writer_->wait(); }
@@ -82,6 +88,7 @@ class CheckpointManager::Implementation {
       for (auto& candidate : candidates) {
         contents = try_load(candidate, options, reasons);
         if (!contents) continue;
+        folder_.found_whole(candidate.step);
         chosen = std::move(candidate);
         return;
       }
@@ -114,7 +121,7 @@ class CheckpointManager::Implementation {
     for (auto& candidate : candidates) {
       candidate = *shared(candidate);
       if (const auto damage = damage_of(candidate)) {
-        pass_over(*damage, reasons);
+        pass_over(candidate, *damage, reasons);
         continue;
       }
       // What does not fit is no damage: an older one would hide it.
@@ -156,18 +163,29 @@ class CheckpointManager::Implementation {
         fmt::format("{}: none of the {} checkpoints can be loaded:{}", path().string(), count, reasons));
   }
 
-  static void pass_over(const std::string& damage, std::string& reasons) {
+  void pass_over(const CheckpointInfo& info, const std::string& damage, std::string& reasons) {
+    folder_.found_damaged(info.step);
     log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", damage));
     reasons += fmt::format("\n  {}", damage);
   }
 
-  // What any rank finds; the ranks share the comparing of checksums. Memory that is short and the like are
-  // no damage, but a failure of all.
+  [[noreturn]] static void refuse_to_pass_over(const CheckpointReadError& error) {
+    throw CheckpointError(fmt::format(
+        "{}; it may be whole, so that no other checkpoint is taken in its place: call again once it can "
+        "be read, or load(step) another one",
+        error.what()));
+  }
+
+  // What any rank finds; the ranks share the comparing of checksums. A disk that fails, memory that is short
+  // and the like are no damage, but a failure of all.
   std::optional<std::string> damage_of(const CheckpointInfo& info) const {
     std::string own;
     checkpointing::on_every(group_, [&] {
+      check_is_folder(info);
       try {
         verify_share(info);
+      } catch (const CheckpointReadError& error) {
+        refuse_to_pass_over(error);
       } catch (const CheckpointError& error) {
         own = error.what();
       }
@@ -180,14 +198,16 @@ class CheckpointManager::Implementation {
     return std::nullopt;
   }
 
-  void verify_share(const CheckpointInfo& info) const {
+  static void check_is_folder(const CheckpointInfo& info) {
     std::error_code code;
-    if (!std::filesystem::is_directory(info.file, code)) {
-      throw CheckpointError(
-          fmt::format("{}: it is no folder that every rank wrote to; use load_latest() without "
-                      "an argument for what rank 0 wrote",
-                      info.file.string()));
-    }
+    if (!std::filesystem::is_regular_file(info.file, code)) return;
+    throw CheckpointError(
+        fmt::format("{}: it is no folder that every rank wrote to; use load_latest() without "
+                    "an argument for what rank 0 wrote",
+                    info.file.string()));
+  }
+
+  void verify_share(const CheckpointInfo& info) const {
     const std::size_t rank = group_ ? static_cast<std::size_t>(group_->rank()) : 0;
     const std::size_t ranks = group_ ? static_cast<std::size_t>(group_->size()) : 1;
     checkpointing::read_again_if_replaced(
@@ -202,11 +222,13 @@ class CheckpointManager::Implementation {
   }
 
   std::optional<Value> try_load(const CheckpointInfo& info, const LoadOptions& options,
-                                std::string& reasons) const {
+                                std::string& reasons) {
     try {
       return checkpointing::read_checkpoint(info.file, first_look(options));
+    } catch (const CheckpointReadError& error) {
+      refuse_to_pass_over(error);
     } catch (const CheckpointError& error) {
-      pass_over(error.what(), reasons);
+      pass_over(info, error.what(), reasons);
       return std::nullopt;
     }
   }
@@ -254,6 +276,8 @@ CheckpointManager::~CheckpointManager() = default;
 void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric) {
   implementation_->save(step, contents, metric);
 }
+
+void CheckpointManager::remove_after(std::int64_t step) { implementation_->remove_after(step); }
 
 void CheckpointManager::wait() { implementation_->wait(); }
 

@@ -41,6 +41,10 @@ std::unique_ptr<CheckpointWriter> write_on_every_rank(const CheckpointManagerOpt
 void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
              const CheckpointInfo& info, const std::function<void()>& write);
 
+/// Removes those above `info`, which is there.
+void remove_after(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
+                  const CheckpointInfo& info);
+
 /// Runs both, whatever `first` throws, which is thrown afterwards. When both fail, a CheckpointError of
 /// `second` has the words of both.
 void run_both(const std::function<void()>& first, const std::function<void()>& second);

@@ -16,11 +16,13 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "checkpoint/data_files.h"
 #include "checkpoint/distributed_table.h"
 #include "checkpoint/flatten.h"
 #include "checkpoint/share.h"
 #include "checkpoint/tiling.h"
 #include "serialize/byte_source.h"
+#include "serialize/load_source.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -28,9 +30,9 @@ namespace {
 namespace fs = std::filesystem;
 
 Value read_place(const fs::path& folder, const Place& place, const LoadOptions& options = {}) {
-  const auto file = folder / place.file;
-  const auto source = serialize::open_file(file, false);
-  return load_bytes(source->read_text(place.offset, place.length), options, file.string());
+  const auto source =
+      serialize::open_part(folder / place.file, {.offset = place.offset, .length = place.length});
+  return serialize::load_source(*source, options);
 }
 
 std::vector<Place> places_of(const Entries& entries) {
@@ -59,10 +61,34 @@ at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOpti
   try {
     return at::empty(sizes, options);
   } catch (const c10::Error& error) {
-    throw CheckpointError(fmt::format("{}: there is no memory for a tensor of the sizes [{}]: {}",
-                                      folder.string(), fmt::join(sizes, ", "),
-                                      error.what_without_backtrace()));
+    throw CheckpointReadError(fmt::format("{}: there is no memory for a tensor of the sizes [{}]: {}",
+                                          folder.string(), fmt::join(sizes, ", "),
+                                          error.what_without_backtrace()));
   }
+}
+
+at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entry& entry, const Piece& piece,
+                      const LoadOptions& options = {}) {
+  const auto value = read_place(folder, piece.place, options);
+  const auto& tensor = value.as_tensor();
+  if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
+    return tensor.detach().resolve_conj().resolve_neg();
+  throw CheckpointError(fmt::format("{}: a piece of '{}' is {} [{}] instead of {} [{}], as the table says",
+                                    (folder / piece.place.file).string(), key,
+                                    c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                                    c10::toString(entry.dtype), fmt::join(piece.sizes, ", ")));
+}
+
+[[noreturn]] void refuse_unfinished(const fs::path& folder) {
+  const auto files = data_files(folder).size();
+  if (files == 0) {
+    throw CheckpointError(
+        fmt::format("{}: it is no distributed checkpoint: it has no {}", folder.string(), kTableName));
+  }
+  throw CheckpointError(
+      fmt::format("{}: its writing was not finished: the files of ranks are there ({}), but not {}, which is "
+                  "written last",
+                  folder.string(), files, kTableName));
 }
 
 // Copies what a piece and a wanted part have in common.
@@ -137,9 +163,7 @@ class Reader::Contents {
     for (const auto& [file, bytes] : used) {
       std::error_code code;
       const auto there = fs::file_size(folder / file, code);
-      if (code)
-        throw CheckpointError(
-            fmt::format("{}: cannot be read: {}", (folder / file).string(), code.message()));
+      if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
         throw CheckpointError(fmt::format("{}: the table says that {} bytes of it are used, but it has {}",
                                           (folder / file).string(), bytes, there));
@@ -149,8 +173,13 @@ class Reader::Contents {
 
   static Table read_named(const fs::path& folder) {
     const auto file = folder / kTableName;
+    std::error_code code;
+    if (fs::status(file, code).type() == fs::file_type::not_found && fs::is_directory(folder, code))
+      refuse_unfinished(folder);
     try {
       return read_table(file);
+    } catch (const CheckpointReadError&) {
+      throw;
     } catch (const CheckpointError& error) {
       const std::string what = error.what();
       if (what.starts_with(file.string())) throw;
@@ -190,16 +219,13 @@ at::Tensor Reader::read_part(const std::string& key, const Sizes& offsets, const
                              sizes[i] <= entry.sizes[i] - offsets[i];
                     });
   if (!fits) throw ArgumentError(fmt::format("'{}' has no part of this shape at this place", key));
+  const auto is_wanted = [&](const Piece& piece) { return piece.offsets == offsets && piece.sizes == sizes; };
+  if (const auto whole = std::ranges::find_if(entry.pieces, is_wanted); whole != entry.pieces.end())
+    return read_piece(contents_->folder, key, entry, *whole).contiguous();
   auto part = make_empty(contents_->folder, sizes, entry.dtype);
   for (const auto& piece : entry.pieces) {
     if (!overlap(offsets, sizes, piece)) continue;
-    const auto value = read_place(contents_->folder, piece.place);
-    const auto& tensor = value.as_tensor();
-    if (tensor.sizes() != at::IntArrayRef(piece.sizes) || tensor.scalar_type() != entry.dtype) {
-      throw CheckpointError(
-          fmt::format("{}: a piece of '{}' is not what the table says", contents_->folder.string(), key));
-    }
-    copy_overlap(part, offsets, tensor.detach(), piece.offsets);
+    copy_overlap(part, offsets, read_piece(contents_->folder, key, entry, piece), piece.offsets);
   }
   return part;
 }
@@ -227,9 +253,14 @@ Dict Reader::read_all(at::Device map_location) const {
 }
 
 void Reader::verify(std::size_t share, std::size_t shares) const {
-  const auto places = places_of(contents_->entries);
-  for (auto i = share; i < places.size(); i += shares) {
-    read_place(contents_->folder, places[i], {.map_location = at::kMeta, .mmap = false, .verify = true});
+  const LoadOptions options{.map_location = at::kMeta, .mmap = false, .verify = true};
+  std::size_t number = 0;
+  const auto is_mine = [&] { return number++ % shares == share; };
+  for (const auto& [key, entry] : contents_->entries) {
+    if (!entry.is_tensor && is_mine()) read_place(contents_->folder, entry.place, options);
+    for (const auto& piece : entry.pieces) {
+      if (is_mine()) read_piece(contents_->folder, key, entry, piece, options);
+    }
   }
 }
 

@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "checkpoint/data_files.h"
 #include "checkpoint/save_plan.h"
 #include "serialize/write_file.h"
 
@@ -23,28 +24,7 @@ namespace lockstep::distributed_checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kDataSuffix = ".distcp";
 constexpr const char* kGivenUp = ".failed";
-
-std::string data_file(std::size_t rank, const std::string& token) {
-  return fmt::format("__{}_{}{}", rank, token, kDataSuffix);
-}
-
-// Python's "__1_0.distcp", and what a killed writer left, "__1_0.distcp.part", too.
-bool is_data_file(const std::string& name) {
-  const auto dot = name.find(kDataSuffix);
-  return name.starts_with("__") && dot != std::string::npos && name.find('_', 2) < dot;
-}
-
-std::vector<std::string> data_files(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(folder, code)) {
-    auto name = entry.path().filename().string();
-    if (is_data_file(name)) names.push_back(std::move(name));
-  }
-  return names;
-}
 
 // Its own elements only, whatever it is a view of, on the CPU. Where a size is 1, a contiguous tensor may
 // have any stride, which would be written in more or fewer bytes than saved_size() says.
@@ -70,23 +50,13 @@ std::vector<std::string> from_all(const checkpointing::Group& group, const std::
 
 }  // namespace
 
-at::Tensor TensorCopies::take(std::size_t index, const at::Tensor& tensor) {
-  if (copies_.size() <= index) copies_.resize(index + 1);
-  auto& copy = copies_[index];
-  const bool fits =
-      copy.defined() && copy.sizes() == tensor.sizes() && copy.scalar_type() == tensor.scalar_type();
-  if (!fits) copy = at::empty(tensor.sizes(), tensor.scalar_type());
-  copy.copy_(tensor);
-  return copy;
-}
-
 DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group,
-                                 const std::string& token, TensorCopies* copies) {
+                                 const std::string& token, checkpointing::TensorCopies* copies) {
   std::vector<Leaf> leaves;
   std::string own;
   checkpointing::on_every(group, [&] {
     leaves = flatten(contents);
-    own = describe(leaves);
+    own = describe(leaves, !group || group->size() == 1);
   });
   auto plan = plan_save(from_all(group, own));
   const auto rank = group ? static_cast<std::size_t>(group->rank()) : 0;
@@ -101,7 +71,7 @@ DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Grou
 }
 
 void DistributedSave::take_items(const SavePlan& plan, const std::vector<Leaf>& leaves, std::size_t rank,
-                                 TensorCopies* copies) {
+                                 checkpointing::TensorCopies* copies) {
   std::map<std::string, const Value*> values;
   for (const auto& leaf : leaves) values.emplace(name_of(leaf.path), leaf.value);
   for (const auto& [entry, piece, writer] : plan.assignments) {
@@ -118,6 +88,7 @@ void DistributedSave::take_items(const SavePlan& plan, const std::vector<Leaf>& 
     }
     items_.push_back(std::move(item));
   }
+  if (copies != nullptr) copies->keep(items_.size());
 }
 
 // Each rank writes its pieces one behind the other.

@@ -12,18 +12,9 @@
 #include "checkpoint/distributed_table.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/share.h"
+#include "checkpoint/tensor_copies.h"
 
 namespace lockstep::distributed_checkpoint {
-
-/// Memory for copies of tensors, used again by the next save.
-class TensorCopies {
- public:
-  /// A copy on the CPU in place number `index`; what was there is gone.
-  at::Tensor take(std::size_t index, const at::Tensor& tensor);
-
- private:
-  std::vector<at::Tensor> copies_;
-};
 
 /// A save in steps: what every rank writes is settled first, so that the rest needs no word among ranks but
 /// whether it succeeded. Names of files have `token` in them: a writer of another save, though it comes late
@@ -33,7 +24,7 @@ class DistributedSave {
   /// Collective: all ranks throw CheckpointError alike. With `copies` the tensors may change afterwards;
   /// otherwise not before write().
   DistributedSave(const Dict& contents, const checkpointing::Group& group, const std::string& token,
-                  TensorCopies* copies = nullptr);
+                  checkpointing::TensorCopies* copies = nullptr);
 
   /// This rank's file, whole or not at all. Throws CheckpointError.
   void write(const std::filesystem::path& folder, bool sync) const;
@@ -54,7 +45,7 @@ class DistributedSave {
   };
 
   void take_items(const SavePlan& plan, const std::vector<Leaf>& leaves, std::size_t rank,
-                  TensorCopies* copies);
+                  checkpointing::TensorCopies* copies);
   void place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks, const std::string& token);
 
   std::string file_;

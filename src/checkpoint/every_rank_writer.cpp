@@ -131,6 +131,7 @@ class EveryRankWriter : public CheckpointWriter {
     on_first(group_, [&] {
       folder_.make(options_.sync);
       if (!std::exchange(has_written_, true)) folder_.remove_leftovers();
+      folder_.check_is_latest(info.step);
       std::error_code code;
       place_ = fs::is_directory(info.file, code) ? info.file : folder_.new_folder_for(info.step);
     });
@@ -208,7 +209,7 @@ class EveryRankWriter : public CheckpointWriter {
   Group group_;
   bool has_written_ = false;
   fs::path place_;
-  distributed_checkpoint::TensorCopies copies_;
+  TensorCopies copies_;
   std::optional<DistributedSave> saving_;
   std::stop_source stop_;
   std::shared_future<void> writing_;

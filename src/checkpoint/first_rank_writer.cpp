@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 #include <exception>
 #include <future>
 #include <string>
@@ -48,6 +47,7 @@ class FirstRankWriter : public CheckpointWriter {
  private:
   void begin_and_write(std::int64_t step, const Value& contents, std::optional<double> metric) {
     begin();
+    folder_.check_is_latest(step);
     const CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = metric};
     if (options_.async_save) {
       const auto& copy = snapshot_.take(contents);
@@ -82,13 +82,6 @@ class FirstRankWriter : public CheckpointWriter {
   std::future<void> writing_;
 };
 
-std::vector<CheckpointInfo> with_new(std::vector<CheckpointInfo> infos, const CheckpointInfo& info) {
-  std::erase_if(infos, [&](const CheckpointInfo& each) { return each.step == info.step; });
-  infos.push_back(info);
-  std::ranges::sort(infos, {}, &CheckpointInfo::step);
-  return infos;
-}
-
 }  // namespace
 
 void run_both(const std::function<void()>& first, const std::function<void()>& second) {
@@ -110,38 +103,6 @@ void run_both(const std::function<void()>& first, const std::function<void()>& s
     throw;
   }
   if (failure) std::rethrow_exception(failure);
-}
-
-void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
-             const CheckpointInfo& info, const std::function<void()>& write) {
-  folder.make(options.sync);
-  const auto before = folder.list();
-  auto infos = with_new(before, info);
-  if (infos.back().step > info.step) {
-    log(LogLevel::warning,
-        fmt::format("{}: step {} is saved, but there is a checkpoint of step {}, which stays the latest and "
-                    "is the one that load_latest() gives; keep the count of steps in the checkpoint "
-                    "(TrainingState::add), or use a new folder",
-                    folder.path().string(), info.step, infos.back().step));
-  }
-  // Before a new checkpoint: one without its metric might be taken for one that need not stay. One that is
-  // replaced keeps its own until it is gone.
-  const bool is_new = std::ranges::find(before, info.step, &CheckpointInfo::step) == before.end();
-  if (is_new) folder.write_metrics(infos, options.sync);
-  write();
-  if (!is_new) folder.write_metrics(infos, options.sync);
-  const auto removed = to_remove(infos, info.step, options);
-  std::erase_if(infos, [&](const CheckpointInfo& each) {
-    return std::ranges::find(removed, each.step, &CheckpointInfo::step) != removed.end();
-  });
-  const auto best = by_metric(infos, options.higher_is_better);
-  folder.link("last", infos.back().file);
-  folder.link("best", best.empty() ? std::nullopt : std::optional(best.front().file));
-  for (const auto& each : removed) folder.remove(each);
-  // One of the same step that another kind of writer made.
-  for (const auto& each : before) {
-    if (each.step == info.step && each.file != info.file) folder.remove(each);
-  }
 }
 
 std::unique_ptr<CheckpointWriter> write_on_first_rank(const CheckpointManagerOptions& options,

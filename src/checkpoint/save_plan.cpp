@@ -34,9 +34,11 @@ void check_shard(const std::string& name, const ShardedTensor& whole, const Shar
   check_data(name, shard.tensor);
   const auto part = fmt::format("has a part [{}] at [{}], ", fmt::join(shard.tensor.sizes(), ", "),
                                 fmt::join(shard.shard_offsets, ", "));
-  if (shard.tensor.scalar_type() != whole.dtype) {
-    refuse(name, fmt::format("{}of {} instead of {}", part, c10::toString(shard.tensor.scalar_type()),
-                             c10::toString(whole.dtype)));
+  const auto dtype = serialize::dtype_of(whole);
+  if (shard.tensor.scalar_type() != dtype) {
+    refuse(name, fmt::format("{}of {} instead of {}; all parts must be of the {}", part,
+                             c10::toString(shard.tensor.scalar_type()), c10::toString(*dtype),
+                             whole.dtype ? "ShardedTensor's dtype" : "first one's dtype"));
   }
   bool within = shard.shard_offsets.size() == whole.size.size() &&
                 std::cmp_equal(shard.tensor.dim(), whole.size.size());
@@ -53,34 +55,37 @@ std::string digest_of_data(const at::Tensor& tensor) {
   return checkpointing::digest_of({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
 }
 
-// (path, kind, dtype, sizes, pieces, digest), a piece being (offsets, sizes). The digest is of what ranks
-// should have alike.
-Tuple describe_one(const Leaf& leaf) {
+Value described_dtype(std::optional<at::ScalarType> dtype) { return dtype ? Value(*dtype) : Value(); }
+
+// (path, kind, dtype, sizes, pieces, digest), a piece being (offsets, sizes). The dtype is None where this
+// rank does not know it, the digest is of what ranks should have alike.
+Tuple describe_one(const Leaf& leaf, bool alone) {
   const auto name = name_of(leaf.path);
   Tuple described{leaf.path};
-  const auto add = [&](LeafKind kind, at::ScalarType dtype, Sizes sizes, List pieces,
+  const auto add = [&](LeafKind kind, std::optional<at::ScalarType> dtype, Sizes sizes, List pieces,
                        const std::string& digest) {
-    described.items.insert(described.items.end(), {static_cast<int>(kind), dtype, Size{std::move(sizes)},
-                                                   std::move(pieces), digest});
+    described.items.insert(described.items.end(), {static_cast<int>(kind), described_dtype(dtype),
+                                                   Size{std::move(sizes)}, std::move(pieces), digest});
   };
   if (const auto* sharded = leaf.value->get_if<ShardedTensor>()) {
     if (std::ranges::any_of(sharded->size, [](auto each) { return each < 0; }))
       refuse(name, "has a size below 0");
-    if (serialize::find_dtype(sharded->dtype) == nullptr) refuse(name, "is of a dtype that cannot be saved");
+    if (sharded->dtype && serialize::find_dtype(*sharded->dtype) == nullptr)
+      refuse(name, "is of a dtype that cannot be saved");
     List pieces;
     for (const auto& shard : sharded->local_shards) {
       check_shard(name, *sharded, shard);
       pieces.items.emplace_back(Tuple{Size{shard.shard_offsets}, Size{shard.tensor.sizes().vec()}});
     }
-    add(LeafKind::sharded, sharded->dtype, sharded->size, std::move(pieces), "");
+    add(LeafKind::sharded, serialize::dtype_of(*sharded), sharded->size, std::move(pieces), "");
   } else if (is_tensor(*leaf.value)) {
     const auto& tensor = leaf.value->as_tensor();
     check_data(name, tensor);
     const auto sizes = tensor.sizes().vec();
     add(LeafKind::tensor, tensor.scalar_type(), sizes, {Tuple{Size{Sizes(sizes.size(), 0)}, Size{sizes}}},
-        digest_of_data(tensor));
+        alone ? "" : digest_of_data(tensor));
   } else {
-    add(LeafKind::object, at::kByte, {}, {}, checkpointing::digest_of(save_bytes(*leaf.value)));
+    add(LeafKind::object, {}, {}, {}, alone ? "" : checkpointing::digest_of(save_bytes(*leaf.value)));
   }
   return described;
 }
@@ -89,9 +94,9 @@ struct Described {
   explicit Described(const Value& value)
       : path(*value.as_items()[0].get_if<Tuple>()),
         kind(static_cast<LeafKind>(value.as_items()[1].as_int())),
-        dtype(*value.as_items()[2].get_if<at::ScalarType>()),
         sizes(value.as_items()[3].get_if<Size>()->sizes),
         digest(value.as_items()[5].as_string()) {
+    if (const auto* known = value.as_items()[2].get_if<at::ScalarType>()) dtype = *known;
     for (const auto& piece : value.as_items()[4].as_items()) {
       pieces.push_back({.offsets = piece.as_items()[0].get_if<Size>()->sizes,
                         .sizes = piece.as_items()[1].get_if<Size>()->sizes});
@@ -100,12 +105,16 @@ struct Described {
   std::string shown() const {
     if (kind == LeafKind::object) return "no tensor";
     return fmt::format("a {}tensor of {} [{}]", kind == LeafKind::sharded ? "sharded " : "",
-                       c10::toString(dtype), fmt::join(sizes, ", "));
+                       dtype ? c10::toString(*dtype) : "any dtype", fmt::join(sizes, ", "));
+  }
+  bool agrees(const Described& other) const {
+    const bool same_dtype = !dtype || !other.dtype || *dtype == *other.dtype;
+    return kind == other.kind && same_dtype && sizes == other.sizes;
   }
   Tuple path;
   LeafKind kind;
-  at::ScalarType dtype;
   Sizes sizes;
+  std::optional<at::ScalarType> dtype = {};  // of a tensor, where it is known
   std::vector<Piece> pieces;
   std::string digest;
 };
@@ -115,7 +124,8 @@ using Ranks = std::vector<std::size_t>;
 // An entry as the ranks have it.
 struct Merged {
   Described described;
-  std::size_t first_rank;
+  std::size_t told_by;    // the rank that `described` is of
+  std::size_t last_rank;  // that has it
   std::map<std::pair<Sizes, Sizes>, std::size_t> known;
   std::vector<Ranks> owners;  // of each piece; of an object's only one
   bool differs = false;       // what ranks should have alike
@@ -141,18 +151,28 @@ void Planner::add(std::size_t rank, const Value& description) {
     const auto name = name_of(own.path);
     const auto [place, is_new] = places_.try_emplace(name, all_.size());
     if (is_new) {
-      all_.emplace_back(
-          name, Merged{.described = own, .first_rank = rank, .known = {}, .owners = {}, .differs = false});
+      all_.emplace_back(name, Merged{.described = own,
+                                     .told_by = rank,
+                                     .last_rank = rank,
+                                     .known = {},
+                                     .owners = {},
+                                     .differs = false});
       all_.back().second.described.pieces.clear();
     }
     auto& merged = all_[place->second].second;
-    const auto& there = merged.described;
-    if (there.kind != own.kind || there.dtype != own.dtype || there.sizes != own.sizes) {
-      refuse(name, fmt::format("is {} on rank {}, but {} on rank {}", there.shown(), merged.first_rank,
-                               own.shown(), rank));
+    if (!is_new && merged.last_rank == rank)
+      refuse(name, fmt::format("is the name of two entries on rank {}; rename one", rank));
+    merged.last_rank = rank;
+    auto& there = merged.described;
+    if (!there.agrees(own)) {
+      refuse(name,
+             fmt::format("is {} on rank {}, but {} on rank {}; it must be alike on all ranks that have it",
+                         there.shown(), merged.told_by, own.shown(), rank));
     }
-    if (!is_new && merged.first_rank == rank)
-      refuse(name, fmt::format("is the name of two entries on rank {}", rank));
+    if (!there.dtype && own.dtype) {
+      there.dtype = own.dtype;
+      merged.told_by = rank;
+    }
     merged.differs = merged.differs || own.digest != there.digest;
     add_pieces(merged, rank, own);
   }
@@ -187,17 +207,19 @@ void Planner::add_pieces(Merged& merged, std::size_t rank, const Described& own)
 
 void Planner::complete(const std::string& name, Merged& merged) {
   const auto& whole = merged.described;
-  if (whole.kind == LeafKind::object || is_tiling(whole.sizes, whole.pieces)) return;
+  if (whole.kind == LeafKind::object) return;
+  if (!whole.dtype) refuse(name, "is a ShardedTensor without parts on all ranks: give it a dtype");
+  if (is_tiling(whole.sizes, whole.pieces)) return;
   refuse(name, fmt::format("of [{}] is not whole: {}", fmt::join(whole.sizes, ", "),
                            tiling_problem(whole.sizes, whole.pieces)));
 }
 
 std::uint64_t Planner::bytes_of_piece(const Merged& merged, std::size_t piece) {
   constexpr std::uint64_t file_around = 1024;
-  if (merged.described.kind == LeafKind::object) return file_around;
-  const auto& sizes = merged.described.pieces[piece].sizes;
-  return file_around +
-         static_cast<std::uint64_t>(element_count(sizes)) * c10::elementSize(merged.described.dtype);
+  const auto& whole = merged.described;
+  if (whole.kind == LeafKind::object) return file_around;
+  const auto& sizes = whole.pieces[piece].sizes;
+  return file_around + static_cast<std::uint64_t>(element_count(sizes)) * c10::elementSize(*whole.dtype);
 }
 
 SavePlan Planner::finish(std::size_t ranks) {
@@ -231,7 +253,7 @@ SavePlan Planner::finish(std::size_t ranks) {
   for (auto& [name, merged] : all_) {
     auto& whole = merged.described;
     plan.entries.emplace_back(name, Entry{.is_tensor = whole.kind != LeafKind::object,
-                                          .dtype = whole.dtype,
+                                          .dtype = whole.dtype.value_or(at::kFloat),
                                           .sizes = std::move(whole.sizes),
                                           .pieces = std::move(whole.pieces),
                                           .place = {},
@@ -242,9 +264,9 @@ SavePlan Planner::finish(std::size_t ranks) {
 
 }  // namespace
 
-std::string describe(const std::vector<Leaf>& leaves) {
+std::string describe(const std::vector<Leaf>& leaves, bool alone) {
   List described;
-  for (const auto& leaf : leaves) described.items.emplace_back(describe_one(leaf));
+  for (const auto& leaf : leaves) described.items.emplace_back(describe_one(leaf, alone));
   return save_bytes(Value(std::move(described)));
 }
 

@@ -14,9 +14,10 @@
 // Who writes what of a distributed checkpoint.
 namespace lockstep::distributed_checkpoint {
 
-/// What this rank has, for plan_save() on all: names, shapes and parts. Throws CheckpointError naming the
-/// entry that no such checkpoint can hold.
-std::string describe(const std::vector<Leaf>& leaves);
+/// What this rank has, for plan_save() on all: names, shapes and parts; where there are other ranks, `alone`
+/// being false, also digests of what they should have alike. Throws CheckpointError naming the entry that no
+/// such checkpoint can hold.
+std::string describe(const std::vector<Leaf>& leaves, bool alone);
 
 /// A piece of a tensor, or an object (piece 0), that one rank writes.
 struct Assignment {

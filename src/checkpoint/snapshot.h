@@ -3,6 +3,7 @@
 
 #include <lockstep/serialize/value.h>
 
+#include "checkpoint/tensor_copies.h"
 #include "serialize/pickler.h"
 
 namespace lockstep::checkpointing {
@@ -14,6 +15,7 @@ class Snapshot {
   const serialize::Pickled& take(const Value& value);
 
  private:
+  TensorCopies memory_;
   serialize::Pickled copy_;
 };
 

@@ -11,9 +11,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/serialize/torch_file.h>
 
 namespace lockstep::serialize {
 namespace {
@@ -21,8 +23,12 @@ namespace {
 // Enough for a thread to be worth its start.
 constexpr std::int64_t kReadPiece = 8 << 20;
 
-c10::Storage empty_storage(std::uint64_t bytes) {
-  return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte).storage();
+c10::Storage empty_storage(std::uint64_t bytes, const std::string& name) {
+  try {
+    return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte).storage();
+  } catch (const c10::Error&) {
+    throw CheckpointReadError(fmt::format("{}: there is no memory for {} bytes of it", name, bytes));
+  }
 }
 
 // A file's pages, private to this process.
@@ -30,9 +36,8 @@ class Mapping {
  public:
   Mapping(int fd, std::uint64_t size, const std::string& name) : size_(size) {
     address_ = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
-    if (address_ == MAP_FAILED) {
-      throw CheckpointError(fmt::format("{}: cannot be mapped: {}", name, errno_text(errno)));
-    }
+    if (address_ == MAP_FAILED)
+      throw CheckpointReadError(fmt::format("{}: cannot be mapped: {}", name, errno_text(errno)));
   }
   ~Mapping() { ::munmap(address_, size_); }
   Mapping(const Mapping&) = delete;
@@ -49,7 +54,7 @@ class FileSource : public ByteSource {
   FileSource(const std::filesystem::path& file, bool mapped) : name_(file.string()) {
     fd_.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
-    if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail(errno_text(errno));
+    if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_to_read(name_, errno);
     if (S_ISDIR(status.st_mode)) fail("it is a folder, not a file");
     if (!S_ISREG(status.st_mode)) fail("it is no regular file");
     size_ = static_cast<std::uint64_t>(status.st_size);
@@ -67,7 +72,7 @@ class FileSource : public ByteSource {
                  [mapping = mapping_](void*) {}, at::kByte)
           .storage();
     }
-    auto storage = empty_storage(bytes);
+    auto storage = empty_storage(bytes, name_);
     auto* data = static_cast<char*>(storage.mutable_data());
     at::parallel_for(0, static_cast<std::int64_t>(bytes), kReadPiece,
                      [&](std::int64_t first, std::int64_t last) {
@@ -82,7 +87,7 @@ class FileSource : public ByteSource {
     while (!into.empty()) {
       const auto count = ::pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
       if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail(errno_text(errno));
+      if (count < 0) fail_to_read(name_, errno);
       if (count == 0) fail("it became shorter while it was read");
       offset += static_cast<std::uint64_t>(count);
       into = into.subspan(static_cast<std::size_t>(count));
@@ -100,6 +105,31 @@ class FileSource : public ByteSource {
   std::shared_ptr<Mapping> mapping_;
 };
 
+class PartSource : public ByteSource {
+ public:
+  PartSource(std::unique_ptr<ByteSource> whole, const FilePart& part)
+      : whole_(std::move(whole)), part_(part) {
+    if (part.offset <= whole_->size() && part.length <= whole_->size() - part.offset) return;
+    throw CheckpointError(fmt::format("{}: it is cut short: {} bytes are wanted at {}, but it ends at {}",
+                                      name(), part.length, part.offset, whole_->size()));
+  }
+  const std::string& name() const override { return whole_->name(); }
+  std::uint64_t size() const override { return part_.length; }
+  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes, std::size_t alignment) const override {
+    check_range(offset, bytes);
+    return whole_->storage(part_.offset + offset, bytes, alignment);
+  }
+
+ protected:
+  void do_read(std::uint64_t offset, std::span<char> into) const override {
+    whole_->read(part_.offset + offset, into);
+  }
+
+ private:
+  std::unique_ptr<ByteSource> whole_;
+  FilePart part_;
+};
+
 class MemorySource : public ByteSource {
  public:
   MemorySource(std::span<const char> bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {}
@@ -107,7 +137,7 @@ class MemorySource : public ByteSource {
   std::uint64_t size() const override { return bytes_.size(); }
   c10::Storage storage(std::uint64_t offset, std::uint64_t bytes, std::size_t /*alignment*/) const override {
     check_range(offset, bytes);
-    auto storage = empty_storage(bytes);
+    auto storage = empty_storage(bytes, name_);
     if (bytes > 0) std::memcpy(storage.mutable_data(), bytes_.data() + offset, bytes);
     return storage;
   }
@@ -145,6 +175,16 @@ std::string ByteSource::read_text(std::uint64_t offset, std::uint64_t bytes) con
 
 std::unique_ptr<ByteSource> open_file(const std::filesystem::path& file, bool mapped) {
   return std::make_unique<FileSource>(file, mapped);
+}
+
+std::unique_ptr<ByteSource> open_part(const std::filesystem::path& file, const FilePart& part) {
+  return std::make_unique<PartSource>(std::make_unique<FileSource>(file, false), part);
+}
+
+void fail_to_read(const std::string& file, int code) {
+  const auto what = fmt::format("{}: cannot be read: {}", file, errno_text(code));
+  if (code == ENOENT || code == ENOTDIR) throw CheckpointError(what);
+  throw CheckpointReadError(what);
 }
 
 std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name) {

@@ -37,6 +37,17 @@ class ByteSource {
 /// `mapped`: storages are pages of the file, read when touched and copied when written to.
 std::unique_ptr<ByteSource> open_file(const std::filesystem::path& file, bool mapped);
 
+/// Bytes of a file as a source of their own; errors name the file.
+struct FilePart {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+std::unique_ptr<ByteSource> open_part(const std::filesystem::path& file, const FilePart& part);
+
+/// Throws the CheckpointError that `code`, of a failure to read `file`, stands for: CheckpointReadError
+/// unless there is no such file.
+[[noreturn]] void fail_to_read(const std::string& file, int code);
+
 /// `bytes` must outlive the source, not the storages made of it.
 std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name);
 

@@ -51,4 +51,12 @@ const Dtype* dtype_of_storage_class(std::string_view name) {
   return pointer_to(std::ranges::find(kDtypes, name, &Dtype::storage_class));
 }
 
+std::optional<at::ScalarType> dtype_of(const ShardedTensor& tensor) {
+  if (tensor.dtype) return tensor.dtype;
+  for (const auto& shard : tensor.local_shards) {
+    if (shard.tensor.defined()) return shard.tensor.scalar_type();
+  }
+  return std::nullopt;
+}
+
 }  // namespace lockstep::serialize

@@ -6,6 +6,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <lockstep/serialize/sharded_tensor.h>
+
 namespace lockstep::serialize {
 
 /// What Python calls a dtype, as in torch.float32, and the class of storages that pickles name for it; empty
@@ -20,5 +22,8 @@ struct Dtype {
 const Dtype* find_dtype(at::ScalarType type);
 const Dtype* dtype_named(std::string_view name);             ///< "float32"
 const Dtype* dtype_of_storage_class(std::string_view name);  ///< "FloatStorage"
+
+/// What is given, or that of the first part; nullopt where there is neither.
+std::optional<at::ScalarType> dtype_of(const ShardedTensor& tensor);
 
 }  // namespace lockstep::serialize

@@ -8,6 +8,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "serialize/legacy_file.h"
+#include "serialize/load_source.h"
 #include "serialize/zip_file.h"
 #include "serialize/zip_reader.h"
 
@@ -22,7 +23,9 @@ bool looks_like_tar(const ByteSource& source) {
   return source.size() >= 512 && source.read_text(magic_at, 5) == "ustar";
 }
 
-Value load_source(const ByteSource& source, const LoadOptions& options) {
+}  // namespace
+
+Value serialize::load_source(const ByteSource& source, const LoadOptions& options) {
   if (source.size() == 0) throw CheckpointError(fmt::format("{}: the file is empty", source.name()));
   try {
     if (serialize::ZipReader::looks_like_zip(source)) return serialize::load_zip(source, options);
@@ -33,7 +36,9 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
     }
     return serialize::load_legacy(source, options);
   } catch (const std::bad_alloc&) {
-    throw CheckpointError(fmt::format("{}: there is not enough memory for it", source.name()));
+    throw CheckpointReadError(fmt::format("{}: there is not enough memory for it", source.name()));
+  } catch (const c10::OutOfMemoryError& error) {
+    throw CheckpointReadError(fmt::format("{}: {}", source.name(), error.what_without_backtrace()));
   } catch (const c10::Error& error) {
     throw CheckpointError(fmt::format("{}: {}", source.name(), error.what_without_backtrace()));
   } catch (const CheckpointError& error) {
@@ -43,14 +48,13 @@ Value load_source(const ByteSource& source, const LoadOptions& options) {
   }
 }
 
-}  // namespace
-
 Value load(const std::filesystem::path& file, const LoadOptions& options) {
-  return load_source(*serialize::open_file(file, options.mmap && !options.map_location.is_meta()), options);
+  return serialize::load_source(*serialize::open_file(file, options.mmap && !options.map_location.is_meta()),
+                                options);
 }
 
 Value load_bytes(std::span<const char> bytes, const LoadOptions& options, const std::string& name) {
-  return load_source(*serialize::open_bytes(bytes, name), options);
+  return serialize::load_source(*serialize::open_bytes(bytes, name), options);
 }
 
 }  // namespace lockstep

@@ -98,7 +98,8 @@ class Printer {
   void operator()(const at::Device& value) { text_ += fmt::format("device('{}')", value.str()); }
   void operator()(at::Layout value) { text_ += fmt::format("torch.layout({})", static_cast<int>(value)); }
   void operator()(const ShardedTensor& value) {
-    text_ += fmt::format("ShardedTensor({}, [{}], {} shards here)", dtype_name(value.dtype),
+    const auto dtype = serialize::dtype_of(value);
+    text_ += fmt::format("ShardedTensor({}, [{}], {} shards here)", dtype ? dtype_name(*dtype) : "any dtype",
                          fmt::join(value.size, ", "), value.local_shards.size());
   }
 

@@ -12,7 +12,7 @@
 #include "serialize/dtypes.h"
 #include "serialize/numpy_scalar.h"
 #include "serialize/plain_values.h"
-#include "serialize/rebuild_tensor.h"
+#include "serialize/tensor_calls.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -33,7 +33,7 @@ class Unpickler {
  public:
   Unpickler(const pickle::Pickle& pickle, StorageSource& storages)
       : pickle_(pickle),
-        storages_(storages),
+        tensor_calls_(pickle, storages, [this](Ref ref) { return value(ref); }),
         open_(pickle.nodes.size(), false),
         budget_(std::max(kLeastBudget, kValuesPerByte * pickle.size)) {}
 
@@ -67,29 +67,7 @@ class Unpickler {
     }
   }
 
-  StorageRecord storage_record(Ref ref) {
-    const Node& node = pickle_[ref];
-    const auto malformed = [] {
-      return CheckpointError("the checkpoint describes a storage as PyTorch does not");
-    };
-    if (node.kind != Kind::persistent || pickle_[node.args].kind != Kind::tuple) throw malformed();
-    const auto& id = pickle_[node.args].items;
-    if (id.size() < 5 || value(id[0]).as_string() != "storage") throw malformed();
-    StorageRecord record{.key = text_key(value(id[2])), .dtype = storage_dtype(id[1])};
-    const auto element = static_cast<std::uint64_t>(c10::elementSize(record.dtype));
-    record.bytes = byte_count(value(id[4]), element);
-    if (id.size() > 5) {
-      const auto view = value(id[5]);
-      if (!view.is<None>()) {
-        const auto& parts = view.as_items();
-        if (parts.size() != 3) throw malformed();
-        record.view_key = text_key(parts[0]);
-        record.view_offset = byte_count(parts[1], element);
-        record.view_bytes = byte_count(parts[2], element);
-      }
-    }
-    return record;
-  }
+  StorageRecord storage_record(Ref ref) { return tensor_calls_.storage_record(ref); }
 
  private:
   // Marks a container while what it holds is read.
@@ -167,13 +145,11 @@ class Unpickler {
     if (!node.items.empty()) refuse_call(callee);
     if (callee.starts_with("torch.distributed.checkpoint.")) return record(callee, node, args);
     if (callee == "pathlib PosixPath") return Tuple(values(args));
-    const bool tensor = callee.starts_with("torch._utils ") || callee.starts_with("torch._tensor ") ||
-                        callee == "torch.nn.parameter Parameter";
     if (node.state != pickle::kNoRef && callee != "numpy dtype") refuse_call(callee);
-    if (tensor) {
+    if (TensorCalls::makes_tensor(callee)) {
       // The same object in two places stays one tensor.
       if (const auto known = tensors_.find(ref); known != tensors_.end()) return known->second;
-      auto made = tensor_call(callee, args);
+      auto made = tensor_calls_.call(callee, args);
       tensors_.emplace(ref, made);
       return made;
     }
@@ -236,149 +212,8 @@ class Unpickler {
     return numpy_scalar(type.as_string(), order, raw->data);
   }
 
-  // Tensors.
-
-  at::ScalarType dtype_arg(Ref ref) {
-    const auto given = value(ref);
-    if (const auto* dtype = given.get_if<at::ScalarType>()) return *dtype;
-    refuse_call("a tensor's rebuilding, where a dtype is expected,");
-  }
-
-  // The conj and neg bits: {"conj": True}.
-  void set_bits(at::Tensor& tensor, Ref ref) {
-    const auto metadata = value(ref);
-    if (metadata.is<None>()) return;
-    const auto set = [&](const char* name) {
-      const auto* bit = metadata.as_dict().find(name);
-      return bit != nullptr && bit->as_bool();
-    };
-    set_view_bits(tensor, set("conj"), set("neg"));
-  }
-
-  static std::string text_key(const Value& key) {
-    return key.is<std::string>() ? key.as_string() : fmt::format("{}", key.as_int());
-  }
-
-  struct LoadedStorage {
-    c10::Storage storage;
-    at::ScalarType dtype;
-  };
-
-  LoadedStorage storage(Ref ref) {
-    auto record = storage_record(ref);
-    return {storages_.load(record), record.dtype};
-  }
-
-  static std::uint64_t byte_count(const Value& elements, std::uint64_t element) {
-    const auto count = elements.as_int();
-    std::uint64_t bytes = 0;
-    if (count < 0 || __builtin_mul_overflow(static_cast<std::uint64_t>(count), element, &bytes)) {
-      throw CheckpointError(fmt::format("the checkpoint has a storage of {} elements", count));
-    }
-    return bytes;
-  }
-
-  at::ScalarType storage_dtype(Ref ref) const {
-    const Node& node = pickle_[ref];
-    if (node.kind != Kind::global) throw CheckpointError("the checkpoint has a storage of no type");
-    if (node.text == "torch.storage UntypedStorage") return at::kByte;
-    const auto name = node.text.substr(node.text.find(' ') + 1);
-    if (const auto* dtype = dtype_of_storage_class(name)) return dtype->type;
-    throw CheckpointError(
-        fmt::format("the checkpoint has a quantized tensor ({}); Lockstep holds none: dequantize it "
-                    "in Python first",
-                    name));
-  }
-
-  Value tensor_call(std::string_view callee, const std::vector<Ref>& args) {
-    const auto need = [&](std::size_t least, std::size_t most) {
-      if (args.size() < least || args.size() > most) refuse_call(callee);
-    };
-    const auto name = callee.substr(callee.find(' ') + 1);
-    if (name == "_rebuild_tensor_v2" || name == "_rebuild_tensor") {
-      const bool second = name == "_rebuild_tensor_v2";
-      need(second ? 6 : 4, second ? 7 : 4);
-      const auto [storage_of, dtype] = storage(args[0]);
-      auto tensor = strided(storage_of, dtype, args);
-      if (args.size() == 7) set_bits(tensor, args[6]);
-      if (second) set_requires_grad(tensor, value(args[4]).as_bool());
-      return tensor;
-    }
-    if (name == "_rebuild_tensor_v3") {
-      need(7, 8);
-      const auto storage_of = storage(args[0]).storage;
-      auto tensor = strided(storage_of, dtype_arg(args[6]), args);
-      if (args.size() == 8) set_bits(tensor, args[7]);
-      set_requires_grad(tensor, value(args[4]).as_bool());
-      return tensor;
-    }
-    if (name == "_rebuild_parameter" || name == "_rebuild_parameter_with_state") {
-      need(3, 4);
-      return parameter(value(args[0]), value(args[1]).as_bool());
-    }
-    if (name == "Parameter") {
-      need(1, 2);
-      return parameter(value(args[0]), args.size() < 2 || value(args[1]).as_bool());
-    }
-    if (name == "_rebuild_from_type_v2") return from_type(args);
-    if (name == "_rebuild_sparse_tensor") {
-      need(2, 2);
-      const auto layout = value(args[0]);
-      const auto* kind = layout.get_if<at::Layout>();
-      if (kind == nullptr) refuse_call(callee);
-      return rebuild_sparse(*kind, value(args[1]).as_items());
-    }
-    if (name == "_rebuild_meta_tensor_no_storage") {
-      need(4, 4);
-      return rebuild_meta(dtype_arg(args[0]), int_list(value(args[1])), int_list(value(args[2])),
-                          value(args[3]).as_bool());
-    }
-    if (name == "_rebuild_device_tensor_from_cpu_tensor") {
-      need(4, 4);
-      auto tensor = value(args[0]).as_tensor();
-      set_requires_grad(tensor, value(args[3]).as_bool());
-      return tensor;
-    }
-    if (name == "_rebuild_qtensor") {
-      throw CheckpointError(
-          "the checkpoint has a quantized tensor; Lockstep holds none: dequantize it in Python first");
-    }
-    if (name == "_rebuild_nested_tensor") {
-      throw CheckpointError(
-          "the checkpoint has a nested tensor; Lockstep holds none: save its parts as a list");
-    }
-    refuse_call(callee);
-  }
-
-  static Value parameter(const Value& data, bool requires_grad) {
-    const auto& tensor = data.as_tensor();
-    check_requires_grad(tensor, requires_grad);
-    return Parameter{.data = tensor, .requires_grad = requires_grad};
-  }
-
-  at::Tensor strided(const c10::Storage& storage_of, at::ScalarType dtype, const std::vector<Ref>& args) {
-    return rebuild_strided(storage_of, dtype, value(args[1]).as_int(), int_list(value(args[2])),
-                           int_list(value(args[3])));
-  }
-
-  // A tensor with Python attributes: (function, type, its arguments, attributes). The attributes stay behind.
-  Value from_type(const std::vector<Ref>& args) {
-    if (args.size() != 4) refuse_call("_rebuild_from_type_v2");
-    const Node& function = pickle_[args[0]];
-    const Node& type = pickle_[args[1]];
-    const Node& inner = pickle_[args[2]];
-    const bool known = function.kind == Kind::global && function.text.starts_with("torch._utils ") &&
-                       type.kind == Kind::global && inner.kind == Kind::tuple &&
-                       (type.text == "torch Tensor" || type.text == "torch.nn.parameter Parameter");
-    if (!known) refuse_call("_rebuild_from_type_v2");
-    auto made = tensor_call(function.text, inner.items);
-    if (type.text == "torch Tensor" || made.is<Parameter>()) return made;
-    const auto& tensor = made.as_tensor();
-    return Parameter{.data = tensor, .requires_grad = tensor.requires_grad()};
-  }
-
   const pickle::Pickle& pickle_;
-  StorageSource& storages_;
+  TensorCalls tensor_calls_;
   std::vector<bool> open_;
   std::size_t budget_;
   int depth_ = 0;

@@ -125,15 +125,16 @@ const testing::Scenario trains_on("train with checkpoints", [] {
   }
   const auto until = std::stoll(variable("UNTIL"));
   training.train(until);
-  manager.save(until + std::stoll(variable("OFFSET")), training.state().state_dict());
+  manager.save(until, training.state().state_dict());
 });
 
 TEST_P(Checkpoints, HundredStepsAreFiftyAndFifty) {
-  const auto& folder = temp_.path();
-  run_here(trains_on, {{"FROM", ""}, {"UNTIL", "100"}, {"OFFSET", "1000"}});
-  run_here(trains_on, {{"FROM", ""}, {"UNTIL", "50"}, {"OFFSET", "0"}});
-  run_here(trains_on, {{"FROM", "50"}, {"UNTIL", "100"}, {"OFFSET", "0"}});
-  EXPECT_TRUE(equal(load(folder / "step-00000100.pt"), load(folder / "step-00001100.pt")));
+  const auto whole = temp_.path() / "whole";
+  const auto parts = temp_.path() / "parts";
+  run(trains_on, {{"FOLDER", whole.string()}, {"FROM", ""}, {"UNTIL", "100"}});
+  run(trains_on, {{"FOLDER", parts.string()}, {"FROM", ""}, {"UNTIL", "50"}});
+  run(trains_on, {{"FOLDER", parts.string()}, {"FROM", "50"}, {"UNTIL", "100"}});
+  EXPECT_TRUE(equal(load(parts / "step-00000100.pt"), load(whole / "step-00000100.pt")));
 }
 
 // Stops between two batches whose gradients are added up.
@@ -150,7 +151,7 @@ const testing::Scenario stops_between("train between the steps of the optimizer"
   training.train_batches(until);
   const auto state = training.state().state_dict();
   EXPECT_EQ(state.at("gradients").as_dict().contains("all"), !local || context.world_size() == 1);
-  manager.save(until + std::stoll(variable("OFFSET")), state);
+  manager.save(until, state);
 });
 
 TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
@@ -163,17 +164,15 @@ TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
   for (const std::string local : {"no", "yes"}) {
     if (!exact && (local == "no" || backend == "gloo")) continue;
     const testing::TempFolder temp;
-    const auto go = [&](const char* from, const char* until, const char* offset) {
-      run(stops_between, {{"FOLDER", temp.path().string()},
-                          {"LOCAL", local},
-                          {"FROM", from},
-                          {"UNTIL", until},
-                          {"OFFSET", offset}});
+    const auto go = [&](const char* folder, const char* from, const char* until) {
+      run(stops_between,
+          {{"FOLDER", (temp.path() / folder).string()}, {"LOCAL", local}, {"FROM", from}, {"UNTIL", until}});
     };
-    go("", "101", "1000");
-    go("", "51", "0");
-    go("51", "101", "0");
-    EXPECT_TRUE(equal(load(temp.path() / "step-00000101.pt"), load(temp.path() / "step-00001101.pt")))
+    go("whole", "", "101");
+    go("parts", "", "51");
+    go("parts", "51", "101");
+    EXPECT_TRUE(
+        equal(load(temp.path() / "parts/step-00000101.pt"), load(temp.path() / "whole/step-00000101.pt")))
         << local;
   }
 }
@@ -181,12 +180,10 @@ TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
 TEST(AnotherNumberOfRanks, CannotGoOnWithGradientsOfItsOwn) {
   const testing::TempFolder temp;
   const auto go = [&](int ranks, const char* from, const char* until) {
-    return testing::run_ranks(stops_between, {.world_size = ranks,
-                                              .env = {{"FOLDER", temp.path().string()},
-                                                      {"LOCAL", "yes"},
-                                                      {"FROM", from},
-                                                      {"UNTIL", until},
-                                                      {"OFFSET", "0"}}});
+    return testing::run_ranks(
+        stops_between,
+        {.world_size = ranks,
+         .env = {{"FOLDER", temp.path().string()}, {"LOCAL", "yes"}, {"FROM", from}, {"UNTIL", until}}});
   };
   testing::expect_all_passed(go(2, "", "5"));
   for (const auto& result : go(3, "5", "7")) {
@@ -208,16 +205,17 @@ const testing::Scenario trains_on_together("train with checkpoints of every rank
   }
   const auto until = std::stoll(variable("UNTIL"));
   training.train(until);
-  manager.save(until + std::stoll(variable("OFFSET")), training.state().state_dict());
+  manager.save(until, training.state().state_dict());
 });
 
 TEST_P(Checkpoints, HundredStepsAreFiftyAndFiftyWhereEveryRankWrites) {
-  const auto& folder = temp_.path();
-  run_here(trains_on_together, {{"FROM", ""}, {"UNTIL", "100"}, {"OFFSET", "1000"}});
-  run_here(trains_on_together, {{"FROM", ""}, {"UNTIL", "50"}, {"OFFSET", "0"}});
-  run_here(trains_on_together, {{"FROM", "50"}, {"UNTIL", "100"}, {"OFFSET", "0"}});
-  EXPECT_TRUE(equal(distributed_checkpoint::load(folder / "step-00000100"),
-                    distributed_checkpoint::load(folder / "step-00001100")));
+  const auto whole = temp_.path() / "whole";
+  const auto parts = temp_.path() / "parts";
+  run(trains_on_together, {{"FOLDER", whole.string()}, {"FROM", ""}, {"UNTIL", "100"}});
+  run(trains_on_together, {{"FOLDER", parts.string()}, {"FROM", ""}, {"UNTIL", "50"}});
+  run(trains_on_together, {{"FOLDER", parts.string()}, {"FROM", "50"}, {"UNTIL", "100"}});
+  EXPECT_TRUE(equal(distributed_checkpoint::load(parts / "step-00000100"),
+                    distributed_checkpoint::load(whole / "step-00000100")));
 }
 
 // Which samples a rank is given: `BATCHES` batches, or with 0 all that are left of the epoch.

@@ -67,8 +67,9 @@ struct Checkpoint {
 /// opens, and the links last.pt and best.pt; or folders `step-<number>`, last and best, where every rank
 /// writes. A checkpoint is whole under its name or not there, also when ranks are killed at any moment.
 ///
-/// save(), wait() and the loading functions are called on all ranks of the group, in the same order, and end
-/// alike on all: when one fails, all throw CheckpointError with the reason and the rank. For one thread.
+/// save(), wait(), remove_after() and the loading functions are called on all ranks of the group, in the same
+/// order, and end alike on all: when one fails, all throw CheckpointError with the reason and the rank. For
+/// one thread.
 class CheckpointManager {
  public:
   /// Makes the folder where it is missing. Throws CheckpointError.
@@ -79,12 +80,15 @@ class CheckpointManager {
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
   /// Writes `contents` (rank 0's, what others pass is not looked at; or every rank's) as that of `step`, then
-  /// removes those that no rule keeps. Steps rise: one below the latest is saved with a warning. A checkpoint
-  /// that is there is replaced. A metric that is not finite
-  /// counts as none. The first call removes what writers that were killed left in the folder: one process, or
-  /// one group of ranks, writes there at a time, while any may read. With async_save the failure of the save
-  /// before is thrown, after this one has begun.
+  /// removes those that no rule keeps. The latest may be replaced. A step below it throws, and nothing is
+  /// written: load_latest() would go on with the other one, and what this run saves be lost. Those that this
+  /// manager found damaged do not count. A metric that is not finite counts as none. The first call removes
+  /// what writers that were killed left in the folder: one process, or one group of ranks, writes there at a
+  /// time, while any may read. With async_save the failure of the save before is thrown, after this one has
+  /// begun.
   void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt);
+  /// Removes all above `step`, for a run that goes back to it: load(step), remove_after(step).
+  void remove_after(std::int64_t step);
   /// Until an asynchronous save is on disk. Throws what made it fail.
   void wait();
 
@@ -93,7 +97,9 @@ class CheckpointManager {
   std::vector<CheckpointInfo> checkpoints() const;
 
   /// The newest one that is whole: checksums are compared, and one that is damaged is passed over with a
-  /// warning. nullopt when the folder has none; throws when it has some and none can be loaded.
+  /// warning. nullopt when the folder has none; throws when it has some and none can be loaded. One that
+  /// cannot be read (CheckpointReadError: permission, disk, memory) may be whole, and is an error: an older
+  /// one would hide it.
   std::optional<Checkpoint> load_latest(const LoadOptions& options = {});
   /// The one with the best metric, likewise.
   std::optional<Checkpoint> load_best(const LoadOptions& options = {});
@@ -101,9 +107,9 @@ class CheckpointManager {
   Checkpoint load(std::int64_t step, const LoadOptions& options = {});
 
   /// The same into what is there, as distributed_checkpoint::load(contents, folder) does: every rank reads
-  /// the parts that it has of each ShardedTensor, whoever wrote them. For checkpoints of every_rank; one in a
-  /// single file is read by load_latest() and passed over here. One that is whole but does not fit `contents`
-  /// is an error of all ranks.
+  /// the parts that it has of each ShardedTensor, whoever wrote them. For checkpoints of every_rank: one in a
+  /// single file, which load_latest() reads, one that is whole but does not fit `contents`, and one that
+  /// cannot be read are errors of all ranks.
   std::optional<CheckpointInfo> load_latest(Dict& contents);
   std::optional<CheckpointInfo> load_best(Dict& contents);
   CheckpointInfo load(std::int64_t step, Dict& contents);

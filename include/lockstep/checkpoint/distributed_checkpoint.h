@@ -17,10 +17,11 @@
 namespace lockstep::distributed_checkpoint {
 
 /// Reads what it is asked for, whatever ranks and pieces it was written by. Errors are CheckpointErrors
-/// naming the file. Any thread may use a const one.
+/// naming the file, CheckpointReadError among them. Any thread may use a const one.
 class Reader {
  public:
-  /// Reads and checks the table (`.metadata`) only.
+  /// Reads and checks the table (`.metadata`), and that every file is there, long enough for what the table
+  /// says.
   explicit Reader(const std::filesystem::path& folder);
   Reader(Reader&&) noexcept;
   Reader& operator=(Reader&&) noexcept;
@@ -45,7 +46,8 @@ class Reader {
   /// Throws unless there is such an entry and, where `value` is a tensor, one of that shape. An empty dict
   /// always fits.
   void check_fits(const std::string& key, const Value& value) const;
-  /// Compares the checksums of all data, or of every `shares`-th piece from number `share` on.
+  /// Compares the checksums of all data, and shapes and dtypes with the table's; or of every `shares`-th
+  /// piece from number `share` on. Needs little memory.
   void verify(std::size_t share = 0, std::size_t shares = 1) const;
 
  private:

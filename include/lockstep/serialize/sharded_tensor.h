@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +20,8 @@ struct Shard {
 /// placed by `Shard`, with one part a rank.
 struct ShardedTensor {
   std::vector<std::int64_t> size;  ///< of the whole, the same on all ranks
-  at::ScalarType dtype = at::kFloat;
+  /// The same on all ranks. Not given: that of local_shards, or, where there are none, of other ranks'.
+  std::optional<at::ScalarType> dtype = {};
   std::vector<Shard> local_shards = {};
 };
 

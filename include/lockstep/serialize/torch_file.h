@@ -5,9 +5,17 @@
 #include <span>
 #include <string>
 
+#include <lockstep/base/error.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep {
+
+/// A file is there and cannot be read: permission, a failing disk, too many open files, no memory. It may be
+/// whole.
+class CheckpointReadError : public CheckpointError {
+ public:
+  using CheckpointError::CheckpointError;
+};
 
 /// PyTorch: the arguments of torch.load.
 struct LoadOptions {
@@ -22,8 +30,9 @@ struct LoadOptions {
 
 /// What Python's torch.save wrote, zip format or the older one; as torch.load(weights_only=True), and no
 /// Python is needed. Nothing in the file is ever run. Views of one storage share it again. Throws
-/// CheckpointError naming the file: damaged or cut short, holding what is no plain data, ... Time and memory
-/// are proportional to the size of the file, whatever is in it. Any thread.
+/// CheckpointError naming the file: damaged or cut short, holding what is no plain data, ...; and
+/// CheckpointReadError. Time and memory are proportional to the size of the file, whatever is in it. Any
+/// thread.
 Value load(const std::filesystem::path& file, const LoadOptions& options = {});
 
 /// The same from memory; `name` is for messages.

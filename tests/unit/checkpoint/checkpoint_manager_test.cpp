@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <stdexcept>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
@@ -105,13 +108,62 @@ TEST_P(Manager, AMetricThatIsNoNumberIsNone) {
   EXPECT_EQ(manager.load_best()->info.step, 1);
 }
 
-TEST_P(Manager, WhatWasJustSavedStaysThoughLaterStepsAreThere) {
+// Of a run that began anew in the folder of another: load_latest() would go on with the other one.
+TEST_P(Manager, AStepBelowTheLatestIsRefusedAndNothingIsLost) {
   auto given = options();
   given.keep_last = 2;
   CheckpointManager manager(folder_, given);
-  for (const std::int64_t step : {100, 200, 300, 60}) manager.save(step, contents(step));
+  for (const std::int64_t step : {100, 200, 300}) manager.save(step, contents(step));
   manager.wait();
-  EXPECT_THAT(steps_in(manager), ElementsAre(60, 200, 300));
+  CheckpointManager other(folder_, given);
+  EXPECT_THAT(error_of([&] { other.save(60, contents(60)); }),
+              AllOf(HasSubstr("step 60 is not saved"), HasSubstr("checkpoint of step 300"),
+                    HasSubstr("remove_after()")));
+  EXPECT_THAT(error_of([&] { other.save(200, contents(0)); }), HasSubstr("step 200 is not saved"));
+  other.wait();
+  EXPECT_THAT(steps_in(other), ElementsAre(200, 300));
+  EXPECT_TRUE(equal(other.load(200).contents, contents(200)));
+  // The latest may be replaced, and it goes on above it.
+  other.save(300, contents(301));
+  other.save(360, contents(360));
+  other.wait();
+  EXPECT_TRUE(equal(other.load(300).contents, contents(301)));
+  EXPECT_THAT(steps_in(other), ElementsAre(300, 360));
+}
+
+TEST_P(Manager, GoesBackWhenTheLaterOnesAreRemoved) {
+  auto given = options();
+  given.keep_last = 0;
+  CheckpointManager manager(folder_, given);
+  for (const std::int64_t step : {1, 2, 3, 4})
+    manager.save(step, contents(step), 0.1 * static_cast<double>(step));
+  EXPECT_THAT(error_of([&] { manager.remove_after(7); }), HasSubstr("no checkpoint of step 7"));
+  EXPECT_THAT(steps_in(manager), ElementsAre(1, 2, 3, 4));
+  manager.remove_after(2);
+  EXPECT_THAT(steps_in(manager), ElementsAre(1, 2));
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(2)));
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(2)));
+  manager.save(3, contents(33));
+  manager.wait();
+  EXPECT_TRUE(equal(manager.load_latest()->contents, contents(33)));
+  EXPECT_EQ(manager.load_best()->info.step, 2);
+  EXPECT_EQ(manager.load(3).info.metric, std::nullopt);
+}
+
+// It came back to the one before, which is further from the end than the damaged one.
+TEST_P(Manager, ADamagedCheckpointIsNoLatest) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step));
+  manager.wait();
+  damage(folder_ / "step-00000030.pt");
+  EXPECT_THAT(error_of([&] { manager.save(25, contents(25)); }), HasSubstr("step 25 is not saved"));
+  EXPECT_EQ(manager.load_latest()->info.step, 20);
+  manager.save(25, contents(25));
+  manager.wait();
+  EXPECT_EQ(CheckpointManager(folder_, options()).load_latest()->info.step, 25);
+  manager.save(30, contents(30));
+  manager.wait();
+  EXPECT_THAT(error_of([&] { manager.save(26, contents(26)); }), HasSubstr("step 26 is not saved"));
 }
 
 TEST_P(Manager, WithoutPlaceForTheBestThereIsNoLinkToIt) {
@@ -286,6 +338,88 @@ TEST_P(Manager, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
   for (std::int64_t step = 1; step <= 3; ++step) {
     EXPECT_TRUE(manager.load(step).contents["weights"].as_tensor().eq(step).all().item<bool>());
   }
+}
+
+// As a user who may not read everything; where the tests run as one, as that one.
+class Unprivileged {
+ public:
+  Unprivileged() : root_(::geteuid() == 0) {
+    if (root_ && ::seteuid(65534) != 0) throw std::runtime_error("cannot be another user");
+  }
+  ~Unprivileged() {
+    if (root_ && ::seteuid(0) != 0) std::abort();
+  }
+  Unprivileged(const Unprivileged&) = delete;
+  Unprivileged& operator=(const Unprivileged&) = delete;
+
+ private:
+  bool root_;
+};
+
+std::string error_without_permission(const fs::path& file, const std::function<void()>& action) {
+  const auto before = fs::status(file).permissions();
+  fs::permissions(file, fs::perms::none);
+  std::string error;
+  {
+    const Unprivileged unprivileged;
+    error = error_of(action);
+  }
+  fs::permissions(file, before);
+  return error;
+}
+
+class Unreadable : public ::testing::Test {
+ protected:
+  Unreadable() { fs::permissions(temp_.path(), fs::perms(0755)); }
+  testing::TempFolder temp_;
+};
+
+TEST_F(Unreadable, IsNoDamageThatAnOlderCheckpointHides) {
+  CheckpointManager manager(temp_.path(), {.sync = false});
+  for (const std::int64_t step : {1, 2}) manager.save(step, contents(step), 0.5);
+  const auto newest = temp_.path() / "step-00000002.pt";
+  EXPECT_THAT(
+      error_without_permission(newest, [&] { manager.load_latest(); }),
+      AllOf(HasSubstr("step-00000002.pt: cannot be read: Permission denied"), HasSubstr("load(step)")));
+  error_without_permission(newest, [&] { EXPECT_THROW(load(newest), CheckpointReadError); });
+  // Neither is a file of metrics: the next save would write over it.
+  const auto metrics = temp_.path() / "metrics.json";
+  EXPECT_THAT(error_without_permission(metrics, [&] { manager.load_best(); }), HasSubstr("metrics.json"));
+  EXPECT_EQ(manager.load_latest()->info.step, 2);
+  EXPECT_THROW(load(temp_.path() / "none.pt"), CheckpointError);
+  try {
+    load(temp_.path() / "none.pt");
+  } catch (const CheckpointReadError&) {
+    FAIL() << "what is not there cannot be whole";
+  } catch (const CheckpointError&) {
+  }
+}
+
+TEST_F(Unreadable, PartsAreNoDamageEither) {
+  CheckpointManager manager(temp_.path(), {.sync = false, .writing = CheckpointWriting::every_rank});
+  for (const std::int64_t step : {1, 2}) manager.save(step, contents(step));
+  Dict there{{"step", 0}};
+  for (const auto& entry : fs::directory_iterator(temp_.path() / "step-00000002")) {
+    const auto file = entry.path();
+    EXPECT_THAT(error_without_permission(file, [&] { manager.load_latest(there); }),
+                AllOf(HasSubstr(file.filename().string()), HasSubstr("Permission denied")));
+    EXPECT_THAT(error_without_permission(file, [&] { manager.load_latest(); }),
+                HasSubstr("Permission denied"));
+  }
+  EXPECT_EQ(there["step"].as_int(), 0);
+  // A file that is gone is damage.
+  fs::remove(temp_.path() / "step-00000002" / ".metadata");
+  EXPECT_EQ(manager.load_latest(there)->step, 1);
+}
+
+TEST(MixedFolder, AWholeFileIsNotPassedOverForAnOlderFolder) {
+  const testing::TempFolder temp;
+  CheckpointManager(temp.path(), {.writing = CheckpointWriting::every_rank}).save(1, contents(1));
+  CheckpointManager manager(temp.path(), {.sync = false});
+  manager.save(2, contents(2));
+  Dict there{{"step", 0}};
+  EXPECT_THAT(error_of([&] { manager.load_latest(there); }),
+              AllOf(HasSubstr("step-00000002.pt"), HasSubstr("load_latest() without")));
 }
 
 // A file that may not grow stands for a disk that is full.

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "checkpoint/checkpoint_writer.h"
+
+namespace lockstep::checkpointing {
+namespace {
+
+std::vector<CheckpointInfo> with_new(std::vector<CheckpointInfo> infos, const CheckpointInfo& info) {
+  std::erase_if(infos, [&](const CheckpointInfo& each) { return each.step == info.step; });
+  infos.push_back(info);
+  std::ranges::sort(infos, {}, &CheckpointInfo::step);
+  return infos;
+}
+
+// Links first: they never point at what is gone.
+void take_away(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
+               std::vector<CheckpointInfo> infos, const std::vector<CheckpointInfo>& removed) {
+  std::erase_if(infos, [&](const CheckpointInfo& each) {
+    return std::ranges::find(removed, each.step, &CheckpointInfo::step) != removed.end();
+  });
+  const auto best = by_metric(infos, options.higher_is_better);
+  folder.link("last", infos.back().file);
+  folder.link("best", best.empty() ? std::nullopt : std::optional(best.front().file));
+  for (const auto& each : removed) folder.remove(each);
+}
+
+}  // namespace
+
+void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
+             const CheckpointInfo& info, const std::function<void()>& write) {
+  folder.make(options.sync);
+  const auto before = folder.list();
+  const auto infos = with_new(before, info);
+  // Before a new checkpoint: one without its metric might be taken for one that need not stay. One that is
+  // replaced keeps its own until it is gone.
+  const bool is_new = std::ranges::find(before, info.step, &CheckpointInfo::step) == before.end();
+  if (is_new) folder.write_metrics(infos, options.sync);
+  write();
+  if (!is_new) folder.write_metrics(infos, options.sync);
+  take_away(options, folder, infos, to_remove(infos, info.step, options));
+  // One of the same step that another kind of writer made.
+  for (const auto& each : before) {
+    if (each.step == info.step && each.file != info.file) folder.remove(each);
+  }
+}
+
+void remove_after(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
+                  const CheckpointInfo& info) {
+  const auto infos = folder.list();
+  const auto first = std::ranges::upper_bound(infos, info.step, {}, &CheckpointInfo::step);
+  take_away(options, folder, infos, {first, infos.end()});
+  const auto left = folder.list();
+  if (left.empty() || left.back().step <= info.step) return;
+  throw CheckpointError(fmt::format("{}: cannot be removed, so that it is still the latest checkpoint",
+                                    left.back().file.string()));
+}
+
+}  // namespace lockstep::checkpointing
