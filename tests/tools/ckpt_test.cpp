@@ -7,9 +7,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "faults/launcher_process.h"
 #include "support/python.h"
-#include "support/temp_folder.h"
+#include "tools/ckpt_program.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,46 +17,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
-using Words = std::vector<std::string>;
-
-struct Result {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
-
-class Ckpt : public ::testing::Test {
- protected:
-  std::string file(const std::string& name) const { return folder_.file(name); }
-  fs::path path(const std::string& name) const { return folder_.path() / name; }
-
-  static Result run(Words words) {
-    words.insert(words.begin(), "ckpt");
-    LauncherProcess process(words);
-    const int code = process.finish();
-    return {code, process.out(), process.err()};
-  }
-
-  static std::string expect_success(const Words& words) {
-    const auto result = run(words);
-    EXPECT_EQ(result.code, 0) << result.out << result.err;
-    EXPECT_THAT(result.err, IsEmpty());
-    return result.out;
-  }
-
-  // What is said about it, in one line.
-  static std::string expect_failure(const Words& words, int code = 1) {
-    const auto result = run(words);
-    EXPECT_EQ(result.code, code) << result.out << result.err;
-    EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
-    return result.err;
-  }
-
- private:
-  TempFolder folder_;
-};
 
 // In a folder with the files of ckpt_files.py.
 class CkptFiles : public Ckpt {
@@ -187,7 +147,7 @@ TEST_F(CkptFiles, FindsDamage) {
   EXPECT_THAT(result.out,
               AllOf(ContainsRegex("damaged\\.pt: record .* is damaged"), HasSubstr("run.pt: OK"),
                     ContainsRegex("model\\.safetensors: .*cut short"), HasSubstr("no.pt: cannot be read"),
-                    HasSubstr("3 of 4 files are damaged or missing\n")));
+                    HasSubstr("3 of 4 checkpoints are damaged or missing\n")));
 }
 
 TEST_F(CkptFiles, StripsThePrefixOfDataParallel) {

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/atomic_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "byte_counts.h"
 #include "file_kind.h"
 #include "leaves.h"
 #include "progress.h"
@@ -12,22 +14,46 @@
 namespace lockstep::ckpt {
 namespace {
 
-// What is on its way to `file`.
-std::uint64_t bytes_written(const std::filesystem::path& file) {
-  auto part = file;
-  part += AtomicFileOptions().suffix;
-  std::error_code none;
-  const auto bytes = std::filesystem::file_size(part, none);
-  return none ? 0 : bytes;
+Dict read_folder(const std::filesystem::path& folder, const LoadOptions& options) {
+  const distributed_checkpoint::Reader reader(folder);
+  const auto start = bytes_read();
+  const Progress progress(fmt::format("reading {}", folder.string()), bytes_at(folder),
+                          [start] { return bytes_read() - start; });
+  if (options.verify) reader.verify();
+  return reader.read_all(options.map_location);
+}
+
+void write_folder(const Value& value, const std::filesystem::path& folder) {
+  const auto* dict = value.get_if<Dict>();
+  if (dict == nullptr) {
+    throw CheckpointError(
+        fmt::format("{}: the folder of a distributed checkpoint holds a dict; there is no place for {} {}, "
+                    "so give the file an "
+                    "extension, as in .pt, or choose a dict with --key",
+                    folder.string(), value.type_name(), repr(value, 60)));
+  }
+  try {
+    distributed_checkpoint::save(*dict, folder);
+  } catch (const CheckpointError& error) {
+    const std::string what = error.what();
+    if (what.starts_with(folder.string())) throw;
+    throw CheckpointError(fmt::format("{}: {}", folder.string(), what));
+  }
 }
 
 }  // namespace
 
 Checkpoint read_checkpoint(const std::filesystem::path& file, const LoadOptions& options) {
-  if (kind_to_read(file) == FileKind::torch_file) return {.file = file, .value = load(file, options)};
-  return {.file = file,
-          .value = safetensors::load_file(file, options),
-          .metadata = safetensors::SafeOpen(file, at::kMeta).metadata()};
+  switch (kind_to_read(file)) {
+    case FileKind::folder:
+      return {.file = file, .value = read_folder(file, options)};
+    case FileKind::torch_file:
+      return {.file = file, .value = load(file, options)};
+    default:
+      return {.file = file,
+              .value = safetensors::load_file(file, options),
+              .metadata = safetensors::SafeOpen(file, at::kMeta).metadata()};
+  }
 }
 
 void write_checkpoint(const Value& value, const std::filesystem::path& file,
@@ -35,10 +61,13 @@ void write_checkpoint(const Value& value, const std::filesystem::path& file,
   const auto kind = kind_to_write(file);
   const Progress progress(fmt::format("writing {}", file.string()), total_bytes(leaves_of(value)),
                           [&] { return bytes_written(file); });
-  if (kind == FileKind::torch_file) {
-    save(value, file);
-  } else {
-    safetensors::save_file(value.as_dict(), file, {.metadata = metadata});
+  switch (kind) {
+    case FileKind::folder:
+      return write_folder(value, file);
+    case FileKind::torch_file:
+      return save(value, file);
+    default:
+      return safetensors::save_file(value.as_dict(), file, {.metadata = metadata});
   }
 }
 

@@ -9,18 +9,20 @@
 
 namespace lockstep::ckpt {
 
-/// What a file holds, of either format; of a safetensors file the dict of its tensors.
+/// What a file holds, or the folder of a distributed checkpoint; of a safetensors file the dict of its
+/// tensors.
 struct Checkpoint {
   std::filesystem::path file;
   Value value = {};
   safetensors::Metadata metadata = {};  ///< of a safetensors file
 };
 
-/// Throws CheckpointError naming the file.
+/// The tensors of a folder are put together in memory; of a file they can be mapped. Throws CheckpointError
+/// naming the file.
 Checkpoint read_checkpoint(const std::filesystem::path& file, const LoadOptions& options);
 
-/// In the format that the extension of `file` says; a safetensors file needs a flat dict of tensors. Shows on
-/// stderr how far it is. Throws CheckpointError, or ArgumentError for an unknown extension.
+/// In the format that kind_to_write() says; a safetensors file needs a flat dict of tensors, a folder any
+/// dict. Shows on stderr how far it is. Throws CheckpointError, or ArgumentError as kind_to_write() does.
 void write_checkpoint(const Value& value, const std::filesystem::path& file,
                       const safetensors::Metadata& metadata);
 

@@ -26,9 +26,12 @@ Dict with_copies(const Dict& tensors) {
 }  // namespace
 
 ConvertCommand::ConvertCommand(CLI::App& app)
-    : command_(app.add_subcommand("convert", "Between .pt (.pth, .bin, .ckpt) and .safetensors")) {
+    : command_(app.add_subcommand("convert",
+                                  "Between .pt (.pth, .bin, .ckpt), .safetensors and folders of "
+                                  "torch.distributed.checkpoint")) {
   command_->add_option("in", in_, "A checkpoint")->required();
-  command_->add_option("out", out_, "What to write")->required();
+  command_->add_option("out", out_, "What to write; a name without extension is that of a folder")
+      ->required();
   command_->add_option("--key", key_, "Only what the checkpoint has under this key, as in --key state_dict");
   command_->add_flag(
       "--copy-shared", copy_shared_,
@@ -38,7 +41,7 @@ ConvertCommand::ConvertCommand(CLI::App& app)
 int ConvertCommand::run() const {
   const auto kind = kind_to_write(out_);
   const auto checkpoint = read_checkpoint(in_, {.mmap = true});
-  if (kind == FileKind::torch_file) {
+  if (kind != FileKind::safetensors) {
     write_checkpoint(value_under(checkpoint, key_), out_, {});
     return 0;
   }

@@ -8,8 +8,8 @@
 
 namespace lockstep::ckpt {
 
-/// `convert IN OUT [--key KEY] [--copy-shared]`: between PyTorch's format and safetensors, as the extensions
-/// say.
+/// `convert IN OUT [--key KEY] [--copy-shared]`: between PyTorch's format, safetensors, and the folders of
+/// torch.distributed.checkpoint, as the extensions say. PyTorch: `torch_save_to_dcp`, `dcp_to_torch_save`.
 class ConvertCommand {
  public:
   explicit ConvertCommand(CLI::App& app);

@@ -88,7 +88,7 @@ std::string table_text(const Checkpoint& checkpoint, const std::vector<Leaf>& le
 
 ShowCommand::ShowCommand(CLI::App& app)
     : command_(app.add_subcommand("show", "Names, types, dtypes and shapes of what a checkpoint holds")) {
-  command_->add_option("file", file_, "A checkpoint")->required();
+  command_->add_option("file", file_, "A checkpoint: a file, or the folder of a distributed one")->required();
   command_->add_flag("--json", json_, "As JSON");
 }
 

@@ -45,7 +45,7 @@ int StripPrefixCommand::run() const {
   const auto kind = kind_to_write(out_);
   auto checkpoint = read_checkpoint(in_, {.mmap = true});
   auto result = stripped(checkpoint, key_, prefix_);
-  if (key_ && kind == FileKind::torch_file) {
+  if (key_ && kind != FileKind::safetensors) {
     replace_under(checkpoint, *key_, std::move(result.dict));
     write_checkpoint(checkpoint.value, out_, {});
   } else {

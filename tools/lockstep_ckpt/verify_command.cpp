@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "verify_command.h"
 
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <fstream>
 #include <iostream>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "byte_counts.h"
 #include "checkpoint_file.h"
 #include "file_kind.h"
 #include "leaves.h"
@@ -18,21 +18,6 @@
 
 namespace lockstep::ckpt {
 namespace {
-
-std::uint64_t size_of(const std::string& file) {
-  std::error_code none;
-  const auto size = std::filesystem::file_size(file, none);
-  return none ? 0 : size;
-}
-
-// What this process has read so far, as the kernel counts it.
-std::uint64_t bytes_read() {
-  std::ifstream counters("/proc/self/io");
-  std::string name;
-  std::uint64_t count = 0;
-  counters >> name >> count;
-  return count;
-}
 
 // Finds sectors that cannot be read: the format has nothing to compare the bytes with.
 void read_whole(const std::string& file) {
@@ -49,15 +34,27 @@ bool is_zip(const std::string& file) {
   return start[0] == 'P' && start[1] == 'K';
 }
 
+// Nothing is put together, so that a folder larger than the memory can be checked.
+std::string verify_folder(const std::string& folder) {
+  const distributed_checkpoint::Reader reader(folder);
+  const auto start = bytes_read();
+  const Progress progress(fmt::format("reading {}", folder), bytes_at(folder),
+                          [start] { return bytes_read() - start; });
+  reader.verify();
+  return fmt::format("{} entries, every part is there, checksums match", reader.keys().size());
+}
+
 // What has been found to be right.
 std::string verify(const std::string& file) {
+  const auto kind = kind_to_read(file);
+  if (kind == FileKind::folder) return verify_folder(file);
   const auto start = bytes_read();
-  const Progress progress(fmt::format("reading {}", file), size_of(file),
+  const Progress progress(fmt::format("reading {}", file), bytes_at(file),
                           [start] { return bytes_read() - start; });
   // Mapped, so that a file larger than the memory can be checked.
   const auto checkpoint = read_checkpoint(file, {.mmap = true, .verify = true});
   const auto count = leaves_of(checkpoint.value).size();
-  if (kind_to_read(file) == FileKind::torch_file && is_zip(file)) {
+  if (kind == FileKind::torch_file && is_zip(file)) {
     return fmt::format("{} entries, checksums match", count);
   }
   read_whole(file);
@@ -82,7 +79,8 @@ int VerifyCommand::run() const {
     }
   }
   if (damaged > 0)
-    std::cout << fmt::format("{} of {} files are damaged or missing\n", damaged, files_.size()) << std::flush;
+    std::cout << fmt::format("{} of {} checkpoints are damaged or missing\n", damaged, files_.size())
+              << std::flush;
   return damaged > 0 ? 1 : 0;
 }
 
