@@ -106,6 +106,12 @@ def capture(step, stream, static, batch):
     return replay, losses
 
 
+def make_optimizer(flags, parameters):
+    if flags.net == "gpt":
+        return torch.optim.AdamW(parameters, 1e-3, fused=True, capturable=flags.mode == "graph")
+    return torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--net", choices=["mnist", "resnet50", "gpt"], default="mnist")
@@ -116,6 +122,8 @@ def main():
     parser.add_argument("--chunks", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--bare", action="store_true",
+                        help="without DistributedDataParallel, which reduces with one rank as well; Lockstep's does not")
     flags = parser.parse_args()
     if flags.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -131,9 +139,9 @@ def main():
     net, inputs, targets = net.to(device), inputs.to(device), targets.to(device)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream) if flags.mode == "graph" else contextlib.nullcontext():
-        ddp = DistributedDataParallel(net, device_ids=[0])
+        ddp = net if flags.bare else DistributedDataParallel(net, device_ids=[0])
     model = torch.compile(ddp) if flags.mode == "compile" else ddp
-    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+    optimizer = make_optimizer(flags, net.parameters())
 
     def step():
         optimizer.zero_grad(set_to_none=True)

@@ -5,6 +5,7 @@
 #include <lockstep/lockstep.h>
 
 #include "gpu/check.h"
+#include "parity/models/gpt.h"
 #include "parity/models/resnet.h"
 
 namespace lockstep::gpu {
@@ -57,6 +58,55 @@ void a_graph_is_the_step(const std::string& backend) {
   for (std::size_t i = 0; i < eager.weights.size(); ++i) {
     require(torch::equal(eager.weights[i], graphed.weights[i]), "and leave the same weights");
   }
+}
+
+// With what keeps all of its state on the device: the optimizer, its rate, the scaler.
+Result train_gpt(const Context& context, bool graphed, int steps) {
+  torch::manual_seed(0);
+  const auto device = context.device();
+  testing::Gpt net(testing::GptOptions{});
+  net->to(device);
+  DistributedDataParallel ddp(net, {.device = device});
+  const auto on_device = at::TensorOptions().device(device);
+  optim::FusedAdamW optimizer(ddp->parameters(), optim::FusedAdamWOptions(at::full({}, 0.01, on_device)));
+  amp::GradScaler scaler(device, {.init_scale = 1e15, .growth_interval = 20});
+  GraphedStep step(device,
+                   [&](const Tensors& batch) -> Tensors {
+                     optimizer.zero_grad();
+                     at::Tensor loss;
+                     {
+                       const amp::Autocast autocast(device);
+                       const auto logits = ddp->forward(batch[0]);
+                       loss = F::cross_entropy(logits.flatten(0, 1).to(at::kFloat), batch[0].flatten());
+                     }
+                     scaler.scale(loss).backward();
+                     scaler.step(optimizer);
+                     scaler.update();
+                     return {loss};
+                   },
+                   {.optimizers = {&optimizer}, .modules = {ddp.ptr()}, .enabled = graphed});
+  Result result;
+  for (int i = 0; i < steps; ++i) {
+    if (i % 10 == 9) optimizer.param_groups()[0].options().set_lr(0.01 / (i + 1));
+    const auto ids = torch::randint(64, {4, 16}, at::kLong).to(device);
+    result.losses.push_back(step({ids})[0].item<double>());
+  }
+  for (const auto& parameter : ddp->parameters()) result.weights.push_back(parameter.detach().clone());
+  result.weights.push_back(at::full({}, scaler.get_scale()));
+  result.stats = step.stats();
+  return result;
+}
+
+void a_graph_holds_optimizer_and_scaler() {
+  const auto context = init({.backend = "nccl"});
+  const auto eager = train_gpt(context, false, 100);
+  const auto graphed = train_gpt(context, true, 100);
+  require(graphed.stats.captures == 1 && graphed.stats.replays == 97, "changed rates need no new capture");
+  require(eager.losses == graphed.losses, "replayed steps have the losses of eager ones");
+  for (std::size_t i = 0; i < eager.weights.size(); ++i) {
+    require(torch::equal(eager.weights[i], graphed.weights[i]), "and leave the same weights and scale");
+  }
+  require(graphed.losses.back() < graphed.losses.front() / 2, "the loss falls");
 }
 
 void what_cannot_be_captured() {
@@ -117,6 +167,8 @@ std::vector<Check> graph_checks() {
       {"graph", 1, "a captured step with DDP over nccl equals the eager one",
        [] { a_graph_is_the_step("nccl"); }},
       {"graph_auto", 1, "the same with nccl and shm in one group", [] { a_graph_is_the_step("auto"); }},
+      {"graph_adamw", 1, "a step with FusedAdamW, its rate in a tensor and a GradScaler is one graph",
+       a_graph_holds_optimizer_and_scaler},
       {"graph_errors", 1, "what cannot be captured is an error, and the device works on",
        what_cannot_be_captured},
       {"graph_shared", 2, "collectives by way of host memory cannot be captured", shared_is_refused},

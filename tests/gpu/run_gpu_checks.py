@@ -94,7 +94,12 @@ def run_parity(report, flags):
     report.say()
 
 
-WAYS = [("Python", "eager"), ("Python", "compile"), ("Python", "graph"), ("C++", "eager"), ("C++", "graph")]
+# Language, mode, arguments. Python's DistributedDataParallel reduces with one rank as well and Lockstep's does not, so
+# that Python without it is shown, too, and is what a graphed step is measured by.
+WAYS = {"Python eager": ("Python", "eager", []), "Python compile": ("Python", "compile", []),
+        "Python graph": ("Python", "graph", []), "Python eager, no DDP": ("Python", "eager", ["--bare"]),
+        "Python graph, no DDP": ("Python", "graph", ["--bare"]),
+        "C++ eager": ("C++", "eager", []), "C++ graph": ("C++", "graph", [])}
 
 
 def run_benchmark(report, flags):
@@ -107,20 +112,19 @@ def run_benchmark(report, flags):
             continue
         times = {way: [] for way in WAYS}
         for _ in range(flags.rounds):
-            for way in WAYS:
+            for way, (language, mode, more) in WAYS.items():
                 try:
-                    times[way].append(train(flags, way[0], "--net", net, "--batch-size", size, "--precision", precision,
-                                            "--mode", way[1])["seconds"])
+                    times[way].append(train(flags, language, "--net", net, "--batch-size", size, "--precision", precision,
+                                            "--mode", mode, *more)["seconds"])
                 except RuntimeError as error:
                     report.verdict(False, f"{net} {way}", str(error))
         for way in WAYS:
             if times[way]:
                 medians[net, way] = statistics.median(times[way])
         for way in WAYS:
-            if (net, way) in medians and (net, WAYS[0]) in medians:
-                ratio = medians[net, WAYS[0]] / medians[net, way]
-                report.say(f"| {net}, {size}, {precision} | {' '.join(way)} | {medians[net, way] * 1e3:.3f} ms | "
-                           f"{ratio:.2f} x |")
+            if (net, way) in medians and (net, "Python eager") in medians:
+                ratio = medians[net, "Python eager"] / medians[net, way]
+                report.say(f"| {net}, {size}, {precision} | {way} | {medians[net, way] * 1e3:.3f} ms | {ratio:.2f} x |")
     report.say()
     judge(report, medians)
     if "mnist" in flags.nets:
@@ -128,14 +132,15 @@ def run_benchmark(report, flags):
 
 
 def judge(report, medians):
-    goals = [("graphed beside Python eager, at least 3", "mnist", ("Python", "eager"), ("C++", "graph"), 3.0),
-             ("graphed beside Python graphed, at least 1", "mnist", ("Python", "graph"), ("C++", "graph"), 1.0),
-             ("eager beside Python eager, at least 1", "resnet50", ("Python", "eager"), ("C++", "eager"), 1.0)]
+    goals = [("graphed beside Python eager, at least 3", "mnist", "Python eager", "C++ graph", 3.0),
+             ("graphed beside Python graphed, at least 1", "mnist", "Python graph, no DDP", "C++ graph", 1.0),
+             ("graphed beside Python graphed, at least 1", "gpt", "Python graph, no DDP", "C++ graph", 1.0),
+             ("eager beside Python eager, at least 1", "resnet50", "Python eager", "C++ eager", 1.0)]
     report.say("| | goal | measured |\n| --- | --- | --- |")
     for text, net, theirs, ours, goal in goals:
         if (net, theirs) in medians and (net, ours) in medians:
             ratio = medians[net, theirs] / medians[net, ours]
-#Two percent is within what two runs of the same program differ by.
+            # Two percent is within what two runs of the same program differ by.
             report.verdict(ratio >= 0.98 * goal, f"{net} {text}", f"{ratio:.2f}")
 
 

@@ -73,7 +73,8 @@ struct GraphedStepStats {
 /// are written to, optimizers that count on the host. What cannot be seen is listed in docs/graphs.md. After
 /// an error gradients and optimizers are as before the capture.
 ///
-/// One thread at a time; one step of a process warms up or captures at a time. Optimizers must outlive it.
+/// One thread at a time. Other threads may have GraphedSteps of their own, which capture in turns. Optimizers
+/// must outlive it.
 class GraphedStep {
  public:
   using Tensors = std::vector<at::Tensor>;
