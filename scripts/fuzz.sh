@@ -16,12 +16,11 @@ END
 case "${1:-}" in -h | --help) usage && exit 0 ;; esac
 compiler=$(command -v clang++-16 || command -v clang++) || fail "clang++ 16 is missing; on Debian: apt-get install clang-16"
 bash scripts/setup.sh --tests
-if [[ ! -f build/fuzz/build.ninja ]]; then
-  cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link" \
-    -DLOCKSTEP_SANITIZE=address -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_EXAMPLES=OFF \
-    -DLOCKSTEP_BUILD_BENCHMARKS=OFF >/dev/null
-fi
+# Examples are configured, since tests name them, and not built.
+cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link" \
+  -DLOCKSTEP_SANITIZE=address -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_EXAMPLES=ON \
+  -DLOCKSTEP_BUILD_BENCHMARKS=OFF >/dev/null
 ninja -C build/fuzz fuzz_checkpoint
 mkdir -p build/fuzz/corpus
 "$(cached fuzz LOCKSTEP_PYTHON)" -W ignore tests/fuzz/seeds.py build/fuzz/seeds
