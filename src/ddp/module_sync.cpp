@@ -17,6 +17,8 @@ namespace {
 
 // Keeps the memory for flattened copies bounded; PyTorch uses the same figure.
 constexpr std::int64_t kBytesAtOnce = 250LL * 1024 * 1024;
+// What gains nothing from being sent with others, and would need a copy.
+constexpr std::size_t kBytesAlone = std::size_t{1024} * 1024;
 
 // Buckets hold gradients in the order in which parameters lie in memory.
 std::string strides_of(const at::Tensor& tensor) {
@@ -113,6 +115,10 @@ void broadcast_from(const ProcessGroup& group, int source, const std::vector<Nam
   std::map<std::pair<c10::ScalarType, std::string>, std::int64_t> bytes;
   for (const auto& item : tensors) {
     const auto tensor = item.tensor.detach();
+    if (tensor.nbytes() >= kBytesAlone && tensor.is_contiguous()) {
+      group.broadcast(tensor, source, where);
+      continue;
+    }
     const auto kind = std::pair(tensor.scalar_type(), tensor.device().str());
     kinds[kind].push_back(tensor);
     bytes[kind] += static_cast<std::int64_t>(tensor.nbytes());
