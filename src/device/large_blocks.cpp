@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "device/large_blocks.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <new>
 #include <sys/mman.h>
@@ -14,7 +16,7 @@ std::size_t rounded(std::size_t bytes) {
 }
 
 // `bytes` and the start are multiples of a huge page. nullptr when there is no memory.
-void* map(std::size_t bytes) {
+std::byte* map(std::size_t bytes) {
   constexpr auto kPage = LargeBlocks::kHugePage;
   void* const whole =
       ::mmap(nullptr, bytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -35,8 +37,8 @@ void* LargeBlocks::take(std::size_t bytes) {
   if (bytes > std::numeric_limits<std::size_t>::max() - 2 * kHugePage) return nullptr;
   bytes = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  if (void* const idle = take_idle(bytes)) return idle;
-  void* start = map(bytes);
+  auto* start = take_idle(bytes);
+  if (start == nullptr) start = map(bytes);
   if (start == nullptr) {
     drop_idle(0);
     start = map(bytes);
@@ -45,18 +47,19 @@ void* LargeBlocks::take(std::size_t bytes) {
   return start;
 }
 
-// The shortest that is long enough, and not much too long.
-void* LargeBlocks::take_idle(std::size_t bytes) {
+// From the shortest that is long enough.
+std::byte* LargeBlocks::take_idle(std::size_t bytes) {
   auto best = idle_.end();
   for (auto block = idle_.begin(); block != idle_.end(); ++block) {
-    if (block->bytes < bytes || block->bytes - bytes > bytes / 8) continue;
-    if (best == idle_.end() || block->bytes <= best->bytes) best = block;
+    if (block->second.bytes < bytes) continue;
+    if (best == idle_.end() || block->second.bytes < best->second.bytes) best = block;
   }
   if (best == idle_.end()) return nullptr;
-  void* const start = best->start;
-  in_use_.emplace(start, best->bytes);
-  idle_bytes_ -= best->bytes;
+  auto* const start = best->first;
+  const auto [whole, since] = best->second;
+  if (whole > bytes) idle_.emplace_hint(std::next(best), start + bytes, Idle{whole - bytes, since});
   idle_.erase(best);
+  idle_bytes_ -= bytes;
   return start;
 }
 
@@ -69,24 +72,41 @@ void LargeBlocks::give_back(void* start) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = in_use_.find(start);
   if (found == in_use_.end()) return;
-  const Block block{start, found->second};
+  const auto bytes = found->second;
   in_use_.erase(found);
   try {
-    idle_.push_back(block);
+    keep(static_cast<std::byte*>(start), bytes);
   } catch (const std::bad_alloc&) {
-    ::munmap(block.start, block.bytes);
-    return;
+    ::munmap(start, bytes);
   }
-  idle_bytes_ += block.bytes;
+}
+
+void LargeBlocks::keep(std::byte* start, std::size_t bytes) {
+  const auto block = idle_.emplace(start, Idle{bytes, ++ticks_}).first;
+  idle_bytes_ += bytes;
+  const auto next = std::next(block);
+  if (next != idle_.end() && start + bytes == next->first) {
+    block->second.bytes += next->second.bytes;
+    idle_.erase(next);
+  }
+  if (block != idle_.begin()) {
+    const auto before = std::prev(block);
+    if (before->first + before->second.bytes == start) {
+      before->second = {before->second.bytes + block->second.bytes, ticks_};
+      idle_.erase(block);
+    }
+  }
   drop_idle(limit_);
 }
 
+// Those longest idle first.
 void LargeBlocks::drop_idle(std::size_t limit) {
+  const auto older = [](const auto& a, const auto& b) { return a.second.since < b.second.since; };
   while (idle_bytes_ > limit) {
-    const auto block = idle_.front();
-    ::munmap(block.start, block.bytes);
-    idle_bytes_ -= block.bytes;
-    idle_.pop_front();
+    const auto block = std::ranges::min_element(idle_, older);
+    ::munmap(block->first, block->second.bytes);
+    idle_bytes_ -= block->second.bytes;
+    idle_.erase(block);
   }
 }
 

@@ -2,14 +2,16 @@
 #pragma once
 
 #include <cstddef>
-#include <list>
+#include <cstdint>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 
 namespace lockstep {
 
-// Large blocks of memory, taken from the kernel and kept for the next who wants one of about that size. In
-// huge pages where the host has them to give. Safe from any thread.
+// Large blocks of memory, taken from the kernel and kept for whoever wants some next: idle blocks are cut to
+// what is asked for, and neighbours are joined. In huge pages where the host has them to give. Safe from any
+// thread.
 class LargeBlocks {
  public:
   // Blocks begin at multiples of this, and are as long.
@@ -31,18 +33,20 @@ class LargeBlocks {
   std::size_t idle_bytes() const;
 
  private:
-  struct Block {
-    void* start = nullptr;
+  struct Idle {
     std::size_t bytes = 0;
+    std::uint64_t since = 0;  // as ticks_ counts
   };
 
-  void* take_idle(std::size_t bytes);
+  std::byte* take_idle(std::size_t bytes);
+  void keep(std::byte* start, std::size_t bytes);
   void drop_idle(std::size_t limit);
 
   std::size_t limit_;
   mutable std::mutex mutex_;
-  std::list<Block> idle_;  // the one longest idle first
+  std::map<std::byte*, Idle> idle_;
   std::size_t idle_bytes_ = 0;
+  std::uint64_t ticks_ = 0;
   std::unordered_map<void*, std::size_t> in_use_;
 };
 

@@ -24,41 +24,49 @@ TEST(LargeBlocks, GiveTheSameMemoryAgain) {
   blocks.give_back(first);
   EXPECT_FALSE(blocks.has(first));
   EXPECT_EQ(blocks.idle_bytes(), 20 * kMiB);
-  EXPECT_EQ(blocks.take(19 * kMiB), first);
+  EXPECT_EQ(blocks.take(20 * kMiB - 100), first);
   EXPECT_EQ(blocks.idle_bytes(), 0U);
   blocks.give_back(first);
 }
 
-TEST(LargeBlocks, DoNotSpendALongOneOnAShortWish) {
-  LargeBlocks blocks(100 * kMiB);
-  void* const longer = blocks.take(40 * kMiB);
-  blocks.give_back(longer);
-  void* const shorter = blocks.take(20 * kMiB);
-  EXPECT_NE(shorter, longer);
-  EXPECT_EQ(blocks.idle_bytes(), 40 * kMiB);
-  blocks.give_back(shorter);
+TEST(LargeBlocks, AreCutAndJoined) {
+  LargeBlocks blocks(1000 * kMiB);
+  auto* const whole = static_cast<std::byte*>(blocks.take(100 * kMiB));
+  blocks.give_back(whole);
+  std::vector<void*> parts;
+  for (std::size_t i = 0; i < 5; ++i) {
+    parts.push_back(blocks.take(20 * kMiB));
+    EXPECT_EQ(parts.back(), whole + i * 20 * kMiB);
+  }
+  EXPECT_EQ(blocks.idle_bytes(), 0U);
+  for (const std::size_t i : {1, 4, 0, 2, 3}) blocks.give_back(parts[i]);
+  EXPECT_EQ(blocks.take(100 * kMiB), whole);
+  blocks.give_back(whole);
 }
 
-TEST(LargeBlocks, TakeTheBestFit) {
+TEST(LargeBlocks, AreCutFromTheBestFit) {
   LargeBlocks blocks(1000 * kMiB);
-  void* const roomy = blocks.take(66 * kMiB);
-  void* const exact = blocks.take(60 * kMiB);
+  void* const longer = blocks.take(60 * kMiB);
+  void* const between = blocks.take(2 * kMiB);  // so that they are no neighbours
+  void* const exact = blocks.take(20 * kMiB);
+  blocks.give_back(longer);
   blocks.give_back(exact);
-  blocks.give_back(roomy);
-  EXPECT_EQ(blocks.take(60 * kMiB), exact);
-  EXPECT_EQ(blocks.take(60 * kMiB), roomy);
-  blocks.give_back(exact);
-  blocks.give_back(roomy);
+  EXPECT_EQ(blocks.take(20 * kMiB), exact);
+  EXPECT_EQ(blocks.take(20 * kMiB), longer);
+  for (void* block : {exact, longer, between}) blocks.give_back(block);
 }
 
 TEST(LargeBlocks, KeepNoMoreThanTheirLimit) {
   LargeBlocks blocks(50 * kMiB);
   std::vector<void*> all;
-  for (int i = 0; i < 4; ++i) all.push_back(blocks.take(20 * kMiB));
-  for (void* block : all) blocks.give_back(block);
-  EXPECT_EQ(blocks.idle_bytes(), 40 * kMiB);
-  EXPECT_EQ(blocks.take(20 * kMiB), all[3]) << "the one longest idle goes first";
-  blocks.give_back(all[3]);
+  for (int i = 0; i < 8; ++i) all.push_back(blocks.take(20 * kMiB));
+  for (std::size_t i = 0; i < all.size(); i += 2) blocks.give_back(all[i]);
+  EXPECT_LE(blocks.idle_bytes(), 50 * kMiB);
+  EXPECT_GE(blocks.idle_bytes(), 20 * kMiB);
+  EXPECT_EQ(blocks.take(20 * kMiB), all[6] < all[4] ? all[6] : all[4]) << "those longest idle go first";
+  for (std::size_t i = 1; i < all.size(); i += 2) blocks.give_back(all[i]);
+  blocks.give_back(all[6] < all[4] ? all[6] : all[4]);
+  EXPECT_LE(blocks.idle_bytes(), 50 * kMiB);
 }
 
 TEST(LargeBlocks, SayWhenThereIsNoMemory) {
