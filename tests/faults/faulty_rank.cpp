@@ -61,6 +61,9 @@ void train(const Plan& plan, const Victim& victim) {
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::SGD optimizer(ddp->parameters(), 0.01);
   lockstep::CheckpointManager manager(plan.folder);
+  // The folder may have those of runs before, whose numbers the next ones must be above.
+  const auto latest = manager.load_latest();
+  const auto first = latest ? latest->info.step + 1 : 0;
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     const auto loss = ddp->forward(torch::ones({8, 64})).sum();
@@ -68,7 +71,7 @@ void train(const Plan& plan, const Victim& victim) {
     loss.backward();
     optimizer.step();
     victim.at("save", step);
-    manager.save(step, lockstep::state_dict(*net));
+    manager.save(first + step, lockstep::state_dict(*net));
   }
   context.barrier();
 }
