@@ -2,12 +2,15 @@
 #include "ddp/reducer.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/ops/tensor.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/graph_phase.h>
 
 #include "ddp/graph_search.h"
 #include "ddp/nested_backward.h"
@@ -92,6 +95,9 @@ void Reducer::rebuild_buckets_if_due() {
   const std::lock_guard lock(mutex_);
   if (rebuilt_ || !arrival_known_) return;
   rebuilt_ = true;
+  // Not a part of the step, which a GraphedStep that warms up compares with the next one.
+  std::optional<at::DisableRecordFunctionGuard> unseen;
+  if (graph_phase() != GraphPhase::none) unseen.emplace();
   if (!bypasses()) lay_out(plan_by_arrival(parameters_, arrival_on_rank_0(), options_.limits.rebuilt));
 }
 

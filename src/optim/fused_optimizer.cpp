@@ -18,17 +18,23 @@ FusedOptions& fused_options(torch::optim::OptimizerOptions& options) {
 
 }  // namespace
 
-void FusedOptimizer::refuse_known(const OptimizerParamGroup& group) const {
+std::vector<at::Tensor> FusedOptimizer::new_parameters(const OptimizerParamGroup& group) const {
   std::unordered_set<const void*> known;
   for (const auto& other : param_groups()) {
     for (const auto& parameter : other.params()) known.insert(parameter.unsafeGetTensorImpl());
   }
+  std::unordered_set<const void*> here;
+  std::vector<at::Tensor> parameters;
   for (const auto& parameter : group.params()) {
     if (!parameter.defined()) throw ArgumentError("a fused optimizer got an undefined parameter");
-    if (!known.insert(parameter.unsafeGetTensorImpl()).second) {
-      throw ArgumentError("a fused optimizer got the same parameter twice, which it would step twice");
+    if (known.contains(parameter.unsafeGetTensorImpl())) {
+      throw ArgumentError(
+          "a fused optimizer got a parameter that one of its groups has already; leave it out of one of "
+          "them");
     }
+    if (here.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
   }
+  return parameters;
 }
 
 void FusedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups) {
@@ -37,10 +43,11 @@ void FusedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups)
 }
 
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
-  refuse_known(param_group);
+  OptimizerParamGroup group(param_group);
+  group.params() = new_parameters(param_group);
   std::unique_ptr<torch::optim::OptimizerOptions> given;
   if (param_group.has_options()) given = own_options(param_group.options());
-  Optimizer::add_param_group(param_group);
+  Optimizer::add_param_group(group);
   if (!given) return;
   try {
     merge_extras(param_groups().back(), fused_options(*given));

@@ -19,9 +19,10 @@ namespace lockstep::optim {
 /// state laid out otherwise than its parameter is brought into its layout first.
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
-  /// Throws ArgumentError for a parameter that is in the optimizer already, options of another optimizer and
-  /// values that make no sense. Groups' options are merged with the defaults as in LibTorch: a value equal to
-  /// that of default-constructed options is the defaults'.
+  /// Throws ArgumentError for a parameter that another group has, options of another optimizer and values
+  /// that make no sense. A parameter that comes again in the group, as a weight that modules share does in
+  /// LibTorch's parameters(), is there once, as in Python. Groups' options are merged with the defaults as in
+  /// LibTorch: a value equal to that of default-constructed options is the defaults'.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
   /// Throws ArgumentError for parameters and gradients that the kernels do not take, naming them.
@@ -59,7 +60,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
 
  private:
   void merge_extras(torch::optim::OptimizerParamGroup& added, const FusedOptions& given) const;
-  void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
+  std::vector<at::Tensor> new_parameters(const torch::optim::OptimizerParamGroup& group) const;
 
   at::Tensor grad_scale_;
   at::Tensor found_inf_;

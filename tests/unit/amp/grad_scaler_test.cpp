@@ -8,6 +8,8 @@
 #include <lockstep/amp/grad_scaler.h>
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>
+#include <lockstep/optim/fused_adam.h>
+#include <lockstep/optim/fused_sgd.h>
 
 namespace lockstep::amp {
 namespace {
@@ -136,6 +138,85 @@ TEST(GradScaler, CallsOutOfTurnAreRefused) {
   refused([&] { scaler.unscale_(side.optimizer); }, "unscale_() after step()");
   refused([&] { scaler.step(side.optimizer); }, "step() was already called");
   refused([&] { scaler.step(side.optimizer, [] { return torch::Tensor(); }); }, "closure");
+}
+
+struct FusedSide {
+  torch::Tensor weight = torch::tensor({1.0F, 2.0F}, torch::requires_grad());
+  optim::FusedAdamW optimizer{{weight}, 0.5};
+
+  void iterate(GradScaler& scaler, float slope, bool unscale = false) {
+    optimizer.zero_grad();
+    scaler.scale((weight * slope).sum()).backward();
+    if (unscale) scaler.unscale_(optimizer);
+    EXPECT_TRUE(scaler.step(optimizer));
+    scaler.update();
+  }
+  float steps() const {
+    return dynamic_cast<const optim::FusedAdamParamState&>(*optimizer.state().begin()->second)
+        .step()
+        .item<float>();
+  }
+};
+
+TEST(GradScaler, FusedOptimizersDivideAndLeaveOutByThemselves) {
+  for (const bool unscale : {false, true}) {
+    auto scaler = small_scaler();
+    FusedSide side;
+    side.iterate(scaler, 1, unscale);
+    EXPECT_EQ(side.weight.grad()[0].item<float>(), 1) << "divided once";
+    EXPECT_EQ(side.steps(), 1);
+    const auto weight = side.weight.detach().clone();
+    side.iterate(scaler, kInf, unscale);
+    EXPECT_TRUE(torch::equal(side.weight, weight));
+    EXPECT_EQ(side.steps(), 1);
+    EXPECT_EQ(scaler.get_scale(), 4);
+    side.iterate(scaler, 1, unscale);
+    EXPECT_EQ(side.steps(), 2);
+  }
+}
+
+TEST(GradScaler, AScaleOfTheUsersIsMultipliedAndForgotten) {
+  auto scaler = small_scaler();
+  FusedSide side;
+  side.optimizer.grad_scale(torch::tensor(2.0F));
+  side.iterate(scaler, 1);
+  EXPECT_EQ(side.weight.grad()[0].item<float>(), 0.5);
+  EXPECT_FALSE(side.optimizer.grad_scale().defined());
+  EXPECT_FALSE(side.optimizer.found_inf().defined());
+}
+
+TEST(GradScaler, AFusedStepThatFailsLeavesNothingSet) {
+  auto scaler = small_scaler();
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+  optim::FusedSGD optimizer(table->parameters());
+  scaler.scale(table->forward(torch::tensor({1})).sum()).backward();
+  EXPECT_THAT([&] { scaler.step(optimizer); }, ThrowsMessage<ArgumentError>(HasSubstr("sparse gradient")));
+  EXPECT_FALSE(optimizer.grad_scale().defined());
+  EXPECT_FALSE(optimizer.found_inf().defined());
+}
+
+TEST(GradScaler, FusedOptimizersTakeGradientsInHalfUnlessTheyAreToBeUnscaledBefore) {
+  auto scaler = small_scaler();
+  auto weight = torch::ones({2}, torch::TensorOptions().dtype(torch::kHalf).requires_grad(true));
+  optim::FusedSGD optimizer({weight}, 0.5);
+  scaler.scale(weight.sum()).backward();
+  EXPECT_THAT([&] { scaler.unscale_(optimizer); }, ThrowsMessage<ArgumentError>(HasSubstr("float16")));
+  scaler.step(optimizer);
+  EXPECT_EQ(weight[0].item<float>(), 0.5);
+}
+
+TEST(GradScaler, CallsOutOfTurnAreRefusedWithFusedOptimizersToo) {
+  auto scaler = small_scaler();
+  FusedSide side;
+  const auto refused = [](const auto& call, const std::string& text) {
+    EXPECT_THAT(call, ThrowsMessage<ArgumentError>(HasSubstr(text)));
+  };
+  const auto loss = scaler.scale(side.weight.sum());
+  refused([&] { scaler.step(side.optimizer); }, "has a gradient");
+  loss.backward();
+  scaler.step(side.optimizer);
+  refused([&] { scaler.step(side.optimizer); }, "step() was already called");
+  refused([&] { scaler.unscale_(side.optimizer); }, "unscale_() after step()");
 }
 
 TEST(GradScaler, GradientsInHalfAreRefusedBeforeAnythingIsChanged) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // DistributedDataParallel in a step that a GraphedStep warms up or captures.
+#include <future>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -7,7 +9,9 @@
 #include <lockstep/device/graph_phase.h>
 #include <lockstep/lockstep.h>
 
+#include "comm/stream_backend.h"
 #include "unit/ddp/fake_group.h"
+#include "unit/device/fake_graph_device.h"
 
 namespace lockstep {
 namespace {
@@ -68,6 +72,57 @@ TEST(DdpInGraph, CallsOfBackendsOfTheHostAreRefusedByName) {
                                          HasSubstr("over fake"), HasSubstr("use NCCL"))));
   EXPECT_THAT([&] { fake.group.barrier(); }, ThrowsMessage<Error>(HasSubstr("barrier")));
   EXPECT_EQ(fake.all_reduces(), 0);
+}
+
+TEST(DdpInGraph, CallsOfOtherThreadsGoOn) {
+  const testing::FakeGroup fake;
+  const GraphPhaseScope phase(GraphPhase::capture);
+  // As of a loader or of a checkpoint that is written meanwhile.
+  std::async(std::launch::async, [&] {
+    fake.group.all_reduce(torch::ones({3}));
+    fake.group.barrier();
+  }).get();
+  EXPECT_EQ(fake.all_reduces(), 1);
+}
+
+struct EndedWork : c10d::Work {
+  EndedWork() { finish(); }
+};
+
+// Calls end on a stream, at once.
+class StreamedFake : public backends::FakeBackend, public comm::StreamBackend {
+ public:
+  StreamedFake() : FakeBackend(0, 2) {}
+  bool ends_on_stream(const c10d::Work& /*work*/) const override { return true; }
+  WorkPtr observer_of(const WorkPtr& work) const override {
+    return graph_phase() == GraphPhase::capture ? WorkPtr() : work;
+  }
+  WorkPtr mark_stream() const override { return c10::make_intrusive<EndedWork>(); }
+  void prepare_observing_thread() const override {}
+};
+
+TEST(DdpInGraph, TwoStepsAreEnoughToWarmUp) {
+  for (const bool view : {true, false}) {
+    const ProcessGroup group(c10::make_intrusive<StreamedFake>(),
+                             {.name = "streams", .traits = backends::FakeBackend::traits()});
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 2));
+    DistributedDataParallel ddp(net, {.process_group = group, .gradient_as_bucket_view = view});
+    torch::optim::SGD optimizer(ddp->parameters(), 0.1);
+    GraphedStep step(torch::kCPU,
+                     [&](const GraphedStep::Tensors& inputs) -> GraphedStep::Tensors {
+                       optimizer.zero_grad();
+                       auto loss = ddp->forward(inputs[0]).sum();
+                       loss.backward();
+                       optimizer.step();
+                       return {loss};
+                     },
+                     {.optimizers = {&optimizer},
+                      .modules = {ddp.ptr()},
+                      .warmup = 2,
+                      .graph_device = std::make_shared<testing::FakeGraphDevice>()});
+    for (int i = 0; i < 5; ++i) step({torch::ones({4, 2})});
+    EXPECT_EQ(step.stats().replays, 3) << "bucket views: " << view;
+  }
 }
 
 TEST(DdpInGraph, GradientsKeepTheLayoutOfTheirParameters) {
