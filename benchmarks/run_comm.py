@@ -39,7 +39,7 @@ def measure(flags):
     sizes = SIZES if flags.quick else PLOTTED
     rows = comm_runs.in_turns(["all-reduce"], sizes, 2, ["shm", "gloo", "memory"], rounds, flags.timeout)
     rows |= comm_runs.in_turns(["all-reduce"], SIZES[:4], MANY, ["shm"], rounds, flags.timeout)
-    rows |= comm_runs.in_turns(OTHERS, [64 * KB] if flags.quick else SIZES[1:4], 2, ["shm", "gloo"], rounds,
+    rows |= comm_runs.in_turns(OTHERS, [KB, 64 * KB] if flags.quick else SIZES[:4], 2, ["shm", "gloo"], rounds,
                                flags.timeout)
     return rows
 

@@ -64,9 +64,14 @@ void ProcessGroup::all_to_all_single(const Tensor& output, const Tensor& input,
   all_to_all_single_async(output, input, output_split_sizes, input_split_sizes, where).wait();
 }
 void ProcessGroup::send(const Tensor& tensor, int dst, int tag, Where where) const {
-  send_async(tensor, dst, tag, where).wait();
+  const DirectCall call{.kind = CallKind::send, .inputs = tensor, .peer = dst, .tag = tag};
+  if (!call_directly(*state_, call, where)) send_async(tensor, dst, tag, where).wait();
 }
 int ProcessGroup::recv(const Tensor& tensor, std::optional<int> src, int tag, Where where) const {
+  if (src) {
+    const DirectCall call{.kind = CallKind::recv, .outputs = tensor, .peer = *src, .tag = tag};
+    if (call_directly(*state_, call, where)) return *src;
+  }
   auto work = recv_async(tensor, src, tag, where);
   work.wait();
   return src ? *src : work.source_rank();

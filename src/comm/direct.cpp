@@ -36,8 +36,8 @@ bool has_operation(CallKind kind) {
 // The tensor by which the usual way describes such a call, or nullptr.
 const at::Tensor* described(const DirectCall& call) {
   const bool by_input = call.kind == CallKind::all_gather || call.kind == CallKind::all_gather_into_tensor ||
-                        call.kind == CallKind::gather || call.kind == CallKind::all_to_all ||
-                        call.kind == CallKind::all_to_all_single;
+                        call.kind == CallKind::gather || call.kind == CallKind::send ||
+                        call.kind == CallKind::all_to_all || call.kind == CallKind::all_to_all_single;
   const auto tensors = by_input ? call.inputs : call.outputs;
   return tensors.empty() ? nullptr : &tensors.front();
 }

@@ -12,13 +12,15 @@
 
 namespace lockstep::comm {
 
-// A blocking collective as its caller asks for it, arguments unchecked.
+// A blocking call as its caller asks for it, arguments unchecked.
 struct DirectCall {
   CallKind kind = CallKind::barrier;
   at::TensorList inputs = {};
   at::TensorList outputs = {};  // and the tensor of a call in place
   ReduceOp op = ReduceOp::SUM;  // of the reducing kinds
   int root = -1;                // of the rooted kinds
+  int peer = -1;                // of send and recv
+  int tag = 0;
 };
 
 // A backend that can do small blocking calls from beginning to end without a Work. They are the same calls to

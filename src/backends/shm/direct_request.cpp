@@ -86,9 +86,10 @@ bool are_shaped_like(at::TensorList tensors, const at::Tensor& model) {
 
 // As many tensors as the kind of call needs, of the shapes that it needs.
 bool is_well_formed(const DirectCall& call, int rank, int size) {
-  const auto& [kind, in, out, op, root] = call;
+  const auto& [kind, in, out, op, root, peer, tag] = call;
   const auto all = static_cast<std::size_t>(size);
   const auto own = static_cast<std::size_t>(rank);
+  const bool is_of_message = peer >= 0 && peer < size && peer != rank && tag >= 0;
   switch (kind) {
     case CallKind::all_reduce:
     case CallKind::broadcast:
@@ -111,20 +112,24 @@ bool is_well_formed(const DirectCall& call, int rank, int size) {
     case CallKind::all_to_all_single:
       return in.size() == 1 && out.size() == 1 && in[0].dim() > 0 && out[0].dim() > 0 &&
              in[0].size(0) % size == 0 && out[0].size(0) % size == 0;
+    case CallKind::send:
+      return in.size() == 1 && out.empty() && is_of_message;
+    case CallKind::recv:
+      return in.empty() && out.size() == 1 && is_of_message;
     case CallKind::barrier:
       return true;
-    case CallKind::send:
-    case CallKind::recv:
-      break;
   }
   return false;
 }
 
-bool can_be_carried(const DirectCall& call, Kind kind) {
+bool is_message(const DirectCall& call) { return call.kind == CallKind::send || call.kind == CallKind::recv; }
+
+bool can_be_carried(const DirectCall& call) {
   const auto dtype = model_of(call).scalar_type();
   const auto element = find_element(dtype);
   if (!element || c10::isComplexType(dtype)) return false;
-  return !has_reduction(kind) || reduce_kernel(*element, reduction_of(call.op)) != nullptr;
+  return is_message(call) || !has_reduction(kind_of(call.kind)) ||
+         reduce_kernel(*element, reduction_of(call.op)) != nullptr;
 }
 
 std::size_t bytes_in(at::TensorList tensors) {
@@ -162,10 +167,12 @@ bool fits_directly(const DirectCall& call, int rank, int size) {
   const auto dtype = model.scalar_type();
   if (!are_plain(call.inputs, dtype) || !are_plain(call.outputs, dtype)) return false;
   if (!is_well_formed(call, rank, size)) return false;
+  if (!can_be_carried(call)) return false;
+  const auto brought = bytes_in(call.inputs.empty() ? call.outputs : call.inputs);
+  if (is_message(call)) return brought <= kMessageChunkBytes;
   const auto kind = kind_of(call.kind);
   if (has_root(kind) && (call.root < 0 || call.root >= size)) return false;
-  const auto brought = call.inputs.empty() ? call.outputs : call.inputs;
-  return table_bytes(kind, size) + bytes_in(brought) <= kSmallBytes && can_be_carried(call, kind);
+  return table_bytes(kind, size) + brought <= kSmallBytes;
 }
 
 void fill(Request& request, const DirectCall& call, int size) {

@@ -195,17 +195,28 @@ void Engine::wait(const Call& call, Milliseconds timeout) {
   wait_until(wait);
 }
 
-void Engine::wait_until(Wait& wait) {
+bool Engine::wait_shortly(const Call& call) {
+  if (call.finished()) return true;
+  Wait wait{.call = call};
+  return spin(wait);
+}
+
+bool Engine::spin(Wait& wait) {
   for (int tries = 0; tries < patience_.tries; ++tries) {
-    if (is_ready(wait)) return;
+    if (is_ready(wait)) return true;
     relax();
   }
+  const auto begin = Clock::now();
+  while (Clock::now() - begin < patience_.spin) {
+    if (is_ready(wait)) return true;
+    relax();
+  }
+  return false;
+}
+
+void Engine::wait_until(Wait& wait) {
   while (true) {
-    const auto begin = Clock::now();
-    while (Clock::now() - begin < patience_.spin) {
-      if (is_ready(wait)) return;
-      relax();
-    }
+    if (spin(wait)) return;
     for (int i = 0; i < patience_.yields; ++i) {
       if (is_ready(wait)) return;
       std::this_thread::yield();

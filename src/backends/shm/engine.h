@@ -37,6 +37,8 @@ class Engine {
   void start(std::shared_ptr<Collective> call, Milliseconds timeout);
   // The call was made under mutex(), which is held still.
   void start(std::shared_ptr<Transfer> call);
+  // For as long as a wait spins; whether the call is finished.
+  bool wait_shortly(const Call& call);
 
   // Does a small call from beginning to end, where no other is under way and all ranks come to it soon: then
   // returns nullptr. Otherwise it has been started as the call that `make(request)` returns. `fill(request)`
@@ -71,6 +73,7 @@ class Engine {
   bool finish_brief();
   void take_over(std::shared_ptr<Collective> call);
   void wait_until(Wait& wait);
+  bool spin(Wait& wait);
   bool is_ready(Wait& wait);
   void nap(Wait& wait);
   void look_around(Wait& wait);

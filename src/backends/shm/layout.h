@@ -68,8 +68,9 @@ struct alignas(kLine) Message {
   std::uint64_t element = 0;
   std::uint64_t bytes = 0;
   std::uint64_t log_number = 0;
-  alignas(kLine) std::atomic<std::uint64_t> filled{0};   // chunks written by the sender
-  alignas(kLine) std::atomic<std::uint64_t> drained{0};  // chunks read by the receiver
+  std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, who writes the first before it posts
+  // Chunks read by the receiver, of a message of more than kMessageChunks. The receiver leaves it at 0.
+  alignas(kLine) std::atomic<std::uint64_t> drained{0};
 };
 
 struct Channel {

@@ -120,6 +120,8 @@ bool ShmBackend::takes(const comm::DirectCall& call) const {
 
 ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std::uint64_t number,
                                               c10::function_ref<void()> posted) {
+  if (call.kind == CallKind::send || call.kind == CallKind::recv)
+    return transfer_directly(call, number, posted);
   auto& engine = connection_->engine();
   const auto fill = [&](Request& request) {
     shm::fill(request, call, getSize());
@@ -239,19 +241,19 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   return issue(c10d::OpType::ALLTOALL_BASE, std::move(request), {output, input}, options.timeout);
 }
 
-ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int dst, int tag) {
-  const auto& tensor = only(tensors, "input");
+std::shared_ptr<shm::Transfer> ShmBackend::start_send(const at::Tensor& tensor, int dst, int tag,
+                                                      std::uint64_t number) {
   auto& engine = connection_->engine();
   engine.check();
   const std::lock_guard lock(engine.mutex());
   auto call =
-      std::make_shared<Keeping<shm::Send>>(tensors, engine.team(), engine.mailbox(), dst, tag,
-                                           element_of(tensor.scalar_type()), source_of(tensor), log_number_);
+      std::make_shared<Keeping<shm::Send>>(Tensors{tensor}, engine.team(), engine.mailbox(), dst, tag,
+                                           element_of(tensor.scalar_type()), source_of(tensor), number);
   engine.start(call);
-  return c10::make_intrusive<ShmWork>(getRank(), c10d::OpType::SEND, connection_, std::move(call), timeout_);
+  return call;
 }
 
-ShmBackend::WorkPtr ShmBackend::receive(const at::Tensor& tensor, int src, int tag) {
+std::shared_ptr<shm::Transfer> ShmBackend::start_receive(const at::Tensor& tensor, int src, int tag) {
   auto& engine = connection_->engine();
   engine.check();
   const std::lock_guard lock(engine.mutex());
@@ -259,6 +261,27 @@ ShmBackend::WorkPtr ShmBackend::receive(const at::Tensor& tensor, int src, int t
       std::make_shared<Keeping<shm::Receive>>(Tensors{tensor}, engine.team(), engine.mailbox(), src, tag,
                                               element_of(tensor.scalar_type()), target_of(tensor));
   engine.start(call);
+  return call;
+}
+
+ShmBackend::WorkPtr ShmBackend::transfer_directly(const comm::DirectCall& call, std::uint64_t number,
+                                                  c10::function_ref<void()> posted) {
+  const bool sends = call.kind == CallKind::send;
+  auto transfer = sends ? start_send(call.inputs.front(), call.peer, call.tag, number)
+                        : start_receive(call.outputs.front(), call.peer, call.tag);
+  posted();
+  if (connection_->engine().wait_shortly(*transfer)) return {};
+  const auto op = sends ? c10d::OpType::SEND : c10d::OpType::RECV;
+  return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(transfer), timeout_);
+}
+
+ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int dst, int tag) {
+  auto call = start_send(only(tensors, "input"), dst, tag, log_number_);
+  return c10::make_intrusive<ShmWork>(getRank(), c10d::OpType::SEND, connection_, std::move(call), timeout_);
+}
+
+ShmBackend::WorkPtr ShmBackend::receive(const at::Tensor& tensor, int src, int tag) {
+  auto call = start_receive(tensor, src, tag);
   const auto op = src < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(call), timeout_);
 }

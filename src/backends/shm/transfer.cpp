@@ -48,24 +48,29 @@ bool Send::try_post() {
     message.element = static_cast<std::uint64_t>(element_);
     message.bytes = source_.bytes;
     message.log_number = log_number_;
-    message.filled.store(0, std::memory_order_relaxed);
-    message.drained.store(0, std::memory_order_relaxed);
     message_ = &message;
     posted = order_;
+    fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
     hand_over(team_, message);
     return true;
   }
   return false;
 }
 
+void Send::fill_up_to(std::uint64_t end) {
+  auto& ring = team_.channel(team_.rank(), to_).chunks[slot_];
+  for (; filled_ < end; ++filled_) {
+    std::memcpy(ring[filled_ % kMessageChunks], source_.data + filled_ * kMessageChunkBytes,
+                piece_of(source_.bytes, filled_));
+  }
+  message_->filled.store(filled_, std::memory_order_release);
+}
+
 bool Send::advance() {
   if (message_ == nullptr && !try_post()) return false;
   const auto chunks = chunks_of(source_.bytes);
-  auto& ring = team_.channel(team_.rank(), to_).chunks[slot_];
   while (filled_ < chunks && filled_ < message_->drained.load(std::memory_order_acquire) + kMessageChunks) {
-    std::memcpy(ring[filled_ % kMessageChunks], source_.data + filled_ * kMessageChunkBytes,
-                piece_of(source_.bytes, filled_));
-    message_->filled.store(++filled_, std::memory_order_release);
+    fill_up_to(filled_ + 1);
     team_.ring();
   }
   return filled_ == chunks;
@@ -153,14 +158,18 @@ void Receive::park_one(int from) {
 
 bool Receive::drain() {
   const auto chunks = chunks_of(target_.bytes);
+  const bool sender_waits = chunks > kMessageChunks;
   auto& ring = team_.channel(from_, team_.rank()).chunks[slot_];
   while (drained_ < chunks && drained_ < message_->filled.load(std::memory_order_acquire)) {
     std::memcpy(target_.data + drained_ * kMessageChunkBytes, ring[drained_ % kMessageChunks],
                 piece_of(target_.bytes, drained_));
-    message_->drained.store(++drained_, std::memory_order_release);
+    ++drained_;
+    if (!sender_waits) continue;
+    message_->drained.store(drained_, std::memory_order_release);
     team_.ring();
   }
   if (drained_ < chunks) return false;
+  if (sender_waits) message_->drained.store(0, std::memory_order_relaxed);
   mailbox_.being_received[static_cast<std::size_t>(from_)][slot_] = 0;
   hand_over(team_, *message_);
   return true;

@@ -54,6 +54,7 @@ class Send : public Transfer {
 
  private:
   bool try_post();
+  void fill_up_to(std::uint64_t end);
 
   const Team& team_;
   Mailbox& mailbox_;

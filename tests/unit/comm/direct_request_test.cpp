@@ -152,7 +152,22 @@ TEST(DirectRequest, LeavesWrongArgumentsToTheUsualWay) {
   EXPECT_FALSE(kinds(CallKind::all_to_all, three, two));
   EXPECT_TRUE(kinds(CallKind::all_to_all_single, rows(3), rows(6)));
   EXPECT_FALSE(kinds(CallKind::all_to_all_single, rows(4), rows(4)));
-  EXPECT_FALSE(kinds(CallKind::send, one, {}, 0));
+}
+
+TEST(DirectRequest, IsAMessageOfOneChunkToAnotherRank) {
+  const auto most = static_cast<std::int64_t>(kMessageChunkBytes);
+  const auto sends = [](const at::Tensor& tensor, int peer, int tag = 0) {
+    return fits({.kind = CallKind::send, .inputs = tensor, .peer = peer, .tag = tag});
+  };
+  EXPECT_TRUE(sends(at::zeros({most}, at::kByte), 0));
+  EXPECT_FALSE(sends(at::zeros({most + 1}, at::kByte), 0));
+  EXPECT_FALSE(sends(rows(4), kRank));
+  EXPECT_FALSE(sends(rows(4), -1));
+  EXPECT_FALSE(sends(rows(4), kSize));
+  EXPECT_FALSE(sends(rows(4), 0, -1));
+  EXPECT_FALSE(sends(at::empty({0}), 0));
+  EXPECT_TRUE(fits({.kind = CallKind::recv, .outputs = rows(4), .peer = 0}));
+  EXPECT_FALSE(fits({.kind = CallKind::recv, .outputs = rows(4).t(), .peer = 0}));
 }
 
 }  // namespace
