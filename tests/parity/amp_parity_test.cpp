@@ -13,6 +13,8 @@
 #include <lockstep/amp/memory_format.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/optim/fused_adam.h>
+#include <lockstep/optim/fused_sgd.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/python.h"
@@ -39,6 +41,9 @@ const std::vector<Case> kCases{{"bf16", torch::kBFloat16},
                                {"clip", torch::kHalf, true, "clip"},
                                {"two_optimizers", torch::kHalf, true, "two"},
                                {"new_scale", torch::kHalf, true, "new_scale"},
+                               {"fused_adamw", torch::kHalf, true, "fused_adamw"},
+                               {"fused_sgd", torch::kHalf, true, "fused_sgd"},
+                               {"fused_clip", torch::kHalf, true, "fused_adamw clip"},
                                {"disabled", torch::kBFloat16}};
 
 class Side {
@@ -50,6 +55,10 @@ class Side {
       auto rest = net_[3]->parameters();
       for (auto& parameter : net_[5]->parameters()) rest.push_back(parameter);
       optimizers_.push_back(std::make_unique<torch::optim::RMSprop>(rest, 0.5));
+    } else if (case_.what.starts_with("fused_adamw")) {
+      optimizers_.push_back(std::make_unique<optim::FusedAdamW>(net_->parameters(), 0.5));
+    } else if (case_.what == "fused_sgd") {
+      optimizers_.push_back(std::make_unique<optim::FusedSGD>(net_->parameters(), 0.5));
     } else {
       optimizers_.push_back(std::make_unique<torch::optim::SGD>(net_->parameters(), 0.5));
     }
@@ -94,7 +103,7 @@ class Side {
     }
     scaler_.scale(loss).backward();
     spoil(number);
-    if (case_.what == "clip") {
+    if (case_.what.ends_with("clip")) {
       scaler_.unscale_(*optimizers_[0]);
       torch::nn::utils::clip_grad_norm_(net_->parameters(), 0.5);
     }
@@ -137,6 +146,12 @@ class AmpParity : public ::testing::Test {
                                                     << repr(ours[part], 400) << "\n"
                                                     << repr(pythons[part], 400);
     }
+    const auto states_of = [](const Value& side) {
+      List states;
+      for (const auto& optimizer : side["optimizers"].as_items()) states.items.push_back(optimizer["state"]);
+      return states;
+    };
+    EXPECT_TRUE(equal(states_of(ours), states_of(pythons))) << what << ": optimizers";
   }
   TempFolder folder_;
 };

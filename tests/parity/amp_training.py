@@ -21,19 +21,27 @@ CASES = {
     "clip": (torch.float16, True, "clip"),
     "two_optimizers": (torch.float16, True, "two"),
     "new_scale": (torch.float16, True, "new_scale"),
+    "fused_adamw": (torch.float16, True, "fused_adamw"),
+    "fused_sgd": (torch.float16, True, "fused_sgd"),
+    "fused_clip": (torch.float16, True, "fused_adamw clip"),
     "disabled": (torch.bfloat16, None, ""),
 }
 
 
 def make(case):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16), nn.Tanh(), nn.Linear(16, 10))
-    if CASES[case][2] == "two":
+    what = CASES[case][2]
+    if what.startswith("fused_adamw"):
+        optimizers = [torch.optim.AdamW(net.parameters(), 0.01, fused=True)]
+    elif what == "fused_sgd":
+        optimizers = [torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, fused=True)]
+    elif what == "two":
         optimizers = [torch.optim.SGD(net[0].parameters(), 0.05, momentum=0.9),
                       torch.optim.RMSprop([*net[3].parameters(), *net[5].parameters()], 1e-3)]
     else:
         optimizers = [torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=CASES[case][1] is True)
-    if CASES[case][2] == "channels_last":
+    if what == "channels_last":
         net.to(memory_format=torch.channels_last)
     return net, optimizers, scaler
 
@@ -51,7 +59,7 @@ def step(case, number, net, optimizers, scaler):
     scaler.scale(loss).backward()
     if scaled and number in INF_AT:
         net[0].weight.grad[0, 0, 0, 0] = float("inf") if number % 2 else float("nan")
-    if what == "clip":
+    if what.endswith("clip"):
         scaler.unscale_(optimizers[0])
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
     for optimizer in optimizers:
