@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // An inf on one rank, between real processes.
 #include <limits>
+#include <type_traits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,26 +65,36 @@ TEST(Amp, AnInfOnOneRankSkipsTheStepOnAll) {
 }
 
 // Gradients that are no averages: each rank trains what it alone has.
-const testing::Scenario without_ddp("amp without ddp", [] {
-  const auto context = init();
+template <typename Optimizer>
+void train_alone(const Context& context) {
   const auto weight = torch::full({3}, static_cast<float>(context.rank() + 1), torch::requires_grad());
-  torch::optim::SGD optimizer({weight}, 0.1);
+  Optimizer optimizer({weight}, 0.1);
   amp::GradScaler scaler(torch::kCPU, options(context.group()));
   std::vector<bool> stepped;
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
+    const auto before = weight.detach().clone();
     const bool bad = step % 3 == 1;
     // In step 4 rank 0 has no gradient at all, and hears of the other's inf all the same.
     const auto loss = (weight * (bad && context.rank() == 1 ? kInf : 1.0F)).sum();
     const auto scaled = scaler.scale(loss);
     if (!(step == 4 && context.rank() == 0)) scaled.backward();
     if (step % 2 == 0) scaler.unscale_(optimizer);
-    stepped.push_back(scaler.step(optimizer));
+    const bool said = scaler.step(optimizer);
     scaler.update();
+    stepped.push_back(!torch::equal(before, weight));
+    const bool knows = std::is_same_v<Optimizer, torch::optim::SGD>;
+    EXPECT_EQ(said, knows ? stepped.back() : true);
   }
   EXPECT_THAT(stepped, ::testing::ElementsAre(true, false, true, true, false, true));
   EXPECT_FLOAT_EQ(weight[0].item<float>(), static_cast<float>(context.rank() + 1) - 0.4F);
   EXPECT_EQ(scaler.get_scale(), 512);
+}
+
+const testing::Scenario without_ddp("amp without ddp", [] {
+  const auto context = init();
+  train_alone<torch::optim::SGD>(context);
+  train_alone<optim::FusedSGD>(context);
 });
 
 TEST(Amp, WithAGroupAnInfSkipsTheStepOnRanksWithGradientsOfTheirOwn) {
