@@ -30,7 +30,9 @@ bool is_record(const Value& value, std::string_view name) {
 }
 
 const Value* find_field(const Value& record, std::string_view name) {
-  const auto* fields = record.as_items()[1].get_if<Tuple>();
+  const auto* parts = record.get_if<Tuple>();
+  if (parts == nullptr || parts->items.size() != 2) fail(fmt::format("{} is no record", repr(record, 60)));
+  const auto* fields = parts->items[1].get_if<Tuple>();
   if (fields == nullptr) return nullptr;
   for (const auto& field : fields->items) {
     const auto* pair = field.get_if<Tuple>();
@@ -86,9 +88,10 @@ std::uint64_t bytes_of(at::ScalarType dtype, const Sizes& sizes) {
 Entry tensor_entry(const Value& metadata) {
   Entry entry{.is_tensor = true};
   const auto& properties = field(metadata, "properties");
+  if (!is_record(properties, "TensorProperties")) fail("a tensor has no properties");
   const auto& state = properties.as_items()[1].as_items();
   const auto* dtype = state.empty() ? nullptr : state[0].get_if<at::ScalarType>();
-  if (!is_record(properties, "TensorProperties") || dtype == nullptr) fail("a tensor has no dtype");
+  if (dtype == nullptr) fail("a tensor has no dtype");
   if (state.size() > 1 && state[1].is<at::Layout>() && *state[1].get_if<at::Layout>() != at::kStrided) {
     throw CheckpointError("the distributed checkpoint has a sparse tensor, which is not supported");
   }

@@ -81,6 +81,25 @@ TEST(DistributedTable, PathsThatWouldMakeMemoryOfNothingAreRefused) {
   EXPECT_THAT(error_of_paths({deep}), HasSubstr("nested more than"));
 }
 
+// Pickles as Python writes them, with something else where a record belongs.
+TEST(DistributedTable, WhatIsNoRecordIsRefused) {
+  const auto text = [](const std::string& value) {
+    return std::string("X") + static_cast<char>(value.size()) + std::string(3, '\0') + value;
+  };
+  const auto object = [](const std::string& name, const std::string& fields) {
+    return "ctorch.distributed.checkpoint.metadata\n" + name + "\n)\x81}(" + fields + "ub";
+  };
+  const auto error_of_table = [&](const std::string& fields) {
+    return error_of([&] { dcp::parse_table("\x80\x02" + object("Metadata", fields) + "."); });
+  };
+  const auto with_tensor = [&](const std::string& fields) {
+    return text("state_dict_metadata") + "}(" + text("w") + object("TensorStorageMetadata", fields) + "u";
+  };
+  EXPECT_THAT(error_of_table(with_tensor(text("properties") + ")")), HasSubstr("no properties"));
+  EXPECT_THAT(error_of_table(text("state_dict_metadata") + "}" + text("storage_data") + "}()Nu"),
+              HasSubstr("() is no record"));
+}
+
 TEST(DistributedTable, SizesThatNoNumberHoldsAreRefused) {
   const auto error_of_sizes = [](dcp::Sizes sizes, at::ScalarType dtype) {
     return error_of([&] { dcp::parse_table(dcp::write_table(table_of_tensor(std::move(sizes), dtype))); });
