@@ -67,7 +67,7 @@ Value TensorCalls::call(std::string_view callee, const Args& args) {
     std::size_t most;
     Value (TensorCalls::*make)(const Args&);
   };
-  static constexpr std::array functions = {
+  static constexpr std::array kFunctions = {
       Function{"_rebuild_tensor", 4, 4, &TensorCalls::rebuild_tensor},
       Function{"_rebuild_tensor_v2", 6, 7, &TensorCalls::rebuild_tensor_v2},
       Function{"_rebuild_tensor_v3", 7, 8, &TensorCalls::rebuild_tensor_v3},
@@ -81,8 +81,8 @@ Value TensorCalls::call(std::string_view callee, const Args& args) {
   };
   const auto name = callee.substr(callee.find(' ') + 1);
   refuse_kind(name);
-  const auto* found = std::ranges::find(functions, name, &Function::name);
-  if (found == functions.end() || args.size() < found->least || args.size() > found->most)
+  const auto* found = std::ranges::find(kFunctions, name, &Function::name);
+  if (found == kFunctions.end() || args.size() < found->least || args.size() > found->most)
     refuse_call(callee);
   return (this->*found->make)(args);
 }
