@@ -23,6 +23,51 @@ void hand_over(const Team& team, Message& message) {
   team.ring();
 }
 
+// Copies what has come of a message to `target`. Once that is all, the message's place is free, and true
+// returned.
+bool drain(const Team& team, Mailbox& mailbox, int from, Arrival& arrival, Target target) {
+  auto& message = *arrival.message;
+  const auto chunks = chunks_of(target.bytes);
+  const bool sender_waits = chunks > kMessageChunks;
+  const auto& ring = team.channel(from, team.rank()).chunks[arrival.slot];
+  while (arrival.drained < chunks && arrival.drained < message.filled.load(std::memory_order_acquire)) {
+    std::memcpy(target.data + arrival.drained * kMessageChunkBytes, ring[arrival.drained % kMessageChunks],
+                piece_of(target.bytes, arrival.drained));
+    ++arrival.drained;
+    if (!sender_waits) continue;
+    message.drained.store(arrival.drained, std::memory_order_release);
+    team.ring();
+  }
+  if (arrival.drained < chunks) return false;
+  if (sender_waits) message.drained.store(0, std::memory_order_relaxed);
+  mailbox.being_received[static_cast<std::size_t>(from)][arrival.slot] = 0;
+  arrival.message = nullptr;
+  hand_over(team, message);
+  return true;
+}
+
+void bring_in(const Team& team, Mailbox& mailbox, int from, Parked& parked) {
+  if (parked.arrival.message != nullptr)
+    drain(team, mailbox, from, parked.arrival, {parked.bytes.data(), parked.bytes.size()});
+}
+
+void bring_in_parked(const Team& team, Mailbox& mailbox, int from) {
+  for (auto& parked : mailbox.parked[static_cast<std::size_t>(from)]) bring_in(team, mailbox, from, parked);
+}
+
+// Every place of the channel holds a message that nobody has asked for: the one that is wanted may be waiting
+// behind. A long message goes on coming in while this rank waits for others.
+void park_oldest(const Team& team, Mailbox& mailbox, int from) {
+  auto& channel = team.channel(from, team.rank());
+  auto& oldest = *std::ranges::min_element(channel.messages, {}, &Message::order);
+  const auto slot = static_cast<std::size_t>(&oldest - channel.messages);
+  auto& parked = mailbox.parked[static_cast<std::size_t>(from)].emplace_back(
+      Parked{.tag = oldest.tag, .element = oldest.element, .bytes = std::vector<std::byte>(oldest.bytes)});
+  parked.arrival = {.message = &oldest, .slot = slot};
+  mailbox.being_received[static_cast<std::size_t>(from)][slot] = oldest.order;
+  bring_in(team, mailbox, from, parked);
+}
+
 }  // namespace
 
 Send::Send(const Team& team, Mailbox& mailbox, int to, std::int64_t tag, Element element, Source source,
@@ -85,13 +130,18 @@ Receive::Receive(const Team& team, Mailbox& mailbox, int from, std::int64_t tag,
     : team_(team), mailbox_(mailbox), from_(from), tag_(tag), element_(element), target_(target) {}
 
 bool Receive::advance() {
-  if (message_ != nullptr) return drain();
+  if (arrival_.message != nullptr) return finish();
   const int first = from_ < 0 ? 0 : from_;
   const int last = from_ < 0 ? team_.size() - 1 : from_;
   for (int from = first; from <= last; ++from) {
     if (from == team_.rank()) continue;
-    if (take_parked(from)) return true;
-    if (try_match(from)) return drain();
+    bring_in_parked(team_, mailbox_, from);
+    // One that is parked was sent before those in the channel.
+    if (find_parked(from) != nullptr) {
+      if (try_parked(from)) return true;
+    } else if (try_match(from)) {
+      return finish();
+    }
   }
   return false;
 }
@@ -102,10 +152,17 @@ bool Receive::fits(int from, std::uint64_t element, std::uint64_t bytes) {
   return false;
 }
 
-bool Receive::take_parked(int from) {
+Parked* Receive::find_parked(int from) {
   auto& parked = mailbox_.parked[static_cast<std::size_t>(from)];
   const auto found = std::ranges::find(parked, tag_, &Parked::tag);
-  if (found == parked.end() || !fits(from, found->element, found->bytes.size())) return false;
+  return found == parked.end() ? nullptr : &*found;
+}
+
+// The one of find_parked().
+bool Receive::try_parked(int from) {
+  auto& parked = mailbox_.parked[static_cast<std::size_t>(from)];
+  const auto found = std::ranges::find(parked, tag_, &Parked::tag);
+  if (found->arrival.message != nullptr || !fits(from, found->element, found->bytes.size())) return false;
   std::ranges::copy(found->bytes, target_.data);
   parked.erase(found);
   from_ = from;
@@ -125,55 +182,18 @@ bool Receive::try_match(int from) {
     if (best == kMessages || message.order < channel.messages[best].order) best = slot;
   }
   if (best == kMessages) {
-    if (waiting == kMessages) park_one(from);
+    if (waiting == kMessages) park_oldest(team_, mailbox_, from);
     return false;
   }
   auto& message = channel.messages[best];
   if (!fits(from, message.element, message.bytes)) return false;
-  message_ = &message;
-  slot_ = best;
+  arrival_ = {.message = &message, .slot = best};
   received[best] = message.order;
   from_ = from;
   return true;
 }
 
-// Every place of the channel holds a message that nobody has asked for: the one that is wanted may be waiting
-// behind.
-void Receive::park_one(int from) {
-  auto& channel = team_.channel(from, team_.rank());
-  auto& oldest = *std::ranges::min_element(channel.messages, {}, &Message::order);
-  const auto slot = static_cast<std::size_t>(&oldest - channel.messages);
-  const auto chunks = chunks_of(oldest.bytes);
-  // A long message is still being written; its sender goes on once it waits for something itself.
-  if (chunks > kMessageChunks || oldest.filled.load(std::memory_order_acquire) < chunks) return;
-  Parked parked{.order = oldest.order, .tag = oldest.tag, .element = oldest.element, .bytes = {}};
-  parked.bytes.resize(oldest.bytes);
-  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    std::memcpy(parked.bytes.data() + chunk * kMessageChunkBytes, channel.chunks[slot][chunk],
-                piece_of(oldest.bytes, chunk));
-  }
-  mailbox_.parked[static_cast<std::size_t>(from)].push_back(std::move(parked));
-  hand_over(team_, oldest);
-}
-
-bool Receive::drain() {
-  const auto chunks = chunks_of(target_.bytes);
-  const bool sender_waits = chunks > kMessageChunks;
-  auto& ring = team_.channel(from_, team_.rank()).chunks[slot_];
-  while (drained_ < chunks && drained_ < message_->filled.load(std::memory_order_acquire)) {
-    std::memcpy(target_.data + drained_ * kMessageChunkBytes, ring[drained_ % kMessageChunks],
-                piece_of(target_.bytes, drained_));
-    ++drained_;
-    if (!sender_waits) continue;
-    message_->drained.store(drained_, std::memory_order_release);
-    team_.ring();
-  }
-  if (drained_ < chunks) return false;
-  if (sender_waits) message_->drained.store(0, std::memory_order_relaxed);
-  mailbox_.being_received[static_cast<std::size_t>(from_)][slot_] = 0;
-  hand_over(team_, *message_);
-  return true;
-}
+bool Receive::finish() { return drain(team_, mailbox_, from_, arrival_, target_); }
 
 std::vector<int> Receive::awaited() const {
   if (from_ >= 0) return {from_};

@@ -15,12 +15,19 @@
 
 namespace lockstep::shm {
 
-// A message that was taken out of its channel before anybody asked for it, so that one behind it can be had.
+// The receiving side of a message: its place in the channel, and how far it has been read.
+struct Arrival {
+  Message* message = nullptr;  // nullptr: none
+  std::size_t slot = 0;
+  std::uint64_t drained = 0;
+};
+
+// A message that is taken out of its channel before anybody asked for it, so that one behind it can be had.
 struct Parked {
-  std::uint64_t order = 0;
   std::int64_t tag = 0;
   std::uint64_t element = 0;
   std::vector<std::byte> bytes = {};
+  Arrival arrival = {};  // while it has not come whole
 };
 
 // What the transfers of one rank have to agree on among themselves.
@@ -82,10 +89,10 @@ class Receive : public Transfer {
 
  private:
   bool try_match(int from);
-  bool take_parked(int from);
-  void park_one(int from);
+  bool try_parked(int from);
+  Parked* find_parked(int from);
   bool fits(int from, std::uint64_t element, std::uint64_t bytes);
-  bool drain();
+  bool finish();
 
   const Team& team_;
   Mailbox& mailbox_;
@@ -93,9 +100,7 @@ class Receive : public Transfer {
   std::int64_t tag_;
   Element element_;
   Target target_;
-  Message* message_ = nullptr;
-  std::size_t slot_ = 0;
-  std::uint64_t drained_ = 0;
+  Arrival arrival_;
 };
 
 }  // namespace lockstep::shm

@@ -120,36 +120,43 @@ TEST(StressOfMessages, ArriveWholeAndByTag) {
   }
 }
 
-// A channel full of messages that nobody wants yet does not hold up the one that is wanted.
-TEST(Messages, UnwantedOnesAreParked) {
+// A channel full of messages that nobody wants yet does not hold up the one that is wanted, whatever their
+// length: they are received in the opposite order.
+class Unwanted : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(Unwanted, MessagesAreParked) {
   ThreadTeam(2).run({}, [](Engine& engine) {
     constexpr std::size_t kCount = 3 * kMessages;
-    std::vector<Numbers> buffers(kCount, Numbers(10));
+    const auto length = [](std::size_t i) { return GetParam() + i % 3; };
+    std::vector<Numbers> buffers;
     std::vector<std::shared_ptr<Transfer>> calls;
     for (std::size_t i = 0; i < kCount; ++i) {
+      buffers.push_back(values(0, static_cast<int>(i), 0, length(i)));
+      if (engine.team().rank() != 0) continue;
       const std::lock_guard lock(engine.mutex());
-      if (engine.team().rank() == 0) {
-        buffers[i] = values(0, static_cast<int>(i), 0, 10);
-        calls.push_back(std::make_shared<Send>(engine.team(), engine.mailbox(), 1,
-                                               static_cast<std::int64_t>(i), Element::i32,
-                                               source(buffers[i], 0, 10), 0));
-        engine.start(calls.back());
-      }
+      calls.push_back(std::make_shared<Send>(engine.team(), engine.mailbox(), 1, static_cast<std::int64_t>(i),
+                                             Element::i32, source(buffers[i], 0, length(i)), 0));
+      engine.start(calls.back());
     }
     for (std::size_t i = kCount; engine.team().rank() == 1 && i-- > 0;) {
+      const auto expected = std::exchange(buffers[i], Numbers(length(i)));
       std::shared_ptr<Transfer> call;
       {
         const std::lock_guard lock(engine.mutex());
-        call = std::make_shared<Receive>(engine.team(), engine.mailbox(), 0, static_cast<std::int64_t>(i),
-                                         Element::i32, target(buffers[i], 0, 10));
+        call = std::make_shared<Receive>(engine.team(), engine.mailbox(), i % 2 == 0 ? 0 : -1,
+                                         static_cast<std::int64_t>(i), Element::i32,
+                                         target(buffers[i], 0, length(i)));
         engine.start(call);
       }
       engine.wait(*call, kLimit);
-      EXPECT_EQ(buffers[i], values(0, static_cast<int>(i), 0, 10));
+      EXPECT_EQ(buffers[i], expected);
     }
     for (const auto& call : calls) engine.wait(*call, kLimit);
   });
 }
+
+// Numbers of a message; a chunk holds 8192, a channel four chunks of a message.
+INSTANTIATE_TEST_SUITE_P(Lengths, Unwanted, ::testing::Values(0, 10, 8192, 4 * 8192, 300'000));
 
 }  // namespace
 }  // namespace lockstep::shm
