@@ -130,7 +130,8 @@ void CallLog::Turn::note(std::uint64_t number) {
 }
 
 void CallLog::Turn::complete(std::uint64_t number) {
-  log_.ring_[number % kKept].state = CallState::completed;
+  auto& record = log_.ring_[number % kKept];
+  if (record.number == number) record.state = CallState::completed;  // else overwritten during a pause
   log_.note_completed(number);
   if (log_.board_ != nullptr) log_.board_->awaited.store(0, std::memory_order_release);
 }

@@ -55,6 +55,11 @@ class CallLog {
     void complete(std::uint64_t number);
     // Of a call that was begun in this turn.
     CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
+    // Between the two the log is free for others.
+    void pause() { lock_.unlock(); }
+    void resume() {
+      if (!lock_.owns_lock()) lock_.lock();
+    }
     // Before the log is asked for anything else, and before a long wait.
     void end() { lock_.unlock(); }
 

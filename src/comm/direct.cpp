@@ -33,6 +33,8 @@ bool has_operation(CallKind kind) {
          kind == CallKind::reduce_scatter_tensor;
 }
 
+bool is_message(const DirectCall& call) { return call.kind == CallKind::send || call.kind == CallKind::recv; }
+
 // The tensor by which the usual way describes such a call, or nullptr.
 const at::Tensor* described(const DirectCall& call) {
   const bool by_input = call.kind == CallKind::all_gather || call.kind == CallKind::all_gather_into_tensor ||
@@ -57,6 +59,8 @@ CallDraft draft_of(const DirectCall& call, std::source_location where) {
 bool call_directly(GroupState& group, const DirectCall& call, std::source_location where) {
   // The usual way says why a call in a graph cannot be.
   if (graph_phase() != GraphPhase::none) return false;
+  // While a message pauses its turn the group may be closed.
+  const auto kept = is_message(call) ? group.living_backend() : nullptr;
   CallLog::Turn turn(group.log());
   auto* calls = group.direct(turn);
   if (calls == nullptr || !calls->takes(call)) return false;
@@ -64,17 +68,22 @@ bool call_directly(GroupState& group, const DirectCall& call, std::source_locati
   // The others wait for the call's post, and nobody for its note.
   bool noted = false;
   const auto note = [&] {
-    if (!std::exchange(noted, true)) turn.note(number);
+    if (std::exchange(noted, true)) return;
+    turn.note(number);
+    // Other threads may send and receive meanwhile.
+    if (is_message(call)) turn.pause();
   };
   DirectCalls::WorkPtr rest;
   try {
     rest = calls->call_directly(call, number, note);
   } catch (...) {
     note();
+    turn.resume();
     const auto record = turn.record(number);
     turn.end();
     fail(group, record);
   }
+  turn.resume();
   if (!rest) {
     turn.complete(number);
     return true;

@@ -28,7 +28,9 @@ class GroupState {
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
-  // These throw Error when the group has been closed.
+  // nullptr when the group has been closed.
+  c10::intrusive_ptr<c10d::Backend> living_backend() const;
+  // These throw Error then.
   c10::intrusive_ptr<c10d::Backend> backend() const;
   c10::intrusive_ptr<c10d::Backend> backend_for(const CallRecord& call) const;
   const ProcessGroupInfo& info() const { return info_; }
@@ -56,7 +58,6 @@ class GroupState {
   void close();
 
  private:
-  c10::intrusive_ptr<c10d::Backend> living_backend() const;
   bool has_calls_under_way();
   bool end_watch();
   void shut_down_backend() noexcept;

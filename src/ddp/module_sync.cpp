@@ -73,11 +73,18 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      readable(lines_of(texts[culprit]), earliest));
 }
 
+// Backends write to memory behind autograd's back, which has to learn that what it has saved is no more.
+void broadcast_in_place(const ProcessGroup& group, int source, const at::Tensor& tensor,
+                        std::source_location where) {
+  group.broadcast(tensor, source, where);
+  if (group.rank() != source && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 void broadcast_together(const ProcessGroup& group, int source, const std::vector<at::Tensor>& tensors,
                         std::source_location where) {
   if (tensors.empty()) return;
   if (tensors.size() == 1 && tensors.front().is_contiguous()) {
-    group.broadcast(tensors.front(), source, where);
+    broadcast_in_place(group, source, tensors.front(), where);
     return;
   }
   std::vector<at::Tensor> rows;
@@ -116,7 +123,7 @@ void broadcast_from(const ProcessGroup& group, int source, const std::vector<Nam
   for (const auto& item : tensors) {
     const auto tensor = item.tensor.detach();
     if (tensor.nbytes() >= kBytesAlone && tensor.is_contiguous()) {
-      group.broadcast(tensor, source, where);
+      broadcast_in_place(group, source, tensor, where);
       continue;
     }
     const auto kind = std::pair(tensor.scalar_type(), tensor.device().str());

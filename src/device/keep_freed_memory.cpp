@@ -19,8 +19,12 @@ namespace {
 bool user_has_decided() {
   constexpr std::array names{"MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_",
                              "MALLOC_TOP_PAD_"};
+  constexpr std::array allocators{"jemalloc", "tcmalloc", "mimalloc"};
   const Env env;
-  return std::ranges::any_of(names, [&](const char* name) { return env.has(name); });
+  const auto preloaded = env.get("LD_PRELOAD").value_or("");
+  return std::ranges::any_of(names, [&](const char* name) { return env.has(name); }) ||
+         std::ranges::any_of(allocators,
+                             [&](const char* name) { return preloaded.find(name) != std::string::npos; });
 }
 
 void tune_malloc() {
@@ -37,7 +41,9 @@ void tune_malloc() {
 void keep_freed_memory() {
   if (user_has_decided()) return;
   tune_malloc();
+#ifndef __SANITIZE_ADDRESS__  // which would not see what is wrong with memory that is used again
   keep_large_tensors();
+#endif
 }
 
 }  // namespace lockstep

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "device/keeping_allocator.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <pthread.h>
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+
+#include <lockstep/base/shared_memory.h>
 
 #include "device/large_blocks.h"
 
@@ -12,11 +16,14 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kSmallest = std::size_t{16} * 1024 * 1024;
-constexpr std::size_t kIdle = std::size_t{2} * 1024 * 1024 * 1024;
+constexpr std::size_t kMostIdle = std::size_t{2} * 1024 * 1024 * 1024;
+
+// Other processes train beside this one, and page caches and shared memory want their part.
+std::size_t idle_limit() { return std::min(kMostIdle, available_memory() / 8); }
 
 // Tensors may outlive all of the program's other objects, so the blocks do, too.
 LargeBlocks& blocks() {
-  static auto& instance = *new LargeBlocks(kIdle);
+  static auto& instance = *new LargeBlocks(idle_limit());
   return instance;
 }
 
@@ -59,6 +66,7 @@ class KeepingAllocator : public c10::Allocator {
 
 void keep_large_tensors() {
   if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
+  ::pthread_atfork([] { blocks().lock(); }, [] { blocks().unlock(); }, [] { blocks().unlock(); });
   static auto& allocator = *new KeepingAllocator;
   c10::SetCPUAllocator(&allocator);
 }

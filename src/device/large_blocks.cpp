@@ -29,21 +29,40 @@ std::byte* map(std::size_t bytes) {
   return begin + before;
 }
 
+void unmap(const auto& piece) { ::munmap(piece.start, piece.bytes); }
+
 }  // namespace
 
-LargeBlocks::~LargeBlocks() { drop_idle(0); }
+LargeBlocks::~LargeBlocks() {
+  while (idle_bytes_ > 0) unmap(cut_excess(0));
+}
 
-void* LargeBlocks::take(std::size_t bytes) {
+void* LargeBlocks::take(std::size_t bytes) noexcept {
   if (bytes > std::numeric_limits<std::size_t>::max() - 2 * kHugePage) return nullptr;
   bytes = rounded(bytes);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   auto* start = take_idle(bytes);
-  if (start == nullptr) start = map(bytes);
-  if (start == nullptr) {
-    drop_idle(0);
-    start = map(bytes);
+  if (start == nullptr) start = map_anew(bytes, lock);
+  if (start == nullptr) return nullptr;
+  try {
+    in_use_.emplace(start, bytes);
+  } catch (const std::bad_alloc&) {
+    ::munmap(start, bytes);
+    return nullptr;
   }
-  if (start != nullptr) in_use_.emplace(start, bytes);
+  return start;
+}
+
+// Idle blocks are given up for it where memory is short.
+std::byte* LargeBlocks::map_anew(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+  auto* start = map(bytes);
+  while (start == nullptr && idle_bytes_ > 0) {
+    const auto piece = cut_excess(0);
+    lock.unlock();
+    unmap(piece);
+    start = map(bytes);
+    lock.lock();
+  }
   return start;
 }
 
@@ -57,8 +76,13 @@ std::byte* LargeBlocks::take_idle(std::size_t bytes) {
   if (best == idle_.end()) return nullptr;
   auto* const start = best->first;
   const auto [whole, since] = best->second;
-  if (whole > bytes) idle_.emplace_hint(std::next(best), start + bytes, Idle{whole - bytes, since});
-  idle_.erase(best);
+  // The node moves: no memory is asked for.
+  auto node = idle_.extract(best);
+  if (whole > bytes) {
+    node.key() = start + bytes;
+    node.mapped() = {whole - bytes, since};
+    idle_.insert(std::move(node));
+  }
   idle_bytes_ -= bytes;
   return start;
 }
@@ -69,15 +93,22 @@ bool LargeBlocks::has(void* start) const {
 }
 
 void LargeBlocks::give_back(void* start) noexcept {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto found = in_use_.find(start);
   if (found == in_use_.end()) return;
-  const auto bytes = found->second;
+  const Piece block{static_cast<std::byte*>(start), found->second};
   in_use_.erase(found);
   try {
-    keep(static_cast<std::byte*>(start), bytes);
+    keep(block.start, block.bytes);
   } catch (const std::bad_alloc&) {
-    ::munmap(start, bytes);
+    unmap(block);
+    return;
+  }
+  while (idle_bytes_ > limit_) {
+    const auto piece = cut_excess(limit_);
+    lock.unlock();  // it takes the kernel a while
+    unmap(piece);
+    lock.lock();
   }
 }
 
@@ -89,25 +120,24 @@ void LargeBlocks::keep(std::byte* start, std::size_t bytes) {
     block->second.bytes += next->second.bytes;
     idle_.erase(next);
   }
-  if (block != idle_.begin()) {
-    const auto before = std::prev(block);
-    if (before->first + before->second.bytes == start) {
-      before->second = {before->second.bytes + block->second.bytes, ticks_};
-      idle_.erase(block);
-    }
-  }
-  drop_idle(limit_);
+  if (block == idle_.begin()) return;
+  const auto before = std::prev(block);
+  if (before->first + before->second.bytes != start) return;
+  before->second = {before->second.bytes + block->second.bytes, ticks_};
+  idle_.erase(block);
 }
 
-// Those longest idle first.
-void LargeBlocks::drop_idle(std::size_t limit) {
+// What is above the limit, or as much of it as the block longest idle has, from that one's end.
+LargeBlocks::Piece LargeBlocks::cut_excess(std::size_t limit) {
   const auto older = [](const auto& a, const auto& b) { return a.second.since < b.second.since; };
-  while (idle_bytes_ > limit) {
-    const auto block = std::ranges::min_element(idle_, older);
-    ::munmap(block->first, block->second.bytes);
-    idle_bytes_ -= block->second.bytes;
-    idle_.erase(block);
-  }
+  const auto oldest = std::ranges::min_element(idle_, older);
+  auto& left = oldest->second.bytes;
+  const auto bytes = std::min(rounded(idle_bytes_ - limit), left);
+  left -= bytes;
+  idle_bytes_ -= bytes;
+  const Piece piece{oldest->first + left, bytes};
+  if (left == 0) idle_.erase(oldest);
+  return piece;
 }
 
 std::size_t LargeBlocks::idle_bytes() const {

@@ -25,14 +25,22 @@ class LargeBlocks {
   LargeBlocks& operator=(const LargeBlocks&) = delete;
 
   // Uninitialized. nullptr when there is no memory.
-  void* take(std::size_t bytes);
+  void* take(std::size_t bytes) noexcept;
   void give_back(void* start) noexcept;
   // Whether it is the start of a block in use.
   bool has(void* start) const;
 
   std::size_t idle_bytes() const;
 
+  // Around fork(): a child must not find the blocks locked by a thread that it does not have.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
  private:
+  struct Piece {
+    std::byte* start = nullptr;
+    std::size_t bytes = 0;
+  };
   struct Idle {
     std::size_t bytes = 0;
     std::uint64_t since = 0;  // as ticks_ counts
@@ -40,7 +48,8 @@ class LargeBlocks {
 
   std::byte* take_idle(std::size_t bytes);
   void keep(std::byte* start, std::size_t bytes);
-  void drop_idle(std::size_t limit);
+  std::byte* map_anew(std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  Piece cut_excess(std::size_t limit);
 
   std::size_t limit_;
   mutable std::mutex mutex_;

@@ -2,6 +2,7 @@
 #include "backends/shm/direct_request.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include <lockstep/base/error.h>
 
@@ -142,7 +143,10 @@ template <class Part>
 void set_parts(std::vector<Part>& parts, at::TensorList tensors) {
   parts.clear();
   for (const auto& tensor : tensors) {
-    parts.push_back({static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()});
+    if constexpr (std::is_same_v<Part, Source>)
+      parts.push_back({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+    else
+      parts.push_back({static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()});
   }
 }
 

@@ -129,13 +129,6 @@ Meeting::Seen Engine::look_for_a_while() {
   return seen;
 }
 
-// A call that has been posted already.
-void Engine::take_over(std::shared_ptr<Collective> call) {
-  call->resume(number_, pipeline_chunks_);
-  collectives_.push_back(std::move(call));
-  under_way_.fetch_add(1, std::memory_order_relaxed);
-}
-
 void Engine::start(std::shared_ptr<Transfer> call) {
   transfers_.push_back(std::move(call));
   under_way_.fetch_add(1, std::memory_order_relaxed);

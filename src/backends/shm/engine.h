@@ -71,7 +71,8 @@ class Engine {
   bool finish_brief_soon();
   Meeting::Seen look_for_a_while();
   bool finish_brief();
-  void take_over(std::shared_ptr<Collective> call);
+  template <class Make>
+  std::shared_ptr<Collective> take_over(const Make& make);
   void wait_until(Wait& wait);
   bool spin(Wait& wait);
   bool is_ready(Wait& wait);
@@ -106,14 +107,26 @@ std::shared_ptr<Collective> Engine::start_brief(const Fill& fill, const Posted& 
   const bool is_posted = post_brief();
   posted();
   if (is_posted && finish_brief_soon()) return nullptr;
+  if (is_posted) return take_over(make);
   std::shared_ptr<Collective> call = make(Request(brief_));
-  if (is_posted) {
-    take_over(call);
-  } else {
-    lock.unlock();
-    start(call, timeout);
-  }
+  lock.unlock();
+  start(call, timeout);
   return call;
+}
+
+// The small call has been posted already: the others count on it.
+template <class Make>
+std::shared_ptr<Collective> Engine::take_over(const Make& make) {
+  try {
+    std::shared_ptr<Collective> call = make(Request(brief_));
+    call->resume(number_, pipeline_chunks_);
+    collectives_.push_back(call);
+    under_way_.fetch_add(1, std::memory_order_relaxed);
+    return call;
+  } catch (...) {
+    abort();
+    throw;
+  }
 }
 
 }  // namespace lockstep::shm

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "device/large_blocks.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -56,17 +57,27 @@ TEST(LargeBlocks, AreCutFromTheBestFit) {
   for (void* block : {exact, longer, between}) blocks.give_back(block);
 }
 
-TEST(LargeBlocks, KeepNoMoreThanTheirLimit) {
+TEST(LargeBlocks, KeepAsMuchAsTheirLimit) {
   LargeBlocks blocks(50 * kMiB);
+  auto* const whole = static_cast<std::byte*>(blocks.take(160 * kMiB));
+  blocks.give_back(whole);
+  EXPECT_EQ(blocks.idle_bytes(), 50 * kMiB) << "of one block, too, only what is above goes";
   std::vector<void*> all;
   for (int i = 0; i < 8; ++i) all.push_back(blocks.take(20 * kMiB));
-  for (std::size_t i = 0; i < all.size(); i += 2) blocks.give_back(all[i]);
-  EXPECT_LE(blocks.idle_bytes(), 50 * kMiB);
-  EXPECT_GE(blocks.idle_bytes(), 20 * kMiB);
-  EXPECT_EQ(blocks.take(20 * kMiB), all[6] < all[4] ? all[6] : all[4]) << "those longest idle go first";
-  for (std::size_t i = 1; i < all.size(); i += 2) blocks.give_back(all[i]);
-  blocks.give_back(all[6] < all[4] ? all[6] : all[4]);
-  EXPECT_LE(blocks.idle_bytes(), 50 * kMiB);
+  for (void* block : all) blocks.give_back(block);
+  EXPECT_EQ(blocks.idle_bytes(), 50 * kMiB);
+}
+
+TEST(LargeBlocks, KeepThoseThatWereUsedLast) {
+  LargeBlocks blocks(60 * kMiB);
+  std::vector<void*> all;
+  for (int i = 0; i < 9; ++i) all.push_back(blocks.take(20 * kMiB));
+  for (const std::size_t i : {0, 2, 4, 6}) blocks.give_back(all[i]);  // no neighbours
+  std::vector<void*> kept;
+  for (int i = 0; i < 3; ++i) kept.push_back(blocks.take(20 * kMiB));
+  EXPECT_EQ(std::ranges::count(kept, all[0]), 0);
+  for (const std::size_t i : {2, 4, 6}) EXPECT_EQ(std::ranges::count(kept, all[i]), 1);
+  for (const std::size_t i : {1, 2, 3, 4, 5, 6, 7, 8}) blocks.give_back(all[i]);
 }
 
 TEST(LargeBlocks, SayWhenThereIsNoMemory) {
