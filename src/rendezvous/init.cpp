@@ -208,9 +208,9 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   }
   const InitMethod method = parse_init_method(options.init_method);
   check_options(options, method);
-  if (options.keep_freed_memory) keep_freed_memory();
   // Before the others are kept waiting: a backend that cannot be had is known at once.
   const auto device = expected_device(options);
+  if (options.keep_freed_memory && device.is_cpu()) keep_freed_memory();
   const auto backend = backends::resolve_backend(options.backend, {.device = device}).name;
   backends::check_environment(backend, options.env);
   if (backend == "fake") return join_nobody(options, method);

@@ -65,8 +65,8 @@ struct InitOptions {
   /// it. Default: on when TORCH_DISTRIBUTED_DEBUG is DETAIL, as in PyTorch.
   std::optional<bool> check_calls = std::nullopt;
 
-  /// For training on the CPU: whether freed memory is kept, which saves the kernel's work of clearing it anew
-  /// in each step and costs up to 3 GiB of idle memory a process. See keep_freed_memory().
+  /// Where the device is the CPU: whether freed memory is kept, which saves the kernel's work of clearing it
+  /// anew in each step and costs up to 3 GiB of idle memory a process. See keep_freed_memory().
   bool keep_freed_memory = true;
 
   /// Where environment variables are read.
