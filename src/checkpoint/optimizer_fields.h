@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <ATen/ops/full_like.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -77,6 +78,7 @@ using AdamWFields =
 // number, which then comes into the tensor.
 template <typename Plain, typename Optimizer_, typename Options_, typename State_>
 struct FusedFieldsOf : Plain {
+  using PlainOptions = typename Plain::Options;
   using Optimizer = Optimizer_;
   using Options = Options_;
   using State = State_;
@@ -87,7 +89,11 @@ struct FusedFieldsOf : Plain {
     Plain::options(of, field);
     field("maximize", of.maximize());
     if constexpr (std::is_const_v<Of>) {
-      if (of.lr_tensor().defined()) field("lr", of.lr_tensor());
+      if (of.is_lr_behind()) {
+        field("lr", at::full_like(of.lr_tensor(), of.lr()));
+      } else if (of.lr_tensor().defined()) {
+        field("lr", of.lr_tensor());
+      }
     }
   }
   static Dict constants() {

@@ -23,7 +23,8 @@ class FusedOptions {
   /// Fills the tensor, where there is one, with `lr`. Does not wait for the device.
   void bring_lr(double lr);
   /// Whether the tensor, where there is one, was filled with another number than `lr` last: lr() was set
-  /// through LibTorch's options. The optimizers look before each step.
+  /// through LibTorch's options. The optimizers look before each step. After a change of the tensor in place
+  /// the number that it was filled with last is not heard; set_lr() always is.
   bool is_lr_behind() const noexcept { return lr_tensor_.defined() && lr_brought_ != lr_number(); }
   /// lr() of LibTorch's options, which is not looked at where there is a tensor that was filled with it.
   virtual double lr_number() const noexcept = 0;
@@ -80,7 +81,11 @@ class FusedOptionsOf : public Base, public FusedOptions {
   Derived& weight_decay(double value) { return Base::weight_decay(value), self(); }
 
   double lr_number() const noexcept override { return Base::lr(); }
-  double get_lr() const override { return this->lr_tensor().defined() ? this->tensor_value() : Base::lr(); }
+  /// The rate of the next step: what was said last, be it to the tensor, to set_lr() or to LibTorch's
+  /// options.
+  double get_lr() const override {
+    return this->lr_tensor().defined() && !this->is_lr_behind() ? this->tensor_value() : Base::lr();
+  }
   void set_lr(const double value) override {
     Base::lr(value);
     this->bring_lr(value);
