@@ -45,7 +45,7 @@ void check_scaler_options(const GradScalerOptions& options) {
 Tensor sum_on(c10::Device device, const std::vector<Tensor>& flags) {
   Tensor sum;
   for (const auto& flag : flags) {
-    const auto here = flag.to(device, flag.scalar_type(), /*non_blocking=*/true);
+    const auto here = on_device(flag, device);
     sum = sum.defined() ? sum + here : here;
   }
   return sum;
@@ -100,7 +100,7 @@ void GradScaler::begin(c10::Device device) {
 Tensor GradScaler::scale(const Tensor& outputs) {
   if (!enabled_) return outputs;
   begin(outputs.device());
-  return outputs * scale_.to(outputs.device(), /*non_blocking=*/true);
+  return outputs * on_device(scale_, outputs.device());
 }
 
 std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& outputs) {
@@ -112,7 +112,7 @@ std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& outputs) {
 // One flag for all devices and all ranks of the group.
 Tensor GradScaler::agreed(const std::vector<Tensor>& found_infs) const {
   auto flag = at::zeros({}, scale_.options());
-  for (const auto& found : found_infs) flag += found.to(flag.device(), /*non_blocking=*/true);
+  for (const auto& found : found_infs) flag += on_device(found, flag.device());
   group_->all_reduce(flag, ReduceOp::MAX);
   return flag;
 }

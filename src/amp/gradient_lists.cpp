@@ -19,7 +19,7 @@ std::vector<at::Tensor> GradientLists::unscale(const at::Tensor& inverse_scale, 
   std::vector<at::Tensor> found;
   for (auto& [device, lists] : devices_) {
     const auto copied = [&, to = device](const at::Tensor& tensor) {
-      return tensor.to(tensor.options().device(to), /*non_blocking=*/true, /*copy=*/true);
+      return tensor.to(tensor.options().device(to), /*non_blocking=*/!to.is_cpu(), /*copy=*/true);
     };
     found.push_back(copied(found_inf));
     const auto inverse = copied(inverse_scale);
@@ -28,6 +28,10 @@ std::vector<at::Tensor> GradientLists::unscale(const at::Tensor& inverse_scale, 
     }
   }
   return found;
+}
+
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
+  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
 }
 
 GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half) {

@@ -28,4 +28,7 @@ class GradientLists {
 // Of sparse gradients the values. Throws ArgumentError for gradients in float16 unless they are allowed.
 GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half);
 
+// `tensor` on that device. Waits only for copies to the CPU, which would be read before they have come.
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device);
+
 }  // namespace lockstep::amp

@@ -78,7 +78,8 @@ void GradientList::bring_back() const {
 
 std::optional<at::Tensor> on_device(const at::Tensor& tensor, c10::Device device) {
   if (!tensor.defined()) return std::nullopt;
-  return tensor.to(tensor.options().device(device), /*non_blocking=*/true);
+  // Towards the CPU that would not wait for the values.
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu());
 }
 
 std::optional<at::Tensor> rate_on(const at::Tensor& rate, c10::Device device) {
