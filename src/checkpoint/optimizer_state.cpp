@@ -35,6 +35,20 @@ List tensor_list(const Items& tensors) {
   return list;
 }
 
+// A group may have been given the options of anything; a fused optimizer takes those of LibTorch's as well.
+template <typename Fields>
+typename Fields::Options options_of(const torch::optim::OptimizerParamGroup& group, std::size_t index) {
+  const auto& options = group.options();
+  if (const auto* own = dynamic_cast<const typename Fields::Options*>(&options)) return *own;
+  if constexpr (kIsFused<Fields>) {
+    const auto* plain = dynamic_cast<const typename Fields::PlainOptions*>(&options);
+    if (plain != nullptr) return typename Fields::Options(*plain);
+  }
+  throw ArgumentError(fmt::format("group {} of the optimizer has the options of another kind, {}; give it {}",
+                                  index, c10::demangle(typeid(options).name()),
+                                  c10::demangle(typeid(typename Fields::Options).name())));
+}
+
 // Writing.
 
 class FieldWriter {
@@ -75,9 +89,9 @@ class FieldWriter {
 };
 
 template <typename Fields>
-Dict group_dict(const torch::optim::OptimizerParamGroup& group, std::int64_t first) {
+Dict group_dict(const torch::optim::OptimizerParamGroup& group, std::size_t group_index, std::int64_t first) {
   Dict dict;
-  const auto& options = static_cast<const typename Fields::Options&>(group.options());
+  const auto options = options_of<Fields>(group, group_index);
   Fields::options(options, FieldWriter(dict, false));
   for (const auto& [key, value] : Fields::constants()) dict.set(key, value);
   if constexpr (std::is_same_v<Fields, checkpointing::LBFGSFields>) {
@@ -97,7 +111,7 @@ Dict dict_of(const Optimizer& optimizer) {
   List groups;
   std::int64_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
-    groups.items.emplace_back(group_dict<Fields>(group, index));
+    groups.items.emplace_back(group_dict<Fields>(group, groups.items.size(), index));
     for (const auto& parameter : group.params()) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
@@ -269,7 +283,7 @@ NewContents<Fields> read_all(Optimizer& optimizer, const Dict& dict) {
     }
     if constexpr (!kIsFused<Fields>) refuse_maximize(given);
     refuse_other_kind<Fields>(given);
-    auto options = static_cast<const typename Fields::Options&>(own.options());
+    auto options = options_of<Fields>(own, g);
     Fields::options(options, FieldReader(given, fmt::format("param_groups[{}]", g), nullptr, false));
     contents.options.push_back(options);
     for (std::size_t i = 0; i < indices.size(); ++i) {
@@ -289,6 +303,7 @@ NewContents<Fields> read_all(Optimizer& optimizer, const Dict& dict) {
 
 template <typename Fields>
 void load_into(Optimizer& optimizer, const Dict& dict) {
+  if constexpr (kIsFused<Fields>) static_cast<optim::FusedOptimizer&>(optimizer).bring_rates();
   auto contents = read_all<Fields>(optimizer, dict);
   for (std::size_t g = 0; g < contents.options.size(); ++g) {
     auto& options = static_cast<typename Fields::Options&>(optimizer.param_groups()[g].options());

@@ -34,18 +34,22 @@ void check_adam(const OptimizerOptions& given, const char* name) {
 
 // `fused`: LibTorch's function, with the rate as a number or as a tensor.
 template <typename Options, typename Fused>
-void step_fused(FusedAdamStep step, OptimizerParamGroup& group, std::size_t index, Fused fused) {
-  step.run<Options>(group, index,
-                    [&](FusedAdamStep::Lists& lists, const Options& options, const auto& rate,
-                        const auto& grad_scale, const auto& found_inf) {
-                      const auto call = [&](const auto& lr) {
-                        fused(lists.parameters, lists.gradients.list(), lists.exp_avgs, lists.exp_avg_sqs,
-                              lists.max_exp_avg_sqs, lists.steps, lr, std::get<0>(options.betas()),
-                              std::get<1>(options.betas()), options.weight_decay(), options.eps(),
-                              options.amsgrad(), options.maximize(), grad_scale, found_inf);
-                      };
-                      rate ? call(*rate) : call(options.lr());
-                    });
+std::function<void()> prepared_adam(FusedOptimizer& optimizer, const char* name,
+                                    const OptimizerParamGroup& group, std::size_t index, Fused fused) {
+  const auto& options = dynamic_cast<const Options&>(group.options());
+  const auto kernel = [&options, fused](FusedAdamStep::Lists& lists, const auto& rate, const auto& grad_scale,
+                                        const auto& found_inf) {
+    const auto call = [&](const auto& lr) {
+      fused(lists.parameters, lists.gradients.list(), lists.exp_avgs, lists.exp_avg_sqs,
+            lists.max_exp_avg_sqs, lists.steps, lr, std::get<0>(options.betas()),
+            std::get<1>(options.betas()), options.weight_decay(), options.eps(), options.amsgrad(),
+            options.maximize(), grad_scale, found_inf);
+    };
+    rate ? call(*rate) : call(options.lr());
+  };
+  const auto step = std::make_shared<FusedAdamStep>(optimizer, name);
+  step->gather(group, index, options.amsgrad());
+  return [step, &options, kernel] { step->run(options.lr_tensor(), kernel); };
 }
 
 void read_tensor(torch::serialize::InputArchive& archive, const char* key, at::Tensor& tensor) {
@@ -78,9 +82,12 @@ FusedAdam::FusedAdam(const std::vector<OptimizerParamGroup>& param_groups, Fused
   begin(param_groups);
 }
 
-void FusedAdam::step_group(OptimizerParamGroup& group, std::size_t index) {
-  step_fused<FusedAdamOptions>({*this, kAdam}, group, index,
-                               [](auto&&... all) { at::_fused_adam_(std::forward<decltype(all)>(all)...); });
+const char* FusedAdam::name() const noexcept { return kAdam; }
+
+std::function<void()> FusedAdam::prepare_group(const OptimizerParamGroup& group, std::size_t index) {
+  return prepared_adam<FusedAdamOptions>(*this, kAdam, group, index, [](auto&&... all) {
+    at::_fused_adam_(std::forward<decltype(all)>(all)...);
+  });
 }
 
 std::unique_ptr<OptimizerOptions> FusedAdam::own_options(const OptimizerOptions& given) const {
@@ -92,13 +99,12 @@ void FusedAdam::check_values(const OptimizerOptions& options) const {
 }
 
 void FusedAdam::save(torch::serialize::OutputArchive& archive) const {
+  check_groups();
   torch::optim::serialize<FusedAdamParamState, FusedAdamOptions>(archive, *this);
 }
 
 void FusedAdam::load(torch::serialize::InputArchive& archive) {
-  const auto rates = lr_tensors();
-  torch::optim::serialize<FusedAdamParamState, FusedAdamOptions>(archive, *this);
-  give_back(rates);
+  load_with([&] { torch::optim::serialize<FusedAdamParamState, FusedAdamOptions>(archive, *this); });
 }
 
 FusedAdamW::FusedAdamW(const std::vector<OptimizerParamGroup>& param_groups, FusedAdamWOptions defaults)
@@ -106,8 +112,10 @@ FusedAdamW::FusedAdamW(const std::vector<OptimizerParamGroup>& param_groups, Fus
   begin(param_groups);
 }
 
-void FusedAdamW::step_group(OptimizerParamGroup& group, std::size_t index) {
-  step_fused<FusedAdamWOptions>({*this, kAdamW}, group, index, [](auto&&... all) {
+const char* FusedAdamW::name() const noexcept { return kAdamW; }
+
+std::function<void()> FusedAdamW::prepare_group(const OptimizerParamGroup& group, std::size_t index) {
+  return prepared_adam<FusedAdamWOptions>(*this, kAdamW, group, index, [](auto&&... all) {
     at::_fused_adamw_(std::forward<decltype(all)>(all)...);
   });
 }
@@ -121,13 +129,12 @@ void FusedAdamW::check_values(const OptimizerOptions& options) const {
 }
 
 void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
+  check_groups();
   torch::optim::serialize<FusedAdamParamState, FusedAdamWOptions>(archive, *this);
 }
 
 void FusedAdamW::load(torch::serialize::InputArchive& archive) {
-  const auto rates = lr_tensors();
-  torch::optim::serialize<FusedAdamParamState, FusedAdamWOptions>(archive, *this);
-  give_back(rates);
+  load_with([&] { torch::optim::serialize<FusedAdamParamState, FusedAdamWOptions>(archive, *this); });
 }
 
 }  // namespace lockstep::optim

@@ -22,23 +22,24 @@ class FusedAdamStep {
   // `optimizer`: its name, for errors.
   FusedAdamStep(FusedOptimizer& optimizer, const char* name) : optimizer_(optimizer), name_(name) {}
 
-  // Calls kernel(lists, options, lr, grad_scale, found_inf) for each device and type of a group.
-  template <typename Options, typename Kernel>
-  void run(torch::optim::OptimizerParamGroup& group, std::size_t index, Kernel kernel) {
-    const auto& options = dynamic_cast<const Options&>(group.options());
-    gather(group, index, options.amsgrad());
+  // Gathers the parameters of a group that have gradients, and makes the state of those that begin.
+  void gather(const torch::optim::OptimizerParamGroup& group, std::size_t index, bool amsgrad);
+
+  // Calls kernel(lists, lr, grad_scale, found_inf) for each device and type of what was gathered. `lr`: as a
+  // tensor, or undefined.
+  template <typename Kernel>
+  void run(const at::Tensor& lr, const Kernel& kernel) {
     for (auto& call : calls_.all()) {
       const auto grad_scale = on_device(optimizer_.grad_scale(), call.device);
       const auto found_inf = on_device(optimizer_.found_inf(), call.device);
       count(call.lists, 1);
-      kernel(call.lists, options, rate_on(options.lr_tensor(), call.device), grad_scale, found_inf);
+      kernel(call.lists, rate_on(lr, call.device), grad_scale, found_inf);
       if (found_inf) uncount(call.lists, *found_inf);
       if (grad_scale) call.lists.gradients.bring_back();
     }
   }
 
  private:
-  void gather(const torch::optim::OptimizerParamGroup& group, std::size_t index, bool amsgrad);
   void add(const ParameterName& name, bool amsgrad);
   FusedAdamParamState& state_of(const ParameterName& name, bool amsgrad);
   static void count(Lists& lists, double steps);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <limits>
-#include <unordered_set>
+#include <typeinfo>
+#include <unordered_map>
 
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/fused_optimizer.h>
+
+#include "optim/fused_lists.h"
 
 namespace lockstep::optim {
 namespace {
@@ -18,21 +21,34 @@ FusedOptions& fused_options(torch::optim::OptimizerOptions& options) {
 
 }  // namespace
 
-std::vector<at::Tensor> FusedOptimizer::new_parameters(const OptimizerParamGroup& group) const {
-  std::unordered_set<const void*> known;
-  for (const auto& other : param_groups()) {
-    for (const auto& parameter : other.params()) known.insert(parameter.unsafeGetTensorImpl());
+bool FusedOptimizer::has_own_options(const OptimizerParamGroup& group) const {
+  const auto& options = group.options();
+  return typeid(options) == typeid(defaults());
+}
+
+// Without those that come again.
+std::vector<at::Tensor> FusedOptimizer::checked_parameters(const OptimizerParamGroup& group,
+                                                           std::size_t index) const {
+  std::unordered_map<const void*, std::size_t> groups;
+  for (std::size_t g = 0; g < index; ++g) {
+    for (const auto& other : param_groups()[g].params()) groups.emplace(other.unsafeGetTensorImpl(), g);
   }
-  std::unordered_set<const void*> here;
   std::vector<at::Tensor> parameters;
-  for (const auto& parameter : group.params()) {
-    if (!parameter.defined()) throw ArgumentError("a fused optimizer got an undefined parameter");
-    if (known.contains(parameter.unsafeGetTensorImpl())) {
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    const auto& parameter = group.params()[i];
+    if (!parameter.defined()) {
       throw ArgumentError(
-          "a fused optimizer got a parameter that one of its groups has already; leave it out of one of "
-          "them");
+          fmt::format("{}: parameter {} of group {} is undefined; leave it out", name(), i, index));
     }
-    if (here.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
+    const ParameterName named{name(), index, i, parameter};
+    const auto [known, added] = groups.emplace(parameter.unsafeGetTensorImpl(), index);
+    if (!added && known->second == index) continue;
+    if (!added) {
+      throw ArgumentError(
+          fmt::format("{} is in group {} already; leave it out of one of them", named.text(), known->second));
+    }
+    check_parameter(named);
+    parameters.push_back(parameter);
   }
   return parameters;
 }
@@ -43,19 +59,23 @@ void FusedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups)
 }
 
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
+  adopt_groups();
+  const auto index = param_groups().size();
   OptimizerParamGroup group(param_group);
-  group.params() = new_parameters(param_group);
+  group.params() = checked_parameters(param_group, index);
   std::unique_ptr<torch::optim::OptimizerOptions> given;
   if (param_group.has_options()) given = own_options(param_group.options());
   Optimizer::add_param_group(group);
-  if (!given) return;
   try {
-    merge_extras(param_groups().back(), fused_options(*given));
-    check_values(param_groups().back().options());
+    auto& added = param_groups().back();
+    if (given) merge_extras(added, fused_options(*given));
+    if (!given || !fused_options(*given).lr_tensor().defined()) unshare_rate(index);
+    check_values(added.options());
   } catch (...) {
     param_groups().pop_back();
     throw;
   }
+  adopted_ = param_groups().size();
 }
 
 // LibTorch merges its own part of the options only, and before 2.12 nothing at all.
@@ -64,11 +84,42 @@ void FusedOptimizer::merge_extras(OptimizerParamGroup& added, const FusedOptions
   auto& merged = fused_options(added.options());
   if (given.maximize()) merged.maximize() = true;
   if (given.lr_tensor().defined()) {
-    merged.lr_tensor_ = given.lr_tensor();
+    merged.lr_tensor_ = at::Tensor();  // the one that is given may have been changed in place: not filled
     added.options().set_lr(given.lr_number());
+    merged.lr_tensor_ = given.lr_tensor_;
+    merged.lr_brought_ = given.lr_brought_;
   } else if (merged.is_lr_behind()) {
     merged.lr_tensor_ = at::Tensor();  // the group has a number of its own
   }
+}
+
+// With one tensor for two groups, whoever sets the rate of one would set that of the other.
+void FusedOptimizer::unshare_rate(std::size_t index) {
+  auto& rate = fused_options(param_groups()[index].options()).lr_tensor_;
+  if (!rate.defined()) return;
+  for (std::size_t g = 0; g < index; ++g) {
+    if (!rate.is_same(fused_options(param_groups()[g].options()).lr_tensor())) continue;
+    rate = rate.clone();
+    return;
+  }
+}
+
+// LibTorch's add_param_group(), through a reference to its class, and set_options() take anything.
+void FusedOptimizer::adopt_groups() {
+  for (std::size_t g = 0; g < param_groups().size(); ++g) {
+    auto& group = param_groups()[g];
+    const bool is_new = g >= adopted_;
+    const bool is_own = has_own_options(group);
+    if (is_own && !is_new) continue;
+    if (!is_own) group.set_options(own_options(group.options()));
+    check_values(group.options());
+    if (!is_new) continue;
+    group.params() = checked_parameters(group, g);
+    auto& options = fused_options(group.options());
+    if (options.is_lr_behind()) options.lr_tensor_ = at::Tensor();  // a number beside the defaults' tensor
+    unshare_rate(g);
+  }
+  adopted_ = param_groups().size();
 }
 
 at::Tensor FusedOptimizer::step(LossClosure closure) {
@@ -79,30 +130,52 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   }
   bring_rates();
   const c10::NoGradGuard no_grad;
-  for (std::size_t g = 0; g < param_groups().size(); ++g) step_group(param_groups()[g], g);
+  std::vector<std::function<void()>> kernels;
+  for (std::size_t g = 0; g < param_groups().size(); ++g) {
+    kernels.push_back(prepare_group(param_groups()[g], g));
+  }
+  for (const auto& kernel : kernels) kernel();
   return loss;
 }
 
 void FusedOptimizer::bring_rates() {
+  adopt_groups();
   for (auto& group : param_groups()) {
     auto& options = fused_options(group.options());
     if (options.is_lr_behind()) options.bring_lr(options.lr_number());
   }
 }
 
-std::vector<at::Tensor> FusedOptimizer::lr_tensors() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& group : param_groups()) {
-    tensors.push_back(dynamic_cast<const FusedOptions&>(group.options()).lr_tensor());
+void FusedOptimizer::check_groups() const {
+  for (std::size_t g = 0; g < param_groups().size(); ++g) {
+    if (has_own_options(param_groups()[g])) continue;
+    throw ArgumentError(
+        fmt::format("{}: group {} has got options of another class since the last step; call bring_rates(), "
+                    "which converts or refuses them, before it is saved",
+                    name(), g));
   }
-  return tensors;
+}
+
+void FusedOptimizer::load_with(const std::function<void()>& read) {
+  adopt_groups();
+  std::vector<at::Tensor> lr_tensors;
+  for (auto& group : param_groups()) lr_tensors.push_back(fused_options(group.options()).lr_tensor());
+  try {
+    read();
+  } catch (...) {
+    give_back(lr_tensors);
+    throw;
+  }
+  give_back(lr_tensors);
 }
 
 void FusedOptimizer::give_back(const std::vector<at::Tensor>& lr_tensors) {
   for (std::size_t g = 0; g < lr_tensors.size(); ++g) {
     auto& options = param_groups()[g].options();
+    auto& kept = fused_options(options).lr_tensor_;
+    if (kept.is_same(lr_tensors[g])) continue;
     const auto lr = options.get_lr();
-    fused_options(options).lr_tensor_ = lr_tensors[g];
+    kept = lr_tensors[g];
     options.set_lr(lr);
   }
 }

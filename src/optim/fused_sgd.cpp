@@ -27,20 +27,27 @@ struct SgdLists {
 
 using States = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
 
-// Zeros, though the kernel overwrites them: unless found_inf keeps it from that.
-SGDParamState& with_buffer(std::unique_ptr<torch::optim::OptimizerParamState>& kept,
-                           const ParameterName& name) {
-  if (!kept) kept = std::make_unique<SGDParamState>();
-  auto& state = dynamic_cast<SGDParamState&>(*kept);
-  if (!state.momentum_buffer().defined()) state.momentum_buffer(at::zeros_like(name.parameter));
-  state.momentum_buffer(laid_out(state.momentum_buffer(), name, "momentum_buffer"));
-  return state;
-}
-
 bool has_buffer(const States& states, const at::Tensor& parameter) {
   const auto found = states.find(parameter.unsafeGetTensorImpl());
   return found != states.end() &&
          dynamic_cast<const SGDParamState&>(*found->second).momentum_buffer().defined();
+}
+
+// Of a parameter that begins zeros, though the kernel overwrites them: unless found_inf keeps it from that.
+at::Tensor buffer_of(States& states, const ParameterName& name, bool first) {
+  if (first) return at::zeros_like(name.parameter);
+  auto& state = dynamic_cast<SGDParamState&>(*states.at(name.parameter.unsafeGetTensorImpl()));
+  state.momentum_buffer(laid_out(state.momentum_buffer(), name, "momentum_buffer"));
+  return state.momentum_buffer();
+}
+
+// After the kernel: a parameter with a buffer counts as begun.
+void keep_buffers(States& states, const SgdLists& lists) {
+  for (std::size_t i = 0; i < lists.momentum_buffers.size(); ++i) {
+    auto& kept = states[lists.parameters[i].unsafeGetTensorImpl()];
+    if (!kept) kept = std::make_unique<SGDParamState>();
+    dynamic_cast<SGDParamState&>(*kept).momentum_buffer(lists.momentum_buffers[i]);
+  }
 }
 
 CallsOf<SgdLists> gather_sgd(States& states, const OptimizerParamGroup& group, std::size_t index,
@@ -51,14 +58,28 @@ CallsOf<SgdLists> gather_sgd(States& states, const OptimizerParamGroup& group, s
     if (!parameter.grad().defined()) continue;
     const ParameterName name{kSgd, index, i, parameter};
     check_parameter(name);
-    auto& lists = calls.at(parameter, with_momentum && !has_buffer(states, parameter));
+    const bool first = with_momentum && !has_buffer(states, parameter);
+    auto& lists = calls.at(parameter, first);
     lists.gradients.add(name);
     lists.parameters.push_back(parameter);
-    if (!with_momentum) continue;
-    auto& state = with_buffer(states[parameter.unsafeGetTensorImpl()], name);
-    lists.momentum_buffers.push_back(state.momentum_buffer());
+    if (with_momentum) lists.momentum_buffers.push_back(buffer_of(states, name, first));
   }
   return calls;
+}
+
+void step_sgd(FusedSGD& optimizer, const FusedSGDOptions& options, const CallsOf<SgdLists>::Call& call) {
+  const auto& lists = call.lists;
+  const auto scale = on_device(optimizer.grad_scale(), call.device);
+  const auto found = on_device(optimizer.found_inf(), call.device);
+  const auto kernel = [&](const auto& lr) {
+    at::_fused_sgd_(lists.parameters, lists.gradients.list(), lists.momentum_buffers, options.weight_decay(),
+                    options.momentum(), lr, options.dampening(), options.nesterov(), options.maximize(),
+                    call.first, scale, found);
+  };
+  const auto rate = rate_on(options.lr_tensor(), call.device);
+  rate ? kernel(*rate) : kernel(options.lr());
+  if (call.first) keep_buffers(optimizer.state(), lists);
+  if (scale) lists.gradients.bring_back();
 }
 
 }  // namespace
@@ -68,21 +89,15 @@ FusedSGD::FusedSGD(const std::vector<OptimizerParamGroup>& param_groups, FusedSG
   begin(param_groups);
 }
 
-void FusedSGD::step_group(OptimizerParamGroup& group, std::size_t index) {
+const char* FusedSGD::name() const noexcept { return kSgd; }
+
+std::function<void()> FusedSGD::prepare_group(const OptimizerParamGroup& group, std::size_t index) {
   const auto& options = dynamic_cast<const FusedSGDOptions&>(group.options());
-  auto calls = gather_sgd(state(), group, index, options.momentum() != 0);
-  for (auto& [device, dtype, first, lists] : calls.all()) {
-    const auto scale = on_device(grad_scale(), device);
-    const auto found = on_device(found_inf(), device);
-    const auto call = [&, &lists = lists, first = first](const auto& lr) {
-      at::_fused_sgd_(lists.parameters, lists.gradients.list(), lists.momentum_buffers,
-                      options.weight_decay(), options.momentum(), lr, options.dampening(), options.nesterov(),
-                      options.maximize(), first, scale, found);
-    };
-    const auto rate = rate_on(options.lr_tensor(), device);
-    rate ? call(*rate) : call(options.lr());
-    if (scale) lists.gradients.bring_back();
-  }
+  const auto calls =
+      std::make_shared<CallsOf<SgdLists>>(gather_sgd(state(), group, index, options.momentum() != 0));
+  return [this, &options, calls] {
+    for (const auto& call : calls->all()) step_sgd(*this, options, call);
+  };
 }
 
 std::unique_ptr<OptimizerOptions> FusedSGD::own_options(const OptimizerOptions& given) const {
@@ -101,13 +116,12 @@ void FusedSGD::check_values(const OptimizerOptions& given) const {
 }
 
 void FusedSGD::save(torch::serialize::OutputArchive& archive) const {
+  check_groups();
   torch::optim::serialize<SGDParamState, FusedSGDOptions>(archive, *this);
 }
 
 void FusedSGD::load(torch::serialize::InputArchive& archive) {
-  const auto rates = lr_tensors();
-  torch::optim::serialize<SGDParamState, FusedSGDOptions>(archive, *this);
-  give_back(rates);
+  load_with([&] { torch::optim::serialize<SGDParamState, FusedSGDOptions>(archive, *this); });
 }
 
 }  // namespace lockstep::optim

@@ -73,7 +73,9 @@ class FusedAdam : public FusedOptimizer {
   std::unique_ptr<torch::optim::OptimizerOptions> own_options(
       const torch::optim::OptimizerOptions& given) const override;
   void check_values(const torch::optim::OptimizerOptions& options) const override;
-  void step_group(torch::optim::OptimizerParamGroup& group, std::size_t index) override;
+  const char* name() const noexcept override;
+  std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
+                                      std::size_t index) override;
 };
 
 /// PyTorch: `torch.optim.AdamW(params, fused=True)`, to the last bit.
@@ -91,7 +93,9 @@ class FusedAdamW : public FusedOptimizer {
   std::unique_ptr<torch::optim::OptimizerOptions> own_options(
       const torch::optim::OptimizerOptions& given) const override;
   void check_values(const torch::optim::OptimizerOptions& options) const override;
-  void step_group(torch::optim::OptimizerParamGroup& group, std::size_t index) override;
+  const char* name() const noexcept override;
+  std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
+                                      std::size_t index) override;
 };
 
 }  // namespace lockstep::optim

@@ -31,7 +31,8 @@ struct FusedSGDOptions : FusedOptionsOf<FusedSGDOptions, torch::optim::SGDOption
 /// PyTorch: `torch.optim.SGD(params, fused=True)`, to the last bit. The state of a parameter is LibTorch's.
 ///
 /// Better than Python's: parameters of one group may get their first gradients in different steps; and where
-/// found_inf leaves out the very first step, momentum begins at zero, not with what lay in memory.
+/// found_inf leaves out the very first step, momentum begins at zero, not with what lay in memory; the next
+/// step counts as the second one, with dampening, since nobody on the host knows.
 class FusedSGD : public FusedOptimizer {
  public:
   explicit FusedSGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
@@ -46,7 +47,9 @@ class FusedSGD : public FusedOptimizer {
   std::unique_ptr<torch::optim::OptimizerOptions> own_options(
       const torch::optim::OptimizerOptions& given) const override;
   void check_values(const torch::optim::OptimizerOptions& options) const override;
-  void step_group(torch::optim::OptimizerParamGroup& group, std::size_t index) override;
+  const char* name() const noexcept override;
+  std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
+                                      std::size_t index) override;
 };
 
 }  // namespace lockstep::optim

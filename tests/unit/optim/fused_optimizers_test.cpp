@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Steps of fused optimizers where Python has nothing to compare with: layouts, refusals, closures.
+#include <array>
+#include <string_view>
+
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -81,25 +85,62 @@ TEST(FusedOptimizers, AParameterMayGetAnotherLayoutInBetween) {
   EXPECT_TRUE(torch::equal(weight, twin));
 }
 
+// What is thrown by `act` names the second parameter.
+template <typename Act>
+void expect_named(Act act, const std::string& text) {
+  EXPECT_THAT(act, ThrowsMessage<ArgumentError>(AllOf(HasSubstr("parameter 1 of group 0"), HasSubstr(text))));
+}
+
 TEST(FusedOptimizers, WhatTheKernelsDoNotTakeIsNamed) {
-  const auto refused = [](const at::Tensor& weight, const at::Tensor& gradient, const std::string& text) {
-    auto named = weight;
-    named.mutable_grad() = gradient;
-    const auto step = [&](FusedOptimizer& optimizer) {
-      EXPECT_THAT([&] { optimizer.step(); },
-                  ThrowsMessage<ArgumentError>(AllOf(HasSubstr("parameter 1 of group 0"), HasSubstr(text))));
-    };
-    FusedAdamW adam({parameter(images()), named});
-    step(adam);
-    FusedSGD sgd({parameter(images()), named});
-    step(sgd);
+  const auto refused = [](const at::Tensor& weight, const std::string& text) {
+    expect_named([&] { FusedAdamW({parameter(images()), weight}); }, text);
+    expect_named([&] { FusedSGD({parameter(images()), weight}); }, text);
   };
-  const auto table = parameter(torch::ones({4, 2}));
-  refused(table, torch::ones({4, 2}).to_sparse(), "has a sparse gradient");
-  const auto complex = torch::ones({2}, torch::kComplexFloat).requires_grad_();
-  refused(complex, torch::ones({2}, torch::kComplexFloat), "is no floating-point tensor");
-  const auto gaps = torch::ones({4, 2}).select(1, 0).requires_grad_();
-  refused(gaps, torch::ones({4}), "has gaps");
+  refused(torch::ones({2}, torch::kComplexFloat).requires_grad_(), "is no floating-point tensor");
+  refused(torch::ones({4, 2}).select(1, 0).requires_grad_(), "has gaps");
+}
+
+TEST(FusedOptimizers, WhatHasBecomeSomethingElseIsNamedAtTheStep) {
+  const auto refused = [](const at::Tensor& value, const at::Tensor& gradient, const std::string& text) {
+    auto weight = parameter(torch::ones({4, 2}));
+    FusedAdamW adam({parameter(images()), weight});
+    FusedSGD sgd({parameter(images()), weight});
+    weight.set_data(value);
+    weight.mutable_grad() = gradient;
+    expect_named([&] { adam.step(); }, text);
+    expect_named([&] { sgd.step(); }, text);
+  };
+  refused(torch::ones({4, 2}), torch::ones({4, 2}).to_sparse(), "has a sparse gradient");
+  refused(torch::ones({4, 4}).slice(1, 0, 2), torch::ones({4, 2}), "has gaps");
+}
+
+// `first` gets a gradient that is taken, `refused` one that is not; then both get one that is.
+template <typename Optimizer>
+void step_after_a_refusal(Optimizer& optimizer, at::Tensor first, at::Tensor refused) {
+  first.mutable_grad() = images();
+  refused.mutable_grad() = images().to_sparse();
+  EXPECT_THROW(optimizer.step(), ArgumentError);
+  EXPECT_TRUE(torch::equal(first, images())) << "nothing has been stepped";
+  refused.mutable_grad() = images();
+  optimizer.step();
+}
+
+TEST(FusedOptimizers, ARefusedParameterLeavesAllGroupsUnstepped) {
+  const auto first = parameter(images());
+  const auto second = parameter(images());
+  FusedAdam optimizer(
+      {torch::optim::OptimizerParamGroup({first}), torch::optim::OptimizerParamGroup({second})}, 0.5);
+  step_after_a_refusal(optimizer, first, second);
+  EXPECT_TRUE(torch::equal(first, second));
+}
+
+TEST(FusedOptimizers, AfterARefusalTheFirstStepIsStillToCome) {
+  const auto first = parameter(images());
+  const auto second = parameter(images());
+  FusedSGD optimizer({first, second}, FusedSGDOptions(0.5).momentum(0.9).dampening(0.5));
+  step_after_a_refusal(optimizer, first, second);
+  EXPECT_TRUE(torch::equal(first, images() * 0.5)) << "without dampening";
+  EXPECT_TRUE(torch::equal(second, first));
 }
 
 TEST(FusedOptimizers, StateOfAParameterThatHasBecomeAnotherKindIsNamed) {
@@ -148,6 +189,62 @@ TEST(FusedOptimizers, AFirstStepThatIsLeftOutLeavesNothingBehind) {
     twins.step();
   }
   EXPECT_TRUE(torch::equal(weight, twin));
+}
+
+TEST(FusedOptimizers, TheStepAfterAFirstOneThatIsLeftOutIsDampened) {
+  auto weight = parameter(images());
+  FusedSGD optimizer({weight}, FusedSGDOptions(0.5).momentum(0.9).dampening(0.5));
+  weight.mutable_grad() = images();
+  optimizer.found_inf(torch::tensor(1.0F));
+  optimizer.step();
+  optimizer.found_inf({});
+  optimizer.step();
+  EXPECT_TRUE(torch::equal(weight, images() * 0.75));
+}
+
+// Counts what LibTorch is asked to bring to the CPU in this thread, by waiting and not.
+class CopiesToCpu {
+ public:
+  CopiesToCpu() {
+    counts() = {};
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(observe).needsInputs(true));
+  }
+  ~CopiesToCpu() { at::removeCallback(handle_); }
+  CopiesToCpu(const CopiesToCpu&) = delete;
+  CopiesToCpu& operator=(const CopiesToCpu&) = delete;
+
+  static int awaited() { return counts()[0]; }
+  static int unawaited() { return counts()[1]; }
+
+ private:
+  static std::array<int, 2>& counts() {
+    static thread_local std::array<int, 2> counts{};
+    return counts;
+  }
+  // The overloads of to() end with non_blocking, copy, memory_format.
+  static std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {
+    if (std::string_view(function.name()) != "aten::to") return nullptr;
+    const auto inputs = function.inputs();
+    for (const auto& input : inputs) {
+      if (!input.isDevice() || !input.toDevice().is_cpu()) continue;
+      ++counts()[inputs[inputs.size() - 3].toBool() ? 1 : 0];
+    }
+    return nullptr;
+  }
+
+  at::CallbackHandle handle_ = 0;
+};
+
+TEST(FusedOptimizers, WhatIsBroughtToTheCpuIsWaitedFor) {
+  const auto weight = parameter(images());
+  FusedAdamW optimizer({weight});
+  amp::GradScaler scaler(at::kCPU);
+  const CopiesToCpu copies;
+  scaler.scale(weight.sum()).backward();
+  scaler.step(optimizer);
+  scaler.update();
+  EXPECT_GT(CopiesToCpu::awaited(), 0);
+  EXPECT_EQ(CopiesToCpu::unawaited(), 0);
 }
 
 TEST(FusedOptimizers, TheClosureComputesGradientsAndItsLossComesBack) {

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/reduce_lr_on_plateau.h>
 #include <lockstep/optim/fused_adam.h>
 #include <lockstep/optim/fused_sgd.h>
 
@@ -89,6 +90,19 @@ TEST(FusedOptions, TheRateIsWhatWasSaidLast) {
   }
 }
 
+TEST(FusedOptions, ARateSaidToLibTorchsOptionsIsReadBeforeTheNextStep) {
+  const auto rate = torch::tensor(0.25F);
+  FusedSGD optimizer({weight(0)}, FusedSGDOptions(rate));
+  auto& options = optimizer.param_groups()[0].options();
+  static_cast<torch::optim::SGDOptions&>(options).lr(0.125);
+  EXPECT_EQ(options.get_lr(), 0.125);
+  torch::optim::StepLR scheduler(optimizer, 1, 0.5);
+  scheduler.step();
+  scheduler.step();
+  EXPECT_EQ(options.get_lr(), 0.0625);
+  EXPECT_EQ(rate.item<float>(), 0.0625);
+}
+
 TEST(FusedOptions, SchedulersChangeTheRate) {
   for (const bool in_tensor : {false, true}) {
     FusedSGD optimizer({weight(0)}, in_tensor ? FusedSGDOptions(torch::tensor(1.0F)) : FusedSGDOptions(1.0));
@@ -100,6 +114,66 @@ TEST(FusedOptions, SchedulersChangeTheRate) {
     }
     EXPECT_THAT(rates, ::testing::ElementsAre(1, 1, 0.5, 0.25)) << "LibTorch's StepLR is a call late";
   }
+}
+
+TEST(FusedOptions, GroupsWithTheDefaultsTensorHaveRatesOfTheirOwn) {
+  const auto rate = torch::tensor(0.25F);
+  FusedSGD optimizer({OptimizerParamGroup({weight()}), OptimizerParamGroup({weight()})},
+                     FusedSGDOptions(rate));
+  optimizer.add_param_group(group_with(FusedSGDOptions().momentum(0.5)));
+  auto& groups = optimizer.param_groups();
+  groups[0].options().set_lr(2);
+  groups[1].options().set_lr(4);
+  groups[2].options().set_lr(8);
+  EXPECT_EQ(groups[0].options().get_lr(), 2);
+  EXPECT_EQ(groups[1].options().get_lr(), 4);
+  EXPECT_EQ(groups[2].options().get_lr(), 8);
+  EXPECT_EQ(rate.item<float>(), 2) << "the first group has the tensor that was given";
+}
+
+TEST(FusedOptions, APlateauLowersTheRateOfEachGroupOnce) {
+  FusedSGD optimizer({OptimizerParamGroup({weight()}), OptimizerParamGroup({weight()})},
+                     FusedSGDOptions(torch::tensor(1.0F)));
+  ReduceLROnPlateau scheduler(optimizer, {.factor = 0.5, .patience = 0});
+  scheduler.step(1);
+  scheduler.step(1);
+  for (const auto& group : optimizer.param_groups()) EXPECT_EQ(group.options().get_lr(), 0.5);
+}
+
+TEST(FusedOptions, AGivenTensorIsNotFilledWhenItsGroupComes) {
+  const auto rate = torch::tensor(0.25F);
+  const FusedSGDOptions options(rate);
+  rate.fill_(0.5);
+  FusedSGD optimizer({group_with(options)});
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.5);
+}
+
+TEST(FusedOptions, GroupsThatCameByLibTorchsFunctionAreTakenOver) {
+  const auto rate = torch::tensor(0.25F);
+  FusedSGD optimizer({OptimizerParamGroup({weight(0)})}, FusedSGDOptions(rate));
+  torch::optim::Optimizer& base = optimizer;
+  base.add_param_group(OptimizerParamGroup({weight()}));
+  base.add_param_group(group_with(torch::optim::SGDOptions(0.5)));
+  EXPECT_EQ(moved_by(optimizer), 0.25);
+  auto& groups = optimizer.param_groups();
+  groups[1].options().set_lr(2);
+  EXPECT_EQ(moved_by(optimizer), 0.25) << "a tensor of its own";
+  EXPECT_EQ(groups[2].options().get_lr(), 0.5);
+  groups[0].set_options(std::make_unique<torch::optim::SGDOptions>(0.125));
+  EXPECT_EQ(moved_by(optimizer), 0.125);
+  EXPECT_TRUE(dynamic_cast<const FusedSGDOptions*>(&groups[0].options()));
+}
+
+TEST(FusedOptions, WhatLibTorchsFunctionLetInIsRefusedAtTheStep) {
+  FusedAdam optimizer({weight()});
+  optimizer.param_groups()[0].set_options(std::make_unique<torch::optim::SGDOptions>(0.1));
+  EXPECT_THAT([&] { optimizer.step(); }, ThrowsMessage<ArgumentError>(HasSubstr("give it FusedAdamOptions")));
+  FusedAdam integers({weight()});
+  torch::optim::Optimizer& base = integers;
+  base.add_param_group(OptimizerParamGroup({torch::ones({2}, torch::kLong)}));
+  EXPECT_THAT(
+      [&] { integers.step(); },
+      ThrowsMessage<ArgumentError>(HasSubstr("parameter 0 of group 1, Long[2] on cpu, is no floating")));
 }
 
 TEST(FusedOptions, CopiesAreWhole) {
@@ -133,7 +207,13 @@ TEST(FusedOptions, AParameterIsInTheOptimizerOnce) {
   FusedAdam optimizer({shared, weight(), shared});
   EXPECT_EQ(optimizer.param_groups()[0].params().size(), 2U);
   EXPECT_THAT([&] { optimizer.add_param_group(OptimizerParamGroup({shared})); },
-              ThrowsMessage<ArgumentError>(HasSubstr("has already")));
+              ThrowsMessage<ArgumentError>(
+                  HasSubstr("FusedAdam: parameter 0 of group 1, Float[3] on cpu, is in group 0 already")));
+  EXPECT_THAT(
+      [&] {
+        optimizer.add_param_group(OptimizerParamGroup({weight(), at::Tensor()}));
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("FusedAdam: parameter 1 of group 1 is undefined")));
   EXPECT_THAT(
       [&] {
         optimizer.add_param_group({{weight()}, std::make_unique<FusedAdamOptions>(-1.0)});

@@ -14,6 +14,7 @@
 namespace lockstep::optim {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -97,6 +98,66 @@ TEST(FusedState, AStateDictFillsTheTensorOfTheRate) {
   rate.fill_(8);
   load_state_dict(to.optimizer, state_dict(from.optimizer));
   EXPECT_EQ(rate.item<float>(), 0.25) << "the same number as before";
+}
+
+TEST(FusedState, ARateSaidToLibTorchsOptionsIsWrittenDownBeforeTheNextStep) {
+  const auto rate = torch::tensor(0.5F);
+  Side<FusedAdamW, FusedAdamWOptions> from((FusedAdamWOptions(rate)));
+  auto& options = from.optimizer.param_groups()[0].options();
+  static_cast<torch::optim::AdamWOptions&>(options).lr(0.125);
+  const auto written = state_dict(from.optimizer);
+  EXPECT_EQ(written.at("param_groups").as_items()[0]["lr"].as_tensor().item<float>(), 0.125);
+  EXPECT_EQ(rate.item<float>(), 0.5) << "writing changes nothing";
+  Side<FusedAdamW, FusedAdamWOptions> to(FusedAdamWOptions(2));
+  bring_by_archive(from.optimizer, to.optimizer);
+  EXPECT_EQ(to.optimizer.param_groups()[0].options().get_lr(), 0.125);
+}
+
+using torch::optim::OptimizerParamGroup;
+
+template <typename Optimizer, typename Options>
+Optimizer two_groups(const Options& options, std::int64_t second = 1) {
+  const std::vector<at::Tensor> more(static_cast<std::size_t>(second));
+  OptimizerParamGroup last(more);
+  for (auto& parameter : last.params()) parameter = ramp().requires_grad_();
+  return Optimizer({OptimizerParamGroup({ramp().requires_grad_()}), last}, options);
+}
+
+TEST(FusedState, AStateDictBringsEachGroupItsRate) {
+  auto from = two_groups<FusedAdamW>(FusedAdamWOptions(0.25));
+  from.param_groups()[1].options().set_lr(0.5);
+  auto to = two_groups<FusedAdamW>(FusedAdamWOptions(torch::tensor(8.0F)));
+  load_state_dict(to, state_dict(from));
+  EXPECT_EQ(to.param_groups()[0].options().get_lr(), 0.25);
+  EXPECT_EQ(to.param_groups()[1].options().get_lr(), 0.5);
+}
+
+TEST(FusedState, AnArchiveThatDoesNotFitLeavesTheTensorOfTheRate) {
+  const auto rate = torch::tensor(0.5F);
+  auto from = two_groups<FusedSGD>(FusedSGDOptions(0.25), 2);
+  auto to = two_groups<FusedSGD>(FusedSGDOptions(rate));
+  EXPECT_THROW(bring_by_archive(from, to), c10::Error);
+  to.param_groups()[0].options().set_lr(2);
+  EXPECT_EQ(rate.item<float>(), 2);
+}
+
+TEST(FusedState, OptionsOfAnotherClassAreConvertedOrRefused) {
+  Side<FusedAdamW, FusedAdamWOptions> side(FusedAdamWOptions(0.25));
+  auto& group = side.optimizer.param_groups()[0];
+  group.set_options(std::make_unique<torch::optim::AdamWOptions>(0.5));
+  EXPECT_EQ(state_dict(side.optimizer).at("param_groups").as_items()[0]["lr"].as_double(), 0.5);
+  torch::serialize::OutputArchive archive;
+  EXPECT_THAT(
+      [&] { side.optimizer.save(archive); },
+      ThrowsMessage<ArgumentError>(HasSubstr("FusedAdamW: group 0 has got options of another class")));
+  load_state_dict(side.optimizer, state_dict(side.optimizer));
+  EXPECT_NE(dynamic_cast<const FusedAdamWOptions*>(&group.options()), nullptr);
+  group.set_options(std::make_unique<torch::optim::SGDOptions>(0.5));
+  EXPECT_THAT([&] { state_dict(side.optimizer); },
+              ThrowsMessage<ArgumentError>(AllOf(HasSubstr("group 0"), HasSubstr("SGDOptions"))));
+  torch::optim::SGD plain({ramp().requires_grad_()}, 0.5);
+  plain.param_groups()[0].set_options(std::make_unique<torch::optim::AdamWOptions>(0.5));
+  EXPECT_THROW(state_dict(plain), ArgumentError);
 }
 
 TEST(FusedState, GoesToOptimizersThatAreNotFusedAndBack) {
