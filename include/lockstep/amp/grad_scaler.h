@@ -67,8 +67,8 @@ class GradScaler {
   /// turn and when no parameter has a gradient.
   ///
   /// With an optim::FusedOptimizer nobody waits: the factor and what was found go to its kernels, which
-  /// divide and leave out by themselves. The result is true then, whatever they do; the step of its state
-  /// tells.
+  /// divide and leave out by themselves. The result is true then, whatever they do: a step was left out
+  /// where get_scale() is lower after update() than before.
   bool step(torch::optim::Optimizer& optimizer);
   /// Throws ArgumentError, as in PyTorch, unless the scaler is not enabled: then the loss.
   at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure);
