@@ -16,7 +16,8 @@ void check_same_on_all_ranks(const ProcessGroup& group, const std::vector<NamedT
                              const std::vector<NamedTensor>& buffers, const std::string& options_text,
                              std::source_location where);
 
-// Makes the tensors equal to those of rank `source`, in as few broadcasts as their types allow.
+// Makes the tensors equal to those of rank `source`: large ones as they lie, the others in as few broadcasts
+// as their types allow.
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
                     std::source_location where);
 
