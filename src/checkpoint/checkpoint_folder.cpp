@@ -232,21 +232,32 @@ std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool hi
   return infos;
 }
 
+std::vector<CheckpointInfo> without(std::vector<CheckpointInfo> infos,
+                                    const std::set<std::int64_t>& damaged) {
+  std::erase_if(infos, [&](const CheckpointInfo& info) { return damaged.contains(info.step); });
+  return infos;
+}
+
 std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_first,
-                                      std::int64_t just_saved, const CheckpointManagerOptions& options) {
+                                      const std::set<std::int64_t>& damaged, std::int64_t just_saved,
+                                      const CheckpointManagerOptions& options) {
   if (options.keep_last == 0) return {};
+  const auto whole = without(oldest_first, damaged);
   std::set<std::int64_t> kept{just_saved};
-  const auto count = std::ssize(oldest_first);
+  const auto count = std::ssize(whole);
   for (auto i = std::max<std::int64_t>(0, count - options.keep_last); i < count; ++i) {
-    kept.insert(oldest_first[static_cast<std::size_t>(i)].step);
+    kept.insert(whole[static_cast<std::size_t>(i)].step);
   }
-  const auto best = by_metric(oldest_first, options.higher_is_better);
+  const auto oldest_of_last = *kept.begin();
+  const auto best = by_metric(whole, options.higher_is_better);
   for (std::size_t i = 0; i < best.size() && std::cmp_less(i, options.keep_best); ++i)
     kept.insert(best[i].step);
   std::vector<CheckpointInfo> removed;
   for (const auto& info : oldest_first) {
     const bool milestone = options.keep_every > 0 && info.step % options.keep_every == 0;
-    if (!milestone && !kept.contains(info.step)) removed.push_back(info);
+    // It stays as long as a whole one would: there may be something to learn, or to save, from it.
+    const bool damaged_lately = damaged.contains(info.step) && info.step > oldest_of_last;
+    if (!milestone && !damaged_lately && !kept.contains(info.step)) removed.push_back(info);
   }
   return removed;
 }

@@ -13,7 +13,8 @@
 namespace lockstep::checkpointing {
 
 /// The names in a folder of checkpoints. What is there is what the folder shows; the file metrics.json only
-/// says which metric each has. Errors are CheckpointErrors naming the file.
+/// says which metric each has. Errors are CheckpointErrors naming the file. What is known as damaged is for
+/// one thread at a time: that of an asynchronous save until it has ended, then the caller's.
 class CheckpointFolder {
  public:
   explicit CheckpointFolder(std::filesystem::path path) : path_(std::move(path)) {}
@@ -36,6 +37,7 @@ class CheckpointFolder {
   void check_is_latest(std::int64_t step) const;
   void found_damaged(std::int64_t step) { damaged_.insert(step); }
   void found_whole(std::int64_t step) { damaged_.erase(step); }
+  const std::set<std::int64_t>& damaged() const { return damaged_; }
   /// What new_folder_for() gave, and nothing else.
   void remove_unfinished(const std::filesystem::path& new_folder) const;
   /// Gives what was made in new_folder_for() its name.
@@ -46,9 +48,13 @@ class CheckpointFolder {
   std::set<std::int64_t> damaged_;
 };
 
-/// Those that no rule of `options` keeps; that which was saved last is never one of them.
+/// Those that are not known as damaged.
+std::vector<CheckpointInfo> without(std::vector<CheckpointInfo> infos, const std::set<std::int64_t>& damaged);
+/// Those that no rule of `options` keeps; that which was saved last is never one of them. Damaged ones take
+/// no place among the newest and the best, and go once they are older than the newest that stay.
 std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_first,
-                                      std::int64_t just_saved, const CheckpointManagerOptions& options);
+                                      const std::set<std::int64_t>& damaged, std::int64_t just_saved,
+                                      const CheckpointManagerOptions& options);
 /// Best first; those without a metric, or with one that is not finite, are left out. Of equals the newer is
 /// the better.
 std::vector<CheckpointInfo> by_metric(std::vector<CheckpointInfo> infos, bool higher_is_better);

@@ -65,7 +65,6 @@ class CheckpointManager::Implementation {
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
     if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
     writer_->save(step, contents, metric);
-    folder_.found_whole(step);
   }
 
   void remove_after(std::int64_t step) {
@@ -124,6 +123,7 @@ class CheckpointManager::Implementation {
         pass_over(candidate, *damage, reasons);
         continue;
       }
+      folder_.found_whole(candidate.step);
       // What does not fit is no damage: an older one would hide it.
       distributed_checkpoint::load(contents, candidate.file, group_);
       return candidate;

@@ -32,14 +32,14 @@ class CheckpointWriter {
 
 /// `options` and `folder` must outlive the writer.
 std::unique_ptr<CheckpointWriter> write_on_first_rank(const CheckpointManagerOptions& options,
-                                                      const CheckpointFolder& folder, Group group);
+                                                      CheckpointFolder& folder, Group group);
 std::unique_ptr<CheckpointWriter> write_on_every_rank(const CheckpointManagerOptions& options,
-                                                      const CheckpointFolder& folder, Group group);
+                                                      CheckpointFolder& folder, Group group);
 
 /// Around the writing of a checkpoint's `file` by `write`, on rank 0: the metrics before it, the links and
-/// the removal of those that no rule keeps after it.
-void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
-             const CheckpointInfo& info, const std::function<void()>& write);
+/// the removal of those that no rule keeps after it. What was known as damaged is whole then.
+void publish(const CheckpointManagerOptions& options, CheckpointFolder& folder, const CheckpointInfo& info,
+             const std::function<void()>& write);
 
 /// Removes those above `info`, which is there.
 void remove_after(const CheckpointManagerOptions& options, const CheckpointFolder& folder,

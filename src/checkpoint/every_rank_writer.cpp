@@ -26,7 +26,7 @@ using distributed_checkpoint::DistributedSave;
 // rank may use the group for that, so that a thread of rank 0 looks for the files.
 class EveryRankWriter : public CheckpointWriter {
  public:
-  EveryRankWriter(const CheckpointManagerOptions& options, const CheckpointFolder& folder, Group group)
+  EveryRankWriter(const CheckpointManagerOptions& options, CheckpointFolder& folder, Group group)
       : options_(options), folder_(folder), group_(std::move(group)) {}
 
   ~EveryRankWriter() override {
@@ -205,7 +205,7 @@ class EveryRankWriter : public CheckpointWriter {
   }
 
   const CheckpointManagerOptions& options_;
-  const CheckpointFolder& folder_;
+  CheckpointFolder& folder_;
   Group group_;
   bool has_written_ = false;
   fs::path place_;
@@ -219,7 +219,7 @@ class EveryRankWriter : public CheckpointWriter {
 }  // namespace
 
 std::unique_ptr<CheckpointWriter> write_on_every_rank(const CheckpointManagerOptions& options,
-                                                      const CheckpointFolder& folder, Group group) {
+                                                      CheckpointFolder& folder, Group group) {
   return std::make_unique<EveryRankWriter>(options, folder, std::move(group));
 }
 

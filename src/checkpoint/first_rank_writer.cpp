@@ -18,7 +18,7 @@ namespace {
 
 class FirstRankWriter : public CheckpointWriter {
  public:
-  FirstRankWriter(const CheckpointManagerOptions& options, const CheckpointFolder& folder, Group group)
+  FirstRankWriter(const CheckpointManagerOptions& options, CheckpointFolder& folder, Group group)
       : options_(options), folder_(folder), group_(std::move(group)) {}
 
   ~FirstRankWriter() override {
@@ -65,7 +65,7 @@ class FirstRankWriter : public CheckpointWriter {
   }
 
   // In the writing thread when saves are asynchronous.
-  void write(const serialize::Pickled& pickled, const CheckpointInfo& info) const {
+  void write(const serialize::Pickled& pickled, const CheckpointInfo& info) {
     publish(options_, folder_, info,
             [&] { serialize::write_file(pickled, info.file, {.sync = options_.sync}); });
   }
@@ -75,7 +75,7 @@ class FirstRankWriter : public CheckpointWriter {
   }
 
   const CheckpointManagerOptions& options_;
-  const CheckpointFolder& folder_;
+  CheckpointFolder& folder_;
   Group group_;
   bool has_written_ = false;
   Snapshot snapshot_;
@@ -106,7 +106,7 @@ void run_both(const std::function<void()>& first, const std::function<void()>& s
 }
 
 std::unique_ptr<CheckpointWriter> write_on_first_rank(const CheckpointManagerOptions& options,
-                                                      const CheckpointFolder& folder, Group group) {
+                                                      CheckpointFolder& folder, Group group) {
   return std::make_unique<FirstRankWriter>(options, folder, std::move(group));
 }
 

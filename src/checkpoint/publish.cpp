@@ -18,22 +18,23 @@ std::vector<CheckpointInfo> with_new(std::vector<CheckpointInfo> infos, const Ch
   return infos;
 }
 
-// Links first: they never point at what is gone.
+// Links first: they never point at what is gone, nor at what is known as damaged.
 void take_away(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
                std::vector<CheckpointInfo> infos, const std::vector<CheckpointInfo>& removed) {
   std::erase_if(infos, [&](const CheckpointInfo& each) {
     return std::ranges::find(removed, each.step, &CheckpointInfo::step) != removed.end();
   });
-  const auto best = by_metric(infos, options.higher_is_better);
-  folder.link("last", infos.back().file);
+  const auto whole = without(std::move(infos), folder.damaged());
+  const auto best = by_metric(whole, options.higher_is_better);
+  folder.link("last", whole.empty() ? std::nullopt : std::optional(whole.back().file));
   folder.link("best", best.empty() ? std::nullopt : std::optional(best.front().file));
   for (const auto& each : removed) folder.remove(each);
 }
 
 }  // namespace
 
-void publish(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
-             const CheckpointInfo& info, const std::function<void()>& write) {
+void publish(const CheckpointManagerOptions& options, CheckpointFolder& folder, const CheckpointInfo& info,
+             const std::function<void()>& write) {
   folder.make(options.sync);
   const auto before = folder.list();
   const auto infos = with_new(before, info);
@@ -42,8 +43,9 @@ void publish(const CheckpointManagerOptions& options, const CheckpointFolder& fo
   const bool is_new = std::ranges::find(before, info.step, &CheckpointInfo::step) == before.end();
   if (is_new) folder.write_metrics(infos, options.sync);
   write();
+  folder.found_whole(info.step);
   if (!is_new) folder.write_metrics(infos, options.sync);
-  take_away(options, folder, infos, to_remove(infos, info.step, options));
+  take_away(options, folder, infos, to_remove(infos, folder.damaged(), info.step, options));
   // One of the same step that another kind of writer made.
   for (const auto& each : before) {
     if (each.step == info.step && each.file != info.file) folder.remove(each);
@@ -56,6 +58,7 @@ void remove_after(const CheckpointManagerOptions& options, const CheckpointFolde
   const auto first = std::ranges::upper_bound(infos, info.step, {}, &CheckpointInfo::step);
   take_away(options, folder, infos, {first, infos.end()});
   const auto left = folder.list();
+  folder.write_metrics(left, options.sync);
   if (left.empty() || left.back().step <= info.step) return;
   throw CheckpointError(fmt::format("{}: cannot be removed, so that it is still the latest checkpoint",
                                     left.back().file.string()));

@@ -25,6 +25,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Steps = std::vector<std::int64_t>;
 
 Value contents(std::int64_t step) { return Dict{{"step", step}, {"weights", torch::full({100}, step)}}; }
@@ -143,6 +144,9 @@ TEST_P(Manager, GoesBackWhenTheLaterOnesAreRemoved) {
   EXPECT_THAT(steps_in(manager), ElementsAre(1, 2));
   EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(2)));
   EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(2)));
+  std::ifstream metrics(folder_ / "metrics.json");
+  const std::string text{std::istreambuf_iterator<char>(metrics), {}};
+  EXPECT_THAT(text, AllOf(HasSubstr("\"2\""), Not(HasSubstr("\"3\"")), Not(HasSubstr("\"4\""))));
   manager.save(3, contents(33));
   manager.wait();
   EXPECT_TRUE(equal(manager.load_latest()->contents, contents(33)));
@@ -164,6 +168,80 @@ TEST_P(Manager, ADamagedCheckpointIsNoLatest) {
   manager.save(30, contents(30));
   manager.wait();
   EXPECT_THAT(error_of([&] { manager.save(26, contents(26)); }), HasSubstr("step 26 is not saved"));
+}
+
+// The run goes on below it, and what it saves is what counts.
+TEST_P(Manager, ADamagedCheckpointIsNeitherLastNorBestNorCounted) {
+  auto given = options();
+  given.keep_last = 2;
+  CheckpointManager manager(folder_, given);
+  manager.save(50, contents(50), 0.5);
+  manager.save(100, contents(100), 0.9);
+  manager.wait();
+  damage(folder_ / "step-00000100.pt");
+  EXPECT_EQ(manager.load_latest()->info.step, 50);
+  manager.save(60, contents(60), 0.6);
+  manager.save(70, contents(70), 0.1);
+  manager.save(80, contents(80), 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 70, 80, 100));
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(80)));
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(60)));
+  manager.save(110, contents(110), 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 80, 100, 110));
+  manager.save(120, contents(120), 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 110, 120));
+}
+
+TEST_P(Manager, ADamagedCheckpointThatIsReplacedCountsAgain) {
+  auto given = options();
+  given.keep_last = 2;
+  CheckpointManager manager(folder_, given);
+  manager.save(50, contents(50), 0.5);
+  manager.save(100, contents(100), 0.9);
+  manager.wait();
+  damage(folder_ / "step-00000100.pt");
+  EXPECT_EQ(manager.load_best()->info.step, 50);
+  manager.save(100, contents(101), 0.9);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(50, 100));
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(101)));
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(101)));
+}
+
+TEST_P(Manager, WhenAllThatStayAreDamagedNoLinkPointsAtThem) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step), 0.5);
+  manager.wait();
+  damage(folder_ / "step-00000010.pt");
+  damage(folder_ / "step-00000020.pt");
+  damage(folder_ / "step-00000030.pt");
+  EXPECT_THAT(error_of([&] { manager.load_latest(); }), HasSubstr("none of the 3 checkpoints"));
+  manager.remove_after(20);
+  EXPECT_THAT(steps_in(manager), ElementsAre(10, 20));
+  EXPECT_FALSE(fs::is_symlink(folder_ / "last.pt"));
+  EXPECT_FALSE(fs::is_symlink(folder_ / "best.pt"));
+}
+
+// That it has begun, in a thread, mends nothing.
+TEST_P(Manager, AFailedReplacementOfADamagedCheckpointLeavesItDamaged) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step));
+  manager.wait();
+  damage(folder_ / "step-00000030.pt");
+  EXPECT_EQ(manager.load_latest()->info.step, 20);
+  fs::remove(folder_ / "step-00000030.pt");
+  fs::create_directories(folder_ / "step-00000030.pt" / "in the way");
+  const auto error = error_of([&] {
+    manager.save(30, contents(30));
+    manager.wait();
+  });
+  EXPECT_THAT(error, HasSubstr("step-00000030.pt"));
+  manager.save(25, contents(25));
+  manager.wait();
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(25)));
 }
 
 TEST_P(Manager, WithoutPlaceForTheBestThereIsNoLinkToIt) {
