@@ -197,6 +197,12 @@ TEST_F(CkptFolders, AreNotMadeWhereTheyDoNotBelong) {
   EXPECT_FALSE(fs::exists(path("folder") / ".metadata"));
 }
 
+TEST_F(CkptFolders, TheNewestIsTheOneWithTheLargestNumber) {
+  for (const auto* name : {"step-99999999", "step-100000000", "step-20000000.pt", "step-notes-of-mine"})
+    fs::create_directories(path("runs") / name);
+  EXPECT_THAT(expect_failure({"show", file("runs")}), HasSubstr("as in " + file("runs/step-100000000\n")));
+}
+
 const Scenario saves("write checkpoints of every rank", [] {
   const auto context = init({.backend = "gloo"});
   CheckpointManager manager(*Env().get("FOLDER"),

@@ -150,6 +150,20 @@ TEST_F(CkptFiles, FindsDamage) {
                     HasSubstr("3 of 4 checkpoints are damaged or missing\n")));
 }
 
+// A link to itself stands for what may not be read, which root may.
+TEST_F(CkptFiles, DoesNotCountWhatItCannotReadAsDamaged) {
+  fs::create_symlink("loop.pt", path("loop.pt"));
+  const auto result = run({"verify", file("loop.pt"), file("run.pt")});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(
+      result.out,
+      AllOf(ContainsRegex("loop\\.pt: cannot be read: .*; it may be whole\n"), HasSubstr("run.pt: OK"),
+            HasSubstr("1 of 2 checkpoints cannot be read, and may be whole"), Not(HasSubstr("damaged"))));
+  const auto both = run({"verify", file("loop.pt"), file("damaged.pt"), file("run.pt")}).out;
+  EXPECT_THAT(both, AllOf(HasSubstr("1 of 3 checkpoints are damaged or missing\n"),
+                          HasSubstr("1 of 3 checkpoints cannot be read")));
+}
+
 TEST_F(CkptFiles, StripsThePrefixOfDataParallel) {
   EXPECT_EQ(expect_success({"strip-prefix", file("parallel.pt"), file("stripped.pt")}), "9 keys renamed\n");
   expect_python_agrees("stripped");

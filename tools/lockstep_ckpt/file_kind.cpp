@@ -42,6 +42,21 @@ void check_folder_to_write(const fs::path& folder) {
   }
 }
 
+// Its number, which has eight digits or more; "" when it is no checkpoint of a CheckpointManager.
+std::string step_in(const std::string& name) {
+  constexpr std::string_view prefix = "step-";
+  if (!name.starts_with(prefix)) return "";
+  const auto end = name.ends_with(".pt") ? name.size() - 3 : name.size();
+  const auto step = name.substr(prefix.size(), end - prefix.size());
+  return step.find_first_not_of("0123456789") == std::string::npos ? step : "";
+}
+
+bool is_older(const std::string& name, const std::string& other) {
+  const auto step = step_in(name);
+  const auto other_step = step_in(other);
+  return step.size() != other_step.size() ? step.size() < other_step.size() : step < other_step;
+}
+
 // The newest of those that a CheckpointManager keeps there; "" when there is none.
 std::string newest_in(const fs::path& folder) {
   std::error_code code;
@@ -49,7 +64,7 @@ std::string newest_in(const fs::path& folder) {
   for (auto entry = fs::directory_iterator(folder, code); !code && entry != fs::directory_iterator();
        entry.increment(code)) {
     const auto name = entry->path().filename().string();
-    if (name.starts_with("step-") && !name.ends_with(".part")) newest = std::max(newest, name);
+    if (is_older(newest, name)) newest = name;
   }
   return newest;
 }

@@ -25,7 +25,7 @@ void read_whole(const std::string& file) {
   std::vector<char> piece(1 << 20);
   while (in.read(piece.data(), std::ssize(piece))) {
   }
-  if (in.bad() || !in.eof()) throw CheckpointError(fmt::format("{}: cannot be read to its end", file));
+  if (in.bad() || !in.eof()) throw CheckpointReadError(fmt::format("{}: cannot be read to its end", file));
 }
 
 bool is_zip(const std::string& file) {
@@ -61,6 +61,10 @@ std::string verify(const std::string& file) {
   return fmt::format("{} entries; the format has no checksums", count);
 }
 
+void tell_count(int count, std::size_t all, const char* what) {
+  if (count > 0) std::cout << fmt::format("{} of {} checkpoints {}\n", count, all, what) << std::flush;
+}
+
 }  // namespace
 
 VerifyCommand::VerifyCommand(CLI::App& app)
@@ -70,18 +74,22 @@ VerifyCommand::VerifyCommand(CLI::App& app)
 
 int VerifyCommand::run() const {
   int damaged = 0;
+  int unreadable = 0;
   for (const auto& file : files_) {
     try {
       std::cout << fmt::format("{}: OK, {}\n", file, verify(file)) << std::flush;
+    } catch (const CheckpointReadError& error) {
+      ++unreadable;
+      std::cout << fmt::format("{}; it may be whole\n", error.what()) << std::flush;
     } catch (const CheckpointError& error) {
       ++damaged;
       std::cout << error.what() << std::endl;
     }
   }
-  if (damaged > 0)
-    std::cout << fmt::format("{} of {} checkpoints are damaged or missing\n", damaged, files_.size())
-              << std::flush;
-  return damaged > 0 ? 1 : 0;
+  tell_count(damaged, files_.size(), "are damaged or missing");
+  tell_count(unreadable, files_.size(),
+             "cannot be read, and may be whole: see to permissions, disk and memory, and verify again");
+  return damaged + unreadable > 0 ? 1 : 0;
 }
 
 }  // namespace lockstep::ckpt
