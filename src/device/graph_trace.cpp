@@ -15,10 +15,18 @@ namespace {
 
 // A callback of LibTorch is a plain function.
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {
-  const auto* work = graph_work();
+  auto* work = graph_work();
   if (work == nullptr) return nullptr;
-  if (auto* trace = work->trace.load(std::memory_order_acquire)) trace->add(function);
+  const std::lock_guard lock(work->mutex);
+  if (work->trace != nullptr) work->trace->add(function);
   return nullptr;
+}
+
+// Waits for threads that are adding an operator.
+void set_trace(OperatorTrace* trace) {
+  auto& work = *graph_work();
+  const std::lock_guard lock(work.mutex);
+  work.trace = trace;
 }
 
 // Operators whose result decides on the host how things go on.
@@ -121,14 +129,14 @@ std::string OperatorTrace::difference(const OperatorTrace& later) const {
 }
 
 Tracing::Tracing(OperatorTrace& trace) {
-  graph_work()->trace.store(&trace, std::memory_order_release);
+  set_trace(&trace);
   handle_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(observe).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
 Tracing::~Tracing() {
   at::removeCallback(handle_);
-  graph_work()->trace.store(nullptr, std::memory_order_release);
+  set_trace(nullptr);
 }
 
 }  // namespace lockstep::graphs

@@ -22,8 +22,8 @@ struct GraphWork : c10::DebugInfoBase {
   explicit GraphWork(GraphPhase now) : phase(now) {}
 
   std::atomic<GraphPhase> phase;  // none once the scope has ended, for those who keep the state of a thread
-  std::atomic<OperatorTrace*> trace{nullptr};
   std::mutex mutex;
+  OperatorTrace* trace = nullptr;  // under mutex, held while an operator is added: it ends with Tracing
   std::vector<std::pair<const void*, std::function<void()>>> replay_actions;
 };
 
