@@ -10,6 +10,10 @@ namespace {
 
 constexpr std::size_t kPartBytes = 128 * 1024;
 
+// A rank that did all at once what others are about to do themselves would have used up its turn on a core
+// that it shares, and be the one that they wait for in the next call.
+constexpr int kLooksBeforeHelp = 16;
+
 }  // namespace
 
 InPlace::InPlace(const Team& team, std::uint64_t number, std::vector<std::byte*> rows, std::size_t bytes,
@@ -32,10 +36,11 @@ bool InPlace::is_done(int owner) const {
 }
 
 bool InPlace::advance() {
-  if (!nothing_left_to_claim_) {
-    for (int step = 0; step < team_.size(); ++step) work_on((team_.rank() + step) % team_.size());
-    nothing_left_to_claim_ = true;
+  if (looks_ == 0) work_on(team_.rank());
+  if (looks_ == kLooksBeforeHelp) {
+    for (int step = 1; step < team_.size(); ++step) work_on((team_.rank() + step) % team_.size());
   }
+  if (looks_ <= kLooksBeforeHelp) ++looks_;
   for (int owner = 0; owner < team_.size(); ++owner) {
     if (!is_done(owner)) return false;
   }

@@ -11,9 +11,9 @@
 namespace lockstep::shm {
 
 // An all-reduce of tensors that lie in the ranks' heaps: each part is read from and written to every rank's
-// memory where it lies. Every rank begins with its own share; one that is through with it takes on parts that
-// others have not begun, so that a rank which is busy elsewhere holds nobody up. Whoever reduces a part, the
-// bits are the same.
+// memory where it lies. Every rank begins with its own share; one that has then looked some times in vain
+// takes on parts that others have not begun, so that a rank which is busy elsewhere holds nobody up. Whoever
+// reduces a part, the bits are the same.
 class InPlace {
  public:
   // After all ranks have posted call `number`; rank i's tensor begins at rows[i].
@@ -38,7 +38,7 @@ class InPlace {
   std::size_t bytes_;
   std::size_t width_;
   ReduceKernel kernel_;
-  bool nothing_left_to_claim_ = false;
+  int looks_ = 0;  // calls of advance(), as far as they matter
 };
 
 }  // namespace lockstep::shm

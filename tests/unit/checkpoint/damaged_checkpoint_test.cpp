@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "support/error_of.h"
+#include "unit/checkpoint/manager_test.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::contents;
+using testing::damage;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::steps_in;
+
+class DamagedCheckpoint : public testing::ManagerTest {};
+
+INSTANTIATE_TEST_SUITE_P(Saving, DamagedCheckpoint, ::testing::Bool(), testing::saving_name);
+
+// It came back to the one before, which is further from the end than the damaged one.
+TEST_P(DamagedCheckpoint, IsNoLatest) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step));
+  manager.wait();
+  damage(folder_ / "step-00000030.pt");
+  EXPECT_THAT(error_of([&] { manager.save(25, contents(25)); }), HasSubstr("step 25 is not saved"));
+  EXPECT_EQ(manager.load_latest()->info.step, 20);
+  manager.save(25, contents(25));
+  manager.wait();
+  EXPECT_EQ(CheckpointManager(folder_, options()).load_latest()->info.step, 25);
+  manager.save(30, contents(30));
+  manager.wait();
+  EXPECT_THAT(error_of([&] { manager.save(26, contents(26)); }), HasSubstr("step 26 is not saved"));
+}
+
+// The run goes on below it, and what it saves is what counts.
+TEST_P(DamagedCheckpoint, IsNeitherLastNorBestNorCounted) {
+  auto given = options();
+  given.keep_last = 2;
+  CheckpointManager manager(folder_, given);
+  manager.save(50, contents(50), 0.5);
+  manager.save(100, contents(100), 0.9);
+  manager.wait();
+  damage(folder_ / "step-00000100.pt");
+  EXPECT_EQ(manager.load_latest()->info.step, 50);
+  manager.save(60, contents(60), 0.6);
+  manager.save(70, contents(70), 0.1);
+  manager.save(80, contents(80), 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 70, 80, 100));
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(80)));
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(60)));
+  manager.save(110, contents(110), 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 80, 100, 110));
+  manager.save(120, contents(120), 0.1);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(60, 110, 120));
+}
+
+TEST_P(DamagedCheckpoint, ThatIsReplacedCountsAgain) {
+  auto given = options();
+  given.keep_last = 2;
+  CheckpointManager manager(folder_, given);
+  manager.save(50, contents(50), 0.5);
+  manager.save(100, contents(100), 0.9);
+  manager.wait();
+  damage(folder_ / "step-00000100.pt");
+  EXPECT_EQ(manager.load_best()->info.step, 50);
+  manager.save(100, contents(101), 0.9);
+  manager.wait();
+  EXPECT_THAT(steps_in(manager), ElementsAre(50, 100));
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(101)));
+  EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(101)));
+}
+
+TEST_P(DamagedCheckpoint, WhenAllThatStayAreDamagedNoLinkPointsAtThem) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step), 0.5);
+  manager.wait();
+  damage(folder_ / "step-00000010.pt");
+  damage(folder_ / "step-00000020.pt");
+  damage(folder_ / "step-00000030.pt");
+  EXPECT_THAT(error_of([&] { manager.load_latest(); }), HasSubstr("none of the 3 checkpoints"));
+  manager.remove_after(20);
+  EXPECT_THAT(steps_in(manager), ElementsAre(10, 20));
+  EXPECT_FALSE(fs::is_symlink(folder_ / "last.pt"));
+  EXPECT_FALSE(fs::is_symlink(folder_ / "best.pt"));
+}
+
+// That it has begun, in a thread, mends nothing.
+TEST_P(DamagedCheckpoint, AFailedReplacementOfADamagedCheckpointLeavesItDamaged) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step));
+  manager.wait();
+  damage(folder_ / "step-00000030.pt");
+  EXPECT_EQ(manager.load_latest()->info.step, 20);
+  fs::remove(folder_ / "step-00000030.pt");
+  fs::create_directories(folder_ / "step-00000030.pt" / "in the way");
+  const auto error = error_of([&] {
+    manager.save(30, contents(30));
+    manager.wait();
+  });
+  EXPECT_THAT(error, HasSubstr("step-00000030.pt"));
+  manager.save(25, contents(25));
+  manager.wait();
+  EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(25)));
+}
+
+TEST_P(DamagedCheckpoint, NothingThatLoadsIsAnErrorAndNoFreshStart) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1));
+  manager.wait();
+  damage(folder_ / "step-00000001.pt");
+  EXPECT_THAT(error_of([&] { manager.load_latest(); }), HasSubstr("none of the 1 checkpoints can be loaded"));
+}
+
+TEST_P(DamagedCheckpoint, IsPassedOver) {
+  CheckpointManager manager(folder_, options());
+  for (const std::int64_t step : {1, 2, 3}) manager.save(step, contents(step));
+  manager.wait();
+  damage(folder_ / "step-00000003.pt");
+  fs::resize_file(folder_ / "step-00000002.pt", 100);
+  const auto latest = manager.load_latest();
+  ASSERT_TRUE(latest);
+  EXPECT_EQ(latest->info.step, 1);
+  EXPECT_THAT(error_of([&] { manager.load(3); }), HasSubstr("step-00000003.pt"));
+}
+
+TEST_P(DamagedCheckpoint, WithoutItsFileOfMetricsOnlyTheMetricsAreGone) {
+  CheckpointManager manager(folder_, options());
+  manager.save(1, contents(1), 0.5);
+  manager.wait();
+  std::ofstream(folder_ / "metrics.json") << "{ damaged";
+  EXPECT_EQ(manager.load_latest()->info.step, 1);
+  EXPECT_FALSE(manager.load_best());
+}
+
+}  // namespace
+}  // namespace lockstep
