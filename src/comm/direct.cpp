@@ -7,6 +7,7 @@
 
 #include "comm/direct_calls.h"
 #include "comm/failure.h"
+#include "comm/pending_call.h"
 
 namespace lockstep::comm {
 namespace {
@@ -54,24 +55,26 @@ CallDraft draft_of(const DirectCall& call, std::source_location where) {
   return draft;
 }
 
-}  // namespace
-
-bool call_directly(GroupState& group, const DirectCall& call, std::source_location where) {
+// No value: not by the direct way, and nothing has been done. nullptr: done. Else what is left, and `record`
+// of the call; that also of calls that do not wait.
+std::optional<DirectCalls::WorkPtr> begin(GroupState& group, const DirectCall& call,
+                                          std::source_location where, CallRecord& record) {
   // The usual way says why a call in a graph cannot be.
-  if (graph_phase() != GraphPhase::none) return false;
-  // While a message pauses its turn the group may be closed.
-  const auto kept = is_message(call) ? group.living_backend() : nullptr;
+  if (graph_phase() != GraphPhase::none) return std::nullopt;
+  c10::intrusive_ptr<c10d::Backend> kept;
   CallLog::Turn turn(group.log());
   auto* calls = group.direct(turn);
-  if (calls == nullptr || !calls->takes(call)) return false;
+  if (calls == nullptr || !calls->takes(call)) return std::nullopt;
   const auto number = turn.begin(draft_of(call, where));
   // The others wait for the call's post, and nobody for its note.
   bool noted = false;
   const auto note = [&] {
     if (std::exchange(noted, true)) return;
     turn.note(number);
-    // Other threads may send and receive meanwhile.
-    if (is_message(call)) turn.pause();
+    if (!is_message(call)) return;
+    // Other threads may send and receive meanwhile, or close the group.
+    kept = group.keep_direct(turn);
+    turn.pause();
   };
   DirectCalls::WorkPtr rest;
   try {
@@ -79,19 +82,36 @@ bool call_directly(GroupState& group, const DirectCall& call, std::source_locati
   } catch (...) {
     note();
     turn.resume();
-    const auto record = turn.record(number);
+    record = turn.record(number);
     turn.end();
     fail(group, record);
   }
+  if (!noted) turn.note(number);
   turn.resume();
-  if (!rest) {
-    turn.complete(number);
-    return true;
-  }
-  const auto record = turn.record(number);
-  turn.end();
-  wait_for_rest(group, record, rest);
+  if (rest || !call.waits) record = turn.record(number);
+  if (!rest) turn.complete(number);
+  return rest;
+}
+
+}  // namespace
+
+bool call_directly(GroupState& group, const DirectCall& call, std::source_location where) {
+  CallRecord record;
+  const auto rest = begin(group, call, where, record);
+  if (!rest) return false;
+  if (*rest) wait_for_rest(group, record, *rest);
   return true;
+}
+
+std::optional<Work> send_directly(const std::shared_ptr<GroupState>& group, const DirectCall& call,
+                                  std::source_location where) {
+  CallRecord record;
+  auto rest = begin(*group, call, where, record);
+  if (!rest) return std::nullopt;
+  if (!*rest) return Work(std::make_shared<PendingCall>(group, std::move(record)));
+  group->log().set_awaited(0);
+  group->remember(*rest);
+  return Work(std::make_shared<PendingCall>(group, std::move(record), std::move(*rest), false, nullptr));
 }
 
 }  // namespace lockstep::comm

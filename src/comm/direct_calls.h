@@ -12,7 +12,7 @@
 
 namespace lockstep::comm {
 
-// A blocking call as its caller asks for it, arguments unchecked.
+// A call as its caller asks for it, arguments unchecked.
 struct DirectCall {
   CallKind kind = CallKind::barrier;
   at::TensorList inputs = {};
@@ -21,9 +21,10 @@ struct DirectCall {
   int root = -1;                // of the rooted kinds
   int peer = -1;                // of send and recv
   int tag = 0;
+  bool waits = true;  // else it must not take long: what is left is returned
 };
 
-// A backend that can do small blocking calls from beginning to end without a Work. They are the same calls to
+// A backend that can do small calls from beginning to end without a Work. They are the same calls to
 // the other ranks, which may make them asynchronously.
 class DirectCalls {
  public:
@@ -36,8 +37,9 @@ class DirectCalls {
   virtual bool takes(const DirectCall& call) const = 0;
 
   // `number` is the call's in the group's log. `posted` is called as soon as the other ranks can see the
-  // call, and before any long wait. nullptr once the call is done; where the other ranks do not come at once,
-  // what is left to be waited for.
+  // call, and before any long wait; not of a message that is done at once. nullptr once the call is done;
+  // where the other ranks do not come at once, what is left to be waited for. Only a send can be asked not to
+  // wait.
   virtual WorkPtr call_directly(const DirectCall& call, std::uint64_t number,
                                 c10::function_ref<void()> posted) = 0;
 };

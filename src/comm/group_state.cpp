@@ -30,6 +30,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       backend_name_(backend->getBackendName()),
       listener_(dynamic_cast<IssueListener*>(backend.get())),
       direct_(info_.check_calls ? nullptr : dynamic_cast<DirectCalls*>(backend.get())),
+      kept_direct_(direct_ != nullptr ? backend : nullptr),
       log_(info_.host_group ? &info_.host_group->own_board() : nullptr),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
@@ -104,6 +105,7 @@ void GroupState::close() {
   {
     const CallLog::Turn turn(log_);  // after which no call goes the direct way
     direct_ = nullptr;
+    kept_direct_.reset();
   }
   const std::lock_guard lock(mutex_);
   if (!backend_) return;

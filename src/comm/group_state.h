@@ -45,6 +45,8 @@ class GroupState {
   // The backend, where it can do calls directly, calls need not be compared first and the group is open; else
   // nullptr. Good until the turn ends.
   DirectCalls* direct(const CallLog::Turn&) const { return direct_; }
+  // While held, it is good after the turn too.
+  c10::intrusive_ptr<c10d::Backend> keep_direct(const CallLog::Turn&) const { return kept_direct_; }
   // A number for something that all ranks make on the group, in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
   // Where calls end on a device's stream; else nullptr.
@@ -68,7 +70,8 @@ class GroupState {
   int size_ = 1;
   std::string backend_name_;
   IssueListener* listener_ = nullptr;
-  DirectCalls* direct_ = nullptr;  // changed during a turn in the log only
+  DirectCalls* direct_ = nullptr;                  // these two are changed during a turn in the log only
+  c10::intrusive_ptr<c10d::Backend> kept_direct_;  // the same
   CallLog log_;
   std::atomic<std::uint64_t> scopes_{0};
   mutable std::mutex mutex_;

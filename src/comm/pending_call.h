@@ -17,6 +17,9 @@ class PendingCall {
  public:
   PendingCall(std::shared_ptr<GroupState> group, CallRecord record, c10::intrusive_ptr<c10d::Work> work,
               bool on_stream, std::function<void()> on_success);
+  // One that was done at once.
+  PendingCall(std::shared_ptr<GroupState> group, CallRecord record)
+      : group_(std::move(group)), record_(std::move(record)), done_(true) {}
 
   void wait(std::chrono::milliseconds timeout);
   bool is_completed() const { return (done_ && !on_stream_) || work_->isCompleted(); }
@@ -33,8 +36,8 @@ class PendingCall {
 
   std::shared_ptr<GroupState> group_;
   CallRecord record_;
-  c10::intrusive_ptr<c10d::Work> work_;
-  bool on_stream_;  // its end is noted by the group's StreamWatch
+  c10::intrusive_ptr<c10d::Work> work_;  // null where it was done at once
+  bool on_stream_ = false;               // its end is noted by the group's StreamWatch
   std::function<void()> on_success_;
   bool done_ = false;
 };

@@ -10,6 +10,7 @@
 #include <lockstep/device/graph_phase.h>
 
 #include "comm/checks.h"
+#include "comm/direct.h"
 #include "comm/failure.h"
 #include "comm/fingerprint.h"
 #include "comm/group_state.h"
@@ -320,6 +321,9 @@ Work ProcessGroup::all_to_all_single_async(const Tensor& output, const Tensor& i
 }
 
 Work ProcessGroup::send_async(const Tensor& tensor, int dst, int tag, Where where) const {
+  const comm::DirectCall call{
+      .kind = CallKind::send, .inputs = tensor, .peer = dst, .tag = tag, .waits = false};
+  if (auto work = comm::send_directly(state_, call, where)) return *std::move(work);
   const Checks check(*state_, CallKind::send, where);
   check.dense(tensor, "tensor");
   check.peer(dst, "dst");

@@ -87,7 +87,7 @@ bool are_shaped_like(at::TensorList tensors, const at::Tensor& model) {
 
 // As many tensors as the kind of call needs, of the shapes that it needs.
 bool is_well_formed(const DirectCall& call, int rank, int size) {
-  const auto& [kind, in, out, op, root, peer, tag] = call;
+  const auto& [kind, in, out, op, root, peer, tag, waits] = call;
   const auto all = static_cast<std::size_t>(size);
   const auto own = static_cast<std::size_t>(rank);
   const bool is_of_message = peer >= 0 && peer < size && peer != rank && tag >= 0;

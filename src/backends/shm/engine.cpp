@@ -135,6 +135,23 @@ void Engine::start(std::shared_ptr<Transfer> call) {
   advance();
 }
 
+bool Engine::send_at_once(int to, std::int64_t tag, Element element, Source source,
+                          std::uint64_t log_number) {
+  check();
+  const std::lock_guard lock(mutex_);
+  Send call(team_, mailbox_, to, tag, element, source, log_number);
+  if (call.advance()) return true;
+  call.give_up();
+  return false;
+}
+
+// Not past receives that wait already.
+bool Engine::try_receive(Receive& call) {
+  const std::lock_guard lock(mutex_);
+  if (!is_idle()) advance();
+  return transfers_.empty() && call.advance();
+}
+
 bool Engine::has_free_slot() {
   const auto next = number_ + 1;
   if (next <= completed_by_all_ + kSlots) return true;
@@ -153,8 +170,20 @@ void Engine::advance() {
     collectives_.pop_front();
     under_way_.fetch_sub(1, std::memory_order_relaxed);
   }
+  advance_transfers();
+}
+
+// A message that comes while the receives are gone through is for the first of those that want it, which may
+// have been passed already.
+void Engine::advance_transfers() {
+  unmatched_.clear();
   for (auto it = transfers_.begin(); it != transfers_.end();) {
-    if (!(*it)->advance()) {
+    const auto* receive = (*it)->unmatched();
+    const bool is_later = receive != nullptr && std::ranges::any_of(unmatched_, [&](const auto* earlier) {
+                            return receive->competes_with(*earlier);
+                          });
+    if (is_later || !(*it)->advance()) {
+      if ((*it)->unmatched() != nullptr) unmatched_.push_back(receive);
       ++it;
       continue;
     }
@@ -191,25 +220,12 @@ void Engine::wait(const Call& call, Milliseconds timeout) {
 bool Engine::wait_shortly(const Call& call) {
   if (call.finished()) return true;
   Wait wait{.call = call};
-  return spin(wait);
-}
-
-bool Engine::spin(Wait& wait) {
-  for (int tries = 0; tries < patience_.tries; ++tries) {
-    if (is_ready(wait)) return true;
-    relax();
-  }
-  const auto begin = Clock::now();
-  while (Clock::now() - begin < patience_.spin) {
-    if (is_ready(wait)) return true;
-    relax();
-  }
-  return false;
+  return spin([&] { return is_ready(wait); });
 }
 
 void Engine::wait_until(Wait& wait) {
   while (true) {
-    if (spin(wait)) return;
+    if (spin([&] { return is_ready(wait); })) return;
     for (int i = 0; i < patience_.yields; ++i) {
       if (is_ready(wait)) return;
       std::this_thread::yield();

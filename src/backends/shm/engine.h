@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "backends/shm/collective.h"
 #include "backends/shm/meeting.h"
@@ -39,6 +40,12 @@ class Engine {
   void start(std::shared_ptr<Transfer> call);
   // For as long as a wait spins; whether the call is finished.
   bool wait_shortly(const Call& call);
+
+  // Messages of one chunk: done at once, or for a receive while a wait spins, or not begun. `posted()` is
+  // called before that takes long. Both throw when the group has failed.
+  bool send_at_once(int to, std::int64_t tag, Element element, Source source, std::uint64_t log_number);
+  template <class Posted>
+  bool receive_soon(Receive& call, const Posted& posted);
 
   // Does a small call from beginning to end, where no other is under way and all ranks come to it soon: then
   // returns nullptr. Otherwise it has been started as the call that `make(request)` returns. `fill(request)`
@@ -74,11 +81,14 @@ class Engine {
   template <class Make>
   std::shared_ptr<Collective> take_over(const Make& make);
   void wait_until(Wait& wait);
-  bool spin(Wait& wait);
+  template <class Ready>
+  bool spin(const Ready& ready) const;
+  bool try_receive(Receive& call);
   bool is_ready(Wait& wait);
   void nap(Wait& wait);
   void look_around(Wait& wait);
   void advance();
+  void advance_transfers();
   bool has_free_slot();
   std::vector<int> awaited_by(const Call& call) const;
   [[noreturn]] void throw_verdict(const Verdict& verdict, const Wait* wait) const;
@@ -89,6 +99,7 @@ class Engine {
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
   std::list<std::shared_ptr<Transfer>> transfers_;
+  std::vector<const Receive*> unmatched_;  // while they are gone through
   std::atomic<int> under_way_{0};
   std::atomic<bool> closed_{false};
   std::uint64_t number_ = 0;
@@ -112,6 +123,28 @@ std::shared_ptr<Collective> Engine::start_brief(const Fill& fill, const Posted& 
   lock.unlock();
   start(call, timeout);
   return call;
+}
+
+template <class Posted>
+bool Engine::receive_soon(Receive& call, const Posted& posted) {
+  check();
+  if (try_receive(call)) return true;
+  posted();
+  return spin([&] { return try_receive(call); });
+}
+
+template <class Ready>
+bool Engine::spin(const Ready& ready) const {
+  for (int tries = 0; tries < patience_.tries; ++tries) {
+    if (ready()) return true;
+    relax();
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < patience_.spin) {
+    if (ready()) return true;
+    relax();
+  }
+  return false;
 }
 
 // The small call has been posted already: the others count on it.

@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/shm/prepare.h"
+
 namespace lockstep::shm {
 namespace {
 
 constexpr std::size_t kWord = sizeof(std::uint64_t);
-constexpr std::size_t kPrepared = 1024;  // bytes of the next call's small data
 
 std::uint64_t word_at(const std::byte* table, std::size_t index) {
   std::uint64_t word = 0;
@@ -21,24 +22,13 @@ std::byte* append(std::byte* to, std::uint64_t word) {
   return to + kWord;
 }
 
-// Has this core own the line before it is written, which otherwise takes the time that the line takes from
-// one core to the other.
-void prepare_to_write(const void* line) {
-#if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
-#else
-  __builtin_prefetch(line, 1);
-#endif
-}
-
 }  // namespace
 
 void Meeting::prepare_next() const {
   if (team_.size() > 2) return;  // several that look for the post would take the line back in turns
   const auto next = (number_ + 1) % kSlots;
   prepare_to_write(&team_.own().posts[next]);
-  const auto bytes = std::min<std::size_t>(post_of(team_.rank()).payload, kPrepared);
-  for (std::size_t at = 0; at < bytes; at += kLine) prepare_to_write(team_.own().small[next] + at);
+  prepare_to_write(team_.own().small[next], post_of(team_.rank()).payload);
 }
 
 void Meeting::resume(const Request& request, std::uint64_t number) {

@@ -120,8 +120,8 @@ bool ShmBackend::takes(const comm::DirectCall& call) const {
 
 ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std::uint64_t number,
                                               c10::function_ref<void()> posted) {
-  if (call.kind == CallKind::send || call.kind == CallKind::recv)
-    return transfer_directly(call, number, posted);
+  if (call.kind == CallKind::send) return send_directly(call, number, posted);
+  if (call.kind == CallKind::recv) return receive_directly(call, posted);
   auto& engine = connection_->engine();
   const auto fill = [&](Request& request) {
     shm::fill(request, call, getSize());
@@ -264,26 +264,41 @@ std::shared_ptr<shm::Transfer> ShmBackend::start_receive(const at::Tensor& tenso
   return call;
 }
 
-ShmBackend::WorkPtr ShmBackend::transfer_directly(const comm::DirectCall& call, std::uint64_t number,
-                                                  c10::function_ref<void()> posted) {
-  const bool sends = call.kind == CallKind::send;
-  auto transfer = sends ? start_send(call.inputs.front(), call.peer, call.tag, number)
-                        : start_receive(call.outputs.front(), call.peer, call.tag);
+ShmBackend::WorkPtr ShmBackend::send_directly(const comm::DirectCall& call, std::uint64_t number,
+                                              c10::function_ref<void()> posted) {
+  auto& engine = connection_->engine();
+  const auto& tensor = call.inputs.front();
+  const bool sent =
+      engine.send_at_once(call.peer, call.tag, element_of(tensor.scalar_type()), source_of(tensor), number);
+  if (sent) return {};
   posted();
-  if (connection_->engine().wait_shortly(*transfer)) return {};
-  const auto op = sends ? c10d::OpType::SEND : c10d::OpType::RECV;
+  auto transfer = start_send(tensor, call.peer, call.tag, number);
+  if (call.waits && engine.wait_shortly(*transfer)) return {};
+  return work_of(c10d::OpType::SEND, std::move(transfer));
+}
+
+ShmBackend::WorkPtr ShmBackend::receive_directly(const comm::DirectCall& call,
+                                                 c10::function_ref<void()> posted) {
+  auto& engine = connection_->engine();
+  const auto& tensor = call.outputs.front();
+  shm::Receive receive(engine.team(), engine.mailbox(), call.peer, call.tag, element_of(tensor.scalar_type()),
+                       target_of(tensor));
+  if (engine.receive_soon(receive, posted)) return {};
+  return work_of(c10d::OpType::RECV, start_receive(tensor, call.peer, call.tag));
+}
+
+ShmBackend::WorkPtr ShmBackend::work_of(c10d::OpType op, std::shared_ptr<shm::Transfer> transfer) {
   return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(transfer), timeout_);
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int dst, int tag) {
   auto call = start_send(only(tensors, "input"), dst, tag, log_number_);
-  return c10::make_intrusive<ShmWork>(getRank(), c10d::OpType::SEND, connection_, std::move(call), timeout_);
+  return work_of(c10d::OpType::SEND, std::move(call));
 }
 
 ShmBackend::WorkPtr ShmBackend::receive(const at::Tensor& tensor, int src, int tag) {
   auto call = start_receive(tensor, src, tag);
-  const auto op = src < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
-  return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(call), timeout_);
+  return work_of(src < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV, std::move(call));
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int src, int tag) {

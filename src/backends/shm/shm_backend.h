@@ -66,8 +66,9 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   WorkPtr issue(c10d::OpType op, shm::Request request, Tensors kept, std::chrono::milliseconds timeout);
   std::shared_ptr<shm::Transfer> start_send(const at::Tensor& tensor, int dst, int tag, std::uint64_t number);
   std::shared_ptr<shm::Transfer> start_receive(const at::Tensor& tensor, int src, int tag);
-  WorkPtr transfer_directly(const comm::DirectCall& call, std::uint64_t number,
-                            c10::function_ref<void()> posted);
+  WorkPtr send_directly(const comm::DirectCall& call, std::uint64_t number, c10::function_ref<void()> posted);
+  WorkPtr receive_directly(const comm::DirectCall& call, c10::function_ref<void()> posted);
+  WorkPtr work_of(c10d::OpType op, std::shared_ptr<shm::Transfer> transfer);
   WorkPtr receive(const at::Tensor& tensor, int src, int tag);
   std::chrono::milliseconds limit(std::chrono::milliseconds asked) const;
 

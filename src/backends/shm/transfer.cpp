@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "backends/shm/prepare.h"
+
 namespace lockstep::shm {
 namespace {
 
@@ -15,12 +17,17 @@ std::size_t piece_of(std::uint64_t bytes, std::uint64_t chunk) {
   return std::min<std::uint64_t>(kMessageChunkBytes, bytes - chunk * kMessageChunkBytes);
 }
 
+// Short messages go through all places in turns, so that the next one is free, and the sender's, before it is
+// needed. Of long ones the chunks had better stay in the cache.
+bool is_short(std::uint64_t bytes) { return bytes <= kPrepared; }
+std::size_t usual_slot(std::uint64_t order) { return order % kMessages; }
+
 // The sender owns a message while this number is even.
 bool is_posted(std::uint64_t posted) { return posted % 2 == 1; }
 
-void hand_over(const Team& team, Message& message) {
-  message.posted.fetch_add(1, std::memory_order_release);
-  team.ring();
+// Only the owner writes it.
+void hand_over(Message& message) {
+  message.posted.store(message.posted.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
 // Copies what has come of a message to `target`. Once that is all, the message's place is free, and true
@@ -42,7 +49,8 @@ bool drain(const Team& team, Mailbox& mailbox, int from, Arrival& arrival, Targe
   if (sender_waits) message.drained.store(0, std::memory_order_relaxed);
   mailbox.being_received[static_cast<std::size_t>(from)][arrival.slot] = 0;
   arrival.message = nullptr;
-  hand_over(team, message);
+  hand_over(message);
+  is_short(target.bytes) ? team.ring_softly() : team.ring();
   return true;
 }
 
@@ -65,6 +73,7 @@ void park_oldest(const Team& team, Mailbox& mailbox, int from) {
       Parked{.tag = oldest.tag, .element = oldest.element, .bytes = std::vector<std::byte>(oldest.bytes)});
   parked.arrival = {.message = &oldest, .slot = slot};
   mailbox.being_received[static_cast<std::size_t>(from)][slot] = oldest.order;
+  mailbox.taken[static_cast<std::size_t>(from)].add(oldest.order);
   bring_in(team, mailbox, from, parked);
 }
 
@@ -84,22 +93,37 @@ Send::Send(const Team& team, Mailbox& mailbox, int to, std::int64_t tag, Element
 bool Send::try_post() {
   auto& posted = mailbox_.sends_posted[static_cast<std::size_t>(to_)];
   if (posted + 1 != order_) return false;
-  auto& channel = team_.channel(team_.rank(), to_);
-  for (slot_ = 0; slot_ < kMessages; ++slot_) {
-    auto& message = channel.messages[slot_];
-    if (is_posted(message.posted.load(std::memory_order_acquire))) continue;
-    message.order = order_;
-    message.tag = tag_;
-    message.element = static_cast<std::uint64_t>(element_);
-    message.bytes = source_.bytes;
-    message.log_number = log_number_;
-    message_ = &message;
+  const auto first = is_short(source_.bytes) ? usual_slot(order_) : 0;
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    if (!try_place((first + i) % kMessages)) continue;
     posted = order_;
-    fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
-    hand_over(team_, message);
+    if (is_short(source_.bytes)) prepare_next();
     return true;
   }
   return false;
+}
+
+bool Send::try_place(std::size_t slot) {
+  auto& message = team_.channel(team_.rank(), to_).messages[slot];
+  if (is_posted(message.posted.load(std::memory_order_acquire))) return false;
+  slot_ = slot;
+  message_ = &message;
+  message.order = order_;
+  message.tag = tag_;
+  message.element = static_cast<std::uint64_t>(element_);
+  message.bytes = source_.bytes;
+  message.log_number = log_number_;
+  fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
+  hand_over(message);
+  team_.ring();
+  return true;
+}
+
+void Send::prepare_next() const {
+  auto& channel = team_.channel(team_.rank(), to_);
+  const auto next = usual_slot(order_ + 1);
+  prepare_to_write(&channel.messages[next]);
+  prepare_to_write(channel.chunks[next][0], source_.bytes);
 }
 
 void Send::fill_up_to(std::uint64_t end) {
@@ -146,6 +170,10 @@ bool Receive::advance() {
   return false;
 }
 
+bool Receive::competes_with(const Receive& other) const {
+  return tag_ == other.tag_ && (from_ < 0 || other.from_ < 0 || from_ == other.from_);
+}
+
 bool Receive::fits(int from, std::uint64_t element, std::uint64_t bytes) {
   if (element == static_cast<std::uint64_t>(element_) && bytes == target_.bytes) return true;
   team_.fail(Verdict::Cause::message_mismatch, from, 0);
@@ -170,27 +198,46 @@ bool Receive::try_parked(int from) {
 }
 
 bool Receive::try_match(int from) {
-  auto& channel = team_.channel(from, team_.rank());
-  auto& received = mailbox_.being_received[static_cast<std::size_t>(from)];
+  const auto slot = find_message(from);
+  if (slot == kMessages) return false;
+  auto& message = team_.channel(from, team_.rank()).messages[slot];
+  if (!fits(from, message.element, message.bytes)) return false;
+  arrival_ = {.message = &message, .slot = slot};
+  mailbox_.being_received[static_cast<std::size_t>(from)][slot] = message.order;
+  mailbox_.taken[static_cast<std::size_t>(from)].add(message.order);
+  from_ = from;
+  return true;
+}
+
+// Whether the place holds the oldest message that has not been taken, and it is the one that is wanted.
+bool Receive::is_next(int from, std::size_t slot) const {
+  const auto& message = team_.channel(from, team_.rank()).messages[slot];
+  return is_posted(message.posted.load(std::memory_order_acquire)) && message.tag == tag_ &&
+         message.order == mailbox_.taken[static_cast<std::size_t>(from)].next();
+}
+
+std::size_t Receive::find_message(int from) {
+  const auto usual = usual_slot(mailbox_.taken[static_cast<std::size_t>(from)].next());
+  if (is_next(from, usual)) return usual;
+  const auto found = look_through(from);
+  // One that was sent before it may meanwhile have come to a place that had been passed. Now it can be seen.
+  return found == kMessages ? found : look_through(from);
+}
+
+std::size_t Receive::look_through(int from) {
+  const auto& messages = team_.channel(from, team_.rank()).messages;
+  const auto& received = mailbox_.being_received[static_cast<std::size_t>(from)];
   std::size_t waiting = 0;
   std::size_t best = kMessages;
   for (std::size_t slot = 0; slot < kMessages; ++slot) {
-    auto& message = channel.messages[slot];
+    const auto& message = messages[slot];
     if (!is_posted(message.posted.load(std::memory_order_acquire)) || received[slot] != 0) continue;
     ++waiting;
     if (message.tag != tag_) continue;
-    if (best == kMessages || message.order < channel.messages[best].order) best = slot;
+    if (best == kMessages || message.order < messages[best].order) best = slot;
   }
-  if (best == kMessages) {
-    if (waiting == kMessages) park_oldest(team_, mailbox_, from);
-    return false;
-  }
-  auto& message = channel.messages[best];
-  if (!fits(from, message.element, message.bytes)) return false;
-  arrival_ = {.message = &message, .slot = best};
-  received[best] = message.order;
-  from_ = from;
-  return true;
+  if (best == kMessages && waiting == kMessages) park_oldest(team_, mailbox_, from);
+  return best;
 }
 
 bool Receive::finish() { return drain(team_, mailbox_, from_, arrival_, target_); }

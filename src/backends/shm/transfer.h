@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <list>
@@ -30,25 +31,45 @@ struct Parked {
   Arrival arrival = {};  // while it has not come whole
 };
 
+// The messages of one rank that have found their receive, or been parked.
+struct Taken {
+  std::uint64_t count = 0;
+  std::uint64_t last = 0;  // the highest order among them
+
+  void add(std::uint64_t order) {
+    ++count;
+    last = std::max(last, order);
+  }
+  // The order of the oldest that has not, where no other has overtaken it; else 0.
+  std::uint64_t next() const { return count == last ? last + 1 : 0; }
+};
+
 // What the transfers of one rank have to agree on among themselves.
 struct Mailbox {
   explicit Mailbox(int size)
       : sends_started(static_cast<std::size_t>(size)),
         sends_posted(static_cast<std::size_t>(size)),
         being_received(static_cast<std::size_t>(size)),
+        taken(static_cast<std::size_t>(size)),
         parked(static_cast<std::size_t>(size)) {}
 
   std::vector<std::uint64_t> sends_started;                          // [to]
   std::vector<std::uint64_t> sends_posted;                           // [to]
   std::vector<std::array<std::uint64_t, kMessages>> being_received;  // [from][slot] the order, or 0
+  std::vector<Taken> taken;                                          // [from]
   std::vector<std::list<Parked>> parked;                             // [from]
 };
 
-// A message between two ranks. Under the engine's lock throughout.
+class Receive;
+
+// A message between two ranks. Under the engine's lock throughout. One of no more than kMessageChunkBytes is
+// done in the advance() that finds a place for it, or finds it; until then nothing has been done.
 class Transfer : public Call {
  public:
   // Which other ranks could still bring it about: all of awaited() together, or any one of them.
   virtual bool any_will_do() const { return false; }
+  // Itself, where it is a receive that no message has been found for yet.
+  virtual const Receive* unmatched() const { return nullptr; }
 };
 
 class Send : public Transfer {
@@ -59,8 +80,13 @@ class Send : public Transfer {
   std::vector<int> awaited() const override { return {to_}; }
   std::string describe() const override;
 
+  // Of one that found no place: its turn is the next one's.
+  void give_up() { --mailbox_.sends_started[static_cast<std::size_t>(to_)]; }
+
  private:
   bool try_post();
+  bool try_place(std::size_t slot);
+  void prepare_next() const;
   void fill_up_to(std::uint64_t end);
 
   const Team& team_;
@@ -83,12 +109,19 @@ class Receive : public Transfer {
   bool advance() override;
   std::vector<int> awaited() const override;
   bool any_will_do() const override { return from_ < 0; }
+  const Receive* unmatched() const override { return arrival_.message == nullptr ? this : nullptr; }
+  // Whether there can be a message that both want.
+  bool competes_with(const Receive& other) const;
   std::string describe() const override;
 
   int source_rank() const { return from_; }  // once finished
 
  private:
   bool try_match(int from);
+  // The oldest that is wanted: its place in the channel, or kMessages.
+  std::size_t find_message(int from);
+  std::size_t look_through(int from);
+  bool is_next(int from, std::size_t slot) const;
   bool try_parked(int from);
   Parked* find_parked(int from);
   bool fits(int from, std::uint64_t element, std::uint64_t bytes);

@@ -84,34 +84,43 @@ void exchange(Engine& engine, unsigned seed) {
     for (auto& length : lengths)
       length = common() % (common() % 2 == 0 ? 100'000 : 10'000);  // many chunks, or few
     std::vector<std::pair<std::shared_ptr<Transfer>, Numbers>> sent;
-    std::vector<std::pair<std::shared_ptr<Transfer>, Numbers>> received;
     const int next = (rank + 1) % size;
     const int before = (rank + size - 1) % size;
     sent.reserve(kMost);
-    received.reserve(kMost);
     for (std::size_t i = 0; i < kMost; ++i) {
       sent.emplace_back(nullptr, values(rank, static_cast<int>(i), 0, lengths[i]));
       auto& [call, numbers] = sent.back();
+      const auto tag = static_cast<std::int64_t>(i);
+      const auto what = source(numbers, 0, numbers.size());
+      const bool at_once = common() % 2 == 0 && what.bytes <= kMessageChunkBytes;
+      if (at_once && engine.send_at_once(next, tag, Element::i32, what, 0)) continue;
       const std::lock_guard lock(engine.mutex());
-      call = std::make_shared<Send>(engine.team(), engine.mailbox(), next, static_cast<std::int64_t>(i),
-                                    Element::i32, source(numbers, 0, numbers.size()), 0);
+      call = std::make_shared<Send>(engine.team(), engine.mailbox(), next, tag, Element::i32, what, 0);
       engine.start(call);
     }
     for (std::size_t i = kMost; i-- > 0;) {
-      received.emplace_back(nullptr, Numbers(lengths[i]));
-      auto& [call, numbers] = received.back();
-      {
-        const std::lock_guard lock(engine.mutex());
-        call = std::make_shared<Receive>(engine.team(), engine.mailbox(), i % 2 == 0 ? before : -1,
-                                         static_cast<std::int64_t>(i), Element::i32,
-                                         target(numbers, 0, numbers.size()));
-        engine.start(call);
+      Numbers numbers(lengths[i]);
+      const auto tag = static_cast<std::int64_t>(i);
+      const auto place = target(numbers, 0, numbers.size());
+      const int from = i % 2 == 0 ? before : -1;
+      const bool soon = common() % 2 == 0 && place.bytes <= kMessageChunkBytes;
+      const bool shortly = common() % 2 == 0;
+      Receive brief(engine.team(), engine.mailbox(), from, tag, Element::i32, place);
+      if (!soon || !engine.receive_soon(brief, [] {})) {
+        std::shared_ptr<Transfer> call;
+        {
+          const std::lock_guard lock(engine.mutex());
+          call = std::make_shared<Receive>(engine.team(), engine.mailbox(), from, tag, Element::i32, place);
+          engine.start(call);
+        }
+        if (shortly || !engine.wait_shortly(*call)) engine.wait(*call, kLimit);
       }
-      if (common() % 2 == 0 || !engine.wait_shortly(*call)) engine.wait(*call, kLimit);
       if (numbers != values(before, static_cast<int>(i), 0, lengths[i]))
         throw std::runtime_error("a wrong message");
     }
-    for (auto& [call, numbers] : sent) engine.wait(*call, kLimit);
+    for (auto& [call, numbers] : sent) {
+      if (call) engine.wait(*call, kLimit);
+    }
   }
 }
 
@@ -119,6 +128,67 @@ TEST(StressOfMessages, ArriveWholeAndByTag) {
   for (const int size : {2, 3}) {
     ThreadTeam(size).run(Patience::for_cores(size, 1), [](Engine& engine) { exchange(engine, 5); });
   }
+}
+
+// Short messages with two tags, sent while the other rank goes through receives that wait for them.
+class InOrder {
+ public:
+  explicit InOrder(Engine& engine) : engine_(engine) {}
+
+  void exchange(int first) {
+    calls_.clear();
+    engine_.team().rank() == 0 ? send(first) : receive(first);
+  }
+
+ private:
+  static constexpr int kCount = 2 * static_cast<int>(kMessages);
+  static constexpr int kGo = 2;
+
+  void send(int first) {
+    start<Receive>(1, kGo, target(go_, 0, 1));
+    wait();
+    for (int i = 0; i < kCount; ++i) {
+      auto& buffer = buffers_[static_cast<std::size_t>(i)] = values(0, first + i, 0, 4);
+      const auto what = source(buffer, 0, 4);
+      if (!engine_.send_at_once(1, i % 2, Element::i32, what, 0))
+        start<Send>(1, i % 2, what, std::uint64_t{0});
+    }
+    wait();
+  }
+
+  void receive(int first) {
+    for (int i = 0; i < kCount; ++i)
+      start<Receive>(0, i % 2, target(buffers_[static_cast<std::size_t>(i)], 0, 4));
+    ASSERT_TRUE(engine_.send_at_once(0, kGo, Element::i32, source(go_, 0, 1), 0));
+    wait();
+    for (int i = 0; i < kCount; ++i)
+      ASSERT_EQ(buffers_[static_cast<std::size_t>(i)], values(0, first + i, 0, 4)) << "message " << i;
+  }
+
+  template <class Kind, class... Rest>
+  void start(int peer, int tag, Rest... rest) {
+    const std::lock_guard lock(engine_.mutex());
+    calls_.push_back(
+        std::make_shared<Kind>(engine_.team(), engine_.mailbox(), peer, tag, Element::i32, rest...));
+    engine_.start(calls_.back());
+  }
+
+  void wait() {
+    for (const auto& call : calls_) engine_.wait(*call, kLimit);
+  }
+
+  Engine& engine_;
+  Numbers go_ = Numbers(1);
+  std::vector<Numbers> buffers_ = std::vector<Numbers>(kCount, Numbers(4));
+  std::vector<std::shared_ptr<Transfer>> calls_;
+};
+
+TEST(MessagesWithOneTag, ComeInTheOrderInWhichTheyWereSent) {
+  ThreadTeam(2).run({}, [](Engine& engine) {
+    InOrder messages(engine);
+    for (int round = 0; round < 20 * kCalls && !::testing::Test::HasFatalFailure(); ++round)
+      messages.exchange(100 * round);
+  });
 }
 
 // A channel full of messages that nobody wants yet does not hold up the one that is wanted, whatever their
