@@ -151,8 +151,24 @@ void CheckpointFolder::check_is_latest(std::int64_t step) const {
   }
 }
 
-void CheckpointFolder::make(bool sync) const {
+// The checkpoints that were saved are not there either: a folder made anew would hide that.
+void CheckpointFolder::check_has_not_vanished() const {
   std::error_code code;
+  if (!was_there_ || fs::status(path_, code).type() != fs::file_type::not_found) return;
+  throw CheckpointError(
+      fmt::format("{}: the folder of checkpoints is gone, and the checkpoints in it with it, so that nothing "
+                  "is saved: bring it back (is its disk still mounted?), or make the folder again to go on "
+                  "without them, by hand or with a new CheckpointManager",
+                  path_.string()));
+}
+
+void CheckpointFolder::make(bool sync) {
+  check_has_not_vanished();
+  std::error_code code;
+  if (fs::is_directory(path_, code)) {
+    was_there_ = true;
+    return;
+  }
   try {
     make_folders(path_, sync);
   } catch (const std::system_error& error) {

@@ -26,7 +26,8 @@ class CheckpointFolder {
   std::filesystem::path new_folder_for(std::int64_t step) const;
   /// Oldest first.
   std::vector<CheckpointInfo> list() const;
-  void make(bool sync) const;
+  /// Makes the folder where it is missing. One that an earlier call found there is an error when it is gone.
+  void make(bool sync);
   /// Of writers that were killed.
   void remove_leftovers() const;
   void write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const;
@@ -44,7 +45,10 @@ class CheckpointFolder {
   void finish(const std::filesystem::path& new_folder, bool sync) const;
 
  private:
+  void check_has_not_vanished() const;
+
   std::filesystem::path path_;
+  bool was_there_ = false;
   std::set<std::int64_t> damaged_;
 };
 

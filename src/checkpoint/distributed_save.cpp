@@ -139,6 +139,11 @@ void DistributedSave::give_up(const fs::path& folder) const {
   const std::ofstream mark(folder / (file_ + kGivenUp));
 }
 
+void DistributedSave::forget_failure(const fs::path& folder) const {
+  std::error_code code;
+  if (!file_.empty()) fs::remove(folder / (file_ + kGivenUp), code);
+}
+
 bool DistributedSave::is_complete(const fs::path& folder) const {
   std::error_code code;
   for (const auto& [file, size] : files_) {

@@ -30,6 +30,8 @@ class DistributedSave {
   void write(const std::filesystem::path& folder, bool sync) const;
   /// Tells rank 0's is_complete() that this rank's file will not come.
   void give_up(const std::filesystem::path& folder) const;
+  /// Once all ranks know: takes the mark of give_up() away.
+  void forget_failure(const std::filesystem::path& folder) const;
   /// On rank 0: whether the files of all ranks are there, as long as planned. Throws CheckpointError when a
   /// rank gave up.
   bool is_complete(const std::filesystem::path& folder) const;

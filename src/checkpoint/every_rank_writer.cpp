@@ -200,6 +200,7 @@ class EveryRankWriter : public CheckpointWriter {
     wait_here();
     writing_ = {};
     publishing_ = {};
+    if (saving_) saving_->forget_failure(place_);
     saving_.reset();
     if (is_first(group_)) folder_.remove_unfinished(place_);
   }

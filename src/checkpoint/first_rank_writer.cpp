@@ -59,9 +59,8 @@ class FirstRankWriter : public CheckpointWriter {
 
   // Who only reads changes nothing in the folder, where another process may be writing.
   void begin() {
-    if (std::exchange(has_written_, true)) return;
     folder_.make(options_.sync);
-    folder_.remove_leftovers();
+    if (!std::exchange(has_written_, true)) folder_.remove_leftovers();
   }
 
   // In the writing thread when saves are asynchronous.

@@ -84,8 +84,9 @@ class CheckpointManager {
   /// written: load_latest() would go on with the other one, and what this run saves be lost. Those that this
   /// manager found damaged do not count. A metric that is not finite counts as none. The first call removes
   /// what writers that were killed left in the folder: one process, or one group of ranks, writes there at a
-  /// time, while any may read. With async_save the failure of the save before is thrown, after this one has
-  /// begun.
+  /// time, while any may read. A folder that is gone after it was found or saved to is an error of every save
+  /// until it is back: its checkpoints are gone with it. With async_save the failure of the save before is
+  /// thrown, after this one has begun.
   void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt);
   /// Removes all above `step`, for a run that goes back to it: load(step), remove_after(step).
   void remove_after(std::int64_t step);

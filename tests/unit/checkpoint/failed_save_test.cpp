@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -26,21 +23,75 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using testing::contents;
+using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
+
+// As a user who may not do everything; where the tests run as one, as that one.
+class Unprivileged {
+ public:
+  Unprivileged() : root_(::geteuid() == 0) {
+    if (root_ && ::seteuid(65534) != 0) throw std::runtime_error("cannot be another user");
+  }
+  ~Unprivileged() {
+    if (root_ && ::seteuid(0) != 0) std::abort();
+  }
+  Unprivileged(const Unprivileged&) = delete;
+  Unprivileged& operator=(const Unprivileged&) = delete;
+
+ private:
+  bool root_;
+};
 
 class FailedSave : public testing::ManagerTest {};
 
 INSTANTIATE_TEST_SUITE_P(Saving, FailedSave, ::testing::Bool(), testing::saving_name);
 
-TEST_P(FailedSave, AFolderThatVanishesIsMadeAnew) {
+// Made anew without a word, it would hide that all that was saved is lost.
+TEST_P(FailedSave, AFolderThatVanishesIsAnErrorUntilItIsBack) {
+  for (const auto writing : {CheckpointWriting::first_rank, CheckpointWriting::every_rank}) {
+    auto given = options();
+    given.writing = writing;
+    CheckpointManager manager(folder_, given);
+    manager.save(1, contents(1), 0.5);
+    manager.wait();
+    const auto aside = temp_.path() / "aside";
+    fs::rename(folder_, aside);
+    for (const std::int64_t step : {2, 3}) {
+      EXPECT_THAT(error_of([&] { manager.save(step, contents(step), 0.6); }),
+                  AllOf(HasSubstr(folder_.string() + ": the folder of checkpoints is gone"),
+                        HasSubstr("new CheckpointManager")));
+    }
+    EXPECT_FALSE(fs::exists(folder_));
+    fs::rename(aside, folder_);
+    manager.save(4, contents(4), 0.6);
+    manager.wait();
+    EXPECT_THAT(testing::steps_in(manager), ElementsAre(1, 4));
+    fs::remove_all(folder_);
+    CheckpointManager other(folder_, given);
+    other.save(1, contents(1));
+    other.wait();
+    EXPECT_EQ(other.load_latest()->info.step, 1);
+    fs::remove_all(folder_);
+  }
+}
+
+TEST_P(FailedSave, AFolderThatWasFoundIsNotMadeAnewByTheFirstSave) {
+  {
+    CheckpointManager before(folder_, options());
+    before.save(1, contents(1));
+  }
   CheckpointManager manager(folder_, options());
+  fs::remove_all(folder_);
+  EXPECT_THAT(error_of([&] { manager.save(2, contents(2)); }), HasSubstr("is gone"));
+}
+
+TEST_P(FailedSave, TheFirstSaveMakesAFolderThatHeldNothing) {
+  CheckpointManager manager(folder_, options());
+  fs::remove_all(folder_);
   manager.save(1, contents(1));
   manager.wait();
-  fs::remove_all(folder_);
-  manager.save(2, contents(2));
-  manager.wait();
-  EXPECT_EQ(manager.load_latest()->info.step, 2);
+  EXPECT_EQ(manager.load_latest()->info.step, 1);
 }
 
 TEST_P(FailedSave, AFailureIsToldAtTheNextCallAtTheLatest) {
@@ -75,33 +126,16 @@ TEST_P(FailedSave, OfTwoFailuresInARowBothAreTold) {
   CheckpointManager manager(folder_, options());
   manager.save(1, contents(1));
   manager.wait();
-  fs::remove_all(folder_);
-  std::ofstream(folder_) << "a file where the folder was";
+  fs::create_directories(folder_ / "step-00000002.pt" / "in the way");
   const auto error = error_of([&] {
     manager.save(2, contents(2));
     manager.save(3, Dict{{"part", ShardedTensor{.size = {2}}}});
   });
-  EXPECT_THAT(error, HasSubstr(folder_.string()));
+  EXPECT_THAT(error, HasSubstr("step-00000002.pt"));
   if (GetParam()) {
     EXPECT_THAT(error, HasSubstr("CheckpointWriting::every_rank"));
   }
 }
-
-// As a user who may not read everything; where the tests run as one, as that one.
-class Unprivileged {
- public:
-  Unprivileged() : root_(::geteuid() == 0) {
-    if (root_ && ::seteuid(65534) != 0) throw std::runtime_error("cannot be another user");
-  }
-  ~Unprivileged() {
-    if (root_ && ::seteuid(0) != 0) std::abort();
-  }
-  Unprivileged(const Unprivileged&) = delete;
-  Unprivileged& operator=(const Unprivileged&) = delete;
-
- private:
-  bool root_;
-};
 
 std::string error_without_permission(const fs::path& file, const std::function<void()>& action) {
   const auto before = fs::status(file).permissions();
@@ -169,27 +203,33 @@ TEST(MixedFolder, AWholeFileIsNotPassedOverForAnOlderFolder) {
               AllOf(HasSubstr("step-00000002.pt"), HasSubstr("load_latest() without")));
 }
 
-// A file that may not grow stands for a disk that is full.
-TEST(FullDisk, LeavesTheOldCheckpointIntact) {
-  const testing::TempFolder temp;
-  const auto file = temp.path() / "net.pt";
-  save(contents(1), file);
-  const auto pid = ::fork();
-  ASSERT_GE(pid, 0);
-  if (pid == 0) {
-    std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{.rlim_cur = 4096, .rlim_max = 4096};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-    const auto error = error_of([&] { save(Dict{{"weights", torch::zeros({10'000})}}, file); });
-    const bool told =
-        error.find(file.string()) != std::string::npos && error.find("too large") != std::string::npos;
-    ::_exit(told ? 0 : 1);
+TEST_P(FailedSave, AFolderThatMayNotBeWrittenToKeepsItsCheckpoint) {
+  fs::permissions(temp_.path(), fs::perms(0755));
+  for (const auto writing : {CheckpointWriting::first_rank, CheckpointWriting::every_rank}) {
+    auto given = options();
+    given.writing = writing;
+    CheckpointManager manager(folder_, given);
+    manager.save(1, contents(1), 0.5);
+    manager.wait();
+    fs::permissions(folder_, fs::perms(0555));
+    {
+      const Unprivileged unprivileged;
+      const auto error = error_of([&] {
+        manager.save(2, contents(2), 0.6);
+        manager.wait();
+      });
+      // The first file that a save writes.
+      const auto* file = writing == CheckpointWriting::first_rank ? "metrics.json" : "step-00000002.part";
+      EXPECT_THAT(error, AllOf(HasSubstr((folder_ / file).string()), HasSubstr("Permission denied")));
+      EXPECT_THAT(error_of([&] { save(contents(2), folder_ / "net.pt"); }),
+                  AllOf(HasSubstr((folder_ / "net.pt").string()), HasSubstr("Permission denied")));
+      EXPECT_EQ(manager.load_latest()->info.step, 1);
+    }
+    EXPECT_TRUE(equal(manager.load_best()->contents, contents(1)));
+    EXPECT_THAT(testing::steps_in(manager), ElementsAre(1));
+    fs::permissions(folder_, fs::perms(0755));
+    fs::remove_all(folder_);
   }
-  int status = 0;
-  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
-  EXPECT_EQ(status, 0);
-  EXPECT_TRUE(equal(load(file), contents(1)));
-  EXPECT_EQ(std::distance(fs::directory_iterator(temp.path()), fs::directory_iterator()), 1);
 }
 
 TEST(ManagerOptions, NegativeNumbersAreRefused) {
