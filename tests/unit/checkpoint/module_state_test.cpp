@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <functional>
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -146,6 +149,26 @@ TEST(ModuleState, WrappedAndBareFitEachOther) {
   EXPECT_TRUE(equal(state_dict(source), state_dict(inner)));
   EXPECT_EQ(load_state_dict(wrapped, wrapped_dict).prefix, PrefixChange::none);
   EXPECT_EQ(load_state_dict(bare, state_dict(source)).prefix, PrefixChange::none);
+}
+
+std::string said_by(const std::function<void()>& action) {
+  ::testing::internal::CaptureStderr();
+  action();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(ModuleState, APrefixThatIsTakenAwayOrAddedIsSaid) {
+  auto bare = make_net();
+  DataParallel wrapped(make_net(), {.device_ids = {at::kCPU}});
+  EXPECT_THAT(said_by([&] { load_state_dict(bare, state_dict(wrapped)); }),
+              HasSubstr("the checkpoint is of a wrapped module; \"module.\" was taken from its keys"));
+  EXPECT_THAT(said_by([&] { load_state_dict(wrapped, state_dict(bare)); }),
+              HasSubstr("the checkpoint is of a bare module; its keys were given \"module.\""));
+  EXPECT_THAT(said_by([&] {
+                load_state_dict(bare, state_dict(make_net()));
+                load_state_dict(wrapped, state_dict(wrapped));
+              }),
+              IsEmpty());
 }
 
 TEST(ModuleState, TensorsWithoutDataAreRefusedBeforeAnythingChanges) {
