@@ -224,6 +224,10 @@ STRUCTURES = {
     "legacy_state_dict.legacy": lambda: small_net().state_dict(),
     "legacy_adam.legacy": lambda: with_optimizer(lambda p: torch.optim.Adam(p, 1e-3)),
     "legacy_sparse.legacy": sparse,
+    "legacy_bfloat16.legacy": lambda: {"all": of_dtype(torch.bfloat16), "view": of_dtype(torch.bfloat16)[:, 1:]},
+    "legacy_complex.legacy": lambda: [1 + 2j, of_dtype(torch.complex64), of_dtype(torch.complex128).t(),
+                                      torch.tensor([1 + 2j, 3 - 4j]).conj()],
+    "legacy_parameter.legacy": lambda: [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.arange(3), requires_grad=False)],
 }
 for _dtype in DTYPES:
     STRUCTURES["tensor_" + str(_dtype)[6:]] = lambda dtype=_dtype: of_dtype(dtype)
@@ -236,6 +240,10 @@ LARGE = {
 
 class Difference(Exception):
     pass
+
+
+def bits(tensor):
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def same_tensor(a, b, where):
@@ -256,9 +264,8 @@ def same_tensor(a, b, where):
             raise Difference(f"{where}: another size of storage")
     if a.device.type == "meta":
         return
-    if a.dtype.itemsize == 1 or a.dtype in (torch.complex32, torch.uint16, torch.uint32, torch.uint64):
-        a, b = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    if not torch.equal(a, b):
+    # NaN is equal to no number, and some dtypes cannot be compared at all.
+    if not torch.equal(bits(a), bits(b)):
         raise Difference(f"{where}: other numbers")
 
 
