@@ -26,6 +26,11 @@ def open_safetensors(path):
         return len(file.keys())
 
 
+def remove(path):
+    if os.path.exists(path):
+        os.remove(path)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["pt", "safetensors"])
@@ -40,10 +45,13 @@ def main():
         for tensor in state.values():
             tensor.add_(1)
         if flags.what == "pt":
+            remove(path)
             times["save"].append(seconds_of(lambda: torch.save(state, path)))
+            times["save_over"].append(seconds_of(lambda: torch.save(state, path)))
             times["load"].append(seconds_of(lambda: touch(torch.load(path, weights_only=True))))
             times["load_mmap"].append(seconds_of(lambda: touch(torch.load(path, weights_only=True, mmap=True))))
         else:
+            remove(safe)
             times["save_safetensors"].append(seconds_of(lambda: safetensors.torch.save_file(state, safe)))
             times["open_safetensors"].append(seconds_of(lambda: open_safetensors(safe)))
             times["load_safetensors"].append(seconds_of(lambda: touch(safetensors.torch.load_file(safe))))

@@ -91,7 +91,7 @@ Clock::time_point time_of_last_tick() {
   return Clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
 }
 
-// Nobody asks which rank was the last to begin a message.
+// Messages have other numbers on other ranks: nobody can ask which rank was the last to begin one.
 Clock::time_point issue_time_of(CallKind kind) {
   const bool is_message = kind == CallKind::send || kind == CallKind::recv;
   return is_message ? time_of_last_tick() : Clock::now();
@@ -144,7 +144,11 @@ std::uint64_t CallLog::Turn::begin(const CallDraft& draft) {
 }
 
 void CallLog::Turn::note(std::uint64_t number) {
-  log_.note(log_.ring_[number % kKept]);
+  auto& record = log_.ring_[number % kKept];
+  if (record.number == number) log_.note(record);  // else overwritten during a pause
+}
+
+void CallLog::Turn::await(std::uint64_t number) {
   if (log_.board_ != nullptr) log_.board_->awaited.store(number, std::memory_order_release);
 }
 
@@ -152,7 +156,10 @@ void CallLog::Turn::complete(std::uint64_t number) {
   auto& record = log_.ring_[number % kKept];
   if (record.number == number) record.state = CallState::completed;  // else overwritten during a pause
   log_.note_completed(number);
-  if (log_.board_ != nullptr) log_.board_->awaited.store(0, std::memory_order_release);
+  if (log_.board_ == nullptr) return;
+  auto& awaited = log_.board_->awaited;
+  // Another thread may wait for another call.
+  if (awaited.load(std::memory_order_relaxed) == number) awaited.store(0, std::memory_order_release);
 }
 
 std::uint64_t CallLog::last_number() const {

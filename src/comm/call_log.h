@@ -43,17 +43,19 @@ class CallLog {
   // Oldest first.
   std::vector<CallRecord> recent() const;
 
-  // The whole of a blocking call, with the log locked once. Others see in the log that the call is awaited
-  // from its beginning.
+  // The whole of a call that is most often done at once, with the log locked once.
   class Turn {
    public:
     explicit Turn(CallLog& log) : log_(log), lock_(log.mutex_) {}
 
-    // Its number; note() tells the other ranks, and when it began.
+    // Its number; note() tells the other ranks, and when it began: for a message that was done at once, when
+    // it ended.
     std::uint64_t begin(const CallDraft& draft);
     void note(std::uint64_t number);
+    // The other ranks see that it is waited for, until it is complete.
+    void await(std::uint64_t number);
     void complete(std::uint64_t number);
-    // Of a call that was begun in this turn.
+    // Of a call that was begun in this turn, before the first pause.
     CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
     // Between the two the log is free for others.
     void pause() { lock_.unlock(); }

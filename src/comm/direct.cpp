@@ -5,6 +5,7 @@
 
 #include <lockstep/device/graph_phase.h>
 
+#include "comm/call_form.h"
 #include "comm/direct_calls.h"
 #include "comm/failure.h"
 #include "comm/pending_call.h"
@@ -55,63 +56,95 @@ CallDraft draft_of(const DirectCall& call, std::source_location where) {
   return draft;
 }
 
-// No value: not by the direct way, and nothing has been done. nullptr: done. Else what is left, and `record`
-// of the call; that also of calls that do not wait.
-std::optional<DirectCalls::WorkPtr> begin(GroupState& group, const DirectCall& call,
-                                          std::source_location where, CallRecord& record) {
-  // The usual way says why a call in a graph cannot be.
-  if (graph_phase() != GraphPhase::none) return std::nullopt;
-  c10::intrusive_ptr<c10d::Backend> kept;
-  CallLog::Turn turn(group.log());
-  auto* calls = group.direct(turn);
-  if (calls == nullptr || !calls->takes(call)) return std::nullopt;
-  const auto number = turn.begin(draft_of(call, where));
-  // The others wait for the call's post, and nobody for its note.
-  bool noted = false;
-  const auto note = [&] {
-    if (std::exchange(noted, true)) return;
-    turn.note(number);
-    if (!is_message(call)) return;
-    // Other threads may send and receive meanwhile, or close the group.
-    kept = group.keep_direct(turn);
-    turn.pause();
-  };
-  DirectCalls::WorkPtr rest;
-  try {
-    rest = calls->call_directly(call, number, note);
-  } catch (...) {
-    note();
-    turn.resume();
-    record = turn.record(number);
-    turn.end();
-    fail(group, record);
+// A call that has been made directly, and may not be done.
+struct Begun {
+  DirectCalls::WorkPtr rest = {};  // nullptr: done
+  CallRecord record = {};          // where there is a rest, and of calls that do not wait
+};
+
+// One call by the direct way, during a turn in the log.
+class Direct {
+ public:
+  Direct(GroupState& group, const DirectCall& call, std::source_location where)
+      : group_(group), call_(call), draft_(draft_of(call, where)), turn_(group.log()) {}
+
+  // No value: there is no direct way for it, and nothing has been done.
+  std::optional<Begun> begin() {
+    auto* calls = group_.direct(turn_);
+    if (calls == nullptr || !calls->takes(call_)) return std::nullopt;
+    number_ = turn_.begin(draft_);
+    try {
+      begun_.rest = calls->call_directly(call_, issued(), [this] { note(); });
+    } catch (...) {
+      note();
+      keep_record();
+      turn_.resume();
+      turn_.end();
+      fail(group_, begun_.record);
+    }
+    turn_.resume();
+    if (!noted_) turn_.note(number_);
+    if (begun_.rest || !call_.waits) keep_record();
+    if (!begun_.rest) turn_.complete(number_);
+    return std::move(begun_);
   }
-  if (!noted) turn.note(number);
-  turn.resume();
-  if (rest || !call.waits) record = turn.record(number);
-  if (!rest) turn.complete(number);
-  return rest;
+
+ private:
+  IssuedCall issued() const {
+    return {.number = number_,
+            .form = is_message(call_) ? 0 : form_of(draft_.kind, draft_.dtype, draft_.shape)};
+  }
+
+  // The others wait for the call's post, and nobody for its note. Other threads may send and receive while a
+  // message is waited for, or close the group.
+  void note() {
+    if (std::exchange(noted_, true)) return;
+    turn_.note(number_);
+    if (call_.waits) turn_.await(number_);
+    if (!is_message(call_)) return;
+    keep_record();
+    kept_ = group_.keep_direct(turn_);
+    turn_.pause();
+  }
+
+  // Before a pause, after which another call may lie in its place.
+  void keep_record() {
+    if (begun_.record.number == 0) begun_.record = turn_.record(number_);
+  }
+
+  GroupState& group_;
+  const DirectCall& call_;
+  CallDraft draft_;
+  c10::intrusive_ptr<c10d::Backend> kept_;
+  CallLog::Turn turn_;
+  std::uint64_t number_ = 0;
+  bool noted_ = false;
+  Begun begun_;
+};
+
+// The usual way says why a call in a graph cannot be.
+std::optional<Begun> begin(GroupState& group, const DirectCall& call, std::source_location where) {
+  if (graph_phase() != GraphPhase::none) return std::nullopt;
+  return Direct(group, call, where).begin();
 }
 
 }  // namespace
 
 bool call_directly(GroupState& group, const DirectCall& call, std::source_location where) {
-  CallRecord record;
-  const auto rest = begin(group, call, where, record);
-  if (!rest) return false;
-  if (*rest) wait_for_rest(group, record, *rest);
+  const auto begun = begin(group, call, where);
+  if (!begun) return false;
+  if (begun->rest) wait_for_rest(group, begun->record, begun->rest);
   return true;
 }
 
 std::optional<Work> send_directly(const std::shared_ptr<GroupState>& group, const DirectCall& call,
                                   std::source_location where) {
-  CallRecord record;
-  auto rest = begin(*group, call, where, record);
-  if (!rest) return std::nullopt;
-  if (!*rest) return Work(std::make_shared<PendingCall>(group, std::move(record)));
-  group->log().set_awaited(0);
-  group->remember(*rest);
-  return Work(std::make_shared<PendingCall>(group, std::move(record), std::move(*rest), false, nullptr));
+  auto begun = begin(*group, call, where);
+  if (!begun) return std::nullopt;
+  if (!begun->rest) return Work(std::make_shared<PendingCall>(group, std::move(begun->record)));
+  group->remember(begun->rest);
+  return Work(
+      std::make_shared<PendingCall>(group, std::move(begun->record), std::move(begun->rest), false, nullptr));
 }
 
 }  // namespace lockstep::comm

@@ -10,6 +10,8 @@
 #include <lockstep/comm/call_record.h>
 #include <lockstep/comm/reduce_op.h>
 
+#include "comm/issue_listener.h"
+
 namespace lockstep::comm {
 
 // A call as its caller asks for it, arguments unchecked.
@@ -36,11 +38,11 @@ class DirectCalls {
   // says what is wrong with the others.
   virtual bool takes(const DirectCall& call) const = 0;
 
-  // `number` is the call's in the group's log. `posted` is called as soon as the other ranks can see the
+  // `posted` is called as soon as the other ranks can see the
   // call, and before any long wait; not of a message that is done at once. nullptr once the call is done;
   // where the other ranks do not come at once, what is left to be waited for. Only a send can be asked not to
   // wait.
-  virtual WorkPtr call_directly(const DirectCall& call, std::uint64_t number,
+  virtual WorkPtr call_directly(const DirectCall& call, const IssuedCall& issued,
                                 c10::function_ref<void()> posted) = 0;
 };
 

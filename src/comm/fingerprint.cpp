@@ -11,18 +11,14 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/call_form.h"
+
 namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kBytes = 512;
 
 bool is_one_to_one(CallKind kind) { return kind == CallKind::send || kind == CallKind::recv; }
-
-// Kinds whose tensors may differ in shape from rank to rank.
-bool is_uneven(CallKind kind) {
-  return kind == CallKind::all_gather || kind == CallKind::gather || kind == CallKind::all_to_all ||
-         kind == CallKind::all_to_all_single;
-}
 
 // What has to be equal, then a line break, then what a reader wants to know.
 std::string fingerprint(const CallRecord& record) {

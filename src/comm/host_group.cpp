@@ -37,17 +37,27 @@ void introduce(NoteBoard& board) {
   }
 }
 
+SharedMemory own_segment(int rank, HostGroup::Part part, const std::string& name, const MeetingPoint& point) {
+  try {
+    const auto offset = HostGroup::backend_offset();
+    auto memory = SharedMemory::create("lockstep " + name, offset + part.bytes);
+    memory.commit(0, sizeof(NoteBoard), "notes on calls");
+    if (part.committed > 0) memory.commit(offset, part.committed, "passing data between ranks");
+    introduce(*new (memory.data()) NoteBoard);
+    return memory;
+  } catch (const std::exception& error) {
+    stay_away(rank, point, error.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 std::size_t HostGroup::backend_offset() { return kHugePage; }
 
 std::shared_ptr<HostGroup> HostGroup::meet(int rank, int size, Part part, const std::string& name,
                                            const MeetingPoint& point, const Deadline& deadline) {
-  auto memory = SharedMemory::create("lockstep " + name, backend_offset() + part.bytes);
-  memory.commit(0, sizeof(NoteBoard), "notes on calls");
-  if (part.committed > 0) memory.commit(backend_offset(), part.committed, "passing data between ranks");
-  introduce(*new (memory.data()) NoteBoard);
-  auto members = meet_on_host(rank, size, std::move(memory), point, deadline);
+  auto members = meet_on_host(rank, size, own_segment(rank, part, name, point), point, deadline);
   for (const auto& member : members) {
     if (member.memory->size() == backend_offset() + part.bytes) continue;
     throw RendezvousError(

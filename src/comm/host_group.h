@@ -25,7 +25,7 @@ class HostGroup {
   };
 
   // All ranks call it. Throws RendezvousError naming ranks that did not come, and Error, before anyone is
-  // waited for, when memory is short.
+  // waited for, when memory is short; then the other ranks get a RendezvousError that says so.
   static std::shared_ptr<HostGroup> meet(int rank, int size, Part part, const std::string& name,
                                          const MeetingPoint& point, const Deadline& deadline);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/host_mesh.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <sys/syscall.h>
@@ -15,6 +16,8 @@
 namespace lockstep::comm {
 namespace {
 
+constexpr auto kLook = std::chrono::milliseconds(50);
+
 UniqueFd own_process() {
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!fd)
@@ -22,11 +25,36 @@ UniqueFd own_process() {
   return fd;
 }
 
-HostMember member_from(FdMessage message) {
+// The complaint of a rank that stays away; empty when there is none, or the store is gone.
+std::string complaint_at(const MeetingPoint& point) noexcept {
+  try {
+    return point.complaint();
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// What arrived at rank `rank`.
+HostMember member_from(FdMessage message, int rank, const MeetingPoint& point) {
   if (message.fds.size() != 2)
     throw RendezvousError("a rank of this host sent no memory; is it of this version?");
-  return {std::make_shared<SharedMemory>(SharedMemory::map(std::move(message.fds[0]))),
-          std::move(message.fds[1])};
+  try {
+    return {std::make_shared<SharedMemory>(SharedMemory::map(std::move(message.fds[0]))),
+            std::move(message.fds[1])};
+  } catch (const std::exception& error) {
+    stay_away(rank, point, error.what());  // before the connections close
+    throw;
+  }
+}
+
+// The next connection. While nobody comes, somebody may say why.
+UniqueFd accept_rank(const LocalListener& listener, const MeetingPoint& point, const Deadline& deadline) {
+  while (!deadline.expired()) {
+    auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
+    if (connection) return connection;
+    if (!complaint_at(point).empty()) throw Error("a rank stays away");
+  }
+  return {};
 }
 
 std::array<int, 2> fds_of(const HostMember& member) { return {member.memory->fd(), member.process.get()}; }
@@ -44,7 +72,7 @@ void collect_at_zero(std::vector<HostMember>& members, const MeetingPoint& point
   point.publish(listener.name);
   std::vector<UniqueFd> connections(members.size());
   while (!ranks_missing(members).empty()) {
-    auto connection = accept_local(listener, deadline);
+    auto connection = accept_rank(listener, point, deadline);
     if (!connection) {
       throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not come to share memory within {} ms",
                                         members.size(), fmt::join(ranks_missing(members), ", "),
@@ -53,7 +81,7 @@ void collect_at_zero(std::vector<HostMember>& members, const MeetingPoint& point
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t rank = message.number;
     if (rank >= members.size() || connections[rank]) throw RendezvousError("two processes claim one rank");
-    members[rank] = member_from(std::move(message));
+    members[rank] = member_from(std::move(message), 0, point);
     connections[rank] = std::move(connection);
   }
   for (std::size_t to = 1; to < members.size(); ++to) {
@@ -62,11 +90,15 @@ void collect_at_zero(std::vector<HostMember>& members, const MeetingPoint& point
       send_fds(connections[to].get(), static_cast<std::uint32_t>(about), fds_of(members[about]), deadline);
     }
   }
+  for (std::size_t from = 1; from < members.size(); ++from) (void)receive_fds(connections[from].get(), deadline);
+  for (std::size_t to = 1; to < members.size(); ++to) send_fds(connections[to].get(), 0, {}, deadline);
 }
 
 void collect_elsewhere(std::vector<HostMember>& members, int rank, const MeetingPoint& point,
                        const Deadline& deadline) {
-  const auto connection = connect_locally(point.lookup(), deadline);
+  const auto name = point.lookup();
+  if (name.empty()) throw Error("rank 0 stays away");
+  const auto connection = connect_locally(name, deadline);
   const auto own = static_cast<std::size_t>(rank);
   send_fds(connection.get(), static_cast<std::uint32_t>(rank), fds_of(members[own]), deadline);
   for (std::size_t expected = 1; expected < members.size(); ++expected) {
@@ -74,11 +106,23 @@ void collect_elsewhere(std::vector<HostMember>& members, int rank, const Meeting
     const std::size_t about = message.number;
     if (about >= members.size() || about == own)
       throw RendezvousError("rank 0 told of a rank that cannot be");
-    members[about] = member_from(std::move(message));
+    members[about] = member_from(std::move(message), rank, point);
   }
+  // Nobody goes on before all have mapped everything.
+  send_fds(connection.get(), static_cast<std::uint32_t>(rank), {}, deadline);
+  (void)receive_fds(connection.get(), deadline);
 }
 
 }  // namespace
+
+void stay_away(int rank, const MeetingPoint& point, const std::string& reason) noexcept {
+  try {
+    point.complain(fmt::format("rank {}: {}", rank, reason));
+    if (rank == 0) point.publish({});
+  } catch (const std::exception&) {
+    // The store is gone, and with it those who would read this.
+  }
+}
 
 std::vector<HostMember> meet_on_host(int rank, int size, SharedMemory own, const MeetingPoint& point,
                                      const Deadline& deadline) {
@@ -99,8 +143,9 @@ std::vector<HostMember> meet_on_host(int rank, int size, SharedMemory own, const
   } catch (const RendezvousError&) {
     throw;
   } catch (const std::exception& error) {
+    const auto complaint = complaint_at(point);
     throw RendezvousError(fmt::format("rank {} of {}: the ranks of this host could not share memory: {}",
-                                      rank, size, error.what()));
+                                      rank, size, complaint.empty() ? error.what() : complaint));
   }
   return members;
 }

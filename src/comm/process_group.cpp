@@ -9,6 +9,7 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/device/graph_phase.h>
 
+#include "comm/call_form.h"
 #include "comm/checks.h"
 #include "comm/direct.h"
 #include "comm/failure.h"
@@ -101,6 +102,12 @@ void refuse_to_be_captured(const GroupState& group, const CallRecord& record) {
                   "make it outside of the step, or use NCCL and tensors on the GPU");
 }
 
+comm::IssuedCall issued(const CallRecord& record) {
+  const bool is_message = record.kind == CallKind::send || record.kind == CallKind::recv;
+  return {.number = record.number,
+          .form = is_message ? 0 : comm::form_of(record.kind, record.dtype, record.shape)};
+}
+
 // Numbers and records the call, hands it to the backend, and turns a refusal into our errors.
 template <class Call>
 Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Call& call,
@@ -112,7 +119,7 @@ Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Ca
   record = group->log().add(std::move(record));
   try {
     if (group->info().check_calls) comm::compare_calls(*backend, *group, record);
-    if (auto* listener = group->listener()) listener->next_call(record.number);
+    if (auto* listener = group->listener()) listener->next_call(issued(record));
     C10dWork work = call(*backend);
     const bool on_stream = watch != nullptr && watch->add(record, work);
     if (!on_stream) refuse_to_be_captured(*group, record);
@@ -350,7 +357,7 @@ void ProcessGroup::monitored_barrier(std::optional<std::chrono::milliseconds> ti
   const auto backend = state_->backend();
   auto& log = state_->log();
   const auto record = log.add(record_of(CallKind::barrier, {}, where));
-  if (auto* listener = state_->listener()) listener->next_call(record.number);
+  if (auto* listener = state_->listener()) listener->next_call(issued(record));
   log.set_awaited(record.number);
   try {
     c10d::BarrierOptions options;

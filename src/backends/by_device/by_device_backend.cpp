@@ -49,11 +49,11 @@ const BackendHandle& ByDeviceBackend::part(const c10::Device& device) const {
 
 c10d::Backend& ByDeviceBackend::next_on(const c10::Device& device) const {
   auto& backend = *part(device).backend;
-  if (auto* listener = dynamic_cast<comm::IssueListener*>(&backend)) listener->next_call(log_number_);
+  if (auto* listener = dynamic_cast<comm::IssueListener*>(&backend)) listener->next_call(next_);
   return backend;
 }
 
-void ByDeviceBackend::next_call(std::uint64_t number) { log_number_ = number; }
+void ByDeviceBackend::next_call(const comm::IssuedCall& call) { next_ = call; }
 
 const comm::StreamBackend* ByDeviceBackend::streams_of(const c10d::Work& work) const {
   for (const auto& part : parts_) {

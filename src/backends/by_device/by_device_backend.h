@@ -22,7 +22,7 @@ class ByDeviceBackend : public c10d::Backend, public comm::IssueListener, public
 
   // "cpu:shm,cuda:nccl"
   const std::string getBackendName() const override;
-  void next_call(std::uint64_t number) override;
+  void next_call(const comm::IssuedCall& call) override;
   bool ends_on_stream(const c10d::Work& work) const override;
   WorkPtr observer_of(const WorkPtr& work) const override;
   WorkPtr mark_stream() const override;
@@ -69,7 +69,7 @@ class ByDeviceBackend : public c10d::Backend, public comm::IssueListener, public
   const comm::StreamBackend* streams_of(const c10d::Work& work) const;
 
   std::vector<BackendHandle> parts_;
-  std::uint64_t log_number_ = 0;
+  comm::IssuedCall next_;
 };
 
 // Of the parts that create_backend() made for these ranks.

@@ -92,13 +92,17 @@ std::string Collective::describe() const { return shm::describe(packed(request_)
 
 std::string Collective::posts_of(const Team& team, std::uint64_t number) {
   std::string text;
+  bool all_alike = true;
+  const Post* first = nullptr;
   for (int rank = 0; rank < team.size(); ++rank) {
     const auto& post = team.area(rank).posts[number % kSlots];
     if (post.number.load(std::memory_order_acquire) != number) continue;
     text +=
         fmt::format("{}rank {}: {}", text.empty() ? "" : "; ", rank, shm::describe(post.what, post.bytes));
+    if (first == nullptr) first = &post;
+    all_alike = all_alike && post.what == first->what && post.bytes == first->bytes;
   }
-  return text;
+  return all_alike ? text + " (alike in size, but not in shape, dtype or kind of call)" : text;
 }
 
 }  // namespace lockstep::shm

@@ -137,19 +137,21 @@ void Engine::start(std::shared_ptr<Transfer> call) {
 
 bool Engine::send_at_once(int to, std::int64_t tag, Element element, Source source,
                           std::uint64_t log_number) {
+  if (source.bytes > kMessageChunkBytes) return false;
   check();
   const std::lock_guard lock(mutex_);
   Send call(team_, mailbox_, to, tag, element, source, log_number);
-  if (call.advance()) return true;
-  call.give_up();
-  return false;
+  const bool sent = call.advance();
+  if (!sent) call.give_up();
+  if (!is_idle()) advance();
+  return sent;
 }
 
-// Not past receives that wait already.
 bool Engine::try_receive(Receive& call) {
   const std::lock_guard lock(mutex_);
+  unmatched_.clear();
   if (!is_idle()) advance();
-  return transfers_.empty() && call.advance();
+  return call.advance_behind(unmatched_);
 }
 
 bool Engine::has_free_slot() {
@@ -178,18 +180,15 @@ void Engine::advance() {
 void Engine::advance_transfers() {
   unmatched_.clear();
   for (auto it = transfers_.begin(); it != transfers_.end();) {
-    const auto* receive = (*it)->unmatched();
-    const bool is_later = receive != nullptr && std::ranges::any_of(unmatched_, [&](const auto* earlier) {
-                            return receive->competes_with(*earlier);
-                          });
-    if (is_later || !(*it)->advance()) {
-      if ((*it)->unmatched() != nullptr) unmatched_.push_back(receive);
-      ++it;
+    auto* receive = (*it)->unmatched();
+    if (receive == nullptr ? (*it)->advance() : receive->advance_behind(unmatched_)) {
+      (*it)->set_finished();
+      it = transfers_.erase(it);
+      under_way_.fetch_sub(1, std::memory_order_relaxed);
       continue;
     }
-    (*it)->set_finished();
-    it = transfers_.erase(it);
-    under_way_.fetch_sub(1, std::memory_order_relaxed);
+    if ((*it)->unmatched() != nullptr) unmatched_.push_back(receive->wanted());
+    ++it;
   }
 }
 

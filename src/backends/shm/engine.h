@@ -42,7 +42,7 @@ class Engine {
   bool wait_shortly(const Call& call);
 
   // Messages of one chunk: done at once, or for a receive while a wait spins, or not begun. `posted()` is
-  // called before that takes long. Both throw when the group has failed.
+  // called before it waits. Both throw when the group has failed.
   bool send_at_once(int to, std::int64_t tag, Element element, Source source, std::uint64_t log_number);
   template <class Posted>
   bool receive_soon(Receive& call, const Posted& posted);
@@ -99,7 +99,7 @@ class Engine {
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
   std::list<std::shared_ptr<Transfer>> transfers_;
-  std::vector<const Receive*> unmatched_;  // while they are gone through
+  std::vector<Wanted> unmatched_;  // by receives under way, as they were last gone through
   std::atomic<int> under_way_{0};
   std::atomic<bool> closed_{false};
   std::uint64_t number_ = 0;

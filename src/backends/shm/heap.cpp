@@ -15,11 +15,15 @@ namespace lockstep::shm {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr double kMegabyte = 1024.0 * 1024.0;
+constexpr const char* kPurpose = "tensors that ranks share";
 
 std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 1) / unit * unit; }
 
-[[noreturn]] void fail_short(std::size_t end) {
-  throw Error(fmt::format("memory is short: the shared heap ends at {} bytes", end));
+[[noreturn]] void fail_short(std::size_t asked, std::size_t end) {
+  throw Error(fmt::format(
+      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may take {:.1f} MiB in all",
+      static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte));
 }
 
 }  // namespace
@@ -27,7 +31,7 @@ std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 
 Heap::Heap(const SharedMemory& memory, std::size_t offset) : memory_(memory), start_(offset) {}
 
 std::byte* Heap::allocate(std::size_t bytes) {
-  if (bytes > memory_.size()) fail_short(memory_.size() - start_);  // rounding it up could overflow
+  if (bytes > memory_.size()) fail_short(bytes, memory_.size() - start_);  // rounding it up could overflow
   // Not whole huge pages: buckets that are laid out anew must fit where the old ones were.
   const auto length = std::max(kPage, up_to(kPage, bytes));
   const std::lock_guard lock(mutex_);
@@ -56,8 +60,8 @@ std::size_t Heap::extend(std::size_t bytes) {
   const bool large = bytes >= Layout::kHugePage;
   const auto begin = large ? up_to(Layout::kHugePage, end_) : end_;
   const auto end = begin + (large ? up_to(Layout::kHugePage, bytes) : bytes);
-  if (start_ + end > memory_.size()) fail_short(memory_.size() - start_);
-  memory_.commit(start_ + end_, end - end_, "tensors that ranks share");
+  if (start_ + end > memory_.size()) fail_short(bytes, memory_.size() - start_);
+  memory_.commit(start_ + end_, end - end_, kPurpose);
   if (large) memory_.prefer_huge_pages(start_ + begin, end - begin);
   const auto before = std::exchange(end_, end);
   if (begin > before) give_back(before, begin - before);

@@ -44,6 +44,7 @@ void Meeting::post(const Request& request, std::uint64_t number) {
   post.what = packed(request);
   post.bytes = size_of(request);
   post.log_number = request.log_number;
+  post.form = request.form;
   post.payload = table_bytes(request.kind, team_.size()) + staged_bytes(plan_);
   post.longest_lane = longest_lane(plan_);
   post.heap_offset = -1;
@@ -98,7 +99,8 @@ Meeting::Seen Meeting::look() {
 bool Meeting::agrees(int rank) const {
   const auto& own = post_of(team_.rank());
   const auto& other = post_of(rank);
-  return own.what == other.what && (is_uneven(request_->kind) || own.bytes == other.bytes);
+  return own.what == other.what && own.form == other.form &&
+         (is_uneven(request_->kind) || own.bytes == other.bytes);
 }
 
 // Every pair of ranks, so that all of them find the same.

@@ -41,6 +41,7 @@ struct Request {
   std::vector<Source> inputs = {};
   std::vector<Target> outputs = {};
   std::uint64_t log_number = 0;  // the call's number in the rank's log, for messages
+  std::uint64_t form = 0;        // equal on all ranks; see comm::form_of()
 };
 
 const char* name_of(Element element);      // "f32"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/shm_backend.h"
 
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -87,6 +89,12 @@ ShmBackend::ShmBackend(int rank, int size, std::shared_ptr<shm::Connection> conn
 
 ShmBackend::~ShmBackend() { connection_->engine().leave(); }
 
+// Messages may be issued by other threads than collectives.
+void ShmBackend::next_call(const comm::IssuedCall& call) {
+  log_number_ = call.number;
+  if (call.form != 0) form_ = call.form;
+}
+
 void ShmBackend::abort() { connection_->engine().abort(); }
 
 std::chrono::milliseconds ShmBackend::limit(std::chrono::milliseconds asked) const {
@@ -109,6 +117,7 @@ ShmBackend::WorkPtr ShmBackend::issue(c10d::OpType op, Request request, Tensors 
                                       std::chrono::milliseconds timeout) {
   auto& engine = connection_->engine();
   request.log_number = log_number_;
+  request.form = std::exchange(form_, 0);
   auto call = std::make_shared<Keeping<shm::Collective>>(std::move(kept), engine.team(), std::move(request));
   engine.start(call, limit(timeout));
   return c10::make_intrusive<ShmWork>(getRank(), op, connection_, std::move(call), limit(timeout));
@@ -118,14 +127,15 @@ bool ShmBackend::takes(const comm::DirectCall& call) const {
   return shm::fits_directly(call, getRank(), getSize());
 }
 
-ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, std::uint64_t number,
+ShmBackend::WorkPtr ShmBackend::call_directly(const comm::DirectCall& call, const comm::IssuedCall& issued,
                                               c10::function_ref<void()> posted) {
-  if (call.kind == CallKind::send) return send_directly(call, number, posted);
+  if (call.kind == CallKind::send) return send_directly(call, issued.number, posted);
   if (call.kind == CallKind::recv) return receive_directly(call, posted);
   auto& engine = connection_->engine();
   const auto fill = [&](Request& request) {
     shm::fill(request, call, getSize());
-    request.log_number = number;
+    request.log_number = issued.number;
+    request.form = issued.form;
   };
   // From now on the call goes on behind its caller's back, and keeps the tensors alive.
   const auto make = [&](Request request) {

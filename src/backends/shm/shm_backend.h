@@ -25,7 +25,7 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   ShmBackend& operator=(const ShmBackend&) = delete;
 
   const std::string getBackendName() const override { return "shm"; }
-  void next_call(std::uint64_t number) override { log_number_ = number; }
+  void next_call(const comm::IssuedCall& call) override;
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   void abort() override;
 
@@ -35,7 +35,7 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   bool takes(const comm::DirectCall& call) const override;
-  WorkPtr call_directly(const comm::DirectCall& call, std::uint64_t number,
+  WorkPtr call_directly(const comm::DirectCall& call, const comm::IssuedCall& issued,
                         c10::function_ref<void()> posted) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -75,6 +75,7 @@ class ShmBackend : public c10d::Backend, public comm::IssueListener, public comm
   std::shared_ptr<shm::Connection> connection_;
   std::chrono::milliseconds timeout_;
   std::uint64_t log_number_ = 0;
+  std::uint64_t form_ = 0;  // of the next collective
 };
 
 BackendHandle create_shm(const BackendRequest& request);

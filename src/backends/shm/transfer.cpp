@@ -153,13 +153,20 @@ Receive::Receive(const Team& team, Mailbox& mailbox, int from, std::int64_t tag,
                  Target target)
     : team_(team), mailbox_(mailbox), from_(from), tag_(tag), element_(element), target_(target) {}
 
-bool Receive::advance() {
+bool Receive::advance() { return advance_behind({}); }
+
+bool Receive::advance_behind(const std::vector<Wanted>& earlier) {
   if (arrival_.message != nullptr) return finish();
   const int first = from_ < 0 ? 0 : from_;
   const int last = from_ < 0 ? team_.size() - 1 : from_;
   for (int from = first; from <= last; ++from) {
     if (from == team_.rank()) continue;
     bring_in_parked(team_, mailbox_, from);
+    if (std::ranges::any_of(earlier, [&](const Wanted& other) {
+          return other.tag == tag_ && (other.from < 0 || other.from == from);
+        })) {
+      continue;
+    }
     // One that is parked was sent before those in the channel.
     if (find_parked(from) != nullptr) {
       if (try_parked(from)) return true;
@@ -168,10 +175,6 @@ bool Receive::advance() {
     }
   }
   return false;
-}
-
-bool Receive::competes_with(const Receive& other) const {
-  return tag_ == other.tag_ && (from_ < 0 || other.from_ < 0 || from_ == other.from_);
 }
 
 bool Receive::fits(int from, std::uint64_t element, std::uint64_t bytes) {

@@ -62,14 +62,21 @@ struct Mailbox {
 
 class Receive;
 
-// A message between two ranks. Under the engine's lock throughout. One of no more than kMessageChunkBytes is
-// done in the advance() that finds a place for it, or finds it; until then nothing has been done.
+// A message that a receive wants.
+struct Wanted {
+  std::int64_t tag = 0;
+  int from = 0;  // -1: any rank
+};
+
+// A message between two ranks. Under the engine's lock throughout, but for being made. One of no more than
+// kMessageChunkBytes is done in the advance() that finds a place for it, or finds it; until then nothing has
+// been done.
 class Transfer : public Call {
  public:
   // Which other ranks could still bring it about: all of awaited() together, or any one of them.
   virtual bool any_will_do() const { return false; }
   // Itself, where it is a receive that no message has been found for yet.
-  virtual const Receive* unmatched() const { return nullptr; }
+  virtual Receive* unmatched() { return nullptr; }
 };
 
 class Send : public Transfer {
@@ -109,9 +116,10 @@ class Receive : public Transfer {
   bool advance() override;
   std::vector<int> awaited() const override;
   bool any_will_do() const override { return from_ < 0; }
-  const Receive* unmatched() const override { return arrival_.message == nullptr ? this : nullptr; }
-  // Whether there can be a message that both want.
-  bool competes_with(const Receive& other) const;
+  Receive* unmatched() override { return arrival_.message == nullptr ? this : nullptr; }
+  Wanted wanted() const { return {tag_, from_}; }
+  // The same as advance(), but for messages that receives begun before this one want too.
+  bool advance_behind(const std::vector<Wanted>& earlier);
   std::string describe() const override;
 
   int source_rank() const { return from_; }  // once finished

@@ -60,8 +60,8 @@ WorkPtr staged(WorkPtr work, Tensors device, Tensors host) {
 
 }  // namespace
 
-void StagedBackend::next_call(std::uint64_t number) {
-  if (auto* listener = dynamic_cast<comm::IssueListener*>(host_.get())) listener->next_call(number);
+void StagedBackend::next_call(const comm::IssuedCall& call) {
+  if (auto* listener = dynamic_cast<comm::IssueListener*>(host_.get())) listener->next_call(call);
 }
 
 WorkPtr StagedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

@@ -22,7 +22,7 @@ class StagedBackend : public c10d::Backend, public comm::IssueListener {
       : Backend(host->getRank(), host->getSize()), host_(std::move(host)) {}
 
   const std::string getBackendName() const override { return "staged over " + host_->getBackendName(); }
-  void next_call(std::uint64_t number) override;
+  void next_call(const comm::IssuedCall& call) override;
   void setTimeout(std::chrono::milliseconds timeout) override { host_->setTimeout(timeout); }
   void abort() override { host_->abort(); }
 
