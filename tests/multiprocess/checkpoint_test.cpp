@@ -78,10 +78,13 @@ const testing::Scenario fails_together("one rank's failure is that of all", [] {
   manager.wait();
   context.group().barrier();
   if (context.is_main()) fs::remove_all(folder / "runs");
+  context.group().barrier();
+  EXPECT_THAT(error_of([&] { manager.save(2, contents(0)); }),
+              HasSubstr("the folder of checkpoints is gone"));
+  context.group().barrier();
   if (context.is_main()) std::ofstream(folder / "runs") << "x";
   context.group().barrier();
-  manager.save(2, contents(0));
-  EXPECT_THAT(error_of([&] { manager.wait(); }), HasSubstr("runs"));
+  EXPECT_THAT(error_of([&] { manager.save(2, contents(0)); }), HasSubstr("runs"));
   EXPECT_THAT(error_of([&] { load_on_all(context.group(), folder / "nothing.pt"); }),
               HasSubstr("nothing.pt"));
   EXPECT_THAT(error_of([&] {
