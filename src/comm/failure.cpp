@@ -16,8 +16,12 @@ namespace lockstep::comm {
 namespace {
 
 // Backends throw plain runtime errors; only their text tells what happened.
-constexpr std::array kTimeoutSigns = {"Timed out", "timed out", "Timeout", "timeout",
-                                      "failed to pass monitoredBarrier", "reached monitoredBarrier"};
+constexpr std::array kTimeoutSigns = {"Timed out",
+                                      "timed out",
+                                      "Timeout",
+                                      "timeout",
+                                      "failed to pass monitoredBarrier",
+                                      "reached monitoredBarrier"};
 constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "Connection reset by peer",
                                    "Connection refused",

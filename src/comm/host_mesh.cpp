@@ -90,7 +90,8 @@ void collect_at_zero(std::vector<HostMember>& members, const MeetingPoint& point
       send_fds(connections[to].get(), static_cast<std::uint32_t>(about), fds_of(members[about]), deadline);
     }
   }
-  for (std::size_t from = 1; from < members.size(); ++from) (void)receive_fds(connections[from].get(), deadline);
+  for (std::size_t from = 1; from < members.size(); ++from)
+    (void)receive_fds(connections[from].get(), deadline);
   for (std::size_t to = 1; to < members.size(); ++to) send_fds(connections[to].get(), 0, {}, deadline);
 }
 

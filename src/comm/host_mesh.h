@@ -36,8 +36,8 @@ struct MeetingPoint {
 void stay_away(int rank, const MeetingPoint& point, const std::string& reason) noexcept;
 
 // Every rank brings a segment and leaves with all of them, [i] being rank i's. All ranks run on one host as
-// one user. Throws RendezvousError naming the ranks that did not come, on all ranks when one stays away or cannot
-// map what the others bring.
+// one user. Throws RendezvousError naming the ranks that did not come, on all ranks when one stays away or
+// cannot map what the others bring.
 std::vector<HostMember> meet_on_host(int rank, int size, SharedMemory own, const MeetingPoint& point,
                                      const Deadline& deadline);
 
