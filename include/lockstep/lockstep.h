@@ -12,13 +12,17 @@
 #include <lockstep/base/world.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
+#include <lockstep/checkpoint/epoch_checkpoint.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/checkpoint/reduce_lr_on_plateau.h>
+#include <lockstep/checkpoint/starting_weights.h>
+#include <lockstep/checkpoint/step_lr.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/data/data.h>
 #include <lockstep/ddp/activation_checkpoint.h>
+#include <lockstep/ddp/broadcast_module.h>
 #include <lockstep/ddp/clip_grad.h>
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/distributed_data_parallel.h>

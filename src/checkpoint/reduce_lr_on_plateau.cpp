@@ -6,14 +6,15 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/reduce_lr_on_plateau.h>
 
-namespace lockstep {
-namespace {
+#include "checkpoint/learning_rates.h"
 
-std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<double> rates;
-  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
-  return rates;
-}
+namespace lockstep {
+
+using checkpointing::list_of;
+using checkpointing::numbers_in;
+using checkpointing::rates_of;
+
+namespace {
 
 bool is_mode(const std::string& mode) { return mode == "min" || mode == "max"; }
 bool is_threshold_mode(const std::string& mode) { return mode == "rel" || mode == "abs"; }
@@ -36,16 +37,6 @@ void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) 
   if (!options.min_lrs.empty() && options.min_lrs.size() != groups) {
     refuse(fmt::format("there are {} min_lrs for {} parameter groups", options.min_lrs.size(), groups));
   }
-}
-
-List list_of(const std::vector<double>& numbers) {
-  return List(std::vector<Value>(numbers.begin(), numbers.end()));
-}
-
-std::vector<double> numbers_in(const Value& list) {
-  std::vector<double> numbers;
-  for (const auto& item : list.as_items()) numbers.push_back(item.as_double());
-  return numbers;
 }
 
 }  // namespace

@@ -21,32 +21,13 @@ class Net(nn.Module):
         return self.second(self.dropout(torch.relu(self.norm(self.first(x)))))
 
 
-class LibTorchStepLR:
-    """LibTorch's StepLR lowers the rate one call later than Python's does."""
-
-    def __init__(self, optimizer, step_size, gamma):
-        self.optimizer, self.step_size, self.gamma, self.last_epoch = optimizer, step_size, gamma, 0
-
-    def step(self):
-        if self.last_epoch and self.last_epoch % self.step_size == 0:
-            for group in self.optimizer.param_groups:
-                group["lr"] *= self.gamma
-        self.last_epoch += 1
-
-    def state_dict(self):
-        return {"last_epoch": self.last_epoch}
-
-    def load_state_dict(self, state):
-        self.last_epoch = state["last_epoch"]
-
-
 def main():
     torch.set_num_threads(1)
     until, source, target = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.manual_seed(1)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    scheduler = LibTorchStepLR(optimizer, 3, 0.7)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
     data = TensorDataset(torch.sin(torch.arange(SAMPLES * 8, dtype=torch.float64)).float().view(SAMPLES, 8),
                          torch.arange(SAMPLES) % 3)
     sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=3)
