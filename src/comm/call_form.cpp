@@ -4,8 +4,9 @@
 namespace lockstep::comm {
 namespace {
 
+constexpr std::uint64_t kOddNumber = 0x9E37'79B9'7F4A'7C15U;
+
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
-  constexpr std::uint64_t kOddNumber = 0x9E37'79B9'7F4A'7C15U;
   hash = (hash ^ value) * kOddNumber;
   return hash ^ hash >> 29U;
 }

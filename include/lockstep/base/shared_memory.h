@@ -20,6 +20,8 @@ class SharedMemory {
   /// Maps what another process created.
   static SharedMemory map(UniqueFd fd);
   ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;
 

@@ -49,8 +49,8 @@ Collective::Way Collective::choose_way() const {
 }
 
 bool Collective::finish() {
-  if (way_ == Way::chunked) return pipeline_->advance();
-  if (way_ == Way::in_place) return in_place_->advance();
+  if (pipeline_) return pipeline_->advance();
+  if (in_place_) return in_place_->advance();
   meeting_.finish_small();
   return true;
 }
@@ -71,6 +71,7 @@ void Collective::begin_chunks() {
 void Collective::begin_in_place() {
   const auto& plan = meeting_.plan();
   std::vector<std::byte*> rows;
+  rows.reserve(static_cast<std::size_t>(team_.size()));
   for (int rank = 0; rank < team_.size(); ++rank)
     rows.push_back(team_.heap(rank) + meeting_.post_of(rank).heap_offset);
   in_place_.emplace(team_, number_, std::move(rows), request_.outputs.front().bytes, plan.width, plan.kernel);

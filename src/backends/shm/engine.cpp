@@ -36,6 +36,7 @@ int missing_for_good(const Team& team, const Call& call, const std::vector<int>&
 
 std::string names_of(const Team& team, const std::vector<int>& ranks) {
   std::vector<std::string> names;
+  names.reserve(ranks.size());
   for (const int rank : ranks) names.push_back(team.name_of(rank));
   return fmt::format("{}", fmt::join(names, ", "));
 }

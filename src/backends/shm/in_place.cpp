@@ -8,7 +8,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr std::size_t kPartBytes = 128 * 1024;
+constexpr std::size_t kPartBytes = std::size_t{128} * 1024;
 
 // A rank that did all at once what others are about to do themselves would have used up its turn on a core
 // that it shares, and be the one that they wait for in the next call.

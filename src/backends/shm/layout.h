@@ -11,10 +11,10 @@ inline constexpr std::size_t kLine = 64;          // bytes that two cores hand e
 inline constexpr std::size_t kSlots = 32;         // calls that may be under way at once
 inline constexpr std::size_t kSmallBytes = 8192;  // what a call may leave beside its post
 inline constexpr std::size_t kStages = 4;         // staging buffers of a rank
-inline constexpr std::size_t kStageBytes = 256 * 1024;
+inline constexpr std::size_t kStageBytes = std::size_t{256} * 1024;
 inline constexpr std::size_t kMessages = 8;  // messages that may be under way from one rank to another
 inline constexpr std::size_t kMessageChunks = 4;
-inline constexpr std::size_t kMessageChunkBytes = 32 * 1024;
+inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
 
 // What a rank says about its next collective call. Written by that rank alone, `number` last (release); read
 // by the others after they have seen that number (acquire). Rewritten for call number + kSlots, once all
@@ -101,7 +101,7 @@ struct Layout {
   explicit Layout(int size) : channels(static_cast<std::size_t>(size)) {}
 
   std::size_t channels;
-  static constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+  static constexpr std::size_t kHugePage = std::size_t{2} << 20U;
 
   static constexpr std::size_t channel_offset(std::size_t index) {
     return (sizeof(Area) + kLine - 1) / kLine * kLine + index * sizeof(Channel);

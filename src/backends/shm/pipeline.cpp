@@ -79,6 +79,7 @@ bool Pipeline::try_combine() {
   const std::size_t bytes = piece_of(plan_.own.bytes, combined_);
   if (bytes > 0) {
     std::vector<const void*> in;
+    in.reserve(static_cast<std::size_t>(team_.size()));
     for (int rank = 0; rank < team_.size(); ++rank) {
       in.push_back(rank == team_.rank() ? plan_.own.data + before : lane(rank, combined_, own_lane));
     }

@@ -8,12 +8,13 @@ namespace lockstep::shm {
 Team::Team(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes, RankNews news)
     : rank_(rank),
       segments_(std::move(segments)),
+      own_(reinterpret_cast<Area*>(segment(rank))),
       layout_(static_cast<int>(segments_.size())),
       heap_bytes_(segment_bytes - layout_.heap_offset()),
       news_(std::move(news)) {
   // Zero bytes are the initial state of everything in an area.
+  areas_.reserve(segments_.size());
   for (auto* start : segments_) areas_.push_back(reinterpret_cast<Area*>(start));
-  own_ = areas_[static_cast<std::size_t>(rank)];
 }
 
 Channel& Team::channel(int from, int to) const {
@@ -22,7 +23,7 @@ Channel& Team::channel(int from, int to) const {
 
 std::int64_t Team::heap_offset_of(const std::byte* data, std::size_t bytes) const {
   const auto* const start = heap(rank_);
-  const std::less_equal<const std::byte*> not_after;
+  const std::less_equal<> not_after;
   if (!not_after(start, data) || !not_after(data + bytes, start + heap_bytes_)) return -1;
   return data - start;
 }
