@@ -59,6 +59,12 @@ void StepLR::load_state_dict(const Dict& state_dict) {
   take("last_epoch", loaded.last_epoch_, count);
   take("_step_count", loaded.step_count_, count);
   take("_last_lr", loaded.last_lr_, checkpointing::numbers_in);
+  if (state_dict.find("last_epoch") == nullptr) throw CheckpointError("StepLR: 'last_epoch' is missing");
+  const auto groups = optimizer_->param_groups().size();
+  if (loaded.base_lrs_.size() != groups || loaded.last_lr_.size() != groups) {
+    throw CheckpointError(fmt::format("StepLR: rates of {} parameter groups, but the optimizer has {}",
+                                      loaded.base_lrs_.size(), groups));
+  }
   if (loaded.step_size_ < 1) {
     throw CheckpointError(fmt::format("StepLR: 'step_size' is {}, below 1", loaded.step_size_));
   }

@@ -18,11 +18,21 @@ bool is_uneven(CallKind kind) {
          kind == CallKind::all_to_all_single;
 }
 
-std::uint64_t form_of(CallKind kind, c10::ScalarType dtype, c10::IntArrayRef shape) {
+std::uint64_t layout_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_contiguous()) return 0;
+  std::uint64_t layout = 1;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    // The stride of a dimension of one element says nothing.
+    if (tensor.size(dim) > 1) layout = mixed(layout, static_cast<std::uint64_t>(tensor.stride(dim)));
+  }
+  return layout;
+}
+
+std::uint64_t form_of(CallKind kind, c10::ScalarType dtype, c10::IntArrayRef shape, std::uint64_t layout) {
   auto form = mixed(static_cast<std::uint64_t>(kind) + 1, static_cast<std::uint64_t>(dtype) + 1);
   if (is_uneven(kind)) return form;
   for (const auto size : shape) form = mixed(form, static_cast<std::uint64_t>(size) + 1);
-  return form;
+  return mixed(form, layout);
 }
 
 }  // namespace lockstep::comm

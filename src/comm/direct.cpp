@@ -92,7 +92,7 @@ class Direct {
  private:
   IssuedCall issued() const {
     return {.number = number_,
-            .form = is_message(call_) ? 0 : form_of(draft_.kind, draft_.dtype, draft_.shape)};
+            .form = is_message(call_) ? 0 : form_of(draft_.kind, draft_.dtype, draft_.shape, 0)};
   }
 
   // The others wait for the call's post, and nobody for its note. Other threads may send and receive while a

@@ -30,6 +30,7 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "connection closed"};
 
 constexpr auto kDeathLimit = std::chrono::milliseconds(50);
+constexpr auto kNoteLimit = std::chrono::milliseconds(50);
 
 bool mentions(std::string_view text, const auto& signs) {
   return std::ranges::any_of(signs,
@@ -62,6 +63,15 @@ struct Story {
       fmt::format("{} did not finish in time: {}. Some rank did not make the matching call; compare what "
                   "each rank was doing, or raise InitOptions::timeout{}",
                   story.begin(), reason, story.end()));
+}
+
+// A rank's post may be seen a moment before its note.
+void await_notes(const Story& story) {
+  const auto others = story.group.host_group();
+  const bool is_message = story.call.kind == CallKind::send || story.call.kind == CallKind::recv;
+  if (others == nullptr || is_message) return;
+  const Deadline deadline(kNoteLimit);
+  while (!others->have_all_issued(story.call.number) && !deadline.expired()) std::this_thread::yield();
 }
 
 // A connection breaks a moment before its process is seen to be dead.
@@ -110,6 +120,7 @@ void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, c
   } catch (const TimeoutError& error) {
     throw_late(story, error.what());
   } catch (const DesyncError& error) {
+    await_notes(story);
     throw DesyncError(fmt::format("{}: {}. Every rank has to make the same calls in the same order{}",
                                   story.begin(), error.what(), story.end()));
   } catch (const Error& error) {

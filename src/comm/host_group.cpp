@@ -159,6 +159,13 @@ int HostGroup::last_to_issue(std::uint64_t number) const {
   return last;
 }
 
+bool HostGroup::have_all_issued(std::uint64_t number) const {
+  for (int other = 0; other < size(); ++other) {
+    if (board(other).issued.load(std::memory_order_acquire) < number) return false;
+  }
+  return true;
+}
+
 void HostGroup::refuse(std::uint64_t scope, const std::string& reason, bool is_final) const {
   auto& refusal = own_board().refusal;
   refusal.scope.store(0, std::memory_order_relaxed);

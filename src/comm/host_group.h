@@ -52,6 +52,8 @@ class HostGroup {
   std::string name_of(int rank) const;
   // The rank that was the last to issue the call; -1 where that is not known (any more).
   int last_to_issue(std::uint64_t number) const;
+  // Whether every rank has noted a call of this number, or a later one.
+  bool have_all_issued(std::uint64_t number) const;
 
   // From now on the other ranks' waits in `scope` end with `reason` (all ranks' reasons): this one does not
   // make the calls, or only for form's sake. The next refusal replaces it.

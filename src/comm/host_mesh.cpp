@@ -144,6 +144,7 @@ std::vector<HostMember> meet_on_host(int rank, int size, SharedMemory own, const
   } catch (const RendezvousError&) {
     throw;
   } catch (const std::exception& error) {
+    stay_away(rank, point, error.what());
     const auto complaint = complaint_at(point);
     throw RendezvousError(fmt::format("rank {} of {}: the ranks of this host could not share memory: {}",
                                       rank, size, complaint.empty() ? error.what() : complaint));

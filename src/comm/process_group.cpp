@@ -85,14 +85,20 @@ Average averaging(const GroupState& group, ReduceOp op, const Tensor& result) {
   return {c10d::ReduceOp::SUM, [result, size = group.size()] { result.detach().div_(size); }};
 }
 
-CallRecord record_of(CallKind kind, const Tensor& tensor, Where where, std::optional<ReduceOp> op = {},
-                     int root = -1) {
+// A call that is about to be made.
+struct Described {
+  CallRecord record;
+  std::uint64_t layout = 0;  // see comm::layout_of()
+};
+
+Described described(CallKind kind, const Tensor& tensor, Where where, std::optional<ReduceOp> op = {},
+                    int root = -1) {
   CallRecord record{.kind = kind, .op = op, .root = root, .where = where};
   if (tensor.defined()) {
     record.dtype = tensor.scalar_type();
     record.shape = tensor.sizes().vec();
   }
-  return record;
+  return {std::move(record), comm::layout_of(tensor)};
 }
 
 // A call that does not end on a device's stream would be made while a graph is captured, and never again.
@@ -102,16 +108,17 @@ void refuse_to_be_captured(const GroupState& group, const CallRecord& record) {
                   "make it outside of the step, or use NCCL and tensors on the GPU");
 }
 
-comm::IssuedCall issued(const CallRecord& record) {
+comm::IssuedCall issued(const CallRecord& record, std::uint64_t layout) {
   const bool is_message = record.kind == CallKind::send || record.kind == CallKind::recv;
   return {.number = record.number,
-          .form = is_message ? 0 : comm::form_of(record.kind, record.dtype, record.shape)};
+          .form = is_message ? 0 : comm::form_of(record.kind, record.dtype, record.shape, layout)};
 }
 
 // Numbers and records the call, hands it to the backend, and turns a refusal into our errors.
 template <class Call>
-Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Call& call,
+Work issue(const std::shared_ptr<GroupState>& group, Described described, const Call& call,
            std::function<void()> on_success = {}) {
+  auto& record = described.record;
   const auto backend = group->backend_for(record);
   const auto watch = group->watch();
   if (watch == nullptr || record.kind == CallKind::barrier) refuse_to_be_captured(*group, record);
@@ -119,7 +126,7 @@ Work issue(const std::shared_ptr<GroupState>& group, CallRecord record, const Ca
   record = group->log().add(std::move(record));
   try {
     if (group->info().check_calls) comm::compare_calls(*backend, *group, record);
-    if (auto* listener = group->listener()) listener->next_call(issued(record));
+    if (auto* listener = group->listener()) listener->next_call(issued(record, described.layout));
     C10dWork work = call(*backend);
     const bool on_stream = watch != nullptr && watch->add(record, work);
     if (!on_stream) refuse_to_be_captured(*group, record);
@@ -162,7 +169,7 @@ Work ProcessGroup::all_reduce_async(const Tensor& tensor, ReduceOp op, Where whe
   check.operation(op, tensor);
   auto average = averaging(*state_, op, tensor);
   return issue(
-      state_, record_of(CallKind::all_reduce, tensor, where, op),
+      state_, described(CallKind::all_reduce, tensor, where, op),
       [&](c10d::Backend& backend) {
         Tensors sent{as_sent_flat(tensor)};
         return backend.allreduce(sent, {.reduceOp = average.op});
@@ -174,7 +181,7 @@ Work ProcessGroup::broadcast_async(const Tensor& tensor, int src, Where where) c
   const Checks check(*state_, CallKind::broadcast, where);
   check.dense(tensor, "tensor");
   check.rank(src, "src");
-  return issue(state_, record_of(CallKind::broadcast, tensor, where, {}, src), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::broadcast, tensor, where, {}, src), [&](c10d::Backend& backend) {
     Tensors sent{as_sent_flat(tensor)};
     return backend.broadcast(sent, {.rootRank = src});
   });
@@ -187,7 +194,7 @@ Work ProcessGroup::reduce_async(const Tensor& tensor, int dst, ReduceOp op, Wher
   check.operation(op, tensor);
   auto average = averaging(*state_, op, tensor);
   return issue(
-      state_, record_of(CallKind::reduce, tensor, where, op, dst),
+      state_, described(CallKind::reduce, tensor, where, op, dst),
       [&](c10d::Backend& backend) {
         Tensors sent{as_sent_flat(tensor)};
         return backend.reduce(sent, {.reduceOp = average.op, .rootRank = dst});
@@ -200,7 +207,7 @@ Work ProcessGroup::all_gather_async(const Tensors& output, const Tensor& input, 
   check.contiguous(input, "input");
   check.one_per_rank(output, "output");
   check.gathered(output, input);
-  return issue(state_, record_of(CallKind::all_gather, input, where), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::all_gather, input, where), [&](c10d::Backend& backend) {
     std::vector<Tensors> outputs{as_sent(output)};
     Tensors inputs{as_sent(input)};
     return backend.allgather(outputs, inputs);
@@ -213,7 +220,7 @@ Work ProcessGroup::all_gather_into_tensor_async(const Tensor& output, const Tens
   check.contiguous(input, "input");
   check.contiguous(output, "output");
   check.whole_of(output, "output", input, "input");
-  return issue(state_, record_of(CallKind::all_gather_into_tensor, input, where),
+  return issue(state_, described(CallKind::all_gather_into_tensor, input, where),
                [&](c10d::Backend& backend) {
                  Tensor whole = as_sent_flat(output);
                  Tensor part = as_sent_flat(input);
@@ -231,7 +238,7 @@ Work ProcessGroup::gather_async(const Tensor& input, const Tensors& output, int 
   } else {
     check.empty_off_root(output, "output", "dst", dst);
   }
-  return issue(state_, record_of(CallKind::gather, input, where, {}, dst), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::gather, input, where, {}, dst), [&](c10d::Backend& backend) {
     std::vector<Tensors> outputs;
     if (dst == rank()) outputs.push_back(as_sent(output));
     Tensors inputs{as_sent(input)};
@@ -249,7 +256,7 @@ Work ProcessGroup::scatter_async(const Tensor& output, const Tensors& input, int
   } else {
     check.empty_off_root(input, "input", "src", src);
   }
-  return issue(state_, record_of(CallKind::scatter, output, where, {}, src), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::scatter, output, where, {}, src), [&](c10d::Backend& backend) {
     std::vector<Tensors> inputs;
     if (src == rank()) inputs.push_back(as_sent(input));
     Tensors outputs{as_sent(output)};
@@ -266,7 +273,7 @@ Work ProcessGroup::reduce_scatter_async(const Tensor& output, const Tensors& inp
   check.operation(op, output);
   auto average = averaging(*state_, op, output);
   return issue(
-      state_, record_of(CallKind::reduce_scatter, output, where, op),
+      state_, described(CallKind::reduce_scatter, output, where, op),
       [&](c10d::Backend& backend) {
         Tensors outputs{as_sent(output)};
         std::vector<Tensors> inputs{as_sent(input)};
@@ -284,7 +291,7 @@ Work ProcessGroup::reduce_scatter_tensor_async(const Tensor& output, const Tenso
   check.operation(op, output);
   auto average = averaging(*state_, op, output);
   return issue(
-      state_, record_of(CallKind::reduce_scatter_tensor, output, where, op),
+      state_, described(CallKind::reduce_scatter_tensor, output, where, op),
       [&](c10d::Backend& backend) {
         Tensor part = as_sent_flat(output);
         Tensor whole = as_sent_flat(input);
@@ -301,7 +308,7 @@ Work ProcessGroup::all_to_all_async(const Tensors& output, const Tensors& input,
   for (const auto& tensor : output) check.same_dtype(tensor, "an output", input.front(), "input[0]");
   const auto own = static_cast<std::size_t>(rank());
   check.same_as(output[own], "output[rank]", input[own], "input[rank]");
-  return issue(state_, record_of(CallKind::all_to_all, input.front(), where), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::all_to_all, input.front(), where), [&](c10d::Backend& backend) {
     Tensors outputs = as_sent(output);
     Tensors inputs = as_sent(input);
     return backend.alltoall(outputs, inputs);
@@ -318,7 +325,7 @@ Work ProcessGroup::all_to_all_single_async(const Tensor& output, const Tensor& i
   check.same_dtype(output, "output", input, "input");
   check.splits(output_split_sizes, "output_split_sizes", output, "output");
   check.splits(input_split_sizes, "input_split_sizes", input, "input");
-  return issue(state_, record_of(CallKind::all_to_all_single, input, where), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::all_to_all_single, input, where), [&](c10d::Backend& backend) {
     Tensor to = as_sent(output);
     Tensor from = as_sent(input);
     auto to_rows = output_split_sizes;
@@ -335,7 +342,7 @@ Work ProcessGroup::send_async(const Tensor& tensor, int dst, int tag, Where wher
   check.dense(tensor, "tensor");
   check.peer(dst, "dst");
   check.tag(tag);
-  return issue(state_, record_of(CallKind::send, tensor, where), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::send, tensor, where), [&](c10d::Backend& backend) {
     Tensors sent{as_sent_flat(tensor)};
     return backend.send(sent, dst, tag);
   });
@@ -346,7 +353,7 @@ Work ProcessGroup::recv_async(const Tensor& tensor, std::optional<int> src, int 
   check.dense(tensor, "tensor");
   if (src) check.peer(*src, "src");
   check.tag(tag);
-  return issue(state_, record_of(CallKind::recv, tensor, where), [&](c10d::Backend& backend) {
+  return issue(state_, described(CallKind::recv, tensor, where), [&](c10d::Backend& backend) {
     Tensors sent{as_sent_flat(tensor)};
     return src ? backend.recv(sent, *src, tag) : backend.recvAnysource(sent, tag);
   });
@@ -356,8 +363,8 @@ void ProcessGroup::monitored_barrier(std::optional<std::chrono::milliseconds> ti
                                      Where where) const {
   const auto backend = state_->backend();
   auto& log = state_->log();
-  const auto record = log.add(record_of(CallKind::barrier, {}, where));
-  if (auto* listener = state_->listener()) listener->next_call(issued(record));
+  const auto record = log.add(described(CallKind::barrier, {}, where).record);
+  if (auto* listener = state_->listener()) listener->next_call(issued(record, 0));
   log.set_awaited(record.number);
   try {
     c10d::BarrierOptions options;
@@ -372,7 +379,7 @@ void ProcessGroup::monitored_barrier(std::optional<std::chrono::milliseconds> ti
 }
 
 Work ProcessGroup::barrier_async(Where where) const {
-  return issue(state_, record_of(CallKind::barrier, {}, where),
+  return issue(state_, described(CallKind::barrier, {}, where),
                [](c10d::Backend& backend) { return backend.barrier(); });
 }
 

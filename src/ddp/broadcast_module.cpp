@@ -23,7 +23,8 @@ std::string describe_tensors(const std::vector<ddp::NamedTensor>& tensors) {
   std::string text;
   for (const auto& [name, tensor] : tensors) {
     text += fmt::format(
-        "{} {} [{}]{}\n", name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+        "{} {} {} [{}]{}\n", name, c10::DeviceTypeName(tensor.device().type(), true),
+        c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
         tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", ")));
   }
   return text;

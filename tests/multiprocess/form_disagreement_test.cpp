@@ -40,6 +40,16 @@ const testing::Scenario shapes("form: shape", [] {
 });
 TEST(DisagreementOfForm, ShapesWithAsManyElements) { testing::expect_all_passed(testing::run_ranks(shapes)); }
 
+// Of one shape, but other elements would be added to each other.
+const testing::Scenario formats("form: formats", [] {
+  const auto reduce_in = [](at::MemoryFormat format) {
+    return [=](const ProcessGroup& group) { group.all_reduce(torch::ones({2, 3, 4, 4}).contiguous(format)); };
+  };
+  expect_desync(reduce_in(at::MemoryFormat::Contiguous), reduce_in(at::MemoryFormat::ChannelsLast),
+                "not in shape, memory format", "Float[2, 3, 4, 4]");
+});
+TEST(DisagreementOfForm, MemoryFormats) { testing::expect_all_passed(testing::run_ranks(formats)); }
+
 const testing::Scenario large("form: large", [] {
   expect_desync(reduce({1000, 3000}), reduce({3000, 1000}), "Float[1000, 3000]", "Float[3000, 1000]");
 });

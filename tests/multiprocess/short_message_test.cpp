@@ -53,10 +53,12 @@ const testing::Scenario many("short: many", [] {
     std::vector<Work> works;
     for (int i = 0; i < kCount; ++i) works.push_back(group.send_async(message(i), 1));
     EXPECT_FALSE(works.back().is_completed());
+    group.barrier();
     group.send(message(-1), 1, 1);
     for (auto& work : works) work.wait();
   } else {
     const auto tensor = message(0);
+    group.barrier();
     group.recv(tensor, 0, 1);  // behind all the others
     EXPECT_TRUE(tensor.eq(-1).all().item<bool>());
     for (int i = 0; i < kCount; ++i) {

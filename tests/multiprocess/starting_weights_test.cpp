@@ -65,6 +65,22 @@ const Scenario from_a_file_in_vain("weights that cannot be written or do not fit
 });
 TEST_P(StartingWeights, FailTogether) { run_here(from_a_file_in_vain); }
 
+// As where the folder is each host's own.
+const Scenario from_other_files("weights from other files", [] {
+  const auto context = init({.backend = backend_under_test()});
+  if (context.world_size() == 1) return;
+  const std::filesystem::path folder = variable_of_test("FOLDER");
+  auto net = net_of(context.rank());
+  const bool is_last = context.rank() == context.world_size() - 1;
+  if (is_last) save(state_dict(net), folder / "old.pt");
+  EXPECT_THAT(error_of([&] {
+                share_starting_weights(context.group(), net, folder / (is_last ? "old.pt" : "start.pt"),
+                                       CheckpointReading::every_rank);
+              }),
+              HasSubstr(fmt::format("rank {} has read other starting weights", context.world_size() - 1)));
+});
+TEST_P(StartingWeights, FromOtherFilesAreFound) { run_here(from_other_files); }
+
 const Scenario by_broadcast("weights broadcast without a DDP", [] {
   const auto context = init({.backend = backend_under_test()});
   for (const int source : {0, context.world_size() - 1}) {
@@ -84,12 +100,12 @@ const Scenario of_other_modules("modules that differ are not broadcast", [] {
   torch::nn::Linear layer(3, context.rank() == last ? 5 : 4);
   const auto before = layer->weight.detach().clone();
   EXPECT_THAT(error_of([&] { broadcast_module(context.group(), layer); }),
-              AllOf(HasSubstr("rank 0 has weight Float [4, 3]"),
-                    HasSubstr(fmt::format("rank {} has weight Float [5, 3]", last))));
+              AllOf(HasSubstr("rank 0 has weight cpu Float [4, 3]"),
+                    HasSubstr(fmt::format("rank {} has weight cpu Float [5, 3]", last))));
   EXPECT_TRUE(torch::equal(layer->weight, before));
   torch::nn::Linear other(torch::nn::LinearOptions(3, 4).bias(context.rank() != last));
   EXPECT_THAT(error_of([&] { broadcast_module(context.group(), other); }),
-              HasSubstr(fmt::format("rank 0 has bias Float [4], rank {} has nothing", last)));
+              HasSubstr(fmt::format("rank 0 has bias cpu Float [4], rank {} has nothing", last)));
 });
 TEST_P(StartingWeights, OfModulesThatDifferAreNamed) { run_here(of_other_modules); }
 

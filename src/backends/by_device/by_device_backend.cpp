@@ -47,9 +47,10 @@ const BackendHandle& ByDeviceBackend::part(const c10::Device& device) const {
   throw ArgumentError(fmt::format("{} has no backend for tensors on {}", getBackendName(), device.str()));
 }
 
-c10d::Backend& ByDeviceBackend::next_on(const c10::Device& device) const {
+c10d::Backend& ByDeviceBackend::next_on(const c10::Device& device) {
   auto& backend = *part(device).backend;
-  if (auto* listener = dynamic_cast<comm::IssueListener*>(&backend)) listener->next_call(next_);
+  const auto next = std::exchange(next_, {});
+  if (auto* listener = dynamic_cast<comm::IssueListener*>(&backend)) listener->next_call(next);
   return backend;
 }
 

@@ -62,8 +62,8 @@ class ByDeviceBackend : public c10d::Backend, public comm::IssueListener, public
  private:
   const BackendHandle& part(const c10::Device& device) const;
   // The backend for the device, told which call comes next.
-  c10d::Backend& next_on(const c10::Device& device) const;
-  c10d::Backend& next_on(const at::Tensor& tensor) const { return next_on(tensor.device()); }
+  c10d::Backend& next_on(const c10::Device& device);
+  c10d::Backend& next_on(const at::Tensor& tensor) { return next_on(tensor.device()); }
   // The device's first; all of them, whatever one throws.
   void for_each_part(void (c10d::Backend::*action)());
   const comm::StreamBackend* streams_of(const c10d::Work& work) const;

@@ -103,7 +103,7 @@ std::string Collective::posts_of(const Team& team, std::uint64_t number) {
     if (first == nullptr) first = &post;
     all_alike = all_alike && post.what == first->what && post.bytes == first->bytes;
   }
-  return all_alike ? text + " (alike in size, but not in shape, dtype or kind of call)" : text;
+  return all_alike ? text + " (alike in size, but not in shape, memory format, dtype or kind of call)" : text;
 }
 
 }  // namespace lockstep::shm
