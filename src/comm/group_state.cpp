@@ -2,9 +2,11 @@
 #include "comm/group_state.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
@@ -15,6 +17,8 @@ constexpr const char* kClosed =
     "the process group has been closed; keep the context that lockstep::init() returned alive for as long as "
     "its "
     "groups are used";
+
+constexpr auto kEndLimit = std::chrono::milliseconds(500);
 
 bool finished(const c10::weak_intrusive_ptr<c10d::Work>& weak) {
   const auto work = weak.lock();
@@ -83,6 +87,16 @@ void GroupState::remember(const c10::intrusive_ptr<c10d::Work>& work) {
 
 bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_, finished); }
 
+// A rank's death is known before its connections are seen to be closed, which ends the calls over them.
+bool GroupState::calls_end_soon() {
+  const Deadline deadline(kEndLimit);
+  while (has_calls_under_way()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 // False where calls on a device had to be left unfinished.
 bool GroupState::end_watch() {
   const auto watch = this->watch();
@@ -111,7 +125,7 @@ void GroupState::close() {
   if (!backend_) return;
   if (broken_off || has_calls_under_way()) {
     abort_backend();
-    if (has_calls_under_way()) (void)backend_.release();
+    if (!calls_end_soon()) (void)backend_.release();
   }
   backend_.reset();
   under_way_.clear();  // a weak reference keeps what a Work holds

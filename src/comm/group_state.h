@@ -56,11 +56,12 @@ class GroupState {
 
   void remember(const c10::intrusive_ptr<c10d::Work>& work);
   // Ends the connections, once the device has done what ends on its stream. A backend whose calls are still
-  // under way is left behind rather than waited for: its destructor would block until their timeout.
+  // under way, and do not end soon, is left behind: its destructor would block until their timeout.
   void close();
 
  private:
   bool has_calls_under_way();
+  bool calls_end_soon();
   bool end_watch();
   void shut_down_backend() noexcept;
   void abort_backend() noexcept;

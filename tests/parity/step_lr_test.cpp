@@ -160,7 +160,10 @@ TEST(StepLR, TakesStepSizeAndGammaFromTheState) {
 TEST(StepLR, TakesRatesThatPythonKeepsInTensors) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
   StepLR scheduler(optimizer, 2);
-  scheduler.load_state_dict({{"_last_lr", List{torch::tensor(0.25)}}, {"gamma", torch::tensor(0.5)}});
+  auto state = scheduler.state_dict();
+  state.set("_last_lr", List{torch::tensor(0.25)});
+  state.set("gamma", torch::tensor(0.5));
+  scheduler.load_state_dict(state);
   EXPECT_THAT(scheduler.get_last_lr(), ElementsAre(0.25));
   EXPECT_EQ(scheduler.state_dict().at("gamma").as_double(), 0.5);
 }
@@ -172,12 +175,22 @@ TEST(StepLR, RefusesWhatMakesNoSense) {
   const auto before = scheduler.state_dict();
   for (const auto& [name, value] :
        Dict{{"step_size", 0}, {"gamma", "x"}, {"_last_lr", 0.5}, {"last_epoch", None()}}) {
-    EXPECT_THAT(error_of([&] {
-                  scheduler.load_state_dict({{"_step_count", 9}, {name, value}});
-                }),
-                HasSubstr("'" + name.as_string() + "'"));
+    auto state = before;
+    state.set("_step_count", 9);
+    state.set(name, value);
+    EXPECT_THAT(error_of([&] { scheduler.load_state_dict(state); }), HasSubstr("'" + name.as_string() + "'"));
     EXPECT_TRUE(equal(scheduler.state_dict(), before));
   }
+}
+
+TEST(StepLR, RefusesTheStateOfSomethingElse) {
+  torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
+  StepLR scheduler(optimizer, 2);
+  EXPECT_THAT(error_of([&] { scheduler.load_state_dict({{"epoch", 3}}); }), HasSubstr("'last_epoch'"));
+  torch::optim::SGD two({torch::zeros({1})}, 0.5);
+  two.add_param_group(torch::optim::OptimizerParamGroup({torch::zeros({1})}));
+  EXPECT_THAT(error_of([&] { scheduler.load_state_dict(StepLR(two, 2).state_dict()); }),
+              HasSubstr("rates of 2 parameter groups, but the optimizer has 1"));
 }
 
 }  // namespace
