@@ -2,18 +2,23 @@
 // A random rank is killed or stopped at a random moment of random calls, again and again: every survivor has
 // to name it. LOCKSTEP_FAULT_ROUNDS=500 for a long run.
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <fcntl.h>
 #include <iostream>
 #include <random>
-#include <regex>
+#include <sys/mman.h>
 #include <thread>
+#include <unistd.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/unique_fd.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "support/ranks.h"
@@ -25,10 +30,41 @@ using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-long now_in_microseconds() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
-}
+using Clock = std::chrono::steady_clock;
+
+// When a rank died or threw, in memory that outlives it: it loses no time, or its core, between the look at
+// the clock and its death.
+class LastMoments {
+ public:
+  explicit LastMoments(const std::string& path) : file_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) { map(); }
+  LastMoments() : file_(::memfd_create("last-moments", MFD_CLOEXEC)) {
+    if (::ftruncate(file_.get(), kBytes) != 0) throw std::runtime_error("ftruncate");
+    map();
+  }
+  ~LastMoments() { ::munmap(moments_, kBytes); }
+  LastMoments(const LastMoments&) = delete;
+  LastMoments& operator=(const LastMoments&) = delete;
+
+  std::string path() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get()); }
+  void note(int rank) { moments_[rank].store(Clock::now().time_since_epoch().count()); }
+  double milliseconds_between(std::size_t first, std::size_t second) const {
+    return std::chrono::duration<double, std::milli>(Clock::duration(moments_[second] - moments_[first]))
+        .count();
+  }
+
+ private:
+  using Moment = std::atomic<Clock::rep>;
+  static constexpr std::size_t kBytes = 64 * sizeof(Moment);
+
+  void map() {
+    void* place = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+    if (place == MAP_FAILED) throw std::runtime_error("mmap");
+    moments_ = static_cast<Moment*>(place);
+  }
+
+  UniqueFd file_;
+  Moment* moments_ = nullptr;
+};
 
 // Calls without an end: small and large, in place and not, one at a time and several.
 void call_for_ever(const ProcessGroup& group, unsigned seed) {
@@ -71,27 +107,23 @@ const testing::Scenario doomed("faults: doomed", [] {
   const int signal = static_cast<int>(*env.get_int("TEST_SIGNAL"));
   const auto context = init({.backend = "shm", .timeout = signal == SIGKILL ? 20s : 1s});
   context.barrier();
+  LastMoments moments(*env.get("TEST_MOMENTS"));
   std::thread executioner;
   if (context.rank() == victim) {
-    executioner = std::thread([=] {
+    executioner = std::thread([&moments, seed, victim, signal] {
       std::this_thread::sleep_for(std::chrono::microseconds(std::mt19937(seed)() % 30'000));
-      std::cerr << "at " << now_in_microseconds() << " us" << std::endl;
+      moments.note(victim);
       ::raise(signal);
     });
     executioner.detach();
   }
   try {
     call_for_ever(context.group(), seed);
-  } catch (const Error& error) {
-    std::cerr << "at " << now_in_microseconds() << " us" << std::endl;
+  } catch (const Error&) {
+    moments.note(context.rank());
     throw;
   }
 });
-
-long time_in(const std::string& text) {
-  std::smatch found;
-  return std::regex_search(text, found, std::regex("at (\\d+) us")) ? std::stol(found[1]) : 0;
-}
 
 TEST(Faults, EverySurvivorNamesTheRankThatWasLost) {
   const char* wanted = std::getenv("LOCKSTEP_FAULT_ROUNDS");
@@ -102,9 +134,11 @@ TEST(Faults, EverySurvivorNamesTheRankThatWasLost) {
     const int size = 2 + static_cast<int>(random() % 3);
     const auto victim = random() % static_cast<unsigned>(size);
     const bool kill = random() % 5 != 0;
+    const LastMoments moments;
     const auto results =
         testing::run_ranks(doomed, {.world_size = size,
                                     .env = {{"TEST_SEED", std::to_string(random() % 1'000'000)},
+                                            {"TEST_MOMENTS", moments.path()},
                                             {"TEST_VICTIM", std::to_string(victim)},
                                             {"TEST_SIGNAL", std::to_string(kill ? SIGKILL : SIGSTOP)}},
                                     .timeout = kill ? 30s : 5s});
@@ -116,8 +150,7 @@ TEST(Faults, EverySurvivorNamesTheRankThatWasLost) {
       EXPECT_THAT(result.err, HasSubstr(name)) << "round " << round;
       EXPECT_THAT(result.err, HasSubstr(kill ? "is dead" : "it has been stopped by a signal"))
           << "round " << round;
-      if (kill)
-        delays.push_back(static_cast<double>(time_in(result.err) - time_in(results[victim].err)) / 1000);
+      if (kill) delays.push_back(moments.milliseconds_between(victim, rank));
     }
     if (HasFailure()) break;
   }

@@ -3,11 +3,13 @@
 #include <csignal>
 #include <fstream>
 #include <iostream>
+#include <thread>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/rendezvous/spawn.h>
 
 #include "support/family.h"
@@ -58,6 +60,16 @@ std::string name_of(pid_t pid) {
   return name;
 }
 
+// A guard takes its name after it has forked, so that its children may be seen before.
+void wait_for_name(pid_t pid, const std::string& name) {
+  const Deadline deadline(std::chrono::seconds(60));
+  while (name_of(pid) != name) {
+    if (deadline.expired())
+      throw std::runtime_error("the process is named " + name_of(pid) + ", not " + name);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 // Who is who below the program.
 struct Tree {
   Tree(const testing::Family& family, pid_t program) : caller(program) {
@@ -84,8 +96,8 @@ testing::RankResult run_and(const testing::Scenario& scenario, const std::functi
     family.wait_for(kProcesses);
     const Tree tree(family, pids[0]);
     EXPECT_THAT(tree.ranks, SizeIs(kRanks));
-    EXPECT_EQ(name_of(tree.outer), "spawn-guard");
-    EXPECT_EQ(name_of(tree.inner), "spawn-watch");
+    wait_for_name(tree.outer, "spawn-guard");
+    wait_for_name(tree.inner, "spawn-watch");
     act(tree);
   };
   const auto result = testing::run_ranks(scenario, options)[0];
