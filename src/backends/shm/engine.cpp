@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kVerdictLimit = std::chrono::milliseconds(100);
+constexpr auto kVerdictLimit = std::chrono::milliseconds(20);
 constexpr auto kShortNap = std::chrono::microseconds(200);
 
 bool has_left(const Team& team, int rank) {
@@ -225,15 +225,25 @@ bool Engine::wait_shortly(const Call& call) {
 
 void Engine::wait_until(Wait& wait) {
   while (true) {
-    if (spin([&] { return is_ready(wait); })) return;
-    for (int i = 0; i < patience_.yields; ++i) {
-      if (is_ready(wait)) return;
-      std::this_thread::yield();
-    }
+    if (spin([&] { return is_ready(wait); }) || yield_until_ready(wait)) return;
     nap(wait);
     if (is_ready(wait)) return;
     look_around(wait);
   }
+}
+
+// Looks around as often as naps would: where others keep the cores busy, each yield may take a time slice.
+bool Engine::yield_until_ready(Wait& wait) {
+  auto next_look = Clock::now() + patience_.nap;
+  for (int i = 0; i < patience_.yields; ++i) {
+    if (is_ready(wait)) return true;
+    if (team_.verdict() != nullptr || Clock::now() >= next_look) {
+      look_around(wait);
+      next_look = Clock::now() + patience_.nap;
+    }
+    std::this_thread::yield();
+  }
+  return false;
 }
 
 void Engine::nap(Wait& wait) {
@@ -261,20 +271,26 @@ void Engine::look_around(Wait& wait) {
   const bool late = wait.waited() >= wait.timeout;
   if ((dead < 0 && gone < 0 && !late) || is_ready(wait)) return;
   if (dead >= 0) {
-    team_.fail(Verdict::Cause::peer_lost, dead, 0);
+    fail(wait, Verdict::Cause::peer_lost, dead);
   } else if (missing_for_good(team_, wait.call, awaited_by(wait.call)) >= 0) {
-    team_.fail(Verdict::Cause::peer_left, gone, 0);
+    fail(wait, Verdict::Cause::peer_left, gone);
   } else if (late) {
     const auto awaited = awaited_by(wait.call);
-    team_.fail(Verdict::Cause::timeout, awaited.empty() ? -1 : awaited.front(), 0);
-  } else {
-    return;
+    fail(wait, Verdict::Cause::timeout, awaited.empty() ? -1 : awaited.front());
   }
+}
+
+void Engine::fail(const Wait& wait, Verdict::Cause cause, int culprit) {
+  team_.fail(cause, culprit, 0);
   // Another rank may be writing its own verdict down, unless it died over it.
   const Deadline deadline(kVerdictLimit);
   while (team_.verdict() == nullptr && !deadline.expired()) std::this_thread::yield();
-  const Verdict unknown;
-  throw_verdict(team_.verdict() != nullptr ? *team_.verdict() : unknown, &wait);
+  Verdict own;
+  own.cause = cause;
+  own.reporter = team_.rank();
+  own.culprit = culprit;
+  const auto* verdict = team_.verdict();
+  throw_verdict(verdict != nullptr ? *verdict : own, &wait);
 }
 
 // Another thread may be moving the call forward.

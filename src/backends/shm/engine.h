@@ -81,12 +81,14 @@ class Engine {
   template <class Make>
   std::shared_ptr<Collective> take_over(const Make& make);
   void wait_until(Wait& wait);
+  bool yield_until_ready(Wait& wait);
   template <class Ready>
   bool spin(const Ready& ready) const;
   bool try_receive(Receive& call);
   bool is_ready(Wait& wait);
   void nap(Wait& wait);
   void look_around(Wait& wait);
+  [[noreturn]] void fail(const Wait& wait, Verdict::Cause cause, int culprit);
   void advance();
   void advance_transfers();
   bool has_free_slot();

@@ -23,10 +23,10 @@ class ThreadTeam {
     for (int rank = 0; rank < size; ++rank) segments_.push_back(SharedMemory::create("test", bytes_));
   }
 
-  Team team(int rank) const {
+  Team team(int rank, RankNews news = {}) const {
     std::vector<std::byte*> starts;
     for (const auto& segment : segments_) starts.push_back(segment.data());
-    return {rank, std::move(starts), bytes_};
+    return {rank, std::move(starts), bytes_, std::move(news)};
   }
 
   // Runs `body` as every rank and rethrows what one of them threw.
