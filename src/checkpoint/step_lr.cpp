@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -61,9 +63,12 @@ void StepLR::load_state_dict(const Dict& state_dict) {
   take("_last_lr", loaded.last_lr_, checkpointing::numbers_in);
   if (state_dict.find("last_epoch") == nullptr) throw CheckpointError("StepLR: 'last_epoch' is missing");
   const auto groups = optimizer_->param_groups().size();
-  if (loaded.base_lrs_.size() != groups || loaded.last_lr_.size() != groups) {
-    throw CheckpointError(fmt::format("StepLR: rates of {} parameter groups, but the optimizer has {}",
-                                      loaded.base_lrs_.size(), groups));
+  for (const auto& [name, rates] :
+       {std::pair("base_lrs", &loaded.base_lrs_), {"_last_lr", &loaded.last_lr_}}) {
+    if (rates->size() == groups) continue;
+    throw CheckpointError(
+        fmt::format("StepLR: '{}' has rates of {} parameter groups, but the optimizer has {}", name,
+                    rates->size(), groups));
   }
   if (loaded.step_size_ < 1) {
     throw CheckpointError(fmt::format("StepLR: 'step_size' is {}, below 1", loaded.step_size_));

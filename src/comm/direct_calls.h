@@ -38,10 +38,9 @@ class DirectCalls {
   // says what is wrong with the others.
   virtual bool takes(const DirectCall& call) const = 0;
 
-  // `posted` is called as soon as the other ranks can see the
-  // call, and before any long wait; not of a message that is done at once. nullptr once the call is done;
-  // where the other ranks do not come at once, what is left to be waited for. Only a send can be asked not to
-  // wait.
+  // `posted` is called as soon as the other ranks can see the call, and before any long wait; not of a
+  // message that is done at once. nullptr once the call is done; where the other ranks do not come at once,
+  // what is left to be waited for. Only a send can be asked not to wait.
   virtual WorkPtr call_directly(const DirectCall& call, const IssuedCall& issued,
                                 c10::function_ref<void()> posted) = 0;
 };

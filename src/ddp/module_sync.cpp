@@ -25,22 +25,6 @@ std::string strides_of(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "));
 }
 
-std::string describe(const char* kind, const NamedTensor& item) {
-  std::ostringstream text;
-  text << kind << ' ' << item.name << '\t' << c10::toString(item.tensor.scalar_type()) << item.tensor.sizes()
-       << strides_of(item.tensor) << (item.tensor.requires_grad() ? "" : ", no gradient");
-  return text.str();
-}
-
-// One line an item: "parameter fc1.weight\tFloat[500, 1600]".
-std::string describe(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
-                     const std::string& options_text) {
-  std::string text;
-  for (const auto& item : parameters) text += describe("parameter", item) + "\n";
-  for (const auto& item : buffers) text += describe("buffer", item) + "\n";
-  return text + "options of DistributedDataParallel\t" + options_text + "\n";
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -101,18 +85,18 @@ void broadcast_together(const ProcessGroup& group, int source, const std::vector
 
 }  // namespace
 
-void check_same_on_all_ranks(const ProcessGroup& group, const std::vector<NamedTensor>& parameters,
-                             const std::vector<NamedTensor>& buffers, const std::string& options_text,
-                             std::source_location where) {
-  const std::string own = describe(parameters, buffers, options_text);
+std::string describe(const char* kind, const NamedTensor& item) {
+  return fmt::format("{} {}\t{}[{}]{}", kind, item.name, c10::toString(item.tensor.scalar_type()),
+                     fmt::join(item.tensor.sizes(), ", "), strides_of(item.tensor));
+}
+
+void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where) {
   // Short first; the long texts travel only when something is wrong.
-  const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own)), where);
+  const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own.lines)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
-  const auto texts = group.all_gather_object(own, where);
-  throw DesyncError(
-      fmt::format("rank {} of {}: DistributedDataParallel: the ranks' modules differ: {}. Build the "
-                  "same module with the same options on every rank",
-                  group.rank(), group.size(), first_difference(texts)));
+  const auto texts = group.all_gather_object(own.lines, where);
+  throw DesyncError(fmt::format("rank {} of {}: {}: the ranks' modules differ: {}. {}", group.rank(),
+                                group.size(), own.user, first_difference(texts), own.advice));
 }
 
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,

@@ -10,11 +10,19 @@
 
 namespace lockstep::ddp {
 
-// Throws DesyncError on every rank unless all ranks have the same parameters and buffers (names, dtypes,
-// shapes, requires_grad) and the same `options_text`; the error names what differs and where.
-void check_same_on_all_ranks(const ProcessGroup& group, const std::vector<NamedTensor>& parameters,
-                             const std::vector<NamedTensor>& buffers, const std::string& options_text,
-                             std::source_location where);
+// One line: "parameter fc1.weight\tFloat[500, 1600]", with strides where the tensor is not contiguous.
+std::string describe(const char* kind, const NamedTensor& item);
+
+// What has to be the same on all ranks.
+struct ModuleText {
+  const char* user = "";    // who asks: "DistributedDataParallel"
+  std::string lines = {};   // what is compared
+  const char* advice = "";  // for those whose modules differ
+};
+
+// Throws DesyncError on every rank unless all ranks have the same lines; the error names the first that
+// differs and where.
+void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where);
 
 // Makes the tensors equal to those of rank `source`: large ones as they lie, the others in as few broadcasts
 // as their types allow.

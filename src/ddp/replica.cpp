@@ -111,6 +111,18 @@ std::string text_of(const DistributedDataParallelOptions& options) {
       fmt::join(options.params_and_buffers_to_ignore, ", "), text_of(options.mixed_precision));
 }
 
+ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                   const DistributedDataParallelOptions& options) {
+  std::string lines;
+  for (const auto& item : parameters) {
+    lines += describe("parameter", item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
+  }
+  for (const auto& item : buffers) lines += describe("buffer", item) + "\n";
+  return {.user = "DistributedDataParallel",
+          .lines = lines + "options of DistributedDataParallel\t" + text_of(options) + "\n",
+          .advice = "Build the same module with the same options on every rank"};
+}
+
 std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
@@ -213,7 +225,7 @@ Replica::Replica(const torch::nn::Module& module, const DistributedDataParallelO
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
   if (options.init_sync && group_.size() > 1) {
-    check_same_on_all_ranks(group_, parameters_, buffers_, text_of(options), where_);
+    check_same_on_all_ranks(group_, text_of(parameters_, buffers_, options), where_);
     const bool with_buffers = options.broadcast_buffers || options.forward_sync_buffers.has_value();
     broadcast_from(group_, 0, with_buffers ? joined(parameters_, buffers_) : parameters_, where_);
   }

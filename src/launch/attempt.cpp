@@ -99,16 +99,13 @@ std::vector<int> Attempt::alive_ranks() const {
   return ranks;
 }
 
-std::optional<RankExit> Attempt::end_of(const siginfo_t& child) {
-  const auto rank = alive_.extract(child.si_pid);
+std::optional<RankExit> Attempt::end_of(const RankExit& child) {
+  const auto rank = alive_.extract(child.pid);
   if (rank.empty()) return std::nullopt;
-  const bool exited = child.si_code == CLD_EXITED;
-  return RankExit{.rank = place_.first_rank + rank.mapped(),
-                  .local_rank = rank.mapped(),
-                  .pid = child.si_pid,
-                  .code = exited ? child.si_status : 0,
-                  .signal = exited ? 0 : child.si_status,
-                  .core_dumped = child.si_code == CLD_DUMPED};
+  auto exit = child;
+  exit.local_rank = rank.mapped();
+  exit.rank = place_.first_rank + exit.local_rank;
+  return exit;
 }
 
 void Attempt::signal_ranks(int signal) const {

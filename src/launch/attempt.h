@@ -29,8 +29,8 @@ class Attempt {
   const std::map<pid_t, int>& alive() const { return alive_; }
   /// Ranks, sorted.
   std::vector<int> alive_ranks() const;
-  /// The rank that this child was, which is not alive any more; nullopt when it was none.
-  std::optional<RankExit> end_of(const siginfo_t& child);
+  /// The end of the rank that this child was, which is not alive any more; nullopt when it was none.
+  std::optional<RankExit> end_of(const RankExit& child);
   /// To every living rank's process group.
   void signal_ranks(int signal) const;
   /// With what that rank wrote and recorded.

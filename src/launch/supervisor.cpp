@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -23,6 +22,7 @@
 #include "launch/attempt.h"
 #include "launch/attempt_failures.h"
 #include "launch/coordinator_server.h"
+#include "launch/ended_children.h"
 #include "launch/local_link.h"
 #include "launch/process_tree.h"
 #include "launch/signals.h"
@@ -243,29 +243,17 @@ void Supervisor::on_stop_signal(int signal) {
   begin_stop(signal);
 }
 
-// Children that died at nearly the same time are reaped in no useful order, but of several SIGCHLDs the
-// kernel keeps the first, which tells who died first. After that one, a crash is likelier to be a cause than
-// an exit.
 void Supervisor::reap(pid_t first) {
+  const auto ended = reap_ended_children(first);
   std::vector<RankExit> exits;
-  const auto take = [&](idtype_t type, pid_t pid) {
-    siginfo_t info{};
-    if (::waitid(type, static_cast<id_t>(pid), &info, WEXITED | WNOHANG) != 0) return errno;
-    if (info.si_pid == 0) return EAGAIN;
-    const auto exit = attempt_ ? attempt_->end_of(info) : std::nullopt;
+  for (const auto& child : ended.exits) {
+    const auto exit = attempt_ ? attempt_->end_of(child) : std::nullopt;
     if (exit) exits.push_back(*exit);
-    return 0;
-  };
-  take(P_PID, first);
-  const auto known = static_cast<std::ptrdiff_t>(exits.size());
-  int outcome = 0;
-  while (outcome == 0) outcome = take(P_ALL, 0);
-  std::stable_partition(exits.begin() + known, exits.end(),
-                        [](const auto& exit) { return exit.signal != 0; });
+  }
   for (const auto& exit : exits) on_rank_exit(exit);
   if (!attempt_ || !attempt_->alive().empty()) return;
   // Orphans come to this process, so without children there are no descendants either.
-  if (outcome != ECHILD) {
+  if (ended.any_left) {
     stop_leftovers();
   } else {
     on_all_gone();

@@ -7,7 +7,6 @@
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "launch/ended_children.h"
 #include "launch/process_tree.h"
 
 namespace lockstep::rendezvous {
@@ -114,34 +114,18 @@ void SpawnSupervisor::read_signals() {
   while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) reap(static_cast<pid_t>(info.ssi_pid));
 }
 
-// Children that died at nearly the same time are reaped in no useful order, but of several SIGCHLDs the
-// kernel keeps the first, which tells who died first. After that one, a crash is likelier to be a cause than
-// an exit.
 void SpawnSupervisor::reap(pid_t first) {
   const bool had_ranks = !alive_.empty();
-  std::vector<launch::RankExit> exits;
-  const auto take = [&](idtype_t type, pid_t pid) {
-    siginfo_t info{};
-    if (::waitid(type, static_cast<id_t>(pid), &info, WEXITED | WNOHANG) != 0) return errno;
-    if (info.si_pid == 0) return EAGAIN;
-    const auto rank = alive_.extract(info.si_pid);
-    if (rank.empty()) return 0;
-    const bool exited = info.si_code == CLD_EXITED;
-    exits.push_back({.rank = rank.mapped(),
-                     .pid = info.si_pid,
-                     .code = exited ? info.si_status : 0,
-                     .signal = exited ? 0 : info.si_status,
-                     .core_dumped = info.si_code == CLD_DUMPED});
-    return 0;
-  };
-  take(P_PID, first);
-  const auto known = static_cast<std::ptrdiff_t>(exits.size());
-  int outcome = 0;
-  while (outcome == 0) outcome = take(P_ALL, 0);
+  const auto ended = launch::reap_ended_children(first);
   // Orphans come to this process, so without children there are no descendants either.
-  processes_left_ = outcome != ECHILD;
-  std::stable_partition(exits.begin() + known, exits.end(),
-                        [](const auto& exit) { return exit.signal != 0; });
+  processes_left_ = ended.any_left;
+  std::vector<launch::RankExit> exits;
+  for (const auto& child : ended.exits) {
+    const auto rank = alive_.extract(child.pid);
+    if (rank.empty()) continue;
+    exits.push_back(child);
+    exits.back().rank = rank.mapped();
+  }
   for (const auto& exit : exits) on_rank_exit(exit);
   if (!had_ranks || !alive_.empty() || !processes_left_) return;
   // What ranks have started was asked to stop with them; after a good end it is now.

@@ -100,12 +100,12 @@ const Scenario of_other_modules("modules that differ are not broadcast", [] {
   torch::nn::Linear layer(3, context.rank() == last ? 5 : 4);
   const auto before = layer->weight.detach().clone();
   EXPECT_THAT(error_of([&] { broadcast_module(context.group(), layer); }),
-              AllOf(HasSubstr("rank 0 has weight cpu Float [4, 3]"),
-                    HasSubstr(fmt::format("rank {} has weight cpu Float [5, 3]", last))));
+              AllOf(HasSubstr("rank 0 has tensor weight Float[4, 3] on cpu"),
+                    HasSubstr(fmt::format("rank {} has tensor weight Float[5, 3] on cpu", last))));
   EXPECT_TRUE(torch::equal(layer->weight, before));
   torch::nn::Linear other(torch::nn::LinearOptions(3, 4).bias(context.rank() != last));
   EXPECT_THAT(error_of([&] { broadcast_module(context.group(), other); }),
-              HasSubstr(fmt::format("rank 0 has bias cpu Float [4], rank {} has nothing", last)));
+              HasSubstr(fmt::format("rank 0 has tensor bias Float[4] on cpu, rank {} has nothing", last)));
 });
 TEST_P(StartingWeights, OfModulesThatDifferAreNamed) { run_here(of_other_modules); }
 

@@ -25,9 +25,9 @@ class StepLR {
   const std::vector<double>& get_last_lr() const { return last_lr_; }
 
   Dict state_dict() const;
-  /// Takes what the dict has, step_size and gamma too, as Python does. The rates themselves are in the
-  /// optimizer's state dict. Throws CheckpointError naming what does not fit; the scheduler is then as it
-  /// was.
+  /// Takes what the dict has, step_size and gamma too, as Python does; it must have `last_epoch`, and lists
+  /// of as many rates as the optimizer has parameter groups. The rates themselves are in the optimizer's
+  /// state dict. Throws CheckpointError naming what does not fit; the scheduler is then as it was.
   void load_state_dict(const Dict& state_dict);
 
  private:

@@ -46,7 +46,7 @@ struct CallRecord {
   std::optional<ReduceOp> op = {};                     ///< of calls that reduce
   int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
   std::source_location where = {};
-  /// Of a send or a receive within a tick of the system, some milliseconds.
+  /// When the call was made; of a send or a receive, exact to a tick of the system (some milliseconds).
   std::chrono::steady_clock::time_point issued_at = {};
   CallState state = CallState::issued;
 

@@ -12,8 +12,8 @@ namespace lockstep {
 
 /// Every rank's parameters and buffers become those of rank `src`, as DistributedDataParallel does when it is
 /// made; for what trains without it. Collective. Throws DesyncError on all ranks, before anything is sent,
-/// where their modules differ in names, dtypes or shapes. PyTorch: the idiom of `dist.broadcast` for each
-/// tensor.
+/// where their modules differ in names, kinds of device, dtypes, shapes or strides. PyTorch: the idiom of
+/// `dist.broadcast` for each tensor.
 void broadcast_module(const ProcessGroup& group, const torch::nn::Module& module, int src = 0,
                       std::source_location where = std::source_location::current());
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>

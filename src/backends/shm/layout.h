@@ -27,7 +27,7 @@ struct alignas(2 * kLine) Post {
   std::int64_t heap_offset = -1;         // of the tensor within this rank's heap, or -1
   std::uint64_t payload = 0;             // bytes that this rank has for others to read
   std::uint64_t longest_lane = 0;        // of these, for one reader
-  std::uint64_t form = 0;                // dtype and shape in one number: equal on all ranks
+  std::uint64_t form = 0;                // see comm::form_of(): equal on all ranks
 };
 
 // Work sharing of one call on heap tensors: the parts of a rank's share that have been taken on, and those
