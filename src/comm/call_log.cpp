@@ -101,18 +101,14 @@ Clock::time_point issue_time_of(CallKind kind) {
 
 CallRecord CallLog::add(CallRecord record) {
   const std::lock_guard lock(mutex_);
-  number(record);
+  record.number = ++last_number_;
   note(record);
   ring_[record.number % kKept] = record;
   return record;
 }
 
-void CallLog::number(CallRecord& record) {
-  record.number = ++last_number_;
-  record.state = CallState::issued;
-}
-
 void CallLog::note(CallRecord& record) {
+  record.state = CallState::issued;
   record.issued_at = issue_time_of(record.kind);
   if (board_ != nullptr) write_note(*board_, record, file_);
 }
@@ -131,21 +127,16 @@ void CallLog::set_state(std::uint64_t number, CallState state) {
 }
 
 // Written where the record of an earlier call lies, whose memory serves for the shape.
-std::uint64_t CallLog::Turn::begin(const CallDraft& draft) {
-  auto& record = log_.ring_[(log_.last_number_ + 1) % kKept];
+void CallLog::Turn::note(std::uint64_t number, const CallDraft& draft) {
+  auto& record = log_.ring_[number % kKept];
+  record.number = number;
   record.kind = draft.kind;
   record.dtype = draft.dtype;
   record.shape.assign(draft.shape.begin(), draft.shape.end());
   record.op = draft.op;
   record.root = draft.root;
   record.where = draft.where;
-  log_.number(record);
-  return record.number;
-}
-
-void CallLog::Turn::note(std::uint64_t number) {
-  auto& record = log_.ring_[number % kKept];
-  if (record.number == number) log_.note(record);  // else overwritten during a pause
+  log_.note(record);
 }
 
 void CallLog::Turn::await(std::uint64_t number) {

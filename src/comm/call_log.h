@@ -48,14 +48,14 @@ class CallLog {
    public:
     explicit Turn(CallLog& log) : log_(log), lock_(log.mutex_) {}
 
-    // Its number; note() tells the other ranks, and when it began: for a message that was done at once, when
-    // it ended.
-    std::uint64_t begin(const CallDraft& draft);
-    void note(std::uint64_t number);
+    // Its number, which others may wait for: note() takes it down, and tells the other ranks.
+    std::uint64_t begin() { return ++log_.last_number_; }
+    // Before the first pause. When it began, or for a message that was done at once, when it ended.
+    void note(std::uint64_t number, const CallDraft& draft);
     // The other ranks see that it is waited for, until it is complete.
     void await(std::uint64_t number);
     void complete(std::uint64_t number);
-    // Of a call that was begun in this turn, before the first pause.
+    // Of a call that was noted in this turn, before the first pause.
     CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
     // Between the two the log is free for others.
     void pause() { lock_.unlock(); }
@@ -71,7 +71,6 @@ class CallLog {
   };
 
  private:
-  void number(CallRecord& record);
   void note(CallRecord& record);
   void note_completed(std::uint64_t number);
 

@@ -72,7 +72,7 @@ class Direct {
   std::optional<Begun> begin() {
     auto* calls = group_.direct(turn_);
     if (calls == nullptr || !calls->takes(call_)) return std::nullopt;
-    number_ = turn_.begin(draft_);
+    number_ = turn_.begin();
     try {
       begun_.rest = calls->call_directly(call_, issued(), [this] { note(); });
     } catch (...) {
@@ -83,7 +83,7 @@ class Direct {
       fail(group_, begun_.record);
     }
     turn_.resume();
-    if (!noted_) turn_.note(number_);
+    if (!noted_) turn_.note(number_, draft_);
     if (begun_.rest || !call_.waits) keep_record();
     if (!begun_.rest) turn_.complete(number_);
     return std::move(begun_);
@@ -99,7 +99,7 @@ class Direct {
   // message is waited for, or close the group.
   void note() {
     if (std::exchange(noted_, true)) return;
-    turn_.note(number_);
+    turn_.note(number_, draft_);
     if (call_.waits) turn_.await(number_);
     if (!is_message(call_)) return;
     keep_record();

@@ -180,14 +180,17 @@ bool fits_directly(const DirectCall& call, int rank, int size) {
 }
 
 void fill(Request& request, const DirectCall& call, int size) {
-  const Request barrier;
-  const bool moves_data = call.kind != CallKind::barrier;
   request.kind = kind_of(call.kind);
-  request.element = moves_data ? element_of(model_of(call).scalar_type()) : barrier.element;
-  request.reduction = moves_data ? reduction_of(call.op) : barrier.reduction;
   request.root = call.root;
   set_parts(request.inputs, call.inputs);
   set_parts(request.outputs, call.outputs);
+  if (call.kind == CallKind::barrier) {
+    request.element = Request().element;
+    request.reduction = Request().reduction;
+    return;
+  }
+  request.element = element_of(model_of(call).scalar_type());
+  request.reduction = reduction_of(call.op);
   const bool cuts_input =
       call.kind == CallKind::reduce_scatter_tensor || call.kind == CallKind::all_to_all_single;
   const bool cuts_output =

@@ -18,18 +18,6 @@ const char* name_of(Reduction reduction) {
   return names.at(static_cast<std::size_t>(reduction));
 }
 
-bool has_reduction(Kind kind) {
-  return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
-}
-
-bool has_root(Kind kind) {
-  return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
-}
-
-bool is_uneven(Kind kind) {
-  return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all;
-}
-
 std::uint64_t size_of(const Request& request) {
   if (request.kind == Kind::all_gather || request.kind == Kind::gather) return request.inputs.front().bytes;
   if (request.kind != Kind::all_to_all) return request.outputs.empty() ? 0 : request.outputs.front().bytes;

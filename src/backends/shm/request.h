@@ -47,10 +47,16 @@ struct Request {
 const char* name_of(Element element);      // "f32"
 const char* name_of(Reduction reduction);  // "sum"
 
-bool has_reduction(Kind kind);
-bool has_root(Kind kind);
+constexpr bool has_reduction(Kind kind) {
+  return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
+}
+constexpr bool has_root(Kind kind) {
+  return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
+}
 // Whether each rank may bring a different number of elements.
-bool is_uneven(Kind kind);
+constexpr bool is_uneven(Kind kind) {
+  return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all;
+}
 
 // Bytes by which the call is described: of the tensor that it is about, or of all of this rank's inputs.
 std::uint64_t size_of(const Request& request);
