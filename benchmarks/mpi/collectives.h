@@ -7,12 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "lockstep_bench/common_start.h"
+
 /// MPI's form of each collective that `lockstep bench` times, on float32.
 namespace mpi_bench {
 
 struct World {
   int rank = 0;
   int size = 1;
+  lockstep::bench::CommonStart start{1, 1};
 };
 
 using Buffer = std::vector<float>;

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <limits>
 #include <mpi.h>
+#include <utility>
 
 #include <lockstep/base/error.h>
 
@@ -33,7 +34,8 @@ Buffer block_of(int rank) {
 class Trial {
  public:
   Trial(const World& world, Case what)
-      : what_(std::move(what)),
+      : start_(world.start),
+        what_(std::move(what)),
         block_(block_of(world.rank)),
         input_(what_.input_count),
         output_(what_.output_count) {}
@@ -41,6 +43,7 @@ class Trial {
   double time_once() {
     bench::refill(input_.data(), input_.size() * sizeof(float), block_.data(), block_.size() * sizeof(float));
     MPI_Barrier(MPI_COMM_WORLD);
+    start_.wait();
     const double begin = MPI_Wtime();
     what_.run(input_, output_);
     const double end = MPI_Wtime();
@@ -60,6 +63,7 @@ class Trial {
   }
 
  private:
+  bench::CommonStart start_;
   Case what_;
   Buffer block_;
   Buffer input_;
@@ -102,21 +106,26 @@ void measure_size(const World& world, const bench::Kind& kind, std::size_t bytes
   }
 }
 
-int local_rank() {
+// Rank and number of those on this host.
+std::pair<int, int> local_ranks() {
   MPI_Comm host = MPI_COMM_NULL;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   int rank = 0;
+  int size = 0;
   MPI_Comm_rank(host, &rank);
+  MPI_Comm_size(host, &size);
   MPI_Comm_free(&host);
-  return rank;
+  return {rank, size};
 }
 
 void run(const std::vector<std::string>& arguments) {
   World world;
   MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world.size);
+  const auto [local_rank, local_size] = local_ranks();
+  world.start = bench::CommonStart(world.size, local_size);
   const auto options = bench::parse_options(bench::Tool::mpi_collectives, arguments);
-  if (options.bind) bench::bind_to_core(local_rank());
+  if (options.bind) bench::bind_to_core(local_rank);
   bench::Report report(options.format, world.rank == 0 ? &std::cout : nullptr);
   report.begin(world.size);
   for (const auto& name : options.collectives) {

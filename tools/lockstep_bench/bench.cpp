@@ -21,13 +21,13 @@ constexpr const char* kMemoryLimit = "memory";
 Bench::Bench(const Options& options, const Context& context)
     : options_(options),
       context_(context),
-      sync_(context.group()),
+      sync_{context.group(), CommonStart(context.world_size(), context.local_world_size())},
       report_(options.format, context.is_main() ? &std::cout : nullptr) {
   std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   for (const auto& name : options.backends) {
     if (name == kMemoryLimit) {
-      memory_limit_.emplace(sync_, std::ranges::max(options.sizes));
+      memory_limit_.emplace(sync_.group, std::ranges::max(options.sizes));
       continue;
     }
     groups_.emplace(name, *context.new_group(ranks, {.backend = name, .group_name = name}));
@@ -101,8 +101,8 @@ void Bench::measure(const Kind& kind, const std::string& dtype, std::size_t byte
                   .memory = contender.memory,
                   .ranks = context_.world_size(),
                   .iterations = plan.iterations,
-                  .wrong = plan.check ? all_wrong(contender, sync_) : -1};
-    report_.add(with_times(row, slowest_spans(contender, sync_), bus_factor(kind, row.ranks)));
+                  .wrong = plan.check ? all_wrong(contender, sync_.group) : -1};
+    report_.add(with_times(row, slowest_spans(contender, sync_.group), bus_factor(kind, row.ranks)));
   }
 }
 

@@ -33,7 +33,7 @@ class Bench {
 
   const Options& options_;
   const Context& context_;
-  ProcessGroup sync_;  ///< of the context: not one of those that are measured
+  Sync sync_;  ///< by the context's group: not one of those that are measured
   std::map<std::string, ProcessGroup> groups_;
   std::optional<MemoryLimit> memory_limit_;
   Report report_;

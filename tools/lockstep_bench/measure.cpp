@@ -19,18 +19,19 @@ constexpr int kTurns = 10;
 // microseconds.
 int uncounted(int calls) { return calls >= 50 ? calls : 1; }
 
-double time_once(const Trial& trial, const ProcessGroup& sync) {
+double time_once(const Trial& trial, const Sync& sync) {
   trial.rewrite();
-  sync.barrier();
+  sync.group.barrier();
+  sync.start.wait();
   const auto begin = Clock::now();
   trial.run();
   const auto end = Clock::now();
   // Else a rank that is done would rewrite its buffer while others are still timing.
-  sync.barrier();
+  sync.group.barrier();
   return std::chrono::duration<double>(end - begin).count();
 }
 
-void check_once(Contender& contender, const ProcessGroup& sync) {
+void check_once(Contender& contender, const Sync& sync) {
   contender.trial.spoil();
   time_once(contender.trial, sync);
   contender.wrong += contender.trial.wrong();
@@ -42,7 +43,7 @@ std::string as_bytes(const std::vector<double>& values) {
 
 }  // namespace
 
-void time_in_turns(std::vector<Contender>& contenders, const ProcessGroup& sync, const Plan& plan) {
+void time_in_turns(std::vector<Contender>& contenders, const Sync& sync, const Plan& plan) {
   for (auto& contender : contenders) {
     if (plan.check) check_once(contender, sync);
     for (int i = 0; i < plan.warmup; ++i) time_once(contender.trial, sync);
@@ -59,17 +60,17 @@ void time_in_turns(std::vector<Contender>& contenders, const ProcessGroup& sync,
   }
 }
 
-std::vector<double> slowest_spans(const Contender& contender, const ProcessGroup& sync) {
+std::vector<double> slowest_spans(const Contender& contender, const ProcessGroup& group) {
   std::vector<std::vector<double>> spans;
-  for (const auto& bytes : sync.all_gather_object(as_bytes(contender.spans))) {
+  for (const auto& bytes : group.all_gather_object(as_bytes(contender.spans))) {
     std::memcpy(spans.emplace_back(bytes.size() / sizeof(double)).data(), bytes.data(), bytes.size());
   }
   return slowest(spans);
 }
 
-std::int64_t all_wrong(const Contender& contender, const ProcessGroup& sync) {
+std::int64_t all_wrong(const Contender& contender, const ProcessGroup& group) {
   std::int64_t all = 0;
-  for (const auto& one : sync.all_gather_object(std::to_string(contender.wrong))) all += std::stoll(one);
+  for (const auto& one : group.all_gather_object(std::to_string(contender.wrong))) all += std::stoll(one);
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include <lockstep/comm/process_group.h>
 
 #include "collectives.h"
+#include "common_start.h"
 
 namespace lockstep::bench {
 
@@ -20,6 +21,12 @@ struct Contender {
   std::int64_t wrong = 0;          ///< elements on this rank
 };
 
+/// What brings the ranks together before and after each call.
+struct Sync {
+  ProcessGroup group;
+  CommonStart start;
+};
+
 struct Plan {
   int warmup = 3;
   int iterations = 0;
@@ -27,11 +34,11 @@ struct Plan {
 };
 
 /// Warms all up, times them in turns, and checks them before and after. All ranks call it with the same
-/// contenders; `sync` brings the ranks together before and after each call.
-void time_in_turns(std::vector<Contender>& contenders, const ProcessGroup& sync, const Plan& plan);
+/// contenders.
+void time_in_turns(std::vector<Contender>& contenders, const Sync& sync, const Plan& plan);
 
 /// The same on every rank: for each call the span of the slowest rank; all ranks' wrong elements.
-std::vector<double> slowest_spans(const Contender& contender, const ProcessGroup& sync);
-std::int64_t all_wrong(const Contender& contender, const ProcessGroup& sync);
+std::vector<double> slowest_spans(const Contender& contender, const ProcessGroup& group);
+std::int64_t all_wrong(const Contender& contender, const ProcessGroup& group);
 
 }  // namespace lockstep::bench

@@ -38,26 +38,36 @@ void Meeting::resume(const Request& request, std::uint64_t number) {
   plan_small(request, team_.rank(), team_.size(), plan_);
 }
 
+// The post is written in one go: those that look for it take its line away each time.
 void Meeting::post(const Request& request, std::uint64_t number) {
   resume(request, number);
+  const auto what = packed(request);
+  const auto bytes = size_of(request);
+  const auto payload = table_bytes(request.kind, team_.size()) + staged_bytes(plan_);
+  const auto longest = longest_lane(plan_);
+  const auto offset = share_in_place(bytes);
+  write_small(payload);
   auto& post = team_.own().posts[slot()];
-  post.what = packed(request);
-  post.bytes = size_of(request);
+  post.what = what;
+  post.bytes = bytes;
   post.log_number = request.log_number;
+  post.heap_offset = offset;
+  post.payload = payload;
+  post.longest_lane = longest;
   post.form = request.form;
-  post.payload = table_bytes(request.kind, team_.size()) + staged_bytes(plan_);
-  post.longest_lane = longest_lane(plan_);
-  post.heap_offset = -1;
-  if (request.kind == Kind::all_reduce && post.bytes > kSmallBytes) {
-    post.heap_offset = team_.heap_offset_of(request.outputs.front().data, post.bytes);
-  }
-  if (post.heap_offset >= 0) {
+  post.number.store(number, std::memory_order_release);
+}
+
+// Where on the heap the call's tensor lies, whose parts are then free to be claimed, or -1.
+std::int64_t Meeting::share_in_place(std::uint64_t bytes) const {
+  if (request_->kind != Kind::all_reduce || bytes <= kSmallBytes) return -1;
+  const auto offset = team_.heap_offset_of(request_->outputs.front().data, bytes);
+  if (offset >= 0) {
     auto& share = team_.own().shares[slot()];
     share.claimed.store(0, std::memory_order_relaxed);
     share.done.store(0, std::memory_order_relaxed);
   }
-  write_small(post.payload);
-  post.number.store(number, std::memory_order_release);
+  return offset;
 }
 
 void Meeting::write_small(std::uint64_t payload) const {

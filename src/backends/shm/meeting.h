@@ -46,6 +46,7 @@ class Meeting {
   std::size_t slot() const { return number_ % kSlots; }
   const std::byte* small_of(int rank) const { return team_.area(rank).small[slot()]; }
 
+  std::int64_t share_in_place(std::uint64_t bytes) const;
   void write_small(std::uint64_t payload) const;
   std::byte* write_tables(std::byte* to) const;
   std::uint64_t bytes_for(std::size_t rank) const;

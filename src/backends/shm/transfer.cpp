@@ -108,12 +108,13 @@ bool Send::try_place(std::size_t slot) {
   if (is_posted(message.posted.load(std::memory_order_acquire))) return false;
   slot_ = slot;
   message_ = &message;
+  // The header last, and in one go: a receiver that looks for it takes its line away each time.
+  fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
   message.order = order_;
   message.tag = tag_;
   message.element = static_cast<std::uint64_t>(element_);
   message.bytes = source_.bytes;
   message.log_number = log_number_;
-  fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
   hand_over(message);
   team_.ring();
   return true;
