@@ -56,38 +56,41 @@ CallDraft draft_of(const DirectCall& call, std::source_location where) {
   return draft;
 }
 
-// A call that has been made directly, and may not be done.
-struct Begun {
-  DirectCalls::WorkPtr rest = {};  // nullptr: done
-  CallRecord record = {};          // where there is a rest, and of calls that do not wait
-};
-
-// One call by the direct way, during a turn in the log.
+// One call by the direct way, for a turn in the log. Copies nothing that a call which is done does not need.
 class Direct {
  public:
   Direct(GroupState& group, const DirectCall& call, std::source_location where)
       : group_(group), call_(call), draft_(draft_of(call, where)), turn_(group.log()) {}
 
-  // No value: there is no direct way for it, and nothing has been done.
-  std::optional<Begun> begin() {
+  // False: there is no direct way for it, and nothing has been done.
+  bool begin() {
+    // The usual way says why a call in a graph cannot be.
+    if (graph_phase() != GraphPhase::none) return false;
     auto* calls = group_.direct(turn_);
-    if (calls == nullptr || !calls->takes(call_)) return std::nullopt;
+    if (calls == nullptr || !calls->takes(call_)) return false;
     number_ = turn_.begin();
     try {
-      begun_.rest = calls->call_directly(call_, issued(), [this] { note(); });
+      rest_ = calls->call_directly(call_, issued(), [this] { note(); });
     } catch (...) {
       note();
       keep_record();
       turn_.resume();
       turn_.end();
-      fail(group_, begun_.record);
+      fail(group_, record_);
     }
     turn_.resume();
     if (!noted_) turn_.note(number_, draft_);
-    if (begun_.rest || !call_.waits) keep_record();
-    if (!begun_.rest) turn_.complete(number_);
-    return std::move(begun_);
+    if (rest_ || !call_.waits) keep_record();
+    if (!rest_) turn_.complete(number_);
+    turn_.end();
+    kept_.reset();
+    return true;
   }
+
+  // What is left to be waited for; nullptr: the call is done.
+  const DirectCalls::WorkPtr& rest() const { return rest_; }
+  // Where there is a rest, and of calls that do not wait.
+  const CallRecord& record() const { return record_; }
 
  private:
   IssuedCall issued() const {
@@ -109,7 +112,7 @@ class Direct {
 
   // Before a pause, after which another call may lie in its place.
   void keep_record() {
-    if (begun_.record.number == 0) begun_.record = turn_.record(number_);
+    if (record_.number == 0) record_ = turn_.record(number_);
   }
 
   GroupState& group_;
@@ -119,32 +122,26 @@ class Direct {
   CallLog::Turn turn_;
   std::uint64_t number_ = 0;
   bool noted_ = false;
-  Begun begun_;
+  DirectCalls::WorkPtr rest_;
+  CallRecord record_;
 };
-
-// The usual way says why a call in a graph cannot be.
-std::optional<Begun> begin(GroupState& group, const DirectCall& call, std::source_location where) {
-  if (graph_phase() != GraphPhase::none) return std::nullopt;
-  return Direct(group, call, where).begin();
-}
 
 }  // namespace
 
 bool call_directly(GroupState& group, const DirectCall& call, std::source_location where) {
-  const auto begun = begin(group, call, where);
-  if (!begun) return false;
-  if (begun->rest) wait_for_rest(group, begun->record, begun->rest);
+  Direct direct(group, call, where);
+  if (!direct.begin()) return false;
+  if (direct.rest()) wait_for_rest(group, direct.record(), direct.rest());
   return true;
 }
 
 std::optional<Work> send_directly(const std::shared_ptr<GroupState>& group, const DirectCall& call,
                                   std::source_location where) {
-  auto begun = begin(*group, call, where);
-  if (!begun) return std::nullopt;
-  if (!begun->rest) return Work(std::make_shared<PendingCall>(group, std::move(begun->record)));
-  group->remember(begun->rest);
-  return Work(
-      std::make_shared<PendingCall>(group, std::move(begun->record), std::move(begun->rest), false, nullptr));
+  Direct direct(*group, call, where);
+  if (!direct.begin()) return std::nullopt;
+  if (!direct.rest()) return Work(std::make_shared<PendingCall>(group, direct.record()));
+  group->remember(direct.rest());
+  return Work(std::make_shared<PendingCall>(group, direct.record(), direct.rest(), false, nullptr));
 }
 
 }  // namespace lockstep::comm
