@@ -12,6 +12,7 @@
 #include <lockstep/lockstep.h>
 
 #include "support/error_of.h"
+#include "support/temp_folder.h"
 #include "unit/checkpoint/manager_test.h"
 
 namespace lockstep {
@@ -212,6 +213,23 @@ TEST_P(Manager, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
   for (std::int64_t step = 1; step <= 3; ++step) {
     EXPECT_TRUE(manager.load(step).contents["weights"].as_tensor().eq(step).all().item<bool>());
   }
+}
+
+TEST(MixedFolder, AWholeFileIsNotPassedOverForAnOlderFolder) {
+  const testing::TempFolder temp;
+  CheckpointManager(temp.path(), {.writing = CheckpointWriting::every_rank}).save(1, contents(1));
+  CheckpointManager manager(temp.path(), {.sync = false});
+  manager.save(2, contents(2));
+  Dict there{{"step", 0}};
+  EXPECT_THAT(error_of([&] { manager.load_latest(there); }),
+              AllOf(HasSubstr("step-00000002.pt"), HasSubstr("load_latest() without")));
+}
+
+TEST(ManagerOptions, NegativeNumbersAreRefused) {
+  const testing::TempFolder temp;
+  EXPECT_THAT(error_of([&] { CheckpointManager(temp.path(), {.keep_last = -1}); }), HasSubstr("keep_last"));
+  CheckpointManager manager(temp.path());
+  EXPECT_THAT(error_of([&] { manager.save(-1, None{}); }), HasSubstr("step -1"));
 }
 
 }  // namespace

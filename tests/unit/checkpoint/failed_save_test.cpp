@@ -193,16 +193,6 @@ TEST_F(Unreadable, PartsAreNoDamageEither) {
   EXPECT_EQ(manager.load_latest(there)->step, 1);
 }
 
-TEST(MixedFolder, AWholeFileIsNotPassedOverForAnOlderFolder) {
-  const testing::TempFolder temp;
-  CheckpointManager(temp.path(), {.writing = CheckpointWriting::every_rank}).save(1, contents(1));
-  CheckpointManager manager(temp.path(), {.sync = false});
-  manager.save(2, contents(2));
-  Dict there{{"step", 0}};
-  EXPECT_THAT(error_of([&] { manager.load_latest(there); }),
-              AllOf(HasSubstr("step-00000002.pt"), HasSubstr("load_latest() without")));
-}
-
 TEST_P(FailedSave, AFolderThatMayNotBeWrittenToKeepsItsCheckpoint) {
   fs::permissions(temp_.path(), fs::perms(0755));
   for (const auto writing : {CheckpointWriting::first_rank, CheckpointWriting::every_rank}) {
@@ -230,13 +220,6 @@ TEST_P(FailedSave, AFolderThatMayNotBeWrittenToKeepsItsCheckpoint) {
     fs::permissions(folder_, fs::perms(0755));
     fs::remove_all(folder_);
   }
-}
-
-TEST(ManagerOptions, NegativeNumbersAreRefused) {
-  const testing::TempFolder temp;
-  EXPECT_THAT(error_of([&] { CheckpointManager(temp.path(), {.keep_last = -1}); }), HasSubstr("keep_last"));
-  CheckpointManager manager(temp.path());
-  EXPECT_THAT(error_of([&] { manager.save(-1, None{}); }), HasSubstr("step -1"));
 }
 
 }  // namespace
