@@ -93,7 +93,6 @@ inline look_through() {
        fi;
        parked[parked_count] = data[i];
        parked_count = parked_count + 1;
-       moved = true;
        take_from(i)
   :: else
   fi
@@ -189,13 +188,10 @@ proctype receiver() {
                  fi
             fi
        od;
+       /* Engine::nap(), but where the receive that is waited for, which may be any, has come. */
        if
        :: moved
-       :: else ->
-            if
-            :: posts != seen
-            :: pending < most && left[0] + left[1] > 0  /* another receive is begun */
-            fi
+       :: pending > 0 -> posts != seen
        fi
   od
 }

@@ -7,15 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "lockstep_bench/common_start.h"
-
 /// MPI's form of each collective that `lockstep bench` times, on float32.
 namespace mpi_bench {
 
 struct World {
   int rank = 0;
   int size = 1;
-  lockstep::bench::CommonStart start{1, 1};
+  bool by_clock = false;  ///< see lockstep::bench::begin_together()
 };
 
 using Buffer = std::vector<float>;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What `lockstep bench` does, as a plain MPI program: the same options, the same way of measuring, the same
 // rows.
-//   mpirun -n 2 --bind-to core mpi_collectives all-reduce,broadcast --sizes 1K:1M
+//   mpirun -n 2 --bind-to none mpi_collectives all-reduce,broadcast --sizes 1K:1M
+// It binds its ranks itself, as lockstep bench does.
 #include <algorithm>
 #include <iostream>
 #include <limits>
@@ -9,9 +10,11 @@
 #include <utility>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/host.h>
 
 #include "collectives.h"
 #include "lockstep_bench/affinity.h"
+#include "lockstep_bench/common_start.h"
 #include "lockstep_bench/kinds.h"
 #include "lockstep_bench/options.h"
 #include "lockstep_bench/pattern.h"
@@ -31,10 +34,16 @@ Buffer block_of(int rank) {
   return block;
 }
 
+std::int64_t largest(std::int64_t own) {
+  std::int64_t all = 0;
+  MPI_Allreduce(&own, &all, 1, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+  return all;
+}
+
 class Trial {
  public:
   Trial(const World& world, Case what)
-      : start_(world.start),
+      : by_clock_(world.by_clock),
         what_(std::move(what)),
         block_(block_of(world.rank)),
         input_(what_.input_count),
@@ -42,8 +51,7 @@ class Trial {
 
   double time_once() {
     bench::refill(input_.data(), input_.size() * sizeof(float), block_.data(), block_.size() * sizeof(float));
-    MPI_Barrier(MPI_COMM_WORLD);
-    start_.wait();
+    bench::begin_together(largest, by_clock_);
     const double begin = MPI_Wtime();
     what_.run(input_, output_);
     const double end = MPI_Wtime();
@@ -63,14 +71,14 @@ class Trial {
   }
 
  private:
-  bench::CommonStart start_;
+  bool by_clock_;
   Case what_;
   Buffer block_;
   Buffer input_;
   Buffer output_;
 };
 
-// The same number of calls in the same order as lockstep bench has them.
+// As many timed calls as lockstep bench has, one after the other: there is nobody to take turns with.
 bench::Row measure(const World& world, const Case& what, const bench::Options& options, bench::Row row,
                    double bus_factor) {
   Trial trial(world, what);
@@ -123,7 +131,7 @@ void run(const std::vector<std::string>& arguments) {
   MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world.size);
   const auto [local_rank, local_size] = local_ranks();
-  world.start = bench::CommonStart(world.size, local_size);
+  world.by_clock = bench::can_begin_together(world.size, local_size, lockstep::usable_cores());
   const auto options = bench::parse_options(bench::Tool::mpi_collectives, arguments);
   if (options.bind) bench::bind_to_core(local_rank);
   bench::Report report(options.format, world.rank == 0 ? &std::cout : nullptr);

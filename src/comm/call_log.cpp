@@ -127,6 +127,12 @@ void CallLog::set_state(std::uint64_t number, CallState state) {
 }
 
 // Written where the record of an earlier call lies, whose memory serves for the shape.
+std::uint64_t CallLog::Turn::begin(const CallDraft& draft) {
+  const auto number = log_.last_number_ + 1;
+  log_.ring_[number % kKept].shape.reserve(draft.shape.size());
+  return log_.last_number_ = number;
+}
+
 void CallLog::Turn::note(std::uint64_t number, const CallDraft& draft) {
   auto& record = log_.ring_[number % kKept];
   record.number = number;

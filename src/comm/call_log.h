@@ -48,9 +48,10 @@ class CallLog {
    public:
     explicit Turn(CallLog& log) : log_(log), lock_(log.mutex_) {}
 
-    // Its number, which others may wait for: note() takes it down, and tells the other ranks.
-    std::uint64_t begin() { return ++log_.last_number_; }
-    // Before the first pause. When it began, or for a message that was done at once, when it ended.
+    // Takes the call's number. Its record is written by note(), which then asks for no memory.
+    std::uint64_t begin(const CallDraft& draft);
+    // Before the first pause: writes the record and tells the other ranks, with the present as the time at
+    // which the call was made.
     void note(std::uint64_t number, const CallDraft& draft);
     // The other ranks see that it is waited for, until it is complete.
     void await(std::uint64_t number);

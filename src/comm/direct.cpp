@@ -56,7 +56,7 @@ CallDraft draft_of(const DirectCall& call, std::source_location where) {
   return draft;
 }
 
-// One call by the direct way, for a turn in the log. Copies nothing that a call which is done does not need.
+// One call by the direct way, for a turn in the log. A record is copied only where it is needed afterwards.
 class Direct {
  public:
   Direct(GroupState& group, const DirectCall& call, std::source_location where)
@@ -68,7 +68,7 @@ class Direct {
     if (graph_phase() != GraphPhase::none) return false;
     auto* calls = group_.direct(turn_);
     if (calls == nullptr || !calls->takes(call_)) return false;
-    number_ = turn_.begin();
+    number_ = turn_.begin(draft_);
     try {
       rest_ = calls->call_directly(call_, issued(), [this] { note(); });
     } catch (...) {
@@ -91,6 +91,7 @@ class Direct {
   const DirectCalls::WorkPtr& rest() const { return rest_; }
   // Where there is a rest, and of calls that do not wait.
   const CallRecord& record() const { return record_; }
+  CallRecord take_record() { return std::move(record_); }
 
  private:
   IssuedCall issued() const {
@@ -98,7 +99,7 @@ class Direct {
             .form = is_message(call_) ? 0 : form_of(draft_.kind, draft_.dtype, draft_.shape, 0)};
   }
 
-  // The others wait for the call's post, and nobody for its note. Other threads may send and receive while a
+  // The others wait for the call's post, not for its note. Other threads may send and receive while a
   // message is waited for, or close the group.
   void note() {
     if (std::exchange(noted_, true)) return;
@@ -139,9 +140,9 @@ std::optional<Work> send_directly(const std::shared_ptr<GroupState>& group, cons
                                   std::source_location where) {
   Direct direct(*group, call, where);
   if (!direct.begin()) return std::nullopt;
-  if (!direct.rest()) return Work(std::make_shared<PendingCall>(group, direct.record()));
+  if (!direct.rest()) return Work(std::make_shared<PendingCall>(group, direct.take_record()));
   group->remember(direct.rest());
-  return Work(std::make_shared<PendingCall>(group, direct.record(), direct.rest(), false, nullptr));
+  return Work(std::make_shared<PendingCall>(group, direct.take_record(), direct.rest(), false, nullptr));
 }
 
 }  // namespace lockstep::comm

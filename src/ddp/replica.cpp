@@ -114,10 +114,11 @@ std::string text_of(const DistributedDataParallelOptions& options) {
 ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                    const DistributedDataParallelOptions& options) {
   std::string lines;
-  for (const auto& item : parameters) {
-    lines += describe("parameter", item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
-  }
-  for (const auto& item : buffers) lines += describe("buffer", item) + "\n";
+  const auto add = [&](const char* kind, const NamedTensor& item) {
+    lines += describe(kind, item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
+  };
+  for (const auto& item : parameters) add("parameter", item);
+  for (const auto& item : buffers) add("buffer", item);
   return {.user = "DistributedDataParallel",
           .lines = lines + "options of DistributedDataParallel\t" + text_of(options) + "\n",
           .advice = "Build the same module with the same options on every rank"};

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <iostream>
+#include <memory>
 #include <random>
 #include <sys/mman.h>
 #include <thread>
@@ -32,8 +33,8 @@ using ::testing::HasSubstr;
 
 using Clock = std::chrono::steady_clock;
 
-// When a rank died or threw, in memory that outlives it: it loses no time, or its core, between the look at
-// the clock and its death.
+// When a rank died or threw, in memory that outlives it: no system call lies between the look at the clock
+// and its death.
 class LastMoments {
  public:
   explicit LastMoments(const std::string& path) : file_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) { map(); }
@@ -107,12 +108,12 @@ const testing::Scenario doomed("faults: doomed", [] {
   const int signal = static_cast<int>(*env.get_int("TEST_SIGNAL"));
   const auto context = init({.backend = "shm", .timeout = signal == SIGKILL ? 20s : 1s});
   context.barrier();
-  LastMoments moments(*env.get("TEST_MOMENTS"));
+  const auto moments = std::make_shared<LastMoments>(*env.get("TEST_MOMENTS"));
   std::thread executioner;
   if (context.rank() == victim) {
-    executioner = std::thread([&moments, seed, victim, signal] {
+    executioner = std::thread([moments, seed, victim, signal] {
       std::this_thread::sleep_for(std::chrono::microseconds(std::mt19937(seed)() % 30'000));
-      moments.note(victim);
+      moments->note(victim);
       ::raise(signal);
     });
     executioner.detach();
@@ -120,7 +121,7 @@ const testing::Scenario doomed("faults: doomed", [] {
   try {
     call_for_ever(context.group(), seed);
   } catch (const Error&) {
-    moments.note(context.rank());
+    moments->note(context.rank());
     throw;
   }
 });

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "common_start.h"
 #include "statistics.h"
 
 namespace lockstep::bench {
@@ -18,10 +19,10 @@ constexpr const char* kMemoryLimit = "memory";
 
 }  // namespace
 
-Bench::Bench(const Options& options, const Context& context)
+Bench::Bench(const Options& options, const Context& context, int cores)
     : options_(options),
       context_(context),
-      sync_{context.group(), CommonStart(context.world_size(), context.local_world_size())},
+      sync_{context.group(), can_begin_together(context.world_size(), context.local_world_size(), cores)},
       report_(options.format, context.is_main() ? &std::cout : nullptr) {
   std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);

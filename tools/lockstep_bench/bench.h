@@ -19,8 +19,8 @@ namespace lockstep::bench {
 /// One rank's part of `lockstep bench`.
 class Bench {
  public:
-  /// All ranks make it, with the same options.
-  Bench(const Options& options, const Context& context);
+  /// All ranks make it, with the same options. `cores`: those that the ranks of this host may use.
+  Bench(const Options& options, const Context& context, int cores);
 
   /// Measures everything that was asked for; rank 0 prints it.
   void run();

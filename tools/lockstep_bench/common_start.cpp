@@ -2,26 +2,24 @@
 #include "common_start.h"
 
 #include <chrono>
-#include <unistd.h>
 
 namespace lockstep::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::microseconds kPeriod{10};
+// Longer than it takes to find the largest of a few numbers.
+constexpr std::chrono::microseconds kAhead{5};
 
 }  // namespace
 
-// Not the cores that this process may use, to one of which it may be bound by now.
-CommonStart::CommonStart(int ranks, int local_ranks)
-    : by_clock_(ranks > 1 && ranks == local_ranks && ranks <= ::sysconf(_SC_NPROCESSORS_ONLN)) {}
+bool can_begin_together(int ranks, int local_ranks, int cores) {
+  return ranks == local_ranks && ranks <= cores;
+}
 
-void CommonStart::wait() const {
-  if (!by_clock_) return;
-  const auto now = Clock::now().time_since_epoch();
-  const auto begin = now - now % kPeriod + kPeriod;
-  while (Clock::now().time_since_epoch() < begin) {
+void begin_together(const Largest& largest, bool by_clock) {
+  const Clock::duration begin(largest((Clock::now() + kAhead).time_since_epoch().count()));
+  while (by_clock && Clock::now().time_since_epoch() < begin) {
   }
 }
 

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
+#include <functional>
+
 namespace lockstep::bench {
 
-/// How the ranks of one host begin a call at the same time. They leave a barrier one after the other, by
-/// about as much as a short call takes, and the first of them would count that to the call. So they begin
-/// when the clock that they share comes to its next full ten microseconds.
-class CommonStart {
- public:
-  /// Waits for the clock only where each rank has a core: of all ranks, `local_ranks` run on this host.
-  CommonStart(int ranks, int local_ranks);
+/// The largest of all ranks' numbers, on every rank: an all-reduce.
+using Largest = std::function<std::int64_t(std::int64_t)>;
 
-  /// After a barrier.
-  void wait() const;
+/// Whether ranks can begin at the same time: all run on this host, and each may have one of `cores` to
+/// itself.
+bool can_begin_together(int ranks, int local_ranks, int cores);
 
- private:
-  bool by_clock_;
-};
+/// Brings the ranks together; then, where they can, all of them return at the same time by the clock that
+/// they share. From a barrier they come one after the other, by about as much as a short call takes, and the
+/// first of them would count that to the call.
+void begin_together(const Largest& largest, bool by_clock);
 
 }  // namespace lockstep::bench

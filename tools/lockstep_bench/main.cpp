@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/host.h>
 #include <lockstep/base/log.h>
 #include <lockstep/rendezvous/init.h>
 
@@ -18,8 +19,9 @@ namespace {
 void run(const Options& options) {
   at::set_num_threads(1);
   const auto context = init();
+  const int cores = usable_cores();
   if (options.bind) bind_to_core(context.local_rank());
-  Bench(options, context).run();
+  Bench(options, context, cores).run();
 }
 
 }  // namespace

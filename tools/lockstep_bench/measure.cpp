@@ -4,6 +4,9 @@
 #include <chrono>
 #include <cstring>
 
+#include <ATen/ops/full.h>
+
+#include "common_start.h"
 #include "statistics.h"
 
 namespace lockstep::bench {
@@ -19,10 +22,15 @@ constexpr int kTurns = 10;
 // microseconds.
 int uncounted(int calls) { return calls >= 50 ? calls : 1; }
 
+std::int64_t largest(const ProcessGroup& group, std::int64_t own) {
+  const auto number = at::full({1}, own, at::kLong);
+  group.all_reduce(number, ReduceOp::MAX);
+  return *number.const_data_ptr<std::int64_t>();
+}
+
 double time_once(const Trial& trial, const Sync& sync) {
   trial.rewrite();
-  sync.group.barrier();
-  sync.start.wait();
+  begin_together([&](std::int64_t own) { return largest(sync.group, own); }, sync.by_clock);
   const auto begin = Clock::now();
   trial.run();
   const auto end = Clock::now();

@@ -8,7 +8,6 @@
 #include <lockstep/comm/process_group.h>
 
 #include "collectives.h"
-#include "common_start.h"
 
 namespace lockstep::bench {
 
@@ -24,7 +23,7 @@ struct Contender {
 /// What brings the ranks together before and after each call.
 struct Sync {
   ProcessGroup group;
-  CommonStart start;
+  bool by_clock = false;  ///< see begin_together()
 };
 
 struct Plan {

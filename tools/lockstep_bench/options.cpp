@@ -49,7 +49,7 @@ void add_common(CLI::App& app, Words& words, Options& options) {
       "1K is 1024 bytes. A size is that of the tensor on each rank for all-reduce, broadcast, reduce and\n"
       "send-recv, and as in nccl-tests that of all ranks' parts together for the others.\n"
       "Before each call the rank that owns a buffer rewrites it and all ranks meet in a barrier, neither of\n"
-      "which is timed. Ranks of one host that have a core each then begin at the same tick of its clock. A\n"
+      "which is timed. Ranks of one host that have a core each then begin at the same time by its clock. A\n"
       "call takes as long as on its slowest rank. algbw is size / time, busbw what nccl-tests make of it.");
 }
 

@@ -267,12 +267,12 @@ void Engine::look_around(Wait& wait) {
   }
   if (team_.is_refused() && !is_ready(wait)) throw DesyncError("another rank refuses the call");
   const int dead = team_.find_dead();
-  const int gone = missing_for_good(team_, wait.call, awaited_by(wait.call));
+  int gone = missing_for_good(team_, wait.call, awaited_by(wait.call));
   const bool late = wait.waited() >= wait.timeout;
   if ((dead < 0 && gone < 0 && !late) || is_ready(wait)) return;
-  if (dead >= 0) {
-    fail(wait, Verdict::Cause::peer_lost, dead);
-  } else if (missing_for_good(team_, wait.call, awaited_by(wait.call)) >= 0) {
+  if (dead >= 0) fail(wait, Verdict::Cause::peer_lost, dead);
+  gone = missing_for_good(team_, wait.call, awaited_by(wait.call));
+  if (gone >= 0) {
     fail(wait, Verdict::Cause::peer_left, gone);
   } else if (late) {
     const auto awaited = awaited_by(wait.call);
