@@ -30,7 +30,7 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "connection closed"};
 
 constexpr auto kDeathLimit = std::chrono::milliseconds(50);
-constexpr auto kNoteLimit = std::chrono::milliseconds(50);
+constexpr auto kNoteLimit = std::chrono::milliseconds(500);  // it may have lost its core between the two
 
 bool mentions(std::string_view text, const auto& signs) {
   return std::ranges::any_of(signs,

@@ -142,7 +142,8 @@ std::string HostGroup::describe_rank(int rank) const {
                        static_cast<double>(age_of_note(other, awaited).count()) / 1000,
                        describe_note(other, awaited), state, done);
   }
-  return fmt::format("{} is in none of the group's calls ({}); it {}", name_of(rank), state, done);
+  return fmt::format("{} is in none of the group's calls ({}); it {}{}", name_of(rank), state, done,
+                     issued > completed ? ", and had begun " + describe_note(other, issued) : "");
 }
 
 int HostGroup::last_to_issue(std::uint64_t number) const {

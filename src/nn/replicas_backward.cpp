@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 
 #include "nn/gradient_sums.h"
+#include "nn/node_pointer.h"
 #include "nn/scatter_gather.h"
 
 namespace lockstep::nn {
@@ -146,8 +147,7 @@ void record_backward(const Tensors& gathered, const Tensors& inputs, ReplicasFor
     edges.push_back(parameter.tensor.requires_grad() ? torch::autograd::impl::gradient_edge(parameter.tensor)
                                                      : torch::autograd::Edge());
   }
-  const auto node =
-      c10::make_intrusive<ReplicasBackward>(std::move(forward), require_grad, dim, std::move(replicas));
+  const auto node = make_node<ReplicasBackward>(std::move(forward), require_grad, dim, std::move(replicas));
   node->set_next_edges(std::move(edges));
   for (std::size_t j = 0; j < gathered.size(); ++j) {
     if (require_grad[j]) torch::autograd::set_history(gathered[j], node);

@@ -18,6 +18,7 @@
 #include <lockstep/base/error.h>
 
 #include "nn/batch_statistics.h"
+#include "nn/node_pointer.h"
 #include "nn/normalize_gradient.h"
 
 namespace lockstep::nn {
@@ -135,7 +136,7 @@ Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, dou
   const bool records =
       c10::GradMode::is_enabled() && torch::autograd::compute_requires_grad(given, layer.weight, layer.bias);
   Tensor output;
-  c10::intrusive_ptr<SyncedBatchNormBackward> node;
+  NodePointer<SyncedBatchNormBackward> node;
   {
     const c10::AutoGradMode no_history(false);
     const auto input = laid_out(given, given.suggest_memory_format());
@@ -144,8 +145,8 @@ Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, dou
     if (statistics.count > 0) update_running(layer.running_mean, layer.running_var, statistics, momentum);
     output = input.numel() == 0 ? at::zeros_like(input) : normalized(input, layer, statistics, eps);
     if (records) {
-      node = c10::make_intrusive<SyncedBatchNormBackward>(input.is_same(given) ? given : input, layer.weight,
-                                                          std::move(statistics), eps, group);
+      node = make_node<SyncedBatchNormBackward>(input.is_same(given) ? given : input, layer.weight,
+                                                std::move(statistics), eps, group);
     }
   }
   if (records) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Calls that move as many bytes of as many numbers on all ranks and are different calls all the same.
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -71,6 +73,26 @@ const testing::Scenario asynchronous("form: async", [] {
 });
 TEST(DisagreementOfForm, AnAsynchronousCallAndABlockingOne) {
   testing::expect_all_passed(testing::run_ranks(asynchronous));
+}
+
+// The other rank's call is told too while that rank does not wait for it.
+const testing::Scenario not_waited_for("form: not waited for", [] {
+  const auto context = init({.backend = "shm", .timeout = 20s});
+  context.barrier();
+  if (context.rank() == 1) {
+    const auto work = context.group().all_reduce_async(torch::ones({3000, 1000}));
+    while (!work.is_completed()) std::this_thread::yield();  // until the other one has failed
+    return;
+  }
+  EXPECT_THAT(
+      [&] {
+        context.group().all_reduce(torch::ones({1000, 3000}));
+      },
+      ThrowsMessage<DesyncError>(AllOf(HasSubstr("is in none of the group's calls"),
+                                       HasSubstr(", and had begun all_reduce #2 of Float[3000, 1000]"))));
+});
+TEST(DisagreementOfForm, TellsACallThatIsNotWaitedFor) {
+  testing::expect_all_passed(testing::run_ranks(not_waited_for));
 }
 
 // Of these each rank may bring another shape; and the blocking and the asynchronous form of one call are the

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace lockstep::nn {
+
+// LibTorch 2.11's graph holds its nodes by shared pointers, 2.13's by intrusive ones.
+inline constexpr bool kNodesAreShared =
+    std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>;
+
+template <class Node>
+using NodePointer = std::conditional_t<kNodesAreShared, std::shared_ptr<Node>, c10::intrusive_ptr<Node>>;
+
+// A node of autograd's graph.
+template <class Node, class... Args>
+NodePointer<Node> make_node(Args&&... args) {
+  if constexpr (kNodesAreShared) {
+    // Long graphs go down without recursion; found by its argument's namespace, where it exists.
+    return std::shared_ptr<Node>(new Node(std::forward<Args>(args)...), [](Node* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+  }
+}
+
+}  // namespace lockstep::nn
