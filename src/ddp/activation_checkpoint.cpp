@@ -18,6 +18,7 @@
 #include <lockstep/rendezvous/random.h>
 
 #include "ddp/nested_backward.h"
+#include "nn/node_pointer.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -240,7 +241,7 @@ std::vector<at::Tensor> checkpoint_tensors(Recomputed function, const std::vecto
         "checkpoint: with use_reentrant at least one input must require a gradient, or none would reach the "
         "function's parameters; leave use_reentrant false");
   }
-  auto node = c10::make_intrusive<Recomputation>(std::move(function), inputs, options);
+  auto node = nn::make_node<Recomputation>(std::move(function), inputs, options);
   auto outputs = node->run();
   if (!node->any_output_requires_grad()) return outputs;
   auto edges = torch::autograd::collect_next_edges(inputs);

@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "nn/node_pointer.h"
+
 namespace lockstep::ddp {
 namespace {
 
@@ -29,7 +31,7 @@ void pass_through_sink(std::vector<at::Tensor>& tensors, std::function<void()> o
     if (tensor.grad_fn()) with_history.push_back(tensor);
   }
   if (with_history.empty()) return;
-  auto sink = c10::make_intrusive<Sink>(std::move(on_backward));
+  auto sink = nn::make_node<Sink>(std::move(on_backward));
   sink->set_next_edges(torch::autograd::collect_next_edges(with_history));
   for (auto& tensor : tensors) {
     if (!tensor.grad_fn()) continue;
