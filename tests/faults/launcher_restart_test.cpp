@@ -68,11 +68,16 @@ Words as_they_come(const std::string& nnodes, const std::string& port, Words mor
 }
 
 TEST(LauncherRestart, StartsAllRanksAgainWithANewPort) {
-  LauncherProcess launcher(
-      shell_ranks(2,
-                  "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
-                  "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; test $RANK = 1 && exit 3; exec sleep 1000",
-                  {"--max-restarts", "3"}));
+  const TempFolder folder;
+  // Rank 1 fails once rank 0 has spoken.
+  LauncherProcess launcher(shell_ranks(
+      2,
+      fmt::format("echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
+                  "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; spoken={}.$TORCHELASTIC_RESTART_COUNT;"
+                  "test $RANK = 0 && {{ : > $spoken; exec sleep 1000; }};"
+                  "while ! test -e $spoken; do sleep 0.01; done; exit 3",
+                  folder.file("spoken")),
+      {"--max-restarts", "3"}));
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
   EXPECT_THAT(launcher.out(), AllOf(HasSubstr("[rank 0] attempt 0 of 3"),
                                     HasSubstr("[rank 1] attempt 2 of 3"), Not(HasSubstr("attempt 3"))));
