@@ -157,14 +157,15 @@ function(lockstep_import_libtorch prefix dir)
     set(definitions "${CMAKE_MATCH_1}")
   endif()
   # libtorch.so itself holds nothing but the list of the others (the CUDA ones among them), so it has to stay
-  # although no symbol of it is used.
+  # although no symbol of it is used. The C++ library comes first: wheels export parts of a newer one (2.11's
+  # std::filesystem), which would be taken for the compiler's own and cannot work beside it.
   add_library(lockstep_torch INTERFACE IMPORTED GLOBAL)
   target_include_directories(lockstep_torch SYSTEM INTERFACE
     "${prefix}/include" "${prefix}/include/torch/csrc/api/include")
   target_compile_definitions(lockstep_torch INTERFACE ${definitions})
   target_compile_features(lockstep_torch INTERFACE cxx_std_20)
   target_link_libraries(lockstep_torch INTERFACE
-    "-Wl,--push-state,--no-as-needed,${prefix}/lib/libtorch.so,--pop-state" lockstep_torch_cpu lockstep_c10)
+    "-Wl,--push-state,--no-as-needed,-lstdc++,${prefix}/lib/libtorch.so,--pop-state" lockstep_torch_cpu lockstep_c10)
   set(has_CUDA OFF)
   if(EXISTS "${prefix}/lib/libtorch_cuda.so")
     set(has_CUDA ON)
