@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# On a machine without a GPU: compiles and links everything against a LibTorch with CUDA, and runs what needs no GPU.
+# On a machine without a GPU: compiles and links everything against a LibTorch with CUDA, runs what needs no GPU, and what
+# needs one with simulated GPUs.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -10,7 +11,8 @@ if [[ $version == -h || $version == --help ]]; then
 Usage: scripts/cuda_build_check.sh [version of torch]
 
 Installs that version's Python package with CUDA (default 2.13.0; about 5 GB with what it links) into build/cuda,
-builds Lockstep with it into build/cuda as well, and runs the tests that need no GPU. Prints what it saw for docs/gpu.md.
+builds Lockstep with it into build/cuda as well, and runs the tests that need no GPU, and with simulated GPUs those that
+need one (docs/gpu.md says what that shows). Prints what it saw for docs/gpu.md.
 END2
   exit 0
 fi
@@ -37,7 +39,8 @@ cmake -S . -B "$tree" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_UNITY_BUILD
   -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=ON "-DTorch_DIR=$prefix/share/cmake/Torch"
 tests=(test_device unit_comm unit_rendezvous unit_amp unit_optim unit_graphs unit_data unit_data_device)
 say "Building $tree"
-cmake --build "$tree" --parallel "$(jobs_that_fit)" --target gpu_checks gpu_training lockstep_cli examples/all "${tests[@]}"
+cmake --build "$tree" --parallel "$(jobs_that_fit)" \
+  --target gpu_checks gpu_training lockstep_cli examples/all simulated_gpu "${tests[@]}"
 
 say "Running what needs no GPU"
 for test in "${tests[@]}"; do "$tree/bin/$test" --gtest_brief=1; done
@@ -48,4 +51,13 @@ if "$python" -c 'import torch, sys; sys.exit(torch.cuda.is_available())'; then
   grep -q "on the CPU take shm (one host) or gloo" "$tree/refusal.txt" || fail "unclear: $(cat "$tree/refusal.txt")"
   "$tree/bin/lockstep" run --nproc-per-node 2 "$tree/bin/01_hello_allreduce"
 fi
-say "$(date +%F): built with torch $version, CUDA $cuda, NCCL $("$python" -c 'import torch; print(".".join(map(str, torch.cuda.nccl.version())))'), $(c++ --version | head -1); tests passed"
+
+say "Running with two simulated GPUs what needs GPUs"
+report=$tree/simulated_report.md
+rm -f "$report"
+# Work on a stream begins late, so that what does not wait for it is seen.
+LOCKSTEP_SIMULATED_GPU_DELAY_US=100 tests/gpu/simulated/run.sh "$tree" 2 "$python" tests/gpu/run_gpu_checks.py \
+  --build "$tree" --part checks --report "$report"
+tests/gpu/simulated/run.sh "$tree" 1 "$python" tests/gpu/run_gpu_checks.py \
+  --build "$tree" --part parity --steps 3 --report "$report"
+say "$(date +%F): built with torch $version, CUDA $cuda, NCCL $("$python" -c 'import torch; print(".".join(map(str, torch.cuda.nccl.version())))'), $(c++ --version | head -1); tests passed, and the checks of GPUs with simulated ones"

@@ -48,6 +48,7 @@ std::string Reducer::whoami() const {
 }
 
 void Reducer::renew_hooks() {
+  hooks_.reset();  // first: a tensor keeps the node of its gradient for as long as anybody holds it
   hooks_ = std::make_unique<GradientHooks>(parameters_,
                                            [this](std::size_t parameter) { on_gradient_ready(parameter); });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Graphs of CUDA: the only file for them that needs its headers.
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -14,6 +15,19 @@
 
 namespace lockstep {
 namespace {
+
+// LibTorch before 2.13 leaves generators in a capture that failed, and they refuse to draw.
+template <typename GeneratorState>
+void leave_capture(GeneratorState& state) {
+  if constexpr (requires { state.capturing_; }) state.capturing_ = false;
+}
+
+class Recording : public at::cuda::CUDAGraph {
+ public:
+  void free_generators() {
+    for (const auto& [state, increment] : captured_generator_states_) leave_capture(*state);
+  }
+};
 
 class CudaGraph : public DeviceGraph {
  public:
@@ -29,7 +43,7 @@ class CudaGraph : public DeviceGraph {
   }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
-  at::cuda::CUDAGraph& graph() { return graph_; }
+  Recording& graph() { return graph_; }
   void replay() override {
     const c10::cuda::CUDAGuard guard(device_);
     graph_.replay();
@@ -37,7 +51,7 @@ class CudaGraph : public DeviceGraph {
 
  private:
   c10::DeviceIndex device_;
-  at::cuda::CUDAGraph graph_;
+  Recording graph_;
 };
 
 // The second stream goes on after what the first holds now.
@@ -86,7 +100,7 @@ class CudaGraphDevice : public GraphDevice {
     try {
       graph.capture_end();
     } catch (const c10::Error& error) {
-      leave_pool();
+      clean_up(graph);
       throw Error(fmt::format("GraphedStep: the device could not record the step: {}",
                               error.what_without_backtrace()));
     }
@@ -95,15 +109,16 @@ class CudaGraphDevice : public GraphDevice {
 
  private:
   // What was recorded so far may be broken already: then CUDA says so again, which nobody needs.
-  void abandon(at::cuda::CUDAGraph& graph) {
+  void abandon(Recording& graph) {
     try {
       graph.capture_end();
     } catch (const c10::Error&) {
-      leave_pool();
+      clean_up(graph);
     }
   }
-  // capture_end() that fails may have left the allocator serving the pool.
-  void leave_pool() {
+  // capture_end() that fails may have left the allocator serving the pool, and the generators captured.
+  void clean_up(Recording& graph) {
+    graph.free_generators();
     try {
       c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_);
     } catch (const c10::Error&) {

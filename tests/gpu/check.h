@@ -14,6 +14,7 @@ struct Check {
   int ranks = 1;     // that have to run it
   std::string what;  // is seen when it passes
   std::function<void()> run;
+  int gpus = 1;  // that have to be there
 };
 
 std::vector<Check> device_checks();
@@ -21,6 +22,7 @@ std::vector<Check> training_checks();
 std::vector<Check> checkpoint_checks();
 std::vector<Check> loader_checks();
 std::vector<Check> graph_checks();
+std::vector<Check> several_gpus_checks();
 
 // Throws, naming the line, unless it holds.
 void require(bool holds, const std::string& what,

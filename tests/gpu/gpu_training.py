@@ -79,8 +79,9 @@ def make(name, size):
     torch.manual_seed(1)
     if name == "gpt":
         ids = torch.randint(8192, (size, 256))
+        targets = torch.randint(8192, (size, 256))
         torch.manual_seed(0)
-        return models.Gpt(vocabulary=8192, context=256, width=512, heads=8, layers=8), ids, ids
+        return models.Gpt(vocabulary=8192, context=256, width=512, heads=8, layers=8), ids, targets
     shape, classes, net = {"mnist": ((1, 28, 28), 10, MnistNet), "resnet50": ((3, 224, 224), 1000, ResNet50)}[name]
     images = torch.randn(size, *shape)
     labels = torch.randint(classes, (size,))

@@ -69,7 +69,7 @@ Result train_gpt(const Context& context, bool graphed, int steps) {
   DistributedDataParallel ddp(net, {.device = device});
   const auto on_device = at::TensorOptions().device(device);
   optim::FusedAdamW optimizer(ddp->parameters(), optim::FusedAdamWOptions(at::full({}, 0.01, on_device)));
-  amp::GradScaler scaler(device, {.init_scale = 1e15, .growth_interval = 20});
+  amp::GradScaler scaler(device, {.init_scale = 1e8, .growth_interval = 20});
   GraphedStep step(device,
                    [&](const Tensors& batch) -> Tensors {
                      optimizer.zero_grad();
@@ -87,7 +87,7 @@ Result train_gpt(const Context& context, bool graphed, int steps) {
                    {.optimizers = {&optimizer}, .modules = {ddp.ptr()}, .enabled = graphed});
   Result result;
   for (int i = 0; i < steps; ++i) {
-    if (i % 10 == 9) optimizer.param_groups()[0].options().set_lr(0.01 / (i + 1));
+    if (i % 10 == 9) optimizer.param_groups()[0].options().set_lr(0.01 / (1 + 0.02 * i));
     const auto ids = torch::randint(64, {4, 16}, at::kLong).to(device);
     result.losses.push_back(step({ids})[0].item<double>());
   }
@@ -169,6 +169,9 @@ std::vector<Check> graph_checks() {
       {"graph_auto", 1, "the same with nccl and shm in one group", [] { a_graph_is_the_step("auto"); }},
       {"graph_adamw", 1, "a step with FusedAdamW, its rate in a tensor and a GradScaler is one graph",
        a_graph_holds_optimizer_and_scaler},
+      {"two_graph", 2, "captured steps of two ranks with a GPU each", [] { a_graph_is_the_step("auto"); }, 2},
+      {"two_graph_adamw", 2, "the same with FusedAdamW and a GradScaler", a_graph_holds_optimizer_and_scaler,
+       2},
       {"graph_errors", 1, "what cannot be captured is an error, and the device works on",
        what_cannot_be_captured},
       {"graph_shared", 2, "collectives by way of host memory cannot be captured", shared_is_refused},

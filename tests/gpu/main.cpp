@@ -30,8 +30,8 @@ namespace {
 
 std::vector<Check> all_checks() {
   std::vector<Check> all;
-  for (const auto& part :
-       {device_checks(), training_checks(), checkpoint_checks(), loader_checks(), graph_checks()}) {
+  for (const auto& part : {device_checks(), training_checks(), checkpoint_checks(), loader_checks(),
+                           graph_checks(), several_gpus_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
@@ -39,7 +39,7 @@ std::vector<Check> all_checks() {
 
 int list() {
   for (const auto& check : all_checks()) {
-    std::cout << fmt::format("{} {} {}\n", check.name, check.ranks, check.what);
+    std::cout << fmt::format("{} {} {} {}\n", check.name, check.ranks, check.gpus, check.what);
   }
   return 0;
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs what can be seen only where there is a GPU, in parts, and writes one report: scripts/gpu_check.sh calls it.
-Standard library and torch only."""
+"""Runs what can be seen only where there is a GPU, in parts, and writes one report: scripts/gpu_check.sh calls it, and
+scripts/cuda_build_check.sh with simulated GPUs. Standard library and torch only."""
 import argparse
 import datetime
 import json
@@ -57,14 +57,20 @@ def head(report, flags):
 
 
 def run_checks(report, flags):
+    import torch
     program, launcher = flags.build / "bin/gpu_checks", flags.build / "bin/lockstep"
     report.say("| | check | what is seen |\n| --- | --- | --- |")
     for line in subprocess.run([program, "list"], capture_output=True, text=True, check=True).stdout.splitlines():
-        name, ranks, what = line.split(" ", 2)
+        name, ranks, gpus, what = line.split(" ", 3)
         if flags.only and name not in flags.only:
             continue
+        if int(gpus) > torch.cuda.device_count():
+            report.say(f"| not run | {name} | {what}: takes {gpus} GPUs |")
+            continue
         begin = time.perf_counter()
-        _, problem = run([launcher, "run", "--nproc-per-node", ranks, program, name], 90)
+        # Ranks that share a GPU are to see one only.
+        one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]} if gpus == "1" else {}
+        _, problem = run([launcher, "run", "--nproc-per-node", ranks, program, name], 90, one)
         report.verdict(problem is None, name, problem or f"{what} ({time.perf_counter() - begin:.1f} s)")
     report.say()
 
@@ -79,8 +85,10 @@ def train(flags, language, *arguments, timeout=200):
 
 def run_parity(report, flags):
     report.say("| | losses in Python and C++ | |\n| --- | --- | --- |")
-    for net, size in [("mnist", 64), ("resnet50", 8), ("gpt", 4)]:
-        arguments = ["--net", net, "--batch-size", size, "--deterministic", "--warmup", 20, "--chunks", 1, "--steps", 1]
+    sizes = {"mnist": 64, "resnet50": 8, "gpt": 4}
+    for net in flags.parity_nets:
+        arguments = ["--net", net, "--batch-size", sizes[net], "--deterministic", "--warmup", flags.steps,
+                     "--chunks", 1, "--steps", 1]
         try:
             ours = train(flags, "C++", *arguments)["losses"]
             theirs = train(flags, "Python", *arguments)["losses"]
@@ -169,6 +177,9 @@ def main():
     parser.add_argument("--nets", nargs="+", choices=["mnist", "gpt", "resnet50"], default=["mnist", "gpt", "resnet50"],
                         help="of the benchmark, to split it")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--parity-nets", nargs="+", choices=["mnist", "gpt", "resnet50"],
+                        default=["mnist", "resnet50", "gpt"])
+    parser.add_argument("--steps", type=int, default=20, help="of parity")
     parser.add_argument("--report", type=pathlib.Path, default=ROOT / "build/gpu_report.md", help="lines are added to it")
     flags = parser.parse_args()
     report = Report(flags.report)

@@ -131,7 +131,8 @@ void memory_is_kept() {
   const auto ones = torch::ones({1'000'000}, options);
   for (int round = 0; round < 20; ++round) {
     at::cuda::sleep(20'000'000);
-    auto work = context.group().all_gather_into_tensor_async(torch::empty({1'000'000}, options), ones);
+    auto work = context.group().all_gather_into_tensor_async(
+        torch::empty({context.world_size() * 1'000'000}, options), ones);
     work = {};
     const auto other = torch::full({1'000'000}, -1, options);
     context.synchronize();
@@ -139,11 +140,10 @@ void memory_is_kept() {
   }
 }
 
-// Two ranks that share a GPU end with the same weights, which are those of one rank with all rows up to
-// rounding.
-void shared_ddp() {
+// Two ranks end with the same weights, which are those of one rank with all rows up to rounding.
+void ddp_of_two(const InitOptions& options) {
   be_deterministic();
-  const auto context = init({.share_devices = true});
+  const auto context = init(options);
   const auto batches = draw_batches(3, 16, context.device());
   const auto train_mlp = [&](auto& model, const torch::nn::Sequential& net, int parts, int part) {
     return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
@@ -172,8 +172,8 @@ void shared_ddp() {
   }
 }
 
-void shared_sync_batch_norm() {
-  const auto context = init({.share_devices = true});
+void sync_batch_norm_of_two(const InitOptions& options) {
+  const auto context = init(options);
   torch::manual_seed(3);
   const auto whole = torch::randn({8, 4, 5, 5});
   torch::nn::BatchNorm2d plain(4);
@@ -235,8 +235,15 @@ std::vector<Check> training_checks() {
       {"ddp", 1, "DDP over nccl equals the bare module bit for bit", ddp_is_the_bare_module},
       {"own_stream", 1, "DDP on a stream of the user's own", own_stream},
       {"memory", 1, "freed memory of calls under way is not reused too early", memory_is_kept},
-      {"shared_ddp", 2, "DDP of two ranks on one GPU", shared_ddp},
-      {"shared_sync_batch_norm", 2, "SyncBatchNorm of two ranks on one GPU", shared_sync_batch_norm},
+      {"shared_ddp", 2, "DDP of two ranks on one GPU", [] { ddp_of_two({.share_devices = true}); }},
+      {"shared_sync_batch_norm", 2, "SyncBatchNorm of two ranks on one GPU",
+       [] { sync_batch_norm_of_two({.share_devices = true}); }},
+      {"two_ddp", 2, "DDP of two ranks with a GPU each", [] { ddp_of_two({}); }, 2},
+      {"two_sync_batch_norm", 2, "SyncBatchNorm of two ranks with a GPU each",
+       [] { sync_batch_norm_of_two({}); }, 2},
+      {"two_memory", 2, "freed memory of calls under way, with a GPU each", memory_is_kept, 2},
+      {"two_own_stream", 2, "DDP on streams of the user's own, with a GPU each", own_stream, 2},
+      {"two_amp", 2, "fp16 autocast and GradScaler with DDP, with a GPU each", mixed_precision, 2},
       {"amp", 1, "fp16 autocast and GradScaler with DDP", mixed_precision},
       {"data_parallel", 1, "DataParallel", threads_and_data_parallel},
   };

@@ -76,7 +76,7 @@ class Gpt(nn.Module):
         self.head = self.tokens.weight
 
     def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = recomputed(self.checkpoint, block, x)
         return F.linear(self.norm(x), self.head)

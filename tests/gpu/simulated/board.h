@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <sys/types.h>
+
+namespace lockstep::simulated {
+
+inline constexpr int kMostRanks = 16;
+
+// A buffer of one rank for the others to read.
+struct Shown {
+  std::atomic<pid_t> process;
+  std::atomic<const void*> address;
+};
+
+// A message from one rank to another.
+struct Mail {
+  Shown shown;
+  std::atomic<std::uint64_t> posted, taken;
+};
+
+struct BoardPage {
+  std::atomic<int> joined;
+  std::atomic<std::uint64_t> meetings[kMostRanks];  // to which each rank has come
+  Shown shown[kMostRanks];
+  Mail mail[kMostRanks][kMostRanks];  // from, to
+};
+
+// What the ranks of a communicator share: they meet, and read each other's memory. One thread of a rank at a
+// time.
+class Board {
+ public:
+  // Waits for all ranks; throws after a minute.
+  Board(std::string name, int rank, int size);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Each rank shows its buffer; `act` may then read those of the others. false where the communicator was
+  // aborted.
+  template <typename Act>
+  bool together(const void* buffer, const Act& act) {
+    show(page_->shown[rank_], buffer);
+    if (!meet()) return false;
+    act();
+    return meet();
+  }
+  void read(int rank, void* to, std::size_t bytes, std::size_t offset = 0) const;
+
+  void post(int to, const void* buffer);
+  bool take(int from, void* buffer, std::size_t bytes);
+  bool wait_until_taken(int to);
+
+  void abort() { aborted_ = true; }
+  bool aborted() const { return aborted_; }
+
+ private:
+  static void show(Shown& shown, const void* buffer);
+  bool meet();
+  template <typename Condition>
+  bool wait(const Condition& condition) const;
+
+  std::string name_;
+  int rank_, size_;
+  BoardPage* page_;
+  std::atomic<bool> aborted_ = false;
+};
+
+}  // namespace lockstep::simulated

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "capture.h"
+
+#include <algorithm>
+
+namespace lockstep::simulated {
+namespace {
+
+void merge(Past& into, const Past& from) {
+  for (const auto& [stream, count] : from) into[stream] = std::max(into[stream], count);
+}
+
+}  // namespace
+
+Captures& Captures::instance() {
+  static auto* const captures = new Captures;
+  return *captures;
+}
+
+cudaStreamCaptureMode& capture_mode_of_thread() {
+  thread_local auto mode = cudaStreamCaptureModeGlobal;
+  return mode;
+}
+
+std::shared_ptr<Capture> Captures::of_locked(const Stream& stream) {
+  for (const auto& capture : captures_) {
+    if (capture->pasts.contains(&stream)) return capture;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Capture> Captures::of(const Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  return of_locked(stream);
+}
+
+cudaError_t Captures::begin(Stream& stream, cudaStreamCaptureMode mode) {
+  const std::lock_guard lock(mutex_);
+  if (of_locked(stream)) return cudaErrorIllegalState;
+  auto capture = std::make_shared<Capture>();
+  capture->id = next_id_++;
+  capture->mode = mode;
+  capture->thread = std::this_thread::get_id();
+  capture->origin = &stream;
+  capture->pasts[&stream] = {};
+  captures_.push_back(std::move(capture));
+  return cudaSuccess;
+}
+
+cudaError_t Captures::end(Stream& stream, std::shared_ptr<Graph>& graph) {
+  const std::lock_guard lock(mutex_);
+  const auto capture = of_locked(stream);
+  if (!capture) return cudaErrorIllegalState;
+  if (capture->origin != &stream) return cudaErrorStreamCaptureUnmatched;
+  if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) {
+    return cudaErrorStreamCaptureWrongThread;
+  }
+  std::erase(captures_, capture);
+  capture->ended = true;
+  if (capture->broken) return cudaErrorStreamCaptureInvalidated;
+  auto& joined = capture->pasts[&stream];
+  for (const auto& [other, past] : capture->pasts) {
+    for (const auto& [of, count] : past) {
+      if (joined[of] < count) return cudaErrorStreamCaptureUnjoined;
+    }
+  }
+  graph = std::make_shared<Graph>(std::move(capture->graph));
+  return cudaSuccess;
+}
+
+cudaError_t Captures::submit(Stream& stream, Work work) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto capture = of_locked(stream)) {
+      if (capture->broken) return cudaErrorStreamCaptureInvalidated;
+      auto& past = capture->pasts[&stream];
+      capture->graph.nodes.push_back({&stream, std::move(work), past});
+      ++past[&stream];
+      return cudaSuccess;
+    }
+  }
+  stream.add(std::move(work));
+  return cudaSuccess;
+}
+
+cudaError_t Captures::record(Event& event, Stream& stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    event.capture = of_locked(stream);
+    if (event.capture) {
+      event.past = event.capture->pasts[&stream];
+      return event.capture->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+    }
+  }
+  event.moment = stream.mark();
+  return cudaSuccess;
+}
+
+cudaError_t Captures::wait(Stream& stream, const Event& event) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto capture = of_locked(stream);
+    if (event.capture && !event.capture->ended) {
+      if (capture && capture != event.capture) {
+        capture->broken = event.capture->broken = true;
+        return cudaErrorStreamCaptureMerge;
+      }
+      if (stream.is_default()) {
+        event.capture->broken = true;
+        return cudaErrorStreamCaptureImplicit;
+      }
+      merge(event.capture->pasts[&stream], event.past);
+      return cudaSuccess;
+    }
+    if (event.capture) return cudaSuccess;
+    if (capture && event.moment) {
+      capture->broken = true;
+      return cudaErrorStreamCaptureIsolation;
+    }
+  }
+  if (event.moment && !event.moment->reached()) {
+    stream.add([moment = event.moment] { moment->wait(); });
+  }
+  return cudaSuccess;
+}
+
+cudaError_t Captures::check_unsafe() {
+  const auto mode = capture_mode_of_thread();
+  if (mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+  const std::lock_guard lock(mutex_);
+  bool refused = false;
+  for (const auto& capture : captures_) {
+    const bool own = capture->thread == std::this_thread::get_id();
+    if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
+    if (own || (capture->mode == cudaStreamCaptureModeGlobal && mode == cudaStreamCaptureModeGlobal)) {
+      capture->broken = true;
+      refused = true;
+    }
+  }
+  return refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+cudaError_t Captures::check_wait(const Stream* stream, int device) {
+  const std::lock_guard lock(mutex_);
+  bool refused = false;
+  for (const auto& capture : captures_) {
+    const bool concerned =
+        stream != nullptr ? capture->pasts.contains(stream) : capture->origin->device() == device;
+    if (!concerned) continue;
+    capture->broken = true;
+    refused = true;
+  }
+  return refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+}  // namespace lockstep::simulated

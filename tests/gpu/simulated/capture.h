@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <driver_types.h>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "stream.h"
+
+// Stream capture by CUDA's rules: what is not allowed meanwhile is refused with CUDA's error, and breaks the
+// capture.
+namespace lockstep::simulated {
+
+struct Capture {
+  unsigned long long id = 0;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::thread::id thread;
+  Stream* origin = nullptr;
+  bool broken = false;
+  bool ended = false;
+  Graph graph;
+  std::map<const Stream*, Past> pasts;  // of each stream that takes part
+};
+
+struct Event {
+  std::shared_ptr<Moment> moment;    // nullptr before the first record
+  std::shared_ptr<Capture> capture;  // the record was captured
+  Past past;
+};
+
+// All captures of the process. Any thread may call.
+class Captures {
+ public:
+  static Captures& instance();
+
+  cudaError_t begin(Stream& stream, cudaStreamCaptureMode mode);
+  // Gives the graph out unless the capture is broken.
+  cudaError_t end(Stream& stream, std::shared_ptr<Graph>& graph);
+  std::shared_ptr<Capture> of(const Stream& stream);
+
+  // Adds the work to the stream, or to the graph where it is being captured.
+  cudaError_t submit(Stream& stream, Work work);
+  cudaError_t record(Event& event, Stream& stream);
+  cudaError_t wait(Stream& stream, const Event& event);
+
+  // For calls that CUDA calls unsafe while capturing, such as cudaMalloc: refused by the mode of capture and
+  // thread.
+  cudaError_t check_unsafe();
+  // For waits of the host for a stream, or for a device (nullptr).
+  cudaError_t check_wait(const Stream* stream, int device);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Capture>> captures_;  // under way
+  unsigned long long next_id_ = 1;
+
+  std::shared_ptr<Capture> of_locked(const Stream& stream);
+};
+
+// Of the calling thread.
+cudaStreamCaptureMode& capture_mode_of_thread();
+
+}  // namespace lockstep::simulated
