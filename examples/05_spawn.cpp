@@ -30,13 +30,15 @@ void train(int rank, const Settings& settings, const at::Tensor& data, const std
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::Adam optimizer(ddp->parameters(), settings.learning_rate);
-  const auto own = data.chunk(context.world_size())[static_cast<std::size_t>(rank)];
+  const auto own = data.chunk(context.world_size())[static_cast<std::size_t>(rank)].to(context.device());
   for (int step = 0; step < settings.steps; ++step) {
     optimizer.zero_grad();
     torch::nn::functional::mse_loss(ddp->forward(own), target_of(own)).backward();
     optimizer.step();
   }
-  if (context.is_main()) torch::save(net, result);
+  if (!context.is_main()) return;
+  net->to(torch::kCPU);
+  torch::save(net, result);
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ std::vector<Check> checkpoint_checks();
 std::vector<Check> loader_checks();
 std::vector<Check> graph_checks();
 std::vector<Check> several_gpus_checks();
+std::vector<Check> ddp_options_checks();
 
 // Throws, naming the line, unless it holds.
 void require(bool holds, const std::string& what,

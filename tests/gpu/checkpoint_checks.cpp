@@ -76,8 +76,8 @@ void resume_is_exact() {
   TrainingState state;
   state.add("model", whole.net).add("optimizer", whole.optimizer).add_generator();
   manager.save(10, state.state_dict());
+  whole.steps(10);  // while the checkpoint is written
   manager.wait();
-  whole.steps(10);
   torch::manual_seed(99);
   Training second;
   TrainingState other;

@@ -405,6 +405,21 @@ std::int64_t choose_math(const at::Tensor&, const at::Tensor&, const at::Tensor&
   return 0;
 }
 
+// Sparse tensors: what gradients of an embedding need.
+at::Tensor coalesce(const at::Tensor& self) {
+  const auto made =
+      at::sparse_coo_tensor(self._indices().cpu(), self._values().cpu(), self.sizes(), at::kCPU).coalesce();
+  return at::sparse_coo_tensor(made.indices().to(self.device()), made.values().to(self.device()),
+                               self.sizes())
+      ._coalesced_(true);
+}
+
+at::Tensor& add_to_dense(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  TORCH_CHECK(!self.is_sparse() && other.is_sparse() && other.sparse_dim() == 1,
+              "simulated GPU: this sum of sparse tensors is not simulated");
+  return self.index_add_(0, other._indices()[0], other._values(), alpha);
+}
+
 // What only allocates, looks at metadata, or is a copy by the runtime works as it is.
 bool works_as_it_is(const c10::FunctionSchema& schema) {
   static const std::set<std::string> names{"aten::empty",
@@ -454,6 +469,10 @@ bool replace_kernels() {
     library.impl(name, simulated());
   library.impl("aten::copy_", copy_);
   library.impl("aten::_fused_sdp_choice", choose_math);
+  static torch::Library sparse(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__,
+                               __LINE__);
+  sparse.impl("aten::_coalesce", coalesce);
+  sparse.impl("aten::add_.Tensor", add_to_dense);
   // Libraries with kernels of their own, which cannot run.
   at::globalContext().setUserEnabledCuDNN(false);
   at::globalContext().setSDPUseFlash(false);
