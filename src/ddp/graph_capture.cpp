@@ -32,7 +32,7 @@ void Reducer::enter_graph(bool in_join) {
 // captured, which the warm-up uses already.
 void Reducer::follow_stream() {
   const auto device = parameters_.front().tensor.device();
-  if (device.is_cpu() || graph_phase() != GraphPhase::warm_up) return;
+  if (graph_phase() != GraphPhase::warm_up) return;
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (hooks_stream_ == stream) return;
   hooks_stream_ = stream;

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
 #include <lockstep/device/graph_phase.h>
@@ -61,6 +62,35 @@ TEST(DdpInGraph, BucketsAreNotLaidOutAnewInACapture) {
   step();
   const GraphPhaseScope phase(GraphPhase::capture);
   EXPECT_NO_THROW(step());
+}
+
+class CountCalls : public torch::autograd::FunctionPostHook {
+ public:
+  explicit CountCalls(int& calls) : calls_(calls) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& /*inputs*/) override {
+    ++calls_;
+    return outputs;
+  }
+
+ private:
+  int& calls_;
+};
+
+// A node works on the stream on which it was made; a stream that is captured needs nodes that were made
+// there.
+TEST(DdpInGraph, GradientsArriveInNewNodesFromTheWarmUpOn) {
+  const testing::FakeGroup fake(1);
+  torch::nn::Linear net(2, 2);
+  DistributedDataParallel ddp(net, {.process_group = fake.group});
+  int calls = 0;
+  torch::autograd::impl::grad_accumulator(net->weight)->add_post_hook(std::make_unique<CountCalls>(calls));
+  const auto step = [&] { ddp->forward(torch::ones({1, 2})).sum().backward(); };
+  step();
+  EXPECT_EQ(calls, 1) << "DDP's node is the tensor's";
+  const GraphPhaseScope phase(GraphPhase::warm_up);
+  step();
+  EXPECT_EQ(calls, 1) << "the old node is gone";
 }
 
 TEST(DdpInGraph, CallsOfBackendsOfTheHostAreRefusedByName) {
