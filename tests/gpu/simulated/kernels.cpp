@@ -4,146 +4,26 @@
 // does.
 #include <set>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceGuard.h>
-#include <ATen/Functions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "operator_call.h"
 #include "simulated.h"
+#include "special_kernels.h"
 
 namespace lockstep::simulated {
 namespace {
 
 using torch::jit::Stack;
-
-// A tensor that is known by its address only.
-struct Seen {
-  bool defined = false;
-  bool on_device = false;
-  const void* data = nullptr;
-  std::vector<std::int64_t> sizes, strides;
-  at::ScalarType type = at::kFloat;
-  at::Tensor value;  // of one on the CPU, as it was at the call
-};
-
-Seen look_at(const at::Tensor& tensor) {
-  Seen seen;
-  seen.defined = tensor.defined();
-  if (!seen.defined) return seen;
-  seen.type = tensor.scalar_type();
-  seen.sizes = tensor.sizes().vec();
-  seen.strides = tensor.strides().vec();
-  seen.on_device = tensor.is_cuda();
-  if (seen.on_device) {
-    TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(), "simulated GPU: conjugate views are not simulated");
-    seen.data = tensor.const_data_ptr();
-  } else {
-    seen.value = tensor.detach().clone();
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      seen.value.unsafeGetTensorImpl()->set_wrapped_number(true);
-    }
-  }
-  return seen;
-}
-
-at::Tensor on_cpu(const Seen& seen) {
-  if (!seen.defined) return {};
-  if (!seen.on_device) return seen.value;
-  return at::from_blob(lockstep_simulated_bytes(seen.data), seen.sizes, seen.strides,
-                       at::TensorOptions(seen.type));
-}
-
-// For the shapes of results: memory cannot be read before the device has come to it, and zeros are valid
-// indices.
-at::Tensor zeros_like(const Seen& seen) {
-  if (!seen.defined) return {};
-  if (!seen.on_device) return seen.value;
-  return at::empty_strided(seen.sizes, seen.strides, at::TensorOptions(seen.type)).zero_();
-}
-
-// Gives `change` every tensor of an argument.
-template <typename Change>
-c10::IValue change_tensors(const c10::IValue& argument, const Change& change) {
-  if (argument.isTensor()) return change(argument.toTensor());
-  if (argument.isTensorList()) {
-    c10::List<at::Tensor> changed;
-    for (const at::Tensor& tensor : argument.toTensorVector()) changed.push_back(change(tensor));
-    return changed;
-  }
-  if (argument.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> changed;
-    for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorVector()) {
-      changed.push_back(tensor ? std::optional(change(*tensor)) : std::nullopt);
-    }
-    return changed;
-  }
-  if (argument.isDevice()) return c10::Device(c10::kCPU);
-  return argument;
-}
-
-// A call that has been taken apart: no tensor of it is held.
-struct Call {
-  c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments;  // without tensors
-  std::vector<Seen> tensors;           // in the order of the arguments
-  std::optional<at::PhiloxCudaState> random;
-};
-
-template <typename Make>
-Stack stack_of(const Call& call, const Make& make) {
-  Stack stack;
-  std::size_t next = 0;
-  for (const auto& argument : call.arguments) {
-    stack.push_back(
-        change_tensors(argument, [&](const at::Tensor&) { return make(call.tensors.at(next++)); }));
-  }
-  return stack;
-}
-
-std::uint64_t number_at(const std::int64_t* address) {
-  return static_cast<std::uint64_t>(*static_cast<const std::int64_t*>(lockstep_simulated_bytes(address)));
-}
-
-at::Generator generator_of(const at::PhiloxCudaState& state) {
-  const auto seed = state.captured_ ? number_at(state.seed_.ptr) : state.seed_.val;
-  const auto offset =
-      state.captured_ ? number_at(state.offset_.ptr) + state.offset_intragraph_ : state.offset_.val;
-  return at::detail::createCPUGenerator(seed * 0x9E3779B97F4A7C15 + offset + 1);
-}
-
-// Which the CPU's takes from the default generator.
-void native_dropout(Stack& stack, const at::Generator& generator) {
-  const auto input = stack.at(0).toTensor();
-  const double p = stack.at(1).toDouble();
-  const auto mask = at::empty(input.sizes(), input.options().dtype(at::kBool)).bernoulli_(1 - p, generator);
-  const double scale = p == 1 ? 0 : 1 / (1 - p);
-  const auto output = input.mul(mask).mul_(scale);
-  stack = {output, mask};
-}
-
-void compute(const Call& call, Stack& stack) {
-  const at::AutoDispatchBelowAutograd below_autograd;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  at::Generator generator;
-  if (call.random) {
-    generator = generator_of(*call.random);
-    if (call.op.schema().name() == "aten::native_dropout") return native_dropout(stack, generator);
-    const auto& arguments = call.op.schema().arguments();
-    for (std::size_t i = 0; i < arguments.size(); ++i) {
-      if (arguments[i].name() == "generator") stack[i] = generator;
-    }
-  }
-  call.op.callBoxed(stack);
-}
 
 std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
   if (value.isTensor()) return {value.toTensor()};
@@ -153,12 +33,6 @@ std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
 
 bool is_write(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
-bool draws(const c10::FunctionSchema& schema) {
-  if (schema.name() == "aten::native_dropout") return true;
-  return std::ranges::any_of(schema.arguments(),
-                             [](const auto& argument) { return argument.name() == "generator"; });
 }
 
 // What a call gives depends on values: the host has to wait for them.
@@ -234,17 +108,6 @@ class Issue {
                     tensor.device());
       }
     }
-  }
-
-  Call take_apart(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
-    Call call{op, {}, {}, {}};
-    for (const auto& argument : arguments) {
-      call.arguments.push_back(change_tensors(argument, [&](const at::Tensor& tensor) {
-        call.tensors.push_back(look_at(tensor));
-        return at::Tensor();
-      }));
-    }
-    return call;
   }
 
   void draw(Call& call, const std::vector<c10::IValue>& arguments) {
@@ -373,53 +236,6 @@ class SimulatedKernel : public c10::OperatorKernel {
   }
 };
 
-bool is_plain(const at::Tensor& to, const at::Tensor& from) {
-  return to.scalar_type() == from.scalar_type() && to.strides() == from.strides() &&
-         to.is_non_overlapping_and_dense();
-}
-
-// Between host and device LibTorch's own way leads to the runtime's copies. So it does between devices, for
-// what lies alike on both; for the rest it would use a kernel.
-at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-  if (!to.is_cuda() || !from.is_cuda()) return at::native::copy_(to, from, non_blocking);
-  if (to.device() != from.device()) {
-    if (is_plain(to, from)) return at::native::copy_(to, from, non_blocking);
-    at::Tensor there =
-        at::empty_like(from, from.options().device(to.device()).memory_format(at::MemoryFormat::Contiguous));
-    const auto dense = from.contiguous();
-    at::native::copy_(there, dense, non_blocking);
-    return to.copy_(there);
-  }
-  const at::DisableRecordFunctionGuard unobserved;
-  const c10::OptionalDeviceGuard guard(to.device());
-  const auto target = look_at(to), source = look_at(from);
-  C10_CUDA_CHECK(lockstep_simulated_launch(at::cuda::getCurrentCUDAStream(), [target, source] {
-    at::set_num_threads(1);
-    on_cpu(target).copy_(on_cpu(source));
-  }));
-  return to;
-}
-
-std::int64_t choose_math(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
-  return 0;
-}
-
-// Sparse tensors: what gradients of an embedding need.
-at::Tensor coalesce(const at::Tensor& self) {
-  const auto made =
-      at::sparse_coo_tensor(self._indices().cpu(), self._values().cpu(), self.sizes(), at::kCPU).coalesce();
-  return at::sparse_coo_tensor(made.indices().to(self.device()), made.values().to(self.device()),
-                               self.sizes())
-      ._coalesced_(true);
-}
-
-at::Tensor& add_to_dense(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
-  TORCH_CHECK(!self.is_sparse() && other.is_sparse() && other.sparse_dim() == 1,
-              "simulated GPU: this sum of sparse tensors is not simulated");
-  return self.index_add_(0, other._indices()[0], other._values(), alpha);
-}
-
 // What only allocates, looks at metadata, or is a copy by the runtime works as it is.
 bool works_as_it_is(const c10::FunctionSchema& schema) {
   static const std::set<std::string> names{"aten::empty",
@@ -467,12 +283,7 @@ bool replace_kernels() {
   }
   for (const auto* name : {"aten::convolution", "aten::convolution_backward"})
     library.impl(name, simulated());
-  library.impl("aten::copy_", copy_);
-  library.impl("aten::_fused_sdp_choice", choose_math);
-  static torch::Library sparse(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__,
-                               __LINE__);
-  sparse.impl("aten::_coalesce", coalesce);
-  sparse.impl("aten::add_.Tensor", add_to_dense);
+  add_special_kernels();
   // Libraries with kernels of their own, which cannot run.
   at::globalContext().setUserEnabledCuDNN(false);
   at::globalContext().setSDPUseFlash(false);

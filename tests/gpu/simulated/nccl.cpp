@@ -13,13 +13,16 @@
 #include <unistd.h>
 #include <vector>
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include "board.h"
+#include "reduction.h"
 #include "simulated.h"
 
 using lockstep::simulated::Board;
+using lockstep::simulated::Bytes;
+using lockstep::simulated::reduce_all;
+using lockstep::simulated::Reduction;
+using lockstep::simulated::size_of;
+using lockstep::simulated::with_type;
 
 struct ncclComm {
   std::string name;
@@ -30,119 +33,6 @@ struct ncclComm {
 };
 
 namespace {
-
-using Bytes = std::vector<char>;
-
-std::size_t size_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-    case ncclFloat8e4m3:
-    case ncclFloat8e5m2:
-      return 1;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    default:
-      return 8;
-  }
-}
-
-struct Reduction {
-  ncclRedOp_t op = ncclSum;
-  double factor = 1;
-};
-
-template <typename T>
-T reduce_two(T a, T b, ncclRedOp_t op) {
-  switch (op) {
-    case ncclProd:
-      return static_cast<T>(a * b);
-    case ncclMax:
-      return a < b ? b : a;
-    case ncclMin:
-      return b < a ? b : a;
-    default:
-      return static_cast<T>(a + b);
-  }
-}
-
-template <typename T>
-void reduce_as(char* into, const char* from, std::size_t count, const Reduction& reduction) {
-  for (std::size_t i = 0; i < count; ++i) {
-    T a, b;
-    std::memcpy(&a, into + i * sizeof(T), sizeof(T));
-    std::memcpy(&b, from + i * sizeof(T), sizeof(T));
-    a = reduce_two<T>(a, b, reduction.op);
-    std::memcpy(into + i * sizeof(T), &a, sizeof(T));
-  }
-}
-
-template <typename T>
-void scale_as(char* values, std::size_t count, double factor) {
-  for (std::size_t i = 0; i < count; ++i) {
-    T value;
-    std::memcpy(&value, values + i * sizeof(T), sizeof(T));
-    value = static_cast<T>(static_cast<float>(factor) * static_cast<float>(value));
-    if constexpr (std::is_same_v<T, double>) {
-      std::memcpy(&value, values + i * sizeof(T), sizeof(T));
-      value *= factor;
-    }
-    std::memcpy(values + i * sizeof(T), &value, sizeof(T));
-  }
-}
-
-template <typename Act>
-void with_type(ncclDataType_t type, const Act& act) {
-  switch (type) {
-    case ncclInt8:
-      return act(std::int8_t{});
-    case ncclUint8:
-      return act(std::uint8_t{});
-    case ncclInt32:
-      return act(std::int32_t{});
-    case ncclUint32:
-      return act(std::uint32_t{});
-    case ncclInt64:
-      return act(std::int64_t{});
-    case ncclUint64:
-      return act(std::uint64_t{});
-    case ncclFloat16:
-      return act(c10::Half{});
-    case ncclBfloat16:
-      return act(c10::BFloat16{});
-    case ncclFloat32:
-      return act(float{});
-    case ncclFloat64:
-      return act(double{});
-    default:
-      std::fprintf(stderr, "simulated GPU: a type of NCCL is not simulated\n");
-  }
-}
-
-// `count` values from `offset` bytes on of every rank, reduced.
-Bytes reduce_all(const Board& board, std::size_t count, ncclDataType_t type, const Reduction& reduction,
-                 std::size_t offset = 0) {
-  const auto bytes = count * size_of(type);
-  Bytes result(bytes), other(bytes);
-  for (int rank = 0; rank < board.size(); ++rank) {
-    auto& into = rank == 0 ? result : other;
-    board.read(rank, into.data(), bytes, offset);
-    with_type(type, [&](auto value) {
-      using T = decltype(value);
-      if (reduction.factor != 1) scale_as<T>(into.data(), count, reduction.factor);
-      if (rank > 0) reduce_as<T>(result.data(), other.data(), count, reduction);
-    });
-  }
-  if (reduction.op == ncclAvg) {
-    with_type(type, [&](auto value) { scale_as<decltype(value)>(result.data(), count, 1.0 / board.size()); });
-  }
-  return result;
-}
 
 struct Call {
   ncclComm_t comm = nullptr;
