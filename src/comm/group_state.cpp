@@ -110,7 +110,15 @@ bool GroupState::end_watch() {
     const std::lock_guard lock(mutex_);
     watch_.reset();
   }
-  if (drained) shut_down_backend();
+  const auto closed = std::make_exception_ptr(
+      Error(fmt::format("{}: GraphedStep: the graph holds calls of this group, which is closed", whoami())));
+  if (drained) {
+    watch->revoke_graphs(closed);
+    shut_down_backend();
+  } else {
+    // Which waits until aborting has freed the device.
+    revoking_ = std::jthread([watch, closed] { watch->revoke_graphs(closed); });
+  }
   return drained;
 }
 
@@ -127,6 +135,7 @@ void GroupState::close() {
     abort_backend();
     if (!calls_end_soon()) (void)backend_.release();
   }
+  revoking_ = {};
   backend_.reset();
   under_way_.clear();  // a weak reference keeps what a Work holds
   log_.leave_board();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include <lockstep/comm/backend_traits.h>
 #include <lockstep/comm/c10d.h>
@@ -80,6 +81,7 @@ class GroupState {
   std::deque<c10::weak_intrusive_ptr<c10d::Work>> under_way_;
   bool watched_ = false;  // whether there was a watch when the group was made
   std::shared_ptr<StreamWatch> watch_;
+  std::jthread revoking_;  // graphs, while the backend is aborted
 };
 
 }  // namespace lockstep::comm

@@ -64,10 +64,31 @@ bool StreamWatch::add(const CallRecord& record, const c10::intrusive_ptr<c10d::W
     watch(record, std::move(observer));
     return true;
   }
+  keep(graph_under_capture());
   do_at_each_replay(this, [weak = weak_from_this(), record] {
     if (const auto self = weak.lock()) self->watch_replay(record);
   });
   return true;
+}
+
+void StreamWatch::keep(const std::shared_ptr<RevocableGraph>& graph) {
+  if (!graph) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(graphs_, [](const auto& other) { return other.expired(); });
+  if (std::ranges::none_of(graphs_, [&](const auto& other) { return other.lock() == graph; })) {
+    graphs_.push_back(graph);
+  }
+}
+
+void StreamWatch::revoke_graphs(const std::exception_ptr& reason) {
+  std::vector<std::weak_ptr<RevocableGraph>> graphs;
+  {
+    const std::lock_guard lock(mutex_);
+    graphs.swap(graphs_);
+  }
+  for (const auto& weak : graphs) {
+    if (const auto graph = weak.lock()) graph->revoke(reason);
+  }
 }
 
 // A loop of replays makes no other call that could tell what has failed.
@@ -187,13 +208,20 @@ void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {
   changed_.notify_all();
 }
 
-// Aborting may itself wait for a device that does not answer any more.
+// Aborting waits until no graph holds a call, and a graph until its last replay has ended, which aborting
+// sees to. Both may wait for a device that does not answer any more.
 void StreamWatch::end_everything() {
-  std::packaged_task<void()> task(abort_);
-  auto ended = task.get_future();
-  std::thread aborting(std::move(task));
-  if (ended.wait_for(kAbortLimit) == std::future_status::ready) {
+  const auto deadline = std::chrono::steady_clock::now() + kAbortLimit;
+  std::packaged_task<void()> abort(abort_);
+  std::packaged_task<void()> revoke([this, reason = failure_] { revoke_graphs(reason); });
+  auto aborted = abort.get_future();
+  auto revoked = revoke.get_future();
+  std::thread aborting(std::move(abort));
+  std::thread revoking(std::move(revoke));
+  if (aborted.wait_until(deadline) == std::future_status::ready &&
+      revoked.wait_until(deadline) == std::future_status::ready) {
     aborting.join();
+    revoking.join();
     return;
   }
   lockstep::log(

@@ -10,9 +10,11 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <lockstep/comm/c10d.h>
 #include <lockstep/comm/call_record.h>
+#include <lockstep/device/revocable_graph.h>
 
 #include "comm/stream_backend.h"
 
@@ -40,6 +42,9 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   void throw_if_failed() const;
   // Whether all calls have ended well; waits for that for at most `limit`.
   bool drain(std::chrono::milliseconds limit);
+  // Takes the group's graphs away from those who replay them, which throw `reason` from then on. May take as
+  // long as the device.
+  void revoke_graphs(const std::exception_ptr& reason);
 
  private:
   struct Entry {
@@ -57,6 +62,7 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   void look_at(const Entry& oldest);
   void drop_ended();
   void fail(const Entry& entry, const std::exception_ptr& cause);
+  void keep(const std::shared_ptr<RevocableGraph>& graph);
   void end_everything();
 
   GroupState& group_;
@@ -66,6 +72,7 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   std::condition_variable changed_;
   std::deque<Entry> under_way_;
   std::uint64_t last_id_ = 0;
+  std::vector<std::weak_ptr<RevocableGraph>> graphs_;  // that hold calls
   std::exception_ptr failure_;
   bool stop_ = false;
   std::thread thread_;

@@ -22,7 +22,7 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
   // Where gradients of parameter i arrive in the graph.
-  const torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
+  torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
 
  private:
   // A shared_ptr or an intrusive_ptr, by LibTorch's version.

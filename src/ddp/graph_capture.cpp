@@ -35,8 +35,19 @@ void Reducer::follow_stream() {
   if (graph_phase() != GraphPhase::warm_up) return;
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (hooks_stream_ == stream) return;
-  hooks_stream_ = stream;
   renew_hooks();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto made_on = hooks_->node(i)->stream();
+    if (!made_on || *made_on == stream) continue;
+    throw Error(
+        fmt::format("{}: something of an earlier forward is alive, such as a loss or an output that was "
+                    "kept, and with it the "
+                    "node at which gradients of {} arrive, on another stream than the one that GraphedStep "
+                    "captures: let it go "
+                    "before the first call of the step",
+                    whoami(), parameters_[i].name));
+  }
+  hooks_stream_ = stream;
 }
 
 }  // namespace lockstep::ddp

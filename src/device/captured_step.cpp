@@ -109,12 +109,13 @@ void CapturedStep::record(const GraphedStep::Step& step, const GraphedStepOption
                           OperatorTrace& trace) {
   const GraphPhaseScope phase(GraphPhase::capture);
   const auto versions = versions_of(inputs_);
-  graph_ = options.graph_device->record(
+  graph_ = graph_under_capture();
+  graph_->set(options.graph_device->record(
       [&] {
         const Tracing tracing(trace);
         outputs_ = detached(step(inputs_), device_);
       },
-      options.generators);
+      options.generators));
   replay_actions_ = take_replay_actions();
   check_unwritten(inputs_, versions);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <lockstep/device/graphed_step.h>
+#include <lockstep/device/revocable_graph.h>
 
 #include "device/graph_optimizers.h"
 #include "device/graph_places.h"
@@ -49,7 +50,7 @@ class CapturedStep {
   std::vector<ParameterState> states_before_;
   std::vector<std::pair<ParameterState, std::int64_t>> counted_;  // by how much a step moves each count
   CapturedGradients gradients_;
-  std::unique_ptr<DeviceGraph> graph_;
+  std::shared_ptr<RevocableGraph> graph_;
   std::vector<std::function<void()>> replay_actions_;
   bool replayed_ = false;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Graphs of CUDA: the only file for them that needs its headers.
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -22,21 +23,41 @@ void leave_capture(GeneratorState& state) {
   if constexpr (requires { state.capturing_; }) state.capturing_ = false;
 }
 
+template <typename End>
+bool ends(const End& end) {
+  try {
+    end();
+    return true;
+  } catch (const c10::Error&) {
+    return false;  // it had not begun, or has ended
+  }
+}
+
 class Recording : public at::cuda::CUDAGraph {
  public:
-  void free_generators() {
+  // After a capture that failed: generators draw again, and the allocators of device and host no longer serve
+  // the graph's pool, which LibTorch leaves to them.
+  void clean_up(c10::DeviceIndex device, c10::MempoolId_t pool) {
     for (const auto& [state, increment] : captured_generator_states_) leave_capture(*state);
+    if (capture_ended_) return;
+    auto& host = *at::getHostAllocator(c10::kCUDA);
+    const bool served = ends([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool); });
+    const bool pinned = ends([&] { host.end_allocate_to_pool(pool); });
+    if (served) c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+    if (pinned) host.release_pool(pool);
   }
 };
 
+// LibTorch's allocators refuse a pool that all of its graphs have left: it lives as long as they do.
+using Pool = std::shared_ptr<const c10::MempoolId_t>;
+
 class CudaGraph : public DeviceGraph {
  public:
-  explicit CudaGraph(c10::DeviceIndex device) : device_(device) {}
+  CudaGraph(c10::DeviceIndex device, Pool pool) : device_(device), pool_(std::move(pool)) {}
   // A replay may be under way, and the memory that it uses goes back with the graph.
   ~CudaGraph() override {
     try {
-      const c10::cuda::CUDAGuard guard(device_);
-      c10::cuda::device_synchronize();
+      replayed_.synchronize();
     } catch (const c10::Error&) {
       return;  // CUDA says it again at the next call
     }
@@ -47,10 +68,13 @@ class CudaGraph : public DeviceGraph {
   void replay() override {
     const c10::cuda::CUDAGuard guard(device_);
     graph_.replay();
+    replayed_.record();
   }
 
  private:
   c10::DeviceIndex device_;
+  Pool pool_;
+  at::cuda::CUDAEvent replayed_;
   Recording graph_;
 };
 
@@ -64,9 +88,7 @@ void follow_stream(const c10::cuda::CUDAStream& second, const c10::cuda::CUDAStr
 class CudaGraphDevice : public GraphDevice {
  public:
   explicit CudaGraphDevice(c10::DeviceIndex device)
-      : device_(device),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
-        pool_(at::cuda::graph_pool_handle()) {}
+      : device_(device), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
 
   void run_aside(const std::function<void()>& work) override {
     const auto callers = c10::cuda::getCurrentCUDAStream(device_);
@@ -84,23 +106,29 @@ class CudaGraphDevice : public GraphDevice {
 
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work,
                                       const std::vector<at::Generator>& generators) override {
-    auto recorded = std::make_unique<CudaGraph>(device_);
+    const auto pool = pool_of_graphs();
+    auto recorded = std::make_unique<CudaGraph>(device_, pool);
     auto& graph = recorded->graph();
     const c10::cuda::CUDAStreamGuard guard(stream_);
     c10::cuda::device_synchronize();
     for (const auto& generator : generators) graph.register_generator_state(generator);
     // Other threads may go on using the device: the loader copies batches, NCCL's watchdog asks for events.
-    graph.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    try {
+      graph.capture_begin(*pool, cudaStreamCaptureModeThreadLocal);
+    } catch (...) {
+      graph.clean_up(device_, *pool);
+      throw;
+    }
     try {
       work();
     } catch (...) {
-      abandon(graph);
+      abandon(graph, *pool);
       throw;
     }
     try {
       graph.capture_end();
     } catch (const c10::Error& error) {
-      clean_up(graph);
+      graph.clean_up(device_, *pool);
       throw Error(fmt::format("GraphedStep: the device could not record the step: {}",
                               error.what_without_backtrace()));
     }
@@ -108,27 +136,25 @@ class CudaGraphDevice : public GraphDevice {
   }
 
  private:
+  Pool pool_of_graphs() {
+    auto pool = pool_.lock();
+    if (!pool) pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
+    pool_ = pool;
+    return pool;
+  }
+
   // What was recorded so far may be broken already: then CUDA says so again, which nobody needs.
-  void abandon(Recording& graph) {
+  void abandon(Recording& graph, c10::MempoolId_t pool) {
     try {
       graph.capture_end();
     } catch (const c10::Error&) {
-      clean_up(graph);
-    }
-  }
-  // capture_end() that fails may have left the allocator serving the pool, and the generators captured.
-  void clean_up(Recording& graph) {
-    graph.free_generators();
-    try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_);
-    } catch (const c10::Error&) {
-      return;  // it was not
+      graph.clean_up(device_, pool);
     }
   }
 
   c10::DeviceIndex device_;
   c10::cuda::CUDAStream stream_;
-  c10::MempoolId_t pool_;
+  std::weak_ptr<const c10::MempoolId_t> pool_;
 };
 
 }  // namespace

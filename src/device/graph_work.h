@@ -11,6 +11,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <lockstep/device/graph_phase.h>
+#include <lockstep/device/revocable_graph.h>
 
 namespace lockstep::graphs {
 
@@ -19,9 +20,11 @@ class OperatorTrace;
 // What the threads of one step share while a GraphedStep warms it up or captures it: the thread that called,
 // those in which autograd runs its backward passes, and whoever else takes over LibTorch's ThreadLocalState.
 struct GraphWork : c10::DebugInfoBase {
-  explicit GraphWork(GraphPhase now) : phase(now) {}
+  explicit GraphWork(GraphPhase now)
+      : phase(now), graph(now == GraphPhase::capture ? std::make_shared<RevocableGraph>() : nullptr) {}
 
   std::atomic<GraphPhase> phase;  // none once the scope has ended, for those who keep the state of a thread
+  const std::shared_ptr<RevocableGraph> graph;  // that is being captured
   std::mutex mutex;
   OperatorTrace* trace = nullptr;  // under mutex, held while an operator is added: it ends with Tracing
   std::vector<std::pair<const void*, std::function<void()>>> replay_actions;

@@ -38,19 +38,20 @@ void nccl_beside_cpu() {
 
 // A device that does not come back is told within the timeout, at the next call and by synchronize().
 void hang_is_told() {
-  const auto context = init({.timeout = 2s});
-  context.group().all_reduce(torch::ones({3}, kOnGpu));
+  const auto context = init();
+  const auto group = context.new_group({0}, {.timeout = 5s});
+  group->all_reduce(torch::ones({3}, kOnGpu));
   context.synchronize();
-  at::cuda::sleep(20'000'000'000);  // ten seconds of a GPU at 2 GHz
-  const auto work = context.group().all_reduce_async(torch::ones({3}, kOnGpu));
+  at::cuda::sleep(30'000'000'000);  // fifteen seconds of a GPU at 2 GHz
+  const auto work = group->all_reduce_async(torch::ones({3}, kOnGpu));
   require_error(
       [&] {
-        for (int i = 0; i < 300; ++i) {
-          context.group().all_reduce_async(torch::ones({3}));
+        for (int i = 0; i < 1000; ++i) {
+          group->all_reduce_async(torch::ones({3}));
           std::this_thread::sleep_for(10ms);
         }
       },
-      "has not ended on the device after 2000 ms");
+      "has not ended on the device after 5000 ms");
 }
 
 void shared(const std::string& backend) {

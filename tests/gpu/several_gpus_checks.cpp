@@ -21,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kRanks = 2;
+constexpr auto kTimeout = 20s;  // NCCL has to start within it, too
 
 void collectives(const std::string& backend) {
   const auto context = init({.backend = backend});
@@ -49,7 +50,7 @@ void run_ranks(const std::function<void(const InitOptions&)>& body) {
         body({.init_method = "file://" + (folder.path() / "store").string(),
               .world_size = kRanks,
               .rank = rank,
-              .timeout = 5s});
+              .timeout = kTimeout});
         ::_exit(0);
       } catch (const std::exception& error) {
         fmt::print(stderr, "rank {}: {}\n", rank, error.what());
@@ -70,7 +71,7 @@ void run_ranks(const std::function<void(const InitOptions&)>& body) {
 // Calls all_reduce until it throws.
 template <typename Failure>
 void require_failure(const Context& context, const std::string& part) {
-  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  const auto deadline = std::chrono::steady_clock::now() + 2 * kTimeout;
   const auto x = torch::ones({1000}, torch::TensorOptions().device(context.device()));
   while (std::chrono::steady_clock::now() < deadline) {
     try {
@@ -97,14 +98,39 @@ void a_rank_dies() {
   });
 }
 
+// A loop of replays hears of it too, although the graph holds calls of the group.
+void a_rank_dies_beside_graphs() {
+  run_ranks([](const InitOptions& options) {
+    const auto context = init(options);
+    const auto x = torch::ones({1000}, torch::TensorOptions().device(context.device()));
+    GraphedStep step(context.device(), [&](const GraphedStep::Tensors& in) -> GraphedStep::Tensors {
+      auto y = in[0] * 2;
+      context.group().all_reduce(y);
+      return {y};
+    });
+    for (int i = 0; i < 8; ++i) step({x});
+    context.synchronize();
+    if (context.rank() == 1) std::raise(SIGKILL);
+    const auto replay_for_ever = [&] {
+      const auto deadline = std::chrono::steady_clock::now() + 2 * kTimeout;
+      while (std::chrono::steady_clock::now() < deadline) {
+        step({x});
+        context.synchronize();
+      }
+    };
+    require_error(replay_for_ever, "rank 1");
+    require((x + 1).isfinite().all().item<bool>(), "the survivor's device works");
+  });
+}
+
 void a_rank_stays_away() {
   run_ranks([](const InitOptions& options) {
     const auto context = init(options);
     context.group().all_reduce(torch::ones({3}, torch::TensorOptions().device(context.device())));
     context.synchronize();
     if (context.rank() == 0)
-      return require_failure<TimeoutError>(context, "has not ended on the device after 5000 ms");
-    std::this_thread::sleep_for(8s);
+      return require_failure<TimeoutError>(context, "has not ended on the device after 20000 ms");
+    std::this_thread::sleep_for(kTimeout + 5s);
   });
 }
 
@@ -116,6 +142,7 @@ std::vector<Check> several_gpus_checks() {
        [] { collectives("nccl"); }, 2},
       {"two_auto", 2, "the same beside the CPU's backend", [] { collectives("auto"); }, 2},
       {"two_lost", 1, "a rank that dies is named to the other, whose GPU goes on", a_rank_dies, 2},
+      {"two_lost_graph", 1, "the same in a loop of replays", a_rank_dies_beside_graphs, 2},
       {"two_hang", 1, "a rank that makes no call: a TimeoutError on the other", a_rank_stays_away, 2},
   };
 }

@@ -76,6 +76,7 @@ Run train_ddp(const Context& context, const Batches& batches) {
   testing::ResNet18 net(16);
   net->to(context.device());
   DistributedDataParallel ddp(net, {.device = context.device()});
+  ddp->register_comm_hook(allreduce_hook);  // with one rank too, which DDP spares itself otherwise
   return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
     const auto rows = x.size(0) / context.world_size();
     auto loss = F::cross_entropy(ddp->forward(x.narrow(0, rows * context.rank(), rows)),
@@ -217,15 +218,30 @@ void mixed_precision() {
   require(losses.back() < losses.front() / 2, "the loss falls");
 }
 
-void threads_and_data_parallel() {
-  torch::manual_seed(0);
-  testing::ResNet18 net(16);
-  net->to(c10::Device(c10::kCUDA, 0));
-  DataParallel parallel(net, {.make_replica = [] { return testing::ResNet18(16).ptr(); }});
-  const auto x = torch::randn({8, 3, 32, 32}, c10::Device(c10::kCUDA, 0));
-  parallel->forward(x).sum().backward();
-  require(net->parameters().front().grad().isfinite().all().item<bool>(),
-          "DataParallel on the GPUs there are");
+// On the GPUs that there are: what it gives is the bare module's up to rounding.
+void data_parallel() {
+  const auto make = [] {
+    torch::manual_seed(0);
+    return torch::nn::Sequential(torch::nn::Conv2d(3, 8, 3), torch::nn::Tanh(), torch::nn::Flatten(),
+                                 torch::nn::Linear(8 * 30 * 30, 4));
+  };
+  const c10::Device first(c10::kCUDA, 0);
+  auto bare = make();
+  bare->to(first);
+  auto net = make();
+  net->to(first);
+  DataParallel parallel(net, {.make_replica = [&] { return make().ptr(); }});
+  const auto x = torch::randn({8, 3, 32, 32}, first);
+  const auto expected = bare->forward(x);
+  const auto actual = parallel->forward(x);
+  require(actual.device() == first && torch::allclose(actual, expected, 1e-4, 1e-5),
+          "outputs are the bare module's");
+  expected.pow(2).sum().backward();
+  actual.pow(2).sum().backward();
+  for (std::size_t i = 0; i < bare->parameters().size(); ++i) {
+    require(torch::allclose(net->parameters()[i].grad(), bare->parameters()[i].grad(), 1e-3, 1e-4),
+            "gradients are the bare module's");
+  }
 }
 
 }  // namespace
@@ -245,7 +261,8 @@ std::vector<Check> training_checks() {
       {"two_own_stream", 2, "DDP on streams of the user's own, with a GPU each", own_stream, 2},
       {"two_amp", 2, "fp16 autocast and GradScaler with DDP, with a GPU each", mixed_precision, 2},
       {"amp", 1, "fp16 autocast and GradScaler with DDP", mixed_precision},
-      {"data_parallel", 1, "DataParallel", threads_and_data_parallel},
+      {"data_parallel", 1, "DataParallel on one GPU", data_parallel},
+      {"two_data_parallel", 1, "DataParallel on two GPUs", data_parallel, 2},
   };
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nccl.h>
 #include <random>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -26,7 +27,7 @@ using lockstep::simulated::with_type;
 
 struct ncclComm {
   std::string name;
-  std::shared_ptr<Board> board;
+  std::shared_ptr<Board> board;  // a use of it by each call that has not run, and by each that a graph holds
   int splits = 0;
   std::mutex mutex;
   std::map<int, double> factors;  // of reductions made by ncclRedOpCreatePreMulSum
@@ -120,6 +121,11 @@ ncclResult_t make(ncclComm_t* comm, std::string name, int rank, int size) {
   }
 }
 
+// As NCCL does, which waits for graphs too.
+void wait_until_unused(const ncclComm& comm) {
+  while (comm.board.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 ncclResult_t not_simulated(const char* function) {
   std::fprintf(stderr, "simulated GPU: %s is not simulated\n", function);
   return ncclInvalidUsage;
@@ -178,14 +184,20 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
               static_cast<int>(at - all.begin()), static_cast<int>(all.size()));
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  wait_until_unused(*comm);
+  return ncclSuccess;
+}
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (comm == nullptr) return ncclSuccess;
+  wait_until_unused(*comm);
   delete comm;
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;  // as NCCL has it: c10d does so
   comm->board->abort();
+  wait_until_unused(*comm);
   delete comm;
   return ncclSuccess;
 }
