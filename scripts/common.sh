@@ -36,8 +36,10 @@ is_preset() {
 }
 
 # One job a core, but no more than memory allows: a compiler that reads LibTorch's headers takes up to 2 GB.
+# LOCKSTEP_BUILD_JOBS says another number.
 jobs_that_fit() {
   local cores memory
+  if [[ -n ${LOCKSTEP_BUILD_JOBS:-} ]]; then echo "$LOCKSTEP_BUILD_JOBS" && return; fi
   cores=$(nproc)
   memory=$(awk '/^MemAvailable:/ {print int($2 / 2097152)}' /proc/meminfo)
   echo $((memory < 1 ? 1 : memory < cores ? memory : cores))

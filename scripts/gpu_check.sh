@@ -11,9 +11,12 @@ Usage: scripts/gpu_check.sh [--part build|checks|parity|benchmark]... [argument 
 
 Builds into build/gpu with the LibTorch of the active Python (torch 2.11 or later, with CUDA; LOCKSTEP_TORCH_PREFIX
 names another), runs one rank over nccl, two ranks that share a GPU over shm and gloo, parity with Python, moves of
-checkpoints between devices, loader, graphs, and a benchmark beside Python. Adds its findings to build/gpu_report.md.
+checkpoints between devices, loader, graphs, and a benchmark beside Python. Adds its findings to build/gpu_report.md
+(--report names another), and all that the programs wrote to the .log beside it. LOCKSTEP_BUILD_JOBS compiles that many
+files at a time; otherwise free memory decides.
 
-  --part   only these; each ends within ten minutes. Not given: all, in this order
+  --part   only these. Not given: all, in this order. Each ends within ten minutes, the benchmark by nets:
+           --part benchmark --nets mnist (or gpt, resnet50) [--rounds 1]
   --pack   on a machine that can install packages: puts what the build needs of them (headers) into .gpu-packages, for
            a machine that cannot. It is used there when it lies in the tree
 END2

@@ -141,6 +141,21 @@ void memory_is_kept() {
   }
 }
 
+// Buckets lie in memory that the group has given, and gradients are views of them.
+void gradients_outlive_the_group() {
+  torch::nn::Linear net(100, 100);
+  {
+    const auto context = init();
+    net->to(context.device());
+    DistributedDataParallel ddp(net, {.device = context.device()});
+    ddp->register_comm_hook(allreduce_hook);
+    ddp->forward(torch::ones({2, 100}, torch::TensorOptions().device(context.device()))).sum().backward();
+    context.synchronize();
+  }
+  require(torch::equal(net->bias.grad().cpu(), torch::full({100}, 2.0F)),
+          "gradients are there without the group");
+}
+
 // Two ranks end with the same weights, which are those of one rank with all rows up to rounding.
 void ddp_of_two(const InitOptions& options) {
   be_deterministic();
@@ -251,6 +266,7 @@ std::vector<Check> training_checks() {
       {"ddp", 1, "DDP over nccl equals the bare module bit for bit", ddp_is_the_bare_module},
       {"own_stream", 1, "DDP on a stream of the user's own", own_stream},
       {"memory", 1, "freed memory of calls under way is not reused too early", memory_is_kept},
+      {"gradients", 1, "gradients outlive the group", gradients_outlive_the_group},
       {"shared_ddp", 2, "DDP of two ranks on one GPU", [] { ddp_of_two({.share_devices = true}); }},
       {"shared_sync_batch_norm", 2, "SyncBatchNorm of two ranks on one GPU",
        [] { sync_batch_norm_of_two({.share_devices = true}); }},

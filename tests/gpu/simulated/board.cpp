@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "board.h"
 
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <stdexcept>
@@ -13,6 +16,11 @@
 namespace lockstep::simulated {
 namespace {
 
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "simulated GPU: NCCL: %s\n", what);
+  std::abort();
+}
+
 void read_from(pid_t process, const void* from, void* to, std::size_t bytes) {
   if (process == ::getpid()) {
     std::memmove(to, from, bytes);
@@ -23,7 +31,8 @@ void read_from(pid_t process, const void* from, void* to, std::size_t bytes) {
     const iovec local{begin + done, bytes - done};
     const iovec remote{const_cast<char*>(static_cast<const char*>(from)) + done, bytes - done};
     const auto count = ::process_vm_readv(process, &local, 1, &remote, 1, 0);
-    if (count <= 0) return;  // the rank has died: what is read is garbage, and the next meeting fails
+    if (count <= 0 && errno == ESRCH) return;  // the rank has died, and the call will be aborted
+    if (count <= 0) fail(std::strerror(errno));
     done += static_cast<std::size_t>(count);
   }
 }
@@ -65,9 +74,18 @@ bool Board::wait(const Condition& condition) const {
   return true;
 }
 
-void Board::show(Shown& shown, const void* buffer) {
+void Board::show(Shown& shown, std::uint64_t call, const void* buffer) {
   shown.process = ::getpid();
   shown.address = buffer;
+  shown.call = call;
+}
+
+// NCCL would hang, or mix data.
+void Board::compare_calls() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (page_->shown[rank].call == page_->shown[rank_].call) continue;
+    fail("ranks made different calls");
+  }
 }
 
 bool Board::meet() {
@@ -85,23 +103,27 @@ void Board::read(int rank, void* to, std::size_t bytes, std::size_t offset) cons
   read_from(shown.process, static_cast<const char*>(shown.address.load()) + offset, to, bytes);
 }
 
-void Board::post(int to, const void* buffer) {
-  auto& mail = page_->mail[rank_][to];
-  show(mail.shown, buffer);
-  ++mail.posted;
+bool Board::post(int to, std::size_t bytes, const void* buffer) {
+  auto& messages = page_->messages[rank_][to];
+  if (!wait([&] { return messages.posted - messages.taken < kMostMessages; })) return false;
+  show(messages.shown[messages.posted % kMostMessages], bytes, buffer);
+  ++messages.posted;
+  return true;
 }
 
 bool Board::take(int from, void* buffer, std::size_t bytes) {
-  auto& mail = page_->mail[from][rank_];
-  if (!wait([&] { return mail.posted > mail.taken; })) return false;
-  read_from(mail.shown.process, mail.shown.address, buffer, bytes);
-  ++mail.taken;
+  auto& messages = page_->messages[from][rank_];
+  if (!wait([&] { return messages.posted > messages.taken; })) return false;
+  const auto& shown = messages.shown[messages.taken % kMostMessages];
+  if (shown.call != bytes) fail("a message is not as long as what it is received into");
+  read_from(shown.process, shown.address, buffer, bytes);
+  ++messages.taken;
   return true;
 }
 
 bool Board::wait_until_taken(int to) {
-  auto& mail = page_->mail[rank_][to];
-  return wait([&] { return mail.taken == mail.posted; });
+  auto& messages = page_->messages[rank_][to];
+  return wait([&] { return messages.taken == messages.posted; });
 }
 
 }  // namespace lockstep::simulated

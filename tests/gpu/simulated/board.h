@@ -17,11 +17,14 @@ inline constexpr int kMostRanks = 16;
 struct Shown {
   std::atomic<pid_t> process;
   std::atomic<const void*> address;
+  std::atomic<std::uint64_t> call;  // what is done with it, for comparison
 };
 
-// A message from one rank to another.
-struct Mail {
-  Shown shown;
+inline constexpr std::uint64_t kMostMessages = 64;  // that nobody has taken yet
+
+// From one rank to another, in order.
+struct Messages {
+  Shown shown[kMostMessages];
   std::atomic<std::uint64_t> posted, taken;
 };
 
@@ -29,7 +32,7 @@ struct BoardPage {
   std::atomic<int> joined;
   std::atomic<std::uint64_t> meetings[kMostRanks];  // to which each rank has come
   Shown shown[kMostRanks];
-  Mail mail[kMostRanks][kMostRanks];  // from, to
+  Messages messages[kMostRanks][kMostRanks];  // from, to
 };
 
 // What the ranks of a communicator share: they meet, and read each other's memory. One thread of a rank at a
@@ -48,15 +51,17 @@ class Board {
   // Each rank shows its buffer; `act` may then read those of the others. false where the communicator was
   // aborted.
   template <typename Act>
-  bool together(const void* buffer, const Act& act) {
-    show(page_->shown[rank_], buffer);
+  bool together(std::uint64_t call, const void* buffer, const Act& act) {
+    show(page_->shown[rank_], call, buffer);
     if (!meet()) return false;
+    compare_calls();
     act();
     return meet();
   }
   void read(int rank, void* to, std::size_t bytes, std::size_t offset = 0) const;
 
-  void post(int to, const void* buffer);
+  // False where the communicator was aborted.
+  bool post(int to, std::size_t bytes, const void* buffer);
   bool take(int from, void* buffer, std::size_t bytes);
   bool wait_until_taken(int to);
 
@@ -64,7 +69,8 @@ class Board {
   bool aborted() const { return aborted_; }
 
  private:
-  static void show(Shown& shown, const void* buffer);
+  static void show(Shown& shown, std::uint64_t call, const void* buffer);
+  void compare_calls() const;
   bool meet();
   template <typename Condition>
   bool wait(const Condition& condition) const;

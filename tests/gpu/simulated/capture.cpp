@@ -29,9 +29,17 @@ std::shared_ptr<Capture> Captures::of_locked(const Stream& stream) {
   return nullptr;
 }
 
-std::shared_ptr<Capture> Captures::of(const Stream& stream) {
+bool Captures::is_capturing(const Stream& stream) {
   const std::lock_guard lock(mutex_);
-  return of_locked(stream);
+  return of_locked(stream) != nullptr;
+}
+
+cudaStreamCaptureStatus Captures::status(const Stream& stream, unsigned long long& id) {
+  const std::lock_guard lock(mutex_);
+  const auto capture = of_locked(stream);
+  id = capture ? capture->id : 0;
+  if (!capture) return cudaStreamCaptureStatusNone;
+  return capture->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
 }
 
 cudaError_t Captures::begin(Stream& stream, cudaStreamCaptureMode mode) {

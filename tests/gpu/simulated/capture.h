@@ -38,7 +38,9 @@ class Captures {
   cudaError_t begin(Stream& stream, cudaStreamCaptureMode mode);
   // Gives the graph out unless the capture is broken.
   cudaError_t end(Stream& stream, std::shared_ptr<Graph>& graph);
-  std::shared_ptr<Capture> of(const Stream& stream);
+  bool is_capturing(const Stream& stream);
+  // And the number of the capture.
+  cudaStreamCaptureStatus status(const Stream& stream, unsigned long long& id);
 
   // Adds the work to the stream, or to the graph where it is being captured.
   cudaError_t submit(Stream& stream, Work work);

@@ -15,17 +15,6 @@ namespace {
 
 bool is_device(int device) { return device >= 0 && static_cast<std::size_t>(device) < devices().size(); }
 
-// Nobody frees a stream that another thread is waiting for.
-void wait_for_device(int device) {
-  auto& waited = devices().at(static_cast<std::size_t>(device));
-  std::vector<std::shared_ptr<Moment>> ends{waited.standard.mark()};
-  {
-    const std::lock_guard lock(waited.mutex);
-    for (auto* stream : waited.streams) ends.push_back(stream->mark());
-  }
-  for (const auto& end : ends) end->wait();
-}
-
 }  // namespace
 
 extern "C" {

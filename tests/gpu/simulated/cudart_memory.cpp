@@ -12,16 +12,9 @@ using namespace lockstep::simulated;
 
 namespace {
 
-// A whole device waits for its streams before memory goes.
-void wait_for_all_streams() {
-  for (auto& device : devices()) {
-    std::vector<std::shared_ptr<Moment>> ends{device.standard.mark()};
-    {
-      const std::lock_guard lock(device.mutex);
-      for (auto* stream : device.streams) ends.push_back(stream->mark());
-    }
-    for (const auto& end : ends) end->wait();
-  }
+// All of a device's work has ended before memory goes.
+void wait_for_all_devices() {
+  for (std::size_t i = 0; i < devices().size(); ++i) wait_for_device(static_cast<int>(i));
 }
 
 cudaError_t submit_copy(Stream& stream, void* to, const void* from, std::size_t count) {
@@ -31,7 +24,7 @@ cudaError_t submit_copy(Stream& stream, void* to, const void* from, std::size_t 
 
 cudaError_t copy(Stream& stream, void* to, const void* from, std::size_t count) {
   if (count == 0) return cudaSuccess;
-  const bool capturing = Captures::instance().of(stream) != nullptr;
+  const bool capturing = Captures::instance().is_capturing(stream);
   const bool from_pageable = !Memory::instance().find(from);
   const bool to_pageable = !Memory::instance().find(to);
   if (capturing || (!from_pageable && !to_pageable)) return submit_copy(stream, to, from, count);
@@ -60,7 +53,7 @@ cudaError_t cudaMalloc(void** address, std::size_t size) {
 cudaError_t cudaFree(void* address) {
   if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
   if (address == nullptr) return tell(cudaSuccess);
-  wait_for_all_streams();
+  wait_for_all_devices();
   return tell(Memory::instance().free(Place::device, address) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -72,7 +65,7 @@ cudaError_t cudaHostAlloc(void** address, std::size_t size, unsigned) {
 
 cudaError_t cudaFreeHost(void* address) {
   if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
-  wait_for_all_streams();
+  wait_for_all_devices();
   return tell(Memory::instance().free(Place::host, address) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -83,7 +76,8 @@ cudaError_t cudaHostRegister(void* address, std::size_t size, unsigned) {
 }
 
 cudaError_t cudaHostUnregister(void* address) {
-  wait_for_all_streams();
+  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  wait_for_all_devices();
   return tell(Memory::instance().remove_host(address) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
@@ -139,6 +133,7 @@ cudaError_t cudaMemsetAsync(void* address, int value, std::size_t count, cudaStr
 }
 
 cudaError_t cudaMemset(void* address, int value, std::size_t count) {
+  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
   return cudaMemsetAsync(address, value, count, nullptr);
 }
 }

@@ -70,6 +70,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
 // Its thread may still be at work, and stays.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   auto& stream = stream_of(handle);
+  if (Captures::instance().is_capturing(stream)) return tell(cudaErrorStreamCaptureUnsupported);
   auto& device = devices().at(static_cast<std::size_t>(stream.device()));
   const std::lock_guard lock(device.mutex);
   std::erase(device.streams, &stream);
@@ -179,11 +180,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges,
                                      std::size_t* count) {
-  const auto capture = Captures::instance().of(stream_of(handle));
-  *status = !capture          ? cudaStreamCaptureStatusNone
-            : capture->broken ? cudaStreamCaptureStatusInvalidated
-                              : cudaStreamCaptureStatusActive;
-  if (id != nullptr) *id = capture ? capture->id : 0;
+  unsigned long long number = 0;
+  *status = Captures::instance().status(stream_of(handle), number);
+  if (id != nullptr) *id = number;
   if (graph != nullptr) *graph = nullptr;
   if (dependencies != nullptr) *dependencies = nullptr;
   if (edges != nullptr) *edges = nullptr;

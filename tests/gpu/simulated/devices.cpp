@@ -56,6 +56,16 @@ Stream& stream_of(cudaStream_t handle) {
   return *reinterpret_cast<Stream*>(handle);
 }
 
+void wait_for_device(int device) {
+  auto& waited = devices().at(static_cast<std::size_t>(device));
+  std::vector<std::shared_ptr<Moment>> ends{waited.standard.mark()};
+  {
+    const std::lock_guard lock(waited.mutex);
+    for (auto* stream : waited.streams) ends.push_back(stream->mark());
+  }
+  for (const auto& end : ends) end->wait();
+}
+
 std::atomic<cudaError_t>& device_failure() {
   static std::atomic<cudaError_t> failure = cudaSuccess;
   return failure;

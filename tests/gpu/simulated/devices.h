@@ -27,6 +27,8 @@ int& current_device();  // of the calling thread
 // nullptr and CUDA's two names of it are the current device's default stream.
 Stream& stream_of(cudaStream_t handle);
 
+void wait_for_device(int device);
+
 // The failure of a kernel, which all later calls tell.
 std::atomic<cudaError_t>& device_failure();
 

@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kNotSupported = 801;
+constexpr int kMulticastSupported = 132;
 std::uintptr_t context = 1;
 
 }  // namespace
@@ -22,8 +23,9 @@ int cuDeviceGet(int* device, int index) {
   *device = index;
   return kSuccess;
 }
-int cuDeviceGetAttribute(int* value, int, int) {
-  *value = 0;
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  // So that c10d takes memory for buckets from NCCL, as it does on GPUs with NVLink.
+  *value = attribute == kMulticastSupported ? 1 : 0;
   return kSuccess;
 }
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {

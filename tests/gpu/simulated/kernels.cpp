@@ -100,10 +100,10 @@ class Issue {
   }
 
   // As LibTorch checks it.
-  static void check_devices(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments) {
+  void check_devices(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments) const {
     for (const auto& argument : arguments) {
       for (const auto& tensor : tensors_in(argument)) {
-        TORCH_CHECK(!tensor.defined() || tensor.is_cuda() || tensor.dim() == 0,
+        TORCH_CHECK(!tensor.defined() || tensor.device() == device_ || (tensor.is_cpu() && tensor.dim() == 0),
                     "Expected all tensors to be on the same device, but one of ", schema.name(), " is on ",
                     tensor.device());
       }

@@ -19,8 +19,8 @@ struct Block {
 };
 
 // All memory that a program has got from the simulated devices. The address of device memory is one that the
-// host cannot touch, as with a GPU: it ends by SIGSEGV. What runs on the device finds the bytes kDistance
-// further on. Any thread may call.
+// host cannot touch, as with a GPU: it ends by SIGSEGV. What runs on the device finds its bytes by
+// bytes_of(). Any thread may call.
 class Memory {
  public:
   static Memory& instance();

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nccl.h>
 #include <random>
+#include <set>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -30,6 +31,7 @@ struct ncclComm {
   std::shared_ptr<Board> board;  // a use of it by each call that has not run, and by each that a graph holds
   int splits = 0;
   std::mutex mutex;
+  std::set<void*> registered;
   std::map<int, double> factors;  // of reductions made by ncclRedOpCreatePreMulSum
 };
 
@@ -57,7 +59,7 @@ Group& group() {
 
 void run(Board& board, const std::vector<Call>& calls) {
   for (const auto& call : calls) {
-    if (call.to >= 0) board.post(call.to, call.buffer);
+    if (call.to >= 0) board.post(call.to, call.bytes, call.buffer);
   }
   for (const auto& call : calls) {
     if (call.from >= 0) board.take(call.from, call.buffer, call.bytes);
@@ -69,11 +71,16 @@ void run(Board& board, const std::vector<Call>& calls) {
 }
 
 ncclResult_t submit(std::vector<Call> calls) {
-  std::map<std::pair<ncclComm_t, cudaStream_t>, std::vector<Call>> parts;
-  for (auto& call : calls) parts[{call.comm, call.stream}].push_back(std::move(call));
-  for (auto& [where, part] : parts) {
-    const auto result = lockstep_simulated_launch(
-        where.second, [board = where.first->board, part = std::move(part)] { run(*board, part); });
+  // Communicators in the order of their first calls, which is the same on all ranks.
+  while (!calls.empty()) {
+    const auto comm = calls.front().comm;
+    const auto stream = calls.front().stream;
+    const auto others = std::stable_partition(calls.begin(), calls.end(), [&](const Call& call) {
+      return call.comm == comm && call.stream == stream;
+    });
+    std::vector<Call> part(calls.begin(), others);
+    calls.erase(calls.begin(), others);
+    const auto result = lockstep_simulated_launch(stream, [board = comm->board, part] { run(*board, part); });
     if (result != cudaSuccess) return ncclUnhandledCudaError;
   }
   return ncclSuccess;
@@ -88,12 +95,21 @@ ncclResult_t enqueue(Call call) {
 
 void* bytes_of(const void* address) { return lockstep_simulated_bytes(address); }
 
+// The same on all ranks that make the same call.
+template <typename... Numbers>
+std::uint64_t kind_of(const char* function, Numbers... numbers) {
+  std::uint64_t kind = std::hash<std::string>()(function);
+  ((kind = kind * 31 + static_cast<std::uint64_t>(numbers)), ...);
+  return kind;
+}
+
 // All ranks show `send`; `act` reads them, and what it gives is written to `to` when nobody reads any more.
-ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, const void* send, void* to,
+ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, std::uint64_t what, const void* send, void* to,
                         std::function<Bytes(Board&)> act) {
-  const auto run = [send = bytes_of(send), to = bytes_of(to), act = std::move(act)](Board& board) {
+  const auto run = [what, send = bytes_of(send), to = bytes_of(to), act = std::move(act)](Board& board) {
     Bytes result;
-    if (board.together(send, [&] { result = act(board); })) std::memcpy(to, result.data(), result.size());
+    if (board.together(what, send, [&] { result = act(board); }))
+      std::memcpy(to, result.data(), result.size());
   };
   Call call;
   call.comm = comm;
@@ -168,7 +184,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   auto& board = *comm->board;
   std::vector<std::array<int, 3>> all;  // color, key, rank
   const std::array<int, 2> own{color, key};
-  board.together(own.data(), [&] {
+  board.together(kind_of(__func__), own.data(), [&] {
     for (int rank = 0; rank < board.size(); ++rank) {
       std::array<int, 2> theirs{};
       board.read(rank, theirs.data(), sizeof theirs);
@@ -231,21 +247,23 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
 
 ncclResult_t ncclAllReduce(const void* send, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return collective(comm, stream, send, to, [=, reduction = reduction_of(comm, op)](Board& board) {
-    return reduce_all(board, count, type, reduction);
-  });
+  return collective(comm, stream, kind_of(__func__, count, type, op), send, to,
+                    [=, reduction = reduction_of(comm, op)](Board& board) {
+                      return reduce_all(board, count, type, reduction);
+                    });
 }
 
 ncclResult_t ncclReduce(const void* send, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
                         int root, ncclComm_t comm, cudaStream_t stream) {
-  return collective(comm, stream, send, to, [=, reduction = reduction_of(comm, op)](Board& board) {
-    return board.rank() == root ? reduce_all(board, count, type, reduction) : Bytes{};
-  });
+  return collective(comm, stream, kind_of(__func__, count, type, op, root), send, to,
+                    [=, reduction = reduction_of(comm, op)](Board& board) {
+                      return board.rank() == root ? reduce_all(board, count, type, reduction) : Bytes{};
+                    });
 }
 
 ncclResult_t ncclBroadcast(const void* send, void* to, std::size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return collective(comm, stream, send, to, [=](Board& board) {
+  return collective(comm, stream, kind_of(__func__, count, type, root), send, to, [=](Board& board) {
     Bytes result(count * size_of(type));
     board.read(root, result.data(), result.size());
     return result;
@@ -259,7 +277,7 @@ ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int
 
 ncclResult_t ncclAllGather(const void* send, void* to, std::size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return collective(comm, stream, send, to, [=](Board& board) {
+  return collective(comm, stream, kind_of(__func__, count, type), send, to, [=](Board& board) {
     const auto bytes = count * size_of(type);
     Bytes result(bytes * static_cast<std::size_t>(board.size()));
     for (int rank = 0; rank < board.size(); ++rank)
@@ -270,15 +288,16 @@ ncclResult_t ncclAllGather(const void* send, void* to, std::size_t count, ncclDa
 
 ncclResult_t ncclReduceScatter(const void* send, void* to, std::size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return collective(comm, stream, send, to, [=, reduction = reduction_of(comm, op)](Board& board) {
-    return reduce_all(board, count, type, reduction,
-                      static_cast<std::size_t>(board.rank()) * count * size_of(type));
-  });
+  return collective(comm, stream, kind_of(__func__, count, type, op), send, to,
+                    [=, reduction = reduction_of(comm, op)](Board& board) {
+                      return reduce_all(board, count, type, reduction,
+                                        static_cast<std::size_t>(board.rank()) * count * size_of(type));
+                    });
 }
 
 ncclResult_t ncclAlltoAll(const void* send, void* to, std::size_t count, ncclDataType_t type, ncclComm_t comm,
                           cudaStream_t stream) {
-  return collective(comm, stream, send, to, [=](Board& board) {
+  return collective(comm, stream, kind_of(__func__, count, type), send, to, [=](Board& board) {
     const auto bytes = count * size_of(type);
     Bytes result(bytes * static_cast<std::size_t>(board.size()));
     for (int rank = 0; rank < board.size(); ++rank) {
@@ -319,8 +338,16 @@ ncclResult_t ncclMemFree(void* address) {
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t*, int, const int*) { return not_simulated(__func__); }
-ncclResult_t ncclCommRegister(ncclComm_t, void*, std::size_t, void**) { return not_simulated(__func__); }
-ncclResult_t ncclCommDeregister(ncclComm_t, void*) { return not_simulated(__func__); }
+// The address is the handle.
+ncclResult_t ncclCommRegister(ncclComm_t comm, void* address, std::size_t, void** handle) {
+  const std::lock_guard lock(comm->mutex);
+  *handle = address;
+  return comm->registered.insert(address).second ? ncclSuccess : ncclInvalidUsage;
+}
+ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
+  const std::lock_guard lock(comm->mutex);
+  return comm->registered.erase(handle) == 1 ? ncclSuccess : ncclInvalidUsage;
+}
 ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, std::size_t, ncclWindow_t*, int) {
   return not_simulated(__func__);
 }
