@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <future>
-#include <optional>
 #include <vector>
 
 #include <fmt/format.h>
@@ -105,7 +104,7 @@ void StreamWatch::watch_replay(CallRecord record) {
 void StreamWatch::watch(const CallRecord& record, c10::intrusive_ptr<c10d::Work> observer) {
   {
     const std::lock_guard lock(mutex_);
-    under_way_.push_back({++last_id_, record, std::move(observer)});
+    under_way_.push_back(std::make_shared<const Entry>(++last_id_, record, std::move(observer)));
   }
   changed_.notify_all();
 }
@@ -145,41 +144,40 @@ void StreamWatch::look() {
   try {
     look_once();
   } catch (...) {
-    std::optional<Entry> oldest;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!under_way_.empty() && !failure_) oldest = under_way_.front();
-    }
-    if (oldest) fail(*oldest, std::current_exception());
+    if (const auto entry = oldest()) fail(*entry, std::current_exception());
   }
 }
 
 void StreamWatch::look_once() {
   drop_ended();
-  std::optional<Entry> oldest;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!under_way_.empty() && !failure_) oldest = under_way_.front();
-  }
-  if (oldest) look_at(*oldest);
+  if (const auto entry = oldest()) look_at(*entry);
+}
+
+// nullptr where nothing is under way any more.
+std::shared_ptr<const StreamWatch::Entry> StreamWatch::oldest() const {
+  const std::lock_guard lock(mutex_);
+  return under_way_.empty() || failure_ ? nullptr : under_way_.front();
 }
 
 // Calls to different ranks may overtake each other, so all of them are asked. Only this thread takes entries
 // away.
 void StreamWatch::drop_ended() {
-  std::vector<Entry> entries;
+  std::vector<std::shared_ptr<const Entry>> entries;
   {
     const std::lock_guard lock(mutex_);
     entries.assign(under_way_.begin(), under_way_.end());
   }
+  std::vector<std::uint64_t> ended;
   for (const auto& entry : entries) {
-    if (!entry.observer->isCompleted()) continue;
-    if (const auto cause = entry.observer->exception()) return fail(entry, cause);
-    group_.log().set_state(entry.record.number, CallState::completed);
-    const std::lock_guard lock(mutex_);
-    std::erase_if(under_way_, [&](const Entry& each) { return each.id == entry.id; });
-    if (under_way_.empty()) changed_.notify_all();
+    if (!entry->observer->isCompleted()) continue;
+    if (const auto cause = entry->observer->exception()) return fail(*entry, cause);
+    group_.log().set_state(entry->record.number, CallState::completed);
+    ended.push_back(entry->id);
   }
+  if (ended.empty()) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(under_way_, [&](const auto& each) { return std::ranges::binary_search(ended, each->id); });
+  if (under_way_.empty()) changed_.notify_all();
 }
 
 void StreamWatch::look_at(const Entry& oldest) {

@@ -61,6 +61,7 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   void look_once();
   void look_at(const Entry& oldest);
   void drop_ended();
+  std::shared_ptr<const Entry> oldest() const;
   void fail(const Entry& entry, const std::exception_ptr& cause);
   void keep(const std::shared_ptr<RevocableGraph>& graph);
   void end_everything();
@@ -70,7 +71,7 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   std::function<void()> abort_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Entry> under_way_;
+  std::deque<std::shared_ptr<const Entry>> under_way_;  // by id
   std::uint64_t last_id_ = 0;
   std::vector<std::weak_ptr<RevocableGraph>> graphs_;  // that hold calls
   std::exception_ptr failure_;

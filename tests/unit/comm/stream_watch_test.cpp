@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/device/graph_phase.h>
+#include <lockstep/device/revocable_graph.h>
 
 #include "comm/group_state.h"
 #include "comm/stream_backend.h"
@@ -175,6 +176,63 @@ TEST(StreamWatch, AReplayAfterTheGroupsEndIsNobodysBusiness) {
     actions = capture_two_calls(gpus);
   }
   actions.at(0)();
+}
+
+class CountedGraph : public DeviceGraph {
+ public:
+  explicit CountedGraph(std::atomic<int>& alive) : alive_(alive) { ++alive_; }
+  ~CountedGraph() override { --alive_; }
+  CountedGraph(const CountedGraph&) = delete;
+  CountedGraph& operator=(const CountedGraph&) = delete;
+  void replay() override {}
+
+ private:
+  std::atomic<int>& alive_;
+};
+
+// A graph that holds two calls of the group, as a GraphedStep would have it.
+std::shared_ptr<RevocableGraph> capture_graph(const WatchedGroup& gpus, std::atomic<int>& alive) {
+  const GraphPhaseScope capturing(GraphPhase::capture);
+  for (int i = 0; i < 2; ++i) gpus.group.all_reduce_async(at::ones({3}));
+  auto graph = graph_under_capture();
+  graph->set(std::make_unique<CountedGraph>(alive));
+  return graph;
+}
+
+TEST(StreamWatch, GraphsAreTakenAwayWhereACallFails) {
+  WatchedGroup gpus;
+  std::atomic<int> alive = 0;
+  const auto graph = capture_graph(gpus, alive);
+  graph->replay();
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  gpus.backend->last->break_device();
+  gpus.await_abort();
+  EXPECT_THAT([&] { work.wait(); }, ThrowsMessage<Error>(HasSubstr("device-side assert")));
+  EXPECT_THAT(
+      [&] {
+        while (true) graph->replay();
+      },
+      ThrowsMessage<Error>(HasSubstr("device-side assert")));
+  EXPECT_EQ(alive, 0) << "which a communicator waits for";
+}
+
+TEST(StreamWatch, GraphsAreTakenAwayBeforeTheGroupCloses) {
+  std::atomic<int> alive = 0;
+  std::shared_ptr<RevocableGraph> graph;
+  {
+    const WatchedGroup gpus;
+    graph = capture_graph(gpus, alive);
+    EXPECT_EQ(alive, 1);
+  }
+  EXPECT_EQ(alive, 0);
+  EXPECT_THAT([&] { graph->replay(); }, ThrowsMessage<Error>(HasSubstr("which is closed")));
+}
+
+TEST(StreamWatch, AGraphThatIsGoneIsNobodysBusiness) {
+  std::atomic<int> alive = 0;
+  const WatchedGroup gpus;
+  capture_graph(gpus, alive);
+  EXPECT_EQ(alive, 0);
 }
 
 TEST(StreamWatch, ADeviceThatHasFailedIsTold) {
