@@ -193,7 +193,9 @@ class CountedGraph : public DeviceGraph {
 // A graph that holds two calls of the group, as a GraphedStep would have it.
 std::shared_ptr<RevocableGraph> capture_graph(const WatchedGroup& gpus, std::atomic<int>& alive) {
   const GraphPhaseScope capturing(GraphPhase::capture);
-  for (int i = 0; i < 2; ++i) gpus.group.all_reduce_async(at::ones({3}));
+  gpus.backend->capturing = true;
+  for (int i = 0; i < 2; ++i) gpus.group.all_reduce_async(at::ones({3})).wait();
+  gpus.backend->capturing = false;
   auto graph = graph_under_capture();
   graph->set(std::make_unique<CountedGraph>(alive));
   return graph;
