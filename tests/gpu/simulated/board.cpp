@@ -74,16 +74,16 @@ bool Board::wait(const Condition& condition) const {
   return true;
 }
 
-void Board::show(Shown& shown, std::uint64_t call, const void* buffer) {
-  shown.process = ::getpid();
-  shown.address = buffer;
-  shown.call = call;
+void Board::publish(SharedBuffer& shared, std::uint64_t call, const void* buffer) {
+  shared.process = ::getpid();
+  shared.address = buffer;
+  shared.call = call;
 }
 
 // NCCL would hang, or mix data.
 void Board::compare_calls() const {
   for (int rank = 0; rank < size_; ++rank) {
-    if (page_->shown[rank].call == page_->shown[rank_].call) continue;
+    if (page_->buffers[rank].call == page_->buffers[rank_].call) continue;
     fail("ranks made different calls");
   }
 }
@@ -99,14 +99,14 @@ bool Board::meet() {
 }
 
 void Board::read(int rank, void* to, std::size_t bytes, std::size_t offset) const {
-  const auto& shown = page_->shown[rank];
-  read_from(shown.process, static_cast<const char*>(shown.address.load()) + offset, to, bytes);
+  const auto& shared = page_->buffers[rank];
+  read_from(shared.process, static_cast<const char*>(shared.address.load()) + offset, to, bytes);
 }
 
 bool Board::post(int to, std::size_t bytes, const void* buffer) {
   auto& messages = page_->messages[rank_][to];
   if (!wait([&] { return messages.posted - messages.taken < kMostMessages; })) return false;
-  show(messages.shown[messages.posted % kMostMessages], bytes, buffer);
+  publish(messages.buffers[messages.posted % kMostMessages], bytes, buffer);
   ++messages.posted;
   return true;
 }
@@ -114,9 +114,9 @@ bool Board::post(int to, std::size_t bytes, const void* buffer) {
 bool Board::take(int from, void* buffer, std::size_t bytes) {
   auto& messages = page_->messages[from][rank_];
   if (!wait([&] { return messages.posted > messages.taken; })) return false;
-  const auto& shown = messages.shown[messages.taken % kMostMessages];
-  if (shown.call != bytes) fail("a message is not as long as what it is received into");
-  read_from(shown.process, shown.address, buffer, bytes);
+  const auto& shared = messages.buffers[messages.taken % kMostMessages];
+  if (shared.call != bytes) fail("a message is not as long as what it is received into");
+  read_from(shared.process, shared.address, buffer, bytes);
   ++messages.taken;
   return true;
 }

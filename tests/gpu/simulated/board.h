@@ -14,7 +14,7 @@ namespace lockstep::simulated {
 inline constexpr int kMostRanks = 16;
 
 // A buffer of one rank for the others to read.
-struct Shown {
+struct SharedBuffer {
   std::atomic<pid_t> process;
   std::atomic<const void*> address;
   std::atomic<std::uint64_t> call;  // what is done with it, for comparison
@@ -24,14 +24,14 @@ inline constexpr std::uint64_t kMostMessages = 64;  // that nobody has taken yet
 
 // From one rank to another, in order.
 struct Messages {
-  Shown shown[kMostMessages];
+  SharedBuffer buffers[kMostMessages];
   std::atomic<std::uint64_t> posted, taken;
 };
 
 struct BoardPage {
   std::atomic<int> joined;
   std::atomic<std::uint64_t> meetings[kMostRanks];  // to which each rank has come
-  Shown shown[kMostRanks];
+  SharedBuffer buffers[kMostRanks];
   Messages messages[kMostRanks][kMostRanks];  // from, to
 };
 
@@ -51,8 +51,8 @@ class Board {
   // Each rank shows its buffer; `act` may then read those of the others. false where the communicator was
   // aborted.
   template <typename Act>
-  bool together(std::uint64_t call, const void* buffer, const Act& act) {
-    show(page_->shown[rank_], call, buffer);
+  bool exchange(std::uint64_t call, const void* buffer, const Act& act) {
+    publish(page_->buffers[rank_], call, buffer);
     if (!meet()) return false;
     compare_calls();
     act();
@@ -69,7 +69,7 @@ class Board {
   bool aborted() const { return aborted_; }
 
  private:
-  static void show(Shown& shown, std::uint64_t call, const void* buffer);
+  static void publish(SharedBuffer& shared, std::uint64_t call, const void* buffer);
   void compare_calls() const;
   bool meet();
   template <typename Condition>

@@ -6,7 +6,7 @@
 namespace lockstep::simulated {
 namespace {
 
-void merge(Past& into, const Past& from) {
+void merge(Dependencies& into, const Dependencies& from) {
   for (const auto& [stream, count] : from) into[stream] = std::max(into[stream], count);
 }
 
@@ -24,7 +24,7 @@ cudaStreamCaptureMode& capture_mode_of_thread() {
 
 std::shared_ptr<Capture> Captures::of_locked(const Stream& stream) {
   for (const auto& capture : captures_) {
-    if (capture->pasts.contains(&stream)) return capture;
+    if (capture->dependencies_of.contains(&stream)) return capture;
   }
   return nullptr;
 }
@@ -50,7 +50,7 @@ cudaError_t Captures::begin(Stream& stream, cudaStreamCaptureMode mode) {
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
   capture->origin = &stream;
-  capture->pasts[&stream] = {};
+  capture->dependencies_of[&stream] = {};
   captures_.push_back(std::move(capture));
   return cudaSuccess;
 }
@@ -66,9 +66,9 @@ cudaError_t Captures::end(Stream& stream, std::shared_ptr<Graph>& graph) {
   std::erase(captures_, capture);
   capture->ended = true;
   if (capture->broken) return cudaErrorStreamCaptureInvalidated;
-  auto& joined = capture->pasts[&stream];
-  for (const auto& [other, past] : capture->pasts) {
-    for (const auto& [of, count] : past) {
+  auto& joined = capture->dependencies_of[&stream];
+  for (const auto& [other, dependencies] : capture->dependencies_of) {
+    for (const auto& [of, count] : dependencies) {
       if (joined[of] < count) return cudaErrorStreamCaptureUnjoined;
     }
   }
@@ -81,9 +81,9 @@ cudaError_t Captures::submit(Stream& stream, Work work) {
     const std::lock_guard lock(mutex_);
     if (const auto capture = of_locked(stream)) {
       if (capture->broken) return cudaErrorStreamCaptureInvalidated;
-      auto& past = capture->pasts[&stream];
-      capture->graph.nodes.push_back({&stream, std::move(work), past});
-      ++past[&stream];
+      auto& dependencies = capture->dependencies_of[&stream];
+      capture->graph.nodes.push_back({&stream, std::move(work), dependencies});
+      ++dependencies[&stream];
       return cudaSuccess;
     }
   }
@@ -96,11 +96,11 @@ cudaError_t Captures::record(Event& event, Stream& stream) {
     const std::lock_guard lock(mutex_);
     event.capture = of_locked(stream);
     if (event.capture) {
-      event.past = event.capture->pasts[&stream];
+      event.dependencies = event.capture->dependencies_of[&stream];
       return event.capture->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
     }
   }
-  event.moment = stream.mark();
+  event.fence = stream.mark();
   return cudaSuccess;
 }
 
@@ -117,17 +117,17 @@ cudaError_t Captures::wait(Stream& stream, const Event& event) {
         event.capture->broken = true;
         return cudaErrorStreamCaptureImplicit;
       }
-      merge(event.capture->pasts[&stream], event.past);
+      merge(event.capture->dependencies_of[&stream], event.dependencies);
       return cudaSuccess;
     }
     if (event.capture) return cudaSuccess;
-    if (capture && event.moment) {
+    if (capture && event.fence) {
       capture->broken = true;
       return cudaErrorStreamCaptureIsolation;
     }
   }
-  if (event.moment && !event.moment->reached()) {
-    stream.add([moment = event.moment] { moment->wait(); });
+  if (event.fence && !event.fence->reached()) {
+    stream.add([fence = event.fence] { fence->wait(); });
   }
   return cudaSuccess;
 }
@@ -153,7 +153,7 @@ cudaError_t Captures::check_wait(const Stream* stream, int device) {
   bool refused = false;
   for (const auto& capture : captures_) {
     const bool concerned =
-        stream != nullptr ? capture->pasts.contains(stream) : capture->origin->device() == device;
+        stream != nullptr ? capture->dependencies_of.contains(stream) : capture->origin->device() == device;
     if (!concerned) continue;
     capture->broken = true;
     refused = true;

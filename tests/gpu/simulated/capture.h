@@ -21,13 +21,13 @@ struct Capture {
   bool broken = false;
   bool ended = false;
   Graph graph;
-  std::map<const Stream*, Past> pasts;  // of each stream that takes part
+  std::map<const Stream*, Dependencies> dependencies_of;  // of each stream that takes part
 };
 
 struct Event {
-  std::shared_ptr<Moment> moment;    // nullptr before the first record
+  std::shared_ptr<Fence> fence;      // nullptr before the first record
   std::shared_ptr<Capture> capture;  // the record was captured
-  Past past;
+  Dependencies dependencies;
 };
 
 // All captures of the process. Any thread may call.

@@ -21,28 +21,28 @@ extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = static_cast<int>(devices().size());
-  return tell(*count == 0 ? cudaErrorNoDevice : cudaSuccess);
+  return report(*count == 0 ? cudaErrorNoDevice : cudaSuccess);
 }
 
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device();
-  return tell(devices().empty() ? cudaErrorNoDevice : cudaSuccess);
+  return report(devices().empty() ? cudaErrorNoDevice : cudaSuccess);
 }
 
 cudaError_t cudaSetDevice(int device) {
-  if (!is_device(device)) return tell(cudaErrorInvalidDevice);
+  if (!is_device(device)) return report(cudaErrorInvalidDevice);
   current_device() = device;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  if (const auto refused = Captures::instance().check_wait(nullptr, current_device())) return tell(refused);
+  if (const auto refused = Captures::instance().check_wait(nullptr, current_device())) return report(refused);
   wait_for_device(current_device());
-  return tell(device_failure());
+  return report(device_failure());
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (!is_device(device)) return tell(cudaErrorInvalidDevice);
+  if (!is_device(device)) return report(cudaErrorInvalidDevice);
   std::memset(properties, 0, sizeof *properties);
   std::snprintf(properties->name, sizeof properties->name, "simulated GPU");
   properties->uuid.bytes[0] = static_cast<char>(devices().at(static_cast<std::size_t>(device)).number + 1);
@@ -57,11 +57,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->multiProcessorCount = 2;
   properties->maxThreadsPerMultiProcessor = 2048;
   properties->pciBusID = devices().at(static_cast<std::size_t>(device)).number + 1;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (!is_device(device)) return tell(cudaErrorInvalidDevice);
+  if (!is_device(device)) return report(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
@@ -81,37 +81,37 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     default:
       *value = 0;
   }
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
-  if (!is_device(device)) return tell(cudaErrorInvalidDevice);
+  if (!is_device(device)) return report(cudaErrorInvalidDevice);
   std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0",
                 devices().at(static_cast<std::size_t>(device)).number + 1);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
   *greatest = -5;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
   *can = 1;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
-cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return tell(cudaSuccess); }
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return report(cudaSuccess); }
 
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = CUDART_VERSION;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaGetLastError() {
@@ -180,6 +180,6 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-cudaError_t cudaProfilerStart() { return tell(cudaSuccess); }
-cudaError_t cudaProfilerStop() { return tell(cudaSuccess); }
+cudaError_t cudaProfilerStart() { return report(cudaSuccess); }
+cudaError_t cudaProfilerStop() { return report(cudaSuccess); }
 }

@@ -47,7 +47,7 @@ cudaError_t launch(const void* stub, void** arguments, cudaStream_t stream) {
   }
   std::fprintf(stderr, "simulated GPU: the kernel %s is not simulated\n", name.c_str());
   if (std::getenv("LOCKSTEP_SIMULATED_GPU_ABORT") != nullptr) std::abort();
-  return tell(cudaErrorNotSupported);
+  return report(cudaErrorNotSupported);
 }
 
 }  // namespace
@@ -127,19 +127,19 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
   attributes->binaryVersion = attributes->ptxVersion = 90;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return tell(cudaSuccess); }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return report(cudaSuccess); }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, std::size_t) {
   *blocks = 1;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, std::size_t,
                                                                    unsigned) {
   *blocks = 1;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 }

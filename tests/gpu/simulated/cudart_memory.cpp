@@ -45,40 +45,40 @@ cudaError_t copy(Stream& stream, void* to, const void* from, std::size_t count) 
 extern "C" {
 
 cudaError_t cudaMalloc(void** address, std::size_t size) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   *address = size == 0 ? nullptr : Memory::instance().allocate(Place::device, current_device(), size);
-  return tell(size > 0 && *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+  return report(size > 0 && *address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
 cudaError_t cudaFree(void* address) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
-  if (address == nullptr) return tell(cudaSuccess);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
+  if (address == nullptr) return report(cudaSuccess);
   wait_for_all_devices();
-  return tell(Memory::instance().free(Place::device, address) ? cudaSuccess : cudaErrorInvalidValue);
+  return report(Memory::instance().free(Place::device, address) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaHostAlloc(void** address, std::size_t size, unsigned) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   *address = Memory::instance().allocate(Place::host, current_device(), size);
-  return tell(*address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+  return report(*address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
 cudaError_t cudaFreeHost(void* address) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   wait_for_all_devices();
-  return tell(Memory::instance().free(Place::host, address) ? cudaSuccess : cudaErrorInvalidValue);
+  return report(Memory::instance().free(Place::host, address) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaHostRegister(void* address, std::size_t size, unsigned) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   Memory::instance().add_host(address, size);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaHostUnregister(void* address) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   wait_for_all_devices();
-  return tell(Memory::instance().remove_host(address) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+  return report(Memory::instance().remove_host(address) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
@@ -90,36 +90,36 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   attributes->device = block ? block->device : -2;
   if (block) attributes->devicePointer = const_cast<void*>(address);
   if (!block || block->place == Place::host) attributes->hostPointer = const_cast<void*>(address);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *total = Memory::kPerDevice;
   *free = *total - Memory::instance().used(current_device());
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t count, cudaMemcpyKind,
                             cudaStream_t stream) {
-  return tell(copy(stream_of(stream), to, from, count));
+  return report(copy(stream_of(stream), to, from, count));
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t count, cudaMemcpyKind) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   auto& stream = stream_of(nullptr);
   const auto result = copy(stream, to, from, count);
   stream.mark()->wait();
-  return tell(result);
+  return report(result);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t count,
                                 cudaStream_t stream) {
-  return tell(submit_copy(stream_of(stream), to, from, count));
+  return report(submit_copy(stream_of(stream), to, from, count));
 }
 
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                               std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t stream) {
-  return tell(Captures::instance().submit(stream_of(stream), [=] {
+  return report(Captures::instance().submit(stream_of(stream), [=] {
     for (std::size_t row = 0; row < height; ++row) {
       std::memcpy(static_cast<char*>(Memory::bytes_of(to)) + row * to_pitch,
                   static_cast<const char*>(Memory::bytes_of(from)) + row * from_pitch, width);
@@ -128,12 +128,12 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
 }
 
 cudaError_t cudaMemsetAsync(void* address, int value, std::size_t count, cudaStream_t stream) {
-  return tell(Captures::instance().submit(stream_of(stream),
-                                          [=] { std::memset(Memory::bytes_of(address), value, count); }));
+  return report(Captures::instance().submit(stream_of(stream),
+                                            [=] { std::memset(Memory::bytes_of(address), value, count); }));
 }
 
 cudaError_t cudaMemset(void* address, int value, std::size_t count) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   return cudaMemsetAsync(address, value, count, nullptr);
 }
 }

@@ -48,7 +48,8 @@ Work as_kernel(Work work) {
 extern "C" {
 
 cudaError_t lockstep_simulated_launch(cudaStream_t stream, const std::function<void()>& work) {
-  return tell(Captures::instance().submit(stream_of(stream), as_kernel(work)));
+  if (stream_of(stream).device() != current_device()) return report(cudaErrorInvalidResourceHandle);
+  return report(Captures::instance().submit(stream_of(stream), as_kernel(work)));
 }
 
 void* lockstep_simulated_bytes(const void* address) { return Memory::bytes_of(address); }
@@ -59,7 +60,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned, int pri
   const std::lock_guard lock(device.mutex);
   device.streams.push_back(stream);
   *handle = reinterpret_cast<cudaStream_t>(stream);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
@@ -70,60 +71,60 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
 // Its thread may still be at work, and stays.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   auto& stream = stream_of(handle);
-  if (Captures::instance().is_capturing(stream)) return tell(cudaErrorStreamCaptureUnsupported);
+  if (Captures::instance().is_capturing(stream)) return report(cudaErrorStreamCaptureUnsupported);
   auto& device = devices().at(static_cast<std::size_t>(stream.device()));
   const std::lock_guard lock(device.mutex);
   std::erase(device.streams, &stream);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
   *priority = stream_of(handle).priority();
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   auto& stream = stream_of(handle);
-  if (const auto refused = Captures::instance().check_wait(&stream, 0)) return tell(refused);
-  if (device_failure() != cudaSuccess) return tell(device_failure());
+  if (const auto refused = Captures::instance().check_wait(&stream, 0)) return report(refused);
+  if (device_failure() != cudaSuccess) return report(device_failure());
   return stream.idle() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   auto& stream = stream_of(handle);
-  if (const auto refused = Captures::instance().check_wait(&stream, 0)) return tell(refused);
+  if (const auto refused = Captures::instance().check_wait(&stream, 0)) return report(refused);
   stream.mark()->wait();
-  return tell(device_failure());
+  return report(device_failure());
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
-  return tell(Captures::instance().wait(stream_of(handle), copy_of(event)));
+  return report(Captures::instance().wait(stream_of(handle), copy_of(event)));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
-  return tell(Captures::instance().submit(stream_of(handle), [=] { function(data); }));
+  return report(Captures::instance().submit(stream_of(handle), [=] { function(data); }));
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback, void* data, unsigned) {
-  return tell(Captures::instance().submit(stream_of(handle), [=] { callback(handle, cudaSuccess, data); }));
+  return report(Captures::instance().submit(stream_of(handle), [=] { callback(handle, cudaSuccess, data); }));
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
   *handle = reinterpret_cast<cudaEvent_t>(new EventHandle);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
   delete &event_of(handle);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
   auto& event = event_of(handle);
   const std::lock_guard lock(event.mutex);
-  return tell(Captures::instance().record(event.event, stream_of(stream)));
+  return report(Captures::instance().record(event.event, stream_of(stream)));
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
@@ -131,37 +132,37 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   const auto event = copy_of(handle);
-  if (event.capture) return tell(cudaErrorCapturedEvent);
-  if (device_failure() != cudaSuccess) return tell(device_failure());
-  return !event.moment || event.moment->reached() ? cudaSuccess : cudaErrorNotReady;
+  if (event.capture) return report(cudaErrorCapturedEvent);
+  if (device_failure() != cudaSuccess) return report(device_failure());
+  return !event.fence || event.fence->reached() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  if (const auto refused = Captures::instance().check_unsafe()) return tell(refused);
+  if (const auto refused = Captures::instance().check_unsafe()) return report(refused);
   const auto event = copy_of(handle);
-  if (event.capture) return tell(cudaErrorCapturedEvent);
-  if (event.moment) event.moment->wait();
-  return tell(device_failure());
+  if (event.capture) return report(cudaErrorCapturedEvent);
+  if (event.fence) event.fence->wait();
+  return report(device_failure());
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   const auto begin = copy_of(from), end = copy_of(to);
-  if (!begin.moment || !end.moment) return tell(cudaErrorInvalidValue);
-  if (!begin.moment->reached() || !end.moment->reached()) return cudaErrorNotReady;
-  *milliseconds = std::chrono::duration<float, std::milli>(end.moment->when() - begin.moment->when()).count();
-  return tell(cudaSuccess);
+  if (!begin.fence || !end.fence) return report(cudaErrorInvalidValue);
+  if (!begin.fence->reached() || !end.fence->reached()) return cudaErrorNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(end.fence->when() - begin.fence->when()).count();
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   std::swap(*mode, capture_mode_of_thread());
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  if (reinterpret_cast<std::uintptr_t>(handle) <= 1) return tell(cudaErrorStreamCaptureUnsupported);
-  return tell(Captures::instance().begin(stream_of(handle), mode));
+  if (reinterpret_cast<std::uintptr_t>(handle) <= 1) return report(cudaErrorStreamCaptureUnsupported);
+  return report(Captures::instance().begin(stream_of(handle), mode));
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
@@ -169,7 +170,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   SharedGraph made;
   const auto result = Captures::instance().end(stream_of(handle), made);
   if (made) *graph = reinterpret_cast<cudaGraph_t>(new SharedGraph(std::move(made)));
-  return tell(result);
+  return report(result);
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
@@ -187,33 +188,33 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
   if (dependencies != nullptr) *dependencies = nullptr;
   if (edges != nullptr) *edges = nullptr;
   if (count != nullptr) *count = 0;
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
                                           unsigned long long) {
   *executable = reinterpret_cast<cudaGraphExec_t>(new SharedGraph(graph_of(graph)));
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
-  return tell(Captures::instance().submit(stream_of(handle),
-                                          [graph = graph_of(executable)] { run_in_some_order(*graph); }));
+  return report(Captures::instance().submit(stream_of(handle),
+                                            [graph = graph_of(executable)] { run_in_some_order(*graph); }));
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
   if (nodes != nullptr) return not_simulated("cudaGraphGetNodes with an array");
   *count = graph_of(graph)->nodes.size();
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete &graph_of(graph);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete &graph_of(executable);
-  return tell(cudaSuccess);
+  return report(cudaSuccess);
 }
 }

@@ -58,7 +58,7 @@ Stream& stream_of(cudaStream_t handle) {
 
 void wait_for_device(int device) {
   auto& waited = devices().at(static_cast<std::size_t>(device));
-  std::vector<std::shared_ptr<Moment>> ends{waited.standard.mark()};
+  std::vector<std::shared_ptr<Fence>> ends{waited.standard.mark()};
   {
     const std::lock_guard lock(waited.mutex);
     for (auto* stream : waited.streams) ends.push_back(stream->mark());

@@ -81,9 +81,9 @@ class Issue {
     const c10::OptionalDeviceGuard guard(device_);
     if (needs_values(op.schema(), arguments)) {
       C10_CUDA_CHECK(cudaStreamSynchronize(at::cuda::getCurrentCUDAStream()));
-      return now(op, arguments, stack);
+      return run_now(op, arguments, stack);
     }
-    later(op, arguments, stack);
+    issue_later(op, arguments, stack);
   }
 
  private:
@@ -157,7 +157,7 @@ class Issue {
     out.as_strided_(shape.sizes(), shape.strides());
   }
 
-  void later(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, Stack& stack) {
+  void issue_later(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, Stack& stack) {
     const auto& schema = op.schema();
     const bool asks_shapes =
         std::ranges::any_of(schema.returns(), [](const auto& returned) { return !is_write(returned); }) ||
@@ -173,21 +173,21 @@ class Issue {
     auto call = take_apart(op, arguments);
     if (draws(schema)) draw(call, arguments);
     // Where the results go that are no arguments.
-    std::vector<std::vector<Seen>> places;
+    std::vector<std::vector<TensorRef>> places;
     for (std::size_t i = 0; i < results.size(); ++i) {
-      std::vector<Seen> seen;
+      std::vector<TensorRef> ref;
       if (!is_write(schema.returns()[i])) {
-        for (const auto& tensor : tensors_in(results[i])) seen.push_back(look_at(tensor));
+        for (const auto& tensor : tensors_in(results[i])) ref.push_back(ref_to(tensor));
       }
-      places.push_back(std::move(seen));
+      places.push_back(std::move(ref));
     }
     C10_CUDA_CHECK(lockstep_simulated_launch(
         at::cuda::getCurrentCUDAStream(),
-        [call = std::move(call), places = std::move(places)] { run_later(call, places); }));
+        [call = std::move(call), places = std::move(places)] { execute(call, places); }));
     stack.insert(stack.end(), results.begin(), results.end());
   }
 
-  static void run_later(const Call& call, const std::vector<std::vector<Seen>>& places) {
+  static void execute(const Call& call, const std::vector<std::vector<TensorRef>>& places) {
     at::set_num_threads(1);
     auto stack = stack_of(call, on_cpu);
     compute(call, stack);
@@ -201,7 +201,7 @@ class Issue {
   }
 
   // The stream is idle, and its memory can be read.
-  void now(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, Stack& stack) {
+  void run_now(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, Stack& stack) {
     const auto call = take_apart(op, arguments);
     auto made = stack_of(call, on_cpu);
     compute(call, made);
@@ -209,13 +209,13 @@ class Issue {
       if (const auto argument = argument_of(op.schema(), op.schema().returns()[i])) {
         const auto& given = arguments[*argument];
         fit(given.toTensor(), made.at(i).toTensor());
-        on_cpu(look_at(given.toTensor())).copy_(made.at(i).toTensor());
+        on_cpu(ref_to(given.toTensor())).copy_(made.at(i).toTensor());
         stack.push_back(given);
         continue;
       }
       stack.push_back(change_tensors(made.at(i), [&](const at::Tensor& tensor) {
         const auto moved = on_device(tensor, device_);
-        if (moved.defined()) on_cpu(look_at(moved)).copy_(tensor);
+        if (moved.defined()) on_cpu(ref_to(moved)).copy_(tensor);
         return moved;
       }));
     }

@@ -29,6 +29,7 @@ using lockstep::simulated::with_type;
 struct ncclComm {
   std::string name;
   std::shared_ptr<Board> board;  // a use of it by each call that has not run, and by each that a graph holds
+  int device = 0;
   int splits = 0;
   std::mutex mutex;
   std::set<void*> registered;
@@ -70,6 +71,16 @@ void run(Board& board, const std::vector<Call>& calls) {
   }
 }
 
+// NCCL makes its communicator's device the current one.
+cudaError_t launch_on(int device, cudaStream_t stream, const std::function<void()>& work) {
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(device);
+  const auto result = lockstep_simulated_launch(stream, work);
+  cudaSetDevice(before);
+  return result;
+}
+
 ncclResult_t submit(std::vector<Call> calls) {
   // Communicators in the order of their first calls, which is the same on all ranks.
   while (!calls.empty()) {
@@ -80,7 +91,7 @@ ncclResult_t submit(std::vector<Call> calls) {
     });
     std::vector<Call> part(calls.begin(), others);
     calls.erase(calls.begin(), others);
-    const auto result = lockstep_simulated_launch(stream, [board = comm->board, part] { run(*board, part); });
+    const auto result = launch_on(comm->device, stream, [board = comm->board, part] { run(*board, part); });
     if (result != cudaSuccess) return ncclUnhandledCudaError;
   }
   return ncclSuccess;
@@ -103,12 +114,13 @@ std::uint64_t kind_of(const char* function, Numbers... numbers) {
   return kind;
 }
 
-// All ranks show `send`; `act` reads them, and what it gives is written to `to` when nobody reads any more.
+// All ranks publish `send`; `act` reads them, and what it gives is written to `to` when nobody reads any
+// more.
 ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, std::uint64_t what, const void* send, void* to,
                         std::function<Bytes(Board&)> act) {
   const auto run = [what, send = bytes_of(send), to = bytes_of(to), act = std::move(act)](Board& board) {
     Bytes result;
-    if (board.together(what, send, [&] { result = act(board); }))
+    if (board.exchange(what, send, [&] { result = act(board); }))
       std::memcpy(to, result.data(), result.size());
   };
   Call call;
@@ -129,6 +141,7 @@ ncclResult_t make(ncclComm_t* comm, std::string name, int rank, int size) {
     auto made = std::make_unique<ncclComm>();
     made->board = std::make_shared<Board>(name, rank, size);
     made->name = std::move(name);
+    cudaGetDevice(&made->device);
     *comm = made.release();
     return ncclSuccess;
   } catch (const std::exception& error) {
@@ -184,7 +197,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   auto& board = *comm->board;
   std::vector<std::array<int, 3>> all;  // color, key, rank
   const std::array<int, 2> own{color, key};
-  board.together(kind_of(__func__), own.data(), [&] {
+  board.exchange(kind_of(__func__), own.data(), [&] {
     for (int rank = 0; rank < board.size(); ++rank) {
       std::array<int, 2> theirs{};
       board.read(rank, theirs.data(), sizeof theirs);

@@ -36,44 +36,44 @@ void native_dropout(Stack& stack, const at::Generator& generator) {
 
 }  // namespace
 
-Seen look_at(const at::Tensor& tensor) {
-  Seen seen;
-  seen.defined = tensor.defined();
-  if (!seen.defined) return seen;
-  seen.type = tensor.scalar_type();
-  seen.sizes = tensor.sizes().vec();
-  seen.strides = tensor.strides().vec();
-  seen.on_device = tensor.is_cuda();
-  if (seen.on_device) {
+TensorRef ref_to(const at::Tensor& tensor) {
+  TensorRef ref;
+  ref.defined = tensor.defined();
+  if (!ref.defined) return ref;
+  ref.type = tensor.scalar_type();
+  ref.sizes = tensor.sizes().vec();
+  ref.strides = tensor.strides().vec();
+  ref.on_device = tensor.is_cuda();
+  if (ref.on_device) {
     TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(), "simulated GPU: conjugate views are not simulated");
-    seen.data = tensor.const_data_ptr();
+    ref.data = tensor.const_data_ptr();
   } else {
-    seen.value = tensor.detach().clone();
+    ref.value = tensor.detach().clone();
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      seen.value.unsafeGetTensorImpl()->set_wrapped_number(true);
+      ref.value.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
   }
-  return seen;
+  return ref;
 }
 
-at::Tensor on_cpu(const Seen& seen) {
-  if (!seen.defined) return {};
-  if (!seen.on_device) return seen.value;
-  return at::from_blob(lockstep_simulated_bytes(seen.data), seen.sizes, seen.strides,
-                       at::TensorOptions(seen.type));
+at::Tensor on_cpu(const TensorRef& ref) {
+  if (!ref.defined) return {};
+  if (!ref.on_device) return ref.value;
+  return at::from_blob(lockstep_simulated_bytes(ref.data), ref.sizes, ref.strides,
+                       at::TensorOptions(ref.type));
 }
 
-at::Tensor zeros_like(const Seen& seen) {
-  if (!seen.defined) return {};
-  if (!seen.on_device) return seen.value;
-  return at::empty_strided(seen.sizes, seen.strides, at::TensorOptions(seen.type)).zero_();
+at::Tensor zeros_like(const TensorRef& ref) {
+  if (!ref.defined) return {};
+  if (!ref.on_device) return ref.value;
+  return at::empty_strided(ref.sizes, ref.strides, at::TensorOptions(ref.type)).zero_();
 }
 
 Call take_apart(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   Call call{op, {}, {}, {}};
   for (const auto& argument : arguments) {
     call.arguments.push_back(change_tensors(argument, [&](const at::Tensor& tensor) {
-      call.tensors.push_back(look_at(tensor));
+      call.tensors.push_back(ref_to(tensor));
       return at::Tensor();
     }));
   }

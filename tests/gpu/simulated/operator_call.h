@@ -12,7 +12,7 @@
 namespace lockstep::simulated {
 
 // A tensor that is known by its address only.
-struct Seen {
+struct TensorRef {
   bool defined = false;
   bool on_device = false;
   const void* data = nullptr;
@@ -21,11 +21,11 @@ struct Seen {
   at::Tensor value;  // of one on the CPU, as it was at the call
 };
 
-Seen look_at(const at::Tensor& tensor);
-at::Tensor on_cpu(const Seen& seen);  // its bytes on the device, for an operator of the CPU
+TensorRef ref_to(const at::Tensor& tensor);
+at::Tensor on_cpu(const TensorRef& ref);  // its bytes on the device, for an operator of the CPU
 // For the shapes of results: memory cannot be read before the device has come to it, and zeros are valid
 // indices.
-at::Tensor zeros_like(const Seen& seen);
+at::Tensor zeros_like(const TensorRef& ref);
 
 // Gives `change` every tensor of an argument.
 template <typename Change>
@@ -51,7 +51,7 @@ c10::IValue change_tensors(const c10::IValue& argument, const Change& change) {
 struct Call {
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;  // without tensors
-  std::vector<Seen> tensors;           // in the order of the arguments
+  std::vector<TensorRef> tensors;      // in the order of the arguments
   std::optional<at::PhiloxCudaState> random;
 };
 

@@ -12,7 +12,7 @@ cudaError_t& last_error() {
   return error;
 }
 
-cudaError_t tell(cudaError_t result) {
+cudaError_t report(cudaError_t result) {
   if (result == cudaSuccess) result = device_failure();
   if (result != cudaSuccess) last_error() = result;
   return result;
@@ -20,7 +20,7 @@ cudaError_t tell(cudaError_t result) {
 
 cudaError_t not_simulated(const char* function) {
   std::fprintf(stderr, "simulated GPU: %s is not simulated\n", function);
-  return tell(cudaErrorNotSupported);
+  return report(cudaErrorNotSupported);
 }
 
 }  // namespace lockstep::simulated

@@ -8,7 +8,7 @@ namespace lockstep::simulated {
 cudaError_t& last_error();  // of the calling thread
 
 // Keeps an error for cudaGetLastError(); what runs on after a kernel's failure tells that.
-cudaError_t tell(cudaError_t result);
+cudaError_t report(cudaError_t result);
 
 // For what nothing of ours has needed yet: says so and fails.
 cudaError_t not_simulated(const char* function);

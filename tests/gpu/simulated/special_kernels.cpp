@@ -34,7 +34,7 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   }
   const at::DisableRecordFunctionGuard unobserved;
   const c10::OptionalDeviceGuard guard(to.device());
-  const auto target = look_at(to), source = look_at(from);
+  const auto target = ref_to(to), source = ref_to(from);
   C10_CUDA_CHECK(lockstep_simulated_launch(at::cuda::getCurrentCUDAStream(), [target, source] {
     at::set_num_threads(1);
     on_cpu(target).copy_(on_cpu(source));

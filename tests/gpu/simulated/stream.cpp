@@ -29,24 +29,24 @@ void be_late() {
 
 }  // namespace
 
-void Moment::reach() {
+void Fence::reach() {
   const std::lock_guard lock(mutex_);
   reached_ = true;
   when_ = std::chrono::steady_clock::now();
   changed_.notify_all();
 }
 
-void Moment::wait() {
+void Fence::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return reached_; });
 }
 
-bool Moment::reached() {
+bool Fence::reached() {
   const std::lock_guard lock(mutex_);
   return reached_;
 }
 
-std::chrono::steady_clock::time_point Moment::when() {
+std::chrono::steady_clock::time_point Fence::when() {
   const std::lock_guard lock(mutex_);
   return when_;
 }
@@ -60,14 +60,14 @@ void Stream::add(Work work) {
   changed_.notify_one();
 }
 
-std::shared_ptr<Moment> Stream::mark() {
-  auto moment = std::make_shared<Moment>();
+std::shared_ptr<Fence> Stream::mark() {
+  auto fence = std::make_shared<Fence>();
   if (idle()) {
-    moment->reach();
+    fence->reach();
   } else {
-    add([moment] { moment->reach(); });
+    add([fence] { fence->reach(); });
   }
-  return moment;
+  return fence;
 }
 
 bool Stream::idle() {
@@ -95,9 +95,9 @@ void Stream::run() {
 void run_in_some_order(const Graph& graph) {
   std::map<const Stream*, std::deque<const Node*>> waiting;
   for (const auto& node : graph.nodes) waiting[node.stream].push_back(&node);
-  Past done;
+  Dependencies done;
   const auto ready = [&](const Node& node) {
-    for (const auto& [stream, count] : node.past) {
+    for (const auto& [stream, count] : node.dependencies) {
       if (stream != node.stream && done[stream] < count) return false;
     }
     return true;

@@ -16,7 +16,7 @@ namespace lockstep::simulated {
 using Work = std::function<void()>;
 
 // A point in a stream's work. Any thread may call.
-class Moment {
+class Fence {
  public:
   void reach();
   void wait();
@@ -41,7 +41,7 @@ class Stream {
   int priority() const { return priority_; }
   bool is_default() const { return is_default_; }  // which cannot be captured
   void add(Work work);
-  std::shared_ptr<Moment> mark();  // reached when all that was added has ended
+  std::shared_ptr<Fence> mark();  // reached when all that was added has ended
   bool idle();
 
  private:
@@ -58,12 +58,12 @@ class Stream {
 };
 
 // What is known to come before something in a capture: how much of each stream's work.
-using Past = std::map<const Stream*, std::size_t>;
+using Dependencies = std::map<const Stream*, std::size_t>;
 
 struct Node {
   const Stream* stream;
   Work work;
-  Past past;  // without the node itself
+  Dependencies dependencies;  // without the node itself
 };
 
 struct Graph {
