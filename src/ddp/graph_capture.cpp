@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/device/graph_phase.h>
 
 #include "ddp/reducer.h"
