@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <numeric>
+
 #include <ATen/cuda/Sleep.h>
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -34,6 +36,19 @@ void nccl_beside_cpu() {
   check_objects(context.group());
   const auto group = context.new_group({0});
   check_collectives(*group, context.device());
+}
+
+void nccl_options() {
+  const std::vector<NcclOptions> all{
+      {.blocking_wait = true}, {.nonblocking = true}, {.min_ctas = 1, .max_ctas = 4}};
+  const auto context = init({.backend = "nccl"});
+  std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (const auto& options : all) {
+    const auto group = context.new_group(ranks, {.nccl = options});
+    check_collectives(*group, context.device());
+  }
+  context.synchronize();
 }
 
 // A device that does not come back is told within the timeout, at the next call and by synchronize().
@@ -78,6 +93,8 @@ std::vector<Check> device_checks() {
   return {
       {"nccl", 1, "every collective over nccl, objects, errors", nccl_alone},
       {"auto", 1, "nccl and the CPU's backend in one group, options, a subgroup", nccl_beside_cpu},
+      {"nccl_options", 1, "collectives with NCCL's options", nccl_options},
+      {"two_nccl_options", 2, "the same between two GPUs", nccl_options, 2},
       {"hang", 1, "a call that does not end on the GPU is a TimeoutError", hang_is_told},
       {"shared_shm", 2, "two ranks on one GPU by way of shm", [] { shared("shm"); }},
       {"shared_gloo", 2, "two ranks on one GPU by way of gloo", [] { shared("gloo"); }},

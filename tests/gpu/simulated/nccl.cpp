@@ -3,6 +3,7 @@
 // rank reads the others' buffers and reduces in the order of ranks.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -28,12 +29,14 @@ using lockstep::simulated::with_type;
 
 struct ncclComm {
   std::string name;
+  std::atomic<ncclResult_t> state = ncclSuccess;  // ncclInProgress while it connects
   std::shared_ptr<Board> board;  // a use of it by each call that has not run, and by each that a graph holds
   int device = 0;
   int splits = 0;
   std::mutex mutex;
   std::set<void*> registered;
   std::map<int, double> factors;  // of reductions made by ncclRedOpCreatePreMulSum
+  std::jthread connecting;        // last: joined first
 };
 
 namespace {
@@ -136,18 +139,28 @@ Reduction reduction_of(ncclComm_t comm, ncclRedOp_t op) {
   return {ncclSum, comm->factors.at(op)};
 }
 
-ncclResult_t make(ncclComm_t* comm, std::string name, int rank, int size) {
+ncclResult_t connect(ncclComm& comm, int rank, int size) {
   try {
-    auto made = std::make_unique<ncclComm>();
-    made->board = std::make_shared<Board>(name, rank, size);
-    made->name = std::move(name);
-    cudaGetDevice(&made->device);
-    *comm = made.release();
+    comm.board = std::make_shared<Board>(comm.name, rank, size);
     return ncclSuccess;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "simulated GPU: no communicator: %s\n", error.what());
     return ncclSystemError;
   }
+}
+
+ncclResult_t make(ncclComm_t* comm, std::string name, int rank, int size, const ncclConfig_t* config) {
+  auto made = std::make_unique<ncclComm>();
+  made->name = std::move(name);
+  cudaGetDevice(&made->device);
+  *comm = made.get();
+  if (config != nullptr && config->blocking == 0) {
+    made->state = ncclInProgress;
+    made->connecting = std::jthread([&made = *made, rank, size] { made.state = connect(made, rank, size); });
+  } else {
+    made->state = connect(*made, rank, size);
+  }
+  return made.release()->state;
 }
 
 // As NCCL does, which waits for graphs too.
@@ -183,17 +196,18 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
-  return make(comm, id.internal, rank, size);
+  return make(comm, id.internal, rank, size, nullptr);
 }
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
-  return make(comm, id.internal, rank, size);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  return make(comm, id.internal, rank, size, config);
 }
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int size, int rank, int, ncclUniqueId* ids,
-                                      ncclConfig_t*) {
-  return make(comm, ids->internal, rank, size);
+                                      ncclConfig_t* config) {
+  return make(comm, ids->internal, rank, size, config);
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t*) {
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
   auto& board = *comm->board;
   std::vector<std::array<int, 3>> all;  // color, key, rank
   const std::array<int, 2> own{color, key};
@@ -210,7 +224,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   std::ranges::sort(all);
   const auto at = std::ranges::find_if(all, [&](const auto& one) { return one[2] == board.rank(); });
   return make(made, comm->name + "-" + std::to_string(number) + "-" + std::to_string(color),
-              static_cast<int>(at - all.begin()), static_cast<int>(all.size()));
+              static_cast<int>(at - all.begin()), static_cast<int>(all.size()), config);
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
@@ -225,13 +239,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;  // as NCCL has it: c10d does so
-  comm->board->abort();
+  if (comm->connecting.joinable()) comm->connecting.join();
+  if (comm->board) comm->board->abort();
   wait_until_unused(*comm);
   delete comm;
   return ncclSuccess;
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-  *error = ncclSuccess;
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  *error = comm->state;
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
