@@ -46,6 +46,7 @@ def save_shards(rank, meeting, folder):
     if rank == 0:
         torch.save({"rows": rows, "columns": columns, "whole": torch.ones(3)}, os.path.join(folder, "sharded.pt"))
     dist.destroy_process_group()
+    os._exit(0)  # threads of PyTorch's meshes have ended an interpreter that took its time to leave by std::terminate
 
 
 def main():
