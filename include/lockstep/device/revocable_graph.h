@@ -10,13 +10,14 @@
 namespace lockstep {
 
 /// A graph that others may take away from the one who replays it: a communicator of NCCL neither closes nor
-/// aborts while a graph holds calls of it. Any thread may call.
+/// aborts while a graph holds calls of it. Any thread may call. No counterpart in PyTorch.
 class RevocableGraph {
  public:
+  /// Once, when the graph has been captured; one that was revoked meanwhile is destroyed at once.
   void set(std::unique_ptr<DeviceGraph> graph);
-  /// Throws the reason once the graph was revoked.
+  /// Queues the graph on the current stream, after set(). Throws the reason once the graph was revoked.
   void replay();
-  /// Destroys the graph, which waits for its last replay.
+  /// Destroys the graph, which waits for its last replay; the first reason stays.
   void revoke(std::exception_ptr reason);
 
  private:
