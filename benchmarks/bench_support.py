@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the run_*.py scripts share. Standard library only."""
+"""Shared code of the run_*.py scripts. Standard library only."""
+import argparse
+import json
 import os
 import pathlib
 import subprocess
@@ -22,35 +24,79 @@ def program(name):
 def cores(count):
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < count:
-        sys.exit(f"{count} ranks need {count} cores of their own; this process may use {len(usable)}")
+        sys.exit(f"this benchmark needs {count} cores; this process may use {len(usable)}")
     return usable[:count]
 
 
 def pinned(command):
-    """The command of one rank, bound to the core that $CORES has for it."""
+    """The command of one rank, bound to its core of $CORES."""
     script = 'exec taskset -c "$(echo $CORES | cut -d " " -f $((LOCAL_RANK + 1)))" "$@"'
     return ["sh", "-c", script, "sh", *command]
 
 
+def parser(description, rounds, timeout=600):
+    """An argument parser with the options that every benchmark has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--rounds", type=int, default=rounds, help=f"slices of each side (default {rounds})")
+    options.add_argument("--timeout", type=int, default=timeout, help="seconds that one slice may take")
+    options.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return options
+
+
+START = time.monotonic()
+
+
+def progress(text):
+    print(f"[{time.monotonic() - START:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def interleave(sides, rounds):
+    """Runs each side (name: function) once per round and returns {name: results}. Every other round runs in reverse
+    order, so that a drift of the machine affects all sides alike. Prints a line on stderr before each slice."""
+    results = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[::-1 if number % 2 else 1]:
+            progress(f"round {number + 1} of {rounds}: {name}")
+            results[name].append(sides[name]())
+    return results
+
+
+def objects(output):
+    """The JSON objects among the lines, which a launcher may prefix with the rank."""
+    return [json.loads(line[line.index("{"):]) for line in output.splitlines() if line.endswith("}") and "{" in line]
+
+
+def twin(name):
+    """The command of a Python counterpart."""
+    return [PYTHON, str(ROOT / "benchmarks" / "pytorch" / f"{name}.py")]
+
+
+def run_pinned(command, threads, timeout, pinned_cores=None):
+    """Runs one process with `threads` threads on as many cores, or on `pinned_cores`; returns its JSON objects."""
+    own_cores = ",".join(map(str, cores(pinned_cores or threads)))
+    return objects(finished(["taskset", "-c", own_cores, *command], timeout,
+                            os.environ | {"OMP_NUM_THREADS": str(threads)}))
+
+
 def launch(launcher, command, world_size, timeout):
-    """Runs the command on so many ranks under "torchrun" or "lockstep run", each rank with one thread and a core of
-    its own. Returns what they printed; ends the script, showing it, when they fail or the time is up."""
+    """Runs `world_size` ranks under "torchrun" or "lockstep run", each with one thread and its own core. Returns their
+    JSON objects. Ends the script with their output when they fail or time out."""
     start = {"torchrun": [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python"],
              "lockstep run": [program("lockstep"), "run"]}[launcher]
     whole = [*start, "--nproc-per-node", str(world_size), *pinned(command)]
     own = {"OMP_NUM_THREADS": "1", "CORES": " ".join(map(str, cores(world_size)))}
-    return finished(whole, timeout, os.environ | own)
+    return objects(finished(whole, timeout, os.environ | own))
 
 
 def finished(command, timeout, environment=None, stderr=subprocess.STDOUT):
-    """Runs the command to its end and returns its output (with stderr=None its stdout alone, while the user sees the
-    rest); ends the script, showing it, when the command fails."""
+    """Runs the command and returns its output (with stderr=None only stdout; stderr goes to the user). Ends the script with
+    the output when the command fails or times out."""
     with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=stderr) as process:
         try:
             output = process.communicate(timeout=timeout)[0]
         except subprocess.TimeoutExpired:
-            process.terminate()  # launchers take their ranks along
+            process.terminate()  # launchers end their ranks
             sys.exit(f"{' '.join(command)}: not finished after {timeout} s\n{process.communicate()[0]}")
     if process.returncode:
         sys.exit(f"{' '.join(command)}: ended with {process.returncode}\n{output}")

@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   app.add_option("--iterations", flags.iterations, "Times that each is done")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
-  lockstep::keep_freed_memory();  // as init() does
+  lockstep::enable_caching_cpu_allocator();  // as init() does
   const auto dict = make_dict(flags.megabytes);
   const fs::path folder(flags.folder);
   nlohmann::json times;

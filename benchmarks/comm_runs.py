@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs `lockstep bench` and its MPI twin in turns, and puts their rows together. What comes out is
-{(collective, bytes, ranks, who): median microseconds}, where `who` is one of WHO."""
+"""Interleaves runs of `lockstep bench` and its MPI counterpart and merges their rows into
+{(collective, bytes, ranks, who): median microseconds}, where `who` is a value of WHO."""
 import json
 import os
 import shutil
@@ -10,15 +10,14 @@ import sys
 
 import bench_support as bench
 
-# backend and memory in the rows of the programs. Open MPI has two ways for an all-reduce, one buffer (as all others
-# here) or two; the faster counts.
+# Keys: backend and memory in the programs' rows. Open MPI's all-reduce runs with one buffer and with two; the faster counts.
 WHO = {("gloo", "ordinary"): "gloo", ("mpi", "ordinary"): "mpi", ("mpi", "separate"): "mpi",
-       ("shm", "ordinary"): "ordinary", ("shm", "inplace"): "inplace", ("memory", "limit"): "limit",
+       ("shm", "ordinary"): "ordinary", ("shm", "zero-copy"): "zero-copy", ("memory", "limit"): "limit",
        ("gloo", "-"): "gloo", ("mpi", "-"): "mpi", ("shm", "-"): "ordinary"}
 
 
 def rows_of(output):
-    """The fastest of each `who`; ends the script when a value was wrong."""
+    """The fastest row of each `who`. Ends the script when a value is wrong."""
     rows = {}
     for row in json.loads(output):
         if row["wrong"]:
@@ -55,20 +54,22 @@ def mpi(collectives, sizes, ranks, timeout):
     return rows_of(bench.finished(command, timeout, stderr=None))
 
 
-def turns_for(size):
-    """Runs of each side in a round: the phases of a machine in which calls of a microsecond take twice that last seconds."""
+def slices_for(size):
+    """Slices per round. Short calls get more, because machines have phases of seconds in which they take twice as long."""
     return 5 if size <= 1024 else 1
 
 
-def in_turns(collectives, sizes, ranks, backends, rounds, timeout):
-    """Medians over the rounds. In each, both programs run size by size, so that what else the machine does meets both."""
+def interleave(collectives, sizes, ranks, backends, rounds, timeout):
+    """Medians over the rounds. Each round alternates slices of a few seconds of both programs, size by size."""
     taken = {}
     for number in range(rounds):
-        print(f"round {number + 1} of {rounds}: {', '.join(collectives)}; {ranks} ranks", file=sys.stderr, flush=True)
-        for size in (size for size in sizes for _ in range(turns_for(size))):
-            rows = lockstep(collectives, [size], ranks, backends, timeout)
-            if has_mpi():
-                rows |= mpi(collectives, [size], ranks, timeout)
-            for key, microseconds in rows.items():
-                taken.setdefault(key, []).append(microseconds)
+        for size in (size for size in sizes for _ in range(slices_for(size))):
+            bench.progress(f"round {number + 1} of {rounds}: {', '.join(collectives)}; {ranks} ranks, {size} bytes")
+            # Long calls run one collective per slice, so that a slice takes seconds.
+            for slice_of in [[name] for name in collectives] if size >= 1 << 20 else [collectives]:
+                rows = lockstep(slice_of, [size], ranks, backends, timeout)
+                if has_mpi():
+                    rows |= mpi(slice_of, [size], ranks, timeout)
+                for key, microseconds in rows.items():
+                    taken.setdefault(key, []).append(microseconds)
     return {key: statistics.median(all_rounds) for key, all_rounds in taken.items()}

@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
   app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  lockstep::keep_freed_memory();
+  lockstep::enable_caching_cpu_allocator();
   Times times;
   with_net(flags.net, kReplicas, [&](const auto& make_net, const at::Tensor& input) {
     time_one_process(flags, make_net, input, times);

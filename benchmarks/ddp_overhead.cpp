@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What DistributedDataParallel costs on one rank: trains the MNIST net bare and wrapped, in turns of a few
-// steps within one process, because two processes differ by more than what is to be measured.
+// The overhead of DistributedDataParallel on one rank: trains the MNIST net bare and wrapped, alternating
+// every few steps within one process, because two processes differ by more than the overhead.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -13,25 +13,9 @@
 
 #include <lockstep/lockstep.h>
 
+#include "mnist_net.h"
+
 using Clock = std::chrono::steady_clock;
-
-struct NetImpl : torch::nn::Module {
-  torch::nn::Conv2d conv1{register_module("conv1", torch::nn::Conv2d(1, 32, 3))};
-  torch::nn::Conv2d conv2{register_module("conv2", torch::nn::Conv2d(32, 64, 3))};
-  torch::nn::Dropout2d dropout1{register_module("dropout1", torch::nn::Dropout2d(0.25))};
-  torch::nn::Linear fc1{register_module("fc1", torch::nn::Linear(1600, 500))};
-  torch::nn::Dropout dropout2{register_module("dropout2", torch::nn::Dropout(0.5))};
-  torch::nn::Linear fc2{register_module("fc2", torch::nn::Linear(500, 10))};
-
-  // [batch, 1, 28, 28] -> [batch, 10]
-  torch::Tensor forward(torch::Tensor x) {
-    x = torch::relu(torch::max_pool2d(conv1->forward(x), 2));
-    x = torch::relu(torch::max_pool2d(conv2->forward(x), 2));
-    x = dropout1->forward(x).flatten(1);
-    return fc2->forward(dropout2->forward(torch::relu(fc1->forward(x))));
-  }
-};
-TORCH_MODULE(Net);
 
 struct Flags {
   int rounds = 60;
@@ -45,7 +29,7 @@ struct Data {
 };
 
 template <typename Model>
-double seconds_a_step(Model& model, torch::optim::Optimizer& optimizer, const Data& data, int steps) {
+double seconds_per_step(Model& model, torch::optim::Optimizer& optimizer, const Data& data, int steps) {
   const auto start = Clock::now();
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
@@ -76,30 +60,32 @@ nlohmann::json measure(const Flags& flags) {
   std::vector<double> ddp_seconds;
   std::vector<double> ratios;
   for (int round = -2; round < flags.rounds; ++round) {
-    // Who goes first alternates: caches and clocks favour neither.
+    // The first side alternates, so that caches and clock rates favour neither.
     double of_bare = 0;
     double of_ddp = 0;
-    if (round % 2 == 0) of_bare = seconds_a_step(bare, bare_optimizer, data, flags.steps);
-    of_ddp = seconds_a_step(ddp, ddp_optimizer, data, flags.steps);
-    if (round % 2 != 0) of_bare = seconds_a_step(bare, bare_optimizer, data, flags.steps);
-    if (round < 0) continue;  // warming up
+    if (round % 2 == 0) of_bare = seconds_per_step(bare, bare_optimizer, data, flags.steps);
+    of_ddp = seconds_per_step(ddp, ddp_optimizer, data, flags.steps);
+    if (round % 2 != 0) of_bare = seconds_per_step(bare, bare_optimizer, data, flags.steps);
+    if (round < 0) continue;  // warm-up
     bare_seconds.push_back(of_bare);
     ddp_seconds.push_back(of_ddp);
     ratios.push_back(of_ddp / of_bare);
   }
-  return {{"bare_seconds_a_step", median(bare_seconds)},
-          {"ddp_seconds_a_step", median(ddp_seconds)},
+  return {{"bare_seconds_per_step", median(bare_seconds)},
+          {"ddp_seconds_per_step", median(ddp_seconds)},
           {"ratio", median(ratios)}};
 }
 
 int main(int argc, char** argv) {
   CLI::App app("Compares training steps with and without DistributedDataParallel on one rank; prints JSON");
   Flags flags;
-  app.add_option("--rounds", flags.rounds, "Turns of each side")
+  app.add_option("--rounds", flags.rounds, "Slices of each side")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--steps", flags.steps, "Steps a turn")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch-size", flags.batch_size, "Images a step")
+  app.add_option("--steps", flags.steps, "Steps per slice")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--batch-size", flags.batch_size, "Images per step")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

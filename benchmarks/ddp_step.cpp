@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Training steps of several nets, bare and with DistributedDataParallel, in turns within one process, so that
-// what wrapping adds is seen; with --mode one of the two alone, for its memory. The Python twin is
+// Training steps of several nets, bare and with DistributedDataParallel, interleaved within one process, to
+// measure the overhead; with --mode only one of the two, to measure its memory. The Python counterpart is
 // pytorch/ddp_step.py.
 #include <algorithm>
 #include <fstream>
@@ -29,7 +29,7 @@ struct Flags {
   bool optimizer_in_backward = false;
 };
 
-// Memory that two processes share counts half for each.
+// PSS: memory that two processes share counts half for each.
 double megabytes_now() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string word; file >> word;) {
@@ -41,7 +41,7 @@ double megabytes_now() {
   return 0;
 }
 
-// Looks how much memory is in use when a gradient comes by.
+// Records the peak memory when gradients are computed.
 void watch_gradient(const at::Tensor& tensor, const std::shared_ptr<double>& peak) {
   tensor.register_hook([peak](const at::Tensor&) { *peak = std::max(*peak, megabytes_now()); });
 }

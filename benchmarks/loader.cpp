@@ -8,7 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include <lockstep/data/data.h>
+#include <lockstep/data/dataset.h>
+#include <lockstep/data/loader.h>
+#include <lockstep/data/loader_options.h>
+#include <lockstep/data/mnist.h>
+#include <lockstep/data/sampler.h>
 
 using Clock = std::chrono::steady_clock;
 using at::indexing::Slice;

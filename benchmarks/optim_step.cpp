@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Times the steps of optimizers alone, with gradients that stay as they are: LibTorch's own and the fused
-// ones in turns. Prints JSON. The Python twin is pytorch/optim_step.py.
+// Times the steps of optimizers alone, with constant gradients: LibTorch's own and the fused ones,
+// interleaved. Prints JSON. The Python counterpart is pytorch/optim_step.py.
 #include <algorithm>
 #include <chrono>
 #include <iostream>

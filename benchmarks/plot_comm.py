@@ -10,9 +10,9 @@ from xml.sax.saxutils import escape
 
 from comm_tables import size_text
 
-# In the order of the legend. Dashes: no library, but what the machine allows.
+# In the order of the legend. Dashed: the limit of the machine, not a library.
 LINES = {"gloo": ("Gloo", "#c2410c", ""), "mpi": ("Open MPI", "#a16207", ""), "ordinary": ("Lockstep shm", "#2563eb", ""),
-         "inplace": ("Lockstep shm, in place", "#1e3a8a", ""), "limit": ("memory limit", "#6b7280", "5 4")}
+         "zero-copy": ("Lockstep shm, zero-copy", "#1e3a8a", ""), "limit": ("memory limit", "#6b7280", "5 4")}
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 70, 180, 60, 60
 LABEL_GAP = 16

@@ -19,10 +19,10 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/host.h>
 #include <lockstep/lockstep.h>
 
-#include "rendezvous/arrival.h"
+#include "base/host.h"
+#include "rendezvous/store_barrier.h"
 #include "rendezvous/tcp.h"
 
 namespace {
@@ -88,17 +88,17 @@ void ask_for_each(c10d::Store& store, int rank, int size) {
 }
 
 void arrive_as_now(c10d::Store& store, int rank, int size) {
-  lockstep::rendezvous::await_all(store, rank, size, lockstep::Deadline(30min));
-  lockstep::rendezvous::read_hosts(store);
+  lockstep::rendezvous::store_barrier(store, rank, size, lockstep::Deadline(30min));
+  lockstep::rendezvous::read_host_map(store);
 }
 
-struct Meeting {
+struct Arrival {
   double seconds = 0;
   double requests = 0;  // of a rank, on average
 };
 
 // One meeting of `size` ranks, from their start to when the last of them knows all.
-Meeting meet(int size, void (*arrive)(c10d::Store&, int, int)) {
+Arrival find_store(int size, void (*arrive)(c10d::Store&, int, int)) {
   using namespace lockstep::rendezvous;
   const lockstep::Deadline deadline(30min);
   auto listener = listen_on(0, "127.0.0.1");
@@ -129,10 +129,10 @@ Meeting meet(int size, void (*arrive)(c10d::Store&, int, int)) {
 
 // The quickest: c10d asks for the names of both ends of every connection, and where a name server loses one
 // of many questions at once, that meeting takes five seconds more.
-Meeting quickest_of(int rounds, int size, void (*arrive)(c10d::Store&, int, int)) {
-  Meeting quickest = meet(size, arrive);
+Arrival quickest_of(int rounds, int size, void (*arrive)(c10d::Store&, int, int)) {
+  Arrival quickest = find_store(size, arrive);
   for (int round = 1; round < rounds; ++round) {
-    const auto other = meet(size, arrive);
+    const auto other = find_store(size, arrive);
     if (other.seconds < quickest.seconds) quickest = other;
   }
   return quickest;
@@ -146,7 +146,7 @@ void allow_many_descriptors() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-void print_row(int size, const Meeting& now, const std::optional<Meeting>& each) {
+void print_row(int size, const Arrival& now, const std::optional<Arrival>& each) {
   fmt::print("| {:5} | {:8.3f} | {:8.1f} |", size, now.seconds, now.requests);
   if (each) {
     fmt::print(" {:8.3f} | {:8.1f} |\n", each->seconds, each->requests);
@@ -162,7 +162,7 @@ void measure(const Flags& flags) {
              "requests");
   fmt::print("|------:|---------:|---------:|---------:|---------:|\n");
   for (const int size : flags.sizes) {
-    std::optional<Meeting> each;
+    std::optional<Arrival> each;
     if (size <= flags.each_up_to) each = quickest_of(flags.rounds, size, &ask_for_each);
     print_row(size, quickest_of(flags.rounds, size, &arrive_as_now), each);
   }

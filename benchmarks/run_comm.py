@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times collectives of float32: Lockstep's shm beside Gloo and the memory's limit (`lockstep bench`, in turns within
-one run) and beside Open MPI (mpi/, which measures in the same way; runs of the two take turns). Prints the README's
-tables and, unless quick, draws docs/all_reduce.svg."""
-import argparse
+"""Times float32 collectives: Lockstep's shm, Gloo and the memory limit (`lockstep bench`, interleaved within one run) and
+Open MPI (mpi/, which measures in the same way), in alternating slices of a few seconds. Prints the tables of
+docs/benchmarks.md and, unless quick, draws docs/all_reduce.svg."""
 import json
 import os
 import pathlib
@@ -24,22 +23,19 @@ MANY = 8
 
 
 def parse_flags():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each side; their median counts")
+    parser = bench.parser(__doc__, rounds=3, timeout=900)
     parser.add_argument("--quick", action="store_true", help="one round, fewer sizes, no picture")
-    parser.add_argument("--timeout", type=int, default=900, help="seconds that one run may take")
     parser.add_argument("--plot", type=pathlib.Path, default=bench.ROOT / "docs" / "all_reduce.svg",
-                        help="where to draw the all-reduce")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+                        help="file for the picture of the all-reduce")
     return parser.parse_args()
 
 
 def measure(flags):
     rounds = 1 if flags.quick else flags.rounds
     sizes = SIZES if flags.quick else PLOTTED
-    rows = comm_runs.in_turns(["all-reduce"], sizes, 2, ["shm", "gloo", "memory"], rounds, flags.timeout)
-    rows |= comm_runs.in_turns(["all-reduce"], SIZES[:4], MANY, ["shm"], rounds, flags.timeout)
-    rows |= comm_runs.in_turns(OTHERS, [KB, 64 * KB] if flags.quick else SIZES[:4], 2, ["shm", "gloo"], rounds,
+    rows = comm_runs.interleave(["all-reduce"], sizes, 2, ["shm", "gloo", "memory"], rounds, flags.timeout)
+    rows |= comm_runs.interleave(["all-reduce"], SIZES[:4], MANY, ["shm"], rounds, flags.timeout)
+    rows |= comm_runs.interleave(OTHERS, [KB, 64 * KB] if flags.quick else SIZES[:4], 2, ["shm", "gloo"], rounds,
                                flags.timeout)
     return rows
 
@@ -52,7 +48,7 @@ def machine():
 
 
 def print_tables(rows, where):
-    print(f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}. Medians, one core a rank.")
+    print(f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}. Medians, one core per rank.")
     parts = [comm_tables.all_reduce_times(rows, 2, SIZES), comm_tables.all_reduce_ratios(rows, SIZES),
              comm_tables.all_reduce_times(rows, MANY, SIZES[:4])]
     if where["mpi"]:
@@ -66,10 +62,10 @@ def main():
     flags = parse_flags()
     bench.cores(2)
     if not comm_runs.has_mpi():
-        print("Open MPI is left out: there is no mpirun, or mpi_collectives was built without it (Debian: "
+        print("Without Open MPI: mpirun is missing, or mpi_collectives was not built (Debian: "
               "libopenmpi-dev openmpi-bin)", file=sys.stderr)
     if os.getloadavg()[0] > 1:
-        print(f"The machine is busy (load {os.getloadavg()[0]:.1f}): figures will be too high", file=sys.stderr)
+        print(f"The machine is busy (load {os.getloadavg()[0]:.1f}): times will be too high", file=sys.stderr)
     where = machine()
     rows = measure(flags)
     if not flags.quick:

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training steps of several nets: what DistributedDataParallel adds on one rank, its step at two ranks beside PyTorch's over
-Gloo, and its memory beside that of the bare net; all in turns."""
-import argparse
+"""Training steps of several nets: the overhead of DistributedDataParallel on one rank, its step on two ranks beside
+PyTorch's over Gloo, and its memory beside that of the bare net; in alternating slices."""
 import json
 import statistics
 
@@ -11,53 +10,41 @@ import bench_support as bench
 STEPS = {"resnet18": 20, "gpt": 40, "chain": 300, "mlp": 8}
 
 
-def result_of(output):
-    line = next(line for line in output.splitlines() if line.endswith("}"))
-    return json.loads(line[line.index("{"):])
-
-
-def run(flags, ranks, net, *arguments):
-    command = [bench.program("ddp_step"), "--net", net, *arguments]
-    return result_of(bench.launch("lockstep run", command, ranks, flags.timeout))
+def run(flags, ranks, net, *arguments, steps=None):
+    command = [bench.program("ddp_step"), "--net", net, "--steps", str(steps or STEPS[net]), *arguments]
+    return bench.launch("lockstep run", command, ranks, flags.timeout)[-1]
 
 
 def run_pytorch(flags, net):
-    script = bench.ROOT / "benchmarks/pytorch/ddp_step.py"
-    command = [bench.PYTHON, str(script), "--net", net, "--mode", "ddp", "--steps", str(STEPS[net])]
-    return result_of(bench.launch("torchrun", command, 2, flags.timeout))
+    command = [*bench.twin("ddp_step"), "--net", net, "--mode", "ddp", "--steps", str(STEPS[net])]
+    return bench.launch("torchrun", command, 2, flags.timeout)[-1]
 
 
 def measure(flags, net):
-    steps = ["--steps", str(STEPS[net])]
-    rounds = {"overhead": [], "ours": [], "gloo": [], "pytorch": []}
-    for _ in range(flags.rounds):
-        if net != "mlp":
-            one = run(flags, 1, net, *steps)
-            rounds["overhead"].append(one["ddp_seconds"] / one["bare_seconds"])
-        rounds["ours"].append(run(flags, 2, net, "--mode", "ddp", *steps))
-        rounds["gloo"].append(run(flags, 2, net, "--mode", "ddp", "--backend", "gloo", *steps))
-        rounds["pytorch"].append(run_pytorch(flags, net))
-    # Two bare processes, since two processes share the memory of the libraries.
-    bare = run(flags, 2, net, "--mode", "bare", "--steps", "3")["peak_megabytes"]
-    ddp = run(flags, 2, net, "--mode", "ddp", "--steps", "3")["peak_megabytes"]
-    lean = run(flags, 2, net, "--mode", "ddp", "--optimizer-in-backward", "--steps", "3")["peak_megabytes"]
-
-    def seconds(side):
-        return statistics.median(each["ddp_seconds"] for each in rounds[side])
-
-    return {"overhead": statistics.median(rounds["overhead"]) if rounds["overhead"] else None,
-            "seconds": {side: seconds(side) for side in ("ours", "gloo", "pytorch")},
+    sides = {"ours": lambda: run(flags, 2, net, "--mode", "ddp"),
+             "gloo": lambda: run(flags, 2, net, "--mode", "ddp", "--backend", "gloo"),
+             "pytorch": lambda: run_pytorch(flags, net)}
+    if net != "mlp":
+        sides["one rank"] = lambda: run(flags, 1, net)
+    bench.progress(f"net {net}")
+    rounds = bench.interleave(sides, flags.rounds)
+    bench.progress(f"memory of {net}")
+    # Two processes for the bare net too, since two processes share the memory of the libraries.
+    modes = {"bare": ["--mode", "bare"], "ddp": ["--mode", "ddp"],
+             "optimizer in backward": ["--mode", "ddp", "--optimizer-in-backward"]}
+    megabytes = {name: run(flags, 2, net, *mode, steps=3)["peak_megabytes"] for name, mode in modes.items()}
+    overheads = [one["ddp_seconds"] / one["bare_seconds"] for one in rounds.get("one rank", [])]
+    return {"overhead": statistics.median(overheads) if overheads else None,
+            "seconds": {side: statistics.median(each["ddp_seconds"] for each in rounds[side])
+                        for side in ("ours", "gloo", "pytorch")},
             "exposed_ms": statistics.median(each["exposed_ms"] for each in rounds["ours"]),
-            "megabytes": {"bare": bare, "ddp": ddp, "optimizer in backward": lean},
+            "megabytes": megabytes,
             "losses_equal": len({each["loss"] for each in rounds["gloo"] + rounds["pytorch"]}) == 1}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = bench.parser(__doc__, rounds=3)
     parser.add_argument("--nets", nargs="+", choices=STEPS, default=list(STEPS))
-    parser.add_argument("--timeout", type=int, default=600, help="seconds that one run may take")
-    parser.add_argument("--json", action="store_true")
     flags = parser.parse_args()
     results = {net: measure(flags, net) for net in flags.nets}
     if flags.json:
@@ -75,7 +62,7 @@ def main():
               f"({memory['ddp'] / memory['bare'] - 1:+.1%}) / {memory['optimizer in backward']:.0f}"
               f"{'' if each['losses_equal'] else '   losses over Gloo differ!'}")
     print("\nGoals: 1 rank at most 1.01 of the bare step; 2 ranks not slower than PyTorch, 1.3 times as fast where "
-          "communication rules; memory at most 10% above the bare net's.")
+          "communication dominates; memory at most 10% above the bare net's.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""From the SIGKILL of a random rank at a random moment to the error that names it, on every survivor: on the machine as
-it is, and beside processes that keep every core busy."""
+"""Time from the SIGKILL of a random rank at a random moment to the error that names it, on every survivor: on the idle
+machine, and beside processes that keep every core busy."""
 import argparse
 import contextlib
 import os
@@ -22,7 +22,7 @@ LIMIT = 120
 
 def parse_flags():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help="kills, of the calm and of the busy machine each")
+    parser.add_argument("--rounds", type=int, default=100, help="kills, on the idle and on the busy machine each")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--busy", type=int, default=5, help="busy processes a core")
     parser.add_argument("--backend", default="shm")
@@ -50,7 +50,7 @@ def start(flags, meeting):
 
 
 def delays(flags, chance):
-    """Milliseconds to each survivor's error, of one kill."""
+    """Milliseconds from one kill to each survivor's error."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(flags, str(pathlib.Path(folder) / "meeting"))
         try:
@@ -61,20 +61,25 @@ def delays(flags, chance):
             victim = chance.randrange(flags.ranks)
             killed = time.monotonic_ns()
             os.kill(ranks[victim].pid, signal.SIGKILL)
-            told = [rank.communicate(timeout=LIMIT)[0].split("\n", 1) for rank in ranks]
+            outputs = [rank.communicate(timeout=LIMIT)[0].split("\n", 1) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    for error in (pair[1] for pair in told if len(pair) == 2):
+    for error in (pair[1] for pair in outputs if len(pair) == 2):
         if f"rank {victim} (pid {ranks[victim].pid}" not in error:
-            sys.exit(f"a survivor does not name rank {victim}: {error}")
-    return [(int(told[rank][0]) - killed) / 1e6 for rank in range(flags.ranks) if rank != victim]
+            sys.exit(f"a survivor's error does not name rank {victim}: {error}")
+    return [(int(outputs[rank][0]) - killed) / 1e6 for rank in range(flags.ranks) if rank != victim]
 
 
 def measure(flags, name):
     chance = random.Random(flags.seed)
-    taken = sorted(delay for _ in range(flags.rounds) for delay in delays(flags, chance))
+    taken = []
+    for number in range(flags.rounds):
+        if number % 10 == 0:
+            bench.progress(f"{name}: kill {number + 1} of {flags.rounds}")
+        taken += delays(flags, chance)
+    taken.sort()
     percent = {share: taken[min(len(taken) - 1, len(taken) * share // 100)] for share in (90, 99)}
     met = "met" if taken[-1] <= GOAL_MS else f"missed in {sum(delay > GOAL_MS for delay in taken)} of {len(taken)}"
     print(f"{name:<8} {flags.rounds} kills: median {statistics.median(taken):.1f} ms, 90 % {percent[90]:.1f}, "
@@ -85,7 +90,7 @@ def main():
     flags = parse_flags()
     cores = len(os.sched_getaffinity(0))
     print(f"{flags.ranks} ranks, {flags.backend}, {cores} cores, load before {os.getloadavg()[0]:.1f}")
-    measure(flags, "calm")
+    measure(flags, "idle")
     with busy(flags.busy * cores):
         measure(flags, "busy")
 

@@ -1,42 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Trains a wide net with a small batch at two ranks with PyTorch's DDP over Gloo and with Lockstep over its own choice of
-backend and over Gloo, in turns, and compares the time of a step and how much of it the reduction adds."""
-import argparse
+"""Trains a wide net with a small batch on two ranks with PyTorch's DDP over Gloo, and with Lockstep over its default backend
+and over Gloo, in alternating slices: the time of a step, and the share of the reduction."""
 import json
 import statistics
 
 import bench_support as bench
 
-SIDES = {"PyTorch": ("torchrun", None), "Lockstep gloo": ("lockstep run", "gloo"), "Lockstep": ("lockstep run", "auto")}
-
-
-def run(side, timeout):
-    launcher, backend = SIDES[side]
-    if backend is None:
-        command = [bench.PYTHON, str(bench.ROOT / "benchmarks/pytorch/mlp.py")]
-    else:
-        command = [bench.program("mlp"), "--backend", backend]
-    output = bench.launch(launcher, command, 2, timeout)
-    line = next(line for line in output.splitlines() if line.endswith("}"))
-    return json.loads(line[line.index("{"):])
+BACKENDS = {"Lockstep gloo": "gloo", "Lockstep": "auto"}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=int, default=600, help="seconds that one run may take")
-    parser.add_argument("--json", action="store_true")
-    flags = parser.parse_args()
-    results = {side: [] for side in SIDES}
-    for _ in range(flags.rounds):
-        for side in SIDES:
-            results[side].append(run(side, flags.timeout))
+    flags = bench.parser(__doc__, rounds=3).parse_args()
+    sides = {"PyTorch": lambda: bench.launch("torchrun", bench.twin("mlp"), 2, flags.timeout)[-1]}
+    for side, backend in BACKENDS.items():
+        command = [bench.program("mlp"), "--backend", backend]
+        sides[side] = lambda command=command: bench.launch("lockstep run", command, 2, flags.timeout)[-1]
+    results = bench.interleave(sides, flags.rounds)
     if flags.json:
         print(json.dumps(results))
         return
     steps = {}
-    print(f"{'':15}{'step':>10}{'no reduction':>15}{'added by it':>14}{'share':>8}   loss")
+    print(f"{'':15}{'step':>10}{'no reduction':>15}{'reduction':>14}{'share':>8}   loss")
     for side, runs in results.items():
         steps[side] = statistics.median(run["step_seconds"] for run in runs)
         alone = statistics.median(run["step_seconds_without_reduction"] for run in runs)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""From `kill -9` of the launcher, of its guard or of a rank to when no process of the run lives any more: ranks with
-children in sessions of their own that ignore every signal they may, under `lockstep run`."""
+"""Time from `kill -9` of the launcher, its guard or a rank to the end of the last process of the run, for ranks under
+`lockstep run` whose children have sessions of their own and ignore signals."""
 import argparse
 import os
 import pathlib
@@ -66,6 +66,7 @@ def seconds_to_nothing(kind, ranks):
 def main():
     flags = parse_flags()
     for kind in ("the launcher", "its guard", "a rank"):
+        bench.progress(f"killing {kind} {flags.rounds} times")
         values = [seconds_to_nothing(kind, flags.ranks) for _ in range(flags.rounds)]
         met = "met" if max(values) <= GOAL_SECONDS else "missed"
         print(f"kill -9 of {kind:13} median {statistics.median(values):.3f} s, at most {max(values):.3f} s "

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""From `kill -9` of a random rank to the next step of the ranks that are started again: examples/02_mnist on two ranks
-under `lockstep run --max-restarts`, and its Python twin under torchrun, in turn."""
-import argparse
+"""Time from `kill -9` of a random rank to the next step of the restarted ranks, on two ranks: examples/02_mnist under
+`lockstep run --max-restarts`, which saves every step and resumes from its checkpoint, and its Python counterpart under
+torchrun, which starts again at step 1, in alternating runs."""
 import json
 import os
 import pathlib
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -21,26 +22,23 @@ GOAL_SECONDS = 1.5
 
 
 class RunFailed(Exception):
-    """The ranks did not come back."""
+    """The ranks did not restart."""
 
 
 def parse_flags():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=50, help="kills under lockstep run; their median counts")
-    parser.add_argument("--peer-every", type=int, default=5, help="one kill under torchrun for so many of ours")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds that one round may take")
+    parser = bench.parser(__doc__, rounds=50, timeout=60)
+    parser.add_argument("--peer-every", type=int, default=5, help="kills under lockstep run per kill under torchrun")
     parser.add_argument("--data-dir", type=pathlib.Path, default=bench.ROOT / ".data/mnist")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser.parse_args()
 
 
-def commands(flags):
-    training = ["--data-dir", str(flags.data_dir), "--epochs", "100", "--log-interval", "1"]
+def commands(flags, checkpoints):
+    training = ["--data-dir", str(flags.data_dir), "--epochs", "100"]
     return {
         "lockstep run": [bench.program("lockstep"), "run", "--nproc-per-node", "2", "--max-restarts", "3",
-                         bench.program("02_mnist"), *training],
+                         bench.program("02_mnist"), *training, "--interval", "1", "--checkpoints", checkpoints, "--resume"],
         "torchrun": [bench.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                     "--max-restarts", "3", str(bench.ROOT / "benchmarks/pytorch/mnist.py"), *training],
+                     "--max-restarts", "3", bench.twin("mnist")[1], *training, "--log-interval", "1"],
     }
 
 
@@ -53,7 +51,7 @@ def environment_of(pid):
 
 
 def marked(marker):
-    """(pid, environment) of every process that belongs to the round."""
+    """(pid, environment) of every process of the round."""
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             variables = environment_of(entry.name)
@@ -69,7 +67,7 @@ def pid_of(rank, marker):
 
 
 def kill_all(marker):
-    """torchrun leaves ranks behind when it ends while they hang."""
+    """torchrun leaves hanging ranks behind."""
     for pid, _ in marked(marker):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -77,16 +75,27 @@ def kill_all(marker):
             pass
 
 
-def await_step(stream, step, errors):
-    """Reads up to the line of that step."""
+def await_line(stream, pattern, errors):
+    """Reads up to the line that matches, and returns the match."""
     for line in stream:
-        if f"step {step}/" in line:
-            return
+        if match := re.search(pattern, line):
+            return match
     errors.seek(0)
-    raise RunFailed(f"the run ended before step {step}:\n{errors.read()}")
+    raise RunFailed(f"the run ended before a line with {pattern}:\n{errors.read()}")
 
 
-def seconds_to_restart(command, timeout, victim):
+def await_restart(name, stream, killed_after, errors):
+    """Under lockstep run the first step must follow the last one that was saved."""
+    if name == "torchrun":
+        await_line(stream, r"step 1/", errors)
+        return
+    saved = int(await_line(stream, r"resumed after step (\d+)", errors)[1])
+    step = int(await_line(stream, r"step (\d+): ", errors)[1])
+    if saved < killed_after or step != saved + 1:
+        raise RunFailed(f"killed after step {killed_after}, but resumed after step {saved} with step {step}")
+
+
+def seconds_to_restart(name, command, timeout, victim):
     marker = f"{os.getpid()}.{time.monotonic_ns()}"
     environment = os.environ | {"BENCH_MARKER": marker, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
@@ -95,23 +104,23 @@ def seconds_to_restart(command, timeout, victim):
         watchdog = threading.Timer(timeout, kill_all, [marker])
         watchdog.start()
         try:
-            await_step(process.stdout, 5, errors)
+            killed_after = int(await_line(process.stdout, r"step (5)\b", errors)[1])
             pid = pid_of(victim, marker)
             start = time.perf_counter()
             os.kill(pid, signal.SIGKILL)
-            await_step(process.stdout, 1, errors)
+            await_restart(name, process.stdout, killed_after, errors)
             return time.perf_counter() - start
         finally:
             watchdog.cancel()
             process.terminate()
             process.stdout.close()
-            time.sleep(1)  # to end in peace
+            time.sleep(1)  # lets the launcher end its ranks
             kill_all(marker)
             process.wait()
 
 
 def median_of(values):
-    """Of those that came back; infinite when none did."""
+    """The median of the runs that restarted; infinite without any."""
     back = [value for value in values if value is not None]
     return statistics.median(back) if back else float("inf")
 
@@ -119,13 +128,16 @@ def median_of(values):
 def main():
     flags = parse_flags()
     chance = random.Random(0)
-    seconds = {name: [] for name in commands(flags)}
+    seconds = {"lockstep run": [], "torchrun": []}
     for number in range(-1, flags.rounds):
-        for name, command in commands(flags).items():
+        for name in seconds:
             if name == "torchrun" and number >= 0 and number % flags.peer_every:
                 continue
+            bench.progress(f"round {number + 1} of {flags.rounds}: {name}")
             try:
-                taken = seconds_to_restart(command, flags.timeout, chance.randrange(2))
+                with tempfile.TemporaryDirectory() as checkpoints:
+                    taken = seconds_to_restart(name, commands(flags, checkpoints)[name], flags.timeout,
+                                               chance.randrange(2))
             except RunFailed as failure:
                 if name != "torchrun":
                     sys.exit(str(failure))
@@ -138,8 +150,8 @@ def main():
         return
     for name, values in seconds.items():
         back = [value for value in values if value is not None]
-        spread = f"{min(back):.3f} to {max(back):.3f}" if back else "none came back"
-        print(f"{name:14}{medians[name]:7.3f} s  ({len(back)} of {len(values)} came back: {spread})")
+        spread = f"{min(back):.3f} to {max(back):.3f}" if back else "none restarted"
+        print(f"{name:14}{medians[name]:7.3f} s  ({len(back)} of {len(values)} restarted: {spread})")
     met = "met" if medians["lockstep run"] <= GOAL_SECONDS else "missed"
     print(f"lockstep run: goal of {GOAL_SECONDS} s {met}; torchrun takes "
           f"{medians['torchrun'] / medians['lockstep run']:.1f} times as long")

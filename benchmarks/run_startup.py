@@ -1,36 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""From nothing to a finished all-reduce on two ranks: `lockstep run` with examples/01_hello_allreduce, and torchrun
-with its Python twin, in turn."""
-import argparse
+"""Time from nothing to a finished all-reduce on two ranks: `lockstep run` with examples/01_hello_allreduce, and torchrun with
+its Python counterpart, in alternating runs."""
 import json
 import statistics
 
 import bench_support as bench
 
 
-def parse_flags():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each side; their median counts")
-    parser.add_argument("--timeout", type=int, default=120, help="seconds that one run may take")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    return parser.parse_args()
-
-
 def main():
-    flags = parse_flags()
+    flags = bench.parser(__doc__, rounds=7, timeout=120).parse_args()
     commands = {
         "torchrun": [bench.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                     str(bench.ROOT / "benchmarks/pytorch/hello_allreduce.py")],
+                     bench.twin("hello_allreduce")[1]],
         "lockstep run": [bench.program("lockstep"), "run", "--nproc-per-node", "2",
                          bench.program("01_hello_allreduce")],
     }
-    seconds = {name: [] for name in commands}
-    for number in range(-1, flags.rounds):
-        for name, command in commands.items():
-            taken = bench.wall_seconds(command, flags.timeout)
-            if number >= 0:  # the first run of each fills the page cache
-                seconds[name].append(taken)
+    seconds = bench.interleave({name: lambda command=command: bench.wall_seconds(command, flags.timeout)
+                                for name, command in commands.items()}, flags.rounds + 1)
+    seconds = {name: values[1:] for name, values in seconds.items()}  # the first round fills the page cache
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians["lockstep run"] / medians["torchrun"]
     if flags.json:

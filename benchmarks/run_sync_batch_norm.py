@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""What SyncBatchNorm adds to a training step: a ResNet-18 with DistributedDataParallel on two ranks, with BatchNorm and
-with SyncBatchNorm, in turns within each run."""
-import argparse
+"""The overhead of SyncBatchNorm: training steps of a ResNet-18 with DistributedDataParallel on two ranks, with BatchNorm and
+with SyncBatchNorm, interleaved within each run."""
 import json
 import statistics
 
@@ -15,20 +14,15 @@ CASES = {"4 images of 32 x 32": ["--batch", "4"],
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=int, default=600, help="seconds that one run may take")
-    parser.add_argument("--json", action="store_true")
-    flags = parser.parse_args()
-    results = {}
-    for _ in range(flags.rounds):
-        for name, arguments in CASES.items():
-            output = bench.launch("lockstep run", [bench.program("sync_batch_norm"), *arguments], 2, flags.timeout)
-            line = json.loads(output[output.index("{"):output.rindex("}") + 1])
-            results.setdefault(name, []).append((line["plain_seconds"], line["synced_seconds"]))
-    rows = {name: {"batch_norm_ms": 1e3 * statistics.median(plain for plain, _ in each),
-                   "sync_batch_norm_ms": 1e3 * statistics.median(synced for _, synced in each),
-                   "ratio": statistics.median(synced / plain for plain, synced in each)} for name, each in results.items()}
+    flags = bench.parser(__doc__, rounds=3).parse_args()
+    results = bench.interleave(
+        {name: lambda arguments=arguments: bench.launch("lockstep run", [bench.program("sync_batch_norm"), *arguments], 2,
+                                                        flags.timeout)[-1]
+         for name, arguments in CASES.items()}, flags.rounds)
+    rows = {name: {"batch_norm_ms": 1e3 * statistics.median(run["plain_seconds"] for run in runs),
+                   "sync_batch_norm_ms": 1e3 * statistics.median(run["synced_seconds"] for run in runs),
+                   "ratio": statistics.median(run["synced_seconds"] / run["plain_seconds"] for run in runs)}
+            for name, runs in results.items()}
     if flags.json:
         print(json.dumps(rows))
         return

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Steps of a ResNet-18 with DistributedDataParallel: with BatchNorm, and with the same layers converted to
-// SyncBatchNorm, in turns within one process.
+// Steps of a ResNet-18 with DistributedDataParallel: with BatchNorm and with SyncBatchNorm, interleaved
+// within one process.
 #include <iostream>
 
 #include <CLI/CLI.hpp>

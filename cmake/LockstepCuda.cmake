@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # What the few files need that include CUDA's headers: the headers of CUDA and NCCL, and the runtime library. A wheel
-# of LibTorch brings them along in the packages beside it; a LibTorch of another kind needs a CUDA toolkit.
+# of LibTorch installs them with the packages beside it; a LibTorch of another kind needs a CUDA toolkit.
 # Also installed beside LockstepConfig.cmake.
 include_guard()
 

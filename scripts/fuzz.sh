@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Fuzzes the reading of checkpoints: scripts/fuzz.sh [libFuzzer option...]
+# Fuzzes the checkpoint readers: scripts/fuzz.sh [libFuzzer option...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -8,8 +8,8 @@ usage() {
   cat <<'END'
 Usage: scripts/fuzz.sh [libFuzzer option...]
 
-Builds tests/fuzz with clang 16 and the address sanitizer, and runs it from small files that Python writes, for an hour
-unless told otherwise (-runs=N, -max_total_time=SECONDS). What it learns stays in build/fuzz/corpus.
+Builds tests/fuzz with clang 16 and the address sanitizer, and runs it on small files that Python writes. The default is
+one hour; -runs=N and -max_total_time=SECONDS change it. The corpus stays in build/fuzz/corpus.
 END
 }
 

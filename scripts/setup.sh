@@ -98,7 +98,8 @@ apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::
 
 update_and_install() { apt update && apt install -y --no-install-recommends "$@"; }
 
-install_packages() {
+# require_installer <package...>: ends with advice where they cannot be installed from here.
+require_installer() {
   local packages=("$@")
   if ! command -v apt-get >/dev/null; then
     fail "this system has no apt-get, so install by its own means what Debian calls: ${packages[*]}; then run this again"
@@ -110,6 +111,11 @@ install_packages() {
 
 and then this script again"
   fi
+}
+
+install_packages() {
+  local packages=("$@")
+  require_installer "${packages[@]}"
   say "Installing Debian packages: ${packages[*]}"
   local log=.cache/setup/apt.log
   : >"$log"
@@ -126,6 +132,11 @@ check_cmake() {
   if [[ "$(printf '%s\n' 3.24 "$have" | sort -V | head -n 1)" != 3.24 ]]; then
     fail "found CMake $have at $(command -v cmake), but Lockstep needs 3.24 or later: install a newer one or put one earlier on PATH"
   fi
+}
+
+# Python's packages: they come first, so that LibTorch can be fetched while the others are installed.
+install_python() {
+  python_for_venv >/dev/null || install_packages python3 python3-venv
 }
 
 make_venv() {
@@ -145,6 +156,32 @@ pip_install() {
 install_requirements() {
   say "Installing $(grep -v '^#' "$1" | paste -sd ' ') into .venv (downloads and unpacks; this can take minutes)"
   retry 3 pip_install --requirement "$1" || fail "pip could not install what $1 lists; see its messages above"
+}
+
+install_libtorch() {
+  local pinned
+  make_venv
+  pinned=$(sed -n 's/^torch==//p' scripts/requirements.txt)
+  has_torch .venv/bin/python "$pinned" || install_requirements scripts/requirements.txt
+}
+
+# beside_libtorch <package...>: installs Debian packages while LibTorch is fetched.
+beside_libtorch() {
+  local log=.cache/setup/pip.log fetching
+  say "Fetching LibTorch at the same time (its output: $log)"
+  # A process group of its own, which ends when the packages cannot be installed.
+  set -m
+  install_libtorch >"$log" 2>&1 </dev/null &
+  fetching=$!
+  set +m
+  trap "kill -- -$fetching 2>/dev/null || true" EXIT
+  if (($#)); then install_packages "$@"; fi
+  say "Waiting for LibTorch"
+  if ! wait "$fetching"; then
+    tail -n 20 "$log" >&2
+    fail "LibTorch could not be fetched (the output: $root/$log)"
+  fi
+  trap - EXIT
 }
 
 # All that the outcome depends on. The stamp of an earlier run holds the same, or that run does not count.
@@ -168,18 +205,22 @@ main() {
   rm -f "$stamp"
 
   mapfile -t missing < <(missing_packages)
-  if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
-  check_cmake
-
   if wants_own_torch; then
-    make_venv
-    local pinned
-    pinned=$(sed -n 's/^torch==//p' scripts/requirements.txt)
-    has_torch .venv/bin/python "$pinned" || install_requirements scripts/requirements.txt
+    if ((${#missing[@]})); then
+      require_installer "${missing[@]}"
+      install_python
+      mapfile -t missing < <(missing_packages)
+      make_venv
+      beside_libtorch "${missing[@]}"
+    else
+      install_libtorch
+    fi
     touch .cache/setup/uses-venv
   else
     say "Using the LibTorch of ${LOCKSTEP_TORCH_PREFIX:-$(active_python)}"
+    if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
   fi
+  check_cmake
   if [[ $kind == tests ]]; then
     make_venv
     install_requirements scripts/requirements-tests.txt

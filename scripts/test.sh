@@ -22,8 +22,10 @@ if (($#)) && is_preset "$1"; then
   preset=$1
   shift
 fi
+say "1 of 3: set-up (three minutes where nothing is installed)"
 bash scripts/setup.sh --tests
+say "2 of 3: build (ten minutes on two cores the first time)"
 configure "$preset" everything
 build "$preset"
-say "Running the tests"
+say "3 of 3: tests (twelve minutes on two cores)"
 exec ctest --preset "$preset" "$@"

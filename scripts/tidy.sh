@@ -9,7 +9,7 @@ usage() {
 Usage: scripts/tidy.sh [--all | file...]
 
 Runs clang-tidy over the C++ files that differ from the last commit, over all, or over those named.
-It takes about 20 seconds for a file that includes LibTorch, and is no part of the tests.
+It takes about 20 seconds for a file that includes LibTorch. The tests do not run it.
 END
 }
 

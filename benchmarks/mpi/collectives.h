@@ -13,7 +13,7 @@ namespace mpi_bench {
 struct World {
   int rank = 0;
   int size = 1;
-  bool by_clock = false;  ///< see lockstep::bench::begin_together()
+  bool by_clock = false;  ///< see lockstep::bench::start_together()
 };
 
 using Buffer = std::vector<float>;

@@ -10,14 +10,13 @@
 #include <utility>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/host.h>
 
+#include "base/host.h"
 #include "collectives.h"
-#include "lockstep_bench/affinity.h"
-#include "lockstep_bench/common_start.h"
 #include "lockstep_bench/kinds.h"
 #include "lockstep_bench/options.h"
 #include "lockstep_bench/pattern.h"
+#include "lockstep_bench/rank_sync.h"
 #include "lockstep_bench/report.h"
 #include "lockstep_bench/statistics.h"
 
@@ -51,7 +50,7 @@ class Trial {
 
   double time_once() {
     bench::refill(input_.data(), input_.size() * sizeof(float), block_.data(), block_.size() * sizeof(float));
-    bench::begin_together(largest, by_clock_);
+    bench::start_together(largest, by_clock_);
     const double begin = MPI_Wtime();
     what_.run(input_, output_);
     const double end = MPI_Wtime();
@@ -131,7 +130,7 @@ void run(const std::vector<std::string>& arguments) {
   MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world.size);
   const auto [local_rank, local_size] = local_ranks();
-  world.by_clock = bench::can_begin_together(world.size, local_size, lockstep::usable_cores());
+  world.by_clock = bench::can_start_together(world.size, local_size, lockstep::usable_cores());
   const auto options = bench::parse_options(bench::Tool::mpi_collectives, arguments);
   if (options.bind) bench::bind_to_core(local_rank);
   bench::Report report(options.format, world.rank == 0 ? &std::cout : nullptr);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Python twin of examples/02_mnist: the same net, data, order, seeds and steps, hence the same losses.
+"""The Python counterpart of mnist.cpp: the same net, data, order, seeds and steps, hence the same losses.
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/pytorch/mnist.py --data-dir .data/mnist
 """
@@ -47,7 +47,7 @@ def read_idx(folder, name):
             dimensions = data[3]
             shape = [int.from_bytes(data[4 + 4 * i:8 + 4 * i], "big") for i in range(dimensions)]
             return torch.frombuffer(data, dtype=torch.uint8, offset=4 + 4 * dimensions).view(shape)
-    raise SystemExit(f"{name} is not in {folder}: run 02_mnist --download --data-dir {folder} once")
+    raise SystemExit(f"{name} is not in {folder}: run build/release/bin/mnist --data-dir {folder} once")
 
 
 class Images(Dataset):

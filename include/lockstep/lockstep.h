@@ -1,45 +1,56 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-// Everything at once, LibTorch included.
+// All of Lockstep, by theme, and LibTorch.
 #include <torch/torch.h>
 
-#include <lockstep/amp/autocast.h>
-#include <lockstep/amp/grad_scaler.h>
-#include <lockstep/amp/memory_format.h>
+// Joining a run, starting ranks, the default group.
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
+#include <lockstep/rendezvous/init.h>
+#include <lockstep/runtime/default_group.h>
+#include <lockstep/runtime/random.h>
+#include <lockstep/spawn/spawn.h>
+
+// Process groups and collectives.
+#include <lockstep/backends/fake.h>
+#include <lockstep/backends/nccl.h>
+#include <lockstep/comm/process_group.h>
+#include <lockstep/comm/work.h>
+#include <lockstep/node/call_record.h>
+
+// Data-parallel training.
+#include <lockstep/ddp/activation_checkpoint.h>
+#include <lockstep/ddp/comm_hooks.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/ddp/join.h>
+#include <lockstep/ddp/local_sgd.h>
+#include <lockstep/ddp/utils.h>
+#include <lockstep/nn/data_parallel.h>
+#include <lockstep/nn/sync_batch_norm.h>
+
+// Data.
+#include <lockstep/data/dataset.h>
+#include <lockstep/data/loader.h>
+#include <lockstep/data/mnist.h>
+#include <lockstep/data/sampler.h>
+
+// Optimizers, mixed precision, devices, captured steps.
+#include <lockstep/amp/autocast.h>
+#include <lockstep/amp/grad_scaler.h>
+#include <lockstep/device/device.h>
+#include <lockstep/device/pytree.h>
+#include <lockstep/graphs/graphed_step.h>
+#include <lockstep/optim/fused.h>
+#include <lockstep/optim/lr_scheduler.h>
+
+// Files and checkpoints.
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/epoch_checkpoint.h>
-#include <lockstep/checkpoint/module_state.h>
-#include <lockstep/checkpoint/optimizer_state.h>
-#include <lockstep/checkpoint/reduce_lr_on_plateau.h>
-#include <lockstep/checkpoint/starting_weights.h>
-#include <lockstep/checkpoint/step_lr.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/process_group.h>
-#include <lockstep/data/data.h>
-#include <lockstep/ddp/activation_checkpoint.h>
-#include <lockstep/ddp/broadcast_module.h>
-#include <lockstep/ddp/clip_grad.h>
-#include <lockstep/ddp/comm_hooks.h>
-#include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/ddp/freeze.h>
-#include <lockstep/ddp/local_sgd.h>
-#include <lockstep/ddp/powersgd.h>
-#include <lockstep/ddp/trace.h>
-#include <lockstep/device/device.h>
-#include <lockstep/device/graphed_step.h>
-#include <lockstep/device/keep_freed_memory.h>
-#include <lockstep/nn/data_parallel.h>
-#include <lockstep/nn/sync_batch_norm.h>
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
-#include <lockstep/rendezvous/init.h>
-#include <lockstep/rendezvous/random.h>
-#include <lockstep/rendezvous/spawn.h>
-#include <lockstep/rendezvous/spawn_threads.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/autocast_mode.h>
-#include <fmt/format.h>
 
 #include <lockstep/amp/autocast.h>
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
+
+#include "serialize/errors.h"
 
 namespace lockstep::amp {
 namespace {
 
 c10::DeviceType checked(c10::DeviceType type) {
   if (at::autocast::is_autocast_available(type)) return type;
-  throw ArgumentError(
-      fmt::format("Autocast: {} has no autocast", c10::DeviceTypeName(type, /*lower_case=*/true)));
+  throw_error<ArgumentError>("Autocast: {} has no autocast", c10::DeviceTypeName(type, /*lower_case=*/true));
 }
 
 // Why the scope cannot be on, or "".

@@ -1,24 +1,84 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <map>
+#include <utility>
 
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
 #include <lockstep/amp/grad_scaler.h>
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
-#include "amp/gradient_lists.h"
+#include "serialize/errors.h"
 
 namespace lockstep::amp {
 namespace {
 
 using at::Tensor;
+
+// The gradients of an optimizer's parameters, those of one device and one type together: as one operator
+// takes them.
+class GradientLists {
+ public:
+  void add(const at::Tensor& gradient);
+
+  // Multiplies each in place. [i] of the result, one a device: `found_inf` or, where something is not finite,
+  // 1. Both arguments are of one element; they are copied to the devices.
+  std::vector<at::Tensor> unscale(const at::Tensor& inverse_scale, const at::Tensor& found_inf);
+
+ private:
+  using Lists = std::map<at::ScalarType, std::vector<at::Tensor>>;
+  std::vector<std::pair<c10::Device, Lists>> devices_;
+};
+
+void GradientLists::add(const at::Tensor& gradient) {
+  auto at = std::ranges::find(devices_, gradient.device(), &std::pair<c10::Device, Lists>::first);
+  if (at == devices_.end()) at = devices_.emplace(devices_.end(), gradient.device(), Lists{});
+  at->second[gradient.scalar_type()].push_back(gradient);
+}
+
+std::vector<at::Tensor> GradientLists::unscale(const at::Tensor& inverse_scale, const at::Tensor& found_inf) {
+  std::vector<at::Tensor> found;
+  for (auto& [device, lists] : devices_) {
+    const auto copied = [&, to = device](const at::Tensor& tensor) {
+      return tensor.to(tensor.options().device(to), /*non_blocking=*/!to.is_cpu(), /*copy=*/true);
+    };
+    found.push_back(copied(found_inf));
+    const auto inverse = copied(inverse_scale);
+    for (auto& [dtype, gradients] : lists) {
+      at::_amp_foreach_non_finite_check_and_unscale_(gradients, found.back(), inverse);
+    }
+  }
+  return found;
+}
+
+GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half) {
+  GradientLists lists;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      if (gradient.scalar_type() == at::kHalf && !allow_half) {
+        throw ArgumentError(
+            "GradScaler: unscale_(): a gradient is in float16, where dividing would lose what scaling saved; "
+            "keep "
+            "the parameters in float32 and let Autocast cast them");
+      }
+      lists.add(gradient.is_sparse() ? gradient._values() : gradient);
+    }
+  }
+  return lists;
+}
+
+// Synchronizes only for copies to the CPU, which would otherwise be read before they are complete.
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
+  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
+}
 
 bool can_be_enabled(c10::DeviceType device) {
   if (device != c10::DeviceType::CUDA || device_count(device) > 0) return true;
@@ -27,17 +87,13 @@ bool can_be_enabled(c10::DeviceType device) {
 }
 
 void check_scaler_options(const GradScalerOptions& options) {
-  if (!(options.growth_factor > 1)) {
-    throw ArgumentError(
-        fmt::format("GradScaler: growth_factor must be above 1, not {}", options.growth_factor));
-  }
-  if (!(options.backoff_factor < 1)) {
-    throw ArgumentError(
-        fmt::format("GradScaler: backoff_factor must be below 1, not {}", options.backoff_factor));
-  }
+  if (!(options.growth_factor > 1))
+    throw_error<ArgumentError>("GradScaler: growth_factor must be above 1, not {}", options.growth_factor);
+  if (!(options.backoff_factor < 1))
+    throw_error<ArgumentError>("GradScaler: backoff_factor must be below 1, not {}", options.backoff_factor);
   if (options.growth_interval < 1) {
-    throw ArgumentError(
-        fmt::format("GradScaler: growth_interval must be 1 or more, not {}", options.growth_interval));
+    throw_error<ArgumentError>("GradScaler: growth_interval must be 1 or more, not {}",
+                               options.growth_interval);
   }
 }
 
@@ -75,7 +131,7 @@ Tensor single(double value, at::ScalarType dtype, c10::Device device) {
 GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
     : enabled_(options.enabled && can_be_enabled(device.type())),
       device_(device.type()),
-      group_(options.group),
+      group_(options.process_group),
       init_scale_(options.init_scale),
       growth_factor_(options.growth_factor),
       backoff_factor_(options.backoff_factor),
@@ -85,10 +141,10 @@ GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
 
 void GradScaler::check_scaled(const char* function) const {
   if (scale_.defined()) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "GradScaler: {} before any scale(): multiply the loss by it, scaler.scale(loss).backward(), "
       "earlier in the iteration",
-      function));
+      function);
 }
 
 void GradScaler::begin(c10::Device device) {
@@ -153,9 +209,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   }
   check_scaled("step()");
   auto& state = states_[&optimizer];
-  if (state.stage == Stage::stepped) {
+  if (state.stage == Stage::stepped)
     throw ArgumentError("GradScaler: step() was already called for this optimizer since the last update()");
-  }
   auto* fused = dynamic_cast<optim::FusedOptimizer*>(&optimizer);
   if (state.stage == Stage::ready) look_for_infs(optimizer, state, /*unscale=*/fused == nullptr);
   if (state.found_infs.empty()) {
@@ -224,11 +279,11 @@ void GradScaler::update(const Tensor& new_scale) {
   if (!enabled_) return;
   check_scaled("update()");
   if (new_scale.device().type() != device_ || new_scale.numel() != 1 || new_scale.requires_grad()) {
-    throw ArgumentError(fmt::format(
+    throw_error<ArgumentError>(
         "GradScaler: update(): a tensor has to have one element, be on {} and require no gradient; "
         "this has {} on {}{}",
         c10::DeviceTypeName(device_, /*lower_case=*/true), new_scale.numel(), new_scale.device().str(),
-        new_scale.requires_grad() ? " and requires one" : ""));
+        new_scale.requires_grad() ? " and requires one" : "");
   }
   scale_.copy_(new_scale.reshape({}));
   states_.clear();

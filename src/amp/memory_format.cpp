@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <c10/core/GradMode.h>
 
-#include <lockstep/amp/memory_format.h>
+#include <lockstep/amp/autocast.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {

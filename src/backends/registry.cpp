@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
+#include "backends/registry.h"
+
 #include <functional>
 #include <map>
 
@@ -8,13 +9,11 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/backends/fake.h>
-#include <lockstep/backends/registry.h>
 #include <lockstep/base/error.h>
 
-#include "backends/backend_list.h"
-#include "backends/by_device/by_device_backend.h"
+#include "backends/device_dispatch/device_dispatch_backend.h"
+#include "backends/host_staged/host_staged_backend.h"
 #include "backends/shm/shm_backend.h"
-#include "backends/staged/staged_backend.h"
 #ifdef LOCKSTEP_HAS_GLOO
 #include "backends/gloo/gloo_backend.h"
 #include "backends/gloo/route.h"
@@ -47,100 +46,99 @@ const std::map<std::string, Factory>& factories() {
   return all;
 }
 
-// Names that PyTorch users know, with the reason why they can be missing.
-const std::map<std::string, std::string>& known_elsewhere() {
+// Names that PyTorch users know, and why this build lacks them.
+const std::map<std::string, std::string>& missing_backends() {
   static const std::map<std::string, std::string> all{
-      {"gloo", "it was left out of this build (LOCKSTEP_WITH_GLOO=OFF)"},
+      {"gloo", "is not built: LOCKSTEP_WITH_GLOO=OFF was set"},
       {"nccl",
-       "it needs a LibTorch that was built with CUDA and NCCL; on the CPU take shm (one host) or gloo, or "
-       "leave "
-       "the choice to \"auto\""},
-      {"mpi", "it needs MPI, which this build was made without"},
+       "is not built: it needs a LibTorch with CUDA and NCCL; on the CPU use shm (one host), gloo or "
+       "\"auto\""},
+      {"mpi", "is not in this version of Lockstep; use gloo between hosts. mpirun can start the ranks"},
   };
   return all;
 }
 
-// Those that carry tensors of one kind of device only; the others carry the CPU's.
-bool is_for_gpus(const std::string& name) { return name == "nccl"; }
-
 bool is_known(const std::string& name) {
-  return factories().contains(name) || known_elsewhere().contains(name);
+  return factories().contains(name) || missing_backends().contains(name);
 }
 
 void require_built(const std::string& name) {
   if (factories().contains(name)) return;
-  const auto there = fmt::format("this build has: {}", fmt::join(available_backends(), ", "));
-  if (const auto known = known_elsewhere().find(name); known != known_elsewhere().end()) {
-    throw ArgumentError(fmt::format("backend {} is not built: {}; {}", name, known->second, there));
+  const auto available = fmt::format("this build has: {}", fmt::join(available_backends(), ", "));
+  if (const auto missing = missing_backends().find(name); missing != missing_backends().end()) {
+    throw ArgumentError(fmt::format("backend {} {}; {}", name, missing->second, available));
   }
-  throw ArgumentError(fmt::format("there is no backend named \"{}\"; {}", name, there));
+  throw ArgumentError(fmt::format("there is no backend named \"{}\"; {}", name, available));
+}
+
+BackendSpec cpu_and_device(const std::string& cpu, c10::DeviceType device, const std::string& name) {
+  return BackendSpec({{"cpu", cpu}, {device_type_name(device), name}});
 }
 
 BackendChoice best_on_cpu(bool one_host) {
-  if (one_host) return {"shm", "all ranks share this host"};
-  if (factories().contains("gloo")) return {"gloo", "the ranks are spread over several hosts"};
+  if (one_host) return {BackendSpec("shm"), "all ranks are on one host"};
+  if (factories().contains("gloo")) return {BackendSpec("gloo"), "the ranks are spread over several hosts"};
   throw ArgumentError(
-      "the ranks are spread over several hosts, and the backend for that, gloo, was left out of this "
-      "build");
+      "the ranks are spread over several hosts, which needs gloo, but this build has no gloo");
 }
 
-// What carries a device's tensors: a name, or that of the CPU's backend where they go by way of host memory.
-BackendChoice best_for(const Whereabouts& ranks) {
+BackendChoice best_for(const GroupTopology& ranks) {
   auto choice = best_on_cpu(ranks.one_host);
   if (ranks.device.is_cpu()) return choice;
   const bool direct = ranks.device.is_cuda() && !ranks.share_device;
-  const auto kind = kind_name(ranks.device.type());
-  choice.reason += direct ? "; nccl for its GPUs"
-                          : fmt::format("; {} tensors go by way of host memory{}", kind,
-                                        ranks.share_device ? ", since ranks share a device" : "");
-  choice.name = BackendList({{"cpu", choice.name}, {kind, direct ? "nccl" : choice.name}}).text();
+  const auto device = ranks.device.type();
+  choice.reason += direct ? "; nccl for GPU tensors"
+                          : fmt::format("; {} tensors go through host memory{}", device_type_name(device),
+                                        ranks.share_device ? ", because ranks share a device" : "");
+  if (direct) require_built("nccl");
+  const auto cpu = choice.spec.name();
+  choice.spec = cpu_and_device(cpu, device, direct ? "nccl" : cpu);
   return choice;
 }
 
-void check_device(const std::string& name, const Whereabouts& ranks) {
+void check_device(const std::string& name, const GroupTopology& ranks) {
   if (!is_for_gpus(name)) return;
   if (!ranks.device.is_cuda()) {
     throw ArgumentError(fmt::format(
-        "backend {} carries GPU tensors only, and this rank's device is {}: no CUDA device can be used here, "
-        "or "
-        "another was asked for; on the CPU take shm (one host) or gloo, or leave the choice to \"auto\"",
+        "backend {} carries GPU tensors only, and this rank's device is {}; on the CPU use shm (one "
+        "host), gloo or \"auto\"",
         name, ranks.device.str()));
   }
   if (ranks.share_device) {
     throw ArgumentError(fmt::format(
-        "backend {} cannot connect ranks that share a GPU; take \"auto\", gloo or shm, with which "
-        "they go by way of host memory",
+        "backend {} cannot connect ranks that share a GPU; use \"auto\", gloo or shm, with which GPU "
+        "tensors go through host memory",
         name));
   }
 }
 
-// A name alone: PyTorch's gloo takes tensors of GPUs too.
-BackendChoice one_for_all(const std::string& name, const Whereabouts& ranks) {
+// PyTorch's gloo takes GPU tensors too.
+BackendChoice resolve_name(const std::string& name, const GroupTopology& ranks) {
   require_built(name);
   check_device(name, ranks);
-  if (ranks.device.is_cpu() || is_for_gpus(name) || name == "fake") return {name};
-  return {BackendList({{"cpu", name}, {kind_name(ranks.device.type()), name}}).text()};
+  if (ranks.device.is_cpu() || is_for_gpus(name) || name == "fake") return {BackendSpec(name)};
+  return {cpu_and_device(name, ranks.device.type(), name)};
 }
 
-BackendChoice from_list(const std::string& text, const Whereabouts& ranks) {
-  const auto list = BackendList::parse(text);
-  for (const auto& name : list.names()) {
+BackendChoice resolve_entries(const BackendSpec& wanted, const GroupTopology& ranks) {
+  for (const auto& name : wanted.names()) {
     if (!is_known(name)) require_built(name);
   }
-  const auto own = list.find(ranks.device.type());
+  const auto device = ranks.device.type();
+  const auto own = wanted.find(device);
   if (!own) {
-    throw ArgumentError(
-        fmt::format("backend \"{}\" names none for {} tensors", text, kind_name(ranks.device.type())));
+    throw ArgumentError(fmt::format("backend \"{}\" names no backend for {} tensors", wanted.text(),
+                                    device_type_name(device)));
   }
   require_built(*own);
   check_device(*own, ranks);
-  const auto host = list.find(c10::kCPU);
+  const auto host = wanted.find(c10::kCPU);
   if (host && is_for_gpus(*host)) {
-    throw ArgumentError(fmt::format("backend \"{}\": {} does not carry cpu tensors", text, *host));
+    throw ArgumentError(fmt::format("backend \"{}\": {} does not carry cpu tensors", wanted.text(), *host));
   }
-  if (ranks.device.is_cpu() || (!host && is_for_gpus(*own))) return {*own};
+  if (ranks.device.is_cpu() || (!host && is_for_gpus(*own))) return {BackendSpec(*own)};
   if (host) require_built(*host);
-  return {BackendList({{"cpu", host.value_or(*own)}, {kind_name(ranks.device.type()), *own}}).text()};
+  return {cpu_and_device(host.value_or(*own), device, *own)};
 }
 
 BackendRequest part_of(const BackendRequest& whole, const std::string& kind) {
@@ -153,10 +151,10 @@ BackendRequest part_of(const BackendRequest& whole, const std::string& kind) {
 BackendHandle device_part(const std::string& name, const std::string& host_name, const BackendHandle& host,
                           const BackendRequest& request) {
   const auto kind = request.device.type();
-  if (name == host_name) return stage_through(host, kind);
-  auto own = part_of(request, kind_name(kind));
-  if (!is_for_gpus(name)) return stage_through(factories().at(name)(own), kind);
-  own.one_host = false;  // they have met for the other part
+  if (name == host_name) return stage_through_host(host, kind);
+  auto own = part_of(request, device_type_name(kind));
+  if (!is_for_gpus(name)) return stage_through_host(factories().at(name)(own), kind);
+  own.one_host = false;  // the CPU part has the node-local group
   return factories().at(name)(own);
 }
 
@@ -168,37 +166,24 @@ std::vector<std::string> available_backends() {
   return names;
 }
 
-BackendChoice resolve_backend(const std::string& wanted, const Whereabouts& ranks) {
-  if (is_list(wanted)) return from_list(wanted, ranks);
-  if (!wanted.empty() && wanted != "auto") return one_for_all(wanted, ranks);
-  auto choice = best_for(ranks);
-  if (is_list(choice.name)) require_built(*BackendList::parse(choice.name).find(ranks.device.type()));
-  return choice;
+BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ranks) {
+  if (wanted.is_auto()) return best_for(ranks);
+  return wanted.has_entries() ? resolve_entries(wanted, ranks) : resolve_name(wanted.name(), ranks);
 }
 
-bool is_for_cpu_only(const std::string& wanted) {
-  if (wanted.empty() || wanted == "auto" || wanted == "fake") return false;
-  return is_list(wanted) ? BackendList::parse(wanted).names().size() == 1 &&
-                               BackendList::parse(wanted).find(c10::kCPU).has_value()
-                         : !is_for_gpus(wanted);
-}
-
-void check_environment(const std::string& name, const Env& env) {
+void check_environment([[maybe_unused]] const BackendSpec& spec, [[maybe_unused]] const Env& env) {
 #ifdef LOCKSTEP_HAS_GLOO
-  const auto names = is_list(name) ? BackendList::parse(name).names() : std::vector<std::string>{name};
-  if (std::ranges::find(names, "gloo") == names.end()) return;
+  if (!spec.contains("gloo")) return;
   if (const auto list = env.get("GLOO_SOCKET_IFNAME")) interfaces_named(*list);
 #endif
 }
 
-BackendHandle create_backend(const std::string& name, const BackendRequest& request) {
-  if (!is_list(name)) return factories().at(name)(request);
-  const auto list = BackendList::parse(name);
-  const auto host_name = *list.find(c10::kCPU);
-  const auto own_name = *list.find(request.device.type());
+BackendHandle create_backend(const BackendSpec& spec, const BackendRequest& request) {
+  if (!spec.has_entries()) return factories().at(spec.name())(request);
+  const auto host_name = *spec.find(c10::kCPU);
   auto host = factories().at(host_name)(part_of(request, "cpu"));
-  auto own = device_part(own_name, host_name, host, request);
-  return join_by_device({std::move(host), std::move(own)});
+  auto own = device_part(*spec.find(request.device.type()), host_name, host, request);
+  return make_device_dispatch({std::move(host), std::move(own)});
 }
 
 }  // namespace lockstep::backends

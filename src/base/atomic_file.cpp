@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/atomic_file.h"
+
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
@@ -6,8 +8,6 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
-
-#include <lockstep/base/atomic_file.h>
 
 namespace lockstep {
 namespace {
@@ -23,7 +23,7 @@ std::optional<mode_t> permissions_of(const std::filesystem::path& file) {
   return status.st_mode & permissions;
 }
 
-// Where there is none yet: what a killed writer left may be one that may not be written.
+// Removes an older one first: a killed writer may have left a read-only file.
 UniqueFd make_file(const std::filesystem::path& file, mode_t permissions) {
   if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail(file);
   UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, permissions));
@@ -31,7 +31,7 @@ UniqueFd make_file(const std::filesystem::path& file, mode_t permissions) {
   return fd;
 }
 
-// A file that others may read stays one that they may read, where the file system has such permissions.
+// Keeps the permissions of the old file, if the file system has permissions.
 void keep_mode(int fd, const std::filesystem::path& old_file) {
   const auto permissions = permissions_of(old_file);
   if (!permissions || ::fchmod(fd, *permissions) == 0) return;
@@ -43,7 +43,7 @@ void keep_mode(int fd, const std::filesystem::path& old_file) {
 AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
     : file_(std::move(file)), options_(std::move(options)), part_(file_) {
   part_ += options_.suffix;
-  // Not open to more people meanwhile than the old one.
+  // Not readable by more users than the old file.
   fd_ = make_file(part_, permissions_of(file_).value_or(0666));
 }
 

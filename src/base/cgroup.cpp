@@ -6,6 +6,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -13,13 +15,6 @@ namespace fs = std::filesystem;
 
 // Version 1 writes the largest multiple of a page instead of "no limit".
 constexpr std::uint64_t kNoMemoryLimit = std::uint64_t{1} << 62;
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
 
 // A line of /proc/<pid>/cgroup: "4:cpu,cpuacct:/path", for version 2 "0::/path".
 struct Membership {
@@ -85,7 +80,7 @@ bool belongs(const Membership& membership, const Mount& mount) {
   });
 }
 
-// Where a container sees the mount but not its own group's path, the mount point is all there is.
+// In a container the process's group may lie outside the mount; only the mount point can be read then.
 fs::path below_mount(const std::string& group, const std::string& root) {
   const auto relative = fs::path(group).lexically_relative(root);
   if (relative.empty() || *relative.begin() == "..") return ".";

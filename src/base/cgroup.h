@@ -13,15 +13,15 @@ namespace lockstep {
 // the process's own and the mount counts, as it does for the kernel.
 class Cgroups {
  public:
-  // `process`: the process's folder in /proc, with the files cgroup and mountinfo. What cannot be read there
-  // is no limit.
+  // `process`: the process's folder in /proc, with the files cgroup and mountinfo. Unreadable values count as
+  // no limit.
   explicit Cgroups(const std::filesystem::path& process = "/proc/self");
 
-  // Cores' worth of CPU time that the process may use; nullopt without a limit.
+  // CPU time that the process may use, in cores; nullopt without a limit.
   std::optional<double> cpu_quota() const;
   // Bytes.
   std::optional<std::uint64_t> memory_limit() const;
-  // Bytes that may still be taken under the tightest limit; nullopt without a limit.
+  // Bytes left under the tightest limit; nullopt without a limit.
   std::optional<std::uint64_t> memory_left() const;
   // Processes and threads.
   std::optional<std::uint64_t> pids_limit() const;

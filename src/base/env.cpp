@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <charconv>
 #include <cstdlib>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
+
+#include "base/text.h"
 
 namespace lockstep {
 
@@ -23,12 +24,9 @@ std::optional<std::string> Env::get(const std::string& name) const {
 std::optional<std::int64_t> Env::get_int(const std::string& name) const {
   const auto text = get(name);
   if (!text) return std::nullopt;
-  std::int64_t value = 0;
-  const auto* end = text->data() + text->size();
-  const auto [stop, code] = std::from_chars(text->data(), end, value);
-  if (code != std::errc() || stop != end) {
+  const auto value = parse_number<std::int64_t>(*text);
+  if (!value)
     throw ArgumentError(fmt::format("environment variable {}=\"{}\" is not a whole number", name, *text));
-  }
   return value;
 }
 

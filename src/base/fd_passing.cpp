@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/fd_passing.h"
+
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -12,7 +14,6 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fd_passing.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep {
@@ -57,7 +58,7 @@ bool is_of(uid_t user, int socket) {
   if (peer.uid == user) return true;
   log(LogLevel::warning,
       fmt::format("a process of another user (pid {}, uid {}) tried to join this run; it was "
-                  "turned away",
+                  "rejected",
                   peer.pid, peer.uid));
   return false;
 }
@@ -174,7 +175,7 @@ FdMessage receive_fds(int socket, const Deadline& deadline) {
     result.fds = fds_in(message);
     if ((message.msg_flags & MSG_CTRUNC) != 0) {
       throw Error(
-          "local socket: not all descriptors could be taken; raise the limit of open files, `ulimit -n`");
+          "local socket: not all descriptors could be received; raise the limit of open files, `ulimit -n`");
     }
     const bool cut = (message.msg_flags & MSG_TRUNC) != 0;
     if (cut || count != sizeof(result.number)) throw Error("local socket: a message of the wrong size");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/futex.h"
+
 #include <ctime>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
-
-#include <lockstep/base/futex.h>
 
 namespace lockstep {
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/host.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,8 +11,6 @@
 #include <sched.h>
 #include <thread>
 #include <unistd.h>
-
-#include <lockstep/base/host.h>
 
 #include "base/cgroup.h"
 

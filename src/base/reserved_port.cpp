@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/reserved_port.h"
+
 #include <cerrno>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/reserved_port.h>
 
 namespace lockstep {
 namespace {
@@ -33,34 +34,32 @@ bool bind_to(int fd, std::uint16_t port, sa_family_t family) {
   return ::bind(fd, reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0;
 }
 
-// A socket bound to `port` (0: any free one) on all addresses, or an empty one with the reason in errno. Both
-// families at once where the machine has IPv6, as c10d's TCPStore binds too.
-UniqueFd bound_socket(std::uint16_t port) {
+}  // namespace
+
+UniqueFd bound_socket(std::uint16_t port, const BindOptions& options) {
   for (const sa_family_t family : {AF_INET6, AF_INET}) {
-    UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (options.only_ipv4 && family != AF_INET) continue;
+    UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | options.flags, 0));
     if (!fd) continue;
-    // Before the bind to a given port, or connections of an earlier server there, long closed, would count.
-    if (port != 0) allow_reuse(fd.get());
+    if (options.reuse_address) allow_reuse(fd.get());
     if (bind_to(fd.get(), port, family)) return fd;
-    if (errno == EADDRINUSE) break;
+    if (errno == EADDRINUSE || errno == EACCES) break;
   }
   return {};
 }
 
-std::uint16_t bound_port(int fd) {
+std::uint16_t bound_port(int socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) refuse_port("getsockname");
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) refuse_port("getsockname");
   if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port);
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
-}  // namespace
-
-ReservedPort::ReservedPort() : socket_(bound_socket(0)) {
+ReservedPort::ReservedPort() : socket_(bound_socket(0, {.reuse_address = false})) {
   if (!socket_) refuse_port("bind");
   port_ = bound_port(socket_.get());
-  // Only now: a bind to "any port" that allowed reuse could be given one that another launch reserved.
+  // Only now: with reuse allowed, bind() to any port could return one that another launch has reserved.
   allow_reuse(socket_.get());
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/shared_memory.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -13,7 +15,6 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/shared_memory.h>
 
 #include "base/cgroup.h"
 
@@ -60,8 +61,7 @@ std::size_t total_memory() {
 }
 
 SharedMemory::SharedMemory(UniqueFd fd, std::size_t bytes) : fd_(std::move(fd)), size_(bytes) {
-  // At a multiple of the huge page, without which the kernel could map none: a stretch of addresses that
-  // surely holds such a place, and then what lies around it given back.
+  // Huge pages need an aligned address: reserve a range that contains one, then release the rest.
   void* const reserved =
       ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) fail_to_map(bytes);
@@ -81,7 +81,7 @@ SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes) {
   UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail("memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("ftruncate");
-  // Whoever gets the descriptor cannot cut the file short under the others, which would be a SIGBUS there.
+  // Truncating the file would be a SIGBUS in the other processes.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) fail("sealing its size");
   return {std::move(fd), bytes};
 }
@@ -112,8 +112,9 @@ void SharedMemory::commit(std::size_t offset, std::size_t bytes, const std::stri
   const auto available = available_memory();
   if (bytes > available) {
     throw Error(fmt::format(
-        "memory is short: {:.1f} MiB of shared memory are needed for {}, and {:.1f} MiB are left "
-        "on host or cgroup",
+        "memory is short: {:.1f} MiB of shared memory are needed for {}, and {:.1f} MiB are left on the host "
+        "or in its "
+        "cgroup",
         static_cast<double>(bytes) / kMegabyte, purpose, static_cast<double>(available) / kMegabyte));
   }
   int outcome = 0;
@@ -121,7 +122,7 @@ void SharedMemory::commit(std::size_t offset, std::size_t bytes, const std::stri
     outcome = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (outcome != 0 && errno == EINTR);
   if (outcome != 0) {
-    throw Error(fmt::format("memory is short: {:.1f} MiB of shared memory could not be had for {}: {}",
+    throw Error(fmt::format("memory is short: {:.1f} MiB of shared memory could not be allocated for {}: {}",
                             static_cast<double>(bytes) / kMegabyte, purpose, errno_text(errno)));
   }
 }

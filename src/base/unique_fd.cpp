@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <unistd.h>
+#include "base/unique_fd.h"
 
-#include <lockstep/base/unique_fd.h>
+#include <unistd.h>
 
 namespace lockstep {
 

@@ -11,7 +11,6 @@ struct Slot {
   World world;
 };
 
-// The plain-number face of the default process group, the one global there is.
 Slot& slot() {
   static Slot instance;
   return instance;

@@ -11,14 +11,13 @@
 #include <system_error>
 #include <unistd.h>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/atomic_file.h>
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/atomic_file.h"
 #include "serialize/byte_source.h"
+#include "serialize/errors.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -53,16 +52,15 @@ std::optional<std::string> whole_text(const fs::path& file) {
   return source->read_text(0, source->size());
 }
 
-// A file that a human may have edited, or that is missing, is worth no error: checkpoints load without it.
-// One that cannot be read is: the next save would write over it.
+// A missing or damaged file is no error, because checkpoints load without it. One that cannot be read is,
+// because the next save would overwrite it.
 std::map<std::int64_t, double> read_metrics(const fs::path& file) {
   std::map<std::int64_t, double> metrics;
   const auto text = whole_text(file);
   if (!text) return metrics;
   const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object()) {
-    log(LogLevel::warning,
-        fmt::format("{} is damaged; which checkpoint is best is not known", file.string()));
+    log(LogLevel::warning, fmt::format("{} is damaged; the best checkpoint is unknown", file.string()));
     return metrics;
   }
   for (const auto& [key, value] : json.items()) {
@@ -73,7 +71,7 @@ std::map<std::int64_t, double> read_metrics(const fs::path& file) {
   return metrics;
 }
 
-// A training that diverged has no metric to speak of.
+// Training that diverged has no usable metric.
 bool has_metric(const CheckpointInfo& info) { return info.metric && std::isfinite(*info.metric); }
 
 fs::path with_ending(fs::path path, std::string_view ending) {
@@ -82,7 +80,7 @@ fs::path with_ending(fs::path path, std::string_view ending) {
 }
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
-  throw CheckpointError(fmt::format("{}: {}: {}", file.string(), what, code.message()));
+  throw_error("{}: {}: {}", file.string(), what, code.message());
 }
 
 }  // namespace
@@ -110,11 +108,11 @@ void CheckpointFolder::finish(const fs::path& new_folder, bool sync) const {
   name.replace_extension();
   std::error_code code;
   fs::rename(new_folder, name, code);
-  if (code) fail(name, "the checkpoint cannot be given its name", code);
+  if (code) fail(name, "the checkpoint cannot be renamed", code);
   try {
     if (sync) sync_folder(path_);
   } catch (const std::system_error& error) {
-    fail(path_, "cannot be brought to the disk", error.code());
+    fail(path_, "cannot be flushed to disk", error.code());
   }
 }
 
@@ -130,36 +128,37 @@ std::vector<CheckpointInfo> CheckpointFolder::list() const {
     if (const auto metric = metrics.find(*step); metric != metrics.end()) info.metric = metric->second;
     infos.push_back(std::move(info));
   }
-  if (code) fail(path_, "the folder of checkpoints cannot be read", code);
+  if (code) fail(path_, "the checkpoint folder cannot be read", code);
   std::ranges::sort(infos, {}, &CheckpointInfo::step);
   return infos;
 }
 
 void CheckpointFolder::check_is_latest(std::int64_t step) const {
   std::error_code code;
-  if (!fs::is_directory(path_, code)) return;  // the writer makes it, or says why not
+  if (!fs::is_directory(path_, code)) return;  // the writer creates it or reports the error
   for (const auto& info : std::views::reverse(list())) {
     if (info.step <= step) return;
     if (damaged_.contains(info.step)) continue;
-    throw CheckpointError(fmt::format(
-        "{}: step {} is not saved, since there is a checkpoint of step {}, with which load_latest() would go "
-        "on "
-        "instead: begin with load_latest(), keep the count of steps in the checkpoint (TrainingState::add), "
-        "or "
-        "use a new folder; to go back to an older checkpoint, remove those above it with remove_after()",
-        path_.string(), step, info.step));
+    throw_error(
+        "{}: step {} is not saved, because load_latest() would return the existing checkpoint of step {}: "
+        "start with "
+        "load_latest(), keep the step count in the checkpoint (TrainingState::add), or use a new folder; to "
+        "continue "
+        "from an older checkpoint, remove the newer ones with remove_after()",
+        path_.string(), step, info.step);
   }
 }
 
-// The checkpoints that were saved are not there either: a folder made anew would hide that.
+// A new folder would hide that the saved checkpoints are missing.
 void CheckpointFolder::check_has_not_vanished() const {
   std::error_code code;
   if (!was_there_ || fs::status(path_, code).type() != fs::file_type::not_found) return;
-  throw CheckpointError(
-      fmt::format("{}: the folder of checkpoints is gone, and the checkpoints in it with it, so that nothing "
-                  "is saved: bring it back (is its disk still mounted?), or make the folder again to go on "
-                  "without them, by hand or with a new CheckpointManager",
-                  path_.string()));
+  throw_error(
+      "{}: the checkpoint folder and its checkpoints have disappeared, so nothing is saved: restore the "
+      "folder (is its "
+      "disk still mounted?), or create it again, by hand or with a new CheckpointManager, to continue "
+      "without them",
+      path_.string());
 }
 
 void CheckpointFolder::make(bool sync) {
@@ -172,12 +171,9 @@ void CheckpointFolder::make(bool sync) {
   try {
     make_folders(path_, sync);
   } catch (const std::system_error& error) {
-    fail(path_, "the folder of checkpoints cannot be made", error.code());
+    fail(path_, "the checkpoint folder cannot be created", error.code());
   }
-  if (!fs::is_directory(path_, code)) {
-    throw CheckpointError(
-        fmt::format("{}: it is no folder, so no checkpoints can be kept there", path_.string()));
-  }
+  if (!fs::is_directory(path_, code)) throw_error("{}: it is not a folder", path_.string());
 }
 
 void CheckpointFolder::remove_leftovers() const {
@@ -227,7 +223,7 @@ void CheckpointFolder::link(const std::string& name, const std::optional<fs::pat
 void CheckpointFolder::remove(const CheckpointInfo& info) const {
   std::error_code code;
   if (fs::is_directory(info.file, code)) {
-    // Not bit by bit under its name, where it would be taken for a checkpoint.
+    // Renamed first, because a partly removed folder could be taken for a checkpoint.
     const auto gone = with_ending(info.file, kUnfinished);
     fs::remove_all(gone, code);
     fs::rename(info.file, gone, code);
@@ -271,7 +267,7 @@ std::vector<CheckpointInfo> to_remove(const std::vector<CheckpointInfo>& oldest_
   std::vector<CheckpointInfo> removed;
   for (const auto& info : oldest_first) {
     const bool milestone = options.keep_every > 0 && info.step % options.keep_every == 0;
-    // It stays as long as a whole one would: there may be something to learn, or to save, from it.
+    // Kept as long as an intact one, for inspection and repair.
     const bool damaged_lately = damaged.contains(info.step) && info.step > oldest_of_last;
     if (!milestone && !damaged_lately && !kept.contains(info.step)) removed.push_back(info);
   }

@@ -4,18 +4,15 @@
 #include <system_error>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
-#include <lockstep/rendezvous/init.h>
 
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_writer.h"
-#include "checkpoint/read_checkpoint.h"
+#include "checkpoint/distributed_metadata.h"
 #include "checkpoint/share.h"
+#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -25,25 +22,35 @@ using checkpointing::Group;
 
 void check(const CheckpointManagerOptions& options) {
   const auto refuse_negative = [](const char* name, std::int64_t value) {
-    if (value < 0) {
-      throw ArgumentError(
-          fmt::format("CheckpointManager: {} = {} makes no sense; give 0 or more", name, value));
-    }
+    if (value < 0)
+      throw_error<ArgumentError>("CheckpointManager: {} = {} is negative; give 0 or more", name, value);
   };
   refuse_negative("keep_last", options.keep_last);
   refuse_negative("keep_best", options.keep_best);
   refuse_negative("keep_every", options.keep_every);
 }
 
-Group group_of(const CheckpointManagerOptions& options) {
-  if (options.group) return options.group;
-  return is_initialized() ? Group(default_group()) : std::nullopt;
-}
-
 constexpr char kInParts = 'p';
 constexpr char kInOneFile = 'f';
 
-// "" stands for none.
+// Reads a file, or the folder of a distributed checkpoint, which cannot be mapped.
+Value read_checkpoint(const std::filesystem::path& file, const LoadOptions& options) {
+  std::error_code code;
+  if (!std::filesystem::is_directory(file, code)) return load(file, options);
+  if (options.mmap) {
+    throw_error<ArgumentError>(
+        "{}: every rank wrote a part of it, so it cannot be mapped; load it without mmap", file.string());
+  }
+  Value contents;
+  distributed_checkpoint::read_again_if_replaced(file, [&] {
+    const distributed_checkpoint::Reader reader(file);
+    if (options.verify) reader.verify();
+    contents = reader.read_all(options.map_location);
+  });
+  return contents;
+}
+
+// "" if nullopt.
 std::string text_of(const std::optional<CheckpointInfo>& info) {
   if (!info) return "";
   return fmt::format("{} {}{}", info->step, info->file.has_extension() ? kInOneFile : kInParts,
@@ -52,10 +59,27 @@ std::string text_of(const std::optional<CheckpointInfo>& info) {
 
 }  // namespace
 
+// Note: CheckpointManager
+//
+// Joins three parts: CheckpointFolder (names, metrics, links and damaged checkpoints of the folder),
+// CheckpointWriter (who writes, and in which thread; see the Notes of FirstRankWriter and EveryRankWriter)
+// and the loading functions below.
+//
+// Phases of a load: drain the writer; rank 0 lists the candidates; a candidate is verified, on rank 0 or with
+// the ranks sharing the work; the choice and then the contents reach all ranks.
+//
+// Threads: every function runs in the caller's thread. Writers may start threads that use `folder_`; drain()
+// ends them before a load or removal uses it.
+//
+// Invariants: each collective step ends with on_first() or on_every(), so all ranks continue or all throw the
+// same error. Only damage makes a load skip a checkpoint. One that cannot be read may be intact, so its error
+// propagates.
 class CheckpointManager::Implementation {
  public:
   Implementation(std::filesystem::path path, CheckpointManagerOptions options)
-      : options_(std::move(options)), folder_(std::move(path)), group_(group_of(options_)) {
+      : options_(std::move(options)),
+        folder_(std::move(path)),
+        group_(checkpointing::group_or_default(options_.process_group)) {
     checkpointing::on_first(group_, [&] { folder_.make(options_.sync); });
     writer_ = options_.writing == CheckpointWriting::every_rank
                   ? checkpointing::write_on_every_rank(options_, folder_, group_)
@@ -63,12 +87,12 @@ class CheckpointManager::Implementation {
   }
 
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
-    if (step < 0) throw ArgumentError(fmt::format("CheckpointManager: step {} is below 0", step));
+    if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
     writer_->save(step, contents, metric);
   }
 
   void remove_after(std::int64_t step) {
-    writer_->settle();
+    writer_->drain();
     checkpointing::on_first(group_, [&] { checkpointing::remove_after(options_, folder_, info_of(step)); });
   }
 
@@ -80,7 +104,7 @@ class CheckpointManager::Implementation {
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
-    writer_->settle();
+    writer_->drain();
     checkpointing::on_first(group_, [&] {
       auto candidates = candidates_for(by_metric);
       std::string reasons;
@@ -101,10 +125,10 @@ class CheckpointManager::Implementation {
   Checkpoint load(std::int64_t step, const LoadOptions& options) {
     std::optional<CheckpointInfo> chosen;
     std::optional<Value> contents;
-    writer_->settle();
+    writer_->drain();
     checkpointing::on_first(group_, [&] {
       chosen = info_of(step);
-      contents = checkpointing::read_checkpoint(chosen->file, first_look(options));
+      contents = read_checkpoint(chosen->file, first_look(options));
     });
     chosen = shared(chosen);
     return {.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
@@ -112,7 +136,7 @@ class CheckpointManager::Implementation {
 
   std::optional<CheckpointInfo> load_first_whole(bool by_metric, Dict& contents) {
     std::vector<CheckpointInfo> candidates;
-    writer_->settle();
+    writer_->drain();
     checkpointing::on_first(group_, [&] { candidates = candidates_for(by_metric); });
     const auto count = std::stoull(checkpointing::share_text(group_, fmt::format("{}", candidates.size())));
     candidates.resize(count);
@@ -120,11 +144,11 @@ class CheckpointManager::Implementation {
     for (auto& candidate : candidates) {
       candidate = *shared(candidate);
       if (const auto damage = damage_of(candidate)) {
-        pass_over(candidate, *damage, reasons);
+        skip(candidate, *damage, reasons);
         continue;
       }
       folder_.found_whole(candidate.step);
-      // What does not fit is no damage: an older one would hide it.
+      // A mismatch is not damage; skipping would hide it.
       distributed_checkpoint::load(contents, candidate.file, group_);
       return candidate;
     }
@@ -134,7 +158,7 @@ class CheckpointManager::Implementation {
 
   CheckpointInfo load(std::int64_t step, Dict& contents) {
     std::optional<CheckpointInfo> chosen;
-    writer_->settle();
+    writer_->drain();
     checkpointing::on_first(group_, [&] { chosen = info_of(step); });
     chosen = shared(chosen);
     if (const auto damage = damage_of(*chosen)) throw CheckpointError(*damage);
@@ -155,29 +179,29 @@ class CheckpointManager::Implementation {
     const auto infos = folder_.list();
     const auto found = std::ranges::find(infos, step, &CheckpointInfo::step);
     if (found != infos.end()) return *found;
-    throw CheckpointError(fmt::format("{}: there is no checkpoint of step {}", path().string(), step));
+    throw_error("{}: there is no checkpoint of step {}", path().string(), step);
   }
 
   [[noreturn]] void fail_all(std::size_t count, const std::string& reasons) const {
-    throw CheckpointError(
-        fmt::format("{}: none of the {} checkpoints can be loaded:{}", path().string(), count, reasons));
+    throw_error("{}: none of the {} checkpoints can be loaded:{}", path().string(), count, reasons);
   }
 
-  void pass_over(const CheckpointInfo& info, const std::string& damage, std::string& reasons) {
+  void skip(const CheckpointInfo& info, const std::string& damage, std::string& reasons) {
     folder_.found_damaged(info.step);
-    log(LogLevel::warning, fmt::format("a checkpoint is passed over: {}", damage));
+    log(LogLevel::warning, fmt::format("skipping a damaged checkpoint: {}", damage));
     reasons += fmt::format("\n  {}", damage);
   }
 
-  [[noreturn]] static void refuse_to_pass_over(const CheckpointReadError& error) {
-    throw CheckpointError(fmt::format(
-        "{}; it may be whole, so that no other checkpoint is taken in its place: call again once it can "
-        "be read, or load(step) another one",
-        error.what()));
+  [[noreturn]] static void refuse_to_skip(const CheckpointReadError& error) {
+    throw_error(
+        "{}; it may be intact, so no other checkpoint takes its place: try again when it can be read, or "
+        "load(step) "
+        "another checkpoint",
+        error.what());
   }
 
-  // What any rank finds; the ranks share the comparing of checksums. A disk that fails, memory that is short
-  // and the like are no damage, but a failure of all.
+  // The damage that any rank finds; the ranks share the verification. A failing disk or a lack of memory is
+  // not damage, but an error of all ranks.
   std::optional<std::string> damage_of(const CheckpointInfo& info) const {
     std::string own;
     checkpointing::on_every(group_, [&] {
@@ -185,7 +209,7 @@ class CheckpointManager::Implementation {
       try {
         verify_share(info);
       } catch (const CheckpointReadError& error) {
-        refuse_to_pass_over(error);
+        refuse_to_skip(error);
       } catch (const CheckpointError& error) {
         own = error.what();
       }
@@ -201,20 +225,17 @@ class CheckpointManager::Implementation {
   static void check_is_folder(const CheckpointInfo& info) {
     std::error_code code;
     if (!std::filesystem::is_regular_file(info.file, code)) return;
-    throw CheckpointError(
-        fmt::format("{}: it is no folder that every rank wrote to; use load_latest() without "
-                    "an argument for what rank 0 wrote",
-                    info.file.string()));
+    throw_error("{}: rank 0 wrote it as one file; use load_latest() without an argument", info.file.string());
   }
 
   void verify_share(const CheckpointInfo& info) const {
     const std::size_t rank = group_ ? static_cast<std::size_t>(group_->rank()) : 0;
     const std::size_t ranks = group_ ? static_cast<std::size_t>(group_->size()) : 1;
-    checkpointing::read_again_if_replaced(
+    distributed_checkpoint::read_again_if_replaced(
         info.file, [&] { distributed_checkpoint::Reader(info.file).verify(rank, ranks); });
   }
 
-  // Where every rank reads for itself, rank 0 only looks whether the file is whole.
+  // If every rank reads the file, rank 0 only verifies it.
   LoadOptions first_look(LoadOptions options) const {
     options.verify = true;
     if (options_.reading == CheckpointReading::every_rank) options.map_location = at::kMeta;
@@ -224,11 +245,11 @@ class CheckpointManager::Implementation {
   std::optional<Value> try_load(const CheckpointInfo& info, const LoadOptions& options,
                                 std::string& reasons) {
     try {
-      return checkpointing::read_checkpoint(info.file, first_look(options));
+      return read_checkpoint(info.file, first_look(options));
     } catch (const CheckpointReadError& error) {
-      refuse_to_pass_over(error);
+      refuse_to_skip(error);
     } catch (const CheckpointError& error) {
-      pass_over(info, error.what(), reasons);
+      skip(info, error.what(), reasons);
       return std::nullopt;
     }
   }
@@ -249,13 +270,12 @@ class CheckpointManager::Implementation {
 
   Value distribute(const CheckpointInfo& info, std::optional<Value> contents,
                    const LoadOptions& options) const {
-    if (options_.reading == CheckpointReading::broadcast) {
+    if (options_.reading == CheckpointReading::broadcast)
       return checkpointing::share_value(group_, contents ? *contents : Value(), options.map_location);
-    }
     checkpointing::on_every(group_, [&] {
       auto own = options;
       own.verify = true;
-      contents = checkpointing::read_checkpoint(info.file, own);
+      contents = read_checkpoint(info.file, own);
     });
     return std::move(*contents);
   }
@@ -308,16 +328,5 @@ CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents) {
 }
 
 const std::filesystem::path& CheckpointManager::folder() const { return implementation_->path(); }
-
-Value load_on_all(const ProcessGroup& group, const std::filesystem::path& file, const LoadOptions& options,
-                  CheckpointReading reading) {
-  Value value;
-  if (reading == CheckpointReading::every_rank) {
-    checkpointing::on_every(group, [&] { value = load(file, options); });
-    return value;
-  }
-  checkpointing::on_first(group, [&] { value = load(file, options); });
-  return checkpointing::share_value(group, value, options.map_location);
-}
 
 }  // namespace lockstep

@@ -9,20 +9,18 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "checkpoint/data_files.h"
-#include "checkpoint/distributed_table.h"
+#include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
+#include "checkpoint/shard_coverage.h"
 #include "checkpoint/share.h"
-#include "checkpoint/tiling.h"
 #include "serialize/byte_source.h"
-#include "serialize/load_source.h"
+#include "serialize/errors.h"
+#include "serialize/torch_reader.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -56,14 +54,13 @@ std::vector<Value> path_below(const std::string& name, const Tuple& path) {
 
 bool is_empty_dict(const Value& value) { return value.is<Dict>() && value.as_dict().empty(); }
 
-// A table may ask for more than there is.
+// Metadata may describe more than memory can hold.
 at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOptions options) {
   try {
     return at::empty(sizes, options);
   } catch (const c10::Error& error) {
-    throw CheckpointReadError(fmt::format("{}: there is no memory for a tensor of the sizes [{}]: {}",
-                                          folder.string(), fmt::join(sizes, ", "),
-                                          error.what_without_backtrace()));
+    throw_error<CheckpointReadError>("{}: there is no memory for a tensor of the sizes [{}]: {}",
+                                     folder.string(), fmt::join(sizes, ", "), error.what_without_backtrace());
   }
 }
 
@@ -73,25 +70,22 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
   const auto& tensor = value.as_tensor();
   if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
     return tensor.detach().resolve_conj().resolve_neg();
-  throw CheckpointError(fmt::format("{}: a piece of '{}' is {} [{}] instead of {} [{}], as the table says",
-                                    (folder / piece.place.file).string(), key,
-                                    c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-                                    c10::toString(entry.dtype), fmt::join(piece.sizes, ", ")));
+  throw_error("{}: a piece of '{}' is {} [{}] instead of {} [{}], as the metadata says",
+              (folder / piece.place.file).string(), key, c10::toString(tensor.scalar_type()),
+              fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(piece.sizes, ", "));
 }
 
 [[noreturn]] void refuse_unfinished(const fs::path& folder) {
   const auto files = data_files(folder).size();
-  if (files == 0) {
-    throw CheckpointError(
-        fmt::format("{}: it is no distributed checkpoint: it has no {}", folder.string(), kTableName));
-  }
-  throw CheckpointError(
-      fmt::format("{}: its writing was not finished: the files of ranks are there ({}), but not {}, which is "
-                  "written last",
-                  folder.string(), files, kTableName));
+  if (files == 0)
+    throw_error("{}: it is no distributed checkpoint: it has no {}", folder.string(), kMetadataName);
+  throw_error(
+      "{}: its writing was not finished: the files of ranks are there ({}), but not {}, which is "
+      "written last",
+      folder.string(), files, kMetadataName);
 }
 
-// Copies what a piece and a wanted part have in common.
+// Copies the overlap of a piece and a part.
 void copy_overlap(const at::Tensor& part, const Sizes& offsets, const at::Tensor& piece,
                   const Sizes& piece_offsets) {
   auto to = part;
@@ -111,9 +105,9 @@ void copy_overlap(const at::Tensor& part, const Sizes& offsets, const at::Tensor
 class Reader::Contents {
  public:
   explicit Contents(fs::path given) : folder(std::move(given)) {
-    auto table = read_named(folder);
-    entries = std::move(table.entries);
-    structure = std::move(table.structure);
+    auto metadata = read_named(folder);
+    entries = std::move(metadata.entries);
+    structure = std::move(metadata.structure);
     for (std::size_t i = 0; i < entries.size(); ++i) places.emplace(entries[i].first, i);
     check_lengths();
   }
@@ -121,16 +115,16 @@ class Reader::Contents {
   const Entry& find(const std::string& key) const {
     const auto found = places.find(key);
     if (found != places.end()) return entries[found->second].second;
-    throw CheckpointError(fmt::format("{}: there is no entry '{}'", folder.string(), key));
+    throw_error("{}: there is no entry '{}'", folder.string(), key);
   }
 
   const Entry& find_tensor(const std::string& key) const {
     const auto& entry = find(key);
     if (entry.is_tensor) return entry;
-    throw CheckpointError(fmt::format("{}: entry '{}' is no tensor", folder.string(), key));
+    throw_error("{}: entry '{}' is no tensor", folder.string(), key);
   }
 
-  // What is below a dict of that name, as it was saved; an empty dict when there is nothing.
+  // The entries below a dict of that name, nested as they were saved; an empty dict if there are none.
   Value read_below(const std::string& name, const std::function<Value(const std::string&)>& read) const {
     std::set<std::string> known;
     const auto read_one = [&](const std::string& key) {
@@ -153,7 +147,7 @@ class Reader::Contents {
   std::map<std::string, std::size_t> places;
 
  private:
-  // Entries that lie in one place would make memory of nothing.
+  // Entries that share a location would use more memory than the files have.
   void check_lengths() const {
     std::map<std::string, std::uint64_t> used;
     for (const auto& place : places_of(entries)) {
@@ -165,26 +159,18 @@ class Reader::Contents {
       const auto there = fs::file_size(folder / file, code);
       if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
-        throw CheckpointError(fmt::format("{}: the table says that {} bytes of it are used, but it has {}",
-                                          (folder / file).string(), bytes, there));
+        throw_error("{}: the metadata says that {} bytes of it are used, but it has {}",
+                    (folder / file).string(), bytes, there);
       }
     }
   }
 
-  static Table read_named(const fs::path& folder) {
-    const auto file = folder / kTableName;
+  static Metadata read_named(const fs::path& folder) {
+    const auto file = folder / kMetadataName;
     std::error_code code;
     if (fs::status(file, code).type() == fs::file_type::not_found && fs::is_directory(folder, code))
       refuse_unfinished(folder);
-    try {
-      return read_table(file);
-    } catch (const CheckpointReadError&) {
-      throw;
-    } catch (const CheckpointError& error) {
-      const std::string what = error.what();
-      if (what.starts_with(file.string())) throw;
-      throw CheckpointError(fmt::format("{}: {}", file.string(), what));
-    }
+    return with_source(file.string(), [&] { return read_metadata(file); });
   }
 };
 
@@ -218,7 +204,7 @@ at::Tensor Reader::read_part(const std::string& key, const Sizes& offsets, const
                       return offsets[i] >= 0 && sizes[i] >= 0 && offsets[i] <= entry.sizes[i] &&
                              sizes[i] <= entry.sizes[i] - offsets[i];
                     });
-  if (!fits) throw ArgumentError(fmt::format("'{}' has no part of this shape at this place", key));
+  if (!fits) throw_error<ArgumentError>("'{}' has no part of this shape at this place", key);
   const auto is_wanted = [&](const Piece& piece) { return piece.offsets == offsets && piece.sizes == sizes; };
   if (const auto whole = std::ranges::find_if(entry.pieces, is_wanted); whole != entry.pieces.end())
     return read_piece(contents_->folder, key, entry, *whole).contiguous();
@@ -268,15 +254,14 @@ Dict load(const fs::path& folder) { return Reader(folder).read_all(); }
 
 void Reader::check_fits(const std::string& key, const Value& value) const {
   if (is_empty_dict(value)) return;
-  if (!contents_->places.contains(key)) {
-    throw CheckpointError(fmt::format("{}: there is no entry '{}'", contents_->folder.string(), key));
-  }
+  if (!contents_->places.contains(key))
+    throw_error("{}: there is no entry '{}'", contents_->folder.string(), key);
   if (!distributed_checkpoint::is_tensor(value)) return;
   const auto* sharded = value.get_if<ShardedTensor>();
   const Sizes wanted = sharded != nullptr ? sharded->size : value.as_tensor().sizes().vec();
   if (shape(key) == wanted) return;
-  throw CheckpointError(fmt::format("{}: '{}' is of shape [{}], but here of [{}]", contents_->folder.string(),
-                                    key, fmt::join(shape(key), ", "), fmt::join(wanted, ", ")));
+  throw_error("{}: '{}' is of shape [{}], but here of [{}]", contents_->folder.string(), key,
+              fmt::join(shape(key), ", "), fmt::join(wanted, ", "));
 }
 
 void Reader::read_into(const std::string& key, Value& value) const {
@@ -294,13 +279,13 @@ void Reader::read_into(const std::string& key, Value& value) const {
   }
 }
 
-void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& group) {
+void load(Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& process_group) {
   std::optional<Reader> reader;
-  checkpointing::on_every(group, [&] {
+  checkpointing::on_every(process_group, [&] {
     reader.emplace(folder);
     for_each_leaf(contents, [&](const std::string& name, Value& value) { reader->check_fits(name, value); });
   });
-  checkpointing::on_every(group, [&] {
+  checkpointing::on_every(process_group, [&] {
     for_each_leaf(contents, [&](const std::string& name, Value& value) { reader->read_into(name, value); });
   });
 }

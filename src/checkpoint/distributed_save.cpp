@@ -10,15 +10,13 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/strides.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/atomic_file.h>
-#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
-#include "checkpoint/data_files.h"
+#include "base/atomic_file.h"
 #include "checkpoint/save_plan.h"
-#include "serialize/write_file.h"
+#include "serialize/errors.h"
+#include "serialize/torch_writer.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -26,8 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kGivenUp = ".failed";
 
-// Its own elements only, whatever it is a view of, on the CPU. Where a size is 1, a contiguous tensor may
-// have any stride, which would be written in more or fewer bytes than saved_size() says.
+// A compact CPU copy of the elements. A contiguous tensor may have any stride for a dimension of size 1,
+// which would change the number of bytes that saved_size() computes.
 at::Tensor compact(const at::Tensor& tensor) {
   const auto whole = tensor.cpu().resolve_conj().resolve_neg().contiguous();
   const bool own = whole.storage().nbytes() == whole.nbytes();
@@ -36,12 +34,8 @@ at::Tensor compact(const at::Tensor& tensor) {
 }
 
 std::uint64_t saved_size(const at::Tensor& tensor) {
-  // As large as the tensor, but never touched.
+  // Has the size of the tensor, but is never touched.
   return serialize::zip_size(serialize::pickle_value(at::empty(tensor.sizes(), tensor.scalar_type())));
-}
-
-[[noreturn]] void fail_to_write(const fs::path& file, const std::system_error& error) {
-  throw CheckpointError(fmt::format("{}: cannot be written: {}", file.string(), error.code().message()));
 }
 
 std::vector<std::string> from_all(const checkpointing::Group& group, const std::string& own) {
@@ -67,7 +61,7 @@ DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Grou
   const auto all = from_all(group, save_bytes(Value(std::move(sizes))));
   if (rank != 0) return;
   place_all(std::move(plan), all, token);
-  table_.structure = structure_of(contents);
+  metadata_.structure = structure_of(contents);
 }
 
 void DistributedSave::take_items(const SavePlan& plan, const std::vector<Leaf>& leaves, std::size_t rank,
@@ -91,7 +85,7 @@ void DistributedSave::take_items(const SavePlan& plan, const std::vector<Leaf>& 
   if (copies != nullptr) copies->keep(items_.size());
 }
 
-// Each rank writes its pieces one behind the other.
+// Each rank writes its pieces consecutively.
 void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks,
                                 const std::string& token) {
   std::vector<Value> sizes;
@@ -108,14 +102,13 @@ void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& s
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
     if (ends[rank] > 0) files_.emplace(data_file(rank, token), ends[rank]);
   }
-  table_.entries = std::move(plan.entries);
+  metadata_.entries = std::move(plan.entries);
 }
 
 void DistributedSave::write(const fs::path& folder, bool sync) const {
   if (file_.empty()) return;
   const auto file = folder / file_;
-  try {
-    AtomicFile target(file, {.sync = sync});
+  serialize::replace_file(file, sync, [&](AtomicFile& target) {
     const auto sink = [&](std::span<const std::byte> bytes) { target.write(bytes); };
     for (const auto& item : items_) {
       const auto before = target.size();
@@ -124,15 +117,10 @@ void DistributedSave::write(const fs::path& folder, bool sync) const {
       } else {
         sink(std::as_bytes(std::span(item.bytes)));
       }
-      if (target.size() - before != item.size) {
-        throw CheckpointError(
-            fmt::format("{}: a tensor changed its shape while it was saved", file.string()));
-      }
+      if (target.size() - before != item.size)
+        throw_error("{}: a tensor changed its shape while it was saved", file.string());
     }
-    target.commit();
-  } catch (const std::system_error& error) {
-    fail_to_write(file, error);
-  }
+  });
 }
 
 void DistributedSave::give_up(const fs::path& folder) const {
@@ -149,13 +137,13 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
   for (const auto& [file, size] : files_) {
     if (fs::file_size(folder / file, code) == size && !code) continue;
     if (!fs::exists(folder / (file + kGivenUp), code)) return false;
-    throw CheckpointError(fmt::format("{}: its rank could not write it", (folder / file).string()));
+    throw_error("{}: its rank could not write it", (folder / file).string());
   }
   return true;
 }
 
 void DistributedSave::commit(const fs::path& folder, bool sync) const {
-  write_table_file(table_, folder, sync);
+  write_metadata_file(metadata_, folder, sync);
   std::error_code code;
   for (const auto& name : data_files(folder)) {
     if (!files_.contains(name)) fs::remove(folder / name, code);
@@ -168,8 +156,7 @@ std::string begin_save(const fs::path& folder, const checkpointing::Group& group
     try {
       make_folders(folder, sync);
     } catch (const std::system_error& error) {
-      throw CheckpointError(
-          fmt::format("{}: the folder cannot be made: {}", folder.string(), error.code().message()));
+      throw_error("{}: the folder cannot be made: {}", folder.string(), error.code().message());
     }
     std::random_device source;
     token = fmt::format("{:08x}{:08x}", source(), source());
@@ -177,11 +164,11 @@ std::string begin_save(const fs::path& folder, const checkpointing::Group& group
   return checkpointing::share_text(group, token);
 }
 
-void save(const Dict& contents, const fs::path& folder, const std::optional<ProcessGroup>& group,
-          const SaveOptions& options) {
-  const DistributedSave saving(contents, group, begin_save(folder, group, options.sync));
-  checkpointing::on_every(group, [&] { saving.write(folder, options.sync); });
-  checkpointing::on_first(group, [&] { saving.commit(folder, options.sync); });
+void save(const Dict& contents, const fs::path& folder, const SaveOptions& options,
+          const std::optional<ProcessGroup>& process_group) {
+  const DistributedSave saving(contents, process_group, begin_save(folder, process_group, options.sync));
+  checkpointing::on_every(process_group, [&] { saving.write(folder, options.sync); });
+  checkpointing::on_first(process_group, [&] { saving.commit(folder, options.sync); });
 }
 
 }  // namespace lockstep::distributed_checkpoint

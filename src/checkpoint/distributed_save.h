@@ -9,34 +9,34 @@
 
 #include <lockstep/serialize/value.h>
 
-#include "checkpoint/distributed_table.h"
+#include "checkpoint/distributed_metadata.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/share.h"
 #include "checkpoint/tensor_copies.h"
 
 namespace lockstep::distributed_checkpoint {
 
-/// A save in steps: what every rank writes is settled first, so that the rest needs no word among ranks but
-/// whether it succeeded. Names of files have `token` in them: a writer of another save, though it comes late
-/// and from a run before, puts nothing into this one.
+// A distributed save in steps. The constructor agrees on what every rank writes; afterwards ranks only need
+// to know whether the others succeeded. File names contain `token`, so that a late writer of another save
+// cannot interfere.
 class DistributedSave {
  public:
-  /// Collective: all ranks throw CheckpointError alike. With `copies` the tensors may change afterwards;
-  /// otherwise not before write().
+  // Collective; all ranks throw CheckpointError. With `copies`, tensors may change afterwards, otherwise only
+  // after write().
   DistributedSave(const Dict& contents, const checkpointing::Group& group, const std::string& token,
                   checkpointing::TensorCopies* copies = nullptr);
 
-  /// This rank's file, whole or not at all. Throws CheckpointError.
+  // Writes this rank's file atomically. Throws CheckpointError.
   void write(const std::filesystem::path& folder, bool sync) const;
-  /// Tells rank 0's is_complete() that this rank's file will not come.
+  // Leaves a mark for rank 0's is_complete(): this rank cannot write its file.
   void give_up(const std::filesystem::path& folder) const;
-  /// Once all ranks know: takes the mark of give_up() away.
+  // Removes the mark of give_up(), after all ranks know of the error.
   void forget_failure(const std::filesystem::path& folder) const;
-  /// On rank 0: whether the files of all ranks are there, as long as planned. Throws CheckpointError when a
-  /// rank gave up.
+  // On rank 0: whether the files of all ranks have their planned sizes. Throws CheckpointError if a rank gave
+  // up.
   bool is_complete(const std::filesystem::path& folder) const;
-  /// On rank 0, once all have written: the table, with which the new checkpoint takes the place of the old;
-  /// then files that belong to none are removed.
+  // On rank 0, after all ranks have written: writes the metadata, which replaces the old checkpoint, then
+  // removes files that belong to no checkpoint.
   void commit(const std::filesystem::path& folder, bool sync) const;
 
  private:
@@ -52,11 +52,11 @@ class DistributedSave {
 
   std::string file_;
   std::vector<Item> items_;
-  Table table_;                                 // on rank 0
+  Metadata metadata_;                           // on rank 0
   std::map<std::string, std::uint64_t> files_;  // on rank 0: with their sizes
 };
 
-/// Collective: makes the folder, and gives the token of a save in it, which no other has.
+// Collective. Creates the folder and returns a unique token for a save.
 std::string begin_save(const std::filesystem::path& folder, const checkpointing::Group& group, bool sync);
 
 }  // namespace lockstep::distributed_checkpoint

@@ -8,13 +8,11 @@
 #include <stop_token>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_save.h"
+#include "serialize/errors.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -22,37 +20,53 @@ namespace {
 namespace fs = std::filesystem;
 using distributed_checkpoint::DistributedSave;
 
-// Each rank writes its file. Rank 0 then gives the whole its table and its name; while training goes on no
-// rank may use the group for that, so that a thread of rank 0 looks for the files.
+// Note: EveryRankWriter
+//
+// Each rank writes one file of a distributed checkpoint, and rank 0 publishes the whole.
+//
+// Phases of a save:
+//   1. finish: collect the previous asynchronous save.
+//   2. begin: rank 0 chooses `place_`, the folder to write to: the existing one if the checkpoint is
+//   replaced, otherwise
+//      one with a temporary name.
+//   3. plan: the DistributedSave agrees on which rank writes what. With async_save it copies the tensors.
+//   4. write: each rank writes its file.
+//   5. commit: rank 0 writes the metadata, renames the folder and applies retention.
+//
+// Threads: without async_save, phases 4 and 5 are collective calls in the caller's thread. With it, every
+// rank runs phase 4 in the thread `writing_`, and rank 0 runs phase 5 in the thread `publishing_`. Training
+// continues meanwhile and uses the group, so these threads make no collective call: publishing_ polls the
+// folder for the files of all ranks, and a rank that cannot write leaves a mark instead of its file.
+//
+// Invariants: `saving_` is set from phase 3 until the save has succeeded or has been abandoned, on all ranks
+// alike. The metadata is written last, so a folder is a checkpoint only when it is complete. Only rank 0
+// publishes or removes folders; abandon() removes only the temporary one.
 class EveryRankWriter : public CheckpointWriter {
  public:
-  EveryRankWriter(const CheckpointManagerOptions& options, CheckpointFolder& folder, Group group)
-      : options_(options), folder_(folder), group_(std::move(group)) {}
+  using CheckpointWriter::CheckpointWriter;
 
   ~EveryRankWriter() override {
-    if (std::uncaught_exceptions() > 0) wait_a_while();
-    const auto tell = [](auto& work) {
+    if (std::uncaught_exceptions() > 0) wait_with_grace();
+    const auto log_error = [](auto& work) {
       try {
         if (work.valid()) work.get();
       } catch (const std::exception& error) {
         log(LogLevel::error, error.what());
       }
     };
-    tell(writing_);
-    tell(publishing_);
+    log_error(writing_);
+    log_error(publishing_);
   }
 
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
     on_every(group_, [&] { contents.as_dict(); });
-    // The failure of the save before, the same on all ranks, comes out of this call, which is none: it goes
-    // on first.
     run_both([&] { finish(); }, [&] { begin_and_write(step, contents.as_dict(), metric); });
   }
 
   void wait() override { finish(); }
 
-  // A rank that could not write may not have been able to leave its mark either.
-  void settle() override {
+  // A rank that cannot write its file may be unable to leave its mark, too.
+  void drain() override {
     if (!saving_) return;
     if (!all_have_written()) stop_.request_stop();
     wait_here();
@@ -77,21 +91,21 @@ class EveryRankWriter : public CheckpointWriter {
     try {
       if (writing_.valid()) writing_.get();
     } catch (...) {
-      written = false;  // which comes out of finish()
+      written = false;  // finish() throws it
     }
     if (!group_ || group_->size() == 1) return written;
     const auto all = group_->all_gather_object(written ? "y" : "n");
     return std::ranges::find(all, "n") == all.end();
   }
 
-  // This rank has failed, maybe at something else: what the others are writing is worth a while. Where a rank
-  // is lost, as a call that failed tells, it may never write.
-  void wait_a_while() {
+  // This rank fails, maybe for another reason, so it gives the others time to finish. After a failed
+  // collective call a rank is probably lost and may never write.
+  void wait_with_grace() {
     if (!group_ || group_->size() == 1 || !publishing_.valid()) return;
     constexpr std::chrono::milliseconds grace{60'000};
     const auto has_failed = [](const CallRecord& call) { return call.state == CallState::failed; };
-    const bool alone = std::ranges::any_of(group_->recent_calls(), has_failed);
-    if (!alone) publishing_.wait_for(std::min(group_->timeout(), grace));
+    const bool rank_lost = std::ranges::any_of(group_->recent_calls(), has_failed);
+    if (!rank_lost) publishing_.wait_for(std::min(group_->timeout(), grace));
     stop_.request_stop();
   }
 
@@ -125,13 +139,9 @@ class EveryRankWriter : public CheckpointWriter {
     });
   }
 
-  // Rank 0 chooses where the files go: one that is there is replaced by its table, a new one comes into being
-  // under another name.
   void begin(const CheckpointInfo& info) {
     on_first(group_, [&] {
-      folder_.make(options_.sync);
-      if (!std::exchange(has_written_, true)) folder_.remove_leftovers();
-      folder_.check_is_latest(info.step);
+      prepare_folder(info.step);
       std::error_code code;
       place_ = fs::is_directory(info.file, code) ? info.file : folder_.new_folder_for(info.step);
     });
@@ -154,7 +164,6 @@ class EveryRankWriter : public CheckpointWriter {
     });
   }
 
-  // In a thread of rank 0.
   void wait_for_files() {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::milliseconds longest{50};
@@ -166,14 +175,14 @@ class EveryRankWriter : public CheckpointWriter {
     for (std::chrono::milliseconds pause{1}; !saving_->is_complete(place_);
          pause = std::min(2 * pause, longest)) {
       if (group_ && Clock::now() > deadline) {
-        throw CheckpointError(fmt::format(
-            "{}: after {} ms not all ranks have written their parts; do they see the same folder?",
-            place_.string(), limit.count()));
+        throw_error(
+            "{}: after {} ms not all ranks have written their parts; check that all ranks see the same "
+            "folder",
+            place_.string(), limit.count());
       }
       std::unique_lock lock(mutex);
       never.wait_for(lock, stop, pause, [] { return false; });
-      if (stop.stop_requested())
-        throw CheckpointError(fmt::format("{}: not all ranks have written their parts", place_.string()));
+      if (stop.stop_requested()) throw_error("{}: not all ranks have written their parts", place_.string());
     }
   }
 
@@ -194,7 +203,7 @@ class EveryRankWriter : public CheckpointWriter {
     saving_.reset();
   }
 
-  // Files of other ranks are left alone: where only this rank heard of a failure, rank 0 has published them.
+  // Does not remove the files of other ranks: if only this rank knows of an error, rank 0 has published them.
   void abandon() {
     stop_.request_stop();
     wait_here();
@@ -205,10 +214,6 @@ class EveryRankWriter : public CheckpointWriter {
     if (is_first(group_)) folder_.remove_unfinished(place_);
   }
 
-  const CheckpointManagerOptions& options_;
-  CheckpointFolder& folder_;
-  Group group_;
-  bool has_written_ = false;
   fs::path place_;
   TensorCopies copies_;
   std::optional<DistributedSave> saving_;

@@ -4,22 +4,30 @@
 #include <string>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "checkpoint/checkpoint_writer.h"
-#include "checkpoint/snapshot.h"
-#include "serialize/write_file.h"
+#include "checkpoint/tensor_copies.h"
+#include "serialize/errors.h"
+#include "serialize/torch_writer.h"
 
 namespace lockstep::checkpointing {
 namespace {
 
+// Note: FirstRankWriter
+//
+// Rank 0 writes one file; the other ranks only learn the outcome (on_first).
+//
+// Phases of a save: finish the previous one, prepare the folder, pickle the value, write and publish.
+//
+// Threads: the caller's thread does everything. With async_save, it copies the storages (Snapshot) and starts
+// one thread, `writing_`, which writes and publishes.
+//
+// Invariants: at most one thread runs, because each save() starts with finish(). While it runs, it alone uses
+// `folder_` and the snapshot. Its error is thrown by exactly one later call of finish(), on all ranks.
 class FirstRankWriter : public CheckpointWriter {
  public:
-  FirstRankWriter(const CheckpointManagerOptions& options, CheckpointFolder& folder, Group group)
-      : options_(options), folder_(folder), group_(std::move(group)) {}
+  using CheckpointWriter::CheckpointWriter;
 
   ~FirstRankWriter() override {
     try {
@@ -30,24 +38,20 @@ class FirstRankWriter : public CheckpointWriter {
   }
 
   void save(std::int64_t step, const Value& contents, std::optional<double> metric) override {
-    on_first(group_, [&] {
-      // The failure of the save before comes out of this call, which is none: it goes on first.
-      run_both([&] { finish(); }, [&] { begin_and_write(step, contents, metric); });
-    });
+    on_first(group_, [&] { run_both([&] { finish(); }, [&] { begin_and_write(step, contents, metric); }); });
   }
 
   void wait() override {
     on_first(group_, [&] { finish(); });
   }
 
-  void settle() override {
+  void drain() override {
     if (writing_.valid()) writing_.wait();
   }
 
  private:
   void begin_and_write(std::int64_t step, const Value& contents, std::optional<double> metric) {
-    begin();
-    folder_.check_is_latest(step);
+    prepare_folder(step);
     const CheckpointInfo info{.step = step, .file = folder_.file_of(step), .metric = metric};
     if (options_.async_save) {
       const auto& copy = snapshot_.take(contents);
@@ -57,13 +61,6 @@ class FirstRankWriter : public CheckpointWriter {
     }
   }
 
-  // Who only reads changes nothing in the folder, where another process may be writing.
-  void begin() {
-    folder_.make(options_.sync);
-    if (!std::exchange(has_written_, true)) folder_.remove_leftovers();
-  }
-
-  // In the writing thread when saves are asynchronous.
   void write(const serialize::Pickled& pickled, const CheckpointInfo& info) {
     publish(options_, folder_, info,
             [&] { serialize::write_file(pickled, info.file, {.sync = options_.sync}); });
@@ -73,32 +70,34 @@ class FirstRankWriter : public CheckpointWriter {
     if (writing_.valid()) writing_.get();
   }
 
-  const CheckpointManagerOptions& options_;
-  CheckpointFolder& folder_;
-  Group group_;
-  bool has_written_ = false;
   Snapshot snapshot_;
   std::future<void> writing_;
 };
 
 }  // namespace
 
+void CheckpointWriter::prepare_folder(std::int64_t step) {
+  folder_.make(options_.sync);
+  if (!std::exchange(has_written_, true)) folder_.remove_leftovers();
+  folder_.check_is_latest(step);
+}
+
 void run_both(const std::function<void()>& first, const std::function<void()>& second) {
   std::exception_ptr failure;
-  std::string words;
+  std::string message;
   try {
     first();
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    words = error.what();
+    message = error.what();
   }
   try {
     second();
   } catch (const CheckpointError& error) {
     if (!failure) throw;
-    throw CheckpointError(fmt::format("{}; the save before failed, too: {}", error.what(), words));
+    throw_error("{}; the previous save failed, too: {}", error.what(), message);
   } catch (...) {
-    if (failure) log(LogLevel::error, words);
+    if (failure) log(LogLevel::error, message);
     throw;
   }
   if (failure) std::rethrow_exception(failure);

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
+#include "serialize/errors.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -93,8 +91,7 @@ class Filler {
 
  private:
   Value entry(const std::string& name) {
-    if (!used_.insert(name).second)
-      throw CheckpointError(fmt::format("the entry '{}' is in two places", name));
+    if (!used_.insert(name).second) throw_error("the entry '{}' is in two places", name);
     return read_(name);
   }
   const std::function<Value(const std::string&)>& read_;
@@ -108,8 +105,7 @@ Value& below_key(Value& root, const Value& key) {
 
 Value& below_index(Value& root, std::int64_t index) {
   constexpr std::int64_t most = 1 << 20;
-  if (index < 0 || index >= most)
-    throw CheckpointError(fmt::format("a path of the table has the index {}", index));
+  if (index < 0 || index >= most) throw_error("a path of the metadata has the index {}", index);
   if (!root.is<List>()) root = List();
   auto& items = root.get_if<List>()->items;
   const auto place = static_cast<std::size_t>(index);

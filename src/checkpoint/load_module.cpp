@@ -4,14 +4,13 @@
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 
-#include "checkpoint/module_tensors.h"
+#include "checkpoint/module_state.h"
+#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -31,19 +30,18 @@ std::string class_name(const torch::nn::Module& module) {
 
 using CompiledRules = std::vector<std::pair<std::regex, std::string>>;
 
-// Matching takes stack for every letter.
+// std::regex recurses for every character.
 constexpr std::size_t kLongestKey = 4096;
 
 std::string renamed(const std::string& name, const CompiledRules& rules) {
-  if (name.size() > kLongestKey) {
-    throw CheckpointError(fmt::format("load_state_dict: a key of {} letters cannot be renamed", name.size()));
-  }
+  if (name.size() > kLongestKey)
+    throw_error("load_state_dict: a key of {} letters cannot be renamed", name.size());
   try {
     for (const auto& [pattern, replacement] : rules) {
       if (std::regex_search(name, pattern)) return std::regex_replace(name, pattern, replacement);
     }
   } catch (const std::regex_error& error) {
-    throw CheckpointError(fmt::format("load_state_dict: renaming '{}' failed: {}", name, error.what()));
+    throw_error("load_state_dict: renaming '{}' failed: {}", name, error.what());
   }
   return name;
 }
@@ -55,41 +53,32 @@ Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
     try {
       compiled.emplace_back(std::regex(rule.pattern), rule.replacement);
     } catch (const std::regex_error& error) {
-      throw ArgumentError(
-          fmt::format("load_state_dict: the pattern '{}' of a rename rule is no regular expression: {}",
-                      rule.pattern, error.what()));
+      throw_error<ArgumentError>(
+          "load_state_dict: the pattern '{}' of a rename rule is no regular expression: {}", rule.pattern,
+          error.what());
     }
   }
   Dict result(dict.kind());
   result.set_attributes(dict.attributes());
   for (const auto& [key, value] : dict) {
     const auto name = renamed(key.as_string(), compiled);
-    if (result.contains(name)) {
-      throw CheckpointError(
-          fmt::format("load_state_dict: the rename rules give two keys the name '{}'", name));
-    }
+    if (result.contains(name))
+      throw_error("load_state_dict: the rename rules give two keys the name '{}'", name);
     result.set(name, value);
   }
   return result;
 }
 
-bool all_wrapped(const Dict& dict) {
-  return !dict.empty() && std::ranges::all_of(dict, [](const Dict::Item& item) {
-    return item.key.is<std::string>() && item.key.as_string().starts_with(kWrapped);
-  });
-}
-
-bool any_wrapped(const Dict& dict) {
-  return std::ranges::any_of(dict, [](const Dict::Item& item) {
-    return item.key.is<std::string>() && item.key.as_string().starts_with(kWrapped);
-  });
+bool is_wrapped(const Dict::Item& item) {
+  return item.key.is<std::string>() && item.key.as_string().starts_with(kWrapped);
 }
 
 PrefixChange wanted_change(const std::vector<ModuleTensor>& own, const Dict& dict) {
   if (own.empty() || dict.empty()) return PrefixChange::none;
   const auto wrapped = [](const ModuleTensor& tensor) { return tensor.name.starts_with(kWrapped); };
-  if (std::ranges::all_of(own, wrapped) && !any_wrapped(dict)) return PrefixChange::added;
-  if (std::ranges::none_of(own, wrapped) && all_wrapped(dict)) return PrefixChange::removed;
+  if (std::ranges::all_of(own, wrapped) && std::ranges::none_of(dict, is_wrapped)) return PrefixChange::added;
+  if (std::ranges::none_of(own, wrapped) && std::ranges::all_of(dict, is_wrapped))
+    return PrefixChange::removed;
   return PrefixChange::none;
 }
 
@@ -131,7 +120,7 @@ struct Copy {
   at::Tensor from;
 };
 
-// What a load would do, and everything that speaks against it.
+// The copies of a load, and everything that does not fit.
 struct Plan {
   std::vector<Copy> copies;
   std::vector<std::string> mismatches;
@@ -181,8 +170,7 @@ void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, cons
   plan.report.loaded_keys.push_back(own.name);
 }
 
-// The number, in their order, of the innermost module that a key is in: Python tells unexpected keys module
-// by module.
+// The index of the innermost module of a key. Python reports unexpected keys by module.
 std::size_t place_of(std::string key, const std::vector<std::string>& modules) {
   for (;;) {
     const auto dot = key.rfind('.');
@@ -223,7 +211,7 @@ std::string quoted(const std::vector<std::string>& keys) {
   return text;
 }
 
-// As Python words it.
+// In Python's words.
 void refuse_if_unfit(const Plan& plan, const torch::nn::Module& module, bool strict) {
   std::vector<std::string> lines;
   if (strict && !plan.report.missing_keys.empty()) {
@@ -235,16 +223,14 @@ void refuse_if_unfit(const Plan& plan, const torch::nn::Module& module, bool str
   }
   lines.insert(lines.end(), plan.mismatches.begin(), plan.mismatches.end());
   if (lines.empty()) return;
-  throw CheckpointError(fmt::format("Error(s) in loading state_dict for {}:\n\t{}", class_name(module),
-                                    fmt::join(lines, "\n\t")));
+  throw_error("Error(s) in loading state_dict for {}:\n\t{}", class_name(module), fmt::join(lines, "\n\t"));
 }
 
-void tell_prefix(PrefixChange change) {
+void log_prefix(PrefixChange change) {
   if (change == PrefixChange::none) return;
-  log(LogLevel::info,
-      change == PrefixChange::added
-          ? "load_state_dict: the checkpoint is of a bare module; its keys were given \"module.\""
-          : "load_state_dict: the checkpoint is of a wrapped module; \"module.\" was taken from its keys");
+  log(LogLevel::info, change == PrefixChange::added
+                          ? "load_state_dict: added \"module.\" to the keys of the checkpoint"
+                          : "load_state_dict: removed \"module.\" from the keys of the checkpoint");
 }
 
 }  // namespace
@@ -255,7 +241,7 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
   const auto dict = renamed(state_dict, options.rename);
   auto plan = make_plan(module, own, dict, options);
   if (!options.partial) refuse_if_unfit(plan, module, options.strict);
-  tell_prefix(plan.report.prefix);
+  log_prefix(plan.report.prefix);
   const at::NoGradGuard no_grad;
   for (const auto& [to, from] : plan.copies) {
     at::Tensor target = to->tensor;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "checkpoint/module_state.h"
+
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/instancenorm.h>
 
-#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/nn/sync_batch_norm.h>
-
-#include "checkpoint/module_tensors.h"
 
 namespace lockstep {
 namespace {
@@ -28,7 +28,24 @@ void add_versions(const torch::nn::Module& module, const std::string& name, Dict
   }
 }
 
+using checkpointing::ModuleTensor;
+
+void collect(const torch::nn::Module& module, const std::string& prefix, std::vector<ModuleTensor>& found) {
+  for (const auto& item : module.named_parameters(false))
+    found.push_back({prefix + item.key(), item.value(), true});
+  for (const auto& item : module.named_buffers(false))
+    found.push_back({prefix + item.key(), item.value(), false});
+  for (const auto& child : module.named_children())
+    collect(*child.value(), prefix + child.key() + ".", found);
+}
+
 }  // namespace
+
+std::vector<ModuleTensor> checkpointing::module_tensors(const torch::nn::Module& module) {
+  std::vector<ModuleTensor> found;
+  collect(module, "", found);
+  return found;
+}
 
 Dict state_dict(const torch::nn::Module& module) {
   auto dict = ordered_dict();

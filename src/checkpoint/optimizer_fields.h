@@ -9,55 +9,49 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/optim/fused.h>
 #include <lockstep/serialize/value.h>
 
-// What each optimizer keeps, under the names that Python has for it. `field(name, value)` is called with a
-// reference to each hyper-parameter, or to each part of the state of one parameter; `of` may be const.
+// The options and state of each optimizer under Python's names. `field(name, value)` is called with a
+// reference to each hyperparameter or each part of a parameter's state; `of` may be const.
 namespace lockstep::checkpointing {
 
-struct SGDFields {
-  using Optimizer = torch::optim::SGD;
-  using Options = torch::optim::SGDOptions;
-  using State = torch::optim::SGDParamState;
+template <typename Optimizer_, typename Options_, typename State_>
+struct Types {
+  using Optimizer = Optimizer_;
+  using Options = Options_;
+  using State = State_;
+};
+
+struct SGDFields : Types<torch::optim::SGD, torch::optim::SGDOptions, torch::optim::SGDParamState> {
   static constexpr const char* name = "SGD";
 
-  template <typename Of, typename Field>
-  static void options(Of& of, Field field) {
+  static void options(auto& of, auto field) {
     field("lr", of.lr());
     field("momentum", of.momentum());
     field("dampening", of.dampening());
     field("weight_decay", of.weight_decay());
     field("nesterov", of.nesterov());
   }
-  template <typename Of, typename Field>
-  static void state(Of& of, Field field) {
-    field("momentum_buffer", of.momentum_buffer());
-  }
-  /// What Python's optimizer has besides, with the values that mean what C++ does.
+  static void state(auto& of, auto field) { field("momentum_buffer", of.momentum_buffer()); }
+  // Python's other options, with the values that match the behavior in C++.
   static Dict constants() {
     return {{"maximize", false}, {"foreach", None{}}, {"differentiable", false}, {"fused", None{}}};
   }
 };
 
 template <typename Optimizer_, typename Options_, typename State_, bool decoupled>
-struct AdamFieldsOf {
-  using Optimizer = Optimizer_;
-  using Options = Options_;
-  using State = State_;
+struct AdamFieldsOf : Types<Optimizer_, Options_, State_> {
   static constexpr const char* name = decoupled ? "AdamW" : "Adam";
 
-  template <typename Of, typename Field>
-  static void options(Of& of, Field field) {
+  static void options(auto& of, auto field) {
     field("lr", of.lr());
     field("betas", of.betas());
     field("eps", of.eps());
     field("weight_decay", of.weight_decay());
     field("amsgrad", of.amsgrad());
   }
-  template <typename Of, typename Field>
-  static void state(Of& of, Field field) {
+  static void state(auto& of, auto field) {
     field("step", of.step());
     field("exp_avg", of.exp_avg());
     field("exp_avg_sq", of.exp_avg_sq());
@@ -74,8 +68,8 @@ using AdamFields =
 using AdamWFields =
     AdamFieldsOf<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState, true>;
 
-// Of a fused optimizer, which has what the other one has. A tensor as the rate is written as one; read is a
-// number, which then comes into the tensor.
+// A fused optimizer has the fields of the plain one. A rate that is a tensor is written as a tensor and read
+// as a number.
 template <typename Plain, typename Optimizer_, typename Options_, typename State_>
 struct FusedFieldsOf : Plain {
   using PlainOptions = typename Plain::Options;
@@ -84,12 +78,11 @@ struct FusedFieldsOf : Plain {
   using State = State_;
   static constexpr bool fused = true;
 
-  template <typename Of, typename Field>
-  static void options(Of& of, Field field) {
+  static void options(auto& of, auto field) {
     Plain::options(of, field);
     field("maximize", of.maximize());
-    if constexpr (std::is_const_v<Of>) {
-      if (of.is_lr_behind()) {
+    if constexpr (std::is_const_v<std::remove_reference_t<decltype(of)>>) {
+      if (of.is_lr_tensor_stale()) {
         field("lr", at::full_like(of.lr_tensor(), of.lr()));
       } else if (of.lr_tensor().defined()) {
         field("lr", of.lr_tensor());
@@ -113,14 +106,11 @@ using FusedAdamFields =
 using FusedAdamWFields =
     FusedFieldsOf<AdamWFields, optim::FusedAdamW, optim::FusedAdamWOptions, optim::FusedAdamParamState>;
 
-struct RMSpropFields {
-  using Optimizer = torch::optim::RMSprop;
-  using Options = torch::optim::RMSpropOptions;
-  using State = torch::optim::RMSpropParamState;
+struct RMSpropFields
+    : Types<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState> {
   static constexpr const char* name = "RMSprop";
 
-  template <typename Of, typename Field>
-  static void options(Of& of, Field field) {
+  static void options(auto& of, auto field) {
     field("lr", of.lr());
     field("momentum", of.momentum());
     field("alpha", of.alpha());
@@ -128,8 +118,7 @@ struct RMSpropFields {
     field("centered", of.centered());
     field("weight_decay", of.weight_decay());
   }
-  template <typename Of, typename Field>
-  static void state(Of& of, Field field) {
+  static void state(auto& of, auto field) {
     field("step", of.step());
     field("square_avg", of.square_avg());
     field("momentum_buffer", of.momentum_buffer());
@@ -140,22 +129,18 @@ struct RMSpropFields {
   }
 };
 
-struct AdagradFields {
-  using Optimizer = torch::optim::Adagrad;
-  using Options = torch::optim::AdagradOptions;
-  using State = torch::optim::AdagradParamState;
+struct AdagradFields
+    : Types<torch::optim::Adagrad, torch::optim::AdagradOptions, torch::optim::AdagradParamState> {
   static constexpr const char* name = "Adagrad";
 
-  template <typename Of, typename Field>
-  static void options(Of& of, Field field) {
+  static void options(auto& of, auto field) {
     field("lr", of.lr());
     field("lr_decay", of.lr_decay());
     field("eps", of.eps());
     field("weight_decay", of.weight_decay());
     field("initial_accumulator_value", of.initial_accumulator_value());
   }
-  template <typename Of, typename Field>
-  static void state(Of& of, Field field) {
+  static void state(auto& of, auto field) {
     field("step", of.step());
     field("sum", of.sum());
   }
@@ -164,14 +149,10 @@ struct AdagradFields {
   }
 };
 
-struct LBFGSFields {
-  using Optimizer = torch::optim::LBFGS;
-  using Options = torch::optim::LBFGSOptions;
-  using State = torch::optim::LBFGSParamState;
+struct LBFGSFields : Types<torch::optim::LBFGS, torch::optim::LBFGSOptions, torch::optim::LBFGSParamState> {
   static constexpr const char* name = "LBFGS";
 
-  template <typename Of, typename Field>
-  static void options(Of& of, Field field) {
+  static void options(auto& of, auto field) {
     field("lr", of.lr());
     field("max_iter", of.max_iter());
     field("max_eval", of.max_eval());
@@ -180,8 +161,7 @@ struct LBFGSFields {
     field("history_size", of.history_size());
     field("line_search_fn", of.line_search_fn());
   }
-  template <typename Of, typename Field>
-  static void state(Of& of, Field field) {
+  static void state(auto& of, auto field) {
     field("func_evals", of.func_evals());
     field("n_iter", of.n_iter());
     field("d", of.d());

@@ -4,17 +4,18 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 
 #include "checkpoint/optimizer_fields.h"
+#include "serialize/errors.h"
+#include "serialize/plain_values.h"
 
 namespace lockstep {
 namespace {
 
+using serialize::number_of;
 using torch::optim::Optimizer;
 using Betas = std::tuple<double, double>;
 using Tensors = std::vector<at::Tensor>;
@@ -35,7 +36,7 @@ List tensor_list(const Items& tensors) {
   return list;
 }
 
-// A group may have been given the options of anything; a fused optimizer takes those of LibTorch's as well.
+// A group may have options of any class. A fused optimizer also accepts LibTorch's.
 template <typename Fields>
 typename Fields::Options options_of(const torch::optim::OptimizerParamGroup& group, std::size_t index) {
   const auto& options = group.options();
@@ -44,9 +45,9 @@ typename Fields::Options options_of(const torch::optim::OptimizerParamGroup& gro
     const auto* plain = dynamic_cast<const typename Fields::PlainOptions*>(&options);
     if (plain != nullptr) return typename Fields::Options(*plain);
   }
-  throw ArgumentError(fmt::format("group {} of the optimizer has the options of another kind, {}; give it {}",
-                                  index, c10::demangle(typeid(options).name()),
-                                  c10::demangle(typeid(typename Fields::Options).name())));
+  throw_error<ArgumentError>("group {} of the optimizer has the options of another kind, {}; give it {}",
+                             index, c10::demangle(typeid(options).name()),
+                             c10::demangle(typeid(typename Fields::Options).name()));
 }
 
 // Writing.
@@ -95,7 +96,7 @@ Dict group_dict(const torch::optim::OptimizerParamGroup& group, std::size_t grou
   Fields::options(options, FieldWriter(dict, false));
   for (const auto& [key, value] : Fields::constants()) dict.set(key, value);
   if constexpr (std::is_same_v<Fields, checkpointing::LBFGSFields>) {
-    // Python works this out when the optimizer is made, and looks for a number.
+    // Python computes it in the constructor and expects a number.
     if (!options.max_eval()) dict.set("max_eval", options.max_iter() * 5 / 4);
   }
   List indices;
@@ -128,23 +129,16 @@ Dict dict_of(const Optimizer& optimizer) {
 
 // Reading.
 
-double number(const Value& value) {
-  if (value.is<at::Tensor>() && value.as_tensor().numel() == 1 && !value.as_tensor().is_meta()) {
-    return value.as_tensor().item<double>();
-  }
-  return value.as_double();
-}
-
 class FieldReader {
  public:
-  // `parameter` says where tensors go; nullptr for hyper-parameters.
+  // `parameter` determines the device of tensors; nullptr for hyperparameters.
   FieldReader(const Dict& dict, std::string where, const at::Tensor* parameter, bool same_shape)
       : dict_(dict), where_(std::move(where)), parameter_(parameter), same_shape_(same_shape) {}
 
   void operator()(const char* name, double& value) const {
     // Python's LBFGS has no `t` and no `prev_loss` when it found nothing to do.
     if (is_absent_for_lbfgs(name)) return;
-    value = number(required(name));
+    value = number_of(required(name));
   }
   void operator()(const char* name, bool& value) const {
     // Older versions of Python's optimizers do not have it.
@@ -152,16 +146,15 @@ class FieldReader {
     value = !may_be_absent && required(name).as_bool();
   }
   void operator()(const char* name, std::int64_t& value) const {
-    const auto given = number(required(name));
+    const auto given = number_of(required(name));
     constexpr double most = 9e18;
-    if (!(std::abs(given) < most))
-      throw CheckpointError(fmt::format("{}: {} is {}, no count", where_, name, given));
+    if (!(std::abs(given) < most)) throw_error("{}: {} is {}, no count", where_, name, given);
     value = static_cast<std::int64_t>(given);
   }
   void operator()(const char* name, Betas& value) const {
     const auto& pair = required(name).as_items();
-    if (pair.size() != 2) throw CheckpointError(fmt::format("{}: {} should be two numbers", where_, name));
-    value = {number(pair[0]), number(pair[1])};
+    if (pair.size() != 2) throw_error("{}: {} should be two numbers", where_, name);
+    value = {number_of(pair[0]), number_of(pair[1])};
   }
   void operator()(const char* name, at::Tensor& value) const {
     if (std::string_view(name) == "step") {
@@ -172,7 +165,7 @@ class FieldReader {
     }
     const auto* given = dict_.find(name);
     if (given == nullptr || given->is<None>()) return;
-    value = tensor(name, given->is<at::Tensor>() ? given->as_tensor() : at::scalar_tensor(number(*given)));
+    value = tensor(name, given->is<at::Tensor>() ? given->as_tensor() : at::scalar_tensor(number_of(*given)));
   }
   void operator()(const char* name, std::deque<at::Tensor>& value) const {
     const auto* given = dict_.find(name);
@@ -204,15 +197,13 @@ class FieldReader {
 
   const Value& required(const char* name) const {
     if (const auto* value = dict_.find(name)) return *value;
-    throw CheckpointError(
-        fmt::format("{} has no '{}': is the checkpoint of another kind of optimizer?", where_, name));
+    throw_error("{} has no '{}': is the checkpoint of another kind of optimizer?", where_, name);
   }
 
   at::Tensor tensor(const char* name, const at::Tensor& given) const {
     if (same_shape_ && given.sizes() != parameter_->sizes()) {
-      throw CheckpointError(fmt::format("{}: {} has shape [{}], but its parameter [{}]", where_, name,
-                                        fmt::join(given.sizes(), ", "),
-                                        fmt::join(parameter_->sizes(), ", ")));
+      throw_error("{}: {} has shape [{}], but its parameter [{}]", where_, name,
+                  fmt::join(given.sizes(), ", "), fmt::join(parameter_->sizes(), ", "));
     }
     auto options = at::TensorOptions().device(parameter_->device());
     options =
@@ -235,8 +226,7 @@ void refuse_maximize(const Dict& group) {
   }
 }
 
-// Adam and AdamW keep the same things, so only this tells them apart; older versions of PyTorch do not have
-// it.
+// Only this entry distinguishes Adam from AdamW. Older versions of PyTorch do not have it.
 template <typename Fields>
 void refuse_other_kind(const Dict& group) {
   const auto own = Fields::constants();
@@ -244,8 +234,8 @@ void refuse_other_kind(const Dict& group) {
   const auto* given = group.find("decoupled_weight_decay");
   if (wanted == nullptr || given == nullptr || !given->is<bool>() || given->as_bool() == wanted->as_bool())
     return;
-  throw CheckpointError(fmt::format("the checkpoint is of {}, but the optimizer is {}",
-                                    given->as_bool() ? "AdamW" : "Adam", Fields::name));
+  throw_error("the checkpoint is of {}, but the optimizer is {}", given->as_bool() ? "AdamW" : "Adam",
+              Fields::name);
 }
 
 template <typename Fields>
@@ -267,19 +257,18 @@ NewContents<Fields> read_all(Optimizer& optimizer, const Dict& dict) {
   const auto& groups = dict.at("param_groups").as_items();
   const auto& states = dict.at("state").as_dict();
   if (groups.size() != optimizer.param_groups().size()) {
-    throw CheckpointError(
-        fmt::format("loaded state dict has a different number of parameter groups: {} instead of {}",
-                    groups.size(), optimizer.param_groups().size()));
+    throw_error("loaded state dict has a different number of parameter groups: {} instead of {}",
+                groups.size(), optimizer.param_groups().size());
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& given = groups[g].as_dict();
     auto& own = optimizer.param_groups()[g];
     const auto& indices = given.at("params").as_items();
     if (indices.size() != own.params().size()) {
-      throw CheckpointError(
-          fmt::format("loaded state dict contains a parameter group that doesn't match the size of "
-                      "optimizer's group: group {} has {} parameters instead of {}",
-                      g, indices.size(), own.params().size()));
+      throw_error(
+          "loaded state dict contains a parameter group that doesn't match the size of "
+          "optimizer's group: group {} has {} parameters instead of {}",
+          g, indices.size(), own.params().size());
     }
     if constexpr (!kIsFused<Fields>) refuse_maximize(given);
     refuse_other_kind<Fields>(given);
@@ -303,12 +292,12 @@ NewContents<Fields> read_all(Optimizer& optimizer, const Dict& dict) {
 
 template <typename Fields>
 void load_into(Optimizer& optimizer, const Dict& dict) {
-  if constexpr (kIsFused<Fields>) static_cast<optim::FusedOptimizer&>(optimizer).bring_rates();
+  if constexpr (kIsFused<Fields>) static_cast<optim::FusedOptimizer&>(optimizer).update_lr_tensors();
   auto contents = read_all<Fields>(optimizer, dict);
   for (std::size_t g = 0; g < contents.options.size(); ++g) {
     auto& options = static_cast<typename Fields::Options&>(optimizer.param_groups()[g].options());
     options = contents.options[g];
-    if constexpr (kIsFused<Fields>) options.bring_lr(options.lr());
+    if constexpr (kIsFused<Fields>) options.fill_lr_tensor(options.lr());
   }
   optimizer.state().clear();
   for (auto& [key, state] : contents.states) optimizer.state()[key] = std::move(state);
@@ -327,10 +316,10 @@ auto with_fields(const Optimizer& optimizer, Action action) {
   if (dynamic_cast<const optim::FusedSGD*>(&optimizer)) return action(FusedSGDFields());
   if (dynamic_cast<const optim::FusedAdamW*>(&optimizer)) return action(FusedAdamWFields());
   if (dynamic_cast<const optim::FusedAdam*>(&optimizer)) return action(FusedAdamFields());
-  throw ArgumentError(
-      fmt::format("the state dict of an optimizer is known for SGD, Adam, AdamW (fused, too), RMSprop, "
-                  "Adagrad and LBFGS; this is {}",
-                  c10::demangle(typeid(optimizer).name())));
+  throw_error<ArgumentError>(
+      "the state dict of an optimizer is known for SGD, Adam, AdamW (fused, too), RMSprop, "
+      "Adagrad and LBFGS; this is {}",
+      c10::demangle(typeid(optimizer).name()));
 }
 
 // The member is protected, but may be named through a class that derives from the owner.
@@ -349,8 +338,7 @@ void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {
   try {
     with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
   } catch (const c10::Error& error) {
-    throw CheckpointError(
-        fmt::format("the state of the optimizer cannot be taken over: {}", error.what_without_backtrace()));
+    throw_error("the state of the optimizer cannot be taken over: {}", error.what_without_backtrace());
   }
 }
 
@@ -364,7 +352,7 @@ Dict state_dict(const torch::optim::LRScheduler& scheduler) {
 
 void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict) {
   const auto count = state_dict.at("last_epoch").as_int();
-  if (count < 0) throw CheckpointError(fmt::format("the scheduler's last_epoch is {}, below 0", count));
+  if (count < 0) throw_error("the scheduler's last_epoch is {}, below 0", count);
   scheduler.*SchedulerAccess::count() = static_cast<unsigned>(count);
 }
 

@@ -2,11 +2,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
 #include "checkpoint/checkpoint_writer.h"
+#include "serialize/errors.h"
 
 namespace lockstep::checkpointing {
 namespace {
@@ -18,9 +15,9 @@ std::vector<CheckpointInfo> with_new(std::vector<CheckpointInfo> infos, const Ch
   return infos;
 }
 
-// Links first: they never point at what is gone, nor at what is known as damaged.
-void take_away(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
-               std::vector<CheckpointInfo> infos, const std::vector<CheckpointInfo>& removed) {
+// Updates links first, so that they never point at a removed or damaged checkpoint.
+void remove_checkpoints(const CheckpointManagerOptions& options, const CheckpointFolder& folder,
+                        std::vector<CheckpointInfo> infos, const std::vector<CheckpointInfo>& removed) {
   std::erase_if(infos, [&](const CheckpointInfo& each) {
     return std::ranges::find(removed, each.step, &CheckpointInfo::step) != removed.end();
   });
@@ -38,15 +35,15 @@ void publish(const CheckpointManagerOptions& options, CheckpointFolder& folder, 
   folder.make(options.sync);
   const auto before = folder.list();
   const auto infos = with_new(before, info);
-  // Before a new checkpoint: one without its metric might be taken for one that need not stay. One that is
-  // replaced keeps its own until it is gone.
+  // A new checkpoint's metric is written first, because retention might remove a checkpoint without one. A
+  // replaced checkpoint keeps its metric until it is replaced.
   const bool is_new = std::ranges::find(before, info.step, &CheckpointInfo::step) == before.end();
   if (is_new) folder.write_metrics(infos, options.sync);
   write();
   folder.found_whole(info.step);
   if (!is_new) folder.write_metrics(infos, options.sync);
-  take_away(options, folder, infos, to_remove(infos, folder.damaged(), info.step, options));
-  // One of the same step that another kind of writer made.
+  remove_checkpoints(options, folder, infos, to_remove(infos, folder.damaged(), info.step, options));
+  // A checkpoint of the same step by another kind of writer.
   for (const auto& each : before) {
     if (each.step == info.step && each.file != info.file) folder.remove(each);
   }
@@ -56,12 +53,11 @@ void remove_after(const CheckpointManagerOptions& options, const CheckpointFolde
                   const CheckpointInfo& info) {
   const auto infos = folder.list();
   const auto first = std::ranges::upper_bound(infos, info.step, {}, &CheckpointInfo::step);
-  take_away(options, folder, infos, {first, infos.end()});
+  remove_checkpoints(options, folder, infos, {first, infos.end()});
   const auto left = folder.list();
   folder.write_metrics(left, options.sync);
   if (left.empty() || left.back().step <= info.step) return;
-  throw CheckpointError(fmt::format("{}: cannot be removed, so that it is still the latest checkpoint",
-                                    left.back().file.string()));
+  throw_error("{}: cannot be removed, so it is still the latest checkpoint", left.back().file.string());
 }
 
 }  // namespace lockstep::checkpointing

@@ -5,23 +5,23 @@
 #include <map>
 
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "checkpoint/shard_coverage.h"
 #include "checkpoint/share.h"
-#include "checkpoint/tiling.h"
 #include "serialize/dtypes.h"
+#include "serialize/errors.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
 
 enum class LeafKind : std::uint8_t { object, tensor, sharded };
 
-[[noreturn]] void refuse(const std::string& name, const std::string& what) {
-  throw CheckpointError(fmt::format("'{}' {}", name, what));
+template <typename... Args>
+[[noreturn]] void refuse(const std::string& name, fmt::format_string<Args...> format, Args&&... args) {
+  throw_error("'{}' {}", name, fmt::format(format, std::forward<Args>(args)...));
 }
 
 void check_data(const std::string& name, const at::Tensor& tensor) {
@@ -36,9 +36,9 @@ void check_shard(const std::string& name, const ShardedTensor& whole, const Shar
                                 fmt::join(shard.shard_offsets, ", "));
   const auto dtype = serialize::dtype_of(whole);
   if (shard.tensor.scalar_type() != dtype) {
-    refuse(name, fmt::format("{}of {} instead of {}; all parts must be of the {}", part,
-                             c10::toString(shard.tensor.scalar_type()), c10::toString(*dtype),
-                             whole.dtype ? "ShardedTensor's dtype" : "first one's dtype"));
+    refuse(name, "{}of {} instead of {}; all parts must be of the {}", part,
+           c10::toString(shard.tensor.scalar_type()), c10::toString(*dtype),
+           whole.dtype ? "ShardedTensor's dtype" : "first one's dtype");
   }
   bool within = shard.shard_offsets.size() == whole.size.size() &&
                 std::cmp_equal(shard.tensor.dim(), whole.size.size());
@@ -47,7 +47,7 @@ void check_shard(const std::string& name, const ShardedTensor& whole, const Shar
     within = offset >= 0 && offset <= whole.size[i] &&
              shard.tensor.size(static_cast<std::int64_t>(i)) <= whole.size[i] - offset;
   }
-  if (!within) refuse(name, fmt::format("{}which is not within [{}]", part, fmt::join(whole.size, ", ")));
+  if (!within) refuse(name, "{}which is not within [{}]", part, fmt::join(whole.size, ", "));
 }
 
 std::string digest_of_data(const at::Tensor& tensor) {
@@ -161,13 +161,12 @@ void Planner::add(std::size_t rank, const Value& description) {
     }
     auto& merged = all_[place->second].second;
     if (!is_new && merged.last_rank == rank)
-      refuse(name, fmt::format("is the name of two entries on rank {}; rename one", rank));
+      refuse(name, "is the name of two entries on rank {}; rename one", rank);
     merged.last_rank = rank;
     auto& there = merged.described;
     if (!there.agrees(own)) {
-      refuse(name,
-             fmt::format("is {} on rank {}, but {} on rank {}; it must be alike on all ranks that have it",
-                         there.shown(), merged.told_by, own.shown(), rank));
+      refuse(name, "is {} on rank {}, but {} on rank {}; it must be alike on all ranks that have it",
+             there.shown(), merged.told_by, own.shown(), rank);
     }
     if (!there.dtype && own.dtype) {
       there.dtype = own.dtype;
@@ -197,9 +196,8 @@ void Planner::add_pieces(Merged& merged, std::size_t rank, const Described& own)
         merged.known.try_emplace(std::pair(piece.offsets, piece.sizes), merged.described.pieces.size());
     if (is_new) merged.described.pieces.push_back(piece);
     if (!is_new && merged.owners[place->second].back() == rank) {
-      refuse(name_of(own.path),
-             fmt::format("has the part [{}] at [{}] twice on rank {}", fmt::join(piece.sizes, ", "),
-                         fmt::join(piece.offsets, ", "), rank));
+      refuse(name_of(own.path), "has the part [{}] at [{}] twice on rank {}", fmt::join(piece.sizes, ", "),
+             fmt::join(piece.offsets, ", "), rank);
     }
     add_owner(place->second);
   }
@@ -209,9 +207,9 @@ void Planner::complete(const std::string& name, Merged& merged) {
   const auto& whole = merged.described;
   if (whole.kind == LeafKind::object) return;
   if (!whole.dtype) refuse(name, "is a ShardedTensor without parts on all ranks: give it a dtype");
-  if (is_tiling(whole.sizes, whole.pieces)) return;
-  refuse(name, fmt::format("of [{}] is not whole: {}", fmt::join(whole.sizes, ", "),
-                           tiling_problem(whole.sizes, whole.pieces)));
+  if (covers(whole.sizes, whole.pieces)) return;
+  refuse(name, "of [{}] is not whole: {}", fmt::join(whole.sizes, ", "),
+         coverage_problem(whole.sizes, whole.pieces));
 }
 
 std::uint64_t Planner::bytes_of_piece(const Merged& merged, std::size_t piece) {
@@ -283,9 +281,8 @@ Value data_of(const Entry& entry, std::size_t piece, const Value& value) {
   if (sharded == nullptr) return value.as_tensor().detach();
   const auto& [offsets, sizes, place] = entry.pieces[piece];
   for (const auto& shard : sharded->local_shards) {
-    if (shard.shard_offsets == offsets && shard.tensor.sizes() == at::IntArrayRef(sizes)) {
+    if (shard.shard_offsets == offsets && shard.tensor.sizes() == at::IntArrayRef(sizes))
       return shard.tensor.detach();
-    }
   }
   return at::empty(sizes, entry.dtype);  // of a tensor without elements
 }

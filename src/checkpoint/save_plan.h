@@ -8,18 +8,17 @@
 
 #include <lockstep/serialize/value.h>
 
-#include "checkpoint/distributed_table.h"
+#include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
 
-// Who writes what of a distributed checkpoint.
+// Plans which rank writes which part of a distributed checkpoint.
 namespace lockstep::distributed_checkpoint {
 
-/// What this rank has, for plan_save() on all: names, shapes and parts; where there are other ranks, `alone`
-/// being false, also digests of what they should have alike. Throws CheckpointError naming the entry that no
-/// such checkpoint can hold.
+// Describes the entries of this rank for plan_save(): names, shapes and parts, and, unless `alone`, digests
+// of values that must be equal on all ranks. Throws CheckpointError that names an entry that cannot be saved.
 std::string describe(const std::vector<Leaf>& leaves, bool alone);
 
-/// A piece of a tensor, or an object (piece 0), that one rank writes.
+// A piece of a tensor, or an object (piece 0), and the rank that writes it.
 struct Assignment {
   std::size_t entry;
   std::size_t piece;
@@ -27,17 +26,17 @@ struct Assignment {
 };
 
 struct SavePlan {
-  Entries entries;                      ///< places are still to be found
-  std::vector<Assignment> assignments;  ///< in the order of the entries
+  Entries entries;                      // places are still to be found
+  std::vector<Assignment> assignments;  // in the order of the entries
 };
 
-/// The same on all ranks that have the same descriptions, those of rank 0, 1, ... What several ranks have is
-/// written by the one that has least to write; where their contents differ, by the lowest, so that all such
-/// are of one rank. Throws CheckpointError naming the entry whose parts overlap,
-/// do not make up the whole, or differ among ranks.
+// The plan for the descriptions of rank 0, 1, ...; equal descriptions give equal plans. An entry of several
+// ranks is written by the rank with the least to write or, if their contents differ, by the lowest rank, so
+// that all such entries are from one rank. Throws CheckpointError that names an entry whose parts overlap,
+// leave elements out, or differ between ranks.
 SavePlan plan_save(const std::vector<std::string>& descriptions);
 
-/// The data of a piece, `value` being what this rank has under the entry's name.
+// The data of a piece of `value`, this rank's value of the entry.
 Value data_of(const Entry& entry, std::size_t piece, const Value& value);
 
 }  // namespace lockstep::distributed_checkpoint

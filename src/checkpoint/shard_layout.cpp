@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
+
+#include "serialize/errors.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -13,18 +12,18 @@ void check_mesh(std::size_t dimensions, const std::vector<std::int64_t>& mesh_sh
                 const std::vector<std::int64_t>& my_coordinate,
                 const std::vector<std::optional<std::int64_t>>& placements) {
   if (mesh_shape.size() != my_coordinate.size() || mesh_shape.size() != placements.size()) {
-    throw ArgumentError(
-        fmt::format("a mesh of {} dimensions needs as many coordinates and placements, not {} and {}",
-                    mesh_shape.size(), my_coordinate.size(), placements.size()));
+    throw_error<ArgumentError>(
+        "a mesh of {} dimensions needs as many coordinates and placements, not {} and {}", mesh_shape.size(),
+        my_coordinate.size(), placements.size());
   }
   for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
     if (mesh_shape[i] < 1 || my_coordinate[i] < 0 || my_coordinate[i] >= mesh_shape[i]) {
-      throw ArgumentError(fmt::format("coordinate {} is not within dimension {} of the mesh, which has {}",
-                                      my_coordinate[i], i, mesh_shape[i]));
+      throw_error<ArgumentError>("coordinate {} is not within dimension {} of the mesh, which has {}",
+                                 my_coordinate[i], i, mesh_shape[i]);
     }
     if (placements[i] && (*placements[i] < 0 || std::cmp_greater_equal(*placements[i], dimensions))) {
-      throw ArgumentError(fmt::format("a tensor of {} dimensions cannot be split along dimension {}",
-                                      dimensions, *placements[i]));
+      throw_error<ArgumentError>("a tensor of {} dimensions cannot be split along dimension {}", dimensions,
+                                 *placements[i]);
     }
   }
 }

@@ -5,21 +5,19 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
+#include <lockstep/runtime/default_group.h>
 
-#include "serialize/allowed_names.h"
 #include "serialize/checksum.h"
-#include "serialize/pickler.h"
-#include "serialize/place_storage.h"
-#include "serialize/storage_bytes.h"
+#include "serialize/errors.h"
+#include "serialize/storage.h"
+#include "serialize/torch_writer.h"
 #include "serialize/unpickler.h"
 
 namespace lockstep::checkpointing {
 namespace {
 
-// The first byte tells a failure from a success.
+// The first byte of an outcome.
 constexpr char kFine = 'y';
 constexpr char kFailed = 'n';
 
@@ -54,7 +52,7 @@ c10::Storage on_cpu(const c10::Storage& storage) {
   return storage.device().is_cpu() ? storage : serialize::storage_bytes(storage).cpu().storage();
 }
 
-// A place on this rank for each storage that comes; on rank 0 what is sent.
+// A buffer for each storage; on rank 0 the data to send.
 std::vector<at::Tensor> places_for(const std::vector<c10::Storage>& sent, const List& sizes, bool first) {
   std::vector<at::Tensor> places;
   for (std::size_t i = 0; i < sizes.items.size(); ++i) {
@@ -65,6 +63,10 @@ std::vector<at::Tensor> places_for(const std::vector<c10::Storage>& sent, const 
 }
 
 }  // namespace
+
+Group group_or_default(const Group& group) {
+  return group || !is_initialized() ? group : Group(default_group());
+}
 
 bool is_first(const Group& group) { return !group || group->rank() == 0; }
 
@@ -78,7 +80,7 @@ void on_first(const Group& group, const std::function<void()>& action) {
   throw CheckpointError(outcome.substr(1));
 }
 
-// 64 bits of a hash and the length, besides the checksum that files have.
+// The length, 64 bits of a hash, and the checksum of files.
 std::string digest_of(std::string_view bytes) {
   return fmt::format("{}-{:016x}-{:08x}", bytes.size(), std::hash<std::string_view>()(bytes),
                      serialize::crc32_of(std::as_bytes(std::span(bytes))));
@@ -93,13 +95,13 @@ void on_every(const Group& group, const std::function<void()>& action) {
   const auto outcomes = group->all_gather_object(own);
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].front() == kFine) continue;
-    throw CheckpointError(fmt::format("rank {}: {}", rank, outcomes[rank].substr(1)));
+    throw_error("rank {}: {}", rank, outcomes[rank].substr(1));
   }
 }
 
 Value share_value(const Group& group, const Value& value, at::Device device) {
   if (!group || group->size() == 1) return value;
-  // Whatever may fail on one rank is agreed upon before the next call.
+  // The ranks agree on every step that may fail before the next collective call.
   const bool first = group->rank() == 0;
   serialize::Pickled pickled;
   List sizes;

@@ -9,26 +9,29 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/serialize/torch_file.h>
 
-// What ranks do together around a file. Without a group this process is alone.
+// Collective steps around files. Without a group this process is alone.
 namespace lockstep::checkpointing {
 
 using Group = std::optional<ProcessGroup>;
 
+// `group` if set, otherwise the default group, if any.
+Group group_or_default(const Group& group);
+
 bool is_first(const Group& group);
 
-/// Runs `action` on rank 0. When it throws, all ranks throw CheckpointError with its text.
+// Runs `action` on rank 0. If it throws, all ranks throw CheckpointError with its message.
 void on_first(const Group& group, const std::function<void()>& action);
 
-/// Runs `action` on every rank. When it throws on any, all throw CheckpointError naming the rank.
+// Runs `action` on every rank. If it throws on one, all ranks throw CheckpointError that names the rank.
 void on_every(const Group& group, const std::function<void()>& action);
 
-/// Tells contents apart: the same on every rank for the same bytes.
+// A digest that is equal on all ranks for equal bytes.
 std::string digest_of(std::string_view bytes);
 
-/// Rank 0's text on all ranks.
+// Broadcasts rank 0's text.
 std::string share_text(const Group& group, const std::string& text);
 
-/// Rank 0's value on all ranks, tensors on `device` where it differs from rank 0's.
+// Broadcasts rank 0's value, with tensors on `device` on the other ranks.
 Value share_value(const Group& group, const Value& value, at::Device device);
 
 }  // namespace lockstep::checkpointing

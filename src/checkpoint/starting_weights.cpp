@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-#include <lockstep/checkpoint/starting_weights.h>
+#include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/share.h"
+#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -21,26 +19,39 @@ std::string digest_of_weights(const Dict& weights) {
   return checkpointing::digest_of(digests);
 }
 
-// Where each rank reads for itself, the file may be another one, or an old one, on another host.
+// If each rank reads the file, another host may have another or an older file.
 void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
                              const std::filesystem::path& file) {
   const auto digests = group.all_gather_object(digest_of_weights(weights));
   const auto other =
       std::ranges::find_if(digests, [&](const auto& digest) { return digest != digests.front(); });
   if (other == digests.end()) return;
-  throw CheckpointError(fmt::format(
+  throw_error(
       "rank {} of {}: rank {} has read other starting weights from {} than rank 0 has written: do all "
       "hosts see the same file? CheckpointReading::broadcast needs it on one only",
-      group.rank(), group.size(), other - digests.begin(), file.string()));
+      group.rank(), group.size(), other - digests.begin(), file.string());
 }
 
 }  // namespace
 
-void share_starting_weights(const ProcessGroup& group, torch::nn::Module& module,
-                            const std::filesystem::path& file, CheckpointReading reading) {
+Value load_on_all(const std::filesystem::path& file, const LoadOptions& options, CheckpointReading reading,
+                  const std::optional<ProcessGroup>& process_group) {
+  const auto group = checkpointing::group_or_default(process_group);
+  const auto on_readers =
+      reading == CheckpointReading::every_rank ? checkpointing::on_every : checkpointing::on_first;
+  Value value;
+  on_readers(group, [&] { value = load(file, options); });
+  if (reading == CheckpointReading::every_rank) return value;
+  return checkpointing::share_value(group, value, options.map_location);
+}
+
+void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
+                            CheckpointReading reading, const std::optional<ProcessGroup>& process_group) {
+  const auto group = checkpointing::group_or_default(process_group);
   checkpointing::on_first(group, [&] { save(state_dict(module), file); });
-  const auto weights = load_on_all(group, file, {}, reading);
-  if (reading != CheckpointReading::broadcast) check_all_read_the_same(group, weights.as_dict(), file);
+  const auto weights = load_on_all(file, {}, reading, group);
+  if (reading != CheckpointReading::broadcast && group)
+    check_all_read_the_same(*group, weights.as_dict(), file);
   checkpointing::on_every(group, [&] { load_state_dict(module, weights.as_dict()); });
 }
 

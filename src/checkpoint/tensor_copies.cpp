@@ -11,6 +11,8 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 
+#include "serialize/storage.h"
+
 namespace lockstep::checkpointing {
 namespace {
 
@@ -20,8 +22,8 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// memcpy goes round the caches for more than these hold only, and at::copy_ never does: then each line of the
-// copy is read before it is written.
+// Uses non-temporal stores. memcpy bypasses the caches only for larger pieces and at::copy_ never does, so
+// each line of the copy would be read before it is written.
 void copy_piece(char* to, const char* from, std::size_t bytes) {
 #ifdef __SSE2__
   constexpr std::size_t kLine = 64;
@@ -65,5 +67,15 @@ at::Tensor TensorCopies::take(std::size_t index, const at::Tensor& tensor) {
 }
 
 void TensorCopies::keep(std::size_t count) { copies_.resize(std::min(count, copies_.size())); }
+
+const serialize::Pickled& Snapshot::take(const Value& value) {
+  copy_ = serialize::pickle_value(value);
+  memory_.keep(copy_.storages.size());
+  for (std::size_t i = 0; i < copy_.storages.size(); ++i) {
+    auto& storage = copy_.storages[i];
+    storage = memory_.take(i, serialize::storage_bytes(storage)).storage();
+  }
+  return copy_;
+}
 
 }  // namespace lockstep::checkpointing

@@ -4,20 +4,33 @@
 #include <cstddef>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
+#include <lockstep/serialize/value.h>
+
+#include "serialize/torch_writer.h"
 
 namespace lockstep::checkpointing {
 
-/// Memory for copies of tensors, used again by the next save. For one thread.
+// Memory for copies of tensors, reused by the next save. Not thread-safe.
 class TensorCopies {
  public:
-  /// A copy on the CPU in place number `index`; what was there is gone.
+  // Copies `tensor` to the CPU into slot `index`, whose previous copy is lost.
   at::Tensor take(std::size_t index, const at::Tensor& tensor);
-  /// Gives back the memory of place number `count` and beyond.
+  // Frees the slots from `count` on.
   void keep(std::size_t count);
 
  private:
   std::vector<at::Tensor> copies_;
+};
+
+// A copy of a value for a thread that writes it while training continues. Each take() reuses the memory of
+// the previous copy. Not thread-safe.
+class Snapshot {
+ public:
+  const serialize::Pickled& take(const Value& value);
+
+ private:
+  TensorCopies memory_;
+  serialize::Pickled copy_;
 };
 
 }  // namespace lockstep::checkpointing

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/rendezvous/init.h>
-#include <lockstep/rendezvous/random.h>
+#include <lockstep/runtime/random.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "checkpoint/generator_states.h"
-#include "checkpoint/gradients.h"
+#include "checkpoint/training_parts.h"
+#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -56,15 +52,13 @@ data::LoaderPosition position_of(const Dict& dict) {
   return position;
 }
 
-TrainingState::TrainingState(std::optional<ProcessGroup> group) : group_(std::move(group)) {
-  if (!group_ && is_initialized()) group_ = default_group();
-}
+TrainingState::TrainingState(std::optional<ProcessGroup> process_group)
+    : group_(checkpointing::group_or_default(process_group)) {}
 
 TrainingState& TrainingState::add_functions(std::string name, std::function<Value()> save,
                                             std::function<void(const Value&)> load) {
-  if (std::ranges::find(entries_, name, &Entry::name) != entries_.end()) {
-    throw ArgumentError(fmt::format("TrainingState: there are two parts named '{}'", name));
-  }
+  if (std::ranges::find(entries_, name, &Entry::name) != entries_.end())
+    throw_error<ArgumentError>("TrainingState: there are two parts named '{}'", name);
   entries_.push_back({std::move(name), std::move(save), std::move(load)});
   return *this;
 }
@@ -104,13 +98,11 @@ Dict TrainingState::state_dict() const {
 void TrainingState::load_state_dict(const Dict& state_dict) const {
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);
-    if (value == nullptr) {
-      throw CheckpointError(fmt::format("the checkpoint has no '{}'", entry.name));
-    }
+    if (value == nullptr) throw_error("the checkpoint has no '{}'", entry.name);
     try {
       entry.load(*value);
     } catch (const CheckpointError& error) {
-      throw CheckpointError(fmt::format("'{}' of the checkpoint does not fit: {}", entry.name, error.what()));
+      throw_error("'{}' of the checkpoint does not fit: {}", entry.name, error.what());
     }
   }
 }

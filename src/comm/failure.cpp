@@ -9,8 +9,9 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
+
+#include "base/deadline.h"
 
 namespace lockstep::comm {
 namespace {
@@ -39,43 +40,43 @@ bool mentions(std::string_view text, const auto& signs) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// What a failed call is told about.
-struct Story {
+// The facts for the message of a failed call.
+struct FailedCall {
   const GroupState& group;
   const CallRecord& call;
 
   std::string begin() const { return group.whoami() + ": " + call.describe(); }
   std::string end() const {
-    const auto others = group.host_group();
+    const auto others = group.node_group();
     return others == nullptr || others->size() < 2 ? "" : "\nThe other ranks:" + others->describe_others();
   }
 };
 
-[[noreturn]] void throw_lost(const Story& story, const std::string& reason) {
+[[noreturn]] void throw_lost(const FailedCall& failed, const std::string& reason) {
   throw PeerLost(fmt::format(
       "{} failed because another rank is gone: {}. Look for the first error among the other ranks; "
       "this one is its consequence{}",
-      story.begin(), reason, story.end()));
+      failed.begin(), reason, failed.end()));
 }
 
-[[noreturn]] void throw_late(const Story& story, const std::string& reason) {
+[[noreturn]] void throw_late(const FailedCall& failed, const std::string& reason) {
   throw TimeoutError(
       fmt::format("{} did not finish in time: {}. Some rank did not make the matching call; compare what "
                   "each rank was doing, or raise InitOptions::timeout{}",
-                  story.begin(), reason, story.end()));
+                  failed.begin(), reason, failed.end()));
 }
 
 // A rank's post may be seen a moment before its note.
-void await_notes(const Story& story) {
-  const auto others = story.group.host_group();
-  const bool is_message = story.call.kind == CallKind::send || story.call.kind == CallKind::recv;
+void await_notes(const FailedCall& failed) {
+  const auto others = failed.group.node_group();
+  const bool is_message = failed.call.kind == CallKind::send || failed.call.kind == CallKind::recv;
   if (others == nullptr || is_message) return;
   const Deadline deadline(kNoteLimit);
-  while (!others->have_all_issued(story.call.number) && !deadline.expired()) std::this_thread::yield();
+  while (!others->have_all_issued(failed.call.number) && !deadline.expired()) std::this_thread::yield();
 }
 
 // A connection breaks a moment before its process is seen to be dead.
-int dead_rank_soon(const std::shared_ptr<HostGroup>& group) {
+int dead_rank_soon(const std::shared_ptr<node::NodeGroup>& group) {
   if (group == nullptr) return -1;
   const Deadline deadline(kDeathLimit);
   int dead = group->find_dead();
@@ -86,55 +87,54 @@ int dead_rank_soon(const std::shared_ptr<HostGroup>& group) {
   return dead;
 }
 
-[[noreturn]] void throw_by_text(const Story& story, const std::string& reason) {
+[[noreturn]] void throw_by_text(const FailedCall& failed, const std::string& reason) {
   // Peer signs first: Gloo's text for a closed connection may also mention the timeout that was set.
   if (mentions(reason, kPeerSigns)) {
-    const int dead = dead_rank_soon(story.group.host_group());
-    throw_lost(story, dead < 0
-                          ? reason
-                          : fmt::format("{} died ({})", story.group.host_group()->name_of(dead), reason));
+    const int dead = dead_rank_soon(failed.group.node_group());
+    throw_lost(failed, dead < 0
+                           ? reason
+                           : fmt::format("{} died ({})", failed.group.node_group()->name_of(dead), reason));
   }
-  if (mentions(reason, kTimeoutSigns)) throw_late(story, reason);
-  throw Error(fmt::format("{} failed: {}", story.begin(), reason));
+  if (mentions(reason, kTimeoutSigns)) throw_late(failed, reason);
+  throw Error(fmt::format("{} failed: {}", failed.begin(), reason));
 }
 
 }  // namespace
 
 void throw_if_refused(const GroupState& group, const CallRecord& call) {
-  const auto others = group.host_group();
+  const auto others = group.node_group();
   const auto reasons = others ? others->refusals() : std::string();
   if (!reasons.empty()) {
-    throw DesyncError(
-        fmt::format("{}: {} was given up by other ranks:{}", group.whoami(), call.describe(), reasons));
+    throw DesyncError(fmt::format("{}: other ranks aborted {}:{}", group.whoami(), call.describe(), reasons));
   }
 }
 
 void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
-  const Story story{group, call};
+  const FailedCall failed{group, call};
   try {
     std::rethrow_exception(cause);
   } catch (const ArgumentError& error) {
-    throw ArgumentError(fmt::format("{}: {}", story.begin(), error.what()));
+    throw ArgumentError(fmt::format("{}: {}", failed.begin(), error.what()));
   } catch (const PeerLost& error) {
-    throw_lost(story, error.what());
+    throw_lost(failed, error.what());
   } catch (const TimeoutError& error) {
-    throw_late(story, error.what());
+    throw_late(failed, error.what());
   } catch (const DesyncError& error) {
-    await_notes(story);
+    await_notes(failed);
     throw DesyncError(fmt::format("{}: {}. Every rank has to make the same calls in the same order{}",
-                                  story.begin(), error.what(), story.end()));
+                                  failed.begin(), error.what(), failed.end()));
   } catch (const Error& error) {
-    throw Error(fmt::format("{} failed: {}", story.begin(), error.what()));
+    throw Error(fmt::format("{} failed: {}", failed.begin(), error.what()));
   } catch (const c10::NotImplementedError& error) {
-    throw ArgumentError(fmt::format("{}: {}", story.begin(), first_line(error.what_without_backtrace())));
+    throw ArgumentError(fmt::format("{}: {}", failed.begin(), first_line(error.what_without_backtrace())));
   } catch (const c10::ValueError& error) {
-    throw ArgumentError(fmt::format("{}: {}", story.begin(), first_line(error.what_without_backtrace())));
+    throw ArgumentError(fmt::format("{}: {}", failed.begin(), first_line(error.what_without_backtrace())));
   } catch (const std::invalid_argument& error) {
-    throw ArgumentError(fmt::format("{}: {}", story.begin(), first_line(error.what())));
+    throw ArgumentError(fmt::format("{}: {}", failed.begin(), first_line(error.what())));
   } catch (const c10::Error& error) {
-    throw_by_text(story, first_line(error.what_without_backtrace()));
+    throw_by_text(failed, first_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw_by_text(story, first_line(error.what()));
+    throw_by_text(failed, first_line(error.what()));
   }
 }
 

@@ -11,17 +11,30 @@
 
 #include <lockstep/base/error.h>
 
-#include "comm/call_form.h"
-
 namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kBytes = 512;
+constexpr std::uint64_t kOddNumber = 0x9E37'79B9'7F4A'7C15U;
 
-bool is_one_to_one(CallKind kind) { return kind == CallKind::send || kind == CallKind::recv; }
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * kOddNumber;
+  return hash ^ hash >> 29U;
+}
+
+// How a dense tensor lies in memory: 0 where it is contiguous.
+std::uint64_t layout_of(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return 0;
+  std::uint64_t layout = 1;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    // The stride of a dimension of one element has no meaning.
+    if (tensor.size(dim) > 1) layout = mixed(layout, static_cast<std::uint64_t>(tensor.stride(dim)));
+  }
+  return layout;
+}
 
 // What has to be equal, then a line break, then what a reader wants to know.
-std::string fingerprint(const CallRecord& record) {
+std::string description(const CallRecord& record) {
   std::string key = fmt::format("{} {} {} {}", name_of(record.kind), c10::toString(record.dtype), record.root,
                                 record.op ? name_of(*record.op) : "");
   if (!is_uneven(record.kind)) key += fmt::format(" [{}]", fmt::join(record.shape, ", "));
@@ -35,9 +48,21 @@ std::string key_of(const std::string& print) { return print.substr(0, print.find
 
 }  // namespace
 
+std::uint64_t fingerprint(const Call& call) {
+  if (is_message(call.kind)) return 0;
+  const auto* tensor = main_tensor(call);
+  const auto dtype = tensor != nullptr ? tensor->scalar_type() : c10::ScalarType::Undefined;
+  const auto print = mixed(static_cast<std::uint64_t>(call.kind) + 1, static_cast<std::uint64_t>(dtype) + 1);
+  if (is_uneven(call.kind)) return print;
+  if (tensor == nullptr) return mixed(print, 0);
+  auto shaped = print;
+  for (const auto size : tensor->sizes()) shaped = mixed(shaped, static_cast<std::uint64_t>(size) + 1);
+  return mixed(shaped, layout_of(*tensor));
+}
+
 void compare_calls(c10d::Backend& backend, const GroupState& group, const CallRecord& record) {
-  if (is_one_to_one(record.kind)) return;
-  const auto own = fingerprint(record);
+  if (is_message(record.kind)) return;
+  const auto own = description(record);
   std::vector<at::Tensor> input{at::zeros({static_cast<std::int64_t>(kBytes)}, at::kByte)};
   std::memcpy(input.front().data_ptr(), own.data(), own.size());
   std::vector<std::vector<at::Tensor>> outputs(1);

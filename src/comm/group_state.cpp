@@ -6,9 +6,11 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+
+#include "base/deadline.h"
+#include "comm/to_c10d.h"
 
 namespace lockstep::comm {
 namespace {
@@ -20,9 +22,9 @@ constexpr const char* kClosed =
 
 constexpr auto kEndLimit = std::chrono::milliseconds(500);
 
-bool finished(const c10::weak_intrusive_ptr<c10d::Work>& weak) {
-  const auto work = weak.lock();
-  return !work || work->isCompleted();
+bool finished(const std::weak_ptr<Operation>& weak) {
+  const auto operation = weak.lock();
+  return !operation || operation->is_completed();
 }
 
 }  // namespace
@@ -32,10 +34,10 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       rank_(backend->getRank()),
       size_(backend->getSize()),
       backend_name_(backend->getBackendName()),
-      listener_(dynamic_cast<IssueListener*>(backend.get())),
-      direct_(info_.check_calls ? nullptr : dynamic_cast<DirectCalls*>(backend.get())),
-      kept_direct_(direct_ != nullptr ? backend : nullptr),
-      log_(info_.host_group ? &info_.host_group->own_board() : nullptr),
+      whoami_(fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_)),
+      rules_(rank_, size_, whoami_, backend_name_, info_.traits),
+      calls_(calls_of(backend, info_.traits)),
+      log_(info_.node_group ? &info_.node_group->own_status() : nullptr),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
     throw ArgumentError(fmt::format("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
@@ -49,24 +51,19 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
 
 GroupState::~GroupState() { close(); }
 
-c10::intrusive_ptr<c10d::Backend> GroupState::living_backend() const {
+c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
   const std::lock_guard lock(mutex_);
+  if (!backend_) throw Error(fmt::format("{}: {}", whoami(), kClosed));
   return backend_;
 }
 
-c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
-  if (auto living = living_backend()) return living;
-  throw Error(fmt::format("{}: {}", whoami(), kClosed));
-}
-
-c10::intrusive_ptr<c10d::Backend> GroupState::backend_for(const CallRecord& call) const {
-  if (auto living = living_backend()) return living;
+void GroupState::throw_closed(const CallRecord& call) const {
   throw Error(fmt::format("{}: {}: {}", whoami(), call.describe(), kClosed));
 }
 
-std::shared_ptr<HostGroup> GroupState::host_group() const {
+std::shared_ptr<node::NodeGroup> GroupState::node_group() const {
   const std::lock_guard lock(mutex_);
-  return info_.host_group;
+  return info_.node_group;
 }
 
 std::shared_ptr<StreamWatch> GroupState::watch() const {
@@ -75,14 +72,10 @@ std::shared_ptr<StreamWatch> GroupState::watch() const {
   return watch_;
 }
 
-std::string GroupState::whoami() const {
-  return fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_);
-}
-
-void GroupState::remember(const c10::intrusive_ptr<c10d::Work>& work) {
+void GroupState::remember(const OperationPtr& operation) {
   const std::lock_guard lock(mutex_);
   while (!under_way_.empty() && finished(under_way_.front())) under_way_.pop_front();
-  under_way_.emplace_back(work);
+  under_way_.emplace_back(operation);
 }
 
 bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_, finished); }
@@ -125,9 +118,8 @@ bool GroupState::end_watch() {
 void GroupState::close() {
   const bool broken_off = !end_watch();
   {
-    const CallLog::Turn turn(log_);  // after which no call goes the direct way
-    direct_ = nullptr;
-    kept_direct_.reset();
+    const node::FlightRecorder::Turn turn(log_);  // no call begins after it
+    calls_.reset();
   }
   const std::lock_guard lock(mutex_);
   if (!backend_) return;
@@ -137,9 +129,9 @@ void GroupState::close() {
   }
   revoking_ = {};
   backend_.reset();
-  under_way_.clear();  // a weak reference keeps what a Work holds
-  log_.leave_board();
-  info_.host_group.reset();
+  under_way_.clear();  // a weak reference keeps what an operation holds
+  log_.detach_status();
+  info_.node_group.reset();
 }
 
 void GroupState::shut_down_backend() noexcept {

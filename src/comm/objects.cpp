@@ -6,11 +6,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
-#include "comm/checks.h"
 #include "comm/group_state.h"
 
 namespace lockstep {
@@ -56,6 +56,24 @@ std::vector<std::string> to_strings(const std::vector<at::Tensor>& tensors,
   return objects;
 }
 
+void check_root(const comm::GroupState& group, CallKind kind, int root, const char* name,
+                const std::source_location& where) {
+  if (root >= 0 && root < group.size()) return;
+  group.rules().refuse(kind, where,
+                       fmt::format("{} is {}; this group has ranks 0 to {}", name, root, group.size() - 1));
+}
+
+// scatter_object: one object for each rank on src, none elsewhere.
+void check_count(const comm::GroupState& group, std::size_t count, int src,
+                 const std::source_location& where) {
+  const bool is_root = group.rank() == src;
+  if (count == (is_root ? static_cast<std::size_t>(group.size()) : 0)) return;
+  group.rules().refuse(CallKind::scatter, where,
+                       is_root ? fmt::format("objects has {} entries; one for each of the {} ranks is needed",
+                                             count, group.size())
+                               : fmt::format("objects must be empty on every rank but src ({})", src));
+}
+
 }  // namespace
 
 std::vector<std::string> ProcessGroup::all_gather_object(const std::string& object, Where where) const {
@@ -83,7 +101,7 @@ std::string ProcessGroup::broadcast_object(const std::string& object, int src, W
 }
 
 std::vector<std::string> ProcessGroup::gather_object(const std::string& object, int dst, Where where) const {
-  comm::Checks(*state_, CallKind::gather, where).rank(dst, "dst");
+  check_root(*state_, CallKind::gather, dst, "dst", where);
   const auto words = on_device(*state_, at::kLong);
   const auto bytes = on_device(*state_, at::kByte);
   auto lengths = at::empty({size()}, words);
@@ -99,10 +117,9 @@ std::vector<std::string> ProcessGroup::gather_object(const std::string& object, 
 
 std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects, int src,
                                          Where where) const {
-  const comm::Checks check(*state_, CallKind::scatter, where);
-  check.rank(src, "src");
+  check_root(*state_, CallKind::scatter, src, "src", where);
   const bool root = rank() == src;
-  check.object_count(objects.size(), root ? static_cast<std::size_t>(size()) : 0, src);
+  check_count(*state_, objects.size(), src, where);
   const auto bytes = on_device(*state_, at::kByte);
   auto lengths = at::zeros({size()}, at::kLong);
   for (std::size_t i = 0; i < objects.size(); ++i) {

@@ -2,27 +2,28 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 
-#include <lockstep/comm/c10d.h>
-#include <lockstep/comm/call_record.h>
+#include <lockstep/node/call_record.h>
 
+#include "comm/call.h"
 #include "comm/group_state.h"
 
 namespace lockstep::comm {
 
-// One issued call: c10d's Work, plus what is left to do when it has finished.
+// What a Work refers to: an issued call of a group and, until it is complete, the operation to wait for.
 class PendingCall {
  public:
-  PendingCall(std::shared_ptr<GroupState> group, CallRecord record, c10::intrusive_ptr<c10d::Work> work,
-              bool on_stream, std::function<void()> on_success);
-  // One that was done at once.
-  PendingCall(std::shared_ptr<GroupState> group, CallRecord record)
-      : group_(std::move(group)), record_(std::move(record)), done_(true) {}
+  // `operation` is nullptr for a call that is complete.
+  PendingCall(std::shared_ptr<GroupState> group, CallRecord record, OperationPtr operation, bool on_stream)
+      : group_(std::move(group)),
+        record_(std::move(record)),
+        operation_(std::move(operation)),
+        on_stream_(on_stream),
+        done_(operation_ == nullptr) {}
 
   void wait(std::chrono::milliseconds timeout);
-  bool is_completed() const { return (done_ && !on_stream_) || work_->isCompleted(); }
+  bool is_completed() const { return (done_ && !on_stream_) || operation_->is_completed(); }
   int source_rank() const;
   const CallRecord& record() const { return record_; }
   const GroupState& group() const { return *group_; }
@@ -31,14 +32,13 @@ class PendingCall {
   void wait_on_host(std::chrono::milliseconds timeout);
   void wait_on_stream(std::chrono::milliseconds timeout);
   void await_device(std::chrono::milliseconds timeout) const;
-  bool wait_for_backend(std::chrono::milliseconds timeout);
-  bool wait_watching(std::chrono::milliseconds timeout);
+  void wait_for_backend(std::chrono::milliseconds timeout);
+  void wait_watching(std::chrono::milliseconds timeout);
 
   std::shared_ptr<GroupState> group_;
   CallRecord record_;
-  c10::intrusive_ptr<c10d::Work> work_;  // null where it was done at once
-  bool on_stream_ = false;               // its end is noted by the group's StreamWatch
-  std::function<void()> on_success_;
+  OperationPtr operation_;
+  bool on_stream_ = false;  // the group's StreamWatch notes its end
   bool done_ = false;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <lockstep/comm/c10d.h>
+#include <lockstep/comm/backend.h>
 
 namespace lockstep::comm {
 

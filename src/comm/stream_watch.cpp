@@ -10,10 +10,10 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/device/graph_phase.h>
 
 #include "comm/failure.h"
 #include "comm/group_state.h"
+#include "graphs/graph_phase.h"
 
 namespace lockstep::comm {
 namespace {
@@ -64,7 +64,7 @@ bool StreamWatch::add(const CallRecord& record, const c10::intrusive_ptr<c10d::W
     return true;
   }
   keep(graph_under_capture());
-  do_at_each_replay(this, [weak = weak_from_this(), record] {
+  add_replay_action(this, [weak = weak_from_this(), record] {
     if (const auto self = weak.lock()) self->watch_replay(record);
   });
   return true;
@@ -181,7 +181,7 @@ void StreamWatch::drop_ended() {
 }
 
 void StreamWatch::look_at(const Entry& oldest) {
-  const auto others = group_.host_group();
+  const auto others = group_.node_group();
   if (others && !others->refusals().empty()) {
     return fail(oldest, std::make_exception_ptr(DesyncError("another rank refuses it")));
   }

@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include <lockstep/comm/c10d.h>
-#include <lockstep/comm/call_record.h>
-#include <lockstep/device/revocable_graph.h>
+#include <lockstep/comm/backend.h>
+#include <lockstep/node/call_record.h>
 
 #include "comm/stream_backend.h"
+#include "graphs/revocable_graph.h"
 
 namespace lockstep::comm {
 
@@ -38,7 +38,7 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   // Whether `work` is of the kind that is watched here; from now on it is, or, where it is being captured
   // into a graph, at each replay of that.
   bool add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work);
-  // Throws what has failed; a stream that waited for it goes on with data that nobody vouches for.
+  // Throws the failure; a stream that waited for the failed call continues with invalid data.
   void throw_if_failed() const;
   // Whether all calls have ended well; waits for that for at most `limit`.
   bool drain(std::chrono::milliseconds limit);

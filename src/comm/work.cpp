@@ -4,13 +4,13 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
-#include <lockstep/device/graph_phase.h>
 
+#include "base/deadline.h"
 #include "comm/failure.h"
 #include "comm/pending_call.h"
+#include "graphs/graph_phase.h"
 
 namespace lockstep {
 namespace comm {
@@ -19,15 +19,6 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(20);
 
 }  // namespace
-
-PendingCall::PendingCall(std::shared_ptr<GroupState> group, CallRecord record,
-                         c10::intrusive_ptr<c10d::Work> work, bool on_stream,
-                         std::function<void()> on_success)
-    : group_(std::move(group)),
-      record_(std::move(record)),
-      work_(std::move(work)),
-      on_stream_(on_stream),
-      on_success_(std::move(on_success)) {}
 
 void PendingCall::wait(std::chrono::milliseconds timeout) {
   if (done_) return;
@@ -39,8 +30,7 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
   if (const auto watch = group_->watch()) watch->throw_if_failed();
   try {
     if (timeout != kNoTimeout) await_device(timeout);
-    if (!work_->wait()) throw std::runtime_error("it was aborted");
-    if (on_success_) on_success_();
+    operation_->wait(kNoTimeout);
   } catch (...) {
     if (const auto watch = group_->watch()) watch->throw_if_failed();
     rethrow_as_ours(std::current_exception(), *group_, record_);
@@ -51,7 +41,7 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
 void PendingCall::await_device(std::chrono::milliseconds timeout) const {
   refuse_in_graph("a wait with a limit", "wait without one");
   const Deadline deadline(timeout);
-  while (!work_->isCompleted()) {
+  while (!operation_->is_completed()) {
     if (deadline.expired()) {
       throw TimeoutError(fmt::format("it has not ended on the device after {} ms", timeout.count()));
     }
@@ -62,8 +52,7 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
 void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
   group_->log().set_awaited(record_.number);
   try {
-    if (!wait_for_backend(timeout)) throw std::runtime_error("it was aborted");
-    if (on_success_) on_success_();
+    wait_for_backend(timeout);
   } catch (...) {
     group_->log().set_state(record_.number, CallState::failed);
     throw_if_refused(*group_, record_);
@@ -73,26 +62,28 @@ void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
   group_->log().set_awaited(0);
 }
 
-bool PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
-  const bool watched = group_->host_group() != nullptr && !group_->info().traits.notices_death;
+void PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
+  const bool watched = group_->node_group() != nullptr && !group_->info().traits.notices_death;
   // Gloo ends a send or receive whose wait has timed out, and sees by itself when the other side is gone.
-  const bool one_to_one = record_.kind == CallKind::send || record_.kind == CallKind::recv;
-  return watched && !one_to_one ? wait_watching(timeout == kNoTimeout ? group_->info().timeout : timeout)
-                                : work_->wait(timeout);
+  if (watched && !is_message(record_.kind)) {
+    wait_watching(timeout == kNoTimeout ? group_->info().timeout : timeout);
+  } else {
+    operation_->wait(timeout);
+  }
 }
 
 // In slices, with a look at the other ranks between them.
-bool PendingCall::wait_watching(std::chrono::milliseconds timeout) {
+void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
   while (true) {
     try {
-      return work_->wait(std::max(std::chrono::milliseconds(1), std::min(kSlice, deadline.remaining())));
+      return operation_->wait(std::max(std::chrono::milliseconds(1), std::min(kSlice, deadline.remaining())));
     } catch (const std::exception&) {
       if (deadline.expired()) throw;
     }
     // It may have ended just after the slice: then this returns, or throws the real reason.
-    if (work_->isCompleted()) return work_->wait();
-    const auto others = group_->host_group();
+    if (operation_->is_completed()) return operation_->wait(kNoTimeout);
+    const auto others = group_->node_group();
     if (others && !others->refusals().empty()) {
       throw DesyncError("another rank refuses it");
     }
@@ -105,7 +96,7 @@ int PendingCall::source_rank() const {
   if (record_.kind != CallKind::recv) {
     throw ArgumentError(fmt::format("{}: only a receive has a source rank", record_.describe()));
   }
-  return work_->sourceRank();
+  return operation_ == nullptr ? -1 : operation_->source_rank();
 }
 
 }  // namespace comm

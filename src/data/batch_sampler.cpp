@@ -4,14 +4,14 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/batch_sampler.h>
+#include <lockstep/data/sampler.h>
 
 namespace lockstep::data {
 namespace {
 
-class GroupedStream : public BatchStream {
+class BatchedStream : public BatchStream {
  public:
-  GroupedStream(std::unique_ptr<IndexStream> indices, BatchSamplerOptions options)
+  BatchedStream(std::unique_ptr<IndexStream> indices, BatchSamplerOptions options)
       : indices_(std::move(indices)), options_(options) {}
 
   at::Tensor next() override {
@@ -50,11 +50,11 @@ BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions
 }
 
 std::unique_ptr<BatchStream> BatchSampler::iter() const {
-  return std::make_unique<GroupedStream>(sampler_->iter(), options_);
+  return std::make_unique<BatchedStream>(sampler_->iter(), options_);
 }
 
 std::unique_ptr<BatchStream> BatchSampler::iter_from(std::int64_t /*batches*/, std::int64_t samples) const {
-  return std::make_unique<GroupedStream>(sampler_->iter_from(samples), options_);
+  return std::make_unique<BatchedStream>(sampler_->iter_from(samples), options_);
 }
 
 std::int64_t BatchSampler::size() const {

@@ -24,8 +24,9 @@ void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tens
         fmt::format("{}: samples and targets should be defined tensors on the same device", dataset));
   }
   if (data.dim() == 0 || target.dim() == 0 || data.size(0) != target.size(0)) {
-    throw ArgumentError(fmt::format("{}: samples of shape {} and targets of shape {} differ in their number",
-                                    dataset, shape_text(data), shape_text(target)));
+    throw ArgumentError(
+        fmt::format("{}: samples of shape {} and targets of shape {} differ in their first dimension",
+                    dataset, shape_text(data), shape_text(target)));
   }
 }
 
@@ -37,15 +38,15 @@ void check_indices(const at::Tensor& indices, std::int64_t size) {
   for (std::int64_t i = 0; i < values.size(0); ++i) {
     if (values[i] < 0 || values[i] >= size) {
       throw ArgumentError(
-          fmt::format("get_batch: index {} is out of range for a dataset of {} samples; was the sampler made "
-                      "for another one?",
+          fmt::format("get_batch: index {} is out of range for a dataset of {} samples; check that the "
+                      "sampler belongs to this dataset",
                       values[i], size));
     }
   }
 }
 
-// Indices where the samples are. The copy is queued behind what uses them before and needs no waiting.
-at::Tensor beside(const at::Tensor& samples, const at::Tensor& indices) {
+// Copies indices to the device of the samples, asynchronously.
+at::Tensor indices_for(const at::Tensor& samples, const at::Tensor& indices) {
   if (samples.is_cpu()) return indices;
   return pin_memory(indices).to(samples.device(), at::kLong, /*non_blocking=*/true);
 }
@@ -60,7 +61,7 @@ at::Tensor as_image_storage(const at::Tensor& images) {
   return (images.dim() == 3 ? images.unsqueeze(1) : images).contiguous();
 }
 
-// One value is for all channels, as torchvision broadcasts it.
+// One value broadcasts to all channels, as in torchvision.
 at::Tensor channel_values(std::string_view name, const std::vector<double>& values, std::int64_t channels) {
   if (values.size() != 1 && static_cast<std::int64_t>(values.size()) != channels) {
     throw ArgumentError(
@@ -69,8 +70,8 @@ at::Tensor channel_values(std::string_view name, const std::vector<double>& valu
   return at::tensor(at::ArrayRef<double>(values), at::kFloat).view({-1, 1});
 }
 
-// A byte has few values, so each one's float is worked out once, by LibTorch's own kernels: a batch is then
-// one table look-up a pixel, and equal to converting it there to the last bit.
+// LibTorch's kernels convert each of the 256 byte values once. A batch is then one table look-up per pixel,
+// bit-equal to converting it with those kernels.
 at::Tensor byte_values(std::int64_t channels, const std::optional<Normalize>& normalize) {
   auto values = at::arange(kByteValues, at::kFloat).div(255).repeat({channels, 1});
   if (!normalize) return values;
@@ -91,7 +92,7 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
 
 Batch TensorDataset::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
-  const auto chosen = beside(data_, indices);
+  const auto chosen = indices_for(data_, indices);
   return {.data = data_.index_select(0, chosen), .target = target_.index_select(0, chosen)};
 }
 
@@ -110,22 +111,22 @@ ImageDataset ImageDataset::to(const c10::Device& device) const {
 
 Batch ImageDataset::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
-  return images_.is_cpu() ? convert_here(indices) : convert_on_device(indices);
+  return images_.is_cpu() ? convert_on_cpu(indices) : convert_on_device(indices);
 }
 
-// The same look-up in the same table, by operators.
+// The same table look-up, with operators.
 Batch ImageDataset::convert_on_device(const at::Tensor& indices) const {
-  const auto chosen = beside(images_, indices);
-  auto places = images_.index_select(0, chosen).to(at::kInt);
+  const auto chosen = indices_for(images_, indices);
+  auto positions = images_.index_select(0, chosen).to(at::kInt);
   const auto channels = images_.size(1);
   if (channels > 1) {
-    places.add_(at::arange(channels, places.options()).mul_(kByteValues).view({1, channels, 1, 1}));
+    positions.add_(at::arange(channels, positions.options()).mul_(kByteValues).view({1, channels, 1, 1}));
   }
-  return {.data = values_.flatten().index_select(0, places.flatten()).view(places.sizes()),
+  return {.data = values_.flatten().index_select(0, positions.flatten()).view(positions.sizes()),
           .target = targets_.index_select(0, chosen)};
 }
 
-Batch ImageDataset::convert_here(const at::Tensor& indices) const {
+Batch ImageDataset::convert_on_cpu(const at::Tensor& indices) const {
   const std::int64_t channels = images_.size(1);
   const std::int64_t pixels = images_.size(2) * images_.size(3);
   auto data = at::empty({indices.size(0), channels, images_.size(2), images_.size(3)}, at::kFloat);

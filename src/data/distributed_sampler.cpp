@@ -6,7 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
-#include <lockstep/data/distributed_sampler.h>
+#include <lockstep/data/sampler.h>
 
 #include "data/index_streams.h"
 #include "data/random_draw.h"
@@ -21,8 +21,7 @@ void check_rank(std::string_view sampler, int rank, int num_replicas) {
                   rank, num_replicas));
 }
 
-// A rank's strided share of an order, from `first` on, that is repeated from its front as often as the
-// padding needs.
+// A rank's strided share of an order from `first` on, padded by repeating the order from its front.
 struct ShareDraw {
   at::Tensor order;  // undefined: 0, 1, 2, ...
   std::int64_t first;
@@ -63,7 +62,7 @@ DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOp
 std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
   at::Tensor order;
   if (options_.shuffle) {
-    // Unsigned, because seed + epoch may pass the end as it may in Python.
+    // Unsigned, because seed + epoch may overflow, as in Python.
     const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
     order = at::randperm(count_, seeded_generator(static_cast<std::int64_t>(seed)), at::kLong);
   }

@@ -10,7 +10,7 @@
 
 namespace lockstep::data {
 
-/// `first`, `first + step`, ... below `end`.
+// `first`, `first + step`, ... below `end`.
 class StridedStream : public IndexStream {
  public:
   StridedStream(std::int64_t first, std::int64_t step, std::int64_t end)
@@ -33,7 +33,7 @@ class StridedStream : public IndexStream {
   std::int64_t end_;
 };
 
-/// The contiguous parts that `Draw::operator()` returns one after another, up to an undefined tensor.
+// Concatenates the contiguous tensors that `Draw::operator()` returns, up to an undefined tensor.
 template <typename Draw>
 class DrawnStream : public IndexStream {
  public:

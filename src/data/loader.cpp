@@ -6,10 +6,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
-#include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/loader.h>
+#include <lockstep/data/sampler.h>
 
-#include "data/worker_error.h"
+#include "data/worker_pool.h"
 
 namespace lockstep::data {
 namespace {
@@ -20,7 +20,7 @@ void check_options(const LoaderOptions& options) {
                                 options.drop_last.value_or(false))) {
     throw ArgumentError(
         "make_loader: batch_sampler excludes batch_size, shuffle, sampler, seed and drop_last; it already "
-        "says which samples are in which batch");
+        "determines the batches");
   }
   if (options.sampler && shuffle) {
     throw ArgumentError("make_loader: sampler excludes shuffle; the sampler already decides the order");
@@ -43,30 +43,30 @@ void check_worker_options(const LoaderOptions& options) {
                                     *options.prefetch_factor));
   }
   if (options.num_workers > 0) return;
-  const char* const needing = options.prefetch_factor        ? "prefetch_factor"
-                              : options.persistent_workers   ? "persistent_workers"
-                              : options.timeout.count() != 0 ? "timeout"
-                                                             : nullptr;
-  if (needing != nullptr) {
-    throw ArgumentError(fmt::format("make_loader: {} needs num_workers > 0", needing));
+  const char* const option = options.prefetch_factor        ? "prefetch_factor"
+                             : options.persistent_workers   ? "persistent_workers"
+                             : options.timeout.count() != 0 ? "timeout"
+                                                            : nullptr;
+  if (option != nullptr) {
+    throw ArgumentError(fmt::format("make_loader: {} needs num_workers > 0", option));
   }
 }
 
-void warn_of_many_workers(int num_workers) {
+void warn_about_many_workers(int num_workers) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cores == 0 || num_workers <= cores) return;
   log(LogLevel::warning,
-      fmt::format("make_loader: {} workers, but this process may use {} cores; more workers than cores make "
-                  "loading slower",
+      fmt::format("make_loader: {} workers, but this process may use {} cores; more workers than cores slow "
+                  "loading down",
                   num_workers, cores));
 }
 
-std::shared_ptr<const TransferStream> transfer_to(const std::optional<c10::Device>& device) {
+std::shared_ptr<const TransferStream> make_transfer(const std::optional<c10::Device>& device) {
   if (!device || device->is_cpu()) return nullptr;
   return std::make_shared<const TransferStream>(*device);
 }
 
-bool can_pin(const LoaderOptions& options) {
+bool checked_pin_memory(const LoaderOptions& options) {
   if (!options.pin_memory || can_pin_memory()) return options.pin_memory;
   log(LogLevel::warning, "make_loader: pin_memory is on, but no accelerator is found; memory is not pinned");
   return false;
@@ -98,45 +98,45 @@ std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const 
                                                             .drop_last = options.drop_last.value_or(false)});
 }
 
-LoaderCore::LoaderCore(std::int64_t dataset_size, const LoaderOptions& options,
-                       const std::type_info& batch_type, bool findable)
+LoaderBase::LoaderBase(std::int64_t dataset_size, const LoaderOptions& options,
+                       const std::type_info& batch_type, bool is_pytree)
     : options_((check_worker_options(options), options)),
       batch_sampler_(make_batch_source(dataset_size, options)),
       progress_(options.generator, options.seed, options.persistent_workers),
-      pins_(can_pin(options)),
-      transfer_(transfer_to(options.device)) {
-  pins_ = pins_ || transfer_;
-  if (pins_ && !findable) {
-    throw ArgumentError(fmt::format(
-        "make_loader: pin_memory and device have to find the tensors in a batch, and cannot in a {}; "
-        "give it a visit_tensors() or specialize lockstep::TensorVisitor",
-        type_text(batch_type)));
+      pin_memory_(checked_pin_memory(options)),
+      transfer_(make_transfer(options.device)) {
+  pin_memory_ = pin_memory_ || transfer_;
+  if (pin_memory_ && !is_pytree) {
+    throw ArgumentError(
+        fmt::format("make_loader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
+                    "visit_tensors() member or specialize lockstep::TensorVisitor",
+                    type_name(batch_type)));
   }
-  warn_of_many_workers(options.num_workers);
+  warn_about_many_workers(options.num_workers);
 }
 
-void LoaderCore::set_epoch(std::int64_t epoch) {
+void LoaderBase::set_epoch(std::int64_t epoch) {
   progress_.set_epoch(epoch);
   batch_sampler_->set_epoch(epoch);
 }
 
-LoaderPosition LoaderCore::position() const {
+LoaderPosition LoaderBase::position() const {
   auto position = progress_.position();
   if (position.batches > 0 && options_.num_workers > 0 && !options_.in_order) {
     throw ArgumentError(
-        "loader: with in_order = false there is no way to say which batches of a pass have been handed out; "
-        "save "
-        "between passes, or leave in_order on");
+        "loader: with in_order = false a position in the middle of a pass is not defined; save between "
+        "passes, "
+        "or leave in_order on");
   }
   return position;
 }
 
-void LoaderCore::seek(const LoaderPosition& position) {
+void LoaderBase::seek(const LoaderPosition& position) {
   batch_sampler_->set_epoch(position.epoch);
   progress_.seek(position);
 }
 
-std::shared_ptr<LoaderWorkers> LoaderCore::workers(const LoaderProgress::Start& start, const void* dataset,
+std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& start, const void* dataset,
                                                    const std::type_info& type) {
   if (options_.num_workers == 0) return nullptr;
   if (persistent_workers_ && !persistent_workers_->stuck()) return persistent_workers_;

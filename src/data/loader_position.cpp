@@ -15,28 +15,28 @@
 namespace lockstep::data {
 namespace {
 
-at::Generator chosen(const std::optional<at::Generator>& generator) {
+at::Generator generator_or_default(const std::optional<at::Generator>& generator) {
   return generator ? *generator : at::detail::getDefaultCPUGenerator();
 }
 
 at::Tensor generator_state(const std::optional<at::Generator>& generator) {
-  auto used = chosen(generator);
+  auto used = generator_or_default(generator);
   const std::lock_guard<std::mutex> lock(used.mutex());
   return used.get_state();
 }
 
 void set_generator_state(const std::optional<at::Generator>& generator, const at::Tensor& state) {
-  auto used = chosen(generator);
+  auto used = generator_or_default(generator);
   const std::lock_guard<std::mutex> lock(used.mutex());
   try {
     used.set_state(state);
   } catch (const c10::Error& error) {
-    throw DataError(std::string("loader: this is no state of a generator: ") +
+    throw DataError(std::string("loader: this is not the state of a generator: ") +
                     error.what_without_backtrace());
   }
 }
 
-// Spreads neighbouring numbers over all of 64 bits (the finalizer of SplitMix64).
+// The finalizer of SplitMix64.
 std::uint64_t mixed(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15U;
   value = (value ^ (value >> 30U)) * 0xbf58476d1ce4e5b9U;
@@ -46,7 +46,7 @@ std::uint64_t mixed(std::uint64_t value) {
 
 }  // namespace
 
-std::uint64_t BatchSeeds::of(std::int64_t batch) const {
+std::uint64_t BatchSeeds::seed_of(std::int64_t batch) const {
   std::uint64_t seed = mixed(base);
   for (const auto part : {epoch, passes, static_cast<std::int64_t>(rank), batch}) {
     seed = mixed(seed ^ static_cast<std::uint64_t>(part));
@@ -57,7 +57,7 @@ std::uint64_t BatchSeeds::of(std::int64_t batch) const {
 void LoaderProgress::set_epoch(std::int64_t epoch) {
   if (resume_ && resume_->epoch != epoch) resume_.reset();
   if (position_.epoch == epoch) return;
-  passes_begun_ = 0;
+  passes_started_ = 0;
   position_ = LoaderPosition{.epoch = epoch, .base_seed = kept_base_seed_};
 }
 
@@ -71,7 +71,7 @@ void LoaderProgress::seek(const LoaderPosition& position) {
   resume_.reset();
   position_ =
       LoaderPosition{.epoch = position.epoch, .passes = position.passes, .base_seed = position.base_seed};
-  passes_begun_ = position.passes;
+  passes_started_ = position.passes;
   kept_base_seed_ = position.base_seed;
   if (generator_ && position.own_generator.defined()) set_generator_state(generator_, position.own_generator);
   if (position.batches > 0) resume_ = position;
@@ -80,11 +80,11 @@ void LoaderProgress::seek(const LoaderPosition& position) {
 LoaderProgress::Start LoaderProgress::start(const BatchSource& source) {
   const auto from = std::exchange(resume_, std::nullopt);
   auto stream = from ? resume(source, *from) : begin(source);
-  if (keeps_base_seed_) kept_base_seed_ = base_seed_;
+  if (keep_base_seed_) kept_base_seed_ = base_seed_;
   const World world = current_world();
-  // Where the order follows from the seed so does the rest: a checkpoint has the generator of one rank only.
-  const bool by_seed = seed_ || world.size > 1 || is_thread_rank();
-  const auto base = by_seed ? seed_.value_or(0) : base_seed_;
+  // With several ranks the base comes from the seed, because a checkpoint has the generator of one rank only.
+  const bool use_seed = seed_ || world.size > 1 || is_thread_rank();
+  const auto base = use_seed ? seed_.value_or(0) : base_seed_;
   return {.stream = std::move(stream),
           .seeds = {.base = static_cast<std::uint64_t>(base),
                     .epoch = position_.epoch,
@@ -94,29 +94,30 @@ LoaderProgress::Start LoaderProgress::start(const BatchSource& source) {
 }
 
 void LoaderProgress::draw_base_seed() {
-  // A thread that is a rank has a default generator that this layer does not keep.
+  // The default generator of a thread rank is not part of a checkpoint.
   if (generator_ || !is_thread_rank()) position_.pass_generator = generator_state(generator_);
-  // Before the sampler draws anything: the order in which Python does it.
+  // Python draws it before the sampler draws.
   base_seed_ = position_.base_seed ? *position_.base_seed : draw_seed(generator_);
 }
 
 std::unique_ptr<BatchStream> LoaderProgress::begin(const BatchSource& source) {
   position_ =
-      LoaderPosition{.epoch = position_.epoch, .passes = passes_begun_++, .base_seed = kept_base_seed_};
+      LoaderPosition{.epoch = position_.epoch, .passes = passes_started_++, .base_seed = kept_base_seed_};
   draw_base_seed();
   return source.iter();
 }
 
 std::unique_ptr<BatchStream> LoaderProgress::resume(const BatchSource& source, const LoaderPosition& from) {
-  if (!from.pass_generator.defined() && source.draws_by_default()) {
+  if (!from.pass_generator.defined() && source.uses_default_generator()) {
     throw ArgumentError(
-        "loader: the middle of a pass whose order came from the default generator cannot be found again in "
-        "threads that are ranks; give the loader a seed or a generator");
+        "loader: a thread rank cannot resume a pass whose order came from the default generator; give the "
+        "loader a "
+        "seed or a generator");
   }
-  // The order is drawn again as it was then. What else has been drawn since, from the default generator, is
-  // not undone: a generator of the loader's own is by then where it was.
+  // Draws the order again from the generator's state at the start of the pass. A generator of the loader's
+  // own ends in its saved state; the default generator keeps its current state.
   position_ = from;
-  passes_begun_ = from.passes + 1;
+  passes_started_ = from.passes + 1;
   if (!from.pass_generator.defined()) return source.iter_from(from.batches, from.samples);
   const auto now = generator_state(std::nullopt);
   set_generator_state(generator_, from.pass_generator);
@@ -132,7 +133,8 @@ void LoaderProgress::count(std::int64_t samples) {
 }
 
 void LoaderProgress::finish() {
-  position_ = LoaderPosition{.epoch = position_.epoch, .passes = passes_begun_, .base_seed = kept_base_seed_};
+  position_ =
+      LoaderPosition{.epoch = position_.epoch, .passes = passes_started_, .base_seed = kept_base_seed_};
 }
 
 }  // namespace lockstep::data

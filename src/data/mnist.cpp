@@ -6,14 +6,14 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/mnist.h>
 
-#include "data/known_files.h"
+#include "data/download/dataset_files.h"
 
 namespace lockstep::data {
 namespace {
 
 constexpr int kClasses = 10;
 
-KnownDataset mnist_files() {
+RemoteDataset mnist_files() {
   return {
       .name = "MNIST",
       .subfolder = "MNIST/raw",
@@ -29,15 +29,15 @@ KnownDataset mnist_files() {
   };
 }
 
-Batch load(const std::filesystem::path& root, const MNISTOptions& options) {
+Batch load_mnist(const std::filesystem::path& root, const MNISTOptions& options) {
   auto files = mnist_files();
   if (!options.sources.empty()) files.sources = options.sources;
   const std::size_t first = options.train ? 0 : 2;
-  auto values = load_known_files(files, root, {files.files[first], files.files[first + 1]},
-                                 {.download = options.download, .timeout = options.timeout});
+  auto values = load_dataset_files(files, root, {files.files[first], files.files[first + 1]},
+                                   {.download = options.download, .timeout = options.timeout});
   if (values[1].max().item<int>() >= kClasses) {
-    throw DataError(fmt::format("{} in {}: holds labels that are not digits", files.files[first + 1].name,
-                                root.string()));
+    throw DataError(
+        fmt::format("{} in {}: has labels other than 0 to 9", files.files[first + 1].name, root.string()));
   }
   return {.data = std::move(values[0]), .target = values[1].to(at::kLong)};
 }
@@ -45,7 +45,7 @@ Batch load(const std::filesystem::path& root, const MNISTOptions& options) {
 }  // namespace
 
 MNIST::MNIST(const std::filesystem::path& root, const MNISTOptions& options)
-    : MNIST(load(root, options), options.normalize) {}
+    : MNIST(load_mnist(root, options), options.normalize) {}
 
 MNIST::MNIST(const Batch& files, const std::optional<Normalize>& normalize)
     : ImageDataset(files.data, files.target, normalize) {}

@@ -13,9 +13,9 @@
 namespace lockstep::data {
 namespace {
 
-constexpr std::int64_t kReplacementPart = 32;  // Python draws this many at once, and the draws depend on it
+constexpr std::int64_t kReplacementPart = 32;  // Python draws as many at once, which determines the values
 
-// What RandomSampler yields in one pass, part by part.
+// The indices of one pass of RandomSampler, part by part.
 class RandomDraw {
  public:
   RandomDraw(std::int64_t count, std::int64_t num_samples, const RandomSamplerOptions& options)
@@ -26,7 +26,7 @@ class RandomDraw {
     if (!generator_) generator_ = seeded_generator(draw_seed(std::nullopt));
     const std::int64_t part = replacement_ ? kReplacementPart : count_;
     const std::int64_t take = std::min(part, left_);
-    // Python draws a last part even when nothing is left to take from it.
+    // Python draws a last part even when nothing is left.
     ended_ = take < part;
     left_ -= take;
     if (replacement_) return at::randint(count_, {take}, generator_, at::kLong);
@@ -44,7 +44,7 @@ class RandomDraw {
 }  // namespace
 
 at::Tensor Sampler::indices() const {
-  // Room for one more, so that the pass is read to its end, where Python's list() takes it too.
+  // One more than size(), so that the pass is read to its end, as by Python's list().
   auto all = at::empty({size() + 1}, at::kLong);
   const auto count =
       iter()->read({all.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel())});
@@ -53,10 +53,10 @@ at::Tensor Sampler::indices() const {
 
 std::unique_ptr<IndexStream> Sampler::iter_from(std::int64_t samples) const {
   auto stream = iter();
-  std::array<std::int64_t, 1024> passed{};
+  std::array<std::int64_t, 1024> skipped{};
   while (samples > 0) {
     const auto count = stream->read(
-        std::span(passed).first(static_cast<std::size_t>(std::min<std::int64_t>(samples, passed.size()))));
+        std::span(skipped).first(static_cast<std::size_t>(std::min<std::int64_t>(samples, skipped.size()))));
     if (count == 0) break;
     samples -= count;
   }

@@ -15,9 +15,9 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/activation_checkpoint.h>
-#include <lockstep/rendezvous/random.h>
+#include <lockstep/runtime/random.h>
 
-#include "ddp/nested_backward.h"
+#include "ddp/autograd_hooks.h"
 #include "nn/node_pointer.h"
 
 namespace lockstep::ddp {
@@ -54,7 +54,7 @@ class RandomState {
   std::vector<std::pair<at::Generator, Tensor>> states_;
 };
 
-// While it lives, random numbers are those that followed `then`.
+// While it lives, random numbers are those that followed the state `then`.
 class RandomScope {
  public:
   RandomScope(std::optional<RandomState>& then, const Tensors& tensors) {
@@ -89,34 +89,22 @@ std::vector<bool> requirements(const Tensors& tensors) {
 
 // The leaves that gradients of the outputs reach, without those given.
 Tensors other_leaves(const Tensors& outputs, const Tensors& given) {
-  using torch::autograd::Node;
   std::unordered_set<const void*> known;
   for (const auto& tensor : given) known.insert(tensor.unsafeGetTensorImpl());
   Tensors leaves;
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> to_visit;
-  const auto visit = [&](Node* node) {
-    if (node != nullptr && seen.insert(node).second) to_visit.push_back(node);
-  };
-  for (const auto& output : outputs) {
-    if (output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
-  }
-  while (!to_visit.empty()) {
-    auto* const node = to_visit.back();
-    to_visit.pop_back();
+  visit_graph(outputs, [&](torch::autograd::Node* node) {
     const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node);
     if (leaf != nullptr && known.insert(leaf->variable.unsafeGetTensorImpl()).second) {
       leaves.push_back(leaf->variable);
     }
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
-  }
+  });
   return leaves;
 }
 
 // Stands in the graph for the function that will be called again.
 class Recomputation : public torch::autograd::Node {
  public:
-  Recomputation(Recomputed function, const Tensors& inputs, const CheckpointOptions& options)
+  Recomputation(Recomputed function, const Tensors& inputs, const ActivationCheckpointOptions& options)
       : function_(std::move(function)),
         reentrant_(options.use_reentrant),
         require_grad_(requirements(inputs)) {
@@ -148,8 +136,8 @@ class Recomputation : public torch::autograd::Node {
   const Tensors& leaves() const { return leaves_; }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    refuse_what_would_be_wrong();
-    refuse_changed_inputs();
+    check_supported();
+    check_inputs();
     const at::ThreadLocalStateGuard as_then(state_);
     const c10::AutoGradMode enable(true);
     const auto inputs = leaves_like(inputs_, require_grad_);
@@ -170,7 +158,7 @@ class Recomputation : public torch::autograd::Node {
   }
 
  private:
-  void refuse_what_would_be_wrong() const {
+  void check_supported() const {
     if (reentrant_ && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(
           "checkpoint: with use_reentrant, gradients can be had by backward() alone, not by grad() or with "
@@ -183,7 +171,7 @@ class Recomputation : public torch::autograd::Node {
     }
   }
 
-  void refuse_changed_inputs() const {
+  void check_inputs() const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (inputs_[i].is_inference() || inputs_[i]._version() == versions_[i]) continue;
       throw Error(
@@ -233,7 +221,7 @@ class Recomputation : public torch::autograd::Node {
 }  // namespace
 
 std::vector<at::Tensor> checkpoint_tensors(Recomputed function, const std::vector<at::Tensor>& inputs,
-                                           const CheckpointOptions& options) {
+                                           const ActivationCheckpointOptions& options) {
   if (!c10::GradMode::is_enabled()) return function(inputs, true);
   const bool any = std::ranges::any_of(inputs, [](const Tensor& input) { return input.requires_grad(); });
   if (options.use_reentrant && !any) {

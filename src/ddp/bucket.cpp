@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/bucket.h"
 
+#include <algorithm>
+#include <unordered_set>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/nn/modules/embedding.h>
 
 namespace lockstep::ddp {
 namespace {
+
+BucketPlan assign(const std::vector<TrainedParameter>& parameters, const std::vector<at::Tensor>& tensors,
+                  const std::vector<std::size_t>& limits, const std::vector<std::int64_t>& order) {
+  std::vector<bool> sparse;
+  for (const auto& parameter : parameters) sparse.push_back(parameter.sparse);
+  return std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse, order));
+}
 
 at::Tensor zeroed_memory(std::int64_t numel, const at::TensorOptions& options, const ProcessGroup& group) {
   const auto backend = group.backend();
@@ -17,18 +29,43 @@ at::Tensor zeroed_memory(std::int64_t numel, const at::TensorOptions& options, c
   return at::zeros({numel}, options);
 }
 
-// A tensor on the flat tensor's storage that autograd does not know as a view: zero_grad() detaches
-// gradients in place, which a view forbids.
-at::Tensor plain_alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
-  const bool keep_strides = like.is_non_overlapping_and_dense();
-  const auto strides =
-      keep_strides ? like.strides().vec() : at::empty(like.sizes(), at::kMeta).strides().vec();
-  auto alias = at::empty({0}, flat.options());
-  alias.set_(flat.storage(), flat.storage_offset() + offset, like.sizes(), strides);
-  return alias;
+}  // namespace
+
+std::vector<TrainedParameter> trained_parameters(const torch::nn::Module& module,
+                                                 const std::vector<NamedTensor>& parameters) {
+  std::unordered_set<const void*> sparse;
+  const auto add_if_sparse = [&](const auto* embedding) {
+    if (embedding == nullptr || !embedding->options.sparse()) return;
+    sparse.insert(embedding->weight.unsafeGetTensorImpl());
+  };
+  for (const auto& each : module.modules()) {
+    add_if_sparse(each->as<torch::nn::Embedding>());
+    add_if_sparse(each->as<torch::nn::EmbeddingBag>());
+  }
+  std::vector<TrainedParameter> trained;
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.requires_grad()) {
+      trained.push_back({name, tensor, sparse.contains(tensor.unsafeGetTensorImpl())});
+    }
+  }
+  return trained;
 }
 
-}  // namespace
+BucketPlan initial_plan(const std::vector<TrainedParameter>& parameters,
+                        const std::vector<std::size_t>& limits) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
+  auto plan = assign(parameters, tensors, limits, {});
+  std::ranges::reverse(plan);
+  return plan;
+}
+
+BucketPlan plan_by_order(const std::vector<TrainedParameter>& parameters,
+                         const std::vector<std::int64_t>& order, const std::vector<std::size_t>& limits) {
+  std::vector<at::Tensor> tensors;
+  for (const auto index : order) tensors.push_back(parameters[static_cast<std::size_t>(index)].tensor);
+  return assign(parameters, tensors, limits, order);
+}
 
 std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<TrainedParameter>& parameters,
                                  std::optional<at::ScalarType> dtype) {
@@ -51,8 +88,14 @@ void allocate(Bucket& bucket, const std::vector<TrainedParameter>& parameters, c
   if (bucket.sparse || bucket.flat.defined()) return;
   bucket.flat = zeroed_memory(bucket.numel, bucket.options, group);
   for (auto& slot : bucket.slots) {
-    slot.view = plain_alias(bucket.flat, slot.offset, parameters[slot.parameter].tensor);
+    slot.view = alias_of(bucket.flat, slot.offset, parameters[slot.parameter].tensor);
   }
+}
+
+void release(Bucket& bucket) {
+  bucket.flat.reset();
+  bucket.work = {};
+  for (auto& slot : bucket.slots) slot.view.reset();
 }
 
 at::Tensor zeros_of(const Bucket& bucket, const std::vector<TrainedParameter>& parameters,
@@ -63,10 +106,13 @@ at::Tensor zeros_of(const Bucket& bucket, const std::vector<TrainedParameter>& p
                                at::empty({0, sizes.back()}, bucket.options), sizes);
 }
 
-void release(Bucket& bucket) {
-  bucket.flat.reset();
-  bucket.work = {};
-  for (auto& slot : bucket.slots) slot.view.reset();
+at::Tensor alias_of(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
+  const bool keep_strides = like.is_non_overlapping_and_dense();
+  const auto strides =
+      keep_strides ? like.strides().vec() : at::empty(like.sizes(), at::kMeta).strides().vec();
+  auto alias = at::empty({0}, flat.options());
+  alias.set_(flat.storage(), flat.storage_offset() + offset, like.sizes(), strides);
+  return alias;
 }
 
 }  // namespace lockstep::ddp

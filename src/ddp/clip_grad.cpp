@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/ddp/clip_grad.h>
+#include <lockstep/ddp/utils.h>
 
 namespace lockstep {
 namespace {

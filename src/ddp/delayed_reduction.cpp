@@ -22,19 +22,15 @@ DelayedReduction::DelayedReduction(std::vector<NamedTensor> parameters, const at
     if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device()) {
       throw ArgumentError(
           "DistributedDataParallel: the parameters of delay_all_reduce_named_params must have one dtype and "
-          "one "
-          "device; " +
+          "one device; " +
           name + " differs");
     }
     numel += tensor.numel();
   }
-  row_ = at::zeros({numel}, parameters_.front().tensor.options().requires_grad(false));
+  flat_ = at::zeros({numel}, parameters_.front().tensor.options().requires_grad(false));
   std::int64_t offset = 0;
   for (const auto& [name, tensor] : parameters_) {
-    // No autograd view, as in the buckets.
-    auto view = at::empty({0}, row_.options());
-    view.set_(row_.storage(), offset, tensor.sizes(), at::empty(tensor.sizes(), at::kMeta).strides());
-    views_.push_back(std::move(view));
+    views_.push_back(alias_of(flat_, offset, at::empty(tensor.sizes(), at::kMeta)));
     offset += tensor.numel();
   }
   hook_ = trigger_.register_hook([this](const at::Tensor&) { reduce(); });
@@ -47,10 +43,10 @@ void DelayedReduction::prepare(bool sync) {
   const c10::NoGradGuard no_grad;
   const bool all_dropped = std::ranges::none_of(
       parameters_, [](const NamedTensor& each) { return each.tensor.mutable_grad().defined(); });
-  if (all_dropped) row_.zero_();
+  if (all_dropped) flat_.zero_();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     auto& gradient = parameters_[i].tensor.mutable_grad();
-    if (gradient.defined() && gradient.is_alias_of(row_)) continue;
+    if (gradient.defined() && gradient.is_alias_of(flat_)) continue;
     gradient.defined() ? views_[i].copy_(gradient) : views_[i].zero_();
     gradient = views_[i];
   }
@@ -59,8 +55,8 @@ void DelayedReduction::prepare(bool sync) {
 void DelayedReduction::reduce() {
   if (!sync_) return;
   const c10::NoGradGuard no_grad;
-  row_.div_(group_.size());
-  work_ = group_.all_reduce_async(row_, ReduceOp::SUM, where_);
+  flat_.div_(group_.size());
+  work_ = group_.all_reduce_async(flat_, ReduceOp::SUM, where_);
   torch::autograd::Engine::get_default_engine().queue_callback(
       [this] { std::exchange(work_, Work()).wait(); });
 }

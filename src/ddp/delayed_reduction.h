@@ -6,12 +6,12 @@
 
 #include <lockstep/comm/process_group.h>
 
-#include "ddp/trained_parameters.h"
+#include "ddp/bucket.h"
 
 namespace lockstep::ddp {
 
-// Parameters whose gradients are kept in one row of their own, which is averaged when the gradient of another
-// parameter has been computed. PyTorch: `delay_all_reduce_named_params`.
+// Parameters whose gradients share one flat tensor of their own, which is averaged after the gradient of
+// another parameter has been computed. PyTorch: `delay_all_reduce_named_params`.
 class DelayedReduction {
  public:
   DelayedReduction(std::vector<NamedTensor> parameters, const at::Tensor& trigger, ProcessGroup group,
@@ -20,7 +20,7 @@ class DelayedReduction {
   DelayedReduction(const DelayedReduction&) = delete;
   DelayedReduction& operator=(const DelayedReduction&) = delete;
 
-  // After a forward: gradients that were dropped lie in the row again, as zeros.
+  // After a forward: moves the gradients into the flat tensor; dropped ones become zeros.
   void prepare(bool sync);
 
  private:
@@ -30,7 +30,7 @@ class DelayedReduction {
   at::Tensor trigger_;
   ProcessGroup group_;
   std::source_location where_;
-  at::Tensor row_;
+  at::Tensor flat_;
   std::vector<at::Tensor> views_;
   unsigned hook_ = 0;
   bool sync_ = false;

@@ -8,15 +8,15 @@
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
-#include "ddp/backward_sink.h"
-#include "ddp/replica.h"
-#include "nn/converted_layers.h"
+#include "ddp/autograd_hooks.h"
+#include "ddp/ddp_state.h"
+#include "nn/synced_batch_norm.h"
 
 namespace lockstep {
 namespace {
 
-const torch::nn::Module& placed(const std::shared_ptr<torch::nn::Module>& module,
-                                const std::optional<c10::Device>& device) {
+const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module>& module,
+                                         const std::optional<c10::Device>& device) {
   if (!module) throw ArgumentError("DistributedDataParallel: the module is empty (a null holder or pointer)");
   if (device) module->to(*device);
   return *module;
@@ -34,7 +34,7 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
                        ? options.mixed_precision->param_dtype
                        : std::nullopt),
       output_device_(options.output_device),
-      replica_(std::make_unique<ddp::Replica>(placed(module, options.device), options, where)) {}
+      state_(std::make_unique<ddp::DdpState>(moved_to_device(module, options.device), options, where)) {}
 
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 
@@ -45,11 +45,11 @@ at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) co
 }
 
 void DistributedDataParallelModule::check_join() const {
-  replica_->check_join();
+  state_->check_join();
   const auto layer = nn::find_synced_layer(*this);
   if (layer.empty()) return;
   throw ArgumentError(
-      fmt::format("DistributedDataParallel: join() cannot follow {}, a SyncBatchNorm: its ranks exchange "
+      fmt::format("DistributedDataParallel: join() does not support {}, a SyncBatchNorm: its ranks exchange "
                   "statistics within forward, which a rank without data does not run. Give all ranks as many "
                   "batches (DistributedSampler does), or keep BatchNorm",
                   layer));
@@ -57,28 +57,22 @@ void DistributedDataParallelModule::check_join() const {
 
 std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() const {
   std::vector<at::Tensor> parameters;
-  for (const auto& each : replica_->parameters()) parameters.push_back(each.tensor);
+  for (const auto& each : state_->parameters()) parameters.push_back(each.tensor);
   return parameters;
 }
 
 void DistributedDataParallelModule::before_forward() {
-  replica_->settle(sync_, join_options().has_value());
-  std::optional<ddp::Replica::Joined> joined;
-  if (join_options()) {
-    joined.emplace(ddp::Replica::Joined{.options = *join_options(), .work = {}, .active = {}});
-    if (auto notice = notify_join_context()) {
-      joined->work = std::move(notice->work);
-      joined->active = std::move(notice->active);
-    }
-  }
-  replica_->before_forward(sync_, joined);
+  state_->prepare_for_forward(sync_, join_options().has_value());
+  std::optional<ddp::DdpState::Joined> joined;
+  if (join_options()) joined.emplace(ddp::DdpState::Joined{*join_options(), notify_join_context()});
+  state_->before_forward(sync_, joined);
 }
 
 std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector<at::Tensor> outputs) {
-  replica_->after_forward(sync_, outputs);
-  if (c10::GradMode::is_enabled() && replica_->has_reducer() && replica_->reducer().watches_outputs()) {
-    ddp::pass_through_sink(outputs, [weak = replica_->weak_reducer()] {
-      if (const auto reducer = weak.lock()) reducer->on_backward_begins();
+  state_->after_forward(sync_, outputs);
+  if (c10::GradMode::is_enabled() && state_->has_reducer() && state_->reducer().watches_outputs()) {
+    ddp::pass_through_sink(outputs, [weak = state_->weak_reducer()] {
+      if (const auto reducer = weak.lock()) reducer->on_backward_begin();
     });
   }
   if (output_device_) {
@@ -87,51 +81,49 @@ std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector
   return outputs;
 }
 
-void DistributedDataParallelModule::refuse_output(const char* type) {
+void DistributedDataParallelModule::throw_unknown_output(const char* type) {
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> readable(
       abi::__cxa_demangle(type, nullptr, nullptr, &status), &std::free);
   throw ArgumentError(
       fmt::format("DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
-                  "find_unused_parameters, "
-                  "static_graph and output_device need it; give it a visit_tensors() or specialize "
+                  "find_unused_parameters, static_graph and output_device need it; give it a visit_tensors() "
+                  "or specialize "
                   "lockstep::TensorVisitor",
                   status == 0 ? readable.get() : type));
 }
 
 void DistributedDataParallelModule::register_comm_hook(CommHook hook) {
-  if (!replica_->has_reducer()) {
+  if (!state_->has_reducer()) {
     throw ArgumentError("DistributedDataParallel: all parameters are delayed, so there is no bucket to hook");
   }
-  replica_->reducer().register_comm_hook(std::move(hook));
+  state_->reducer().register_comm_hook(std::move(hook));
 }
 
 bool DistributedDataParallelModule::has_averaged_gradients() const {
-  return !replica_->has_reducer() || replica_->reducer().has_averaged_gradients();
+  return !state_->has_reducer() || state_->reducer().has_averaged_gradients();
 }
 
-void DistributedDataParallelModule::shadow_iteration() { replica_->shadow_iteration(); }
-void DistributedDataParallelModule::finish_join(bool is_last_joiner) {
-  replica_->finish_join(is_last_joiner);
-}
-c10::Device DistributedDataParallelModule::join_device() const { return replica_->device(); }
+void DistributedDataParallelModule::shadow_iteration() { state_->shadow_iteration(); }
+void DistributedDataParallelModule::finish_join(bool is_last_joiner) { state_->finish_join(is_last_joiner); }
+c10::Device DistributedDataParallelModule::join_device() const { return state_->device(); }
 
 const std::vector<std::shared_ptr<torch::optim::Optimizer>>& DistributedDataParallelModule::optimizers()
     const {
   static const std::vector<std::shared_ptr<torch::optim::Optimizer>> none;
-  return replica_->has_reducer() ? replica_->reducer().optimizers() : none;
+  return state_->has_reducer() ? state_->reducer().optimizers() : none;
 }
 
 void DistributedDataParallelModule::trace(const std::string& path, int steps) {
-  if (!replica_->has_reducer()) {
+  if (!state_->has_reducer()) {
     throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
   }
-  replica_->reducer().trace().begin(path, steps);
+  state_->reducer().trace().begin(path, steps);
 }
 
 DdpStats DistributedDataParallelModule::stats() const {
-  if (!replica_->has_reducer()) return {};
-  const auto& reducer = replica_->reducer();
+  if (!state_->has_reducer()) return {};
+  const auto& reducer = state_->reducer();
   return {.steps = reducer.clock().steps(),
           .last = reducer.clock().last(),
           .mean = reducer.clock().mean(),
@@ -140,9 +132,7 @@ DdpStats DistributedDataParallelModule::stats() const {
 }
 
 torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelModule::named_parameters() const {
-  torch::OrderedDict<std::string, at::Tensor> once;
-  for (auto& item : ddp::distinct(torch::nn::Module::named_parameters())) once.insert(item.name, item.tensor);
-  return once;
+  return nn::distinct_parameters(*this);
 }
 
 std::vector<at::Tensor> DistributedDataParallelModule::parameters() const {
@@ -151,8 +141,8 @@ std::vector<at::Tensor> DistributedDataParallelModule::parameters() const {
 
 std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {
   std::vector<BucketInfo> infos;
-  if (!replica_->has_reducer()) return infos;
-  const auto& reducer = replica_->reducer();
+  if (!state_->has_reducer()) return infos;
+  const auto& reducer = state_->reducer();
   for (const auto& bucket : reducer.buckets()) {
     BucketInfo info{.bytes = bucket.bytes};
     for (const auto& slot : bucket.slots) {
@@ -163,6 +153,6 @@ std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {
   return infos;
 }
 
-const ProcessGroup& DistributedDataParallelModule::process_group() const { return replica_->group(); }
+const ProcessGroup& DistributedDataParallelModule::process_group() const { return state_->group(); }
 
 }  // namespace lockstep

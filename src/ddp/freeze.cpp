@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/ddp/freeze.h>
+#include <lockstep/ddp/utils.h>
 
 namespace lockstep {
 namespace {

@@ -21,9 +21,9 @@ bool aliases(const at::Tensor& gradient, const at::Tensor& view) {
 
 }  // namespace
 
-// Gradients that are kept (zero_grad(false), accumulation) are at home before the next backward, as in
-// PyTorch: take_gradient() then divides them in place, which for a world size that is no power of two rounds
-// otherwise than its copying way.
+// Gradients that are kept (zero_grad(false), accumulation) move before the next backward, as in PyTorch:
+// copy_to_bucket() then divides them in place, which for a world size that is no power of two rounds
+// differently from its copy.
 void Reducer::move_gradients_into_buckets() {
   const c10::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
@@ -37,7 +37,7 @@ void Reducer::move_gradients_into_buckets() {
   }
 }
 
-void Reducer::take_gradient(Bucket& bucket, Bucket::Slot& slot) {
+void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
   if (bucket.skipped) return;
   const c10::NoGradGuard no_grad;
   if (bucket.sparse) {
@@ -52,10 +52,11 @@ void Reducer::take_gradient(Bucket& bucket, Bucket::Slot& slot) {
     return;
   }
   if (gradient.is_sparse()) {
-    throw Error(fmt::format(
-        "{}: {} has a sparse gradient, which is expected of the weight of an Embedding or EmbeddingBag with "
-        "sparse(true) alone",
-        whoami(), parameter.name));
+    throw Error(
+        fmt::format("{}: {} has a sparse gradient, which only the weight of an Embedding or EmbeddingBag "
+                    "with sparse(true) "
+                    "may have",
+                    whoami(), parameter.name));
   }
   if (options_.batched_grad_copy) return;
   if (aliases(gradient, slot.view)) {
@@ -65,16 +66,14 @@ void Reducer::take_gradient(Bucket& bucket, Bucket::Slot& slot) {
   if (hook_) {
     slot.view.copy_(gradient);
   } else {
-    // One pass copies and divides, by the reciprocal as in PyTorch: for sizes that are no power of two the
-    // bits differ from those of a division.
+    // By the reciprocal, as in PyTorch: for sizes that are no power of two the bits differ from a division's.
     auto view = slot.view;
     at::mul_out(view, gradient, at::native::wrapped_scalar_tensor(1.0 / divisor()));
   }
   if (options_.gradient_as_bucket_view) gradient = slot.view;
 }
 
-// All of a bucket at once: few kernels instead of many.
-void Reducer::take_together(Bucket& bucket) {
+void Reducer::copy_all_to_bucket(Bucket& bucket) {
   if (bucket.sparse) return;
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> views;
@@ -106,15 +105,11 @@ void Reducer::take_sparse_gradient(Bucket& bucket) {
   if (!hook_) bucket.flat.div_(divisor());
 }
 
-at::Tensor Reducer::gradient_like(const TrainedParameter& parameter, const at::Tensor& values) const {
-  return torch::autograd::utils::clone_obey_contract(values, parameter.tensor);
-}
-
-void Reducer::deliver(Bucket& bucket) {
+void Reducer::finish(Bucket& bucket) {
   const c10::NoGradGuard no_grad;
-  bucket.delivered = true;
+  bucket.finished = true;
   if (bucket.skipped) return;
-  bucket.sparse ? deliver_sparse(bucket) : deliver_dense(bucket);
+  bucket.sparse ? finish_sparse(bucket) : finish_dense(bucket);
   if (optimizers_.empty()) {
     bucket.work = {};
   } else {
@@ -122,20 +117,20 @@ void Reducer::deliver(Bucket& bucket) {
   }
 }
 
-void Reducer::deliver_sparse(Bucket& bucket) {
+void Reducer::finish_sparse(Bucket& bucket) {
   const auto parameter = bucket.slots.front().parameter;
   if (was_used(parameter)) parameters_[parameter].tensor.mutable_grad() = bucket.work.wait();
   bucket.flat.reset();
 }
 
-void Reducer::deliver_dense(Bucket& bucket) {
+void Reducer::finish_dense(Bucket& bucket) {
   const auto reduced = bucket.work.wait();
   if (!reduced.defined() || reduced.numel() != bucket.numel) {
     throw Error(fmt::format("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
                             reduced.defined() ? reduced.numel() : 0, bucket.numel));
   }
   if (options_.gradient_dtype) {
-    deliver_cast(bucket, reduced);
+    finish_cast(bucket, reduced);
     return;
   }
   if (!aliases(reduced, bucket.flat)) bucket.flat.copy_(reduced.reshape({-1}));
@@ -148,13 +143,13 @@ void Reducer::deliver_dense(Bucket& bucket) {
     } else if (gradient.defined()) {
       gradient.copy_(slot.view);
     } else {
-      gradient = gradient_like(parameter, slot.view);
+      gradient = torch::autograd::utils::clone_obey_contract(slot.view, parameter.tensor);
     }
   }
 }
 
-// In mixed precision: gradients become the sums in the parameters' own types.
-void Reducer::deliver_cast(const Bucket& bucket, const at::Tensor& reduced) {
+// In mixed precision gradients become the sums in the parameters' own types.
+void Reducer::finish_cast(const Bucket& bucket, const at::Tensor& reduced) {
   for (const auto& slot : bucket.slots) {
     if (!was_used(slot.parameter)) continue;
     const auto& tensor = parameters_[slot.parameter].tensor;
@@ -165,12 +160,7 @@ void Reducer::deliver_cast(const Bucket& bucket, const at::Tensor& reduced) {
 }
 
 void Reducer::apply_optimizers(Bucket& bucket) {
-  for (const auto& slot : bucket.slots) {
-    auto& gradient = parameters_[slot.parameter].tensor.mutable_grad();
-    if (!gradient.defined()) continue;
-    optimizers_[slot.parameter]->step();
-    gradient.reset();
-  }
+  for (const auto& slot : bucket.slots) step_in_backward(slot.parameter);
   release(bucket);
 }
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The reducer in a step that is captured in a graph: the host's part runs while it is captured, and never
-// again.
+// The part of the reducer for GraphedStep. The host's part of a step runs during capture only.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/device/graph_phase.h>
 
 #include "ddp/reducer.h"
+#include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
 
@@ -17,20 +16,20 @@ void Reducer::enter_graph(bool in_join) {
   const auto refuse = [](bool set, const char* what, const char* remedy) {
     if (set) refuse_in_graph(fmt::format("DistributedDataParallel with {}", what), remedy);
   };
-  refuse(options_.find_unused_parameters && !options_.static_graph, "find_unused_parameters",
+  refuse(finds_unused(), "find_unused_parameters",
          "the host asks in every step which parameters were used; static_graph asks in the first only");
   refuse(!optimizers_.empty(), "optimizer_in_backward",
-         "what is stepped when depends on how fast reductions are; step after backward");
+         "the order of steps depends on the speed of reductions; step after backward");
   refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
-         "parameters change places in every step; use Autocast");
+         "parameters change their memory in every step; use Autocast");
   refuse(in_join, "join()", "the host asks in every step who has data; give all ranks as many batches");
-  refuse(phase == GraphPhase::capture && arrival_known_ && !rebuilt_,
-         "buckets that are laid out anew in this step", "raise warmup");
+  refuse(phase == GraphPhase::capture && learned_.order == Learned::Order::known,
+         "buckets that are rebuilt in this step", "raise warmup");
   follow_stream();
 }
 
-// The hooks' nodes run on the stream on which they were made. In a graph that has to be the one that is
-// captured, which the warm-up uses already.
+// The hooks' nodes run on the stream on which they were made. It must be the captured one, which the warm-up
+// already uses.
 void Reducer::follow_stream() {
   const auto device = parameters_.front().tensor.device();
   if (graph_phase() != GraphPhase::warm_up) return;
@@ -40,13 +39,11 @@ void Reducer::follow_stream() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto made_on = hooks_->node(i)->stream();
     if (!made_on || *made_on == stream) continue;
-    throw Error(
-        fmt::format("{}: something of an earlier forward is alive, such as a loss or an output that was "
-                    "kept, and with it the "
-                    "node at which gradients of {} arrive, on another stream than the one that GraphedStep "
-                    "captures: let it go "
-                    "before the first call of the step",
-                    whoami(), parameters_[i].name));
+    throw Error(fmt::format(
+        "{}: a tensor of an earlier forward is alive, such as a loss or an output, and keeps the node that "
+        "accumulates the gradient of {} on a stream that GraphedStep does not capture: drop it before the "
+        "first call of the step",
+        whoami(), parameters_[i].name));
   }
   hooks_stream_ = stream;
 }

@@ -6,7 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/local_sgd.h>
-#include <lockstep/rendezvous/init.h>
+#include <lockstep/runtime/default_group.h>
 
 namespace lockstep {
 

@@ -11,16 +11,19 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/ddp/utils.h>
+#include <lockstep/runtime/default_group.h>
 
 namespace lockstep::ddp {
+
 namespace {
 
-// Keeps the memory for flattened copies bounded; PyTorch uses the same figure.
-constexpr std::int64_t kBytesAtOnce = 250LL * 1024 * 1024;
-// What gains nothing from being sent with others, and would need a copy.
-constexpr std::size_t kBytesAlone = std::size_t{1024} * 1024;
+// Bounds the memory for flattened copies; PyTorch uses the same limit.
+constexpr std::int64_t kFlattenedBytes = 250LL * 1024 * 1024;
+// Tensors from this size on are sent without a copy.
+constexpr std::size_t kDirectBytes = std::size_t{1024} * 1024;
 
-// Buckets hold gradients in the order in which parameters lie in memory.
+// Buckets hold gradients in the memory order of the parameters.
 std::string strides_of(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "));
 }
@@ -57,15 +60,15 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      readable(lines_of(texts[culprit]), earliest));
 }
 
-// Backends write to memory behind autograd's back, which has to learn that what it has saved is no more.
+// The backend writes without autograd's knowledge; a saved tensor must count as changed.
 void broadcast_in_place(const ProcessGroup& group, int source, const at::Tensor& tensor,
                         std::source_location where) {
   group.broadcast(tensor, source, where);
   if (group.rank() != source && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-void broadcast_together(const ProcessGroup& group, int source, const std::vector<at::Tensor>& tensors,
-                        std::source_location where) {
+void broadcast_flattened(const ProcessGroup& group, int source, const std::vector<at::Tensor>& tensors,
+                         std::source_location where) {
   if (tensors.empty()) return;
   if (tensors.size() == 1 && tensors.front().is_contiguous()) {
     broadcast_in_place(group, source, tensors.front(), where);
@@ -85,13 +88,13 @@ void broadcast_together(const ProcessGroup& group, int source, const std::vector
 
 }  // namespace
 
-std::string describe(const char* kind, const NamedTensor& item) {
+std::string describe(const std::string& kind, const NamedTensor& item) {
   return fmt::format("{} {}\t{}[{}]{}", kind, item.name, c10::toString(item.tensor.scalar_type()),
                      fmt::join(item.tensor.sizes(), ", "), strides_of(item.tensor));
 }
 
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where) {
-  // Short first; the long texts travel only when something is wrong.
+  // The long texts are sent only if the hashes differ.
   const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own.lines)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
   const auto texts = group.all_gather_object(own.lines, where);
@@ -106,19 +109,39 @@ void broadcast_from(const ProcessGroup& group, int source, const std::vector<Nam
   std::map<std::pair<c10::ScalarType, std::string>, std::int64_t> bytes;
   for (const auto& item : tensors) {
     const auto tensor = item.tensor.detach();
-    if (tensor.nbytes() >= kBytesAlone && tensor.is_contiguous()) {
+    if (tensor.nbytes() >= kDirectBytes && tensor.is_contiguous()) {
       broadcast_in_place(group, source, tensor, where);
       continue;
     }
     const auto kind = std::pair(tensor.scalar_type(), tensor.device().str());
     kinds[kind].push_back(tensor);
     bytes[kind] += static_cast<std::int64_t>(tensor.nbytes());
-    if (bytes[kind] >= kBytesAtOnce) {
-      broadcast_together(group, source, std::exchange(kinds[kind], {}), where);
+    if (bytes[kind] >= kFlattenedBytes) {
+      broadcast_flattened(group, source, std::exchange(kinds[kind], {}), where);
       bytes[kind] = 0;
     }
   }
-  for (const auto& [kind, together] : kinds) broadcast_together(group, source, together, where);
+  for (const auto& [kind, together] : kinds) broadcast_flattened(group, source, together, where);
 }
 
 }  // namespace lockstep::ddp
+
+namespace lockstep {
+
+void broadcast_module(const torch::nn::Module& module, int src, std::optional<ProcessGroup> process_group,
+                      std::source_location where) {
+  const auto group = process_group ? *process_group : default_group();
+  auto tensors = nn::distinct(module.named_parameters());
+  for (auto& buffer : nn::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));
+  std::string lines;
+  for (const auto& item : tensors) {
+    lines += fmt::format("{} on {}\n", ddp::describe("tensor", item),
+                         c10::DeviceTypeName(item.tensor.device().type(), true));
+  }
+  ddp::check_same_on_all_ranks(
+      group, {.user = "broadcast_module", .lines = lines, .advice = "Build the same module on every rank"},
+      where);
+  ddp::broadcast_from(group, src, tensors, where);
+}
+
+}  // namespace lockstep

@@ -6,26 +6,28 @@
 
 #include <lockstep/comm/process_group.h>
 
-#include "ddp/trained_parameters.h"
+#include "nn/named_tensors.h"
 
 namespace lockstep::ddp {
 
-// One line: "parameter fc1.weight\tFloat[500, 1600]", with strides where the tensor is not contiguous.
-std::string describe(const char* kind, const NamedTensor& item);
+using nn::NamedTensor;
 
-// What has to be the same on all ranks.
+// One line: "parameter fc1.weight\tFloat[500, 1600]", with strides where the tensor is not contiguous.
+std::string describe(const std::string& kind, const NamedTensor& item);
+
+// A description of a module that must be the same on all ranks.
 struct ModuleText {
-  const char* user = "";    // who asks: "DistributedDataParallel"
-  std::string lines = {};   // what is compared
-  const char* advice = "";  // for those whose modules differ
+  std::string user;    // the caller, for messages: "DistributedDataParallel"
+  std::string lines;   // compared
+  std::string advice;  // for the error
 };
 
 // Throws DesyncError on every rank unless all ranks have the same lines; the error names the first that
 // differs and where.
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where);
 
-// Makes the tensors equal to those of rank `source`: large ones as they lie, the others in as few broadcasts
-// as their types allow.
+// Makes the tensors equal to those of rank `source`: large ones each in a broadcast of its own, the others
+// flattened by type.
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
                     std::source_location where);
 

@@ -17,7 +17,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/ddp/comm_hooks.h>
-#include <lockstep/ddp/powersgd.h>
 
 namespace lockstep {
 namespace {

@@ -5,20 +5,18 @@
 
 namespace lockstep::ddp {
 
-bool has_precision(const at::Tensor& tensor) { return tensor.is_floating_point(); }
-
-PrecisionSwitch::PrecisionSwitch(const std::vector<NamedTensor>& parameters,
-                                 const std::vector<NamedTensor>& buffers, const MixedPrecision& options)
+PrecisionSwitch::PrecisionSwitch(const std::vector<nn::NamedTensor>& parameters,
+                                 const std::vector<nn::NamedTensor>& buffers, const MixedPrecision& options)
     : options_(options) {
   if (options_.param_dtype) {
     for (const auto& each : parameters) {
-      if (has_precision(each.tensor)) parameters_.push_back({each.tensor});
+      if (each.tensor.is_floating_point()) parameters_.push_back({each.tensor});
     }
   }
   if (!options_.buffer_dtype) return;
   const c10::NoGradGuard no_grad;
   for (const auto& each : buffers) {
-    if (has_precision(each.tensor)) each.tensor.set_data(each.tensor.to(*options_.buffer_dtype));
+    if (each.tensor.is_floating_point()) each.tensor.set_data(each.tensor.to(*options_.buffer_dtype));
   }
 }
 

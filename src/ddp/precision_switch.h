@@ -5,22 +5,21 @@
 
 #include <lockstep/ddp/options.h>
 
-#include "ddp/trained_parameters.h"
+#include "nn/named_tensors.h"
 
 namespace lockstep::ddp {
 
-// Parameters that hold low-precision copies from forward to the end of backward, and their own values for the
+// Gives parameters low-precision copies from forward to the end of backward, and their own values for the
 // optimizer. PyTorch: DDP's native mixed precision.
 class PrecisionSwitch {
  public:
-  PrecisionSwitch(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+  PrecisionSwitch(const std::vector<nn::NamedTensor>& parameters, const std::vector<nn::NamedTensor>& buffers,
                   const MixedPrecision& options);
   ~PrecisionSwitch() { raise(); }
   PrecisionSwitch(const PrecisionSwitch&) = delete;
   PrecisionSwitch& operator=(const PrecisionSwitch&) = delete;
 
-  // Before forward; gradients that are there are cast, too, so that more can be added. False when it was so
-  // already.
+  // Before forward. Also casts gradients, so that backward can add to them. Returns false if already low.
   bool lower();
   // After backward.
   void raise();
@@ -28,15 +27,12 @@ class PrecisionSwitch {
  private:
   struct Parameter {
     at::Tensor tensor;
-    at::Tensor full = {};  // its own values, while it holds others
+    at::Tensor full = {};  // its own values, while the tensor holds the copy
   };
 
   MixedPrecision options_;
   std::vector<Parameter> parameters_;
   bool is_low_ = false;
 };
-
-// Whether mixed precision changes tensors of this type.
-bool has_precision(const at::Tensor& tensor);
 
 }  // namespace lockstep::ddp

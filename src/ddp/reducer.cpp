@@ -10,11 +10,8 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/device/graph_phase.h>
 
-#include "ddp/graph_search.h"
-#include "ddp/nested_backward.h"
-#include "ddp/sparse_reduction.h"
+#include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
 
@@ -22,12 +19,13 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
-      places_(parameters_.size()),
+      locations_(parameters_.size()),
       used_(parameters_.size(), parameters_.front().tensor.device()),
-      trouble_(group_),
-      arrived_last_(static_cast<std::size_t>(group_.size()), 0),
-      ready_(parameters_.size(), false),
-      fires_(parameters_.size(), 0) {
+      abort_(group_),
+      arrived_last_(static_cast<std::size_t>(group_.size()), 0) {
+  step_.ready.resize(parameters_.size());
+  learned_.hook_counts.resize(parameters_.size());
+  if (options_.static_graph) learned_.graph = Learned::Graph::first_step;
   if (options_.optimizer_in_backward) {
     for (const auto& parameter : parameters_) {
       optimizers_.push_back(options_.optimizer_in_backward({parameter.tensor}));
@@ -35,11 +33,40 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
   }
   for (const auto& parameter : parameters_) dtypes_.push_back(parameter.tensor.scalar_type());
   renew_hooks();
-  lay_out(first_plan());
+  set_buckets(first_plan());
+}
+
+bool Reducer::may_follow(Phase now, Phase next) {
+  using enum Step::Phase;
+  switch (now) {
+    case idle:
+      return next == forward || next == awaiting;
+    case forward:
+      return next == idle || next == awaiting;
+    case awaiting:
+      return next == forward || next == awaiting || next == backward;
+    case backward:
+      return next == idle || next == awaiting || next == incomplete || next == finishing;
+    case incomplete:
+      return next == backward;
+    case finishing:
+      return next == idle || next == aborted;
+    case aborted:
+      return next == idle;
+  }
+  return false;
+}
+
+void Reducer::enter(Phase next) {
+  if (!may_follow(step_.phase, next)) {
+    throw Error(fmt::format("{}: internal error: phase {} cannot follow phase {}", whoami(),
+                            static_cast<int>(next), static_cast<int>(step_.phase)));
+  }
+  step_.phase = next;
 }
 
 BucketPlan Reducer::first_plan() const {
-  // Of a graph that may change the order of gradients is never known.
+  // With find_unused_parameters the gradient order is never final, so these buckets stay.
   return initial_plan(parameters_, finds_unused() ? options_.limits.rebuilt : options_.limits.initial);
 }
 
@@ -48,21 +75,22 @@ std::string Reducer::whoami() const {
 }
 
 void Reducer::renew_hooks() {
-  hooks_.reset();  // first: a tensor keeps the node of its gradient for as long as anybody holds it
+  hooks_.reset();  // first: a tensor keeps the node of its gradient while anything holds it
   hooks_ = std::make_unique<GradientHooks>(parameters_,
                                            [this](std::size_t parameter) { on_gradient_ready(parameter); });
 }
 
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
-  return !local_only_ && !(expecting_ && started_);
+  return !step_.has_local_gradients && (in(Phase::idle) || in(Phase::forward) || in(Phase::awaiting));
 }
 
-void Reducer::lay_out(const BucketPlan& plan) {
-  buckets_ = bypasses() ? std::vector<Bucket>{} : make_buckets(plan, parameters_, options_.gradient_dtype);
+void Reducer::set_buckets(const BucketPlan& plan) {
+  buckets_ = has_nothing_to_reduce() ? std::vector<Bucket>{}
+                                     : make_buckets(plan, parameters_, options_.gradient_dtype);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
-      places_[buckets_[b].slots[s].parameter] = {b, s};
+      locations_[buckets_[b].slots[s].parameter] = {b, s};
     }
     if (optimizers_.empty()) allocate(buckets_[b], parameters_, group_);
   }
@@ -76,17 +104,18 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (!optimizers_.empty()) {
     throw ArgumentError(whoami() + ": optimizer_in_backward allows no communication hook");
   }
-  if (expecting_)
+  if (!in(Phase::idle) && !in(Phase::forward)) {
     throw ArgumentError(whoami() + ": register the communication hook before the first forward");
-  const bool had_no_buckets = bypasses();
+  }
+  const bool had_no_buckets = has_nothing_to_reduce();
   hook_ = std::move(hook);
-  if (had_no_buckets) lay_out(first_plan());
+  if (had_no_buckets) set_buckets(first_plan());
 }
 
-std::vector<std::int64_t> Reducer::arrival_on_rank_0() const {
-  // Ranks may see their gradients in different orders; one order must hold for all.
-  auto order =
-      at::tensor(arrival_, at::TensorOptions().dtype(at::kLong)).to(parameters_.front().tensor.device());
+std::vector<std::int64_t> Reducer::ready_order_of_rank_0() const {
+  // Ranks may see their gradients in different orders; all must use one.
+  auto order = at::tensor(learned_.ready_order, at::TensorOptions().dtype(at::kLong))
+                   .to(parameters_.front().tensor.device());
   group_.broadcast(order, 0, options_.where);
   order = order.to(at::kCPU);
   return {order.data_ptr<std::int64_t>(), order.data_ptr<std::int64_t>() + order.numel()};
@@ -94,135 +123,142 @@ std::vector<std::int64_t> Reducer::arrival_on_rank_0() const {
 
 void Reducer::rebuild_buckets_if_due() {
   const std::lock_guard lock(mutex_);
-  if (rebuilt_ || !arrival_known_) return;
-  rebuilt_ = true;
-  // Not a part of the step, which a GraphedStep that warms up compares with the next one.
+  if (learned_.order != Learned::Order::known) return;
+  learned_.order = Learned::Order::applied;
+  // Hidden from a GraphedStep that warms up and compares this step with the next.
   std::optional<at::DisableRecordFunctionGuard> unseen;
   if (graph_phase() != GraphPhase::none) unseen.emplace();
-  if (!bypasses()) lay_out(plan_by_arrival(parameters_, arrival_on_rank_0(), options_.limits.rebuilt));
+  if (has_nothing_to_reduce()) return;
+  set_buckets(plan_by_order(parameters_, ready_order_of_rank_0(), options_.limits.rebuilt));
+}
+
+void Reducer::begin_forward() {
+  const std::lock_guard lock(mutex_);
+  step_.before_forward = step_.phase;
+  enter(Phase::forward);
 }
 
 void Reducer::begin_buckets() {
-  divisor_ = 0;
-  next_bucket_ = 0;
+  step_.divisor = 0;
+  step_.next_bucket = 0;
   for (auto& bucket : buckets_) {
     bucket.pending = bucket.slots.size();
-    bucket.delivered = false;
+    bucket.finished = false;
     bucket.skipped = options_.skip_all_reduce_unused_params &&
                      std::ranges::all_of(bucket.slots, [this](const Bucket::Slot& slot) {
-                       return std::ranges::binary_search(unused_, slot.parameter);
+                       return std::ranges::binary_search(learned_.unused, slot.parameter);
                      });
   }
 }
 
 void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
-  in_forward_ = false;
-  expecting_ = true;
-  started_ = false;
-  end_queued_ = false;
-  unused_marked_ = false;
-  ready_count_ = 0;
-  ready_.assign(parameters_.size(), false);
-  if (!arrival_known_) arrival_.clear();
-  if (in_first_static()) {
-    fires_.assign(parameters_.size(), 0);
+  enter(Phase::awaiting);
+  step_.hook_calls = 0;
+  step_.ready_count = 0;
+  step_.ready.assign(parameters_.size(), false);
+  if (learned_.order == Learned::Order::unknown) learned_.ready_order.clear();
+  if (in_first_static_step()) {
+    learned_.hook_counts.assign(parameters_.size(), 0);
   } else {
-    fires_left_ = fires_;
+    step_.hooks_left = learned_.hook_counts;
   }
-  if (finds_unused()) unused_ = find_unreachable(outputs, *hooks_, parameters_.size());
+  if (finds_unused()) learned_.unused = find_unreachable(outputs, *hooks_);
   begin_buckets();
 }
 
-void Reducer::queue_end() {
-  if (std::exchange(end_queued_, true)) return;
-  in_outer_backward([this] {
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_ends(); });
-  });
+void Reducer::on_backward_begin() {
+  const std::lock_guard lock(mutex_);
+  begin_backward();
 }
 
-void Reducer::on_backward_begins() {
-  const std::lock_guard lock(mutex_);
-  if (expecting_) queue_end();
+void Reducer::begin_backward() {
+  if (!in(Phase::awaiting) && !in(Phase::incomplete)) return;
+  enter(Phase::backward);
+  in_outer_backward([this] {
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { on_backward_end(); });
+  });
 }
 
 void Reducer::on_gradient_ready(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
-  if ((finds_unused() || in_first_static()) && parameters_[parameter].tensor.mutable_grad().defined()) {
+  if ((finds_unused() || in_first_static_step()) && parameters_[parameter].tensor.mutable_grad().defined()) {
     used_.mark(parameter);
   }
-  if (!expecting_) {
-    local_only_ = true;
+  // The new forward has thrown, and this backward belongs to the one before.
+  if (in(Phase::forward) && step_.before_forward == Phase::awaiting) enter(Phase::awaiting);
+  if (in(Phase::idle) || in(Phase::forward)) {
+    step_.has_local_gradients = true;
     return;
   }
-  started_ = true;
-  queue_end();
-  if (in_first_static()) {
-    ++fires_[parameter];
+  begin_backward();
+  const bool is_first = step_.hook_calls++ == 0;
+  if (in_first_static_step()) {
+    ++learned_.hook_counts[parameter];
     return;
   }
-  mark_unused_ready();
+  if (is_first) {
+    for (const auto unused : learned_.unused) mark_ready(unused);
+  }
   if (options_.static_graph) {
-    count_fire(parameter);
-    if (fires_left_[parameter] > 0) return;
+    count_hook_call(parameter);
+    if (step_.hooks_left[parameter] > 0) return;
   }
-  if (learns_arrival()) arrival_.push_back(static_cast<std::int64_t>(parameter));
+  if (learns_order()) learned_.ready_order.push_back(static_cast<std::int64_t>(parameter));
   mark_ready(parameter);
 }
 
-void Reducer::count_fire(std::size_t parameter) {
-  if (fires_left_[parameter] == 0) {
+void Reducer::count_hook_call(std::size_t parameter) {
+  if (step_.hooks_left[parameter] == 0) {
     throw Error(
-        fmt::format("{}: the graph has changed: {} is used otherwise than in the first backward, which "
-                    "static_graph rules out; use find_unused_parameters instead",
+        fmt::format("{}: the graph has changed: {} is used more often than in the first backward, which "
+                    "static_graph forbids; use find_unused_parameters instead",
                     whoami(), parameters_[parameter].name));
   }
-  --fires_left_[parameter];
+  --step_.hooks_left[parameter];
 }
 
-void Reducer::mark_unused_ready() {
-  if (std::exchange(unused_marked_, true)) return;
-  for (const auto parameter : unused_) mark_ready(parameter);
-}
-
-void Reducer::refuse_second_gradient(std::size_t parameter) const {
-  if (!ready_[parameter]) return;
-  throw Error(
-      fmt::format("{}: the gradient of {} became ready a second time before the backward was finished. "
-                  "Either backward was "
-                  "called twice on parts of one forward: sum the losses and call it once; or a module's "
-                  "parameters are used "
-                  "by several re-entrant backward passes (checkpoint): set static_graph if the graph is "
-                  "always the same{}",
-                  whoami(), parameters_[parameter].name,
-                  finds_unused() ? "; or forward() returned its tensors in something that hides them: see "
-                                   "lockstep::TensorVisitor"
-                                 : ""));
+void Reducer::check_first_gradient(std::size_t parameter) const {
+  if (!step_.ready[parameter]) return;
+  throw Error(fmt::format(
+      "{}: the gradient of {} became ready a second time before the backward was finished. Either backward "
+      "was "
+      "called twice on parts of one forward: sum the losses and call it once; or a module's parameters are "
+      "used by several re-entrant backward passes (checkpoint): set static_graph if the graph is always the "
+      "same{}",
+      whoami(), parameters_[parameter].name,
+      finds_unused() ? "; or forward() returned its tensors in a type that hides them: see "
+                       "lockstep::TensorVisitor"
+                     : ""));
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
-  refuse_second_gradient(parameter);
-  ready_[parameter] = true;
-  ++ready_count_;
+  check_first_gradient(parameter);
+  step_.ready[parameter] = true;
+  ++step_.ready_count;
   if (buckets_.empty()) {
-    if (!optimizers_.empty() && parameters_[parameter].tensor.mutable_grad().defined()) {
-      optimizers_[parameter]->step();
-      parameters_[parameter].tensor.mutable_grad().reset();
-    }
+    if (!optimizers_.empty()) step_in_backward(parameter);
     return;
   }
-  const auto place = places_[parameter];
-  auto& bucket = buckets_[place.bucket];
-  take_gradient(bucket, bucket.slots[place.slot]);
-  if (--bucket.pending == 0) launch_full_buckets();
+  const auto location = locations_[parameter];
+  auto& bucket = buckets_[location.bucket];
+  copy_to_bucket(bucket, bucket.slots[location.slot]);
+  if (--bucket.pending == 0) start_full_buckets();
+}
+
+void Reducer::step_in_backward(std::size_t parameter) {
+  auto& gradient = parameters_[parameter].tensor.mutable_grad();
+  if (!gradient.defined()) return;
+  optimizers_[parameter]->step();
+  gradient.reset();
 }
 
 int Reducer::divisor() {
-  if (divisor_ == 0) divisor_ = divisor_source_ ? divisor_source_() : group_.size();
-  return divisor_;
+  if (step_.divisor == 0) step_.divisor = divisor_source_ ? divisor_source_() : group_.size();
+  return step_.divisor;
 }
 
-BucketWork Reducer::start(std::size_t index, const at::Tensor& buffer) {
+BucketWork Reducer::start_reduction(std::size_t index, const at::Tensor& buffer) {
   auto& bucket = buckets_[index];
   bucket.launched = clock_.launch();
   if (hook_) {
@@ -240,48 +276,54 @@ BucketWork Reducer::start(std::size_t index, const at::Tensor& buffer) {
   return {group_.all_reduce_async(buffer, ReduceOp::SUM, options_.where), buffer};
 }
 
-void Reducer::launch_full_buckets() {
-  // In the buckets' order, whatever the order of gradients: it must be the same on all ranks.
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
-    auto& bucket = buckets_[next_bucket_];
-    if (!bucket.skipped) {
-      if (options_.batched_grad_copy) take_together(bucket);
-      bucket.work = start(next_bucket_, bucket.flat);
-    }
-    ++next_bucket_;
+void Reducer::start_full_buckets() {
+  auto& next = step_.next_bucket;
+  for (; next < buckets_.size() && buckets_[next].pending == 0; ++next) {
+    auto& bucket = buckets_[next];
+    if (bucket.skipped) continue;
+    if (options_.batched_grad_copy) copy_all_to_bucket(bucket);
+    bucket.work = start_reduction(next, bucket.flat);
   }
   if (finds_unused()) {
-    if (next_bucket_ == buckets_.size()) used_.reduce(group_, options_.where);
-    return;
-  }
-  if (optimizers_.empty()) return;
-  for (std::size_t b = 0; b < next_bucket_; ++b) {
-    auto& bucket = buckets_[b];
-    if (bucket.delivered || bucket.sparse || !bucket.work.is_ready()) continue;
-    bucket.work.wait();
-    trace_bucket(bucket);
-    deliver(bucket);
+    if (next == buckets_.size()) used_.reduce(group_, options_.where);
+  } else if (!optimizers_.empty()) {
+    finish_completed_buckets();
   }
 }
 
-void Reducer::on_backward_ends() {
+// So that optimizer_in_backward frees gradients early.
+void Reducer::finish_completed_buckets() {
+  for (std::size_t b = 0; b < step_.next_bucket; ++b) {
+    auto& bucket = buckets_[b];
+    if (bucket.finished || bucket.sparse || !bucket.work.is_ready()) continue;
+    bucket.work.wait();
+    trace_bucket(bucket);
+    finish(bucket);
+  }
+}
+
+void Reducer::on_backward_end() {
   const std::lock_guard lock(mutex_);
-  end_queued_ = false;
-  if (!expecting_ || !started_) return;
-  if (in_first_static()) {
-    reduce_all_at_end();
-  } else if (ready_count_ < parameters_.size()) {
-    return;  // told at the next forward, as in PyTorch
+  if (!in(Phase::backward)) return;
+  if (step_.hook_calls == 0) {
+    enter(Phase::awaiting);
+    return;
+  }
+  if (in_first_static_step()) {
+    reduce_first_static_step();
+  } else if (step_.ready_count < parameters_.size()) {
+    enter(Phase::incomplete);  // the next forward throws, as in PyTorch
+    return;
   }
   finish_backward();
 }
 
-// After the first backward of a static graph: how often each parameter's gradient comes is known only now.
-void Reducer::reduce_all_at_end() {
+// Only the end of the first backward of a static graph shows how often each parameter's hook is called.
+void Reducer::reduce_first_static_step() {
   if (!buckets_.empty()) used_.reduce(group_, options_.where);
-  unused_.clear();
+  learned_.unused.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (fires_[i] == 0) unused_.push_back(i);
+    if (learned_.hook_counts[i] == 0) learned_.unused.push_back(i);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) mark_ready(i);
 }
@@ -290,34 +332,70 @@ bool Reducer::was_used(std::size_t parameter) {
   return !(finds_unused() || options_.static_graph) || used_.used_anywhere(parameter);
 }
 
-void Reducer::wait_for_all(bool and_deliver) {
-  bool more = true;
-  while (more) {
+bool Reducer::wait_for_reductions(Results results) {
+  const auto announcing = announcing_bucket();
+  bool announced = false;
+  for (bool more = true; more;) {
     more = false;
-    for (auto& bucket : buckets_) {
-      if (bucket.delivered) continue;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      auto& bucket = buckets_[b];
+      if (bucket.finished) continue;
       bucket.work.advance();
       if (!bucket.work.is_done()) {
         more = true;
-      } else if (and_deliver) {
-        trace_bucket(bucket);
-        deliver(bucket);
-      } else {
-        bucket.delivered = true;
+        continue;
       }
+      if (announcing == b) announced = is_announcement(bucket.work.wait());
+      if (results == Results::discard) {
+        bucket.finished = true;
+        continue;
+      }
+      trace_bucket(bucket);
+      finish(bucket);
     }
   }
+  return announced;
 }
 
 void Reducer::finish_backward() {
-  const GroupTrouble::Listening listening(trouble_);
-  failed_ = true;  // unless it comes to its end
+  const StepAbort::Listening listening(abort_);
+  enter(Phase::finishing);
   clock_.end_gradients();
-  wait_for_all(true);
+  const bool announced = wait_for_reductions(Results::deliver);
   if (finds_unused() && !buckets_.empty()) used_.clear();
-  trouble_.throw_if_given_up();
-  failed_ = false;
+  abort_.throw_if_aborted();
+  if (announced) {
+    const auto reasons = abort_.exchange_reasons("");
+    if (!reasons.empty()) enter(Phase::aborted);
+    abort_.throw_if_any(reasons);
+  }
   end_step();
+}
+
+void Reducer::end_step() {
+  abort_.end_step();
+  if (options_.after_reduction) options_.after_reduction();
+  clock_.end_step();
+  if (trace_.is_on()) trace_step();
+  if (const int last = abort_.last_to_issue(abort_.last_call()); last >= 0 && !buckets_.empty()) {
+    ++arrived_last_[static_cast<std::size_t>(last)];
+  }
+  if (learned_.graph == Learned::Graph::fixed && learns_order()) {
+    for (const auto unused : learned_.unused) {
+      learned_.ready_order.push_back(static_cast<std::int64_t>(unused));
+    }
+  }
+  if (learns_order() && learned_.ready_order.size() == parameters_.size()) {
+    learned_.order = Learned::Order::known;
+  }
+  if (in_first_static_step()) learned_.graph = Learned::Graph::fixed;
+  step_.has_local_gradients = false;
+  enter(Phase::idle);
+}
+
+void Reducer::write_trace_if_complete() {
+  const std::lock_guard lock(mutex_);
+  if (trace_.is_complete()) trace_.write(group_, options_.where);
 }
 
 void Reducer::trace_bucket(const Bucket& bucket) {
@@ -335,28 +413,6 @@ void Reducer::trace_step() {
   trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
   trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
   trace_.end_step();
-}
-
-void Reducer::end_step() {
-  trouble_.end_step();
-  if (options_.after_reduction) options_.after_reduction();
-  clock_.end_step();
-  if (trace_.is_on()) trace_step();
-  if (const int last = trouble_.last_to_issue(trouble_.last_call()); last >= 0 && !buckets_.empty()) {
-    ++arrived_last_[static_cast<std::size_t>(last)];
-  }
-  if (options_.static_graph && static_known_ && learns_arrival()) {
-    for (const auto parameter : unused_) arrival_.push_back(static_cast<std::int64_t>(parameter));
-  }
-  if (arrival_.size() == parameters_.size()) arrival_known_ = true;
-  static_known_ = options_.static_graph;
-  local_only_ = false;
-  expecting_ = false;
-}
-
-void Reducer::begin_forward() {
-  const std::lock_guard lock(mutex_);
-  in_forward_ = true;
 }
 
 }  // namespace lockstep::ddp

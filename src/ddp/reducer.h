@@ -12,16 +12,44 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/ddp/comm_hook.h>
+#include <lockstep/ddp/comm_hooks.h>
 
+#include "ddp/autograd_hooks.h"
 #include "ddp/bucket.h"
-#include "ddp/gradient_hooks.h"
-#include "ddp/group_trouble.h"
-#include "ddp/step_clock.h"
+#include "ddp/step_abort.h"
 #include "ddp/step_trace.h"
 #include "ddp/used_parameters.h"
 
 namespace lockstep::ddp {
+
+// Note [The reducer]
+//
+// Averages gradients across the group while backward runs. Follows c10d::Reducer: the same buckets in the
+// same order and the same arithmetic, hence the same bits.
+//
+// Two state machines. A step, from one reduced backward to the next (Step::Phase):
+//
+//     idle ---------> forward ---------> awaiting ---------> backward ---------> finishing ---> idle
+//     no reduced      a forward runs     it has returned     autograd runs       waits for
+//     backward is                            ^               |        ^          reductions
+//     expected                               +-- no gradient-+        |
+//                                                            v        |
+//                                                            incomplete: gradients are missing
+//
+// A backward that throws leaves `backward` or `finishing` behind, a forward that throws leaves `forward`. The
+// next forward then calls recover_if_failed(), which returns to idle. `aborted`: another rank announced a
+// failed step in its gradients (note [Failed steps] in reducer_recovery.cpp).
+//
+// What the steps so far have taught (Learned): the order of gradients, from which the buckets are rebuilt
+// once (Learned::Order), and what a static graph looks like (Learned::Graph).
+//
+// Threads: forward's thread calls the public functions; autograd's threads call on_gradient_ready() and
+// on_backward_end(). `mutex_` separates them. No thread of its own.
+//
+// Invariants:
+// - Reductions begin in the order of `buckets_` on every rank, whatever the order of gradients.
+// - Buckets before step_.next_bucket have begun; each begins once a step.
+// - Buckets change only in `forward`, before the module runs.
 
 struct ReducerOptions {
   BucketLimits limits = {};
@@ -31,48 +59,47 @@ struct ReducerOptions {
   bool skip_all_reduce_unused_params = false;
   bool batched_grad_copy = false;
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> optimizer_in_backward = {};
-  // In mixed precision: the type of gradients in backward, and what is to be done when they are reduced.
+  // In mixed precision: the type of gradients in backward, and a function to call after the reduction.
   std::optional<at::ScalarType> gradient_dtype = {};
   std::function<void()> after_reduction = {};
   std::string no_recovery = {};     // the option that makes a failed backward final, if any
-  std::source_location where = {};  // what call records show
+  std::source_location where = {};  // for call records
 };
 
-// Averages gradients across the group while backward runs. Follows c10d::Reducer: the same buckets in the
-// same order, the same arithmetic, hence the same bits.
-//
-// Threads: the public functions from the thread that calls forward; gradients become ready on autograd's
-// threads; the mutex keeps the two apart.
 class Reducer {
  public:
   Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, ReducerOptions options);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before any call of a forward. After a forward or backward that an exception ended, brings the ranks
-  // together again; throws Error where that cannot be, and, when the forward's backward is to be reduced,
-  // naming the parameters that took no part in the last one. Writes the trace when it is due, unless ranks
-  // may be in a join.
-  void settle(bool reduces, bool in_join);
-  // The forward, whose backward will be reduced, has begun; expect_backward() ends it.
-  void begin_forward();
-  // Once in a run, when the order of gradients is known; a collective call.
-  void rebuild_buckets_if_due();
-  // The next backward will be reduced; forward has returned these tensors.
-  void expect_backward(const std::vector<at::Tensor>& outputs);
-  // Whether it has to hear when backward passes forward's outputs; then it is to be told.
-  bool watches_outputs() const { return options_.static_graph || options_.find_unused_parameters; }
-  void on_backward_begins();
+  // Each forward calls the next five in this order; enter_graph() may stand before begin_forward().
 
-  // After parameters have got data of another type, and with it another place in the graph.
+  // Writes the trace if it is complete; a collective call.
+  void write_trace_if_complete();
+  // If an exception ended the last forward or backward, completes its calls so that the ranks can continue,
+  // and returns true. Throws Error if they cannot.
+  bool recover_if_failed();
+  // Throws Error naming the parameters that took no part in the last backward, if it is incomplete.
+  void check_last_backward();
+  void begin_forward();
+  // Once, when the order of gradients is known; a collective call.
+  void rebuild_buckets_if_due();
+
+  // Ends begin_forward(). `outputs`: the tensors that forward returned.
+  void expect_backward(const std::vector<at::Tensor>& outputs);
+  // Whether on_backward_begin() must be called when backward passes forward's outputs.
+  bool watches_outputs() const { return options_.static_graph || options_.find_unused_parameters; }
+  void on_backward_begin();
+
+  // After parameters have changed their type, and with it their node in the graph.
   void renew_hooks();
-  // Before a forward. Throws Error when it is to be captured by a GraphedStep and cannot be.
+  // Before a forward. Throws Error if a GraphedStep would capture it and cannot.
   void enter_graph(bool in_join);
 
   void register_comm_hook(CommHook hook);
-  // Called once a backward, for the number by which sums are divided. Default: the size of the group.
+  // Called once a backward for the divisor of the sums. Default: the size of the group.
   void set_divisor(std::function<int()> divisor) { divisor_source_ = std::move(divisor); }
-  // Makes the calls of a backward with gradients of zero, for the ranks that still have data.
+  // Makes the calls of a backward with zero gradients, for the ranks that still have data.
   void shadow_backward();
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -81,65 +108,103 @@ class Reducer {
   const StepClock& clock() const { return clock_; }
   StepTrace& trace() { return trace_; }
   const std::vector<std::int64_t>& arrived_last() const { return arrived_last_; }
-  // One for each parameter, where they run in backward.
+  // With optimizer_in_backward: one for each parameter.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const { return optimizers_; }
-  // Not after a backward without reduction, or in one.
+  // False during a reduced backward, and after one that was not reduced or not completed.
   bool has_averaged_gradients() const;
 
  private:
-  struct Place {
+  struct Step {
+    enum class Phase { idle, forward, awaiting, backward, incomplete, finishing, aborted };
+
+    Phase phase = Phase::idle;
+    Phase before_forward = Phase::idle;  // in `forward`: the phase that it interrupts
+    std::size_t hook_calls = 0;
+    std::size_t ready_count = 0;
+    std::vector<bool> ready = {};      // [parameter]
+    std::vector<int> hooks_left = {};  // [parameter], of a static graph
+    std::size_t next_bucket = 0;       // the first whose reduction has not begun
+    int divisor = 0;                   // 0: not asked for yet
+    bool has_local_gradients = false;  // gradients have been added that no backward reduces
+  };
+  using Phase = Step::Phase;
+
+  struct Learned {
+    enum class Order { unknown, known, applied };  // applied: the buckets have been rebuilt
+    enum class Graph { dynamic, first_step, fixed };
+
+    Order order = Order::unknown;
+    std::vector<std::int64_t> ready_order = {};  // parameters in the order of the first reduced backward
+    Graph graph = Graph::dynamic;
+    std::vector<int> hook_counts = {};     // [parameter]: hook calls in a backward of a static graph
+    std::vector<std::size_t> unused = {};  // parameters, ascending, that this rank's graph does not reach
+  };
+
+  struct Location {
     std::size_t bucket;
     std::size_t slot;
   };
 
-  // Gradients becoming ready.
-  void on_gradient_ready(std::size_t parameter);
-  void count_fire(std::size_t parameter);
-  void mark_unused_ready();
-  void mark_ready(std::size_t parameter);
-  void refuse_second_gradient(std::size_t parameter) const;
-  void queue_end();
-  void on_backward_ends();
+  static bool may_follow(Phase now, Phase next);
+  void enter(Phase next);  // throws Error unless it may follow
+  bool in(Phase phase) const { return step_.phase == phase; }
 
-  // From gradients to buckets and back.
-  void take_gradient(Bucket& bucket, Bucket::Slot& slot);
+  // From hooks to buckets.
+  void begin_backward();
+  void on_gradient_ready(std::size_t parameter);
+  void count_hook_call(std::size_t parameter);
+  void mark_ready(std::size_t parameter);
+  void step_in_backward(std::size_t parameter);
+  void check_first_gradient(std::size_t parameter) const;
+  void on_backward_end();
+
+  // Between gradients and buckets.
+  void copy_to_bucket(Bucket& bucket, Bucket::Slot& slot);
   void take_sparse_gradient(Bucket& bucket);
-  void take_together(Bucket& bucket);
-  void deliver(Bucket& bucket);
-  void deliver_sparse(Bucket& bucket);
-  void deliver_dense(Bucket& bucket);
-  void deliver_cast(const Bucket& bucket, const at::Tensor& reduced);
+  void copy_all_to_bucket(Bucket& bucket);
+  void finish(Bucket& bucket);
+  void finish_sparse(Bucket& bucket);
+  void finish_dense(Bucket& bucket);
+  void finish_cast(const Bucket& bucket, const at::Tensor& reduced);
   void apply_optimizers(Bucket& bucket);
-  at::Tensor gradient_like(const TrainedParameter& parameter, const at::Tensor& values) const;
 
   // Reductions.
-  BucketWork start(std::size_t bucket, const at::Tensor& buffer);
-  void start_rest_with_zeros();
-  void launch_full_buckets();
-  void reduce_all_at_end();
+  BucketWork start_reduction(std::size_t bucket, const at::Tensor& buffer);
+  void start_full_buckets();
+  void finish_completed_buckets();
+  void reduce_first_static_step();
   void finish_backward();
-  void wait_for_all(bool and_deliver);
+  enum class Results { deliver, discard };  // whether they become gradients
+  // Returns whether a rank announced a failed step.
+  bool wait_for_reductions(Results results);
   void end_step();
   void trace_bucket(const Bucket& bucket);
   void trace_step();
-  void recover();
-  void refuse_to_recover();
-  [[noreturn]] void throw_unused();
   int divisor();
+
+  // Failed steps.
+  enum class Contribution { zeros, announcement };
+  void recover();
+  void check_recoverable();
+  bool complete_with(Contribution contribution);
+  std::vector<std::string> announce(const std::string& reason);
+  std::optional<std::size_t> announcing_bucket() const;
+  bool can_announce() const;
+  static bool is_announcement(const at::Tensor& reduced);
 
   // Buckets.
   BucketPlan first_plan() const;
-  void lay_out(const BucketPlan& plan);
+  void set_buckets(const BucketPlan& plan);
   void move_gradients_into_buckets();
   void begin_buckets();
-  std::vector<std::int64_t> arrival_on_rank_0() const;
+  std::vector<std::int64_t> ready_order_of_rank_0() const;
 
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
-  bool in_first_static() const { return options_.static_graph && !static_known_; }
-  bool learns_arrival() const { return !arrival_known_ && (options_.static_graph || !finds_unused()); }
+  bool in_first_static_step() const { return learned_.graph == Learned::Graph::first_step; }
+  bool learns_order() const { return learned_.order == Learned::Order::unknown && !finds_unused(); }
   bool was_used(std::size_t parameter);
   // A group of one has nothing to reduce: gradients stay where autograd puts them.
-  bool bypasses() const { return group_.size() == 1 && !hook_; }
+  bool has_nothing_to_reduce() const { return group_.size() == 1 && !hook_; }
   std::string whoami() const;
   void follow_stream();
 
@@ -151,36 +216,18 @@ class Reducer {
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers_;
   std::vector<at::ScalarType> dtypes_;  // of the parameters, outside of backward
   std::vector<Bucket> buckets_;
-  std::vector<Place> places_;
+  std::vector<Location> locations_;  // [parameter]
   UsedParameters used_;
-  GroupTrouble trouble_;
+  StepAbort abort_;
   StepClock clock_;
   StepTrace trace_;
   std::vector<std::int64_t> arrived_last_;
 
   mutable std::mutex mutex_;
-  bool in_forward_ = false;      // which has not come to its end
-  bool expecting_ = false;       // a backward that is to be reduced may come or is under way
-  bool started_ = false;         // its first gradient is there
-  bool end_queued_ = false;      // autograd will call on_backward_ends()
-  bool local_only_ = false;      // gradients have come that were not to be reduced
-  bool failed_ = false;          // its reductions ended with an error
-  int divisor_ = 0;              // in it; 0: not known yet
-  std::size_t next_bucket_ = 0;  // the first one that is not under way
-  std::size_t ready_count_ = 0;
-  std::vector<bool> ready_;
-  std::vector<std::size_t> unused_;  // parameters that this rank's graph does not reach
-  bool unused_marked_ = false;
-
-  std::vector<std::int64_t> arrival_;  // parameters in the order of the first reduced backward
-  bool arrival_known_ = false;
-  bool rebuilt_ = false;
-
-  bool static_known_ = false;    // the first backward of a static graph is over
-  std::vector<int> fires_;       // how often each parameter's hook is called in a backward of a static graph
-  std::vector<int> fires_left_;  // in this one
-  std::optional<c10::Stream> hooks_stream_;  // where they were made for a graph
-  std::unique_ptr<GradientHooks> hooks_;     // last: gone before what they use
+  Step step_;
+  Learned learned_;
+  std::optional<c10::Stream> hooks_stream_;  // on which the hooks were made for a graph
+  std::unique_ptr<GradientHooks> hooks_;     // last: destroyed before what they use
 };
 
 }  // namespace lockstep::ddp

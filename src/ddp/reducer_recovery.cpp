@@ -1,109 +1,167 @@
 // SPDX-License-Identifier: BSD-3-Clause
 
-// The part of the reducer that makes a step's calls without its gradients: after a step that went wrong, and
-// for ranks that have no data left.
+// Note [Failed steps]
+//
+// A rank whose forward or backward threw owes the others the rest of the step's calls. Its next forward makes
+// them with zeros and discards the results; the others discard theirs as well and throw DesyncError with its
+// reason. How they learn of the failure:
+//
+// - Ranks of one host see it in the node-local group (StepAbort), also while they wait.
+// - Otherwise, with CPU tensors, the failed rank fills the last dense bucket with NaN instead of zeros, and
+//   every rank reads NaN in the sum. The loss may be NaN too, so all ranks then exchange their reasons, which
+//   are empty if no step failed. A good step makes no additional call.
+// - With other devices (reading the sum would block the host), with a communication hook (which may keep the
+//   NaN in its state), in a GraphedStep, or when all of the step's reductions have begun, the failure is
+//   final.
+#include <limits>
 #include <numeric>
 
+#include <ATen/ops/isnan.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "ddp/reducer.h"
+#include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
+namespace {
 
-void Reducer::settle(bool reduces, bool in_join) {
+constexpr const char* kExceptionReason = "its last step was ended by an exception";
+
+}  // namespace
+
+bool Reducer::recover_if_failed() {
   const std::lock_guard lock(mutex_);
-  if (trace_.is_due() && !in_join) trace_.write(group_, options_.where);
-  const bool broken = expecting_ && started_ && (end_queued_ || failed_);
-  // Where the others cannot be told, a forward that threw is as in PyTorch: it has done nothing.
-  if (in_forward_ && !trouble_.tells_others()) in_forward_ = false;
-  if (in_forward_) begin_buckets();  // none of its calls has been made
-  if (in_forward_ || broken) {
-    recover();
-  } else if (reduces && expecting_ && started_) {
-    throw_unused();
+  const bool forward_failed = in(Phase::forward);
+  if (forward_failed) {
+    begin_buckets();                              // none of the step's calls has been made
+    if (!abort_.is_local() && !can_announce()) {  // as in PyTorch, this forward has had no effect
+      enter(step_.before_forward);
+      return false;
+    }
   }
+  if (!forward_failed && !in(Phase::backward) && !in(Phase::finishing) && !in(Phase::aborted)) return false;
+  recover();
+  return true;
 }
 
-void Reducer::refuse_to_recover() {
-  const bool told = trouble_.tells_others();
-  if (group_.size() == 1 || (told && options_.no_recovery.empty())) return;
-  const auto why = options_.no_recovery.empty() ? std::string("with ranks on several hosts")
-                                                : "with " + options_.no_recovery;
-  trouble_.give_up("its last step was ended by an exception", true);
-  throw Error(
-      fmt::format("{}: the last step was ended by an exception, after which the ranks cannot go on {}: end "
-                  "the run, and go on "
-                  "from a checkpoint",
-                  whoami(), why));
+void Reducer::check_recoverable() {
+  if (group_.size() == 1 || (abort_.is_local() && options_.no_recovery.empty()) || can_announce()) return;
+  abort_.abort(kExceptionReason, true);
+  throw Error(fmt::format(
+      "{}: the last step was ended by an exception, and the ranks cannot continue {}: end the run "
+      "and resume from a checkpoint",
+      whoami(),
+      options_.no_recovery.empty() ? "with ranks on several hosts" : "with " + options_.no_recovery));
 }
 
-// The calls that the other ranks wait for are made, with zeros, and nothing comes of them.
 void Reducer::recover() {
-  refuse_to_recover();
-  in_forward_ = false;
-  expecting_ = false;
-  end_queued_ = false;
-  failed_ = false;
+  const bool others_know = in(Phase::aborted);
+  if (!others_know) check_recoverable();
+  enter(Phase::idle);
   if (options_.after_reduction) options_.after_reduction();
-  if (bypasses()) return;
-  trouble_.give_up("its last step was ended by an exception", false);
-  if (in_first_static() && next_bucket_ == 0) used_.reduce(group_, options_.where);
-  const GroupTrouble::Listening listening(trouble_);
-  start_rest_with_zeros();
-  wait_for_all(false);
-  if (finds_unused() || in_first_static()) used_.clear();
-  trouble_.end_step();
+  if (has_nothing_to_reduce()) return;
+  if (!others_know) {
+    abort_.abort(kExceptionReason, false);
+    announce(kExceptionReason);
+  }
+  abort_.end_step();
   for (auto& bucket : buckets_) {
     if (bucket.flat.defined() && !bucket.sparse) bucket.flat.zero_();
   }
 }
 
-void Reducer::start_rest_with_zeros() {
-  for (; next_bucket_ < buckets_.size(); ++next_bucket_) {
-    auto& bucket = buckets_[next_bucket_];
-    if (!bucket.skipped) bucket.work = start(next_bucket_, zeros_of(bucket, parameters_, group_));
-    if (finds_unused() && next_bucket_ + 1 == buckets_.size()) used_.reduce(group_, options_.where);
-  }
+// Completes the step's calls. Returns the ranks' reasons if the gradients announce the failure.
+std::vector<std::string> Reducer::announce(const std::string& reason) {
+  const StepAbort::Listening listening(abort_);
+  const bool announces = can_announce();
+  if (in_first_static_step() && step_.next_bucket == 0) used_.reduce(group_, options_.where);
+  complete_with(announces ? Contribution::announcement : Contribution::zeros);
+  if (finds_unused() || in_first_static_step()) used_.clear();
+  return announces ? abort_.exchange_reasons(reason) : std::vector<std::string>{};
 }
 
-void Reducer::throw_unused() {
+bool Reducer::complete_with(Contribution contribution) {
+  const auto announcing = contribution == Contribution::announcement ? announcing_bucket() : std::nullopt;
+  for (auto& next = step_.next_bucket; next < buckets_.size(); ++next) {
+    auto& bucket = buckets_[next];
+    if (!bucket.skipped) {
+      const auto values = zeros_of(bucket, parameters_, group_);
+      if (announcing == next) values.fill_(std::numeric_limits<double>::quiet_NaN());
+      bucket.work = start_reduction(next, values);
+    }
+    if (finds_unused() && next + 1 == buckets_.size()) used_.reduce(group_, options_.where);
+  }
+  return wait_for_reductions(Results::discard);
+}
+
+// The bucket whose sum carries announcements: the last one that can.
+std::optional<std::size_t> Reducer::announcing_bucket() const {
+  const bool in_gradients = !abort_.is_local() && group_.size() > 1 && !hook_ &&
+                            options_.no_recovery.empty() && parameters_.front().tensor.is_cpu() &&
+                            graph_phase() == GraphPhase::none;
+  if (!in_gradients) return std::nullopt;
+  for (std::size_t b = buckets_.size(); b-- > 0;) {
+    if (!buckets_[b].sparse && !buckets_[b].skipped && buckets_[b].numel > 0) return b;
+  }
+  return std::nullopt;
+}
+
+bool Reducer::can_announce() const {
+  const auto bucket = announcing_bucket();
+  return bucket && *bucket >= step_.next_bucket;
+}
+
+bool Reducer::is_announcement(const at::Tensor& reduced) {
+  return at::isnan(reduced.narrow(0, 0, 1)).item<bool>();
+}
+
+void Reducer::check_last_backward() {
+  const std::lock_guard lock(mutex_);
+  if (!in(Phase::incomplete)) return;
   std::vector<std::string> names;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!ready_[i]) names.push_back(parameters_[i].name);
+    if (!step_.ready[i]) names.push_back(parameters_[i].name);
   }
   const auto own = fmt::format("{}", fmt::join(names, ", "));
-  trouble_.give_up("parameters that took no part in its last backward: " + own, true);
-  throw Error(fmt::format(
+  const auto reason = "parameters that took no part in its last backward: " + own;
+  const auto message = fmt::format(
       "{}: these parameters took no part in the last backward, so its gradients were not averaged: {}. Set "
       "find_unused_parameters if that differs from step to step, static_graph if it is always so, or call "
       "requires_grad_(false) on those that never do before wrapping the module. The same on the other "
-      "ranks:{}",
-      whoami(), own, group_.size() > 1 ? trouble_.reasons_of_others() : " there are none"));
+      "ranks:",
+      whoami(), own);
+  if (group_.size() == 1) throw Error(message + " there are none");
+  if (!can_announce()) {
+    abort_.abort(reason, true);
+    throw Error(message + abort_.reasons_of_others());
+  }
+  log(LogLevel::warning, message + " not known yet");
+  throw Error(message + abort_.to_lines(announce(reason)));
 }
 
 void Reducer::shadow_backward() {
   const std::lock_guard lock(mutex_);
-  if (in_first_static()) {
+  if (in_first_static_step()) {
     const std::string reason = "it has no data for the first step of a static graph";
-    trouble_.give_up(reason, true);
+    abort_.abort(reason, true);
     throw Error(fmt::format("{}: {}, so it cannot follow the others; give each rank at least one batch",
                             whoami(), reason));
   }
-  const GroupTrouble::Listening listening(trouble_);
+  const StepAbort::Listening listening(abort_);
   begin_buckets();
-  start_rest_with_zeros();
-  wait_for_all(false);
+  const bool announced = complete_with(Contribution::zeros);
   if (finds_unused()) used_.clear();
-  trouble_.end_step();
+  if (announced) abort_.throw_if_any(abort_.exchange_reasons(""));
+  abort_.end_step();
   if (trace_.is_on()) trace_.end_step();  // as on the ranks that have data
-  if (learns_arrival()) {
-    arrival_.resize(parameters_.size());
-    std::iota(arrival_.begin(), arrival_.end(), 0);
-    arrival_known_ = true;
-  }
+  if (!learns_order()) return;
+  learned_.ready_order.resize(parameters_.size());
+  std::iota(learned_.ready_order.begin(), learned_.ready_order.end(), 0);
+  learned_.order = Learned::Order::known;
 }
 
 }  // namespace lockstep::ddp

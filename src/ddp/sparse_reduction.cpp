@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ddp/sparse_reduction.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
+
+#include "ddp/bucket.h"
 
 namespace lockstep::ddp {
 namespace {

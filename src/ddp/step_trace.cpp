@@ -14,6 +14,10 @@
 namespace lockstep::ddp {
 namespace {
 
+double milliseconds(StepClock::Clock::duration time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
 double microseconds(StepTrace::Clock::duration time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
@@ -37,13 +41,36 @@ void write_file(const std::string& path, const std::vector<std::string>& parts) 
     if (!file) {
       std::error_code ignored;
       std::filesystem::remove(temporary, ignored);
-      throw Error("trace: cannot write " + path + "; is there such a folder, and room?");
+      throw Error("trace: cannot write " + path + "; check that the folder exists and has space");
     }
   }
   std::filesystem::rename(temporary, path);
 }
 
 }  // namespace
+
+void StepClock::end_step() {
+  const auto now = Clock::now();
+  const bool launched = first_launch_ != Clock::time_point{};
+  last_ = {.forward = milliseconds(forward_end_ - forward_),
+           .backward = milliseconds(gradients_end_ - forward_end_),
+           .communication_exposed = launched ? milliseconds(now - gradients_end_) : 0,
+           .communication_hidden =
+               launched && first_launch_ < gradients_end_ ? milliseconds(gradients_end_ - first_launch_) : 0};
+  ++steps_;
+  sum_.forward += last_.forward;
+  sum_.backward += last_.backward;
+  sum_.communication_exposed += last_.communication_exposed;
+  sum_.communication_hidden += last_.communication_hidden;
+}
+
+StepTimes StepClock::mean() const {
+  const auto steps = static_cast<double>(steps_ == 0 ? 1 : steps_);
+  return {.forward = sum_.forward / steps,
+          .backward = sum_.backward / steps,
+          .communication_exposed = sum_.communication_exposed / steps,
+          .communication_hidden = sum_.communication_hidden / steps};
+}
 
 void StepTrace::begin(std::string path, int steps) {
   if (path.empty()) throw ArgumentError("trace: the file's name is empty");
@@ -78,7 +105,7 @@ std::string StepTrace::to_json(const ProcessGroup& group, Clock::time_point zero
 }
 
 void StepTrace::write(const ProcessGroup& group, std::source_location where) {
-  // Hosts' clocks differ: the end of a barrier is the same moment for all.
+  // Hosts' clocks differ; a barrier ends at the same moment for all.
   auto zero = events_.empty() ? Clock::now() : events_.front().begin;
   group.barrier(where);
   const auto now = Clock::now();

@@ -2,14 +2,51 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
 
 namespace lockstep::ddp {
 
-// What happened in some steps of one rank, and how all ranks' records become one Chrome trace.
+// Measures the parts of each step. Always on: it reads the clock a few times a step.
+class StepClock {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void begin_forward() { forward_ = Clock::now(); }
+  void end_forward() {
+    forward_end_ = Clock::now();
+    first_launch_ = {};
+  }
+  Clock::time_point launch() {
+    const auto now = Clock::now();
+    if (first_launch_ == Clock::time_point{}) first_launch_ = now;
+    return now;
+  }
+  void end_gradients() { gradients_end_ = Clock::now(); }
+  void end_step();
+
+  std::int64_t steps() const { return steps_; }
+  const StepTimes& last() const { return last_; }
+  Clock::time_point forward_begin() const { return forward_; }
+  Clock::time_point forward_end() const { return forward_end_; }
+  Clock::time_point gradients_end() const { return gradients_end_; }
+  StepTimes mean() const;
+
+ private:
+  Clock::time_point forward_;
+  Clock::time_point forward_end_;
+  Clock::time_point first_launch_;
+  Clock::time_point gradients_end_;
+  std::int64_t steps_ = 0;
+  StepTimes last_;
+  StepTimes sum_;
+};
+
+// Records some steps of one rank, and writes all ranks' records as one Chrome trace.
 class StepTrace {
  public:
   using Clock = std::chrono::steady_clock;
@@ -17,12 +54,12 @@ class StepTrace {
 
   void begin(std::string path, int steps);
   bool is_on() const { return steps_left_ > 0; }
-  // Steps have been recorded and not been written yet.
-  bool is_due() const { return steps_left_ == 0 && !path_.empty(); }
+  // Whether all steps have been recorded, and not been written yet.
+  bool is_complete() const { return steps_left_ == 0 && !path_.empty(); }
 
   void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end);
   void end_step() { --steps_left_; }
-  // A collective call: rank 0 writes the file, under its name only once it is complete.
+  // A collective call. Rank 0 writes the file and renames it when it is complete.
   void write(const ProcessGroup& group, std::source_location where);
 
  private:

@@ -7,18 +7,18 @@
 
 namespace lockstep::ddp {
 
-// Which parameters took part on this rank since the last reduction, and then on any rank. PyTorch: the
-// reducer's `local_used_map`.
+// Which parameters have had a gradient since the last reduction: on this rank, and then on any rank. PyTorch:
+// the reducer's `local_used_map`.
 class UsedParameters {
  public:
   UsedParameters(std::size_t parameters, c10::Device device);
 
   void mark(std::size_t parameter) { here_.data_ptr<std::int32_t>()[parameter] = 1; }
-  // A collective call, whose result is asked for by used_anywhere().
+  // A collective call; used_anywhere() returns its result.
   void reduce(const ProcessGroup& group, std::source_location where);
-  // May wait for the reduction, if this rank did not use it.
+  // Waits for the reduction if this rank did not use the parameter.
   bool used_anywhere(std::size_t parameter);
-  // Waits for the reduction, if need be, and begins anew.
+  // Waits for the reduction and starts over.
   void clear();
 
  private:

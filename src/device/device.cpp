@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
+#ifdef LOCKSTEP_HAS_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#endif
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
-#include "device/cuda_identity.h"
-
 namespace lockstep {
 namespace {
 
-// What LibTorch registered for a kind of device; CUDA's needs no header of CUDA this way.
+// nullptr when LibTorch has no such devices.
 const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type) : nullptr;
 }
@@ -18,8 +19,8 @@ const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
 void require_device(const char* caller, const c10::Device& device) {
   const int count = device_count(device.type());
   if (count > 0 && (!device.has_index() || device.index() < count)) return;
-  throw ArgumentError(
-      fmt::format("{}: there is no {}; this process can use {} of that kind", caller, device.str(), count));
+  throw ArgumentError(fmt::format("{}: there is no {}; this process can use {} devices of that type", caller,
+                                  device.str(), count));
 }
 
 }  // namespace
@@ -46,7 +47,15 @@ void synchronize(const c10::Device& device) {
 std::string device_identity(const c10::Device& device) {
   if (!device.is_cuda()) return "";
   require_device("device_identity", device);
-  return cuda_identity(device);
+#ifdef LOCKSTEP_HAS_CUDA
+  const auto* properties = at::cuda::getDeviceProperties(device.index());
+  std::string uuid;
+  for (const auto byte : properties->uuid.bytes)
+    uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return fmt::format("{} with UUID {}", properties->name, uuid);
+#else
+  return "";
+#endif
 }
 
 }  // namespace lockstep

@@ -11,10 +11,10 @@
 namespace lockstep::device {
 namespace {
 
-// Comes before all keys that LibTorch uses outside of its own tests.
+// Precedes every key that LibTorch uses outside its own tests.
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-std::optional<at::Generator>& slot() {
+std::optional<at::Generator>& thread_generator() {
   thread_local std::optional<at::Generator> generator;
   return generator;
 }
@@ -28,21 +28,21 @@ bool is_on_cpu(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
 }
 
-void give_generator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void call_with_generator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = stack->end() - static_cast<std::ptrdiff_t>(arguments.size());
-  // An operator without a tensor on the CPU will call one that has it, or none.
-  if (slot() && std::any_of(values, stack->end(), is_on_cpu)) {
+  // An operator without CPU tensors may call one with them, which then gets the generator.
+  if (thread_generator() && std::any_of(values, stack->end(), is_on_cpu)) {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       auto& value = values[static_cast<std::ptrdiff_t>(i)];
-      if (value.isNone() && takes_generator(arguments[i])) value = *slot();
+      if (value.isNone() && takes_generator(arguments[i])) value = *thread_generator();
     }
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
-// Once for the process, and to its end: taking kernels back while other threads still run is not safe.
-void step_in() {
+// Never unregistered: other threads may still call the kernels.
+void register_once() {
   static const auto& libraries = *[] {
     auto* const kept = new std::vector<std::unique_ptr<torch::Library>>;
     auto& made = *kept;
@@ -55,7 +55,7 @@ void step_in() {
       if (!op || !name.name.starts_with("aten::")) continue;
       if (!std::ranges::any_of(op->schema().arguments(), takes_generator)) continue;
       const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-      made.back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&give_generator>());
+      made.back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_with_generator>());
     }
     return kept;
   }();
@@ -64,14 +64,15 @@ void step_in() {
 
 }  // namespace
 
-ThreadGenerator::ThreadGenerator(at::Generator generator) : key_((step_in(), c10::DispatchKeySet(kKey))) {
-  slot() = std::move(generator);
+ThreadGenerator::ThreadGenerator(at::Generator generator)
+    : key_((register_once(), c10::DispatchKeySet(kKey))) {
+  thread_generator() = std::move(generator);
 }
 
-void ThreadGenerator::prepare() { step_in(); }
+void ThreadGenerator::register_kernels() { register_once(); }
 
-ThreadGenerator::~ThreadGenerator() { slot().reset(); }
+ThreadGenerator::~ThreadGenerator() { thread_generator().reset(); }
 
-std::optional<at::Generator> ThreadGenerator::current() { return slot(); }
+std::optional<at::Generator> ThreadGenerator::current() { return thread_generator(); }
 
 }  // namespace lockstep::device

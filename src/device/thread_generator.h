@@ -8,11 +8,11 @@
 
 namespace lockstep::device {
 
-// While it lives, operators that this thread calls on CPU tensors without a generator draw from this one.
+// While it exists, operators that this thread calls on CPU tensors without a generator use this generator.
 //
-// LibTorch's default generator is one for the whole process. But random operators take a generator, and a
-// thread can have a dispatch key of its own that comes before all others: under it such operators are given
-// ours, and all the rest falls through at no cost.
+// LibTorch's default generator is shared by the process. This class enables a dispatch key for the thread
+// that precedes all others. Its kernels pass the generator to random operators; all other operators fall
+// through at no cost.
 class ThreadGenerator {
  public:
   explicit ThreadGenerator(at::Generator generator);
@@ -20,10 +20,11 @@ class ThreadGenerator {
   ThreadGenerator(const ThreadGenerator&) = delete;
   ThreadGenerator& operator=(const ThreadGenerator&) = delete;
 
-  // Before the threads begin: what is done once for the process, while nobody calls operators that draw.
-  static void prepare();
+  // Registers the kernels, once for the process. Call it before the threads start, while no thread calls
+  // random operators.
+  static void register_kernels();
 
-  // This thread's, if it has one.
+  // The calling thread's generator, if it has one.
   static std::optional<at::Generator> current();
 
  private:

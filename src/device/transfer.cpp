@@ -11,20 +11,20 @@
 namespace lockstep {
 namespace {
 
-c10::Stream stream_beside(const c10::Device& device) {
+c10::Stream side_stream(const c10::Device& device) {
   if (device.is_cpu()) throw ArgumentError("TransferStream: the CPU has no streams; copy to it directly");
   const int count = device_count(device.type());
   if (count == 0 || device.index() >= count) {
-    throw ArgumentError(
-        fmt::format("there is no {}; this process can use {} devices of that kind", device.str(), count));
+    throw ArgumentError(fmt::format(
+        "TransferStream: there is no {}; this process can use {} devices of that type", device.str(), count));
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
-  const auto place = device.has_index() ? device : guard.getDevice();
+  const auto target = device.has_index() ? device : guard.getDevice();
   try {
-    return guard.getStreamFromGlobalPool(place);
+    return guard.getStreamFromGlobalPool(target);
   } catch (const c10::Error& error) {
     throw ArgumentError(
-        fmt::format("{} has no streams to copy on: {}", place.str(), error.what_without_backtrace()));
+        fmt::format("TransferStream: {} has no streams: {}", target.str(), error.what_without_backtrace()));
   }
 }
 
@@ -37,24 +37,24 @@ bool can_pin_memory() {
 
 at::Tensor pin_memory(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor.pin_memory() : tensor; }
 
-c10::Event mark_queued_work(const c10::Device& device) {
+c10::Event record_event(const c10::Device& device) {
   c10::Event event(device.type());
   event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return event;
 }
 
-void take_over(const at::Tensor& tensor, const c10::Event& event) {
+void wait_and_record_stream(const at::Tensor& tensor, const c10::Event& event) {
   if (tensor.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(tensor.device().type());
   const auto stream = guard.getStream(tensor.device());
   event.block(stream);
-  // Freed memory goes back to the stream on which it was allocated, which knows nothing of this one.
+  // The allocator would return freed memory to the stream that allocated it, without waiting for this one.
   if (tensor.has_storage()) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
-TransferStream::TransferStream(const c10::Device& device) : stream_(stream_beside(device)) {}
+TransferStream::TransferStream(const c10::Device& device) : stream_(side_stream(device)) {}
 
-at::Tensor TransferStream::copied(const at::Tensor& tensor) const {
+at::Tensor TransferStream::copy_to_device(const at::Tensor& tensor) const {
   return tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/true);
 }
 

@@ -8,12 +8,13 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/unique_fd.h>
+
+#include "base/unique_fd.h"
 
 namespace lockstep::launch {
 namespace {
 
-// Only an address of this machine can be bound to.
+// bind() succeeds only for an address of this machine.
 bool can_bind(const addrinfo& address) {
   const UniqueFd socket(::socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return false;
@@ -38,7 +39,7 @@ AddressList resolve(const Endpoint& endpoint) {
   const int code =
       ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (code != 0) {
-    throw UnknownHost(fmt::format("the address of {} is not known: {}", endpoint.host, ::gai_strerror(code)));
+    throw UnknownHost(fmt::format("host {} cannot be resolved: {}", endpoint.host, ::gai_strerror(code)));
   }
   return {found, &::freeaddrinfo};
 }
@@ -62,10 +63,10 @@ std::string own_address(int socket) {
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
       ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof(text), nullptr, 0,
                     NI_NUMERICHOST) != 0) {
-    throw LaunchError("this node's own address is not known; give it with local-addr");
+    throw LaunchError("the address of this node is unknown; set local-addr");
   }
   const std::string plain = text;
-  // An IPv4 address in the clothes of IPv6.
+  // IPv4-mapped.
   constexpr std::string_view mapped = "::ffff:";
   return plain.starts_with(mapped) ? plain.substr(mapped.size()) : plain;
 }

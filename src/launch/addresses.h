@@ -7,28 +7,29 @@
 #include <sys/socket.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/options.h>
+
+#include "launch/options.h"
 
 namespace lockstep::launch {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-/// A name that nobody knows, maybe not yet.
+// The host name does not resolve, perhaps not yet.
 class UnknownHost : public LaunchError {
  public:
   using LaunchError::LaunchError;
 };
 
-/// TCP addresses of `endpoint`, one at least. Throws UnknownHost.
+// TCP addresses of `endpoint`, at least one. Throws UnknownHost.
 AddressList resolve(const Endpoint& endpoint);
 
-/// Whether one of the addresses is this machine's own; not when the name is not known.
+// Whether one of the addresses belongs to this machine; false for an unknown name.
 bool is_local(const Endpoint& endpoint);
 
-/// The address at this side of a connection, as text.
+// The local address of a connection.
 std::string own_address(int socket);
 
-/// "host:port", with brackets around an IPv6 address.
+// "host:port", with brackets around an IPv6 address.
 std::string to_text(const Endpoint& endpoint);
 
 }  // namespace lockstep::launch

@@ -5,54 +5,53 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/base/unique_fd.h>
-#include <lockstep/launch/coordination.h>
-#include <lockstep/launch/options.h>
-
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "launch/coordinator.h"
 #include "launch/line_connection.h"
+#include "launch/options.h"
 
 namespace lockstep::launch {
 
-/// Where the launchers of a run meet: a Coordination for all that connect. Lives in the first process of one
-/// of the launches, beside its guard (see guard.h).
+// Serves the Coordinator of a run to all launchers that connect. Runs in the launcher process of one node, in
+// a thread beside the wait for its guard (see guard.h).
 class CoordinatorServer {
  public:
-  /// Listens at once. Throws LaunchError naming the port when that cannot be.
+  // Listens immediately. Throws LaunchError naming the port if it cannot.
   CoordinatorServer(const LaunchOptions& options, const NodesOptions& nodes);
 
-  /// Serves until `stop` becomes readable; then tells the others how the run ended, or that this launcher is
-  /// gone, and waits for them to hang up, for some seconds at most.
+  // Serves until `stop` becomes readable. Then sends the end of the run, or of this launcher, to the others,
+  // and waits a few seconds for them to close their connections.
   void serve(int stop);
-  /// For the process that goes on as guard: the port is not its own.
+  // For the guard process, which must not hold the port.
   void close() { listener_.reset(); }
 
  private:
-  struct Guest {
+  struct Client {
     LineConnection connection{};
-    bool known = false;  // has said hello
+    bool has_joined = false;  // has sent Hello
     Deadline hello_limit{std::chrono::seconds(10)};
   };
 
   void step(int stop);
-  int patience() const;
-  void accept_guests();
-  void drop_silent_strangers();
-  void read(Coordination::Node node);
-  void handle_line(Coordination::Node node, const std::string& line);
-  void greet(Coordination::Node node, const std::string& line);
-  void deliver();
-  void say_goodbye();
+  int poll_timeout() const;
+  void accept_clients();
+  void drop_clients_without_hello();
+  void read(Coordinator::Node node);
+  void handle_line(Coordinator::Node node, const std::string& line);
+  void handle_hello(Coordinator::Node node, const std::string& line);
+  void send_messages();
+  void finish_connections();
 
   NodesOptions nodes_;
   std::string run_id_;
   UniqueFd listener_;
-  Coordination coordination_;
-  std::map<Coordination::Node, Guest> guests_;
-  Coordination::Node next_ = 0;
+  Coordinator coordinator_;
+  std::map<Coordinator::Node, Client> clients_;
+  Coordinator::Node next_ = 0;
 };
 
-/// The options of a Coordination for this launch.
-CoordinationOptions coordination_options(const LaunchOptions& options);
+// The options of a Coordinator for this launch.
+CoordinatorOptions coordinator_options(const LaunchOptions& options);
 
 }  // namespace lockstep::launch

@@ -1,49 +1,48 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/failure_report.h"
+
 #include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdint>
 #include <string.h>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/launch/failure_report.h>
-
-#include "launch/json.h"
-
 namespace lockstep::launch {
 namespace {
 
-// What Lockstep and NCCL say when another rank went away.
-constexpr std::array kConsequences{"because another rank is gone", "rank 0 gave up or died",
-                                   "ncclRemoteError"};
-// What Gloo and c10d's stores say, and others say too: of any connection.
+// Messages of Lockstep and NCCL when another rank is gone.
+constexpr std::array kPeerLostTexts{"because another rank is gone", "rank 0 gave up or died",
+                                    "ncclRemoteError"};
+// Messages of Gloo and c10d's stores, and of other programs about other connections.
 constexpr std::array kBrokenConnections{"Connection closed by peer", "Connection reset by peer",
                                         "failed to recv, got 0 bytes", "recvValueWithTimeout failed on"};
-constexpr std::array kSpeakers{"gloo", "c10d", "TCPStore"};
+constexpr std::array kSources{"gloo", "c10d", "TCPStore"};
 
-bool holds_one_of(const std::string& line, const auto& texts) {
+bool contains_any(const std::string& line, const auto& texts) {
   return std::ranges::any_of(texts, [&](const char* text) { return line.find(text) != std::string::npos; });
 }
 
-std::vector<std::string> account_of_rank(const FailureReport& report) {
+std::vector<std::string> rank_details(const FailureReport& report) {
   std::vector<std::string> lines;
   const int rank = report.first.rank;
   if (report.stderr_tail.empty()) {
     lines.push_back(fmt::format("rank {} wrote nothing to stderr", rank));
   } else {
-    lines.push_back(fmt::format("the last lines that rank {} wrote to stderr:", rank));
+    lines.push_back(fmt::format("last lines of rank {}'s stderr:", rank));
     for (const auto& line : report.stderr_tail) lines.push_back("  " + line);
   }
   if (!report.message.empty()) lines.push_back(fmt::format("rank {} recorded: {}", rank, report.message));
   if (!report.log_file.empty())
-    lines.push_back(fmt::format("all of rank {}'s stderr: {}", rank, report.log_file));
+    lines.push_back(fmt::format("rank {}'s whole stderr: {}", rank, report.log_file));
   return lines;
 }
 
-std::string verdict(const FailureReport& report) {
+std::string first_failure(const FailureReport& report) {
   const RankExit& first = report.first;
   std::string line = fmt::format("rank {} failed first: it {}; pid {} on host {}", first.rank,
                                  describe(first), first.pid, report.host);
@@ -51,7 +50,7 @@ std::string verdict(const FailureReport& report) {
     line += fmt::format(", after {} restart{}", report.restarts, report.restarts == 1 ? "" : "s");
   }
   if (first.signal == SIGKILL) {
-    line += "; the launcher did not send that SIGKILL: if you did not, see whether memory ran out (dmesg)";
+    line += "; the launcher did not send that SIGKILL: check whether memory ran out (dmesg)";
   }
   return line;
 }
@@ -84,16 +83,16 @@ std::string headline(const FailureReport& report) {
   return fmt::format("rank {} {}", report.first.rank, describe(report.first));
 }
 
-bool is_consequence(const std::deque<std::string>& stderr_tail) {
+bool reports_lost_peer(const std::deque<std::string>& stderr_tail) {
   return std::ranges::any_of(stderr_tail, [](const std::string& line) {
-    return holds_one_of(line, kConsequences) ||
-           (holds_one_of(line, kBrokenConnections) && holds_one_of(line, kSpeakers));
+    return contains_any(line, kPeerLostTexts) ||
+           (contains_any(line, kBrokenConnections) && contains_any(line, kSources));
   });
 }
 
 std::vector<std::string> report_lines(const FailureReport& report) {
   std::vector<std::string> lines;
-  if (report.reason.empty()) lines = account_of_rank(report);
+  if (report.reason.empty()) lines = rank_details(report);
   for (const auto& exit : report.later) {
     lines.push_back(fmt::format("after that, rank {} {}", exit.rank, describe(exit)));
   }
@@ -101,7 +100,7 @@ std::vector<std::string> report_lines(const FailureReport& report) {
     lines.push_back(fmt::format("then stopped: rank{} {}", report.stopped.size() == 1 ? "" : "s",
                                 fmt::join(report.stopped, ", ")));
   }
-  lines.push_back(report.reason.empty() ? verdict(report) : "the run failed: " + report.reason);
+  lines.push_back(report.reason.empty() ? first_failure(report) : "the run failed: " + report.reason);
   return lines;
 }
 
@@ -116,6 +115,79 @@ std::string report_json(const FailureReport& report) {
                               {"extraInfo", {{"timestamp", seconds}, {"py_callstack", std::move(trace)}}}}},
                             {"lockstep", to_json(report)}};
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+void FailureTracker::add(FailureReport report) {
+  if (!first_) {
+    first_ = std::move(report);
+  } else if (may_be_consequence() && !report.lost_peer) {
+    later_.push_back(std::exchange(first_, std::move(report))->first);
+  } else {
+    later_.push_back(report.first);
+  }
+}
+
+std::optional<FailureReport> FailureTracker::summary(const std::optional<FailureReport>& final_report) const {
+  std::optional<FailureReport> failure = final_report ? final_report : first_;
+  if (!failure) return std::nullopt;
+  failure->later = later_;
+  const bool is_here = first_ && failure->reason.empty() && failure->first.rank == first_->first.rank;
+  if (first_ && !is_here) failure->later.insert(failure->later.begin(), first_->first);
+  failure->stopped = stopped_;
+  std::ranges::sort(failure->stopped);
+  return failure;
+}
+
+namespace {
+
+nlohmann::json exit_to_json(const RankExit& exit) {
+  nlohmann::json json{{"rank", exit.rank}, {"local_rank", exit.local_rank}, {"pid", exit.pid}};
+  json["exit_code"] = exit.signal == 0 ? nlohmann::json(exit.code) : nlohmann::json(nullptr);
+  json["signal"] = exit.signal;
+  json["signal_name"] = exit.signal == 0 ? nlohmann::json(nullptr) : nlohmann::json(signal_name(exit.signal));
+  json["core_dumped"] = exit.core_dumped;
+  return json;
+}
+
+RankExit exit_from(const nlohmann::json& json) {
+  const auto& code = json.at("exit_code");
+  return {.rank = json.at("rank"),
+          .local_rank = json.at("local_rank"),
+          .pid = json.at("pid"),
+          .code = code.is_null() ? 0 : code.get<int>(),
+          .signal = json.at("signal"),
+          .core_dumped = json.at("core_dumped")};
+}
+
+}  // namespace
+
+nlohmann::json to_json(const FailureReport& report) {
+  nlohmann::json json{{"first", report.reason.empty() ? exit_to_json(report.first) : nlohmann::json(nullptr)},
+                      {"reason", report.reason},
+                      {"host", report.host},
+                      {"restarts", report.restarts},
+                      {"time", report.time},
+                      {"message", report.message},
+                      {"log_file", report.log_file},
+                      {"stderr_tail", report.stderr_tail},
+                      {"later", nlohmann::json::array()},
+                      {"stopped", report.stopped}};
+  for (const auto& exit : report.later) json["later"].push_back(exit_to_json(exit));
+  return json;
+}
+
+FailureReport failure_report_from(const nlohmann::json& json) {
+  FailureReport report{.reason = json.at("reason"),
+                       .host = json.at("host"),
+                       .restarts = json.at("restarts"),
+                       .time = json.at("time"),
+                       .message = json.at("message"),
+                       .log_file = json.at("log_file"),
+                       .stderr_tail = json.at("stderr_tail").get<std::deque<std::string>>(),
+                       .stopped = json.at("stopped").get<std::vector<int>>()};
+  if (!json.at("first").is_null()) report.first = exit_from(json.at("first"));
+  for (const auto& exit : json.at("later")) report.later.push_back(exit_from(exit));
+  return report;
 }
 
 }  // namespace lockstep::launch

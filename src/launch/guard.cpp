@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/guard.h"
+
+#include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
@@ -13,34 +16,30 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/base/unique_fd.h>
-#include <lockstep/launch/failure_report.h>
-#include <lockstep/launch/guard.h>
 
+#include "launch/failure_report.h"
 #include "launch/process_tree.h"
 #include "launch/signals.h"
 
 namespace lockstep::launch {
 namespace {
 
-constexpr std::chrono::seconds kKillPatience{10};
-
 [[noreturn]] void fail(const char* step) {
-  throw LaunchError(fmt::format("the launch could not be started: {}: {}", step, errno_text(errno)));
+  throw LaunchError(fmt::format("the ranks could not be started: {}: {}", step, errno_text(errno)));
 }
 
-[[noreturn]] void become_guard(const std::function<int(int)>& body, int launcher) {
-  // Away from the terminal's and a shell's signals to the launcher's group: those come once, passed on.
-  ::setsid();
-  // `killall -9 lockstep` must not reach both.
-  ::prctl(PR_SET_NAME, "rank-guard");
+[[noreturn]] void become_guard(const std::function<int(int)>& body, bool detach, int parent) {
+  // The terminal and the shell signal the parent's process group; the parent forwards those signals once.
+  if (detach) {
+    ::setsid();
+    ::prctl(PR_SET_NAME, "rank-guard");  // `killall -9 lockstep` must spare one of the two
+  }
   int code = 1;
   try {
     const ChildSubreaper subreaper;
-    code = body(launcher);
+    code = body(parent);
   } catch (const std::exception& error) {
     log(LogLevel::error, error.what());
   }
@@ -68,49 +67,61 @@ class Companion {
   std::thread thread_;
 };
 
-std::optional<siginfo_t> exit_of(pid_t child) {
-  siginfo_t info{};
-  if (::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG) != 0) fail("waitid");
-  return info.si_pid == child ? std::optional(info) : std::nullopt;
-}
-
-int after_guard_was_killed(int signal) {
-  const bool clean = kill_descendants(Deadline(kKillPatience));
-  log(LogLevel::error,
-      fmt::format("the process that watches over the ranks was killed by {}; {}", signal_name(signal),
-                  clean ? "all ranks were killed too" : "some ranks could not be killed"));
-  return 128 + signal;
-}
-
-int wait_for_guard(pid_t guard, const sigset_t& signals) {
-  for (;;) {
-    siginfo_t info{};
-    if (::sigwaitinfo(&signals, &info) < 0) continue;
-    if (info.si_signo != SIGCHLD) {
-      ::kill(guard, info.si_signo);
-    } else if (const auto exit = exit_of(guard)) {
-      return exit->si_code == CLD_EXITED ? exit->si_status : after_guard_was_killed(exit->si_status);
-    }
+void forward_signals(int signals, pid_t guard) {
+  signalfd_siginfo info{};
+  while (::read(signals, &info, sizeof(info)) == sizeof(info)) {
+    if (info.ssi_signo != SIGCHLD) ::kill(guard, static_cast<int>(info.ssi_signo));
   }
+}
+
+GuardExit wait_for_guard(pid_t guard, int life, int signals, int owner) {
+  std::array<pollfd, 3> events{pollfd{.fd = life, .events = POLLIN, .revents = 0},
+                               pollfd{.fd = signals, .events = POLLIN, .revents = 0},
+                               pollfd{.fd = owner, .events = POLLIN, .revents = 0}};
+  while (events[0].revents == 0) {
+    if (::poll(events.data(), events.size(), -1) < 0) {
+      if (errno != EINTR) fail("poll");
+      continue;
+    }
+    if (events[2].revents != 0) return {.all_killed = kill_descendants()};
+    forward_signals(signals, guard);
+  }
+  siginfo_t info{};
+  if (::waitid(P_PID, static_cast<id_t>(guard), &info, WEXITED) != 0) fail("waitid");
+  if (info.si_code == CLD_EXITED) return {.code = info.si_status};
+  return {.code = 128 + info.si_status, .signal = info.si_status, .all_killed = kill_descendants()};
 }
 
 }  // namespace
 
-int run_guarded(const std::function<int(int launcher)>& body, const std::set<int>& stop_signals,
-                const std::function<void(int stop)>& beside) {
-  const sigset_t signals = watched_signals(stop_signals);
-  const BlockedSignals blocked(signals);
+std::string describe(const GuardExit& exit) {
+  return fmt::format("the supervisor of the ranks was killed by {}; {}", signal_name(exit.signal),
+                     exit.all_killed ? "all ranks were killed too" : "some ranks could not be killed");
+}
+
+UniqueFd open_pidfd(pid_t pid) {
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!fd) fail("pidfd_open");
+  return fd;
+}
+
+GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOptions& options) {
+  const sigset_t watched = watched_signals(options.stop_signals);
+  const BlockedSignals blocked(watched);
   const ChildSubreaper subreaper;
   // Opened before the fork, so that the guard cannot miss an early death.
-  const UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-  if (!self) fail("pidfd_open");
+  const auto self = open_pidfd(::getpid());
   std::fflush(nullptr);
   const pid_t guard = ::fork();
   if (guard < 0) fail("fork");
-  if (guard == 0) become_guard(body, self.get());
-  if (!beside) return wait_for_guard(guard, signals);
-  const Companion companion(beside);
-  return wait_for_guard(guard, signals);
+  if (guard == 0) become_guard(body, options.detach, self.get());
+  const auto life = open_pidfd(guard);
+  const UniqueFd signals(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals) fail("signalfd");
+  if (options.before_wait) options.before_wait({life.get(), signals.get()});
+  if (!options.beside) return wait_for_guard(guard, life.get(), signals.get(), options.owner);
+  const Companion companion(options.beside);
+  return wait_for_guard(guard, life.get(), signals.get(), options.owner);
 }
 
 }  // namespace lockstep::launch

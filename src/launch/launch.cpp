@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/launch.h"
+
 #include <fcntl.h>
 #include <memory>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/host.h>
 #include <lockstep/base/log.h>
-#include <lockstep/base/reserved_port.h>
-#include <lockstep/base/unique_fd.h>
-#include <lockstep/launch/allocator_environment.h>
-#include <lockstep/launch/environment.h>
-#include <lockstep/launch/guard.h>
-#include <lockstep/launch/launch.h>
-#include <lockstep/launch/program.h>
-#include <lockstep/launch/supervisor.h>
 
+#include "base/host.h"
+#include "base/reserved_port.h"
+#include "base/unique_fd.h"
 #include "launch/addresses.h"
 #include "launch/coordinator_server.h"
+#include "launch/environment.h"
+#include "launch/guard.h"
+#include "launch/rank_process.h"
+#include "launch/supervisor.h"
 
 namespace lockstep::launch {
 namespace {
 
-// Where one of them is closed, the next file opened would become it.
+// A closed standard stream would be replaced by the next file that is opened.
 void open_standard_streams() {
   int fd = 0;
   while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
@@ -32,11 +32,11 @@ void open_standard_streams() {
 void warn_of_too_many_ranks(const LaunchOptions& options) {
   const int cores = usable_cores();
   if (options.nproc_per_node <= cores) return;
-  log(LogLevel::warning, fmt::format("{} ranks share {} core{}: expect them to wait for each other",
+  log(LogLevel::warning, fmt::format("{} ranks share {} core{}: they will wait for each other",
                                      options.nproc_per_node, cores, cores == 1 ? "" : "s"));
 }
 
-// Before anything starts: what would fail in each rank or only later.
+// Finds errors that would otherwise appear in each rank, or later.
 void check_ahead(const LaunchOptions& options) {
   allocator_environment(options.memory_allocator, Env());
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
@@ -60,19 +60,19 @@ bool is_busy(const Endpoint& endpoint) {
   }
 }
 
-// Of several launchers on the endpoint's host, the first one gets the port and the others join it.
-bool hosts_the_meeting(const NodesOptions& nodes) {
+// The first launcher on the endpoint's host gets the port; others on that host join it.
+bool hosts_coordinator(const NodesOptions& nodes) {
   if (nodes.is_host) return *nodes.is_host;
   if (nodes.node_rank) return *nodes.node_rank == 0;
   return is_local(nodes.endpoint) && !is_busy(nodes.endpoint);
 }
 
 std::unique_ptr<CoordinatorServer> make_server(const LaunchOptions& options) {
-  if (!options.nodes || !hosts_the_meeting(*options.nodes)) return nullptr;
+  if (!options.nodes || !hosts_coordinator(*options.nodes)) return nullptr;
   try {
     return std::make_unique<CoordinatorServer>(options, *options.nodes);
   } catch (const LaunchError&) {
-    // Another launcher on this host was quicker.
+    // Another launcher on this host has got the port.
     if (!options.nodes->node_rank && !options.nodes->is_host) return nullptr;
     throw;
   }
@@ -87,17 +87,20 @@ int launch(const LaunchOptions& options) {
   check_ahead(options);
   warn_of_too_many_ranks(options);
   const auto server = make_server(options);
-  const auto body = [&](int launcher) {
+  const auto body = [&](int parent) {
     if (server) server->close();
     try {
-      return supervise(options, file, server != nullptr, launcher);
+      return supervise(options, file, server != nullptr, parent);
     } catch (const ProgramError& error) {
       log(LogLevel::error, error.what());
       return error.exit_code();
     }
   };
-  if (!server) return run_guarded(body, options.stop_signals);
-  return run_guarded(body, options.stop_signals, [&](int stop) { server->serve(stop); });
+  GuardOptions guard{.stop_signals = options.stop_signals};
+  if (server) guard.beside = [&](int stop) { server->serve(stop); };
+  const auto exit = run_guarded(body, guard);
+  if (exit.signal != 0) log(LogLevel::error, describe(exit));
+  return exit.code;
 }
 
 }  // namespace lockstep::launch

@@ -56,7 +56,7 @@ void LineConnection::read_some() {
     const ssize_t count = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (count > 0) {
       in_.append(buffer.data(), static_cast<std::size_t>(count));
-      if (in_.size() > kMaxLine) broken_ = "it sent what no launcher sends";
+      if (in_.size() > kMaxLine) broken_ = "it sent a line that is too long for a launcher";
       if (!broken_.empty()) return;
       continue;
     }

@@ -7,34 +7,34 @@
 #include <string>
 #include <string_view>
 
-#include <lockstep/base/unique_fd.h>
+#include "base/unique_fd.h"
 
 namespace lockstep::launch {
 
-/// A TCP connection over which lines go both ways. Nothing here blocks: the owner polls for events() and
-/// calls advance().
+// A TCP connection that carries lines in both directions. Nothing blocks: the owner polls for events() and
+// calls advance().
 class LineConnection {
  public:
-  /// No message is as long; a stranger's bytes do not fill the memory.
+  // Longer than any message; bounds the memory that a foreign program can use.
   static constexpr std::size_t kMaxLine = std::size_t{4} * 1024 * 1024;
 
   LineConnection() = default;
   explicit LineConnection(UniqueFd socket) : socket_(std::move(socket)) {}
 
-  /// Has the kernel declare the connection broken when nothing came from the other host for so long.
+  // The kernel reports the connection as broken when the other host is silent for `limit`.
   void set_silence_limit(std::chrono::milliseconds limit) const;
 
   int fd() const { return socket_.get(); }
   short events() const { return static_cast<short>(POLLIN | (out_.empty() ? 0 : POLLOUT)); }
-  /// Writes what can be at once; the rest goes out in advance(). Reads nothing: what is read by the way would
-  /// wait for an event that has been already.
+  // Writes what is possible now; advance() writes the rest. Does not read: the owner would not be woken for
+  // those lines.
   void send(const std::string& line);
-  /// Reads and writes what can be at once.
+  // Reads and writes what is possible now.
   void advance();
-  /// A whole line that came, without its newline.
+  // A received line, without its newline.
   std::optional<std::string> take_line();
 
-  /// Why nothing more will come, or empty. Lines that came before may still be taken.
+  // Why the connection is broken, or empty. Lines received before can still be taken.
   const std::string& broken() const { return broken_; }
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
+#include "launch/line_splitter.h"
 
-#include <lockstep/launch/line_splitter.h>
+#include <algorithm>
 
 namespace lockstep::launch {
 
@@ -50,7 +50,7 @@ void LineSplitter::redraw(Clock::time_point now, const Sink& sink) {
 }
 
 void LineSplitter::end_line(const Sink& sink) {
-  // The pieces of a long line may have ended exactly where it did.
+  // A long line may end exactly at the end of a piece.
   if (!line_.empty() || !continued_) sink(line_);
   line_.clear();
   returned_ = false;

@@ -66,7 +66,7 @@ void LogMultiplexer::set_filters(FilteredLog out, FilteredLog err) {
   filtered_err_ = std::move(err);
 }
 
-void LogMultiplexer::say(std::string_view message) {
+void LogMultiplexer::print(std::string_view message) {
   error_queue().push(fmt::format("[lockstep] {}\n", message));
 }
 
@@ -75,7 +75,7 @@ void LogMultiplexer::watch(std::vector<pollfd>& events) const {
     const UniqueFd& pipe = stream.of_rank.pipe;
     if (pipe && !stream.queue->full()) events.push_back({.fd = pipe.get(), .events = POLLIN, .revents = 0});
   }
-  // Only while something waits: an output whose reader has gone is always ready.
+  // Only with lines to write: an output without a reader is always ready.
   for (const OutputQueue* queue : {&out_, &err_}) {
     if (!queue->empty()) events.push_back({.fd = queue->fd(), .events = POLLOUT, .revents = 0});
   }
@@ -105,8 +105,7 @@ void LogMultiplexer::finish() {
   streams_.clear();
 }
 
-// A pipe that is open but silent, or never silent, is held by a process that is none of ours. What ours wrote
-// is in the pipe.
+// Bounded: a process outside the run may hold the pipe and write to it forever.
 void LogMultiplexer::take_all(Stream& stream) {
   constexpr int most_reads = 64;
   const UniqueFd& pipe = stream.of_rank.pipe;
@@ -141,7 +140,7 @@ void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
   if (duplicated) write_to_file(stream.filtered->file, fmt::format("[rank {}] {}\n", stream.rank, line));
 }
 
-// A disk takes what it is given, or refuses; it is not waited for as a reader is.
+// Writing to a file does not wait for a reader.
 void LogMultiplexer::write_to_file(const UniqueFd& file, std::string_view text) {
   while (file && !text.empty()) {
     const ssize_t count = ::write(file.get(), text.data(), text.size());

@@ -9,56 +9,55 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/base/unique_fd.h>
-#include <lockstep/launch/failure_report.h>
-#include <lockstep/launch/line_splitter.h>
-
+#include "base/unique_fd.h"
+#include "launch/failure_report.h"
+#include "launch/line_splitter.h"
 #include "launch/output_queue.h"
 
 namespace lockstep::launch {
 
-/// A file that gets the lines which hold one of some texts, from all ranks.
+// A file for the lines of all ranks that contain one of `texts`.
 struct FilteredLog {
   UniqueFd file{};
   std::vector<std::string> texts{};
 };
 
-/// One stream of a rank.
+// One stream of a rank.
 struct RankStream {
   UniqueFd pipe{};
-  UniqueFd copy{};        ///< gets every byte; may be empty
-  bool passed_on = true;  ///< whether its lines go on to this process's stream
+  UniqueFd copy{};        // gets every byte; optional
+  bool passed_on = true;  // whether its lines go to this process's stream
   std::string prefix{};
 };
 
-/// Merges the ranks' stdout and stderr, line by line and each line after its rank's prefix, into those of
-/// this process. Nothing here blocks but writing files: the owner polls what watch() names and passes the
-/// events on. While the reader of this process's output is slow, ranks are not read, so their writes wait:
-/// nothing is lost and nothing piles up.
+// Merges the ranks' stdout and stderr into those of this process, line by line, with a prefix per rank. Only
+// writing files blocks: the owner polls the descriptors of watch() and passes the events on. While the reader
+// of this process's output is slow, ranks are not read and their writes block, so no output is lost and
+// memory is bounded.
 class LogMultiplexer {
  public:
   LogMultiplexer();
 
   void add_rank(int rank, RankStream out, RankStream err);
-  /// For this attempt's lines.
+  // For the lines of this attempt.
   void set_filters(FilteredLog out, FilteredLog err);
-  /// A line of the launcher's own, on stderr.
-  void say(std::string_view message);
+  // A line of the launcher itself, on stderr.
+  void print(std::string_view message);
 
   void watch(std::vector<pollfd>& events) const;
-  /// Events on other descriptors are ignored.
+  // Events on other descriptors are ignored.
   void handle(const pollfd& event);
-  /// Takes what that rank has written so far.
+  // Reads what that rank has written so far.
   void drain(int rank);
-  /// No process is left that could write: takes what lies in the pipes and ends unfinished lines. Ranks may
-  /// be added anew after that; the tails stay until then.
+  // REQUIRES that no process can write any more. Reads the rest of the pipes and ends unfinished lines. Ranks
+  // may be added afterwards; the tails stay until then.
   void finish();
 
-  /// Lines wait to be written.
+  // Whether lines wait to be written.
   bool pending() const { return !out_.empty() || !err_.empty(); }
-  /// The errno value of the first failed write to stdout, or 0.
+  // The errno value of the first failed write to stdout, or 0.
   int stdout_error() const { return out_.error(); }
-  /// The errno value of the first failed write to a log file, or 0.
+  // The errno value of the first failed write to a log file, or 0.
   int file_error() const { return file_error_; }
   const Tail& stderr_tail(int rank) const { return tails_.at(rank); }
 
@@ -69,7 +68,7 @@ class LogMultiplexer {
     LineSplitter splitter{};
     OutputQueue* queue = nullptr;
     const FilteredLog* filtered = nullptr;
-    Tail* tail = nullptr;  // of stderr only
+    Tail* tail = nullptr;  // stderr only
   };
 
   void add_stream(Stream stream);
@@ -82,7 +81,7 @@ class LogMultiplexer {
 
   OutputQueue out_;
   OutputQueue err_;
-  bool shared_;  // stdout and stderr are one file: one queue, or their lines could tear each other
+  bool shared_;  // stdout and stderr are one file: one queue keeps lines whole
   std::deque<Stream> streams_;
   std::map<int, Tail> tails_;
   FilteredLog filtered_out_;
@@ -90,7 +89,7 @@ class LogMultiplexer {
   int file_error_ = 0;
 };
 
-/// What a rank's lines begin with on descriptor `fd`, in a colour of its own where that is a terminal.
+// The prefix of a rank's lines on descriptor `fd`, with a colour per rank on a terminal.
 std::string rank_prefix(const std::string& text, int rank, int fd);
 
 }  // namespace lockstep::launch

@@ -6,53 +6,53 @@
 
 #include <lockstep/base/error.h>
 
-#include "launch/json.h"
+#include "launch/failure_report.h"
 
 namespace lockstep::launch {
 namespace {
 
 using Json = nlohmann::json;
 
-// Changes when a launcher could misunderstand another's messages.
-constexpr int kProtocol = 1;
+// Incremented with every incompatible change.
+constexpr int kProtocol = 2;
 
-Json json_of(const Reserved& said) {
-  return {{"kind", "reserved"}, {"address", said.address}, {"port", said.port}};
+Json json_of(const Reserved& message) {
+  return {{"kind", "reserved"}, {"address", message.address}, {"port", message.port}};
 }
-Json json_of(const Failed& said) {
+Json json_of(const Failed& message) {
   return {{"kind", "failed"},
-          {"attempt", said.attempt},
-          {"consequence", said.consequence},
-          {"report", to_json(said.report)}};
+          {"attempt", message.attempt},
+          {"consequence", message.consequence},
+          {"report", to_json(message.report)}};
 }
-Json json_of(const Stopped& said) { return {{"kind", "stopped"}, {"attempt", said.attempt}}; }
-Json json_of(const Finished& said) { return {{"kind", "finished"}, {"attempt", said.attempt}}; }
-Json json_of(const Leaving& said) { return {{"kind", "leaving"}, {"reason", said.reason}}; }
-Json json_of(const Welcome& /*said*/) { return {{"kind", "welcome"}}; }
-Json json_of(const Reserve& /*said*/) { return {{"kind", "reserve"}}; }
-Json json_of(const Stop& said) {
-  return {{"kind", "stop"}, {"attempt", said.attempt}, {"notice", said.notice}};
+Json json_of(const Stopped& message) { return {{"kind", "stopped"}, {"attempt", message.attempt}}; }
+Json json_of(const Finished& message) { return {{"kind", "finished"}, {"attempt", message.attempt}}; }
+Json json_of(const Leaving& message) { return {{"kind", "leaving"}, {"reason", message.reason}}; }
+Json json_of(const Welcome& /*message*/) { return {{"kind", "welcome"}}; }
+Json json_of(const Reserve& /*message*/) { return {{"kind", "reserve"}}; }
+Json json_of(const Stop& message) {
+  return {{"kind", "stop"}, {"attempt", message.attempt}, {"notice", message.notice}};
 }
-Json json_of(const Refused& said) { return {{"kind", "refused"}, {"reason", said.reason}}; }
-Json json_of(const End& said) {
-  return {{"kind", "end"}, {"failure", said.failure ? to_json(*said.failure) : Json(nullptr)}};
+Json json_of(const Refused& message) { return {{"kind", "refused"}, {"reason", message.reason}}; }
+Json json_of(const End& message) {
+  return {{"kind", "end"}, {"failure", message.failure ? to_json(*message.failure) : Json(nullptr)}};
 }
-Json json_of(const Start& said) {
-  const NodePlace& place = said.place;
+Json json_of(const Start& message) {
+  const NodeAssignment& assignment = message.assignment;
   return {{"kind", "start"},
-          {"attempt", place.attempt},
-          {"restarts", place.restarts},
-          {"node_rank", place.node_rank},
-          {"nodes", place.nodes},
-          {"first_rank", place.first_rank},
-          {"world_size", place.world_size},
-          {"first_role_rank", place.first_role_rank},
-          {"role_world_size", place.role_world_size},
-          {"master_addr", place.master_addr},
-          {"master_port", place.master_port}};
+          {"attempt", assignment.attempt},
+          {"restarts", assignment.restarts},
+          {"node_rank", assignment.node_rank},
+          {"nodes", assignment.nodes},
+          {"first_rank", assignment.first_rank},
+          {"world_size", assignment.world_size},
+          {"first_role_rank", assignment.first_role_rank},
+          {"role_world_size", assignment.role_world_size},
+          {"master_addr", assignment.master_addr},
+          {"master_port", assignment.master_port}};
 }
 
-NodePlace place_from(const Json& json) {
+NodeAssignment assignment_from(const Json& json) {
   return {.attempt = json.at("attempt"),
           .restarts = json.at("restarts"),
           .node_rank = json.at("node_rank"),
@@ -69,19 +69,19 @@ std::string line_of(const Json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// What another program sends to this port is no reason to fall over.
+// Another program may send anything to this port.
 template <typename Read>
 auto decode(const std::string& line, const Read& read) {
   try {
     return read(Json::parse(line));
   } catch (const Json::exception& error) {
     throw LaunchError(
-        fmt::format("this is no message of a launcher: \"{}\" ({})", line.substr(0, 80), error.what()));
+        fmt::format("this is not a message of a launcher: \"{}\" ({})", line.substr(0, 80), error.what()));
   }
 }
 
 [[noreturn]] void refuse_kind(const std::string& kind) {
-  throw LaunchError(fmt::format("a launcher's message of kind \"{}\" is not known here", kind));
+  throw LaunchError(fmt::format("unknown kind of message: \"{}\"", kind));
 }
 
 FromNode from_node(const Json& json) {
@@ -102,7 +102,7 @@ ToNode to_node(const Json& json) {
   const std::string kind = json.at("kind");
   if (kind == "welcome") return Welcome{};
   if (kind == "reserve") return Reserve{};
-  if (kind == "start") return Start{place_from(json)};
+  if (kind == "start") return Start{assignment_from(json)};
   if (kind == "stop") return Stop{.attempt = json.at("attempt"), .notice = json.at("notice")};
   if (kind == "refused") return Refused{json.at("reason")};
   if (kind != "end") refuse_kind(kind);
@@ -122,36 +122,37 @@ std::string encode(const Hello& hello) {
                   {"ranks", node.ranks},
                   {"role", node.role},
                   {"host", node.host},
-                  {"is_meeting_point", node.is_meeting_point}});
+                  {"is_host", node.is_host}});
 }
 
 Hello decode_hello(const std::string& line) {
   return decode(line, [](const Json& json) {
     if (json.at("kind") != "hello") refuse_kind(json.at("kind"));
     if (json.at("protocol") != kProtocol) {
-      throw LaunchError("the launchers are of different versions of Lockstep; use one version on all nodes");
+      throw LaunchError(
+          "the launchers have different versions of Lockstep; use the same version on all nodes");
     }
     Hello hello{.run_id = json.at("run_id"),
                 .node = {.ranks = json.at("ranks"),
                          .role = json.at("role"),
                          .host = json.at("host"),
-                         .is_meeting_point = json.at("is_meeting_point")}};
+                         .is_host = json.at("is_host")}};
     if (!json.at("node_rank").is_null()) hello.node.node_rank = json.at("node_rank").get<int>();
     constexpr int most = 1'000'000;
     if (hello.node.ranks < 1 || hello.node.ranks > most || hello.node.node_rank.value_or(0) < 0) {
-      throw LaunchError("a launcher's greeting has numbers that cannot be");
+      throw LaunchError("a launcher's first message has numbers that are out of range");
     }
     return hello;
   });
 }
 
 std::string encode(const FromNode& message) {
-  return line_of(std::visit([](const auto& said) { return json_of(said); }, message));
+  return line_of(std::visit([](const auto& content) { return json_of(content); }, message));
 }
 FromNode decode_from_node(const std::string& line) { return decode(line, from_node); }
 
 std::string encode(const ToNode& message) {
-  return line_of(std::visit([](const auto& said) { return json_of(said); }, message));
+  return line_of(std::visit([](const auto& content) { return json_of(content); }, message));
 }
 ToNode decode_to_node(const std::string& line) { return decode(line, to_node); }
 

@@ -3,18 +3,18 @@
 
 #include <string>
 
-#include <lockstep/launch/coordination.h>
+#include "launch/coordinator.h"
 
 namespace lockstep::launch {
 
-/// The first line that a launcher sends.
+// The first message of a launcher.
 struct Hello {
   std::string run_id{};
   NodeInfo node{};
 };
 
-// One message is one line of JSON, here without its newline. decode_... throw LaunchError for a line that is
-// none of these, or of another version of Lockstep.
+// One message is one line of JSON, without its newline. decode_... throw LaunchError for a malformed line and
+// for another version of Lockstep.
 
 std::string encode(const Hello& hello);
 Hello decode_hello(const std::string& line);

@@ -1,29 +1,34 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/options.h"
+
+#include <optional>
+#include <sstream>
+#include <string_view>
+
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/allocator_environment.h>
-#include <lockstep/launch/options.h>
+
+#include "base/text.h"
+#include "launch/environment.h"
 
 namespace lockstep::launch {
 namespace {
 
 void check_node_counts(const NodesOptions& nodes) {
   if (nodes.min_nodes < 1 || nodes.max_nodes < nodes.min_nodes) {
-    throw ArgumentError(
-        fmt::format("nnodes is {}:{}: the first must be at least 1, the second at least the first",
-                    nodes.min_nodes, nodes.max_nodes));
+    throw ArgumentError(fmt::format("nnodes is {}:{}: the minimum must be at least 1 and at most the maximum",
+                                    nodes.min_nodes, nodes.max_nodes));
   }
   if (!nodes.node_rank) return;
   if (nodes.min_nodes != nodes.max_nodes) {
-    throw ArgumentError(fmt::format(
-        "nnodes is {}:{}, a range, but the nodes are numbered by node-rank: use rdzv-backend c10d "
-        "with a range, or give one number",
-        nodes.min_nodes, nodes.max_nodes));
+    throw ArgumentError(
+        fmt::format("nnodes is {}:{}, a range, which needs rdzv-backend c10d; with node-rank, use one number",
+                    nodes.min_nodes, nodes.max_nodes));
   }
   if (*nodes.node_rank < 0 || *nodes.node_rank >= nodes.max_nodes) {
-    throw ArgumentError(fmt::format("node-rank is {}, but with nnodes {} it lies in 0 .. {}",
-                                    *nodes.node_rank, nodes.max_nodes, nodes.max_nodes - 1));
+    throw ArgumentError(fmt::format("node-rank is {}; with nnodes {} it must be in 0 .. {}", *nodes.node_rank,
+                                    nodes.max_nodes, nodes.max_nodes - 1));
   }
 }
 
@@ -31,7 +36,7 @@ void check_nodes(const NodesOptions& nodes) {
   check_node_counts(nodes);
   if (nodes.endpoint.host.empty() || nodes.endpoint.port == 0) {
     throw ArgumentError(
-        "several nodes must be told where to meet: rdzv-endpoint HOST:PORT, or master-addr and master-port");
+        "several nodes need a common address: set rdzv-endpoint HOST:PORT, or master-addr and master-port");
   }
   if (nodes.join_timeout.count() <= 0 || nodes.last_call_timeout.count() < 0 ||
       nodes.silence_limit.count() <= 0) {
@@ -60,18 +65,71 @@ void check_ranks(const LaunchOptions& options) {
 
 void validate(const LaunchOptions& options) {
   if (options.command.empty() || options.command.front().empty()) {
-    throw ArgumentError(
-        "no program to run was given: name it after the options, as in \"-- ./train --epochs 3\"");
+    throw ArgumentError("no program: name it after the options, as in \"-- ./train --epochs 3\"");
   }
   check_ranks(options);
   if (options.nodes) check_nodes(*options.nodes);
-  if (options.master_addr.empty()) throw ArgumentError("master-addr is empty: give node 0's name or address");
+  if (options.master_addr.empty())
+    throw ArgumentError("master-addr is empty: set the name or address of node 0");
   if (options.master_port == std::uint16_t{0}) {
-    throw ArgumentError("master-port is 0: give a port from 1 to 65535, or leave it out to get a free one");
+    throw ArgumentError("master-port is 0: use 1 to 65535, or omit it to get a free port");
   }
   if (options.max_restarts < 0) throw ArgumentError("max-restarts is negative");
   if (options.grace_period.count() < 0) throw ArgumentError("grace-period is negative");
   check_allocator(options.memory_allocator);
+}
+
+namespace {
+
+Streams streams_of(const StreamChoice& choice, int local_rank) {
+  const auto named = choice.of_rank.find(local_rank);
+  return named == choice.of_rank.end() ? choice.every_rank : named->second;
+}
+
+bool contains(Streams streams, Streams one) {
+  return (static_cast<int>(streams) & static_cast<int>(one)) != 0;
+}
+
+std::optional<Streams> one_choice(std::string_view text) {
+  if (text.size() != 1 || text[0] < '0' || text[0] > '3') return std::nullopt;
+  return static_cast<Streams>(text[0] - '0');
+}
+
+// "1:2" into rank 1's choice.
+bool read_pair(const std::string& text, StreamChoice& choice) {
+  const auto colon = text.find(':');
+  if (colon == std::string::npos || colon == 0) return false;
+  const auto rank = parse_number<int>(std::string_view(text).substr(0, colon));
+  const auto streams = one_choice(std::string_view(text).substr(colon + 1));
+  if (!rank || *rank < 0 || !streams) return false;
+  choice.of_rank[*rank] = *streams;
+  return true;
+}
+
+}  // namespace
+
+bool StreamChoice::has_out(int local_rank) const {
+  return contains(streams_of(*this, local_rank), Streams::out);
+}
+bool StreamChoice::has_err(int local_rank) const {
+  return contains(streams_of(*this, local_rank), Streams::err);
+}
+bool StreamChoice::any() const { return every_rank != Streams::none || !of_rank.empty(); }
+
+StreamChoice parse_streams(const std::string& text, const std::string& option) {
+  StreamChoice choice;
+  if (const auto all = one_choice(text)) {
+    choice.every_rank = *all;
+    return choice;
+  }
+  std::istringstream pairs(text);
+  bool good = !text.empty() && text.back() != ',';
+  for (std::string pair; good && std::getline(pairs, pair, ',');) good = read_pair(pair, choice);
+  if (good) return choice;
+  throw ArgumentError(fmt::format(
+      "{} {}: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one of them per local rank, as in "
+      "0:3,1:2",
+      option, text));
 }
 
 }  // namespace lockstep::launch

@@ -12,9 +12,8 @@ namespace lockstep::launch {
 
 namespace {
 
-// A terminal that somebody has stopped (Ctrl-S, a dead connection) says that it can be written to, and
-// blocks. Empty where there is no way: a file takes what it is given, and another user's terminal may not be
-// opened.
+// A stopped terminal (Ctrl-S, a dead connection) polls as writable, but blocks. Empty for files, and for
+// terminals of other users, which cannot be opened.
 UniqueFd opened_for_this_process(int fd) {
   struct stat file {};
   if (::fstat(fd, &file) != 0 || !(S_ISFIFO(file.st_mode) || ::isatty(fd) == 1)) return {};
@@ -43,7 +42,7 @@ void OutputQueue::write_some() {
     return;
   }
   written_ += static_cast<std::size_t>(count);
-  // Moving what is left costs little when it is done once in many writes.
+  // Moving the rest is cheap when it happens once in many writes.
   if (written_ == buffer_.size() || written_ > kFull) {
     buffer_.erase(0, written_);
     written_ = 0;

@@ -5,17 +5,17 @@
 #include <string>
 #include <string_view>
 
-#include <lockstep/base/unique_fd.h>
+#include "base/unique_fd.h"
 
 namespace lockstep::launch {
 
-/// Whole lines on their way to a descriptor that other programs share, so that it must not be made
-/// non-blocking: a terminal or pipe is opened once more for this queue alone. The caller polls for POLLOUT
-/// and then calls write_some(), which writes no more than a pipe takes at once, and whole lines where they
-/// are no longer, so that programs which write to one pipe do not tear each other's.
+// Lines to write to a descriptor that other programs share and that must therefore stay blocking: a terminal
+// or pipe is opened again for this queue alone. The caller polls for POLLOUT and calls write_some(). It
+// writes at most PIPE_BUF bytes, and only whole lines if they fit, so that lines of several programs on one
+// pipe stay whole.
 class OutputQueue {
  public:
-  explicit OutputQueue(int fd);  ///< not owned
+  explicit OutputQueue(int fd);  // not owned
 
   void push(std::string_view text) {
     if (error_ == 0) buffer_ += text;
@@ -24,9 +24,9 @@ class OutputQueue {
 
   int fd() const { return fd_; }
   bool empty() const { return buffer_.empty(); }
-  /// Whoever fills the queue should wait until it is not full.
+  // The producer should wait until the queue is not full.
   bool full() const { return buffer_.size() - written_ > kFull; }
-  /// The errno value of the write that failed, or 0. From then on everything pushed is dropped.
+  // The errno value of the write that failed, or 0. Everything pushed afterwards is dropped.
   int error() const { return error_; }
 
  private:

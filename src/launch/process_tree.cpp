@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/process_tree.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
@@ -16,7 +17,7 @@
 #include <thread>
 #include <unistd.h>
 
-#include <lockstep/base/unique_fd.h>
+#include "base/unique_fd.h"
 
 namespace lockstep::launch {
 namespace {
@@ -24,7 +25,7 @@ namespace {
 struct ProcessStat {
   pid_t parent = 0;
   char state = '?';
-  unsigned long long start_time = 0;  // with the pid, names one process for as long as the machine is up
+  unsigned long long start_time = 0;  // identifies the process, together with the pid
 };
 
 // /proc/<pid>/stat: "pid (name) state ppid ...", start time in field 22. The name may hold spaces and
@@ -57,7 +58,7 @@ std::map<pid_t, ProcessStat> all_processes() {
 }
 
 bool descends_from(pid_t pid, pid_t ancestor, const std::map<pid_t, ProcessStat>& processes) {
-  // The snapshot is not atomic, so a chain could be circular; no real one is as long as this.
+  // The snapshot is not atomic, so a chain could be circular.
   for (int depth = 0; depth < 1000; ++depth) {
     const auto found = processes.find(pid);
     if (found == processes.end()) return false;
@@ -76,8 +77,7 @@ std::map<pid_t, ProcessStat> living_descendants() {
   return found;
 }
 
-// The pid may have been given to a stranger since it was seen: the descriptor holds it still, then it is
-// compared.
+// The pid may have been reused: open a descriptor, then compare the start times.
 void signal_process(pid_t pid, const ProcessStat& seen, int signal) {
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return;
@@ -87,7 +87,7 @@ void signal_process(pid_t pid, const ProcessStat& seen, int signal) {
 }
 
 // False once this process has no children.
-bool reap_what_is_dead() {
+bool reap_zombies() {
   for (;;) {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG) != 0) return errno != ECHILD;
@@ -111,12 +111,43 @@ void signal_descendants(int signal) {
 }
 
 bool kill_descendants(const Deadline& deadline) {
-  while (reap_what_is_dead()) {
+  while (reap_zombies()) {
     if (deadline.expired()) return false;
     signal_descendants(SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return true;
+}
+
+namespace {
+
+// 0, EAGAIN when none has ended, or ECHILD when there is none.
+int take(idtype_t type, pid_t pid, std::vector<RankExit>& exits) {
+  siginfo_t info{};
+  if (::waitid(type, static_cast<id_t>(pid), &info, WEXITED | WNOHANG) != 0) return errno;
+  if (info.si_pid == 0) return EAGAIN;
+  const bool exited = info.si_code == CLD_EXITED;
+  exits.push_back({.pid = info.si_pid,
+                   .code = exited ? info.si_status : 0,
+                   .signal = exited ? 0 : info.si_status,
+                   .core_dumped = info.si_code == CLD_DUMPED});
+  return 0;
+}
+
+}  // namespace
+
+EndedChildren reap_ended_children(pid_t first) {
+  EndedChildren ended;
+  take(P_PID, first, ended.exits);
+  const auto known = static_cast<std::ptrdiff_t>(ended.exits.size());
+  int outcome = 0;
+  while (outcome == 0) outcome = take(P_ALL, 0, ended.exits);
+  ended.any_left = outcome != ECHILD;
+  // Children that ended at nearly the same time have no useful order: a crash is more likely the cause than
+  // an exit.
+  std::stable_partition(ended.exits.begin() + known, ended.exits.end(),
+                        [](const auto& exit) { return exit.signal != 0; });
+  return ended;
 }
 
 }  // namespace lockstep::launch

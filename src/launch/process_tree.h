@@ -4,12 +4,16 @@
 #include <sys/types.h>
 #include <vector>
 
-#include <lockstep/base/deadline.h>
+#include "base/deadline.h"
+#include "launch/failure_report.h"
 
 namespace lockstep::launch {
 
-/// While it lives, orphaned descendants of this process become its children instead of init's. So none can
-/// get away, and a wait for children that says there are none means that no descendant is left.
+// A process that is stuck in the kernel, as on a dead network file system, survives SIGKILL.
+constexpr std::chrono::seconds kKillLimit{10};
+
+// While it exists, orphaned descendants of this process become its children instead of init's. So this
+// process has no children exactly when it has no descendants.
 class ChildSubreaper {
  public:
   ChildSubreaper();
@@ -18,14 +22,25 @@ class ChildSubreaper {
   ChildSubreaper& operator=(const ChildSubreaper&) = delete;
 };
 
-/// Every living descendant of this process, in no particular order.
+// All living descendants of this process, in no particular order.
 std::vector<pid_t> descendants();
 
-/// Sends `signal` to every living descendant of this process, as far as they can be seen at this moment.
+// Sends `signal` to the descendants that exist at this moment.
 void signal_descendants(int signal);
 
-/// REQUIRES a ChildSubreaper. SIGKILLs and reaps descendants until none is left. False when some are still
-/// there at the deadline.
-bool kill_descendants(const Deadline& deadline);
+// REQUIRES a ChildSubreaper. SIGKILLs and reaps descendants until none is left. False if some are left at the
+// deadline.
+bool kill_descendants(const Deadline& deadline = Deadline(kKillLimit));
+
+// Ended children of this process.
+struct EndedChildren {
+  // Most likely cause first; `rank` and `local_rank` are not set.
+  std::vector<RankExit> exits{};
+  bool any_left = true;  // whether this process has children
+};
+
+// Reaps all ended children. `first`: the child of the SIGCHLD; of several pending ones the kernel keeps the
+// first.
+EndedChildren reap_ended_children(pid_t first);
 
 }  // namespace lockstep::launch

@@ -7,22 +7,23 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sstream>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
-#include <lockstep/launch/program.h>
 
+#include "base/deadline.h"
 #include "launch/signals.h"
 
 namespace lockstep::launch {
 namespace {
 
-constexpr std::chrono::seconds kExecPatience{60};
+constexpr std::chrono::seconds kExecLimit{60};
 
 [[noreturn]] void fail(const char* step, int code) {
   throw LaunchError(fmt::format("a rank could not be started: {}: {}", step, errno_text(code)));
@@ -63,7 +64,7 @@ cpu_set_t set_of(const std::vector<int>& cpus) {
   return set;
 }
 
-// What exec needs, made before fork so that the child allocates nothing.
+// Arguments of exec, prepared before fork so that the child does not allocate.
 struct Image {
   explicit Image(const RankCommand& command)
       : file(command.file),
@@ -90,17 +91,17 @@ struct Image {
   ::dup2(err, STDERR_FILENO);
   restore_default_signals();
   if (image.bound) ::sched_setaffinity(0, sizeof(image.cpus), &image.cpus);
-  // Not execve: like a shell, this runs a script that has no #! line.
+  // Not execve: a script without a #! line must run, as in a shell.
   ::execvpe(image.file.c_str(), image.argv.data(), image.envp.data());
   const int code = errno;
   [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
   ::_exit(ProgramError::kNotExecutable);
 }
 
-// 0 when the program runs (its end of the pipe closed on exec), else the errno value of the exec.
+// 0 when the program runs (exec closed its end of the pipe), else the errno value of exec.
 int exec_result(int report) {
   pollfd event{.fd = report, .events = POLLIN, .revents = 0};
-  const Deadline deadline(kExecPatience);
+  const Deadline deadline(kExecLimit);
   while (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) <= 0) {
     if (deadline.expired()) return ETIMEDOUT;
   }
@@ -129,6 +130,55 @@ RankProcess start_rank(const RankCommand& command) {
         ProgramError::kNotExecutable);
   }
   return {.pid = pid, .out = std::move(out.read), .err = std::move(err.read)};
+}
+
+namespace {
+
+// 0, or the errno value that execve(2) would give.
+int exec_error_of(const std::string& path) {
+  struct stat file {};
+  if (::stat(path.c_str(), &file) != 0) return errno;
+  if (S_ISDIR(file.st_mode)) return EISDIR;
+  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
+}
+
+bool is_absent(int code) { return code == ENOENT || code == ENOTDIR; }
+
+[[noreturn]] void refuse(const std::string& name, int code) {
+  if (is_absent(code)) {
+    throw ProgramError(fmt::format("program \"{}\" was not found: {}", name, errno_text(code)),
+                       ProgramError::kNotFound);
+  }
+  const char* advice = code == EISDIR ? "name a file in it"
+                                      : "make it executable (chmod +x), or name its interpreter first, as in "
+                                        "\"-- python3 train.py\"";
+  throw ProgramError(fmt::format("program \"{}\" cannot be run: {}; {}", name, errno_text(code), advice),
+                     ProgramError::kNotExecutable);
+}
+
+std::string search(const std::string& name, const std::string& folders) {
+  int denied = 0;
+  // The colon keeps an empty last element, which means the current folder.
+  std::istringstream list(folders + ":");
+  for (std::string folder; std::getline(list, folder, ':');) {
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    const int code = exec_error_of(path);
+    if (code == 0) return path;
+    if (code == EACCES) denied = code;
+  }
+  if (denied != 0) refuse(name, denied);
+  const char* advice = exec_error_of("./" + name) == 0 ? "; this folder has one: use \"./" : "";
+  throw ProgramError(fmt::format("program \"{}\" was not found in any folder of PATH{}", name,
+                                 *advice != '\0' ? advice + name + "\"" : ""),
+                     ProgramError::kNotFound);
+}
+
+}  // namespace
+
+std::string find_program(const std::string& name, const Env& env) {
+  if (name.find('/') == std::string::npos) return search(name, env.get("PATH").value_or("/bin:/usr/bin"));
+  if (const int code = exec_error_of(name); code != 0) refuse(name, code);
+  return name;
 }
 
 }  // namespace lockstep::launch

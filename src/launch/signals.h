@@ -3,13 +3,14 @@
 
 #include <set>
 #include <signal.h>
+#include <string>
 
 namespace lockstep::launch {
 
-/// `stop_signals`, of which SIGHUP not where it is ignored already (nohup), with SIGCHLD on top.
+// SIGCHLD and `stop_signals`, without SIGHUP if it is ignored (nohup).
 sigset_t watched_signals(const std::set<int>& stop_signals);
 
-/// Blocks `signals` in this thread while it lives.
+// Blocks `signals` in this thread while it exists.
 class BlockedSignals {
  public:
   explicit BlockedSignals(const sigset_t& signals) { ::pthread_sigmask(SIG_BLOCK, &signals, &before_); }
@@ -21,8 +22,12 @@ class BlockedSignals {
   sigset_t before_{};
 };
 
-/// For a process about to become another program: nothing blocked, nothing ignored but SIGHUP under nohup.
-/// Async-signal-safe.
+// Before exec: unblocks all signals and restores default actions, except an ignored SIGHUP (nohup).
+// Async-signal-safe.
 void restore_default_signals();
+
+// Parses "SIGTERM,SIGUSR1" for LaunchOptions::stop_signals. Throws ArgumentError for a name that is not a
+// signal or cannot be handled.
+std::set<int> parse_signals(const std::string& text);
 
 }  // namespace lockstep::launch

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/slurm_allocation.h"
+
 #include <cstddef>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/slurm_step.h>
-#include <lockstep/launch/slurm_allocation.h>
+
+#include "base/slurm.h"
 
 namespace lockstep::launch {
 namespace {
@@ -25,9 +27,8 @@ std::size_t step_tasks(const Env& env) {
 void check_one_task_a_node(std::size_t tasks, std::size_t nodes) {
   if (tasks <= nodes) return;
   throw ArgumentError(fmt::format(
-      "srun starts lockstep run {} times on {} node{}, and each would start all of its node's ranks: give "
-      "srun --nodes={} --ntasks={} --ntasks-per-node=1, and lockstep run the ranks of a node as "
-      "--nproc-per-node",
+      "srun starts lockstep run {} times on {} node{}, and each would start all ranks of its node: use "
+      "srun --nodes={} --ntasks={} --ntasks-per-node=1, and set --nproc-per-node for lockstep run",
       tasks, nodes, nodes == 1 ? "" : "s", nodes, nodes));
 }
 

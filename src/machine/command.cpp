@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "machine/command.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -12,17 +14,17 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/unique_fd.h>
-#include <lockstep/machine/command.h>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::machine {
 namespace {
 
-// How soon the end of a program is seen whose children keep its output open.
-constexpr std::chrono::milliseconds kGlance{10};
-constexpr std::chrono::milliseconds kKillPatience{2'000};
+// For programs whose children keep their output open after they have ended.
+constexpr std::chrono::milliseconds kPollInterval{10};
+constexpr std::chrono::milliseconds kKillLimit{2'000};
 // As in a shell.
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
@@ -38,7 +40,7 @@ CommandPipe command_pipe() {
   return {.read = UniqueFd(ends[0]), .write = UniqueFd(ends[1])};
 }
 
-// A child that leads a process group of its own, which is killed and reaped at the latest with this object.
+// A child that leads its own process group. The destructor kills the group and reaps the child.
 class Child {
  public:
   explicit Child(pid_t pid) : pid_(pid) {}
@@ -48,17 +50,16 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // Leaves it unreaped, so that its number, and its group's, cannot become another's.
+  // Leaves it unreaped, so that its pid and process group are not reused.
   bool ended() const {
     siginfo_t info{};
     return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            info.si_pid == pid_;
   }
-  // Ends it and what it left running. Returns the exit code. A process that is stuck in a driver is left to
-  // the system: no signal ends it.
+  // Kills the process group and returns the exit code. Gives up on a process that is stuck in a driver.
   int finish() {
     ::kill(-pid_, SIGKILL);
-    const Deadline deadline(kKillPatience);
+    const Deadline deadline(kKillLimit);
     while (!ended()) {
       if (deadline.expired()) {
         pid_ = -1;
@@ -76,7 +77,7 @@ class Child {
   pid_t pid_;
 };
 
-// The caller may have blocked or ignored some, which exec would keep.
+// exec keeps blocked and ignored signals.
 void restore_signals() {
   sigset_t none;
   ::sigemptyset(&none);
@@ -98,7 +99,7 @@ void restore_signals() {
   ::_exit(kNotExecutable);
 }
 
-// False once there is nothing more to come.
+// False at the end of the stream.
 bool read_available(UniqueFd& fd, std::string& text) {
   std::array<char, 16384> buffer;
   const auto count = ::read(fd.get(), buffer.data(), buffer.size());
@@ -114,19 +115,20 @@ void read_once(UniqueFd& fd, std::string& text, bool ready) {
 // Until both streams are at their end, the child has ended, or the time is over.
 void collect(const Child& child, UniqueFd& out, UniqueFd& err, const Deadline& deadline,
              CommandResult& result) {
-  bool last_look = false;
+  bool last_read = false;
   while (out || err || !child.ended()) {
     std::array<pollfd, 2> events{pollfd{.fd = out.get(), .events = POLLIN, .revents = 0},
                                  pollfd{.fd = err.get(), .events = POLLIN, .revents = 0}};
-    const auto patience = last_look ? std::chrono::milliseconds(0) : std::min(kGlance, deadline.remaining());
-    const int ready = ::poll(events.data(), events.size(), static_cast<int>(patience.count()));
+    const auto limit =
+        last_read ? std::chrono::milliseconds(0) : std::min(kPollInterval, deadline.remaining());
+    const int ready = ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
     if (ready > 0) {
       read_once(out, result.out, events[0].revents != 0);
       read_once(err, result.err, events[1].revents != 0);
-    } else if (last_look) {
+    } else if (last_read) {
       return;
     }
-    if (ready <= 0) last_look = child.ended();
+    if (ready <= 0) last_read = child.ended();
     if (deadline.expired()) {
       result.timed_out = !child.ended();
       return;
@@ -161,7 +163,7 @@ std::vector<char*> command_argv(const std::vector<std::string>& words) {
   return argv;
 }
 
-// 0 once the program runs, else the errno value of the exec; ETIMEDOUT when neither comes in time.
+// 0 when the program runs, else the errno value of exec, or ETIMEDOUT.
 int exec_error(int report, const Deadline& deadline) {
   pollfd event{.fd = report, .events = POLLIN, .revents = 0};
   while (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) <= 0) {
@@ -189,7 +191,7 @@ pid_t start(const std::vector<std::string>& words, Streams& streams) {
   if (pid == 0) {
     become_command(argv.data(), null.get(), out.write.get(), err.write.get(), report.write.get(), parent);
   }
-  ::setpgid(pid, pid);  // in the child, too: whoever is first
+  ::setpgid(pid, pid);  // the child does so too: either may be first
   streams = {.out = std::move(out.read), .err = std::move(err.read), .report = std::move(report.read)};
   for (const auto* stream : {&streams.out, &streams.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
   return pid;

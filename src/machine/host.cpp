@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/host.h"
+
 #include <fstream>
 #include <set>
 #include <sys/utsname.h>
 
 #include <fmt/format.h>
 
-#include <lockstep/base/host.h>
-#include <lockstep/machine/host.h>
-#include <lockstep/machine/topology.h>
-
 #include "base/cgroup.h"
+#include "machine/host.h"
+#include "machine/topology.h"
 
 namespace lockstep::machine {
 namespace {
@@ -46,13 +46,6 @@ std::string model_name(const fs::path& cpuinfo) {
   return architecture();
 }
 
-std::string line_of(const fs::path& file) {
-  std::string line;
-  std::ifstream stream(file);
-  std::getline(stream, line);
-  return line;
-}
-
 }  // namespace
 
 Memory read_memory(const fs::path& proc, const fs::path& process) {
@@ -67,10 +60,10 @@ Memory read_memory(const fs::path& proc, const fs::path& process) {
 std::vector<NumaNode> read_numa_nodes(const fs::path& sysfs) {
   const auto folder = sysfs / "devices/system/node";
   std::vector<NumaNode> nodes;
-  for (const int node : parse_cpu_list(line_of(folder / "online"))) {
+  for (const int node : parse_cpu_list(first_line(folder / "online"))) {
     const auto own = folder / fmt::format("node{}", node);
     nodes.push_back({.node = node,
-                     .cpus = parse_cpu_list(line_of(own / "cpulist")),
+                     .cpus = parse_cpu_list(first_line(own / "cpulist")),
                      .total = meminfo_bytes(own / "meminfo", "MemTotal"),
                      .free = meminfo_bytes(own / "meminfo", "MemFree")});
   }
@@ -85,7 +78,7 @@ Processor read_processor(const fs::path& sysfs, const fs::path& proc, const fs::
     physical.insert(core.core);
     packages.insert(core.package);
   }
-  const auto online = parse_cpu_list(line_of(sysfs / "devices/system/cpu/online"));
+  const auto online = parse_cpu_list(first_line(sysfs / "devices/system/cpu/online"));
   Processor processor{.model = model_name(proc / "cpuinfo"),
                       .online = static_cast<int>(online.empty() ? cores.size() : online.size()),
                       .allowed = static_cast<int>(cores.size()),

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "machine/topology.h"
+
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -8,19 +10,10 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/machine/topology.h>
-
 namespace lockstep::machine {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const fs::path& file) {
-  std::string line;
-  std::ifstream stream(file);
-  std::getline(stream, line);
-  return line;
-}
 
 std::optional<int> number_in(const fs::path& file) {
   int value = 0;
@@ -57,6 +50,13 @@ Core read_core(const fs::path& cpus, int cpu) {
 }
 
 }  // namespace
+
+std::string first_line(const fs::path& file) {
+  std::string line;
+  std::ifstream stream(file);
+  std::getline(stream, line);
+  return line;
+}
 
 std::vector<int> parse_cpu_list(const std::string& text) {
   std::vector<int> numbers;

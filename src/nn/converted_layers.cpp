@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "nn/converted_layers.h"
 
+// convert_sync_batchnorm(). LibTorch's BatchNorm layers have no virtual forward(), so a layer that stays the
+// same object cannot get another one. But its forward calls at::batch_norm with its own weight, and the
+// kernel below finds the converted layer by that weight: one look-up per call once a layer has been
+// converted. Safe from any thread.
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -13,10 +16,11 @@
 #include <torch/library.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
-#include "nn/group_now.h"
 #include "nn/synced_batch_norm.h"
+#include "runtime/run.h"
 
 namespace lockstep::nn {
 namespace {
@@ -46,7 +50,7 @@ class Table {
     used_.store(true, std::memory_order_release);
   }
 
-  // The layer that this weight belongs to, if it is one and still lives.
+  // The living layer that this weight belongs to, if any.
   std::optional<Found> find(const Tensor& weight) {
     if (!used_.load(std::memory_order_acquire)) return std::nullopt;
     std::shared_lock lock(mutex_);
@@ -57,7 +61,7 @@ class Table {
       return Found{
           .is_training = alive->is_training(), .affine = found->second.affine, .group = found->second.group};
     }
-    // Another tensor lives where the weight of a layer was.
+    // The layer's weight is gone and another tensor has its address.
     lock.unlock();
     forget(weight.unsafeGetTensorImpl());
     return std::nullopt;
@@ -77,19 +81,20 @@ class Table {
   std::unordered_map<const void*, Layer> layers_;
 };
 
-// To the end of the process, as the kernels below are.
+// Never destroyed, like the kernels below.
 Table& table() {
   static auto& layers = *new Table;
   return layers;
 }
 
-// at::batch_norm as it is without us; with us for converted layers in training.
+// The kernel of at::batch_norm: LibTorch's own except for converted layers in training.
 Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                   const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
                   double momentum, double eps, bool cudnn_enabled) {
   const auto layer = weight && weight->defined() ? table().find(*weight) : std::nullopt;
   const auto own_weight = layer && !layer->affine ? OptionalTensor() : weight;
-  const auto group = layer && layer->is_training && training ? group_now(layer->group) : std::nullopt;
+  const auto group =
+      layer && layer->is_training && training ? runtime::group_or_default(layer->group) : std::nullopt;
   if (!group || group->size() == 1) {
     return at::native::batch_norm(input, own_weight, bias, running_mean, running_var, training, momentum, eps,
                                   cudnn_enabled);
@@ -106,12 +111,18 @@ template <typename BatchNorm>
 bool convert_if(const std::shared_ptr<torch::nn::Module>& module, const std::optional<ProcessGroup>& group) {
   auto* const layer = module->as<BatchNorm>();
   if (layer == nullptr) return false;
-  // A layer without a weight gets one to be known by, which is no parameter and is never multiplied with.
+  // A layer without a weight gets one for the look-up. It is no parameter, and nothing is multiplied by it.
   if (!layer->weight.defined()) layer->weight = at::ones({1});
   table().add(
       layer->weight.unsafeGetTensorImpl(),
       {.module = module, .weight = &layer->weight, .affine = layer->options.affine(), .group = group});
   return true;
+}
+
+bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer,
+                   const std::optional<ProcessGroup>& group) {
+  return convert_if<torch::nn::BatchNorm1d>(layer, group) ||
+         convert_if<torch::nn::BatchNorm2d>(layer, group) || convert_if<torch::nn::BatchNorm3d>(layer, group);
 }
 
 template <typename BatchNorm>
@@ -127,9 +138,8 @@ bool is_converted(const torch::nn::Module& layer) {
   return weight != nullptr && weight->defined() && table().find(*weight).has_value();
 }
 
-// at::batch_norm is made of other operators and has no kernel of its own under these keys: those of tensors
-// that can be trained, and those that are left in inference mode. Before main(), since operators that run
-// meanwhile in other threads would not see the change safely.
+// at::batch_norm is composite and has no kernels under these keys, which cover training and inference mode.
+// Registered before main(), because registration is not safe while other threads run operators.
 struct Registrations {
   Registrations() {
     using enum c10::DispatchKey;
@@ -142,15 +152,9 @@ struct Registrations {
   std::vector<torch::Library> libraries;
 };
 const auto& registrations =
-    *new Registrations;  // to the end: others may still run while statics are destroyed
+    *new Registrations;  // not destroyed: operators may run while statics are destroyed
 
 }  // namespace
-
-bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer,
-                   const std::optional<ProcessGroup>& group) {
-  return convert_if<torch::nn::BatchNorm1d>(layer, group) ||
-         convert_if<torch::nn::BatchNorm2d>(layer, group) || convert_if<torch::nn::BatchNorm3d>(layer, group);
-}
 
 std::string find_synced_layer(const torch::nn::Module& module) {
   const auto is_synced = [](const torch::nn::Module& layer) {
@@ -164,3 +168,23 @@ std::string find_synced_layer(const torch::nn::Module& module) {
 }
 
 }  // namespace lockstep::nn
+
+namespace lockstep {
+
+void convert_sync_batchnorm(torch::nn::Module& module, std::optional<ProcessGroup> process_group) {
+  auto layers = module.modules(/*include_self=*/false);
+  if (const auto self = module.weak_from_this().lock()) {
+    layers.push_back(self);
+  } else if (layers.empty()) {
+    throw ArgumentError("convert_sync_batchnorm: the layer must be in a shared_ptr or a holder");
+  }
+  for (const auto& layer : layers) {
+    if (auto* const synced = layer->as<SyncBatchNorm>()) {
+      synced->set_process_group(process_group);
+    } else {
+      nn::convert_layer(layer, process_group);
+    }
+  }
+}
+
+}  // namespace lockstep

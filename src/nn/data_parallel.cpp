@@ -9,10 +9,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/nn/data_parallel.h>
 
-#include "nn/converted_layers.h"
 #include "nn/replicas.h"
-#include "nn/replicas_backward.h"
-#include "nn/scatter_gather.h"
+#include "nn/synced_batch_norm.h"
 
 namespace lockstep {
 namespace {
@@ -20,36 +18,33 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-DataParallelOptions with_defaults(DataParallelOptions options) {
-  if (options.device_ids.empty()) {
-    for (int i = 0; i < static_cast<int>(torch::cuda::device_count()); ++i) {
-      options.device_ids.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
-    }
-  }
-  return options;
+std::vector<c10::Device> devices_of(const DataParallelOptions& options) {
+  std::vector<c10::Device> devices(options.device_ids.begin(), options.device_ids.end());
+  if (!devices.empty()) return devices;
+  for (int i = 0; i < static_cast<int>(torch::cuda::device_count()); ++i) devices.push_back(DeviceId(i));
+  return devices;
 }
 
 void check_module(const torch::nn::Module& module) {
   const auto synced = nn::find_synced_layer(module);
   if (synced.empty()) return;
   throw ArgumentError(fmt::format(
-      "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or "
-      "leave BatchNorm unconverted",
+      "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or keep "
+      "BatchNorm",
       synced));
 }
 
 void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {
   const auto check = [&](const std::string& name, const Tensor& tensor) {
     if (!tensor.defined() || tensor.device() == device_ids.front()) return;
-    throw ArgumentError(fmt::format(
-        "DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it there first",
-        device_ids.front().str(), name, tensor.device().str()));
+    throw ArgumentError(
+        fmt::format("DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it first",
+                    device_ids.front().str(), name, tensor.device().str()));
   };
   for (const auto& item : module.named_parameters()) check(item.key(), item.value());
   for (const auto& item : module.named_buffers()) check(item.key(), item.value());
 }
 
-// Leaves of a replica's graph.
 void make_leaves(std::vector<Tensors>& parts, const Tensors& inputs, nn::Replicas& replicas) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     for (std::size_t k = 0; k < inputs.size(); ++k) {
@@ -62,46 +57,51 @@ void make_leaves(std::vector<Tensors>& parts, const Tensors& inputs, nn::Replica
 void check_outputs(const std::vector<Tensors>& outputs) {
   for (std::size_t i = 1; i < outputs.size(); ++i) {
     if (outputs[i].size() == outputs[0].size()) continue;
-    throw Error(fmt::format(
-        "DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be put together", i,
-        outputs[i].size(), outputs[0].size()));
+    throw Error(
+        fmt::format("DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be gathered",
+                    i, outputs[i].size(), outputs[0].size()));
   }
 }
 
 }  // namespace
 
+DeviceId::DeviceId(int cuda_index)
+    : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
+  if (cuda_index == device_.index()) return;
+  throw ArgumentError(fmt::format("DataParallel: {} is not the index of a CUDA device", cuda_index));
+}
+
 DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
                                        const DataParallelOptions& options, const IsReplica& is_replica)
-    : torch::nn::Module("DataParallel"), options_(with_defaults(options)), original_(std::move(module)) {
+    : torch::nn::Module("DataParallel"),
+      options_(options),
+      device_ids_(devices_of(options)),
+      original_(std::move(module)) {
   if (!original_) throw ArgumentError("DataParallel: the module is empty (a null holder or pointer)");
   check_module(*original_);
-  if (!options_.device_ids.empty()) check_devices(*original_, options_.device_ids);
-  if (!runs_by_itself()) replicas_ = std::make_shared<nn::Replicas>(original_, options_, is_replica);
+  if (!device_ids_.empty()) check_devices(*original_, device_ids_);
+  if (!runs_by_itself())
+    replicas_ = std::make_shared<nn::Replicas>(original_, device_ids_, options_.make_replica, is_replica);
 }
 
 DataParallelModule::~DataParallelModule() = default;
 
 c10::Device DataParallelModule::output_device() const {
   if (options_.output_device) return *options_.output_device;
-  return options_.device_ids.empty() ? c10::Device(c10::kCPU) : options_.device_ids.front();
+  return device_ids_.empty() ? c10::Device(c10::kCPU) : device_ids_.front();
 }
 
 torch::OrderedDict<std::string, Tensor> DataParallelModule::named_parameters() const {
-  torch::OrderedDict<std::string, Tensor> once;
-  for (auto& item : nn::distinct(torch::nn::Module::named_parameters())) once.insert(item.name, item.tensor);
-  return once;
+  return nn::distinct_parameters(*this);
 }
 
 std::vector<Tensor> DataParallelModule::parameters() const { return named_parameters().values(); }
 
 bool DataParallelModule::moves_tensors() const {
-  return !options_.device_ids.empty() &&
-         !(options_.device_ids.front().is_cpu() && output_device() == options_.device_ids.front());
+  return !device_ids_.empty() && !(device_ids_.front().is_cpu() && output_device() == device_ids_.front());
 }
 
-Tensor DataParallelModule::to_device(const Tensor& tensor) const {
-  return tensor.to(options_.device_ids.front());
-}
+Tensor DataParallelModule::to_device(const Tensor& tensor) const { return tensor.to(device_ids_.front()); }
 
 void DataParallelModule::check_placed(const Tensors& found, const Tensors& expected, const char* what) {
   const bool placed =
@@ -116,15 +116,14 @@ void DataParallelModule::check_placed(const Tensors& found, const Tensors& expec
 void DataParallelModule::refuse_shared() {
   throw ArgumentError(
       "DataParallel: an argument holds tensors behind a pointer that its copies share (a shared_ptr?), so "
-      "replicas "
-      "cannot have their own; pass it by value");
+      "replicas cannot have their own; pass it by value");
 }
 
 std::vector<Tensors> DataParallelModule::scatter(const Tensors& inputs, std::size_t arguments) {
   check_module(*original_);
-  check_devices(*original_, options_.device_ids);
-  const auto count = options_.device_ids.size();
-  // As in PyTorch: without any argument there is nothing to share, and one replica runs.
+  check_devices(*original_, device_ids_);
+  const auto count = device_ids_.size();
+  // As in PyTorch: without arguments one replica runs.
   auto parts = nn::scatter(inputs, count, options_.dim, arguments == 0 ? 1 : count);
   make_leaves(parts, inputs, *replicas_);
   return parts;

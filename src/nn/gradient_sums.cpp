@@ -8,8 +8,8 @@ namespace {
 
 using at::Tensor;
 
-// Whether nothing else can see a change of the tensor: gradients of two tensors may be one and the same.
-bool is_nobody_elses(const Tensor& tensor) {
+// Two parameters may share a gradient tensor, which must then not be changed in place.
+bool is_unshared(const Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.has_storage() &&
          tensor.storage().use_count() == 1 && tensor.is_non_overlapping_and_dense();
 }
@@ -17,7 +17,7 @@ bool is_nobody_elses(const Tensor& tensor) {
 void add_to(Tensor& sum, Tensor gradient) {
   if (!sum.defined()) {
     sum = std::move(gradient);
-  } else if (is_nobody_elses(sum) && gradient.layout() == at::kStrided) {
+  } else if (is_unshared(sum) && gradient.layout() == at::kStrided) {
     sum.add_(gradient);
   } else {
     sum = sum + gradient;
@@ -50,7 +50,7 @@ void GradientSums::add(std::size_t replica, std::size_t parameter, Tensor gradie
 std::vector<Tensor> GradientSums::take() {
   std::vector<Tensor> sums;
   for (auto& slot : slots_) {
-    while (slot.next < replicas_) add_next(slot);  // past those that had none
+    while (slot.next < replicas_) add_next(slot);  // past replicas without one
     sums.push_back(std::move(slot.sum));
   }
   return sums;

@@ -9,15 +9,15 @@
 
 namespace lockstep::nn {
 
-// The gradients of several replicas, summed in the replicas' order as they come: who comes last adds, while
-// its own is still in the cache. Safe from any thread.
+// Sums the gradients of several replicas in the replicas' order, as they arrive: the thread that completes
+// the sum adds, while its own gradient is still in the cache. Safe from any thread.
 class GradientSums {
  public:
   GradientSums(std::size_t parameters, std::size_t replicas);
 
-  // A gradient of a parameter; a replica may bring several of one.
+  // Adds a gradient. A replica may add several for one parameter.
   void add(std::size_t replica, std::size_t parameter, at::Tensor gradient);
-  // Once all have come: [i] is the sum of parameter i, undefined where no replica had one.
+  // After the last add(): [i] is the sum of parameter i, undefined if no replica had a gradient.
   std::vector<at::Tensor> take();
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -14,6 +15,21 @@ struct NamedTensor {
 };
 
 // Each tensor once, under its first name, as Python's named_parameters() and named_buffers() do.
-std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors);
+inline std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::unordered_set<const void*> seen;
+  std::vector<NamedTensor> all;
+  for (const auto& item : tensors) {
+    if (!item.value().defined()) continue;
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
+// The same as the dictionary that torch::nn::Module::named_parameters() returns.
+inline torch::OrderedDict<std::string, at::Tensor> distinct_parameters(const torch::nn::Module& module) {
+  torch::OrderedDict<std::string, at::Tensor> once;
+  for (auto& item : distinct(module.named_parameters())) once.insert(item.name, item.tensor);
+  return once;
+}
 
 }  // namespace lockstep::nn

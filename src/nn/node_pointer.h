@@ -11,7 +11,7 @@
 
 namespace lockstep::nn {
 
-// LibTorch 2.11's graph holds its nodes by shared pointers, 2.13's by intrusive ones.
+// LibTorch 2.11's graph holds its nodes by shared_ptr, 2.13's by intrusive_ptr.
 inline constexpr bool kNodesAreShared =
     std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>;
 
@@ -22,7 +22,8 @@ using NodePointer = std::conditional_t<kNodesAreShared, std::shared_ptr<Node>, c
 template <class Node, class... Args>
 NodePointer<Node> make_node(Args&&... args) {
   if constexpr (kNodesAreShared) {
-    // Long graphs go down without recursion; found by its argument's namespace, where it exists.
+    // deleteNode() destroys long graphs without recursion; found by argument-dependent lookup where it
+    // exists.
     return std::shared_ptr<Node>(new Node(std::forward<Args>(args)...), [](Node* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<Node>(std::forward<Args>(args)...);

@@ -18,18 +18,19 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/rendezvous/random.h>
+#include <lockstep/runtime/random.h>
 
 #include "device/thread_generator.h"
-#include "rendezvous/intra_op_threads.h"
+#include "runtime/intra_op_threads.h"
 
 namespace lockstep::nn {
 namespace {
 
 using at::Tensor;
-using rendezvous::IntraOpThreads;
+using runtime::IntraOpThreads;
 
-// Making a module draws initial weights: not from the user's random numbers.
+// Restores the default generator: the initial weights of a replica must not consume the user's random
+// numbers.
 class KeptRandomNumbers {
  public:
   KeptRandomNumbers() : generator_(default_generator()) {
@@ -53,22 +54,23 @@ std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
     return module.clone();
   } catch (const c10::Error& error) {
     throw ArgumentError(
-        fmt::format("DataParallel: the module {} cannot be cloned; derive it, and what it is made of, from "
-                    "torch::nn::Cloneable, or give options.make_replica. LibTorch says: {}",
+        fmt::format("DataParallel: the module {} cannot be cloned; derive it and its submodules from "
+                    "torch::nn::Cloneable, or set options.make_replica. LibTorch's error: {}",
                     module.name(), error.what_without_backtrace()));
   }
 }
 
 std::shared_ptr<torch::nn::Module> new_replica(
-    const torch::nn::Module& original, const DataParallelOptions& options,
+    const torch::nn::Module& original, const Replicas::Make& make,
     const std::function<bool(const torch::nn::Module&)>& is_replica) {
   const KeptRandomNumbers kept;
-  auto replica = options.make_replica ? options.make_replica() : copy_of(original);
+  auto replica = make ? make() : copy_of(original);
   if (!replica || !is_replica(*replica)) {
-    throw ArgumentError("DataParallel: options.make_replica made no module of the wrapped one's type");
+    throw ArgumentError("DataParallel: options.make_replica must return a module of the wrapped type");
   }
   if (replica.get() == &original) {
-    throw ArgumentError("DataParallel: options.make_replica returned the module itself; a new one is needed");
+    throw ArgumentError(
+        "DataParallel: options.make_replica returned the wrapped module; it must make a new one");
   }
   return replica;
 }
@@ -80,8 +82,8 @@ void check_same_names(const torch::OrderedDict<std::string, Tensor>& original,
                     });
   if (same) return;
   throw ArgumentError(
-      fmt::format("DataParallel: a replica has {} {}, and the module has {} with other names; does its "
-                  "constructor, or reset(), register them all?",
+      fmt::format("DataParallel: a replica has {} {}, and the module has {} with other names; check that its "
+                  "constructor or reset() registers all of them",
                   replica.size(), what, original.size()));
 }
 
@@ -90,7 +92,7 @@ bool is_same_memory(const Tensor& a, const Tensor& b) {
          a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
 }
 
-// On the same device the tensor itself, which may have moved; on another a copy.
+// Shares the original's memory on the same device; copies to another.
 void follow(Tensor& replica, const Tensor& original, c10::Device device) {
   if (original.device() != device) {
     replica.set_data(original.detach().to(device));
@@ -99,11 +101,11 @@ void follow(Tensor& replica, const Tensor& original, c10::Device device) {
   }
 }
 
-// Takes a replica's gradient from it as soon as it is there.
-class HandOver : public torch::autograd::PostAccumulateGradHook {
+// Moves a replica's gradient to the sums as soon as it is computed.
+class MoveGradient : public torch::autograd::PostAccumulateGradHook {
  public:
-  HandOver(std::shared_ptr<GradientSums*> sums, std::size_t replica, std::size_t parameter,
-           c10::Device device)
+  MoveGradient(std::shared_ptr<GradientSums*> sums, std::size_t replica, std::size_t parameter,
+               c10::Device device)
       : sums_(std::move(sums)), replica_(replica), parameter_(parameter), device_(device) {}
 
   void operator()(const torch::autograd::Variable& parameter) override {
@@ -120,13 +122,13 @@ class HandOver : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const DataParallelOptions& options,
-                   const std::function<bool(const torch::nn::Module&)>& is_replica)
+Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vector<c10::Device>& devices,
+                   const Make& make, const std::function<bool(const torch::nn::Module&)>& is_replica)
     : original_(std::move(original)),
       parameters_(distinct(original_->named_parameters())),
-      workers_(std::make_unique<WorkerTeam>(options.device_ids.size())) {
-  device::ThreadGenerator::prepare();
-  for (const auto& device : options.device_ids) add(device, new_replica(*original_, options, is_replica));
+      threads_(std::make_unique<ThreadPool>(devices.size())) {
+  device::ThreadGenerator::register_kernels();
+  for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
 
 void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module) {
@@ -141,22 +143,20 @@ void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module
     parameters.push_back({tensor, index.at(originals[name].unsafeGetTensorImpl())});
     const auto original = parameters.back().original;
     torch::autograd::impl::set_post_acc_grad_hooks(
-        tensor,
-        std::make_unique<HandOver>(sums_, replicas_.size(), original, parameters_[original].tensor.device()));
+        tensor, std::make_unique<MoveGradient>(sums_, replicas_.size(), original,
+                                               parameters_[original].tensor.device()));
   }
   replicas_.push_back(
       {device, std::move(module), std::move(parameters), at::make_generator<at::CPUGeneratorImpl>()});
 }
 
-// Those that the replicas were made from, which the module must still have.
 void Replicas::check_parameters() const {
   const auto now = distinct(original_->named_parameters());
   const auto is_same = [](const NamedTensor& a, const NamedTensor& b) { return a.tensor.is_same(b.tensor); };
   if (std::ranges::equal(now, parameters_, is_same)) return;
   const auto [changed, before] = std::ranges::mismatch(now, parameters_, is_same);
   throw ArgumentError(fmt::format(
-      "DataParallel: parameter {} is not the one that the module had when it was wrapped; wrap it again "
-      "after replacing parts of it",
+      "DataParallel: parameter {} has been replaced since the module was wrapped; wrap the module again",
       changed == now.end() ? before->name : changed->name));
 }
 
@@ -207,7 +207,7 @@ void Replicas::seed() {
   for (std::size_t i = 0; i < replicas_.size(); ++i) replicas_[i].generator.set_current_seed(base + i);
 }
 
-// What LibTorch keeps for the calling thread and its workers should have too.
+// LibTorch's thread-local state, for the pool's threads.
 struct Replicas::CallerState {
   explicit CallerState(const std::vector<Replica>& replicas) {
     for (const auto& replica : replicas) {
@@ -231,10 +231,10 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
   const auto on_cpu = std::count_if(replicas_.begin(), replicas_.begin() + static_cast<std::ptrdiff_t>(count),
                                     [](const auto& replica) { return replica.device.is_cpu(); });
   const int share = std::max(1, at::get_num_threads() / std::max(1, static_cast<int>(on_cpu)));
-  if (on_cpu > 0) rendezvous::release_idle_team();
+  if (on_cpu > 0) runtime::release_idle_threads();
   const IntraOpThreads intra_op(share);
   const CallerState state(replicas_);
-  const auto errors = workers_->run(count, [&](std::size_t i) {
+  const auto errors = threads_->run(count, [&](std::size_t i) {
     const at::ThreadLocalStateGuard as_caller(state.local);
     state.set_autocast_types();
     const device::ThreadGenerator random(replicas_[i].generator);
@@ -250,7 +250,7 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
     } catch (const std::exception& error) {
       std::throw_with_nested(Error(fmt::format("{}: {}", where, error.what())));
     } catch (...) {
-      std::throw_with_nested(Error(where + " threw what is no std::exception"));
+      std::throw_with_nested(Error(where + " threw an object that is not a std::exception"));
     }
   }
 }

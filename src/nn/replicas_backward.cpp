@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "nn/replicas_backward.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -17,7 +15,7 @@
 
 #include "nn/gradient_sums.h"
 #include "nn/node_pointer.h"
-#include "nn/scatter_gather.h"
+#include "nn/replicas.h"
 
 namespace lockstep::nn {
 namespace {
@@ -40,7 +38,7 @@ class ReplicasBackward : public torch::autograd::Node {
 
   // Gradients of the inputs, then of the parameters.
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    refuse_what_would_be_wrong();
+    check_supported();
     const auto cut = scatter_gradients(gradients);
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
     GradientSums sums(replicas_->parameters().size(), forward_.outputs.size());
@@ -53,19 +51,17 @@ class ReplicasBackward : public torch::autograd::Node {
   }
 
  private:
-  void refuse_what_would_be_wrong() const {
+  void check_supported() const {
     if (forward_.outputs.empty()) {
-      throw Error(
-          "DataParallel: backward through the same forward a second time; give retain_graph to the first");
+      throw Error("DataParallel: backward through one forward a second time; set retain_graph in the first");
     }
     if (c10::GradMode::is_enabled()) {
       throw Error(
-          "DataParallel: backward with create_graph is not supported, since second derivatives would be "
-          "lost");
+          "DataParallel: backward with create_graph is not supported: second derivatives would be lost");
     }
   }
 
-  // [i][j]: of output j of replica i. Those outputs that need none have no gradient.
+  // [i][j]: the gradient of output j of replica i; undefined if the output needs none.
   std::vector<Tensors> scatter_gradients(const torch::autograd::variable_list& gradients) const {
     std::vector<Tensors> cut(forward_.outputs.size());
     std::size_t next = 0;
@@ -88,8 +84,8 @@ class ReplicasBackward : public torch::autograd::Node {
       });
       return;
     }
-    // The engine has one thread for each device, which may be this very one: workers would wait for it for
-    // ever. But it runs several devices at the same time by itself.
+    // The engine has one thread for each device and runs the devices in parallel. This may be one of its
+    // threads, so the pool's threads must not wait for it.
     Ends ends;
     for (std::size_t i = 0; i < gradients.size(); ++i) add_ends(i, gradients[i], ends);
     ends.backward(keep_graph);

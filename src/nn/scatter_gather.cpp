@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "nn/scatter_gather.h"
-
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
@@ -8,18 +6,20 @@
 
 #include <lockstep/base/error.h>
 
+#include "nn/replicas.h"
+
 namespace lockstep::nn {
 
 using at::Tensor;
 
 std::vector<std::vector<Tensor>> scatter(const std::vector<Tensor>& tensors, std::size_t count,
-                                         std::int64_t dim, std::size_t empty_is) {
-  std::vector<std::vector<Tensor>> parts(tensors.empty() ? empty_is : 0);
+                                         std::int64_t dim, std::size_t parts_of_none) {
+  std::vector<std::vector<Tensor>> parts(tensors.empty() ? parts_of_none : 0);
   for (std::size_t k = 0; k < tensors.size(); ++k) {
     const auto dims = tensors[k].dim();
     if (dim < -dims || dim >= dims) {
       throw ArgumentError(
-          fmt::format("DataParallel: tensor {} of the arguments, [{}], has no dimension {} to be cut along",
+          fmt::format("DataParallel: tensor {} of the arguments, [{}], has no dimension {} to scatter along",
                       k, fmt::join(tensors[k].sizes(), ", "), dim));
     }
     auto chunks = tensors[k].chunk(static_cast<std::int64_t>(count), dim);

@@ -7,28 +7,28 @@
 #include <lockstep/base/error.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
-#include "nn/group_now.h"
 #include "nn/synced_batch_norm.h"
+#include "runtime/run.h"
 
 namespace lockstep {
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
-                                     std::optional<ProcessGroup> group)
-    : Base(layer), group_(std::move(group)) {}
+                                     std::optional<ProcessGroup> process_group)
+    : Base(layer), group_(std::move(process_group)) {}
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (input.dim() < 2) {
     throw ArgumentError(
-        fmt::format("SyncBatchNorm: input of {} dimensions; [N, C, ...] is needed", input.dim()));
+        fmt::format("SyncBatchNorm: input has {} dimensions; it must be [N, C, ...]", input.dim()));
   }
   if (input.size(1) != options.num_features()) {
-    throw ArgumentError(fmt::format("SyncBatchNorm: input with {} channels, but num_features is {}",
+    throw ArgumentError(fmt::format("SyncBatchNorm: input has {} channels, but num_features is {}",
                                     input.size(1), options.num_features()));
   }
-  if (input.size(1) == 0) throw ArgumentError("SyncBatchNorm: input without channels");
+  if (input.size(1) == 0) throw ArgumentError("SyncBatchNorm: input has no channels");
 }
 
-// Counts the batch; without a momentum the running statistics are plain averages over the batches.
+// Counts the batch. Without a momentum the running statistics are averages over all batches.
 double SyncBatchNormImpl::next_momentum() {
   if (is_training() && num_batches_tracked.defined()) {
     num_batches_tracked += 1;
@@ -41,7 +41,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   _check_input_dim(input);
   const double momentum = next_momentum();
   if (is_training()) {
-    const auto group = nn::group_now(group_);
+    const auto group = runtime::group_or_default(group_);
     if (group && group->size() > 1) {
       return nn::synced_batch_norm(
           input, {.weight = weight, .bias = bias, .running_mean = running_mean, .running_var = running_var},

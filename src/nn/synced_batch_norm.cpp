@@ -17,16 +17,15 @@
 
 #include <lockstep/base/error.h>
 
-#include "nn/batch_statistics.h"
+#include "nn/batch_norm_kernels.h"
 #include "nn/node_pointer.h"
-#include "nn/normalize_gradient.h"
 
 namespace lockstep::nn {
 namespace {
 
 using at::Tensor;
 
-// In the layout that its strides suggest: what is neither contiguous nor channels last is copied.
+// Copies a tensor that is neither contiguous nor channels last.
 Tensor laid_out(const Tensor& tensor, at::MemoryFormat format) {
   return tensor.dim() < 4 || tensor.dim() > 5 ? tensor.contiguous() : tensor.contiguous(format);
 }
@@ -62,7 +61,7 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     if (c10::GradMode::is_enabled()) {
       throw Error(
-          "SyncBatchNorm: backward with create_graph is not supported, since what other ranks add to second "
+          "SyncBatchNorm: backward with create_graph is not supported: the other ranks' part of second "
           "derivatives would be lost");
     }
     const auto input = input_.unpack();
@@ -71,7 +70,7 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
     if (!gradient.defined()) gradient = at::zeros_like(input);
     gradient = laid_out(gradient, input.suggest_memory_format());
     const auto sums = sums_here(gradient, input);
-    // Of this rank alone: averaging them is DistributedDataParallel's part.
+    // This rank's own gradients; DistributedDataParallel averages them.
     torch::autograd::variable_list result(3);
     if (task_should_compute_output(1) && weight.defined())
       result[1] = sums[1].to(weight.scalar_type(), false, /*copy=*/true);
@@ -85,13 +84,13 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
   }
 
  private:
-  // [2, C]: the gradients' sum, and that of their products with the normalized input. In fp64, as they are
-  // summed across ranks.
+  // [2, C], in fp64 for the sum across ranks: the sums of the gradients and of their products with the
+  // normalized input.
   Tensor sums_here(const Tensor& gradient, const Tensor& input) const {
     const auto& mean = statistics_.mean;
     const auto sums = at::zeros({2, input.size(1)}, mean.options().dtype(at::kDouble));
     if (input.numel() == 0) return sums;
-    // As a layer in eval() has it, where mean and variance do not depend on the input.
+    // The kernel of eval(), in which mean and variance do not depend on the input.
     const auto found = at::native_batch_norm_backward(gradient, input, {}, mean, statistics_.variance, mean,
                                                       statistics_.variance, false, eps_, {false, true, true});
     sums[0].copy_(std::get<2>(found));
@@ -124,10 +123,10 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
 
 void check_count(double count, const Tensor& input) {
   if (count != 1) return;
-  throw ArgumentError(
-      fmt::format("SyncBatchNorm: one value per channel is all that there is (input of [{}] here); training "
-                  "needs more",
-                  fmt::join(input.sizes(), ", ")));
+  throw ArgumentError(fmt::format(
+      "SyncBatchNorm: all ranks together have one value per channel (input of [{}] here); training "
+      "needs more",
+      fmt::join(input.sizes(), ", ")));
 }
 
 Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, double momentum, double eps,

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <string>
+
+#include <torch/nn/module.h>
 
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep::nn {
 
-// The tensors of a BatchNorm layer; undefined ones are not there.
+// The tensors of a BatchNorm layer; any may be undefined.
 struct BatchNormTensors {
   at::Tensor weight;
   at::Tensor bias;
@@ -15,11 +17,14 @@ struct BatchNormTensors {
   at::Tensor running_var;
 };
 
-// Throws ArgumentError when that is all the values of a channel that the ranks have together.
+// Throws ArgumentError if `count`, the values per channel of all ranks together, is 1.
 void check_count(double count, const at::Tensor& input);
 
-// Normalizes `input` ([N, C, ...]) by the statistics of all ranks' inputs, and moves the running ones.
+// Normalizes `input` ([N, C, ...]) by the statistics of all ranks' inputs, and updates the running ones.
 at::Tensor synced_batch_norm(const at::Tensor& input, const BatchNormTensors& layer, double momentum,
                              double eps, const ProcessGroup& group);
+
+// The name of the first layer in `module` whose forward communicates between ranks, or "".
+std::string find_synced_layer(const torch::nn::Module& module);
 
 }  // namespace lockstep::nn

@@ -1,55 +1,106 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
-#include <fmt/format.h>
-#include <torch/serialize/archive.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
-#include <lockstep/base/error.h>
-#include <lockstep/optim/fused_adam.h>
+#include <lockstep/optim/fused.h>
 
-#include "optim/fused_adam_step.h"
-#include "optim/fused_checks.h"
+#include "optim/fused_lists.h"
+#include "optim/fused_optimizer_of.h"
+#include "serialize/errors.h"
 
 namespace lockstep::optim {
 namespace {
 
-using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-constexpr const char* kAdam = "FusedAdam";
-constexpr const char* kAdamW = "FusedAdamW";
+class FusedAdamStep {
+ public:
+  struct Lists {
+    std::vector<at::Tensor> parameters;
+    GradientList gradients;
+    std::vector<at::Tensor> exp_avgs;
+    std::vector<at::Tensor> exp_avg_sqs;
+    std::vector<at::Tensor> max_exp_avg_sqs;
+    std::vector<at::Tensor> steps;
+  };
 
-template <typename Options>
-void check_adam(const OptimizerOptions& given, const char* name) {
-  const auto& options = dynamic_cast<const Options&>(given);
-  check_at_least_zero(options.lr(), "lr", name);
-  check_at_least_zero(options.eps(), "eps", name);
-  check_at_least_zero(options.weight_decay(), "weight_decay", name);
-  for (const auto beta : {std::get<0>(options.betas()), std::get<1>(options.betas())}) {
-    if (beta >= 0 && beta < 1) continue;
-    throw ArgumentError(fmt::format("{}: betas must be at least 0 and below 1, not {}", name, beta));
+  // `optimizer`: its name, for errors.
+  FusedAdamStep(FusedOptimizer& optimizer, const char* name) : optimizer_(optimizer), name_(name) {}
+
+  // Gathers the parameters of a group that have gradients, and makes the state of those that begin.
+  void gather(const torch::optim::OptimizerParamGroup& group, std::size_t index, bool amsgrad);
+
+  // Calls kernel(lists, lr, grad_scale, found_inf) for each device and type of what was gathered. `lr`: as a
+  // tensor, or undefined.
+  template <typename Kernel>
+  void run(const at::Tensor& lr, const Kernel& kernel) {
+    for (auto& call : calls_.all()) {
+      const auto grad_scale = on_device(optimizer_.grad_scale(), call.device);
+      const auto found_inf = on_device(optimizer_.found_inf(), call.device);
+      count(call.lists, 1);
+      kernel(call.lists, rate_on(lr, call.device), grad_scale, found_inf);
+      if (found_inf) uncount(call.lists, *found_inf);
+      if (grad_scale) call.lists.gradients.copy_back();
+    }
+  }
+
+ private:
+  void add(const ParameterName& name, bool amsgrad);
+  FusedAdamParamState& state_of(const ParameterName& name, bool amsgrad);
+  static void count(Lists& lists, double steps);
+  static void uncount(Lists& lists, const at::Tensor& found_inf);
+
+  FusedOptimizer& optimizer_;
+  const char* name_;
+  CallsOf<Lists> calls_;
+};
+
+void FusedAdamStep::gather(const torch::optim::OptimizerParamGroup& group, std::size_t index, bool amsgrad) {
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    const auto& parameter = group.params()[i];
+    if (parameter.grad().defined()) add({name_, index, i, parameter}, amsgrad);
   }
 }
 
-// `fused`: LibTorch's function, with the rate as a number or as a tensor.
-template <typename Options, typename Fused>
-std::function<void()> prepared_adam(FusedOptimizer& optimizer, const char* name,
-                                    const OptimizerParamGroup& group, std::size_t index, Fused fused) {
-  const auto& options = dynamic_cast<const Options&>(group.options());
-  const auto kernel = [&options, fused](FusedAdamStep::Lists& lists, const auto& rate, const auto& grad_scale,
-                                        const auto& found_inf) {
-    const auto call = [&](const auto& lr) {
-      fused(lists.parameters, lists.gradients.list(), lists.exp_avgs, lists.exp_avg_sqs,
-            lists.max_exp_avg_sqs, lists.steps, lr, std::get<0>(options.betas()),
-            std::get<1>(options.betas()), options.weight_decay(), options.eps(), options.amsgrad(),
-            options.maximize(), grad_scale, found_inf);
-    };
-    rate ? call(*rate) : call(options.lr());
-  };
-  const auto step = std::make_shared<FusedAdamStep>(optimizer, name);
-  step->gather(group, index, options.amsgrad());
-  return [step, &options, kernel] { step->run(options.lr_tensor(), kernel); };
+void FusedAdamStep::add(const ParameterName& name, bool amsgrad) {
+  check_parameter(name);
+  auto& lists = calls_.at(name.parameter);
+  lists.gradients.add(name);
+  auto& state = state_of(name, amsgrad);
+  lists.parameters.push_back(name.parameter);
+  lists.exp_avgs.push_back(state.exp_avg());
+  lists.exp_avg_sqs.push_back(state.exp_avg_sq());
+  if (amsgrad) lists.max_exp_avg_sqs.push_back(state.max_exp_avg_sq());
+  lists.steps.push_back(state.step());
+}
+
+FusedAdamParamState& FusedAdamStep::state_of(const ParameterName& name, bool amsgrad) {
+  const auto& parameter = name.parameter;
+  auto& kept = optimizer_.state()[parameter.unsafeGetTensorImpl()];
+  if (!kept) {
+    auto made = std::make_unique<FusedAdamParamState>();
+    made->step(at::zeros({}, parameter.options().dtype(at::kFloat).requires_grad(false)));
+    made->exp_avg(at::zeros_like(parameter));
+    made->exp_avg_sq(at::zeros_like(parameter));
+    kept = std::move(made);
+  }
+  auto& state = dynamic_cast<FusedAdamParamState&>(*kept);
+  if (amsgrad && !state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(at::zeros_like(parameter));
+  state.exp_avg(laid_out(state.exp_avg(), name, "exp_avg"));
+  state.exp_avg_sq(laid_out(state.exp_avg_sq(), name, "exp_avg_sq"));
+  if (amsgrad) state.max_exp_avg_sq(laid_out(state.max_exp_avg_sq(), name, "max_exp_avg_sq"));
+  return state;
+}
+
+void FusedAdamStep::count(Lists& lists, double steps) { at::_foreach_add_(lists.steps, steps); }
+
+void FusedAdamStep::uncount(Lists& lists, const at::Tensor& found_inf) {
+  at::_foreach_sub_(lists.steps, std::vector<at::Tensor>(lists.steps.size(), found_inf));
 }
 
 void read_tensor(torch::serialize::InputArchive& archive, const char* key, at::Tensor& tensor) {
@@ -57,7 +108,55 @@ void read_tensor(torch::serialize::InputArchive& archive, const char* key, at::T
   if (archive.try_read(key, value)) tensor = value.toTensor();
 }
 
+// Traits of FusedAdam and FusedAdamW, but for `name` and `fused`: LibTorch's function.
+template <typename Options, typename BaseOptions>
+struct AdamTraits {
+  using Base = BaseOptions;
+  using State = FusedAdamParamState;
+
+  static void check(const Options& options) {
+    const auto* name = FusedTraits<Options>::name;
+    check_at_least_zero(options.lr(), "lr", name);
+    check_at_least_zero(options.eps(), "eps", name);
+    check_at_least_zero(options.weight_decay(), "weight_decay", name);
+    for (const auto beta : {std::get<0>(options.betas()), std::get<1>(options.betas())}) {
+      if (beta >= 0 && beta < 1) continue;
+      throw_error<ArgumentError>("{}: betas must be at least 0 and below 1, not {}", name, beta);
+    }
+  }
+
+  static std::function<void()> prepare(FusedOptimizer& optimizer, const OptimizerParamGroup& group,
+                                       std::size_t index, const Options& options) {
+    const auto kernel = [&options](FusedAdamStep::Lists& lists, const auto& rate, const auto& grad_scale,
+                                   const auto& found_inf) {
+      const auto call = [&](const auto& lr) {
+        FusedTraits<Options>::fused(lists.parameters, lists.gradients.list(), lists.exp_avgs,
+                                    lists.exp_avg_sqs, lists.max_exp_avg_sqs, lists.steps, lr,
+                                    std::get<0>(options.betas()), std::get<1>(options.betas()),
+                                    options.weight_decay(), options.eps(), options.amsgrad(),
+                                    options.maximize(), grad_scale, found_inf);
+      };
+      rate ? call(*rate) : call(options.lr());
+    };
+    const auto step = std::make_shared<FusedAdamStep>(optimizer, FusedTraits<Options>::name);
+    step->gather(group, index, options.amsgrad());
+    return [step, &options, kernel] { step->run(options.lr_tensor(), kernel); };
+  }
+};
+
 }  // namespace
+
+template <>
+struct FusedTraits<FusedAdamOptions> : AdamTraits<FusedAdamOptions, torch::optim::AdamOptions> {
+  static constexpr const char* name = "FusedAdam";
+  static constexpr auto fused = [](auto&&... all) { at::_fused_adam_(std::forward<decltype(all)>(all)...); };
+};
+
+template <>
+struct FusedTraits<FusedAdamWOptions> : AdamTraits<FusedAdamWOptions, torch::optim::AdamWOptions> {
+  static constexpr const char* name = "FusedAdamW";
+  static constexpr auto fused = [](auto&&... all) { at::_fused_adamw_(std::forward<decltype(all)>(all)...); };
+};
 
 void FusedAdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("step", c10::IValue(step()));
@@ -77,64 +176,7 @@ void FusedAdamParamState::serialize(torch::serialize::InputArchive& archive) {
   step(count.isInt() ? at::full({}, count.toInt(), options) : count.toTensor());
 }
 
-FusedAdam::FusedAdam(const std::vector<OptimizerParamGroup>& param_groups, FusedAdamOptions defaults)
-    : FusedOptimizer(std::make_unique<FusedAdamOptions>(std::move(defaults))) {
-  begin(param_groups);
-}
-
-const char* FusedAdam::name() const noexcept { return kAdam; }
-
-std::function<void()> FusedAdam::prepare_group(const OptimizerParamGroup& group, std::size_t index) {
-  return prepared_adam<FusedAdamOptions>(*this, kAdam, group, index, [](auto&&... all) {
-    at::_fused_adam_(std::forward<decltype(all)>(all)...);
-  });
-}
-
-std::unique_ptr<OptimizerOptions> FusedAdam::own_options(const OptimizerOptions& given) const {
-  return copied_as<FusedAdamOptions, torch::optim::AdamOptions>(given, kAdam);
-}
-
-void FusedAdam::check_values(const OptimizerOptions& options) const {
-  check_adam<FusedAdamOptions>(options, kAdam);
-}
-
-void FusedAdam::save(torch::serialize::OutputArchive& archive) const {
-  check_groups();
-  torch::optim::serialize<FusedAdamParamState, FusedAdamOptions>(archive, *this);
-}
-
-void FusedAdam::load(torch::serialize::InputArchive& archive) {
-  load_with([&] { torch::optim::serialize<FusedAdamParamState, FusedAdamOptions>(archive, *this); });
-}
-
-FusedAdamW::FusedAdamW(const std::vector<OptimizerParamGroup>& param_groups, FusedAdamWOptions defaults)
-    : FusedOptimizer(std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
-  begin(param_groups);
-}
-
-const char* FusedAdamW::name() const noexcept { return kAdamW; }
-
-std::function<void()> FusedAdamW::prepare_group(const OptimizerParamGroup& group, std::size_t index) {
-  return prepared_adam<FusedAdamWOptions>(*this, kAdamW, group, index, [](auto&&... all) {
-    at::_fused_adamw_(std::forward<decltype(all)>(all)...);
-  });
-}
-
-std::unique_ptr<OptimizerOptions> FusedAdamW::own_options(const OptimizerOptions& given) const {
-  return copied_as<FusedAdamWOptions, torch::optim::AdamWOptions>(given, kAdamW);
-}
-
-void FusedAdamW::check_values(const OptimizerOptions& options) const {
-  check_adam<FusedAdamWOptions>(options, kAdamW);
-}
-
-void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
-  check_groups();
-  torch::optim::serialize<FusedAdamParamState, FusedAdamWOptions>(archive, *this);
-}
-
-void FusedAdamW::load(torch::serialize::InputArchive& archive) {
-  load_with([&] { torch::optim::serialize<FusedAdamParamState, FusedAdamWOptions>(archive, *this); });
-}
+template class FusedOptimizerOf<FusedAdamOptions>;
+template class FusedOptimizerOf<FusedAdamWOptions>;
 
 }  // namespace lockstep::optim

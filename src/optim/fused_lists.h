@@ -10,7 +10,7 @@
 
 namespace lockstep::optim {
 
-// A parameter by its place, for errors: "FusedAdam: parameter 3 of group 0, Float[10,5] on cpu,".
+// Identifies a parameter in messages: "FusedAdam: parameter 3 of group 0, Float[10,5] on cpu,".
 struct ParameterName {
   const char* optimizer;
   std::size_t group;
@@ -19,15 +19,14 @@ struct ParameterName {
   std::string text() const;
 };
 
-// Throws ArgumentError unless the kernels take the parameter: floating-point, and without gaps, since they
-// see nothing but memory.
+// Throws ArgumentError unless the kernels support the parameter: floating-point and dense in memory.
 void check_parameter(const ParameterName& name);
 
-// `tensor`, or a copy of it in the memory layout of the parameter, as the kernels take it. Throws
-// ArgumentError when it is sparse, of another shape or type or on another device. `what`: "gradient".
+// Returns `tensor` or a copy in the memory layout of the parameter. Throws ArgumentError for a sparse tensor,
+// or another shape, dtype or device. `what`: such as "gradient".
 at::Tensor laid_out(const at::Tensor& tensor, const ParameterName& name, const char* what);
 
-// The tensors of one call of a kernel, which is one for each device and type. Lists: a struct of vectors.
+// The tensors of the kernel calls, one call per device and dtype. Lists: a struct of vectors.
 template <typename Lists>
 class CallsOf {
  public:
@@ -52,22 +51,23 @@ class CallsOf {
   std::vector<Call> calls_;
 };
 
-// Gradients as the kernels take them. Where they are divided, that is to be seen in the parameters' own.
+// Gradients in the layout that the kernels need. copy_back() makes their unscaling visible in the parameters'
+// own.
 class GradientList {
  public:
   void add(const ParameterName& name);
   at::TensorList list() const { return list_; }
   // After the kernel has divided them.
-  void bring_back() const;
+  void copy_back() const;
 
  private:
   std::vector<at::Tensor> list_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copied_;  // the parameter's own, the one in the list
 };
 
-// `tensor` on that device, or none where it is undefined.
+// `tensor` on that device, or nullopt if undefined.
 std::optional<at::Tensor> on_device(const at::Tensor& tensor, c10::Device device);
-// The same for a learning rate; one on the CPU stays there, where the kernels of a GPU read it by themselves.
+// Like on_device(), but a learning rate on the CPU stays there: GPU kernels read it directly.
 std::optional<at::Tensor> rate_on(const at::Tensor& rate, c10::Device device);
 
 }  // namespace lockstep::optim

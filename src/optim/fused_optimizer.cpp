@@ -3,23 +3,62 @@
 #include <unordered_map>
 
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
+#include <torch/serialize/archive.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/optim/fused_optimizer.h>
 
 #include "optim/fused_lists.h"
+#include "serialize/errors.h"
 
 namespace lockstep::optim {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
 
+constexpr const char* kMaximizeKey = "maximize";
+
+void check_rate(const at::Tensor& lr) {
+  if (!lr.defined() || lr.numel() != 1) {
+    throw_error<ArgumentError>("a tensor as the learning rate must have one element; this is {}",
+                               lr.defined() ? fmt::format("of {}", lr.numel()) : "undefined");
+  }
+  const bool takes = lr.scalar_type() == at::kFloat || (lr.is_cpu() && lr.is_floating_point());
+  if (!takes || lr.requires_grad()) {
+    throw_error<ArgumentError>(
+        "a tensor as the learning rate must be float32 (on the CPU any floating-point type) and require no "
+        "gradient; this is {} on {}{}",
+        c10::toString(lr.scalar_type()), lr.device().str(), lr.requires_grad() ? " and requires one" : "");
+  }
+}
+
 FusedOptions& fused_options(torch::optim::OptimizerOptions& options) {
   return dynamic_cast<FusedOptions&>(options);
 }
 
 }  // namespace
+
+FusedOptions::FusedOptions(at::Tensor lr) : lr_tensor_(std::move(lr)) {
+  check_rate(lr_tensor_);
+  filled_lr_ = tensor_value();
+}
+
+void FusedOptions::fill_lr_tensor(double lr) {
+  if (!lr_tensor_.defined()) return;
+  const c10::NoGradGuard no_grad;
+  lr_tensor_.fill_(lr);
+  filled_lr_ = lr;
+}
+
+double FusedOptions::tensor_value() const { return lr_tensor_.item<double>(); }
+
+void FusedOptions::read_extras(torch::serialize::InputArchive& archive) {
+  c10::IValue value;
+  maximize_ = archive.try_read(kMaximizeKey, value) && value.toBool();
+}
+
+void FusedOptions::write_extras(torch::serialize::OutputArchive& archive) const {
+  archive.write(kMaximizeKey, c10::IValue(maximize_));
+}
 
 bool FusedOptimizer::has_own_options(const OptimizerParamGroup& group) const {
   const auto& options = group.options();
@@ -36,16 +75,14 @@ std::vector<at::Tensor> FusedOptimizer::checked_parameters(const OptimizerParamG
   std::vector<at::Tensor> parameters;
   for (std::size_t i = 0; i < group.params().size(); ++i) {
     const auto& parameter = group.params()[i];
-    if (!parameter.defined()) {
-      throw ArgumentError(
-          fmt::format("{}: parameter {} of group {} is undefined; leave it out", name(), i, index));
-    }
+    if (!parameter.defined())
+      throw_error<ArgumentError>("{}: parameter {} of group {} is undefined; leave it out", name(), i, index);
     const ParameterName named{name(), index, i, parameter};
     const auto [known, added] = groups.emplace(parameter.unsafeGetTensorImpl(), index);
     if (!added && known->second == index) continue;
     if (!added) {
-      throw ArgumentError(
-          fmt::format("{} is in group {} already; leave it out of one of them", named.text(), known->second));
+      throw_error<ArgumentError>("{} is in group {} already; leave it out of one of them", named.text(),
+                                 known->second);
     }
     check_parameter(named);
     parameters.push_back(parameter);
@@ -87,8 +124,8 @@ void FusedOptimizer::merge_extras(OptimizerParamGroup& added, const FusedOptions
     merged.lr_tensor_ = at::Tensor();  // the one that is given may have been changed in place: not filled
     added.options().set_lr(given.lr_number());
     merged.lr_tensor_ = given.lr_tensor_;
-    merged.lr_brought_ = given.lr_brought_;
-  } else if (merged.is_lr_behind()) {
+    merged.filled_lr_ = given.filled_lr_;
+  } else if (merged.is_lr_tensor_stale()) {
     merged.lr_tensor_ = at::Tensor();  // the group has a number of its own
   }
 }
@@ -116,7 +153,8 @@ void FusedOptimizer::adopt_groups() {
     if (!is_new) continue;
     group.params() = checked_parameters(group, g);
     auto& options = fused_options(group.options());
-    if (options.is_lr_behind()) options.lr_tensor_ = at::Tensor();  // a number beside the defaults' tensor
+    if (options.is_lr_tensor_stale())
+      options.lr_tensor_ = at::Tensor();  // a number beside the defaults' tensor
     unshare_rate(g);
   }
   adopted_ = param_groups().size();
@@ -128,7 +166,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     const c10::AutoGradMode with_gradients(true);
     loss = closure();
   }
-  bring_rates();
+  update_lr_tensors();
   const c10::NoGradGuard no_grad;
   std::vector<std::function<void()>> kernels;
   for (std::size_t g = 0; g < param_groups().size(); ++g) {
@@ -138,21 +176,21 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   return loss;
 }
 
-void FusedOptimizer::bring_rates() {
+void FusedOptimizer::update_lr_tensors() {
   adopt_groups();
   for (auto& group : param_groups()) {
     auto& options = fused_options(group.options());
-    if (options.is_lr_behind()) options.bring_lr(options.lr_number());
+    if (options.is_lr_tensor_stale()) options.fill_lr_tensor(options.lr_number());
   }
 }
 
 void FusedOptimizer::check_groups() const {
   for (std::size_t g = 0; g < param_groups().size(); ++g) {
     if (has_own_options(param_groups()[g])) continue;
-    throw ArgumentError(
-        fmt::format("{}: group {} has got options of another class since the last step; call bring_rates(), "
-                    "which converts or refuses them, before it is saved",
-                    name(), g));
+    throw_error<ArgumentError>(
+        "{}: group {} has got options of another class since the last step; call update_lr_tensors(), "
+        "which converts or refuses them, before it is saved",
+        name(), g);
   }
 }
 

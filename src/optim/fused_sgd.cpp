@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/zeros_like.h>
-#include <fmt/format.h>
-#include <torch/serialize/archive.h>
 
-#include <lockstep/base/error.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/optim/fused.h>
 
-#include "optim/fused_checks.h"
 #include "optim/fused_lists.h"
+#include "optim/fused_optimizer_of.h"
+#include "serialize/errors.h"
 
 namespace lockstep::optim {
 namespace {
 
-using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDParamState;
 
@@ -33,7 +30,7 @@ bool has_buffer(const States& states, const at::Tensor& parameter) {
          dynamic_cast<const SGDParamState&>(*found->second).momentum_buffer().defined();
 }
 
-// Of a parameter that begins zeros, though the kernel overwrites them: unless found_inf keeps it from that.
+// A new buffer is zeros, although the kernel overwrites it, because found_inf may prevent that.
 at::Tensor buffer_of(States& states, const ParameterName& name, bool first) {
   if (first) return at::zeros_like(name.parameter);
   auto& state = dynamic_cast<SGDParamState&>(*states.at(name.parameter.unsafeGetTensorImpl()));
@@ -41,7 +38,7 @@ at::Tensor buffer_of(States& states, const ParameterName& name, bool first) {
   return state.momentum_buffer();
 }
 
-// After the kernel: a parameter with a buffer counts as begun.
+// Called after the kernel. A parameter with a buffer has taken its first step.
 void keep_buffers(States& states, const SgdLists& lists) {
   for (std::size_t i = 0; i < lists.momentum_buffers.size(); ++i) {
     auto& kept = states[lists.parameters[i].unsafeGetTensorImpl()];
@@ -67,7 +64,8 @@ CallsOf<SgdLists> gather_sgd(States& states, const OptimizerParamGroup& group, s
   return calls;
 }
 
-void step_sgd(FusedSGD& optimizer, const FusedSGDOptions& options, const CallsOf<SgdLists>::Call& call) {
+void step_sgd(FusedOptimizer& optimizer, const FusedSGDOptions& options,
+              const CallsOf<SgdLists>::Call& call) {
   const auto& lists = call.lists;
   const auto scale = on_device(optimizer.grad_scale(), call.device);
   const auto found = on_device(optimizer.found_inf(), call.device);
@@ -79,49 +77,36 @@ void step_sgd(FusedSGD& optimizer, const FusedSGDOptions& options, const CallsOf
   const auto rate = rate_on(options.lr_tensor(), call.device);
   rate ? kernel(*rate) : kernel(options.lr());
   if (call.first) keep_buffers(optimizer.state(), lists);
-  if (scale) lists.gradients.bring_back();
+  if (scale) lists.gradients.copy_back();
 }
 
 }  // namespace
 
-FusedSGD::FusedSGD(const std::vector<OptimizerParamGroup>& param_groups, FusedSGDOptions defaults)
-    : FusedOptimizer(std::make_unique<FusedSGDOptions>(std::move(defaults))) {
-  begin(param_groups);
-}
+template <>
+struct FusedTraits<FusedSGDOptions> {
+  using Base = torch::optim::SGDOptions;
+  using State = SGDParamState;
+  static constexpr const char* name = kSgd;
 
-const char* FusedSGD::name() const noexcept { return kSgd; }
+  static void check(const FusedSGDOptions& options) {
+    check_at_least_zero(options.lr(), "lr", name);
+    check_at_least_zero(options.momentum(), "momentum", name);
+    check_at_least_zero(options.weight_decay(), "weight_decay", name);
+    if (!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0)) return;
+    throw_error<ArgumentError>("{}: nesterov needs a momentum above 0 and no dampening; these are {} and {}",
+                               name, options.momentum(), options.dampening());
+  }
 
-std::function<void()> FusedSGD::prepare_group(const OptimizerParamGroup& group, std::size_t index) {
-  const auto& options = dynamic_cast<const FusedSGDOptions&>(group.options());
-  const auto calls =
-      std::make_shared<CallsOf<SgdLists>>(gather_sgd(state(), group, index, options.momentum() != 0));
-  return [this, &options, calls] {
-    for (const auto& call : calls->all()) step_sgd(*this, options, call);
-  };
-}
+  static std::function<void()> prepare(FusedOptimizer& optimizer, const OptimizerParamGroup& group,
+                                       std::size_t index, const FusedSGDOptions& options) {
+    const auto calls = std::make_shared<CallsOf<SgdLists>>(
+        gather_sgd(optimizer.state(), group, index, options.momentum() != 0));
+    return [&optimizer, &options, calls] {
+      for (const auto& call : calls->all()) step_sgd(optimizer, options, call);
+    };
+  }
+};
 
-std::unique_ptr<OptimizerOptions> FusedSGD::own_options(const OptimizerOptions& given) const {
-  return copied_as<FusedSGDOptions, torch::optim::SGDOptions>(given, kSgd);
-}
-
-void FusedSGD::check_values(const OptimizerOptions& given) const {
-  const auto& options = dynamic_cast<const FusedSGDOptions&>(given);
-  check_at_least_zero(options.lr(), "lr", kSgd);
-  check_at_least_zero(options.momentum(), "momentum", kSgd);
-  check_at_least_zero(options.weight_decay(), "weight_decay", kSgd);
-  if (!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0)) return;
-  throw ArgumentError(
-      fmt::format("{}: nesterov needs a momentum above 0 and no dampening; these are {} and {}", kSgd,
-                  options.momentum(), options.dampening()));
-}
-
-void FusedSGD::save(torch::serialize::OutputArchive& archive) const {
-  check_groups();
-  torch::optim::serialize<SGDParamState, FusedSGDOptions>(archive, *this);
-}
-
-void FusedSGD::load(torch::serialize::InputArchive& archive) {
-  load_with([&] { torch::optim::serialize<SGDParamState, FusedSGDOptions>(archive, *this); });
-}
+template class FusedOptimizerOf<FusedSGDOptions>;
 
 }  // namespace lockstep::optim

@@ -10,48 +10,49 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
+
+#include "base/deadline.h"
 
 namespace lockstep::rendezvous {
 namespace {
 
-constexpr const char* kVerdictKey = "devices/verdict";
+constexpr const char* kAgreementKey = "devices/agreement";
 constexpr const char* kReadKey = "devices/read";
 constexpr auto kReadLimit = std::chrono::seconds(2);
 
-constexpr const char* kWaysOut =
-    "start at most as many ranks on a host as it has GPUs, or let them share with InitOptions::share_devices "
-    "(reduction then goes by way of host memory: slow, and right)";
+constexpr const char* kShareAdvice =
+    "start at most one rank per GPU, or set InitOptions::share_devices (slower: reductions go through host "
+    "memory)";
 
 std::string device_key(int rank) { return fmt::format("devices/{}", rank); }
 
 c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
-[[noreturn]] void refuse_device(const World& world, const std::string& complaint) {
-  throw ArgumentError(fmt::format("rank {} of {}: {}", world.rank, world.size, complaint));
+[[noreturn]] void refuse_device(const World& world, const std::string& error) {
+  throw ArgumentError(fmt::format("rank {} of {}: {}", world.rank, world.size, error));
 }
 
-c10::Device cuda_of_rank(const DeviceQuestion& question, const World& world) {
-  if (question.count == 0) {
+c10::Device cuda_of_rank(const DeviceRequest& request, const World& world) {
+  if (request.count == 0) {
     refuse_device(world,
-                  "InitOptions::device is cuda, but this process can use no CUDA device; look at "
-                  "CUDA_VISIBLE_DEVICES and nvidia-smi (`lockstep doctor` does)");
+                  "InitOptions::device is cuda, but this process can use no CUDA device; check "
+                  "CUDA_VISIBLE_DEVICES and nvidia-smi, or run `lockstep doctor`");
   }
-  if (world.local_rank < question.count) return cuda(world.local_rank);
-  // Launchers that give each rank a device of its own show it no other.
-  if (question.restricted && question.count == 1) return cuda(0);
-  if (question.share) return cuda(world.local_rank % question.count);
+  if (world.local_rank < request.count) return cuda(world.local_rank);
+  // A launcher may show each rank only its own device.
+  if (request.restricted && request.count == 1) return cuda(0);
+  if (request.share) return cuda(world.local_rank % request.count);
   refuse_device(world, fmt::format("local rank {} finds {} CUDA device{}{} for the {} ranks of this host; {}",
-                                   world.local_rank, question.count, question.count == 1 ? "" : "s",
-                                   question.restricted ? " (CUDA_VISIBLE_DEVICES is set)" : "",
-                                   world.local_size, kWaysOut));
+                                   world.local_rank, request.count, request.count == 1 ? "" : "s",
+                                   request.restricted ? " (CUDA_VISIBLE_DEVICES is set)" : "",
+                                   world.local_size, kShareAdvice));
 }
 
-void check_wanted(const DeviceQuestion& question, const World& world) {
-  const auto& device = *question.wanted;
-  const int count = device.is_cuda() ? question.count : device_count(device.type());
+void check_wanted(const DeviceRequest& request, const World& world) {
+  const auto& device = *request.wanted;
+  const int count = device.is_cuda() ? request.count : device_count(device.type());
   if (device.has_index() && device.index() >= count && !device.is_cpu()) {
     refuse_device(world, fmt::format("InitOptions::device is {}, but this process can use {} of that kind",
                                      device.str(), count));
@@ -60,22 +61,34 @@ void check_wanted(const DeviceQuestion& question, const World& world) {
 
 }  // namespace
 
-c10::Device choose_device(const DeviceQuestion& question, const World& world) {
-  if (question.wanted) {
-    check_wanted(question, world);
-    const bool by_rank = question.wanted->is_cuda() && !question.wanted->has_index();
-    return by_rank ? cuda_of_rank(question, world) : *question.wanted;
+c10::Device choose_device(const DeviceRequest& request, const World& world) {
+  if (request.wanted) {
+    check_wanted(request, world);
+    const bool by_rank = request.wanted->is_cuda() && !request.wanted->has_index();
+    return by_rank ? cuda_of_rank(request, world) : *request.wanted;
   }
-  const bool on_gpu = question.count > 0 && question.can_reduce && !question.for_cpu;
-  return on_gpu ? cuda_of_rank(question, world) : c10::Device(c10::kCPU);
+  const bool on_gpu = request.count > 0 && request.can_reduce && !request.for_cpu;
+  return on_gpu ? cuda_of_rank(request, world) : c10::Device(c10::kCPU);
+}
+
+std::string cpu_warning(const DeviceRequest& request, const backends::BackendSpec& backend) {
+  if (!backend.is_for_cpu_only() || !request.for_cpu || request.wanted || request.count == 0) return "";
+  return fmt::format(
+      "backend {}: training uses the CPU, although {} GPU{} visible. To train on the GPU{}, use backend "
+      "\"auto\" or "
+      "\"cpu:{},cuda:nccl\". To keep {}, set InitOptions::device to torch::kCUDA (GPU tensors go through "
+      "host "
+      "memory). To train on the CPU without this warning, set it to torch::kCPU",
+      backend.text(), request.count, request.count == 1 ? " is" : "s are", request.count == 1 ? "" : "s",
+      backend.names().front(), backend.names().front());
 }
 
 namespace {
 
-std::string shared_ranks(const std::vector<DeviceClaim>& claims) {
+std::string shared_ranks(const std::vector<RankDevice>& devices) {
   std::map<std::string, std::vector<int>> ranks;
-  for (std::size_t rank = 0; rank < claims.size(); ++rank) {
-    if (!claims[rank].identity.empty()) ranks[claims[rank].identity].push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    if (!devices[rank].identity.empty()) ranks[devices[rank].identity].push_back(static_cast<int>(rank));
   }
   std::string text;
   for (const auto& [identity, having] : ranks) {
@@ -86,15 +99,14 @@ std::string shared_ranks(const std::vector<DeviceClaim>& claims) {
   return text;
 }
 
-std::string mixed_kinds(const std::vector<DeviceClaim>& claims) {
+std::string mixed_kinds(const std::vector<RankDevice>& devices) {
   const auto other =
-      std::ranges::find_if(claims, [&](const auto& each) { return each.kind != claims[0].kind; });
-  if (other == claims.end()) return "";
+      std::ranges::find_if(devices, [&](const auto& each) { return each.kind != devices[0].kind; });
+  if (other == devices.end()) return "";
   return fmt::format(
-      "rank 0's device is {} and rank {}'s is {}; all ranks need the same kind: look at CUDA_VISIBLE_DEVICES "
-      "and the "
-      "driver there (`lockstep doctor` does), or set InitOptions::device on all",
-      claims[0].kind, other - claims.begin(), other->kind);
+      "rank 0's device is {} and rank {}'s is {}; all ranks need the same kind: check CUDA_VISIBLE_DEVICES "
+      "and the driver there (`lockstep doctor` does), or set InitOptions::device on all ranks",
+      devices[0].kind, other - devices.begin(), other->kind);
 }
 
 constexpr char kSeparator = '\n';
@@ -108,16 +120,16 @@ std::string read(c10d::Store& store, const std::string& key) {
   return {bytes.begin(), bytes.end()};
 }
 
-DeviceClaim claim_of(const std::string& text) {
+RankDevice parse_device(const std::string& text) {
   std::istringstream lines(text);
-  DeviceClaim claim;
-  std::getline(lines, claim.kind, kSeparator);
-  std::getline(lines, claim.identity, kSeparator);
-  std::getline(lines, claim.complaint, kSeparator);
-  return claim;
+  RankDevice device;
+  std::getline(lines, device.kind, kSeparator);
+  std::getline(lines, device.identity, kSeparator);
+  std::getline(lines, device.error, kSeparator);
+  return device;
 }
 
-// Rank 0 takes the store along when it goes, which the others have to have read before.
+// The store ends with rank 0, so the others must have read the refusal before.
 void wait_for_readers(c10d::Store& store, const World& world) {
   const Deadline deadline(kReadLimit);
   while (store.add(kReadKey, 0) < world.size && !deadline.expired()) {
@@ -127,30 +139,32 @@ void wait_for_readers(c10d::Store& store, const World& world) {
 
 }  // namespace
 
-Verdict judge_devices(const std::vector<DeviceClaim>& claims, bool share) {
-  for (const auto& claim : claims) {
-    if (!claim.complaint.empty()) return {.refusal = claim.complaint};
+DeviceAgreement check_devices(const std::vector<RankDevice>& devices, bool share) {
+  for (const auto& device : devices) {
+    if (!device.error.empty()) return {.refusal = device.error};
   }
-  if (auto mixed = mixed_kinds(claims); !mixed.empty()) return {.refusal = std::move(mixed)};
-  const auto shared = shared_ranks(claims);
+  if (auto mixed = mixed_kinds(devices); !mixed.empty()) return {.refusal = std::move(mixed)};
+  const auto shared = shared_ranks(devices);
   if (shared.empty()) return {};
-  return share ? Verdict{.shared = true} : Verdict{.refusal = fmt::format("{}; {}", shared, kWaysOut)};
+  return share ? DeviceAgreement{.shared = true}
+               : DeviceAgreement{.refusal = fmt::format("{}; {}", shared, kShareAdvice)};
 }
 
-bool agree_on_devices(c10d::Store& store, const World& world, const DeviceClaim& own, bool share) {
+bool agree_on_devices(c10d::Store& store, const World& world, const RankDevice& own, bool share) {
   publish(store, device_key(world.rank),
-          fmt::format("{}{}{}{}{}", own.kind, kSeparator, own.identity, kSeparator, own.complaint));
+          fmt::format("{}{}{}{}{}", own.kind, kSeparator, own.identity, kSeparator, own.error));
   if (world.rank == 0) {
-    std::vector<DeviceClaim> claims;
-    for (int rank = 0; rank < world.size; ++rank) claims.push_back(claim_of(read(store, device_key(rank))));
-    const auto verdict = judge_devices(claims, share);
-    publish(store, kVerdictKey, (verdict.shared ? "shared" : "own") + (kSeparator + verdict.refusal));
+    std::vector<RankDevice> devices;
+    for (int rank = 0; rank < world.size; ++rank)
+      devices.push_back(parse_device(read(store, device_key(rank))));
+    const auto agreement = check_devices(devices, share);
+    publish(store, kAgreementKey, (agreement.shared ? "shared" : "own") + (kSeparator + agreement.refusal));
   }
-  std::istringstream verdict(read(store, kVerdictKey));
+  std::istringstream agreement(read(store, kAgreementKey));
   std::string kind;
   std::string refusal;
-  std::getline(verdict, kind, kSeparator);
-  std::getline(verdict, refusal, kSeparator);
+  std::getline(agreement, kind, kSeparator);
+  std::getline(agreement, refusal, kSeparator);
   store.add(kReadKey, 1);
   if (world.rank == 0 && !refusal.empty()) wait_for_readers(store, world);
   if (!refusal.empty()) refuse_device(world, refusal);

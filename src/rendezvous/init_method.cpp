@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/init_method.h"
 
-#include <charconv>
+#include <filesystem>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+
+#include "base/text.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -33,18 +35,14 @@ class Parser {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& complaint) const {
-    throw ArgumentError(fmt::format("init_method \"{}\": {}", text_, complaint));
+  [[noreturn]] void refuse(const std::string& error) const {
+    throw ArgumentError(fmt::format("init_method \"{}\": {}", text_, error));
   }
 
   int number(const std::string& digits, const std::string& name) const {
-    int value = 0;
-    const auto* end = digits.data() + digits.size();
-    const auto [stop, code] = std::from_chars(digits.data(), end, value);
-    if (digits.empty() || code != std::errc() || stop != end || value < 0) {
-      refuse(fmt::format("{} \"{}\" is not a number", name, digits));
-    }
-    return value;
+    const auto value = parse_number<int>(digits);
+    if (!value || *value < 0) refuse(fmt::format("{} \"{}\" is not a number", name, digits));
+    return *value;
   }
 
   void read_tcp(const std::string& address, InitMethod& method) const {
@@ -61,7 +59,10 @@ class Parser {
   }
 
   void read_file(const std::string& path, InitMethod& method) const {
-    if (!path.starts_with('/')) refuse("the path must be absolute, as in file:///tmp/meeting");
+    // PyTorch takes the first part of such a path for a host and drops it.
+    if (!path.starts_with('/')) {
+      refuse(fmt::format("the path must be absolute: file://{}", std::filesystem::absolute(path).string()));
+    }
     if (path.ends_with('/')) refuse("the path must name a file, not a folder");
     method.kind = InitMethod::Kind::file;
     method.path = path;
@@ -80,7 +81,7 @@ class Parser {
       } else if (name == "world_size") {
         method.world_size = number(value, name);
       } else {
-        refuse(fmt::format("\"{}\" is not known; rank and world_size are", name));
+        refuse(fmt::format("\"{}\" is not a parameter; rank and world_size are", name));
       }
       start = end + 1;
     }

@@ -6,7 +6,7 @@
 
 namespace lockstep::rendezvous {
 
-// A taken-apart InitOptions::init_method.
+// A parsed InitOptions::init_method.
 struct InitMethod {
   enum class Kind { none, env, tcp, file };
   Kind kind = Kind::none;
@@ -17,7 +17,7 @@ struct InitMethod {
   std::optional<int> world_size = std::nullopt;  // from the query
 };
 
-// Throws ArgumentError that quotes the method and says what is wrong with it.
+// Throws ArgumentError, which quotes the method.
 InitMethod parse_init_method(const std::string& text);
 
 }  // namespace lockstep::rendezvous

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Programs started by mpirun or mpiexec, read from the environment alone: no MPI library is needed.
+// Ranks started by mpirun or mpiexec, from environment variables; needs no MPI library.
 #include <functional>
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "rendezvous/placement.h"
+#include "rendezvous/rank_info.h"
 #include "rendezvous/variables.h"
 
 namespace lockstep::rendezvous {
@@ -16,8 +16,7 @@ namespace {
 constexpr std::size_t kFirstPort = 15000;
 constexpr std::size_t kPorts = 15000;
 
-// The same for all ranks of one mpirun on one host, different for the next: its job's name where it tells
-// one, else its process, which is the parent of all of them.
+// The same for all ranks of one mpirun on one host: from its job id if it sets one, else from its pid.
 int port_of_job(const Env& env) {
   std::string job = fmt::format("parent {}", ::getppid());
   for (const auto* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
@@ -26,25 +25,25 @@ int port_of_job(const Env& env) {
   return static_cast<int>(kFirstPort + std::hash<std::string>{}(job) % kPorts);
 }
 
-Placement with_master(Placement placement, const Env& env) {
-  const auto port = Variables(env, placement.source, {}).optional_number("MASTER_PORT");
-  if (placement.one_host()) {
-    placement.master_addr = env.get("MASTER_ADDR").value_or("127.0.0.1");
-    placement.master_port = port ? checked_port(*port, "MASTER_PORT") : port_of_job(env);
-    return placement;
+RankInfo with_master(RankInfo rank_info, const Env& env) {
+  const auto port = Variables(env, rank_info.source, {}).optional_number("MASTER_PORT");
+  if (rank_info.one_host()) {
+    rank_info.master_addr = env.get("MASTER_ADDR").value_or("127.0.0.1");
+    rank_info.master_port = port ? checked_port(*port, "MASTER_PORT") : port_of_job(env);
+    return rank_info;
   }
   const auto address = env.get("MASTER_ADDR");
   if (!address || !port) {
     throw RendezvousError(
-        fmt::format("{} spans several hosts, and MPI does not tell programs where rank 0 runs: missing "
-                    "{}{}{}. Export them to "
+        fmt::format("{} spans several hosts, and MPI does not provide the address of rank 0: missing {}{}{}. "
+                    "Export them to "
                     "all ranks (Open MPI: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>)",
-                    placement.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "",
+                    rank_info.source, address ? "" : "MASTER_ADDR", !address && !port ? ", " : "",
                     port ? "" : "MASTER_PORT"));
   }
-  placement.master_addr = *address;
-  placement.master_port = checked_port(*port, "MASTER_PORT");
-  return placement;
+  rank_info.master_addr = *address;
+  rank_info.master_port = checked_port(*port, "MASTER_PORT");
+  return rank_info;
 }
 
 struct Names {
@@ -55,7 +54,7 @@ struct Names {
   const char* local_size;
 };
 
-std::optional<Placement> from_names(const Env& env, const Names& names) {
+std::optional<RankInfo> from_names(const Env& env, const Names& names) {
   const Variables own(env, names.source, {names.rank, names.size}, {names.local_rank, names.local_size});
   if (!env.has(names.rank) && !env.has(names.size)) return std::nullopt;
   own.require_all();
@@ -69,7 +68,7 @@ std::optional<Placement> from_names(const Env& env, const Names& names) {
 
 }  // namespace
 
-std::optional<Placement> from_mpi(const Env& env) {
+std::optional<RankInfo> from_mpi(const Env& env) {
   if (auto found = from_names(env, {"Open MPI's environment", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"})) {
     return found;

@@ -2,7 +2,7 @@
 #include "rendezvous/session.h"
 
 #include <algorithm>
-#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <numeric>
@@ -13,15 +13,14 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <lockstep/backends/registry.h>
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/device.h>
 
+#include "base/deadline.h"
 #include "comm/group_state.h"
-#include "rendezvous/arrival.h"
 #include "rendezvous/device_choice.h"
+#include "rendezvous/store_barrier.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -30,194 +29,205 @@ using namespace std::chrono_literals;
 
 constexpr auto kLeaveLimit = 2'000ms;
 
-// Beside World in base, the default process group's only globals: the process's, and that of a thread which
-// is a rank by itself.
-std::atomic<Session*>& slot() {
-  static std::atomic<Session*> session{nullptr};
-  return session;
-}
-
-Session*& thread_slot() {
-  thread_local Session* session = nullptr;
-  return session;
-}
-
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-// Of calls on a device's stream, which fail after the call that made them has returned.
+// Calls on a device's stream fail after they have returned.
 void throw_failure_of(const ProcessGroup& group) {
   if (const auto watch = group.state().watch()) watch->throw_if_failed();
 }
 
-DeviceQuestion question_of(const InitOptions& options) {
+DeviceRequest device_request(const InitOptions& options, const backends::BackendSpec& backend) {
   const auto built = backends::available_backends();
   return {.wanted = options.device,
-          .for_cpu = !options.share_devices &&
-                     (backends::is_for_cpu_only(options.backend) || options.backend == "fake"),
+          .for_cpu = !options.share_devices && (backend.is_for_cpu_only() || backend.name() == "fake"),
           .share = options.share_devices,
           .count = device_count(c10::kCUDA),
           .can_reduce = std::ranges::find(built, "nccl") != built.end(),
           .restricted = std::getenv("CUDA_VISIBLE_DEVICES") != nullptr};
 }
 
+struct SelectedDevice {
+  c10::Device device{c10::kCPU};
+  bool shared = false;  // with another rank
+};
+
+// A rank that cannot have its device tells the others before it throws.
+SelectedDevice select_device(const DeviceRequest& request, bool is_fake, const World& world,
+                             c10d::Store& store) {
+  SelectedDevice selected;
+  RankDevice own;
+  try {
+    selected.device = choose_device(request, world);
+    set_device(selected.device);
+    own.kind = c10::DeviceTypeName(selected.device.type(), true);
+    own.identity = device_identity(selected.device);
+  } catch (const ArgumentError& error) {
+    if (world.size == 1) throw;
+    own.error = error.what();
+  }
+  const bool alone = world.size == 1 || (is_fake && own.error.empty());
+  const bool all_on_cpu = selected.device.is_cpu() && !request.can_reduce && own.error.empty();
+  if (!alone && !all_on_cpu) selected.shared = agree_on_devices(store, world, own, request.share);
+  return selected;
+}
+
 }  // namespace
 
-c10::Device expected_device(const InitOptions& options) {
-  auto question = question_of(options);
-  question.share = true;  // who has which is known only once all are there
-  return choose_device(question, {});
+c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend) {
+  auto request = device_request(options, backend);
+  request.share = true;  // which rank has which device is not known yet
+  return choose_device(request, {});
 }
 
-Session* current_session() { return is_thread_rank() ? thread_slot() : slot().load(); }
-
-bool is_thread_rank() { return thread_slot() != nullptr; }
-
-Session::Session(const InitOptions& options, const Placement& placement,
-                 c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<comm::ThreadMeeting> threads)
-    : store_(std::move(store)),
-      threads_(std::move(threads)),
-      env_(options.env),
-      master_host_(placement.master_addr.empty() ? "127.0.0.1" : placement.master_addr),
-      hosts_(read_hosts(*store_)),
-      world_(locate(hosts_, placement)),
-      device_(c10::kCPU),
-      net_name_(options.nccl.net_name == nullptr ? "" : options.nccl.net_name),
-      nccl_(options.nccl),
-      uncaught_at_start_(std::uncaught_exceptions()),
-      check_calls_(options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
-  backend_ = options.backend;
-  if (nccl_.net_name != nullptr) nccl_.net_name = net_name_.c_str();
-  settle_device(options);
-  const auto ranks = whereabouts(all_ranks(world_.size));
-  const auto choice = backends::resolve_backend(backend_, ranks);
-  if (!choice.reason.empty() && world_.rank == 0 && world_.size > 1) {
-    log(LogLevel::info, fmt::format("backend {} for {} ranks: {}", choice.name, world_.size, choice.reason));
-  }
-  group_ = connect("default", {.name = choice.name, .one_host = ranks.one_host, .nccl = nccl_}, world_.rank,
-                   world_.size, {.name = options.group_name, .timeout = options.timeout});
-  make_current();
-}
-
-// Where there may be GPUs a rank that cannot have its device tells the others before it goes.
-void Session::settle_device(const InitOptions& options) {
-  const auto question = question_of(options);
-  DeviceClaim claim;
-  try {
-    device_ = choose_device(question, world_);
-    set_device(device_);
-    claim.kind = c10::DeviceTypeName(device_.type(), true);
-    claim.identity = device_identity(device_);
-  } catch (const ArgumentError& error) {
-    if (world_.size == 1) throw;
-    claim.complaint = error.what();
-  }
-  if (options.backend == "fake" && claim.complaint.empty()) return;  // nobody else is there
-  if (world_.size == 1 || (device_.is_cpu() && !question.can_reduce && claim.complaint.empty())) return;
-  share_device_ = agree_on_devices(*store_, world_, claim, options.share_devices);
-}
-
-backends::Whereabouts Session::whereabouts(const std::vector<int>& ranks) const {
-  return {.device = device_, .one_host = hosts_.all_on_one_host(ranks), .share_device = share_device_};
-}
-
-void Session::synchronize() const {
-  lockstep::synchronize(device_);
-  throw_failure_of(*group_);
-  std::ranges::for_each(subgroups_, throw_failure_of);
-}
-
-void Session::make_current() {
-  if (threads_) {
-    thread_slot() = this;
-    set_thread_world(world_);
-    return;
-  }
-  Session* none = nullptr;
-  if (!slot().compare_exchange_strong(none, this)) {
-    throw ArgumentError(
-        "lockstep::init: this process is in a run already; end the first context before a second");
-  }
-  set_current_world(world_);
-}
-
-void Session::end_being_current() noexcept {
-  if (thread_slot() == this) {
-    thread_slot() = nullptr;
-    set_thread_world(std::nullopt);
-  }
-  Session* self = this;
-  if (slot().compare_exchange_strong(self, nullptr)) set_current_world({});
+std::unique_ptr<Session> Session::connect(const InitOptions& options, const backends::BackendSpec& backend,
+                                          const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
+                                          std::shared_ptr<node::ThreadExchange> threads) {
+  auto hosts = read_host_map(*store);
+  const auto world = world_of(hosts, rank_info);
+  const auto request = device_request(options, backend);
+  const auto selected = select_device(request, backend.name() == "fake", world, *store);
+  const auto warning = cpu_warning(request, backend);
+  if (world.rank == 0 && !warning.empty()) log(LogLevel::warning, warning);
+  const bool check_calls =
+      options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL");
+  std::unique_ptr<Session> session(
+      new Session({.store = std::move(store),
+                   .threads = std::move(threads),
+                   .env = options.env,
+                   .master_host = rank_info.master_addr.empty() ? "127.0.0.1" : rank_info.master_addr,
+                   .backend = backend,
+                   .nccl = options.nccl,
+                   .check_calls = check_calls,
+                   .hosts = std::move(hosts),
+                   .world = world,
+                   .device = selected.device,
+                   .share_device = selected.shared}));
+  session->connect_default_group(options);
+  runtime::enter(*session, session->config_.threads ? runtime::Scope::thread : runtime::Scope::process);
+  return session;
 }
 
 Session::~Session() {
-  end_being_current();
-  if (!threads_ && std::uncaught_exceptions() <= uncaught_at_start_) wait_for_others_to_leave();
+  runtime::leave(*this);
+  if (group_ && !config_.threads && std::uncaught_exceptions() <= uncaught_at_start_)
+    wait_for_others_to_leave();
   for (const auto& group : subgroups_) group.close();
   if (group_) group_->close();
 }
 
-ProcessGroup Session::connect(const std::string& key, const Way& way, int rank, int size,
-                              ProcessGroupInfo info) {
+void Session::connect_default_group(const InitOptions& options) {
+  const auto& world = config_.world;
+  const Members members{.ranks = all_ranks(world.size), .own = world.rank};
+  const auto choice = backends::resolve_backend(config_.backend, topology(members.ranks));
+  if (!choice.reason.empty() && world.rank == 0 && world.size > 1) {
+    log(LogLevel::info,
+        fmt::format("backend {} for {} ranks: {}", choice.spec.text(), world.size, choice.reason));
+  }
+  group_ = connect_group("default", choice.spec, members, config_.nccl,
+                         {.name = options.group_name, .timeout = options.timeout});
+}
+
+ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
+                                    const Members& members, const NcclOptions& nccl, ProcessGroupInfo info) {
   auto handle = backends::create_backend(
-      way.name, {.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, store_),
-                 .rank = rank,
-                 .size = size,
-                 .timeout = info.timeout,
-                 .group_name = info.name,
-                 .master_host = master_host_,
-                 .one_host = way.one_host,
-                 .env = env_,
-                 .threads = threads_,
-                 .key = key,
-                 .device = device_,
-                 .nccl = way.nccl});
+      spec, {.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store),
+             .rank = members.own,
+             .size = static_cast<int>(members.ranks.size()),
+             .timeout = info.timeout,
+             .group_name = info.name,
+             .master_host = config_.master_host,
+             .one_host = config_.hosts.all_on_one_host(members.ranks),
+             .env = config_.env,
+             .threads = config_.threads,
+             .key = key,
+             .device = config_.device,
+             .nccl = nccl});
   info.traits = handle.traits;
-  info.host_group = handle.host_group;
-  info.check_calls = check_calls_ && !handle.traits.compares_calls;
+  info.node_group = handle.node_group;
+  info.check_calls = config_.check_calls && !handle.traits.compares_calls;
   return {handle.backend, std::move(info)};
 }
 
+backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {
+  return {.device = config_.device,
+          .one_host = config_.hosts.all_on_one_host(ranks),
+          .share_device = config_.share_device};
+}
+
+void Session::synchronize() const {
+  lockstep::synchronize(config_.device);
+  throw_failure_of(*group_);
+  std::ranges::for_each(subgroups_, throw_failure_of);
+}
+
 void Session::check_members(const std::vector<int>& ranks) const {
+  const auto& world = config_.world;
   const std::set<int> distinct(ranks.begin(), ranks.end());
-  const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world_.size;
+  const bool in_range = !ranks.empty() && *distinct.begin() >= 0 && *distinct.rbegin() < world.size;
   if (distinct.size() == ranks.size() && in_range) return;
   throw ArgumentError(
-      fmt::format("rank {}: new_group([{}]): one or more different ranks of 0 to {} are needed", world_.rank,
-                  fmt::join(ranks, ", "), world_.size - 1));
+      fmt::format("rank {}: new_group([{}]) needs one or more distinct ranks, each in 0 to {}", world.rank,
+                  fmt::join(ranks, ", "), world.size - 1));
 }
 
 std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
   check_members(ranks);
-  const auto members = whereabouts(ranks);
-  const auto choice =
-      backends::resolve_backend(options.backend.empty() ? backend_ : options.backend, members);
-  const std::string name =
-      options.group_name.empty() ? fmt::format("group {}", groups_made_ + 1) : options.group_name;
+  const auto wanted =
+      options.backend.empty() ? config_.backend : backends::BackendSpec::parse(options.backend);
+  const auto choice = backends::resolve_backend(wanted, topology(ranks));
   // Counted on every rank, members or not, so that keys agree.
-  const std::string key = fmt::format("{}", ++groups_made_);
-  const auto own = std::ranges::find(ranks, world_.rank);
+  const int number = ++groups_made_;
+  const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) return std::nullopt;
-  auto group =
-      connect(key, {.name = choice.name, .one_host = members.one_host, .nccl = options.nccl.value_or(nccl_)},
-              static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
-              {.name = name, .global_ranks = ranks, .timeout = options.timeout.value_or(group_->timeout())});
+  auto group = connect_group(
+      fmt::format("{}", number), choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
+      options.nccl.value_or(config_.nccl),
+      {.name = options.group_name.empty() ? fmt::format("group {}", number) : options.group_name,
+       .global_ranks = ranks,
+       .timeout = options.timeout.value_or(group_->timeout())});
   subgroups_.push_back(group);
   return group;
 }
 
 void Session::wait_for_others_to_leave() {
+  auto& store = *config_.store;
+  const auto& world = config_.world;
   try {
-    store_->add(kLeftKey, 1);
-    if (world_.rank != 0) return;
+    store.add(kLeftKey, 1);
+    if (world.rank != 0) return;
     const Deadline deadline(kLeaveLimit);
-    while (store_->add(kLeftKey, 0) < world_.size && !deadline.expired()) std::this_thread::sleep_for(1ms);
+    while (store.add(kLeftKey, 0) < world.size && !deadline.expired()) std::this_thread::sleep_for(1ms);
   } catch (const std::exception&) {
-    // Rank 0 has left before: nobody needs the store any more.
+    // Rank 0 has left, so no rank needs the store any more.
   }
+}
+
+namespace {
+
+bool is_handled_by(void (*handler)(int)) {
+  struct sigaction now {};
+  ::sigaction(SIGPIPE, nullptr, &now);
+  return (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == handler;
+}
+
+void handle_by(void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  ::sigaction(SIGPIPE, &action, nullptr);
+}
+
+}  // namespace
+
+IgnoreSigpipe::IgnoreSigpipe() : was_default_(is_handled_by(SIG_DFL)) {
+  if (was_default_) handle_by(SIG_IGN);
+}
+
+IgnoreSigpipe::~IgnoreSigpipe() {
+  if (was_default_ && is_handled_by(SIG_IGN)) handle_by(SIG_DFL);
 }
 
 }  // namespace lockstep::rendezvous

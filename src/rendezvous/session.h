@@ -1,83 +1,95 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <lockstep/backends/registry.h>
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 
-#include "comm/thread_meeting.h"
-#include "rendezvous/broken_pipes.h"
-#include "rendezvous/host_table.h"
-#include "rendezvous/placement.h"
+#include "backends/backend_spec.h"
+#include "backends/registry.h"
+#include "node/thread_exchange.h"
+#include "rendezvous/host_map.h"
+#include "rendezvous/rank_info.h"
+#include "runtime/run.h"
 
 namespace lockstep::rendezvous {
 
-// Everything that a living context owns.
-class Session {
+// While it lives, writing to a rank that is gone is an error instead of a SIGPIPE, which would end this
+// process. c10d's store server and Gloo rely on Python, which ignores the signal. A handler of the program
+// stays.
+class IgnoreSigpipe {
  public:
-  // `threads`: where the ranks are threads of this process, which then have a default group each.
-  Session(const InitOptions& options, const Placement& placement, c10::intrusive_ptr<c10d::Store> store,
-          std::shared_ptr<comm::ThreadMeeting> threads = {});
-  // Leaves: normally, rank 0 stays a moment until the others have left, since it serves their store.
-  ~Session();
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
+  IgnoreSigpipe();
+  ~IgnoreSigpipe();
+  IgnoreSigpipe(const IgnoreSigpipe&) = delete;
+  IgnoreSigpipe& operator=(const IgnoreSigpipe&) = delete;
 
-  const World& world() const { return world_; }
-  c10::Device device() const { return device_; }
-  const ProcessGroup& group() const { return *group_; }
+ private:
+  bool was_default_ = false;
+};
+
+// What a Context owns: the store, the default group and the groups made from it.
+class Session : public runtime::Run {
+ public:
+  // Selects this rank's device, connects the default group, and becomes the current run. Every rank calls it
+  // after store_barrier(). `threads`: of ranks that are threads of this process.
+  static std::unique_ptr<Session> connect(const InitOptions& options, const backends::BackendSpec& backend,
+                                          const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
+                                          std::shared_ptr<node::ThreadExchange> threads = {});
+  // Unless an exception ends it, rank 0 waits for the other ranks to leave, because it serves their store.
+  ~Session() override;
+
+  const World& world() const override { return config_.world; }
+  c10::Device device() const override { return config_.device; }
+  const ProcessGroup& group() const override { return *group_; }
   void synchronize() const;
-  void keep(std::unique_ptr<IgnoredBrokenPipes> ignored) { ignored_broken_pipes_ = std::move(ignored); }
+  void keep(std::unique_ptr<IgnoreSigpipe> ignored) { ignore_sigpipe_ = std::move(ignored); }
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
 
  private:
-  backends::Whereabouts whereabouts(const std::vector<int>& ranks) const;
-
-  // What carries a group's data, and whether its members share a host.
-  struct Way {
-    std::string name;
-    bool one_host = true;
-    NcclOptions nccl = {};
+  struct Config {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::shared_ptr<node::ThreadExchange> threads;
+    Env env;
+    std::string master_host;
+    backends::BackendSpec backend;  // as requested
+    NcclOptions nccl;
+    bool check_calls;
+    HostMap hosts;
+    World world;
+    c10::Device device;
+    bool share_device;  // some ranks have the same device
+  };
+  // The members of a group in the order of their group ranks, and this rank's number among them.
+  struct Members {
+    std::vector<int> ranks;
+    int own;
   };
 
-  ProcessGroup connect(const std::string& key, const Way& way, int rank, int size, ProcessGroupInfo info);
-  void settle_device(const InitOptions& options);
+  explicit Session(Config config)
+      : config_(std::move(config)), uncaught_at_start_(std::uncaught_exceptions()) {}
+
+  void connect_default_group(const InitOptions& options);
+  ProcessGroup connect_group(const std::string& key, const backends::BackendSpec& spec,
+                             const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
+  backends::GroupTopology topology(const std::vector<int>& ranks) const;
   void check_members(const std::vector<int>& ranks) const;
-  void make_current();
-  void end_being_current() noexcept;
   void wait_for_others_to_leave();
 
-  std::unique_ptr<IgnoredBrokenPipes> ignored_broken_pipes_;  // outlives all that has sockets
-  c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<comm::ThreadMeeting> threads_;
-  Env env_;
-  std::string master_host_;
-  std::string backend_;  // as it was asked for
-  HostTable hosts_;
-  World world_;
-  c10::Device device_;
-  bool share_device_ = false;  // some ranks have the same one
-  std::string net_name_;
-  NcclOptions nccl_;
+  std::unique_ptr<IgnoreSigpipe> ignore_sigpipe_;  // outlives everything that has sockets
+  Config config_;
   int uncaught_at_start_;
-  bool check_calls_;
   int groups_made_ = 0;
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
 };
 
-// The session of the living context, or nullptr. Of this thread, where it is a rank by itself.
-Session* current_session();
-
-// The device that a rank most likely has, for what can be checked before ranks meet.
-c10::Device expected_device(const InitOptions& options);
-
-// Whether this thread is a rank by itself.
-bool is_thread_rank();
+// The device that this rank will probably have, for checks before the ranks connect.
+c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend);
 
 }  // namespace lockstep::rendezvous

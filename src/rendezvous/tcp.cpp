@@ -17,49 +17,20 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/reserved_port.h"
+
 namespace lockstep::rendezvous {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSayWaitingAfter = 10s;
-// Rank 0 reaches its own socket at once or never.
+constexpr auto kLogWaitingAfter = 10s;
+// A connection of rank 0 to itself needs no more.
 constexpr auto kOwnLimit = 5'000ms;
 
 bool is_ipv4(const std::string& host) {
   in_addr address{};
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1;
-}
-
-UniqueFd bound_socket(int port, bool only_ipv4) {
-  const int on = 1;
-  const int off = 0;
-  UniqueFd fd(only_ipv4 ? -1 : ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (fd) {
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    sockaddr_in6 any{};
-    any.sin6_family = AF_INET6;
-    any.sin6_port = htons(static_cast<std::uint16_t>(port));
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0) return fd;
-    if (errno == EADDRINUSE || errno == EACCES) return {};
-  }
-  fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) return {};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) != 0) return {};
-  return fd;
-}
-
-int port_of(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
-                                             : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
 bool connects(const addrinfo& target, std::chrono::milliseconds limit) {
@@ -79,7 +50,7 @@ bool connects(const addrinfo& target, std::chrono::milliseconds limit) {
   return failure == 0;
 }
 
-// "" when somebody listens there, else why not.
+// "" if a server listens there, else the error.
 std::string try_server(const Endpoint& server, std::chrono::milliseconds limit) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -95,7 +66,7 @@ std::string try_server(const Endpoint& server, std::chrono::milliseconds limit) 
   return reason;
 }
 
-// c10d's own client retries once a second and fills the terminal with warnings meanwhile.
+// c10d's own client retries once per second and prints a warning each time.
 std::string wait_for_server(const Endpoint& server, int rank, const Deadline& deadline) {
   auto pause = 5ms;
   bool said = false;
@@ -104,10 +75,10 @@ std::string wait_for_server(const Endpoint& server, int rank, const Deadline& de
     const std::string reason =
         try_server(server, std::clamp<std::chrono::milliseconds>(deadline.remaining(), 10ms, 1s));
     if (reason.empty() || deadline.expired()) return reason;
-    if (!said && Deadline::Clock::now() - started > kSayWaitingAfter) {
+    if (!said && Deadline::Clock::now() - started > kLogWaitingAfter) {
       said = true;
-      log(LogLevel::warning, fmt::format("rank {} still waits for rank 0 at {}:{} ({})", rank, server.host,
-                                         server.port, reason));
+      log(LogLevel::warning, fmt::format("rank {} is still waiting for rank 0 at {}:{} ({})", rank,
+                                         server.host, server.port, reason));
     }
     std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(pause, deadline.remaining()));
     pause = std::min<std::chrono::milliseconds>(pause * 2, 100ms);
@@ -128,19 +99,19 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
 }
 
 const char* listen_advice(int code) {
-  if (code == EACCES) return "This user may not use it; choose a MASTER_PORT above 1023";
+  if (code == EACCES) return "Permission denied; choose a MASTER_PORT above 1023";
   return "Another program uses it; choose another MASTER_PORT, or let `lockstep run` choose a free one";
 }
 
 }  // namespace
 
 Listener listen_on(int port, const std::string& host) {
-  Listener listener{.socket = bound_socket(port, is_ipv4(host))};
+  Listener listener{.socket = bound_socket(static_cast<std::uint16_t>(port), {.only_ipv4 = is_ipv4(host)})};
   if (!listener.socket || ::listen(listener.socket.get(), SOMAXCONN) != 0) {
     throw RendezvousError(fmt::format("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno),
                                       listen_advice(errno)));
   }
-  listener.port = port_of(listener.socket.get());
+  listener.port = bound_port(listener.socket.get());
   return listener;
 }
 

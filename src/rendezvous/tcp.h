@@ -3,9 +3,10 @@
 
 #include <string>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/base/unique_fd.h>
-#include <lockstep/comm/c10d.h>
+#include <lockstep/comm/backend.h>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::rendezvous {
 
@@ -14,19 +15,19 @@ struct Endpoint {
   int port = 0;
 };
 
-// A listening socket on every address of this host, or every IPv4 address when `host`, by which it will be
-// reached, is one; port 0 for any. Throws RendezvousError when the port is taken.
+// A listening socket on all addresses of this host, or all IPv4 addresses if `host`, the address for the
+// other ranks, is one. Port 0: any free port. Throws RendezvousError if the port is in use.
 //
-// c10d's store asks for the name of each client's address, one after the other. As IPv4 addresses those of
-// this host are in /etc/hosts; in the guise of IPv6 addresses they are questions for a name server.
+// c10d's store looks up the name of each client's address, one after the other. IPv4 addresses of this host
+// are in /etc/hosts; as IPv4-mapped IPv6 addresses they would be sent to a name server.
 struct Listener {
   UniqueFd socket;
   int port = 0;
 };
 Listener listen_on(int port, const std::string& host);
 
-// The store of a run: rank 0 serves it on `listener`, the others come to it. Ranks that come before rank 0
-// wait for it; throws RendezvousError when it is not there by the deadline.
+// The store of a run: rank 0 serves it on `listener`, the others connect. They wait for rank 0 to listen, and
+// throw RendezvousError at the deadline.
 c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
                                             const Deadline& deadline);
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,

@@ -9,15 +9,15 @@
 
 namespace lockstep::rendezvous {
 
-// Names that a source needs or may use, and which of them are there.
+// The environment variables of one launcher.
 class Variables {
  public:
-  // Everything in `required` must be set once anything in it is; `optional` is only listed.
+  // If one variable of `required` is set, all must be; `optional` ones are only listed in messages.
   Variables(const Env& env, std::string source, std::vector<std::string> required,
             std::vector<std::string> optional = {});
 
   bool any() const;
-  // Throws RendezvousError that lists what was seen, with values, and what is missing.
+  // Throws RendezvousError listing the variables that are set, with values, and those that are missing.
   void require_all() const;
   // A required number that fits an int.
   int number(const std::string& name) const;
@@ -32,7 +32,7 @@ class Variables {
   std::vector<std::string> optional_;
 };
 
-// MASTER_PORT and its like: 1 .. 65535, or RendezvousError.
+// Throws RendezvousError unless the port is in 1 .. 65535.
 int checked_port(std::int64_t port, const std::string& name);
 
 }  // namespace lockstep::rendezvous

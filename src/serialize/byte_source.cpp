@@ -12,10 +12,10 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
+
+#include "serialize/errors.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -27,7 +27,7 @@ c10::Storage empty_storage(std::uint64_t bytes, const std::string& name) {
   try {
     return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte).storage();
   } catch (const c10::Error&) {
-    throw CheckpointReadError(fmt::format("{}: there is no memory for {} bytes of it", name, bytes));
+    throw_error<CheckpointReadError>("{}: there is no memory for {} bytes of it", name, bytes);
   }
 }
 
@@ -37,7 +37,7 @@ class Mapping {
   Mapping(int fd, std::uint64_t size, const std::string& name) : size_(size) {
     address_ = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
     if (address_ == MAP_FAILED)
-      throw CheckpointReadError(fmt::format("{}: cannot be mapped: {}", name, errno_text(errno)));
+      throw_error<CheckpointReadError>("{}: cannot be mapped: {}", name, errno_text(errno));
   }
   ~Mapping() { ::munmap(address_, size_); }
   Mapping(const Mapping&) = delete;
@@ -95,9 +95,7 @@ class FileSource : public ByteSource {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& why) const {
-    throw CheckpointError(fmt::format("{}: cannot be read: {}", name_, why));
-  }
+  [[noreturn]] void fail(const std::string& why) const { throw_error("{}: cannot be read: {}", name_, why); }
 
   std::string name_;
   UniqueFd fd_;
@@ -110,8 +108,8 @@ class PartSource : public ByteSource {
   PartSource(std::unique_ptr<ByteSource> whole, const FilePart& part)
       : whole_(std::move(whole)), part_(part) {
     if (part.offset <= whole_->size() && part.length <= whole_->size() - part.offset) return;
-    throw CheckpointError(fmt::format("{}: it is cut short: {} bytes are wanted at {}, but it ends at {}",
-                                      name(), part.length, part.offset, whole_->size()));
+    throw_error("{}: it is cut short: {} bytes are wanted at {}, but it ends at {}", name(), part.length,
+                part.offset, whole_->size());
   }
   const std::string& name() const override { return whole_->name(); }
   std::uint64_t size() const override { return part_.length; }
@@ -156,9 +154,8 @@ class MemorySource : public ByteSource {
 
 void ByteSource::check_range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset <= size() && bytes <= size() - offset) return;
-  throw CheckpointError(
-      fmt::format("{}: it is damaged or cut short: {} bytes are wanted at {}, but it ends at {}", name(),
-                  bytes, offset, size()));
+  throw_error("{}: it is damaged or cut short: {} bytes are wanted at {}, but it ends at {}", name(), bytes,
+              offset, size());
 }
 
 void ByteSource::read(std::uint64_t offset, std::span<char> into) const {

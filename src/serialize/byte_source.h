@@ -10,19 +10,19 @@
 
 #include <c10/core/Storage.h>
 
-#include <lockstep/base/unique_fd.h>
+#include "base/unique_fd.h"
 
 namespace lockstep::serialize {
 
-/// Bytes at rest, of a file or in memory. Offsets beyond the end are errors, never reads. Threads may read at
-/// once. Errors are CheckpointErrors naming the source.
+// The bytes of a file or a memory range. Reads beyond the end throw. Thread-safe. Errors are CheckpointErrors
+// that name the source.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
   virtual const std::string& name() const = 0;
   virtual std::uint64_t size() const = 0;
-  /// Storage that holds these bytes on the CPU; of its own, or private pages of a mapped file where they lie
-  /// at a multiple of `alignment`.
+  // A CPU storage with these bytes: a copy, or private pages of a mapped file if `offset` is a multiple of
+  // `alignment`.
   virtual c10::Storage storage(std::uint64_t offset, std::uint64_t bytes,
                                std::size_t alignment = alignof(std::max_align_t)) const = 0;
   void read(std::uint64_t offset, std::span<char> into) const;
@@ -30,25 +30,25 @@ class ByteSource {
 
  protected:
   virtual void do_read(std::uint64_t offset, std::span<char> into) const = 0;
-  /// Throws unless the source has these bytes.
+  // Throws unless the range is within the source.
   void check_range(std::uint64_t offset, std::uint64_t bytes) const;
 };
 
-/// `mapped`: storages are pages of the file, read when touched and copied when written to.
+// `mapped`: storages are pages of the file, read on first access and copied on write.
 std::unique_ptr<ByteSource> open_file(const std::filesystem::path& file, bool mapped);
 
-/// Bytes of a file as a source of their own; errors name the file.
+// A range of a file.
 struct FilePart {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
 };
 std::unique_ptr<ByteSource> open_part(const std::filesystem::path& file, const FilePart& part);
 
-/// Throws the CheckpointError that `code`, of a failure to read `file`, stands for: CheckpointReadError
-/// unless there is no such file.
+// Throws the error for errno value `code`: CheckpointError if the file does not exist, otherwise
+// CheckpointReadError.
 [[noreturn]] void fail_to_read(const std::string& file, int code);
 
-/// `bytes` must outlive the source, not the storages made of it.
+// `bytes` must outlive the source, but not its storages.
 std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name);
 
 }  // namespace lockstep::serialize

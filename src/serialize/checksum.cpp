@@ -6,6 +6,8 @@
 
 #include <zlib.h>
 
+#include "serialize/storage.h"
+
 namespace lockstep::serialize {
 namespace {
 
@@ -22,10 +24,6 @@ bool is_for_thread(const c10::Storage& storage) {
 
 std::uint32_t crc32_of(std::span<const std::byte> bytes) {
   return static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-}
-
-std::span<const std::byte> bytes_of(const c10::Storage& storage) {
-  return {static_cast<const std::byte*>(storage.data()), storage.nbytes()};
 }
 
 Checksums::Checksums(const std::vector<c10::Storage>& storages)

@@ -16,16 +16,13 @@ namespace lockstep::serialize {
 
 std::uint32_t crc32_of(std::span<const std::byte> bytes);
 
-/// The bytes of a storage of the CPU.
-std::span<const std::byte> bytes_of(const c10::Storage& storage);
-
-/// The CRC-32 of storages of the CPU, computed by a thread of its own, in their order, while another writes
-/// them. Small ones, those of other devices, and all where no thread can be had are left to who asks.
-/// `storages` must outlive this.
+// Computes the CRC-32 of CPU storages in a thread, in their order, while the caller writes them. The caller
+// computes those of small storages and other devices, and all if no thread can be started. `storages` must
+// outlive the object.
 class Checksums {
  public:
   explicit Checksums(const std::vector<c10::Storage>& storages);
-  /// Of storages[index], whose bytes on the CPU are `bytes`. Waits for the thread, which only computes.
+  // The checksum of storages[index], whose bytes on the CPU are `bytes`. Waits for the thread.
   std::uint32_t of(std::size_t index, std::span<const std::byte> bytes);
 
  private:

@@ -3,10 +3,9 @@
 #include <cmath>
 #include <random>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/value.h>
+
+#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
@@ -97,15 +96,13 @@ bool same_key(const Value& left, const Value& right) {
   const bool left_whole = as_whole_number(left, left_number);
   const bool right_whole = as_whole_number(right, right_number);
   if (left_whole || right_whole) return left_whole && right_whole && left_number == right_number;
-  if (left.is<Tuple>() && right.is<Tuple>()) {
+  if (left.is<Tuple>() && right.is<Tuple>())
     return std::ranges::equal(left.as_items(), right.as_items(), same_key);
-  }
   // NaN is one key, as one NaN object is in Python.
   const auto* left_real = left.get_if<double>();
   const auto* right_real = right.get_if<double>();
-  if (left_real != nullptr && right_real != nullptr) {
+  if (left_real != nullptr && right_real != nullptr)
     return *left_real == *right_real || (std::isnan(*left_real) && std::isnan(*right_real));
-  }
   return equal(left, right);
 }
 
@@ -156,8 +153,8 @@ const Value& Dict::at(const Value& key) const {
   List keys;
   for (std::size_t i = 0; i < std::min<std::size_t>(items_.size(), 10); ++i)
     keys.items.push_back(items_[i].key);
-  throw CheckpointError(fmt::format("there is no key {} in this dict of {} keys: {}{}", repr(key, 100),
-                                    items_.size(), repr(Value(keys), 300), items_.size() > 10 ? " ..." : ""));
+  throw_error("there is no key {} in this dict of {} keys: {}{}", repr(key, 100), items_.size(),
+              repr(Value(keys), 300), items_.size() > 10 ? " ..." : "");
 }
 
 Value& Dict::at(const Value& key) { return const_cast<Value&>(std::as_const(*this).at(key)); }

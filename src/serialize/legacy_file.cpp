@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/legacy_file.h"
-
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
-#include "serialize/allowed_names.h"
-#include "serialize/place_storage.h"
+#include "serialize/errors.h"
+#include "serialize/storage.h"
+#include "serialize/torch_reader.h"
 #include "serialize/unpickler.h"
 
 namespace lockstep::serialize {
@@ -21,7 +17,7 @@ namespace {
 constexpr std::string_view kMagic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 constexpr std::int64_t kProtocolVersion = 1001;
 constexpr std::uint64_t kFirstWindow = 64 << 10;
-// By which it shows, in any protocol.
+// The magic number occurs within this many bytes, in any protocol.
 constexpr std::uint64_t kMagicWithin = 64;
 
 // A pickle and the bytes that it refers to.
@@ -30,7 +26,7 @@ struct PickleAt {
   pickle::Pickle pickle;
 };
 
-// How long a pickle is shows only when it has been read: look at more and more of the file.
+// The length of a pickle is known only after it has been read, so the window grows.
 std::unique_ptr<PickleAt> read_pickle_at(const ByteSource& source, std::uint64_t offset) {
   const auto rest = source.size() - std::min(offset, source.size());
   auto result = std::make_unique<PickleAt>();
@@ -66,10 +62,8 @@ class LegacyStorages : public StorageSource {
     if (wanted.view_key.empty()) return whole;
     const auto known = loaded_.find(wanted.view_key);
     if (known != loaded_.end()) return known->second;
-    if (wanted.view_offset > whole.nbytes() || wanted.view_bytes > whole.nbytes() - wanted.view_offset) {
-      throw CheckpointError(
-          fmt::format("{}: a view of storage {} reaches beyond it", source_.name(), wanted.key));
-    }
+    if (wanted.view_offset > whole.nbytes() || wanted.view_bytes > whole.nbytes() - wanted.view_offset)
+      throw_error("{}: a view of storage {} reaches beyond it", source_.name(), wanted.key);
     auto made = part(whole, wanted);
     loaded_.emplace(wanted.view_key, made);
     return made;
@@ -89,10 +83,8 @@ class LegacyStorages : public StorageSource {
     const auto known = loaded_.find(wanted.key);
     if (known != loaded_.end()) return known->second;
     const auto extent = extents_.find(wanted.key);
-    if (extent == extents_.end() || extent->second.bytes < wanted.bytes) {
-      throw CheckpointError(
-          fmt::format("{}: the data of storage {} is missing or cut short", source_.name(), wanted.key));
-    }
+    if (extent == extents_.end() || extent->second.bytes < wanted.bytes)
+      throw_error("{}: the data of storage {} is missing or cut short", source_.name(), wanted.key);
     auto made = options_.map_location.is_meta()
                     ? meta_storage(extent->second.bytes)
                     : place_storage(source_.storage(extent->second.offset, extent->second.bytes),
@@ -119,30 +111,27 @@ std::unordered_map<std::string, Extent> find_extents(const ByteSource& source, s
   for (const auto& key : keys.as_items()) {
     const auto name = key_text(key);
     const auto element = element_sizes.find(name);
-    if (element == element_sizes.end()) {
-      throw CheckpointError(fmt::format("{}: storage {} has data but no type", source.name(), name));
-    }
+    if (element == element_sizes.end())
+      throw_error("{}: storage {} has data but no type", source.name(), name);
     std::int64_t count = 0;
     std::memcpy(&count, source.read_text(offset, sizeof(count)).data(), sizeof(count));
     offset += sizeof(count);
     const auto rest = source.size() - offset;
-    if (count < 0 || static_cast<std::uint64_t>(count) > rest / element->second) {
-      throw CheckpointError(fmt::format("{}: the data of storage {} is cut short", source.name(), name));
-    }
+    if (count < 0 || static_cast<std::uint64_t>(count) > rest / element->second)
+      throw_error("{}: the data of storage {} is cut short", source.name(), name);
     const auto bytes = static_cast<std::uint64_t>(count) * element->second;
-    if (!extents.emplace(name, Extent{.offset = offset, .bytes = bytes}).second) {
-      throw CheckpointError(fmt::format("{}: storage {} is there twice", source.name(), name));
-    }
+    if (!extents.emplace(name, Extent{.offset = offset, .bytes = bytes}).second)
+      throw_error("{}: storage {} is there twice", source.name(), name);
     offset += bytes;
   }
   return extents;
 }
 
 [[noreturn]] void refuse_as_foreign(const ByteSource& source) {
-  throw CheckpointError(
-      fmt::format("{}: it is no file of torch.save: neither a zip file nor one that starts with "
-                  "PyTorch's magic number",
-                  source.name()));
+  throw_error(
+      "{}: it is no file of torch.save: neither a zip file nor one that starts with "
+      "PyTorch's magic number",
+      source.name());
 }
 
 }  // namespace
@@ -156,15 +145,14 @@ Value load_legacy(const ByteSource& source, const LoadOptions& options) {
   auto offset = magic->pickle.size;
   const auto version = read_pickle_at(source, offset);
   offset += version->pickle.size;
-  if (plain_value(*version).as_int() != kProtocolVersion) {
-    throw CheckpointError(fmt::format("{}: it has an unknown protocol version", source.name()));
-  }
+  if (plain_value(*version).as_int() != kProtocolVersion)
+    throw_error("{}: it has an unknown protocol version", source.name());
   const auto system = read_pickle_at(source, offset);
   offset += system->pickle.size;
   if (!plain_value(*system)["little_endian"].as_bool()) {
-    throw CheckpointError(fmt::format(
+    throw_error(
         "{}: it was written on a big-endian machine in the old format; save it again in the zip format",
-        source.name()));
+        source.name());
   }
   const auto contents = read_pickle_at(source, offset);
   offset += contents->pickle.size;

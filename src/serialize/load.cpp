@@ -2,14 +2,11 @@
 #include <new>
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "serialize/legacy_file.h"
-#include "serialize/load_source.h"
-#include "serialize/zip_file.h"
+#include "serialize/errors.h"
+#include "serialize/torch_reader.h"
 #include "serialize/zip_reader.h"
 
 namespace lockstep {
@@ -23,28 +20,28 @@ bool looks_like_tar(const ByteSource& source) {
   return source.size() >= 512 && source.read_text(magic_at, 5) == "ustar";
 }
 
+Value load_any(const ByteSource& source, const LoadOptions& options) {
+  if (serialize::ZipReader::looks_like_zip(source)) return serialize::load_zip(source, options);
+  if (looks_like_tar(source)) {
+    throw_error(
+        "it is a tar archive, as PyTorch wrote them before 2017; load it with Python's "
+        "torch.load(weights_only=False) if you trust it, and save it again");
+  }
+  return serialize::load_legacy(source, options);
+}
+
 }  // namespace
 
 Value serialize::load_source(const ByteSource& source, const LoadOptions& options) {
-  if (source.size() == 0) throw CheckpointError(fmt::format("{}: the file is empty", source.name()));
+  if (source.size() == 0) throw_error("{}: the file is empty", source.name());
   try {
-    if (serialize::ZipReader::looks_like_zip(source)) return serialize::load_zip(source, options);
-    if (looks_like_tar(source)) {
-      throw CheckpointError(
-          "it is a tar archive, as PyTorch wrote them before 2017; load it with Python's "
-          "torch.load(weights_only=False) if you trust it, and save it again");
-    }
-    return serialize::load_legacy(source, options);
+    return with_source(source.name(), [&] { return load_any(source, options); });
   } catch (const std::bad_alloc&) {
-    throw CheckpointReadError(fmt::format("{}: there is not enough memory for it", source.name()));
+    throw_error<CheckpointReadError>("{}: there is not enough memory for it", source.name());
   } catch (const c10::OutOfMemoryError& error) {
-    throw CheckpointReadError(fmt::format("{}: {}", source.name(), error.what_without_backtrace()));
+    throw_error<CheckpointReadError>("{}: {}", source.name(), error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    throw CheckpointError(fmt::format("{}: {}", source.name(), error.what_without_backtrace()));
-  } catch (const CheckpointError& error) {
-    const std::string what = error.what();
-    if (what.starts_with(source.name())) throw;
-    throw CheckpointError(fmt::format("{}: {}", source.name(), what));
+    throw_error("{}: {}", source.name(), error.what_without_backtrace());
   }
 }
 

@@ -5,7 +5,7 @@
 
 namespace lockstep::pickle {
 
-/// The opcodes of Python's pickle protocols 2 to 5 that data, rather than programs, are made of.
+// The opcodes of pickle protocols 2 to 5 that occur in data.
 enum class Opcode : std::uint8_t {
   mark = '(',
   stop = '.',

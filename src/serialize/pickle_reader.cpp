@@ -5,10 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
+#include "serialize/errors.h"
 #include "serialize/pickle_opcodes.h"
 
 namespace lockstep::pickle {
@@ -29,14 +26,13 @@ class Reader {
 
  private:
   [[noreturn]] void fail(std::string_view what) const {
-    throw CheckpointError(fmt::format("the pickle is damaged at byte {}: {}", position_, what));
+    throw_error("the pickle is damaged at byte {}: {}", position_, what);
   }
 
   // Bytes.
   std::string_view take(std::size_t count) {
-    if (count > bytes_.size() - position_) {
+    if (count > bytes_.size() - position_)
       throw CutShort(fmt::format("the pickle is damaged at byte {}: it is cut short", position_));
-    }
     const std::string_view taken(bytes_.data() + position_, count);
     position_ += count;
     return taken;
@@ -112,11 +108,11 @@ class Reader {
     if (module == "__builtin__") module = "builtins";
     auto full = fmt::format("{} {}", module, name);
     if (!std::ranges::binary_search(allowed_, std::string_view(full))) {
-      throw CheckpointError(fmt::format(
+      throw_error(
           "the checkpoint names {}.{}, which is none of the things that a checkpoint may hold (tensors, "
           "numbers, "
           "strings, containers); nothing was run. Save a state_dict instead, or convert the object in Python",
-          module, name));
+          module, name);
     }
     pickle_.names.push_back(std::move(full));
     push({.kind = Kind::global, .text = pickle_.names.back()});
@@ -176,9 +172,8 @@ class Reader {
   }
 
   void step(Opcode opcode);
-  bool step_scalar(Opcode opcode);
-  bool step_container(Opcode opcode);
-  bool step_object(Opcode opcode);
+  void step_container(Opcode opcode);
+  void step_object(Opcode opcode);
 
   std::span<const char> bytes_;
   AllowedNames allowed_;
@@ -192,176 +187,129 @@ class Reader {
 };
 
 void Reader::step(Opcode opcode) {
-  if (step_scalar(opcode) || step_container(opcode) || step_object(opcode)) return;
-  fail(fmt::format("opcode 0x{:02x} is not among those that checkpoints are made of",
-                   static_cast<unsigned>(opcode)));
-}
-
-bool Reader::step_scalar(Opcode opcode) {
   switch (opcode) {
     case Opcode::none:
-      push({.kind = Kind::none});
-      return true;
+      return push({.kind = Kind::none});
     case Opcode::new_true:
-      push({.kind = Kind::boolean, .flag = true});
-      return true;
+      return push({.kind = Kind::boolean, .flag = true});
     case Opcode::new_false:
-      push({.kind = Kind::boolean});
-      return true;
+      return push({.kind = Kind::boolean});
     case Opcode::bin_int:
-      push_integer(take_number<std::int32_t>());
-      return true;
+      return push_integer(take_number<std::int32_t>());
     case Opcode::bin_int1:
-      push_integer(take_byte());
-      return true;
+      return push_integer(take_byte());
     case Opcode::bin_int2:
-      push_integer(take_number<std::uint16_t>());
-      return true;
+      return push_integer(take_number<std::uint16_t>());
     case Opcode::long1:
-      push_long(take_byte());
-      return true;
+      return push_long(take_byte());
     case Opcode::long4:
-      push_long(take_number<std::uint32_t>());
-      return true;
+      return push_long(take_number<std::uint32_t>());
     case Opcode::bin_float:
-      push_real();
-      return true;
+      return push_real();
     case Opcode::short_bin_unicode:
-      push_text(Kind::text, take_byte());
-      return true;
+      return push_text(Kind::text, take_byte());
     case Opcode::bin_unicode:
-      push_text(Kind::text, take_number<std::uint32_t>());
-      return true;
+      return push_text(Kind::text, take_number<std::uint32_t>());
     case Opcode::bin_unicode8:
-      push_text(Kind::text, take_number<std::uint64_t>());
-      return true;
+      return push_text(Kind::text, take_number<std::uint64_t>());
     // Python 2's str: text, as weights_only's encoding "utf-8" has it.
     case Opcode::short_bin_string:
-      push_text(Kind::text, take_byte());
-      return true;
+      return push_text(Kind::text, take_byte());
     case Opcode::bin_string:
-      push_text(Kind::text, take_number<std::uint32_t>());
-      return true;
+      return push_text(Kind::text, take_number<std::uint32_t>());
     case Opcode::short_bin_bytes:
-      push_text(Kind::bytes, take_byte());
-      return true;
+      return push_text(Kind::bytes, take_byte());
     case Opcode::bin_bytes:
-      push_text(Kind::bytes, take_number<std::uint32_t>());
-      return true;
+      return push_text(Kind::bytes, take_number<std::uint32_t>());
     case Opcode::bin_bytes8:
-      push_text(Kind::bytes, take_number<std::uint64_t>());
-      return true;
+      return push_text(Kind::bytes, take_number<std::uint64_t>());
     case Opcode::byte_array8:
-      push_text(Kind::byte_array, take_number<std::uint64_t>());
-      return true;
+      return push_text(Kind::byte_array, take_number<std::uint64_t>());
     default:
-      return false;
+      return step_container(opcode);
   }
 }
 
-bool Reader::step_container(Opcode opcode) {
+void Reader::step_container(Opcode opcode) {
   switch (opcode) {
     case Opcode::empty_list:
-      push({.kind = Kind::list});
-      return true;
+      return push({.kind = Kind::list});
     case Opcode::empty_tuple:
-      push({.kind = Kind::tuple});
-      return true;
+      return push({.kind = Kind::tuple});
     case Opcode::empty_dict:
-      push({.kind = Kind::dict});
-      return true;
+      return push({.kind = Kind::dict});
     case Opcode::empty_set:
-      push({.kind = Kind::set});
-      return true;
+      return push({.kind = Kind::set});
     case Opcode::mark:
       marks_.push_back(stack_.size());
-      return true;
+      return;
     case Opcode::tuple:
-      push({.kind = Kind::tuple, .items = pop_to_mark()});
-      return true;
+      return push({.kind = Kind::tuple, .items = pop_to_mark()});
     case Opcode::tuple1:
-      push_tuple(1);
-      return true;
+      return push_tuple(1);
     case Opcode::tuple2:
-      push_tuple(2);
-      return true;
+      return push_tuple(2);
     case Opcode::tuple3:
-      push_tuple(3);
-      return true;
+      return push_tuple(3);
     case Opcode::append:
-      append_one(Kind::list);
-      return true;
+      return append_one(Kind::list);
     case Opcode::appends:
-      append(pop_to_mark(), Kind::list);
-      return true;
+      return append(pop_to_mark(), Kind::list);
     case Opcode::set_item:
-      append_one(Kind::dict);
-      return true;
+      return append_one(Kind::dict);
     case Opcode::set_items:
-      append(pop_to_mark(), Kind::dict);
-      return true;
+      return append(pop_to_mark(), Kind::dict);
     case Opcode::add_items:
-      append(pop_to_mark(), Kind::set);
-      return true;
+      return append(pop_to_mark(), Kind::set);
     case Opcode::pop:
       pop();
-      return true;
+      return;
     case Opcode::pop_mark:
       pop_to_mark();
-      return true;
+      return;
     default:
-      return false;
+      return step_object(opcode);
   }
 }
 
-bool Reader::step_object(Opcode opcode) {
+void Reader::step_object(Opcode opcode) {
   switch (opcode) {
     case Opcode::proto: {
       const auto protocol = take_byte();
       if (protocol < 2 || protocol > 5) fail(fmt::format("it has protocol {}; 2 to 5 are known", protocol));
-      return true;
+      return;
     }
     case Opcode::frame:
       take_number<std::uint64_t>();
-      return true;
+      return;
     case Opcode::global: {
       const auto module = take_line();
       push_global(module, take_line());
-      return true;
+      return;
     }
     case Opcode::stack_global:
-      push_stack_global();
-      return true;
+      return push_stack_global();
     case Opcode::reduce:
     case Opcode::new_object:
-      push_call();
-      return true;
+      return push_call();
     case Opcode::build:
-      build();
-      return true;
+      return build();
     case Opcode::bin_persistent_id:
-      push({.kind = Kind::persistent, .args = pop()});
-      return true;
+      return push({.kind = Kind::persistent, .args = pop()});
     case Opcode::bin_get:
-      recall(take_byte());
-      return true;
+      return recall(take_byte());
     case Opcode::long_bin_get:
-      recall(take_number<std::uint32_t>());
-      return true;
+      return recall(take_number<std::uint32_t>());
     case Opcode::bin_put:
-      memoize(take_byte());
-      return true;
+      return memoize(take_byte());
     case Opcode::long_bin_put:
-      memoize(take_number<std::uint32_t>());
-      return true;
+      return memoize(take_number<std::uint32_t>());
     case Opcode::memoize:
-      memoize(memo_count_);
-      return true;
+      return memoize(memo_count_);
     case Opcode::stop:
-      stop();
-      return true;
+      return stop();
     default:
-      return false;
+      fail(fmt::format("opcode 0x{:02x} does not occur in checkpoints", static_cast<unsigned>(opcode)));
   }
 }
 

@@ -11,8 +11,7 @@
 
 #include <lockstep/base/error.h>
 
-// A pickle taken apart, and nothing more: what it names is looked up in a list of allowed names and never
-// called. Knows nothing of tensors.
+// Parses pickles. Calls nothing: names are checked against a list of allowed names. Independent of tensors.
 namespace lockstep::pickle {
 
 using Ref = std::uint32_t;
@@ -48,7 +47,7 @@ struct Node {
   std::vector<Ref> items{};
 };
 
-/// Names that a pickle may mention, sorted, each as "module name".
+// Allowed names, sorted, each as "module name".
 using AllowedNames = std::span<const std::string_view>;
 
 struct Pickle {
@@ -60,14 +59,15 @@ struct Pickle {
   const Node& operator[](Ref ref) const { return nodes[ref]; }
 };
 
-/// A pickle has no end within the bytes that were given.
+// The pickle does not end within the given bytes.
 class CutShort : public CheckpointError {
  public:
   using CheckpointError::CheckpointError;
 };
 
-/// Reads the pickle at the front of `bytes`, which must outlive the result. Protocols 2 to 5. Time and memory
-/// are proportional to its size. Throws CheckpointError: malformed, or a name that is not allowed; CutShort.
+// Reads the pickle at the beginning of `bytes`, which must outlive the result. Time and memory are
+// proportional to its size. Throws CutShort, and CheckpointError for a malformed pickle or a name that is not
+// allowed.
 Pickle read_pickle(std::span<const char> bytes, AllowedNames allowed);
 
 }  // namespace lockstep::pickle

@@ -10,7 +10,10 @@
 
 namespace lockstep::pickle {
 
-/// Writes opcodes of protocol 2; knows nothing of tensors.
+// Whether Python can decode it; single surrogates are allowed, as pickles contain them.
+bool is_utf8(std::string_view text);
+
+// Writes opcodes of protocol 2. Independent of tensors.
 class Writer {
  public:
   Writer();
@@ -21,9 +24,29 @@ class Writer {
   void big_integer(std::string_view bytes);
   void real(double value);
   void text(std::string_view value);
-  /// torch Size -> "torch", "Size". The second time it is fetched from the memo.
+  // For example "torch", "Size". A repeated name is fetched from the memo.
   void global(std::string_view module, std::string_view name);
-  /// Keeps the object on top of the stack under the number that is returned.
+  // A tuple of what `contents` writes.
+  template <typename Contents>
+  void tuple(Contents contents) {
+    op(Opcode::mark);
+    contents();
+    op(Opcode::tuple);
+  }
+  // A call with the arguments that `arguments` writes.
+  template <typename Arguments>
+  void call(std::string_view module, std::string_view name, Arguments arguments) {
+    global(module, name);
+    tuple(arguments);
+    op(Opcode::reduce);
+  }
+  template <typename Integers>
+  void integers(const Integers& numbers) {
+    tuple([&] {
+      for (const auto number : numbers) integer(number);
+    });
+  }
+  // Stores the object on top of the stack in the memo and returns its number.
   std::uint32_t memoize();
   void recall(std::uint32_t number);
   std::string finish();

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/pickler.h"
-
 #include <unordered_map>
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 
 #include "serialize/dtypes.h"
-#include "serialize/layouts.h"
+#include "serialize/errors.h"
 #include "serialize/pickle_writer.h"
-#include "serialize/utf8.h"
+#include "serialize/torch_writer.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -33,16 +28,14 @@ class Pickler {
   void operator()(const BigInteger& value) { writer_.big_integer(value.bytes); }
   void operator()(double value) { writer_.real(value); }
   void operator()(const std::complex<double>& value) {
-    call("__builtin__", "complex", [&] {
+    writer_.call("__builtin__", "complex", [&] {
       writer_.real(value.real());
       writer_.real(value.imag());
     });
   }
   void operator()(const std::string& value) {
-    if (!is_utf8(value)) {
-      throw CheckpointError(
-          fmt::format("{} is not UTF-8, so it is no str for Python: save it as Bytes", repr(value, 100)));
-    }
+    if (!pickle::is_utf8(value))
+      throw_error("{} is not UTF-8, so it is no str for Python: save it as Bytes", repr(value, 100));
     writer_.text(value);
   }
   void operator()(const Bytes& value);
@@ -60,64 +53,43 @@ class Pickler {
     writer_.op(Opcode::appends);
   }
   void operator()(const Tuple& value) {
-    tuple([&] {
+    writer_.tuple([&] {
       for (const auto& item : value.items) add(item);
     });
   }
   void operator()(const Set& value) {
-    call("__builtin__", "set", [&] { (*this)(static_cast<const List&>(value)); });
+    writer_.call("__builtin__", "set", [&] { (*this)(static_cast<const List&>(value)); });
   }
   void operator()(const Dict& value);
   void operator()(const Size& value) {
-    call("torch", "Size", [&] { integers(value.sizes); });
+    writer_.call("torch", "Size", [&] { writer_.integers(value.sizes); });
   }
   void operator()(at::ScalarType value) { writer_.global("torch", dtype(value).name); }
   void operator()(const at::Device& value) {
-    call("torch", "device", [&] {
+    writer_.call("torch", "device", [&] {
       writer_.text(c10::DeviceTypeName(value.type(), true));
       if (value.has_index()) writer_.integer(value.index());
     });
   }
   void operator()(at::Layout value) {
-    call("torch.serialization", "_get_layout", [&] { writer_.text(layout_name(value)); });
+    writer_.call("torch.serialization", "_get_layout", [&] { writer_.text(layout_name(value)); });
   }
 
   void operator()(const ShardedTensor& value) {
-    throw CheckpointError(fmt::format(
+    throw_error(
         "{} is in parts on several ranks, which a single file cannot hold: save it with "
         "distributed_checkpoint::save(), or a CheckpointManager with CheckpointWriting::every_rank",
-        repr(value, 100)));
+        repr(value, 100));
   }
 
  private:
-  // The ways in which one tensor object may be saved; each is an object of its own in Python.
+  // One tensor object can be saved as three different Python objects.
   enum As : std::uint8_t { kPlain, kTrained, kFrozen };
 
   void add(const Value& value) { std::visit(*this, value.variant()); }
 
-  template <typename Contents>
-  void tuple(Contents contents) {
-    writer_.op(Opcode::mark);
-    contents();
-    writer_.op(Opcode::tuple);
-  }
-
-  template <typename Arguments>
-  void call(std::string_view module, std::string_view name, Arguments arguments) {
-    writer_.global(module, name);
-    tuple(arguments);
-    writer_.op(Opcode::reduce);
-  }
-
-  template <typename Integers>
-  void integers(const Integers& numbers) {
-    tuple([&] {
-      for (const auto number : numbers) writer_.integer(number);
-    });
-  }
-
   void empty_ordered_dict() {
-    call("collections", "OrderedDict", [] {});
+    writer_.call("collections", "OrderedDict", [] {});
   }
 
   template <typename Add>
@@ -136,11 +108,11 @@ class Pickler {
 
   static const Dtype& dtype(at::ScalarType type) {
     if (const auto* known = find_dtype(type)) return *known;
-    throw CheckpointError(fmt::format("dtype {} cannot be saved", c10::toString(type)));
+    throw_error("dtype {} cannot be saved", c10::toString(type));
   }
 
   void add_parameter(const Parameter& parameter) {
-    call("torch._utils", "_rebuild_parameter", [&] {
+    writer_.call("torch._utils", "_rebuild_parameter", [&] {
       const auto data = parameter.data.detach();
       add_tensor(data);
       writer_.boolean(parameter.requires_grad);
@@ -179,13 +151,13 @@ void Pickler::operator()(const Bytes& value) {
         text.push_back(static_cast<char>(0x80 | (byte & 0x3f)));
       }
     }
-    call("_codecs", "encode", [&] {
+    writer_.call("_codecs", "encode", [&] {
       writer_.text(text);
       writer_.text("latin1");
     });
   };
   if (value.mutable_array) {
-    call("__builtin__", "bytearray", latin1);
+    writer_.call("__builtin__", "bytearray", latin1);
   } else {
     latin1();
   }
@@ -207,7 +179,7 @@ void Pickler::operator()(const Dict& value) {
       items();
       break;
     case DictKind::counter:
-      call("collections", "Counter", [&] {
+      writer_.call("collections", "Counter", [&] {
         writer_.op(Opcode::empty_dict);
         items();
       });
@@ -224,16 +196,15 @@ void Pickler::operator()(const Dict& value) {
 }
 
 void Pickler::add_tensor(const at::Tensor& tensor) {
-  if (tensor.is_quantized()) {
+  if (tensor.is_quantized())
     throw CheckpointError("a quantized tensor cannot be saved: dequantize() it first");
-  }
   if (tensor.is_nested()) throw CheckpointError("a nested tensor cannot be saved: unbind() it first");
   if (tensor.is_mkldnn()) throw CheckpointError("an MKL-DNN tensor cannot be saved: to_dense() it first");
   if (tensor.is_meta()) {
-    call("torch._utils", "_rebuild_meta_tensor_no_storage", [&] {
+    writer_.call("torch._utils", "_rebuild_meta_tensor_no_storage", [&] {
       writer_.global("torch", dtype(tensor.scalar_type()).name);
-      integers(tensor.sizes());
-      integers(tensor.strides());
+      writer_.integers(tensor.sizes());
+      writer_.integers(tensor.strides());
       writer_.boolean(tensor.requires_grad());
     });
   } else if (tensor.layout() != at::kStrided) {
@@ -246,15 +217,15 @@ void Pickler::add_tensor(const at::Tensor& tensor) {
 void Pickler::add_strided(const at::Tensor& tensor) {
   const auto& type = dtype(tensor.scalar_type());
   const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
-  // Python takes a storage's type from the first tensor that it sees there, unless the tensor says its own.
+  // Python takes a storage's dtype from the first tensor on it, unless a tensor specifies its own.
   const bool whole = tensor.storage().nbytes() % c10::elementSize(type.type) == 0;
   const bool typed =
       whole && !type.storage_class.empty() && (known == storages_.end() || known->second.dtype == type.type);
-  call("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", [&] {
+  writer_.call("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", [&] {
     add_storage(tensor, type, typed);
     writer_.integer(tensor.storage_offset());
-    integers(tensor.sizes());
-    integers(tensor.strides());
+    writer_.integers(tensor.sizes());
+    writer_.integers(tensor.strides());
     // What was computed from parameters comes back as data.
     writer_.boolean(tensor.requires_grad() && tensor.is_leaf());
     empty_ordered_dict();
@@ -268,7 +239,7 @@ void Pickler::add_storage(const at::Tensor& tensor, const Dtype& type, bool type
   const auto [entry, is_new] =
       storages_.try_emplace(storage.unsafeGetStorageImpl(), KnownStorage{result_.storages.size(), type.type});
   if (is_new) result_.storages.push_back(storage);
-  tuple([&] {
+  writer_.tuple([&] {
     writer_.text("storage");
     if (typed) {
       writer_.global("torch", type.storage_class);
@@ -303,9 +274,9 @@ void Pickler::add_sparse(const at::Tensor& tensor) {
     parts = {data.ccol_indices(), data.row_indices(), data.values()};
   }
   kept_.insert(kept_.end(), parts.begin(), parts.end());
-  call("torch._utils", "_rebuild_sparse_tensor", [&] {
+  writer_.call("torch._utils", "_rebuild_sparse_tensor", [&] {
     (*this)(layout);
-    tuple([&] {
+    writer_.tuple([&] {
       for (const auto& part : parts) add_tensor(part);
       (*this)(Size{tensor.sizes().vec()});
       if (layout == at::kSparse) writer_.boolean(data.is_coalesced());
@@ -319,7 +290,7 @@ Pickled pickle_value(const Value& value) {
   try {
     return Pickler().pickle(value);
   } catch (const c10::Error& error) {
-    throw CheckpointError(fmt::format("a tensor cannot be saved: {}", error.what_without_backtrace()));
+    throw_error("a tensor cannot be saved: {}", error.what_without_backtrace());
   }
 }
 

@@ -6,14 +6,22 @@
 #include <string>
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
+#include <c10/util/Half.h>
 
-#include <lockstep/base/error.h>
-
-#include "serialize/layouts.h"
+#include "serialize/dtypes.h"
+#include "serialize/errors.h"
 
 namespace lockstep::serialize {
 namespace {
+
+template <typename Number>
+Number number(std::string_view data) {
+  if (data.size() != sizeof(Number))
+    throw CheckpointError("the checkpoint has a numpy scalar of a wrong length");
+  Number value{};
+  std::memcpy(&value, data.data(), sizeof(value));
+  return value;
+}
 
 Value make_counter(const Value& counts) {
   Dict counter(DictKind::counter);
@@ -27,8 +35,7 @@ Value make_device(const std::vector<Value>& given) {
   try {
     return at::Device(text);
   } catch (const c10::Error&) {
-    throw CheckpointError(
-        fmt::format("the checkpoint holds a device that this LibTorch does not know: {}", text));
+    throw_error("the checkpoint holds a device that this LibTorch does not know: {}", text);
   }
 }
 
@@ -67,16 +74,15 @@ Value make_bytes(std::string_view callee, const std::vector<Value>& given) {
 }  // namespace
 
 void refuse_call(std::string_view callee) {
-  throw CheckpointError(fmt::format("the checkpoint calls {} in a way that PyTorch does not", callee));
+  throw_error("the checkpoint calls {} in a way that PyTorch does not", callee);
 }
 
 Value make_plain(std::string_view callee, const std::vector<Value>& given) {
   const auto count = given.size();
   if (callee == "collections Counter" && count == 1) return make_counter(given[0]);
   if (callee == "builtins set" && count == 1) return Set(given[0].as_items());
-  if (callee == "builtins complex" && count == 2) {
+  if (callee == "builtins complex" && count == 2)
     return std::complex<double>(given[0].as_double(), given[1].as_double());
-  }
   if (callee == "torch Size" && count == 1) return Size{int_list(given[0])};
   if (callee == "torch device" && (count == 1 || count == 2)) return make_device(given);
   if (callee == "torch.serialization _get_layout" && count == 1) return layout_named(given[0].as_string());
@@ -101,6 +107,34 @@ std::vector<std::int64_t> int_list(const Value& value) {
   std::vector<std::int64_t> list;
   for (const auto& item : value.as_items()) list.push_back(item.as_int());
   return list;
+}
+
+Value numpy_scalar(std::string_view type, std::string_view order, std::string_view data) {
+  if (order != ">") {
+    if (type == "f8") return number<double>(data);
+    if (type == "f4") return number<float>(data);
+    if (type == "f2") return static_cast<double>(number<c10::Half>(data));
+    if (type == "i8") return number<std::int64_t>(data);
+    if (type == "i4") return number<std::int32_t>(data);
+    if (type == "i2") return number<std::int16_t>(data);
+    if (type == "i1") return number<std::int8_t>(data);
+    if (type == "u8") return number<std::uint64_t>(data);
+    if (type == "u4") return number<std::uint32_t>(data);
+    if (type == "u2") return number<std::uint16_t>(data);
+    if (type == "u1") return number<std::uint8_t>(data);
+    if (type == "b1") return number<std::uint8_t>(data) != 0;
+    if (type == "c16") return number<std::complex<double>>(data);
+  }
+  throw_error("the checkpoint has a numpy scalar of type {}{}, which is none of the plain numbers", order,
+              type);
+}
+
+double number_of(const Value& value) {
+  if (!value.is<at::Tensor>() && !value.is<Parameter>()) return value.as_double();
+  const auto& tensor = value.as_tensor();
+  if (tensor.numel() != 1 || tensor.is_complex() || tensor.is_meta())
+    throw_error("expected a number, but it is {}", repr(value, 100));
+  return tensor.item<double>();
 }
 
 }  // namespace lockstep::serialize

@@ -8,8 +8,7 @@
 #include <ATen/Functions.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
+#include "serialize/errors.h"
 #include "serialize/plain_values.h"
 
 namespace lockstep::serialize {
@@ -45,14 +44,13 @@ std::int64_t reach(std::int64_t offset, const std::vector<std::int64_t>& sizes,
   return empty ? 0 : last + 1;
 }
 
-// Checking a sparse tensor looks at all of its parts: they must not be larger than the file.
+// Validating a sparse tensor reads all of its parts, so they must not be larger than the file.
 const at::Tensor& part(const std::vector<Value>& parts, std::size_t i) {
   const auto& tensor = parts[i].as_tensor();
   if (tensor.is_meta()) return tensor;
   const auto there = tensor.has_storage() ? tensor.storage().nbytes() / tensor.element_size() : 0;
-  if (std::cmp_greater(tensor.numel(), there)) {
+  if (std::cmp_greater(tensor.numel(), there))
     throw CheckpointError("the checkpoint has a sparse tensor whose parts are larger than their storage");
-  }
   return tensor;
 }
 
@@ -63,9 +61,8 @@ at::Tensor rebuild_strided(const c10::Storage& storage, at::ScalarType dtype, st
   const auto there = static_cast<std::int64_t>(storage.nbytes() / c10::elementSize(dtype));
   const auto wanted = reach(offset, sizes, strides);
   if (wanted > there) {
-    throw CheckpointError(
-        fmt::format("the checkpoint has a tensor of shape [{}] that reaches to element {} of a storage of {}",
-                    fmt::join(sizes, ", "), wanted, there));
+    throw_error("the checkpoint has a tensor of shape [{}] that reaches to element {} of a storage of {}",
+                fmt::join(sizes, ", "), wanted, there);
   }
   const auto options = at::TensorOptions().dtype(dtype).device(storage.device());
   return at::empty({0}, options).set_(storage, offset, sizes, strides);
@@ -82,9 +79,8 @@ at::Tensor rebuild_sparse(at::Layout layout, const std::vector<Value>& parts) {
     return at::_sparse_coo_tensor_unsafe(part(parts, 0), part(parts, 1), sizes,
                                          part(parts, 1).options().layout(at::kSparse), coalesced);
   }
-  if (layout == at::kStrided || layout == at::kMkldnn || parts.size() != 4) {
+  if (layout == at::kStrided || layout == at::kMkldnn || parts.size() != 4)
     throw CheckpointError("the checkpoint has a damaged sparse tensor");
-  }
   const auto sizes = int_list(parts[3]);
   at::_validate_sparse_compressed_tensor_args(part(parts, 0), part(parts, 1), part(parts, 2), sizes, layout,
                                               false);
@@ -101,17 +97,15 @@ at::Tensor rebuild_meta(at::ScalarType dtype, const std::vector<std::int64_t>& s
 }
 
 void set_view_bits(at::Tensor& tensor, bool conjugate, bool negative) {
-  if ((conjugate && !tensor.is_complex()) || (negative && c10::isIntegralType(tensor.scalar_type(), true))) {
+  if ((conjugate && !tensor.is_complex()) || (negative && c10::isIntegralType(tensor.scalar_type(), true)))
     throw CheckpointError("the checkpoint has a tensor whose dtype cannot be conjugated or negated");
-  }
   if (conjugate) tensor._set_conj(true);
   if (negative) tensor._set_neg(true);
 }
 
 void check_requires_grad(const at::Tensor& tensor, bool requires_grad) {
-  if (requires_grad && !tensor.is_floating_point() && !tensor.is_complex()) {
+  if (requires_grad && !tensor.is_floating_point() && !tensor.is_complex())
     throw CheckpointError("the checkpoint has a tensor of integers that requires a gradient");
-  }
 }
 
 void set_requires_grad(at::Tensor& tensor, bool requires_grad) {

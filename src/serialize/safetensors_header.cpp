@@ -6,9 +6,7 @@
 
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
-#include "serialize/safetensors_json.h"
+#include "serialize/errors.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -17,20 +15,18 @@ constexpr std::uint64_t kLengthSize = 8;
 
 std::uint64_t header_length(const serialize::ByteSource& source) {
   if (source.size() < kLengthSize) {
-    throw CheckpointError(fmt::format(
-        "it has {} bytes, too few for a safetensors file; was it copied only in part?", source.size()));
+    throw_error("it has {} bytes, too few for a safetensors file; was it copied only in part?",
+                source.size());
   }
   std::uint64_t length = 0;
   std::memcpy(&length, source.read_text(0, kLengthSize).data(), kLengthSize);
   if (length > kLargestHeader) {
-    throw CheckpointError(
-        fmt::format("it is no safetensors file: its header would have {} bytes, but has at most {}", length,
-                    kLargestHeader));
+    throw_error("it is no safetensors file: its header would have {} bytes, but has at most {}", length,
+                kLargestHeader);
   }
   if (length > source.size() - kLengthSize) {
-    throw CheckpointError(fmt::format(
-        "it is cut short, or no safetensors file: its header should have {} bytes, but {} are left", length,
-        source.size() - kLengthSize));
+    throw_error("it is cut short, or no safetensors file: its header should have {} bytes, but {} are left",
+                length, source.size() - kLengthSize);
   }
   return length;
 }
@@ -39,8 +35,8 @@ void check_size(const TensorInfo& tensor) {
   const auto wanted = bytes_of(tensor.shape, tensor.dtype);
   const auto there = tensor.end - tensor.begin;
   if (wanted == there) return;
-  throw CheckpointError(fmt::format("tensor {} of shape [{}] needs {} bytes, but data_offsets gives it {}",
-                                    shown(tensor.name), fmt::join(tensor.shape, ", "), wanted, there));
+  throw_error("tensor {} of shape [{}] needs {} bytes, but data_offsets gives it {}", shown(tensor.name),
+              fmt::join(tensor.shape, ", "), wanted, there);
 }
 
 // One after the other, they fill all of the data.
@@ -54,19 +50,18 @@ void check_places(const std::vector<TensorInfo>& tensors, std::uint64_t data_siz
   std::uint64_t filled = 0;
   for (const auto* tensor : in_place) {
     if (tensor->begin != filled) {
-      throw CheckpointError(fmt::format("the data of tensor {} starts at {} instead of {}: there is {}",
-                                        shown(tensor->name), tensor->begin, filled,
-                                        tensor->begin < filled ? "an overlap" : "a hole"));
+      throw_error("the data of tensor {} starts at {} instead of {}: there is {}", shown(tensor->name),
+                  tensor->begin, filled, tensor->begin < filled ? "an overlap" : "a hole");
     }
     filled = tensor->end;
   }
   if (filled < data_size) {
-    throw CheckpointError(fmt::format(
-        "{} bytes at its end belong to no tensor; the header is not that of this file", data_size - filled));
+    throw_error("{} bytes at its end belong to no tensor; the header is not that of this file",
+                data_size - filled);
   }
   if (filled > data_size) {
-    throw CheckpointError(fmt::format(
-        "it is cut short: the tensors have {} bytes, but {} are there; copy it again", filled, data_size));
+    throw_error("it is cut short: the tensors have {} bytes, but {} are there; copy it again", filled,
+                data_size);
   }
 }
 
@@ -82,13 +77,7 @@ Header checked_header(const serialize::ByteSource& source) {
 }  // namespace
 
 Header read_header(const serialize::ByteSource& source) {
-  try {
-    return checked_header(source);
-  } catch (const CheckpointError& error) {
-    const std::string what = error.what();
-    if (what.starts_with(source.name())) throw;
-    throw CheckpointError(fmt::format("{}: {}", source.name(), what));
-  }
+  return with_source(source.name(), [&] { return checked_header(source); });
 }
 
 std::string shown(std::string_view name) {
@@ -101,9 +90,9 @@ std::uint64_t bytes_of(const std::vector<std::int64_t>& shape, at::ScalarType dt
   auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
   for (const auto size : shape) {
     if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) {
-      throw CheckpointError(fmt::format(
+      throw_error(
           "there is a tensor of impossible shape [{}]",
-          fmt::join(shape.begin(), shape.begin() + std::min<std::ptrdiff_t>(std::ssize(shape), 20), ", ")));
+          fmt::join(shape.begin(), shape.begin() + std::min<std::ptrdiff_t>(std::ssize(shape), 20), ", "));
     }
   }
   return std::ranges::find(shape, 0) == shape.end() ? static_cast<std::uint64_t>(bytes) : 0;

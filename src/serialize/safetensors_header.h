@@ -15,14 +15,14 @@
 namespace lockstep::safetensors {
 
 constexpr std::uint64_t kLargestHeader = 100'000'000;
-/// The key of the header that names no tensor.
+// The key of the header's metadata.
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 struct TensorInfo {
   std::string name;
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> shape;
-  // Of its data, from the start of the file's data.
+  // The range of its data, relative to the beginning of the data section.
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
@@ -33,13 +33,21 @@ struct Header {
   std::uint64_t data_start = 0;
 };
 
-/// The header of a file, of which everything has been checked. Throws CheckpointError naming the source.
+// Reads and checks the header of a file. Throws CheckpointError that names the source.
 Header read_header(const serialize::ByteSource& source);
 
-/// A name for messages: quoted, and short enough.
+// A name as messages show it: quoted and truncated.
 std::string shown(std::string_view name);
 
-/// The bytes of a tensor of this shape. Throws CheckpointError when a tensor cannot be that large.
+// The size in bytes of a tensor of this shape. Throws CheckpointError on overflow.
 std::uint64_t bytes_of(const std::vector<std::int64_t>& shape, at::ScalarType dtype);
+
+// The tensors, in their order, and the metadata in the JSON text of a header. Sizes and offsets of tensors
+// remain to be checked. Throws CheckpointError.
+Header parse_header(const std::string& text);
+
+// The JSON text for these tensors, in their order, padded to a multiple of 8 bytes. Throws CheckpointError
+// for a name or metadata that is not UTF-8.
+std::string header_text(const std::vector<TensorInfo>& tensors, const Metadata& metadata);
 
 }  // namespace lockstep::safetensors

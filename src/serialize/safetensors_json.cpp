@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/safetensors_json.h"
-
 #include <cstdint>
 #include <unordered_set>
 #include <utility>
@@ -8,9 +6,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/error.h>
-
-#include "serialize/safetensors_dtypes.h"
+#include "serialize/dtypes.h"
+#include "serialize/errors.h"
+#include "serialize/safetensors_header.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -110,7 +108,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
-    throw CheckpointError(fmt::format("its header is no valid JSON: see byte {} of it", position));
+    throw_error("its header is no valid JSON: see byte {} of it", position);
   }
 
  private:
@@ -138,13 +136,13 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   };
 
   [[noreturn]] void unexpected(std::string_view what) const {
-    throw CheckpointError(fmt::format("its header has {} where none belongs{}", what, near()));
+    throw_error("its header has {} where none belongs{}", what, near());
   }
   [[noreturn]] static void twice(std::string_view name) {
-    throw CheckpointError(fmt::format("its header has the key {} twice", shown(name)));
+    throw_error("its header has the key {} twice", shown(name));
   }
   [[noreturn]] void refuse_tensor(std::string_view what) const {
-    throw CheckpointError(fmt::format("tensor {} has {}", shown(key_), what));
+    throw_error("tensor {} has {}", shown(key_), what);
   }
   std::string near() const { return key_.empty() ? "" : fmt::format(", at the key {}", shown(key_)); }
 
@@ -167,7 +165,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   void set_dtype(std::string_view name) {
-    const auto* dtype = dtype_named(name);
+    const auto* dtype = serialize::safetensors_dtype(name);
     if (dtype == nullptr) refuse_tensor(fmt::format("a dtype that PyTorch does not have: {}", shown(name)));
     tensor_.dtype = dtype->type;
   }
@@ -209,13 +207,14 @@ std::string quoted(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const Json::type_error&) {
-    throw CheckpointError(fmt::format("{} is no UTF-8, which the format demands", shown(text)));
+    throw_error("{} is no UTF-8, which the format demands", shown(text));
   }
 }
 
 std::string entry(const TensorInfo& tensor) {
   return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(tensor.name),
-                     find_dtype(tensor.dtype)->name, fmt::join(tensor.shape, ","), tensor.begin, tensor.end);
+                     serialize::find_dtype(tensor.dtype)->safetensors, fmt::join(tensor.shape, ","),
+                     tensor.begin, tensor.end);
 }
 
 std::string metadata_entry(const Metadata& metadata) {
@@ -227,13 +226,11 @@ std::string metadata_entry(const Metadata& metadata) {
 }  // namespace
 
 Header parse_header(const std::string& text) {
-  if (!text.starts_with('{')) {
+  if (!text.starts_with('{'))
     throw CheckpointError("it is no safetensors file: its header does not start with '{'");
-  }
   // Where the parser would stop, as at the end.
-  if (text.find('\0') != std::string::npos) {
-    throw CheckpointError(fmt::format("its header is no valid JSON: byte {} of it is 0", text.find('\0')));
-  }
+  if (text.find('\0') != std::string::npos)
+    throw_error("its header is no valid JSON: byte {} of it is 0", text.find('\0'));
   HeaderReader reader;
   Json::sax_parse(text, &reader);
   return reader.take();

@@ -3,15 +3,14 @@
 #include <unordered_map>
 
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/safetensors.h>
 
 #include "serialize/byte_source.h"
-#include "serialize/place_storage.h"
+#include "serialize/errors.h"
 #include "serialize/rebuild_tensor.h"
 #include "serialize/safetensors_header.h"
+#include "serialize/storage.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -73,8 +72,8 @@ class SafeOpen::File {
       if (names.items.size() == most_names) break;
       names.items.emplace_back(tensor.name);
     }
-    throw CheckpointError(fmt::format("{}: it has no tensor {}; it has {} tensors: {}", source_->name(),
-                                      shown(name), header_.tensors.size(), repr(Value(names), 500)));
+    throw_error("{}: it has no tensor {}; it has {} tensors: {}", source_->name(), shown(name),
+                header_.tensors.size(), repr(Value(names), 500));
   }
 
   at::Tensor tensor(std::string_view name) const {

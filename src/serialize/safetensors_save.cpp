@@ -1,36 +1,35 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <system_error>
 
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/atomic_file.h>
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/safetensors.h>
 
-#include "serialize/safetensors_dtypes.h"
+#include "base/atomic_file.h"
+#include "serialize/dtypes.h"
+#include "serialize/errors.h"
 #include "serialize/safetensors_header.h"
-#include "serialize/safetensors_json.h"
-#include "serialize/shared_memory.h"
-#include "serialize/write_file.h"
+#include "serialize/torch_writer.h"
 
 namespace lockstep::safetensors {
 namespace {
 
-using serialize::NamedTensor;
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
 
 void check_tensor(const std::string& name, const at::Tensor& tensor) {
-  const auto refuse = [&](const std::string& why) {
-    throw CheckpointError(fmt::format("tensor {} {}", shown(name), why));
-  };
+  const auto refuse = [&](const std::string& why) { throw_error("tensor {} {}", shown(name), why); };
   if (!tensor.defined()) refuse("is undefined");
-  if (tensor.layout() != at::kStrided) {
+  if (tensor.layout() != at::kStrided)
     refuse("is sparse, which the format cannot hold; save to_dense() of it, or use lockstep::save()");
-  }
   if (tensor.is_meta()) refuse("is on the meta device and has no data");
-  if (find_dtype(tensor.scalar_type()) == nullptr) {
+  const auto* dtype = serialize::find_dtype(tensor.scalar_type());
+  if (dtype == nullptr || dtype->safetensors.empty()) {
     refuse(fmt::format("is of dtype {}, which the format cannot hold; use lockstep::save()",
                        c10::toString(tensor.scalar_type())));
   }
@@ -41,17 +40,13 @@ std::vector<NamedTensor> named_tensors(const Dict& dict) {
   tensors.reserve(dict.size());
   for (const auto& [key, value] : dict) {
     const auto* name = key.get_if<std::string>();
-    if (name == nullptr) {
-      throw CheckpointError(
-          fmt::format("the key {} is a {}; the format has strings only", repr(key, 100), key.type_name()));
-    }
-    if (*name == kMetadataKey) {
-      throw CheckpointError(fmt::format("no tensor can be named {}, which has a meaning of its own", *name));
-    }
+    if (name == nullptr)
+      throw_error("the key {} is a {}; the format has strings only", repr(key, 100), key.type_name());
+    if (*name == kMetadataKey)
+      throw_error("no tensor can be named {}, which has a meaning of its own", *name);
     if (!value.is<at::Tensor>() && !value.is<Parameter>()) {
-      throw CheckpointError(
-          fmt::format("the entry {} is a {}, not a Tensor; the format holds a flat dict of tensors",
-                      shown(*name), value.type_name()));
+      throw_error("the entry {} is a {}, not a Tensor; the format holds a flat dict of tensors", shown(*name),
+                  value.type_name());
     }
     check_tensor(*name, value.as_tensor());
     tensors.push_back({*name, value.as_tensor()});
@@ -59,18 +54,48 @@ std::vector<NamedTensor> named_tensors(const Dict& dict) {
   return tensors;
 }
 
+struct MemoryExtent {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::size_t position = 0;
+};
+
+MemoryExtent extent_of(const at::Tensor& tensor, std::size_t position) {
+  const auto begin = reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return {begin, begin + static_cast<std::uint64_t>(last + 1) * tensor.element_size(), position};
+}
+
+// Two tensors whose memory overlaps, from the first to the last element of each, in the order of `tensors`.
+std::optional<std::pair<std::string, std::string>> find_shared_memory(
+    const std::vector<NamedTensor>& tensors) {
+  // Addresses of all devices differ: CUDA has one address space.
+  std::vector<MemoryExtent> extents;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].tensor.numel() > 0) extents.push_back(extent_of(tensors[i].tensor, i));
+  }
+  std::ranges::sort(extents, {}, &MemoryExtent::begin);
+  for (std::size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin >= extents[i - 1].end) continue;
+    const auto [first, second] = std::minmax(extents[i - 1].position, extents[i].position);
+    return std::pair(tensors[first].name, tensors[second].name);
+  }
+  return std::nullopt;
+}
+
 void refuse_shared(const std::vector<NamedTensor>& tensors) {
-  const auto pair = serialize::find_shared_memory(tensors);
+  const auto pair = find_shared_memory(tensors);
   if (!pair) return;
-  throw CheckpointError(fmt::format(
+  throw_error(
       "tensors {} and {} share memory, which the format cannot hold: leave one out, clone() one of "
       "them to have both written (lockstep ckpt convert --copy-shared does), or use lockstep::save()",
-      shown(pair->first), shown(pair->second)));
+      shown(pair->first), shown(pair->second));
 }
 
 void sort_for_file(std::vector<NamedTensor>& tensors) {
   std::ranges::sort(tensors, {}, [](const NamedTensor& named) {
-    return std::pair(rank_of(*find_dtype(named.tensor.scalar_type())), std::string_view(named.name));
+    return std::pair(serialize::find_dtype(named.tensor.scalar_type()), std::string_view(named.name));
   });
 }
 
@@ -103,28 +128,18 @@ void write_file(AtomicFile& file, const std::string& header, const std::vector<N
 }  // namespace
 
 void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveOptions& options) {
-  try {
+  with_source(file.string(), [&] {
     auto named = named_tensors(tensors);
     refuse_shared(named);
     sort_for_file(named);
     const auto header = header_text(place(named), options.metadata);
     if (header.size() > kLargestHeader) {
-      throw CheckpointError(
-          fmt::format("its header would have {} bytes, but the format allows {}; shorten the names",
-                      header.size(), kLargestHeader));
+      throw_error("its header would have {} bytes, but the format allows {}; shorten the names",
+                  header.size(), kLargestHeader);
     }
-    AtomicFile target(file, {.sync = options.sync});
-    write_file(target, header, named);
-    target.commit();
-  } catch (const NotOnDisk& error) {
-    serialize::fail_to_sync(file, error);
-  } catch (const std::system_error& error) {
-    throw CheckpointError(
-        fmt::format("{}: the file cannot be written: {}; what was there before is unchanged", file.string(),
-                    error.code().message()));
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
-  }
+    serialize::replace_file(file, options.sync,
+                            [&](AtomicFile& target) { write_file(target, header, named); });
+  });
 }
 
 }  // namespace lockstep::safetensors

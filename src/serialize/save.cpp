@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <system_error>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/atomic_file.h>
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "base/atomic_file.h"
 #include "serialize/checksum.h"
-#include "serialize/pickler.h"
-#include "serialize/storage_bytes.h"
-#include "serialize/write_file.h"
+#include "serialize/errors.h"
+#include "serialize/storage.h"
+#include "serialize/torch_writer.h"
 
 namespace lockstep {
 namespace serialize {
@@ -50,35 +47,31 @@ std::uint64_t zip_size(const Pickled& pickled) {
   return size;
 }
 
-void fail_to_sync(const std::filesystem::path& file, const NotOnDisk& error) {
-  throw CheckpointError(fmt::format(
-      "{}: the new file is in its place, but not known to have reached the disk: {}; save it again",
-      file.string(), error.code().message()));
+void replace_file(const std::filesystem::path& file, bool sync,
+                  const std::function<void(AtomicFile&)>& write) {
+  try {
+    AtomicFile target(file, {.sync = sync});
+    write(target);
+    target.commit();
+  } catch (const NotOnDisk& error) {
+    throw_error("{}: the new file replaced the old one, but may not have reached the disk: {}; save it again",
+                file.string(), error.code().message());
+  } catch (const std::system_error& error) {
+    throw_error("{}: cannot be written: {}; an existing file of this name is unchanged", file.string(),
+                error.code().message());
+  }
 }
 
 void write_file(const Pickled& pickled, const std::filesystem::path& file, const SaveOptions& options) {
-  try {
-    AtomicFile target(file, {.sync = options.sync});
+  replace_file(file, options.sync, [&](AtomicFile& target) {
     write_zip(pickled, [&](std::span<const std::byte> bytes) { target.write(bytes); });
-    target.commit();
-  } catch (const NotOnDisk& error) {
-    fail_to_sync(file, error);
-  } catch (const std::system_error& error) {
-    throw CheckpointError(
-        fmt::format("{}: the checkpoint cannot be written: {}; what was there before is unchanged",
-                    file.string(), error.code().message()));
-  }
+  });
 }
 
 }  // namespace serialize
 
 void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options) {
-  serialize::Pickled pickled;
-  try {
-    pickled = serialize::pickle_value(value);
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
-  }
+  const auto pickled = with_source(file.string(), [&] { return serialize::pickle_value(value); });
   serialize::write_file(pickled, file, options);
 }
 

@@ -5,11 +5,8 @@
 #include <array>
 #include <cstddef>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
 #include "serialize/dtypes.h"
+#include "serialize/errors.h"
 #include "serialize/plain_values.h"
 #include "serialize/rebuild_tensor.h"
 
@@ -27,9 +24,8 @@ std::string storage_key(const Value& key) {
 std::uint64_t byte_count(const Value& elements, std::uint64_t element) {
   const auto count = elements.as_int();
   std::uint64_t bytes = 0;
-  if (count < 0 || __builtin_mul_overflow(static_cast<std::uint64_t>(count), element, &bytes)) {
-    throw CheckpointError(fmt::format("the checkpoint has a storage of {} elements", count));
-  }
+  if (count < 0 || __builtin_mul_overflow(static_cast<std::uint64_t>(count), element, &bytes))
+    throw_error("the checkpoint has a storage of {} elements", count);
   return bytes;
 }
 
@@ -40,9 +36,8 @@ Value parameter_of(const Value& data, bool requires_grad) {
 }
 
 [[noreturn]] void refuse_quantized(std::string_view storage) {
-  throw CheckpointError(fmt::format(
-      "the checkpoint has a quantized tensor{}; Lockstep holds none: dequantize it in Python first",
-      storage));
+  throw_error("the checkpoint has a quantized tensor{}; Lockstep holds none: dequantize it in Python first",
+              storage);
 }
 
 void refuse_kind(std::string_view name) {

@@ -12,20 +12,20 @@
 
 namespace lockstep::serialize {
 
-/// What a pickle calls to make a tensor: PyTorch's `_rebuild_*` functions. Errors are CheckpointErrors.
+// The calls that create tensors in pickles: PyTorch's `_rebuild_*` functions. Errors are CheckpointErrors.
 class TensorCalls {
  public:
   using ValueOf = std::function<Value(pickle::Ref)>;
 
-  /// All must outlive this; `value_of` gives the value of a node.
+  // The arguments must outlive the object. `value_of` returns the value of a node.
   TensorCalls(const pickle::Pickle& pickle, StorageSource& storages, ValueOf value_of)
       : pickle_(pickle), storages_(storages), value_of_(std::move(value_of)) {}
 
-  /// Whether call() is for this "module name".
+  // Whether call() handles this "module name".
   static bool makes_tensor(std::string_view callee);
-  /// A tensor or a parameter.
+  // Returns a tensor or a parameter.
   Value call(std::string_view callee, const std::vector<pickle::Ref>& args);
-  /// What a persistent node says.
+  // Parses a persistent node.
   StorageRecord storage_record(pickle::Ref ref);
 
  private:

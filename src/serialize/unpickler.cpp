@@ -5,12 +5,9 @@
 #include <unordered_map>
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 
 #include "serialize/dtypes.h"
-#include "serialize/numpy_scalar.h"
+#include "serialize/errors.h"
 #include "serialize/plain_values.h"
 #include "serialize/tensor_calls.h"
 
@@ -75,9 +72,7 @@ class Unpickler {
    public:
     Visit(Unpickler& owner, Ref ref) : owner_(owner), ref_(ref) {
       if (owner_.open_[ref_]) throw CheckpointError("the checkpoint has a container that holds itself");
-      if (owner_.depth_ >= kDeepest) {
-        throw CheckpointError(fmt::format("the checkpoint is nested more than {} deep", kDeepest));
-      }
+      if (owner_.depth_ >= kDeepest) throw_error("the checkpoint is nested more than {} deep", kDeepest);
       owner_.open_[ref_] = true;
       ++owner_.depth_;
     }
@@ -103,7 +98,7 @@ class Unpickler {
     if (name.starts_with("torch ")) {
       if (const auto* dtype = dtype_named(name.substr(6))) return dtype->type;
     }
-    throw CheckpointError(fmt::format("the checkpoint holds {} itself, which is no value", name));
+    throw_error("the checkpoint holds {} itself, which is no value", name);
   }
 
   Value container(Ref ref, const Node& node) {
@@ -240,8 +235,7 @@ Value unpickle(const pickle::Pickle& pickle, StorageSource& storages) {
   try {
     return Unpickler(pickle, storages).value(pickle.root);
   } catch (const c10::Error& error) {
-    throw CheckpointError(
-        fmt::format("the checkpoint holds what LibTorch refuses: {}", error.what_without_backtrace()));
+    throw_error("the checkpoint holds what LibTorch refuses: {}", error.what_without_backtrace());
   }
 }
 

@@ -1,51 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <fmt/format.h>
+#include <array>
 
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/value.h>
+
+#include "serialize/errors.h"
 
 namespace lockstep {
 namespace {
 
-std::string_view dict_name(DictKind kind) {
-  switch (kind) {
-    case DictKind::dict:
-      return "dict";
-    case DictKind::ordered_dict:
-      return "OrderedDict";
-    case DictKind::counter:
-      return "Counter";
-  }
-  return "dict";
-}
-
-struct TypeName {
-  std::string_view operator()(None) const { return "NoneType"; }
-  std::string_view operator()(bool) const { return "bool"; }
-  std::string_view operator()(std::int64_t) const { return "int"; }
-  std::string_view operator()(const BigInteger&) const { return "int"; }
-  std::string_view operator()(double) const { return "float"; }
-  std::string_view operator()(const std::complex<double>&) const { return "complex"; }
-  std::string_view operator()(const std::string&) const { return "str"; }
-  std::string_view operator()(const Bytes& bytes) const {
-    return bytes.mutable_array ? "bytearray" : "bytes";
-  }
-  std::string_view operator()(const at::Tensor&) const { return "Tensor"; }
-  std::string_view operator()(const Parameter&) const { return "Parameter"; }
-  std::string_view operator()(const List&) const { return "list"; }
-  std::string_view operator()(const Tuple&) const { return "tuple"; }
-  std::string_view operator()(const Set&) const { return "set"; }
-  std::string_view operator()(const Dict& dict) const { return dict_name(dict.kind()); }
-  std::string_view operator()(const Size&) const { return "torch.Size"; }
-  std::string_view operator()(at::ScalarType) const { return "torch.dtype"; }
-  std::string_view operator()(const at::Device&) const { return "torch.device"; }
-  std::string_view operator()(at::Layout) const { return "torch.layout"; }
-  std::string_view operator()(const ShardedTensor&) const { return "ShardedTensor"; }
-};
+// In the order of Value::Variant.
+constexpr std::array<std::string_view, std::variant_size_v<Value::Variant>> kTypeNames = {
+    "NoneType",   "bool",        "int",          "int",          "float",        "complex", "str",
+    "bytes",      "Tensor",      "Parameter",    "list",         "tuple",        "set",     "dict",
+    "torch.Size", "torch.dtype", "torch.device", "torch.layout", "ShardedTensor"};
 
 [[noreturn]] void refuse(const Value& value, std::string_view wanted) {
-  throw CheckpointError(
-      fmt::format("expected {}, but the checkpoint has {} {}", wanted, value.type_name(), repr(value, 100)));
+  throw_error("expected {}, but the checkpoint has {} {}", wanted, value.type_name(), repr(value, 100));
 }
 
 }  // namespace
@@ -112,6 +82,13 @@ const std::vector<Value>& Value::as_items() const {
   refuse(*this, "a list or a tuple");
 }
 
-std::string_view Value::type_name() const { return std::visit(TypeName{}, variant_); }
+std::string_view Value::type_name() const {
+  if (const auto* bytes = get_if<Bytes>(); bytes != nullptr && bytes->mutable_array) return "bytearray";
+  if (const auto* dict = get_if<Dict>()) {
+    if (dict->kind() == DictKind::ordered_dict) return "OrderedDict";
+    if (dict->kind() == DictKind::counter) return "Counter";
+  }
+  return kTypeNames[variant_.index()];
+}
 
 }  // namespace lockstep

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/zip_file.h"
-
 #include <unordered_map>
 
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
-#include "serialize/allowed_names.h"
-#include "serialize/byte_order.h"
-#include "serialize/place_storage.h"
+#include "serialize/errors.h"
+#include "serialize/storage.h"
+#include "serialize/torch_reader.h"
 #include "serialize/unpickler.h"
-#include "serialize/verify.h"
 #include "serialize/zip_reader.h"
 
 namespace lockstep::serialize {
@@ -24,12 +18,10 @@ constexpr std::string_view kPickle = "data.pkl";
 std::string folder_of(const ZipReader& zip) {
   for (const auto& [name, record] : zip.records()) {
     const auto slash = name.find('/');
-    if (slash != std::string::npos && std::string_view(name).substr(slash + 1) == kPickle) {
+    if (slash != std::string::npos && std::string_view(name).substr(slash + 1) == kPickle)
       return name.substr(0, slash + 1);
-    }
   }
-  throw CheckpointError(fmt::format("{}: it is a zip file, but not one of torch.save: it has no {}",
-                                    zip.source().name(), kPickle));
+  throw_error("{}: it is a zip file, but not one of torch.save: it has no {}", zip.source().name(), kPickle);
 }
 
 class ZipStorages : public StorageSource {
@@ -54,21 +46,19 @@ class ZipStorages : public StorageSource {
   bool is_big_endian(const ZipRecord& record) const {
     const auto order = record.size < 16 ? zip_.read(record) : "";
     if (order == "little" || order == "big") return order == "big";
-    throw CheckpointError(fmt::format("{}: its byte order is unknown", zip_.source().name()));
+    throw_error("{}: its byte order is unknown", zip_.source().name());
   }
 
   void check_size(const StorageRecord& wanted, std::uint64_t there) const {
     if (wanted.bytes <= there) return;
-    throw CheckpointError(fmt::format("{}: storage {} should have {} bytes, but has {}", zip_.source().name(),
-                                      wanted.key, wanted.bytes, there));
+    throw_error("{}: storage {} should have {} bytes, but has {}", zip_.source().name(), wanted.key,
+                wanted.bytes, there);
   }
 
   c10::Storage read(const StorageRecord& wanted) const {
     const auto* record = zip_.find(folder_ + "data/" + wanted.key);
-    if (record == nullptr) {
-      throw CheckpointError(
-          fmt::format("{}: the data of storage {} is missing", zip_.source().name(), wanted.key));
-    }
+    if (record == nullptr)
+      throw_error("{}: the data of storage {} is missing", zip_.source().name(), wanted.key);
     check_size(wanted, record->size);
     if (options_.map_location.is_meta()) return meta_storage(wanted.bytes);
     auto storage = zip_.source().storage(zip_.offset(*record), record->size);
@@ -87,14 +77,14 @@ class ZipStorages : public StorageSource {
 
 Value load_zip(const ByteSource& source, const LoadOptions& options) {
   const ZipReader zip(source);
-  if (options.verify) verify_checksums(zip);
+  if (options.verify) zip.verify_checksums();
   const auto folder = folder_of(zip);
   if (zip.find(folder + "constants.pkl") != nullptr) {
-    throw CheckpointError(
-        fmt::format("{}: it is a TorchScript archive, written by C++'s torch::save or by torch.jit.save; "
-                    "read it with torch::load, "
-                    "then write it with lockstep::save(lockstep::state_dict(*module), ...)",
-                    source.name()));
+    throw_error(
+        "{}: it is a TorchScript archive, written by C++'s torch::save or by torch.jit.save; "
+        "read it with torch::load, "
+        "then write it with lockstep::save(lockstep::state_dict(*module), ...)",
+        source.name());
   }
   const auto& record = *zip.find(folder + std::string(kPickle));
   const auto text = zip.read(record);

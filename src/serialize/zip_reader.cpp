@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
-#include <fmt/format.h>
+#include <zlib.h>
 
-#include <lockstep/base/error.h>
+#include "serialize/errors.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -32,10 +33,24 @@ Number number_at(std::string_view bytes, std::size_t offset) {
   return number;
 }
 
+std::uint32_t checksum_of(const ZipReader& zip, const ZipRecord& record) {
+  constexpr std::uint64_t piece = 1 << 20;
+  std::vector<char> buffer(std::min(piece, record.size));
+  const auto start = zip.offset(record);
+  uLong crc = ::crc32(0, nullptr, 0);
+  for (std::uint64_t done = 0; done < record.size;) {
+    const auto count = std::min<std::uint64_t>(buffer.size(), record.size - done);
+    zip.source().read(start + done, {buffer.data(), count});
+    crc = ::crc32(crc, reinterpret_cast<const Bytef*>(buffer.data()), static_cast<uInt>(count));
+    done += count;
+  }
+  return static_cast<std::uint32_t>(crc);
+}
+
 }  // namespace
 
 void ZipReader::fail(std::string_view what) const {
-  throw CheckpointError(fmt::format("{}: the zip file is damaged: {}", source_.name(), what));
+  throw_error("{}: the zip file is damaged: {}", source_.name(), what);
 }
 
 bool ZipReader::looks_like_zip(const ByteSource& source) {
@@ -100,10 +115,10 @@ void ZipReader::read_directory(std::uint64_t offset, std::uint64_t size, std::ui
     }
     if ((flags & 1) != 0) fail(fmt::format("record {} is encrypted", name));
     if (method != 0) {
-      throw CheckpointError(fmt::format(
+      throw_error(
           "{}: record {} is compressed, which PyTorch never does; unpack the zip file and pack it again "
           "without compression (zip -0)",
-          source_.name(), name));
+          source_.name(), name);
     }
     if (packed != record.size) fail(fmt::format("record {} has two sizes", name));
     // A file that claims more than it has would make memory of nothing.
@@ -127,6 +142,17 @@ std::uint64_t ZipReader::offset(const ZipRecord& record) const {
 
 std::string ZipReader::read(const ZipRecord& record) const {
   return source_.read_text(offset(record), record.size);
+}
+
+void ZipReader::verify_checksums() const {
+  const bool none = std::ranges::all_of(records_, [](const auto& entry) { return entry.second.crc == 0; });
+  if (none) return;
+  for (const auto& [name, record] : records_) {
+    const auto crc = checksum_of(*this, record);
+    if (crc == record.crc) continue;
+    throw_error("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}", source_.name(), name,
+                crc, record.crc);
+  }
 }
 
 }  // namespace lockstep::serialize

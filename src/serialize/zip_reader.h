@@ -16,12 +16,11 @@ struct ZipRecord {
   std::uint32_t crc = 0;
 };
 
-/// The table of contents of a zip file whose records are stored, not compressed, as PyTorch writes them.
-/// (LibTorch has a reader too; it hides the checksums, and where a record lies in the file.) `source` must
-/// outlive this.
+// The directory of a zip file with uncompressed records, as PyTorch writes it. (LibTorch's reader does not
+// expose checksums and offsets.) `source` must outlive the object.
 class ZipReader {
  public:
-  /// Throws CheckpointError: damaged, compressed or encrypted records, or records that overlap.
+  // Throws CheckpointError: damaged, compressed or encrypted records, or records that overlap.
   explicit ZipReader(const ByteSource& source);
 
   static bool looks_like_zip(const ByteSource& source);
@@ -29,9 +28,12 @@ class ZipReader {
   const ByteSource& source() const { return source_; }
   const std::map<std::string, ZipRecord, std::less<>>& records() const { return records_; }
   const ZipRecord* find(std::string_view name) const;
-  /// Where the bytes of a record start.
+  // The offset of a record's data.
   std::uint64_t offset(const ZipRecord& record) const;
   std::string read(const ZipRecord& record) const;
+  // Throws CheckpointError that names a record whose bytes do not have its checksum. A file without
+  // checksums, which Python writes on request, passes.
+  void verify_checksums() const;
 
  private:
   [[noreturn]] void fail(std::string_view what) const;

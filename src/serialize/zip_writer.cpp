@@ -19,7 +19,7 @@ constexpr std::uint64_t kMost16 = std::numeric_limits<std::uint16_t>::max();
 // Names are UTF-8; the checksum follows the data, where there are any.
 constexpr std::uint16_t kUtf8 = 0x0800;
 constexpr std::uint16_t kChecksumFollows = 0x0008;
-// Both are what PyTorch's files say: version 4.5 of the format, which has 64-bit sizes, made on Unix.
+// As in PyTorch's files: version 4.5 of the format, which has 64-bit sizes, made on Unix.
 constexpr std::uint16_t kMadeBy = 0x031e;
 constexpr std::uint16_t kNeeded = 0x002d;
 

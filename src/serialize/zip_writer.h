@@ -11,22 +11,22 @@
 
 namespace lockstep::serialize {
 
-/// Where a writer's bytes go, in order.
+// Receives the bytes of a file in order.
 using Sink = std::function<void(std::span<const std::byte>)>;
 
-/// Writes a zip file of stored records as LibTorch's PyTorchStreamWriter lays it out, byte for byte: data at
-/// multiples of 64, checksums behind it. (LibTorch's computes each checksum before it writes the record, in
-/// the same thread, and ends the program when a write fails.) What the sink throws comes out.
+// Writes a zip file of uncompressed records, byte for byte like LibTorch's PyTorchStreamWriter: data at
+// multiples of 64, followed by the checksum. (LibTorch's computes each checksum before it writes the record,
+// in the same thread, and aborts when a write fails.) Exceptions of the sink propagate.
 class ZipWriter {
  public:
   explicit ZipWriter(Sink sink) : sink_(std::move(sink)) {}
-  /// `checksum` (CRC-32 of the data) is asked for once the data has been written, so that it may be computed
-  /// meanwhile.
+  // Calls `checksum`, the CRC-32 of the data, after writing the data, so that a thread can compute it
+  // meanwhile.
   void add(std::string_view name, std::span<const std::byte> data,
            const std::function<std::uint32_t()>& checksum);
-  /// A short one.
+  // Adds a short record.
   void add(std::string_view name, std::string_view text);
-  /// The format's version, the file's identification, and the table of contents.
+  // Writes the version, the serialization id and the directory.
   void finish();
 
  private:

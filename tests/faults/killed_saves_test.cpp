@@ -11,9 +11,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/unique_fd.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 
+#include "base/unique_fd.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ranks that are killed while all of them save their parts: what is on disk is the old checkpoint or the new
-// one, whole, and another number of ranks goes on from it.
+// one, whole, and a different number of ranks can load it.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -14,9 +14,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/unique_fd.h>
 #include <lockstep/lockstep.h>
 
+#include "base/unique_fd.h"
 #include "parity/sharded_tensors.h"
 #include "support/temp_folder.h"
 

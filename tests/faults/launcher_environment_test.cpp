@@ -11,8 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/reserved_port.h>
-
+#include "base/reserved_port.h"
 #include "launcher_process.h"
 
 namespace lockstep::testing {

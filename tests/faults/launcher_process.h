@@ -8,29 +8,29 @@
 #include <sys/types.h>
 #include <vector>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/base/unique_fd.h>
+#include "base/deadline.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::testing {
 
-/// Where a LauncherProcess's output goes.
+// Where a LauncherProcess's output goes.
 enum class Output {
-  two_pipes,  ///< out and err apart
-  one_pipe,   ///< both to out, as with 2>&1
-  terminal,   ///< both to out, through a terminal that controls the launcher's session
+  two_pipes,  // out and err apart
+  one_pipe,   // both to out, as with 2>&1
+  terminal,   // both to out, through a terminal that controls the launcher's session
 };
 
-/// A running `lockstep` program. Waits end with an exception, which fails the test, when the watchdog's time
-/// is over. The destructor kills the launcher and everything that carries its marker.
+// A running `lockstep` program. Waits end with an exception, which fails the test, when the watchdog's time
+// is over. The destructor kills the launcher and everything that carries its marker.
 class LauncherProcess {
  public:
   struct Options {
-    std::map<std::string, std::string> env = {};  ///< added to the environment; "" unsets
+    std::map<std::string, std::string> env = {};  // added to the environment; "" unsets
     Output output = Output::two_pipes;
     std::chrono::seconds watchdog{60};
   };
 
-  /// `arguments` follow "lockstep".
+  // `arguments` follow "lockstep".
   explicit LauncherProcess(const std::vector<std::string>& arguments)
       : LauncherProcess(arguments, Options{}) {}
   LauncherProcess(const std::vector<std::string>& arguments, const Options& options);
@@ -40,26 +40,26 @@ class LauncherProcess {
 
   pid_t pid() const { return pid_; }
   void send(int signal) const;
-  /// Types into the terminal.
+  // Types into the terminal.
   void type(std::string_view keys) const;
-  /// Reads until `text` has come `times` times on stdout.
+  // Reads until `text` has come `times` times on stdout.
   void wait_for(std::string_view text, int times = 1);
-  /// Closes the read end of stdout; a terminal is closed.
+  // Closes the read end of stdout; a terminal is closed.
   void stop_reading_stdout() { out_fd_.reset(); }
-  /// Reads to the end and returns the exit code; -signal when one killed the launcher.
+  // Reads to the end and returns the exit code; -signal when one killed the launcher.
   int finish();
 
-  /// The pid of a rank that has written "pid <pid> of <rank>" to stdout, which was read.
+  // The pid of a rank that has written "pid <pid> of <rank>" to stdout, which was read.
   pid_t rank_pid(int rank) const;
 
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
 
-  /// Living processes that were started by or under this launcher, itself included.
+  // Living processes that were started by or under this launcher, itself included.
   std::vector<pid_t> family() const;
-  /// Waits until family() has at least `size` members.
+  // Waits until family() has at least `size` members.
   void wait_for_family(std::size_t size) const;
-  /// Waits until family() is empty.
+  // Waits until family() is empty.
   void wait_for_no_family() const;
 
  private:
@@ -74,20 +74,20 @@ class LauncherProcess {
   std::string err_;
 };
 
-/// The parent of a living process.
+// The parent of a living process.
 pid_t parent_of(pid_t pid);
-/// Waits until a process waits in that function of the kernel.
+// Waits until a process waits in that function of the kernel.
 void wait_for_wait(pid_t pid, std::string_view function);
-/// Waits until a process is in `state`, as in /proc/<pid>/stat.
+// Waits until a process is in `state`, as in /proc/<pid>/stat.
 void wait_for_state(pid_t pid, char state);
 
 std::vector<std::string> lines_of(const std::string& text);
 
-/// "lockstep run --nproc-per-node <ranks> -- <launcher_rank> <what>".
+// "lockstep run --nproc-per-node <ranks> -- <launcher_rank> <what>".
 std::vector<std::string> helper_ranks(int ranks, const std::string& what,
                                       const std::vector<std::string>& more_options = {});
 
-/// "lockstep run --nproc-per-node <ranks> -- /bin/sh -c <script>".
+// "lockstep run --nproc-per-node <ranks> -- /bin/sh -c <script>".
 std::vector<std::string> shell_ranks(int ranks, const std::string& script,
                                      const std::vector<std::string>& more_options = {});
 

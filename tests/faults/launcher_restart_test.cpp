@@ -11,8 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/reserved_port.h>
-
+#include "base/reserved_port.h"
 #include "launcher_process.h"
 #include "support/temp_folder.h"
 
@@ -119,7 +118,7 @@ TEST(LauncherRestart, EndsWhenItIsToldToWhileItRestarts) {
   launcher.wait_for("asked");
   launcher.send(SIGTERM);
   EXPECT_EQ(launcher.finish(), 3);
-  EXPECT_THAT(launcher.err(), HasSubstr("SIGTERM: the ranks are not started again"));
+  EXPECT_THAT(launcher.err(), HasSubstr("SIGTERM: the ranks will not be restarted"));
   launcher.wait_for_no_family();
 }
 
@@ -185,7 +184,7 @@ TEST(LauncherNodes, RestartTogether) {
   const std::string script =
       "echo up $RANK $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0;"
       "test $RANK = $TORCHELASTIC_RESTART_COUNT && kill -9 $$; exec sleep 1000";
-  // A rank may be stopped before it says anything, because the other's end is told so quickly.
+  // A rank may be stopped before it prints, because the failure of the other node arrives quickly.
   auto first = node(numbered(0, port, {"--max-restarts", "2"}), script);
   auto second = node(numbered(1, port, {"--max-restarts", "2"}), script);
   EXPECT_EQ(first.finish(), 0) << first.err();
@@ -249,7 +248,7 @@ TEST(LauncherNodes, StopWhenOneIsAskedTo) {
   second.send(SIGTERM);
   EXPECT_EQ(second.finish(), 143);
   EXPECT_EQ(first.finish(), 1);
-  EXPECT_THAT(last_line(first), AllOf(HasSubstr("node 1"), HasSubstr("its launcher got SIGTERM")));
+  EXPECT_THAT(last_line(first), AllOf(HasSubstr("node 1"), HasSubstr("its launcher received SIGTERM")));
 }
 
 TEST(LauncherNodes, EndWithoutARestartWhenTheOneWhereTheyMeetIsAskedTo) {
@@ -261,7 +260,7 @@ TEST(LauncherNodes, EndWithoutARestartWhenTheOneWhereTheyMeetIsAskedTo) {
   first.send(SIGTERM);
   EXPECT_EQ(first.finish(), 143);
   EXPECT_EQ(second.finish(), 1);
-  EXPECT_THAT(last_line(second), AllOf(HasSubstr("at which all nodes meet"), HasSubstr("SIGTERM")));
+  EXPECT_THAT(last_line(second), AllOf(HasSubstr("which coordinates the nodes"), HasSubstr("SIGTERM")));
   EXPECT_THAT(second.err(), Not(HasSubstr("restart")));
 }
 
@@ -271,16 +270,16 @@ TEST(LauncherNodes, AreRefusedWhenTheyDoNotFit) {
   wait_for_listener(port);
   auto twin = node(numbered(0, port), "true");
   EXPECT_EQ(twin.finish(), 1);
-  EXPECT_THAT(twin.err(), HasSubstr("the launchers cannot meet at TCP port " + port));
+  EXPECT_THAT(twin.err(), HasSubstr("the coordinator cannot listen on TCP port " + port));
   auto stranger = node(numbered(1, port, {"--rdzv-id", "other"}), "true");
   EXPECT_EQ(stranger.finish(), 1);
-  EXPECT_THAT(stranger.err(), HasSubstr("here meets the run \"none\", not \"other\""));
+  EXPECT_THAT(stranger.err(), HasSubstr("this is the run \"none\", not \"other\""));
 }
 
 TEST(LauncherNodes, SayWhoIsMissing) {
   auto first = node(numbered(0, free_port(), {"--rdzv-conf", "join_timeout=0.3"}), "true");
   EXPECT_EQ(first.finish(), 1);
-  EXPECT_THAT(last_line(first), HasSubstr("only 1 of 2 nodes came within 0.3 s: node-rank 1 is missing"));
+  EXPECT_THAT(last_line(first), HasSubstr("only 1 of 2 nodes joined within 0.3 s: node-rank 1 is missing"));
 
   auto second = node(numbered(1, free_port(), {"--rdzv-conf", "join_timeout=0.3"}), "true");
   EXPECT_EQ(second.finish(), 1);

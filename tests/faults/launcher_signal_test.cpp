@@ -83,7 +83,7 @@ TEST(LauncherSignal, ARankThatIgnoresItIsKilledAfterTheGracePeriod) {
   launcher.send(SIGTERM);
   EXPECT_EQ(launcher.finish(), 143);
   EXPECT_THAT(launcher.out(), HasSubstr("[rank 1] got TERM"));
-  EXPECT_THAT(launcher.err(), HasSubstr("so killed: rank 0, 1\n"));
+  EXPECT_THAT(launcher.err(), HasSubstr("killed: rank 0, 1\n"));
   launcher.wait_for_no_family();
 }
 

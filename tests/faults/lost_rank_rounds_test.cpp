@@ -19,9 +19,9 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/unique_fd.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/unique_fd.h"
 #include "support/ranks.h"
 
 namespace lockstep {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Whatever the bytes are, reading them gives a value or a CheckpointError. The first byte says what they are
-// taken for: a file, the pickle in one, a file whose checksums are compared, a safetensors file, the table of
-// a distributed checkpoint, or the structure in one.
+// taken for: a file, the pickle in one, a file whose checksums are compared, a safetensors file, the metadata
+// of a distributed checkpoint, or the structure in one.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,9 +11,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "checkpoint/distributed_table.h"
+#include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
-#include "serialize/allowed_names.h"
 #include "serialize/byte_source.h"
 #include "serialize/safetensors_header.h"
 #include "serialize/unpickler.h"
@@ -42,11 +41,11 @@ void read_as_pickle(std::span<const char> bytes) {
 }
 
 // What was read is written, and read again, and put where its paths lead.
-void read_as_table(std::span<const char> bytes) {
+void read_as_metadata(std::span<const char> bytes) {
   namespace dcp = lockstep::distributed_checkpoint;
-  const auto table = dcp::parse_table({bytes.data(), bytes.size()});
-  const auto again = dcp::parse_table(dcp::write_table(table));
-  if (again.entries.size() != table.entries.size()) __builtin_trap();
+  const auto metadata = dcp::parse_metadata({bytes.data(), bytes.size()});
+  const auto again = dcp::parse_metadata(dcp::write_metadata(metadata));
+  if (again.entries.size() != metadata.entries.size()) __builtin_trap();
   lockstep::Value root = lockstep::Dict();
   for (const auto& [name, entry] : again.entries) dcp::place_at(root, entry.path.items, name);
 }
@@ -73,7 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         lockstep::load_bytes(bytes, {.verify = true});
         break;
       case 4:
-        read_as_table(bytes);
+        read_as_metadata(bytes);
         break;
       case 5:
         read_as_structure(bytes);

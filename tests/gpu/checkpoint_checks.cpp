@@ -23,7 +23,7 @@ torch::nn::Sequential make_net() {
   return net;
 }
 
-// A file of GPU tensors lands where it is told to, on the CPU unless told.
+// A file of GPU tensors is loaded to map_location, by default the CPU.
 void devices_of_a_file() {
   const testing::TempFolder folder;
   const auto file = folder.path() / "net.pt";

@@ -51,8 +51,8 @@ void nccl_options() {
   context.synchronize();
 }
 
-// A device that does not come back is told within the timeout, at the next call and by synchronize().
-void hang_is_told() {
+// A hanging device is reported within the timeout, by the next call and by synchronize().
+void hang_is_reported() {
   const auto context = init();
   const auto group = context.new_group({0}, {.timeout = 5s});
   group->all_reduce(torch::ones({3}, kOnGpu));
@@ -71,7 +71,7 @@ void hang_is_told() {
 
 void shared(const std::string& backend) {
   const auto context = init({.backend = backend, .share_devices = true});
-  require(context.group().backend_name().starts_with("cpu:"), "tensors go by way of the host");
+  require(context.group().backend_name().starts_with("cpu:"), "tensors go through the host");
   require(context.device() == c10::Device(c10::kCUDA, 0), "both ranks have cuda:0");
   check_collectives(context.group(), context.device());
   check_collectives(context.group(), c10::kCPU);
@@ -95,9 +95,9 @@ std::vector<Check> device_checks() {
       {"auto", 1, "nccl and the CPU's backend in one group, options, a subgroup", nccl_beside_cpu},
       {"nccl_options", 1, "collectives with NCCL's options", nccl_options},
       {"two_nccl_options", 2, "the same between two GPUs", nccl_options, 2},
-      {"hang", 1, "a call that does not end on the GPU is a TimeoutError", hang_is_told},
-      {"shared_shm", 2, "two ranks on one GPU by way of shm", [] { shared("shm"); }},
-      {"shared_gloo", 2, "two ranks on one GPU by way of gloo", [] { shared("gloo"); }},
+      {"hang", 1, "a call that does not end on the GPU is a TimeoutError", hang_is_reported},
+      {"shared_shm", 2, "two ranks on one GPU through shm", [] { shared("shm"); }},
+      {"shared_gloo", 2, "two ranks on one GPU through gloo", [] { shared("gloo"); }},
       {"shared_auto", 2, "two ranks on one GPU, backend auto", [] { shared("auto"); }},
       {"sharing_refused", 2, "two ranks on one GPU are refused unless they share", sharing_is_refused},
       {"nccl_sharing_refused", 2, "nccl cannot connect them, and says so", nccl_refuses_sharing},

@@ -90,7 +90,7 @@ def make(name, size):
 
 
 def capture(step, stream, static, batch):
-    """Whole-network capture as PyTorch documents it for DistributedDataParallel; each call brings its batch."""
+    """Whole-network capture as PyTorch documents it for DistributedDataParallel; each call copies its batch."""
     with torch.cuda.stream(stream):
         losses = [step().clone() for _ in range(11)]
     torch.cuda.current_stream().wait_stream(stream)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <torch/torch.h>
 
-#include <lockstep/device/graph_phase.h>
 #include <lockstep/lockstep.h>
 
 #include "gpu/check.h"
+#include "graphs/graph_phase.h"
 #include "parity/models/gpt.h"
 #include "parity/models/resnet.h"
 
@@ -219,7 +219,7 @@ std::vector<Check> graph_checks() {
        what_cannot_be_captured},
       {"graph_kept_loss", 1, "what keeps DDP from being captured is named", a_kept_loss_is_told},
       {"graph_outlives", 1, "a group closes although a graph holds calls of it", a_graph_outlives_its_group},
-      {"graph_shared", 2, "collectives by way of host memory cannot be captured", shared_is_refused},
+      {"graph_shared", 2, "collectives through host memory cannot be captured", shared_is_refused},
   };
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// NCCL between ranks that have a GPU each: what goes well, and what a rank is told when another fails.
+// NCCL between ranks with a GPU each: collectives, and the errors of the survivors when a rank fails.
 #include <csignal>
 #include <cstdlib>
 #include <sys/wait.h>
@@ -82,7 +82,7 @@ void require_failure(const Context& context, const std::string& part) {
                      fmt::format("the message has \"{}\": {}", part, failure.what()));
     }
   }
-  require(false, "a failure is told");
+  require(false, "a failure is reported");
 }
 
 void a_rank_dies() {
@@ -93,7 +93,7 @@ void a_rank_dies() {
     context.synchronize();
     if (context.rank() == 1) std::raise(SIGKILL);
     require_failure<PeerLost>(context, "rank 1");
-    // The device goes on.
+    // The device still works.
     require((x + 1).isfinite().all().item<bool>(), "the survivor's device works");
   });
 }
@@ -141,7 +141,7 @@ std::vector<Check> several_gpus_checks() {
       {"two_nccl", 2, "every collective over nccl between two GPUs, groups, objects",
        [] { collectives("nccl"); }, 2},
       {"two_auto", 2, "the same beside the CPU's backend", [] { collectives("auto"); }, 2},
-      {"two_lost", 1, "a rank that dies is named to the other, whose GPU goes on", a_rank_dies, 2},
+      {"two_lost", 1, "a rank that dies is named to the other, whose GPU keeps working", a_rank_dies, 2},
       {"two_lost_graph", 1, "the same in a loop of replays", a_rank_dies_beside_graphs, 2},
       {"two_hang", 1, "a rank that makes no call: a TimeoutError on the other", a_rank_stays_away, 2},
   };

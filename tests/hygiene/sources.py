@@ -4,7 +4,7 @@
 import sys
 from pathlib import Path
 
-FOLDERS = ("include", "src", "tools", "examples", "benchmarks", "tests", "cmake", "scripts", ".ci")
+FOLDERS = ("include", "src", "tools", "examples", "benchmarks", "tests", "docs", "cmake", "scripts", ".ci")
 CPP = {".h", ".cpp"}
 
 

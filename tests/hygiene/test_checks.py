@@ -9,6 +9,7 @@ from pathlib import Path
 
 import check_format
 import check_includes
+import check_language
 import check_licence
 import check_symbols
 
@@ -30,6 +31,28 @@ class Tree(unittest.TestCase):
 
 
 class Includes(Tree):
+    TABLE = """text
+| layer | what it is | may include |
+|---|---|---|
+| `base` | errors | - |
+| `machine` | cores | `base` |
+| `launch` | supervisor | `base`, `machine` |
+| `comm` | groups | `base` |
+| `backends` | backends | `base`, `comm` |
+| `rendezvous` | init | `base`, `comm`, `launch` |
+| `nn` | layers | `base`, `comm` |
+| `ddp` | reducer | `base`, `comm`, `nn` |
+| `serialize` | files | `base` |
+| `data` | loader | `base` |
+| `train` | loops | `base`, `data` |
+
+text
+"""
+
+    def setUp(self):
+        super().setUp()
+        self.write("CONTRIBUTING.md", self.TABLE)
+
     def problems(self, name, include):
         self.write(name, f"#include {include}\n")
         return check_includes.problems(self.root)
@@ -42,6 +65,7 @@ class Includes(Tree):
             ("src/rendezvous/a.cpp", '"launch/process_tree.h"'),
             ("src/launch/a.cpp", "<lockstep/machine/topology.h>"),
             ("src/data/a.cpp", "<torch/torch.h>"),
+            ("src/data/download/a.cpp", '"data/b.h"'),
             ("src/backends/gloo/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),
             ("include/lockstep/lockstep.h", "<lockstep/ddp/ddp.h>"),
             ("examples/a.cpp", "<lockstep/lockstep.h>"),
@@ -73,6 +97,58 @@ class Includes(Tree):
             with self.subTest(name=name, include=include):
                 self.assertEqual(len(self.problems(name, include)), 1)
                 (self.root / name).unlink()
+
+    def test_table(self):
+        for text, replacement, complaint in (
+            (self.TABLE, "", "no layer table"),
+            ("| layer | what it is | may include |", "| layer | contents | may include |", "no layer table"),
+            ("|---|---|---|\n", "", "no layer table"),
+            (self.TABLE[self.TABLE.index("| `base"):], "", "has no rows"),
+            ("| - |", "| |", ":4: not a row"),
+            ("`base`, `comm`, `nn`", "base, comm and nn", ":11: not a row"),
+            ("| `launch`", "| `machine`", ":6: a second row for machine"),
+            ("`base`, `data`", "`base`, `checkpoint`", ":14: train includes checkpoint, which has no row above"),
+        ):
+            with self.subTest(replacement=replacement, complaint=complaint):
+                self.assertIn(text, self.TABLE)
+                self.write("CONTRIBUTING.md", self.TABLE.replace(text, replacement))
+                found = check_includes.problems(self.root)
+                self.assertEqual(len(found), 1)
+                self.assertIn(complaint, found[0])
+
+    def test_no_contributing(self):
+        (self.root / "CONTRIBUTING.md").unlink()
+        self.assertEqual(len(check_includes.problems(self.root)), 1)
+
+
+class Language(Tree):
+    def test_allowed(self):
+        self.write("docs/a.md", "The first of the ranks writes. It is told apart by its number.\n")
+        self.write("docs/b.md", "Team work; a data area; the goal is reached.\n")
+        self.assertEqual(check_language.problems(self.root), [])
+
+    def test_found(self):
+        for name, text in (
+            ("README.md", "Rank 0 is told.\n"),
+            ("docs/a.md", "The steps are taken in\nturns.\n"),
+            ("docs/a.md", "The end. Of a disk nothing is seen.\n"),
+            ("docs/a.md", "- Of the ranks one writes.\n"),
+            ("docs/a.md", "What it reads is checked.\n"),
+            ("docs/a.pml", "/* sleeps for ever */\n"),
+            ("src/comm/a.cpp", "// The loop goes on.\n"),
+            ("src/comm/a.cpp", "CallLog log;\n"),
+            ("src/backends/shm/a.h", "class Team {};\n"),
+            ("src/base/a.cpp", "int settle();\n"),
+            ("src/comm/host_mesh.h", "int a;\n"),
+        ):
+            with self.subTest(name=name, text=text):
+                self.write(name, text)
+                self.assertEqual(len(check_language.problems(self.root)), 1)
+                (self.root / name).unlink()
+
+    def test_line(self):
+        self.write("docs/a.md", "Good.\nRank 0 is told.\n")
+        self.assertTrue(check_language.problems(self.root)[0].startswith("docs/a.md:2: "))
 
 
 class Licence(Tree):

@@ -15,7 +15,7 @@ PARTS = {
     "PARTS": ("shm-protocol.pml", 2),
     "MESSAGES": ("shm-messages.pml", 3),
 }
-# What Spin says of an assertion that fails, and of processes that wait for ever.
+# Spin's words for an assertion that fails, and for a deadlock.
 WRONG = "assertion violated"
 STUCK = "invalid end state"
 # A fault, as one text for another, the part that has to show it, and how.

@@ -18,7 +18,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int kSteps = 6;
 
 amp::GradScalerOptions options(std::optional<ProcessGroup> group = {}) {
-  return {.init_scale = 1024, .growth_interval = 2, .group = std::move(group)};
+  return {.init_scale = 1024, .growth_interval = 2, .process_group = std::move(group)};
 }
 
 // The same on all ranks.

@@ -64,10 +64,10 @@ TEST(Bench, TimesTheMemoryLimitToo) {
 }
 
 TEST(Bench, SaysThatGlooHasNoMemoryOfItsOwn) {
-  LauncherProcess launcher({"bench", "broadcast", "--backend", "gloo", "--memory", "ordinary,inplace",
+  LauncherProcess launcher({"bench", "broadcast", "--backend", "gloo", "--memory", "ordinary,zero-copy",
                             "--sizes", "1K", "--iterations", "1", "--csv"});
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
-  EXPECT_THAT(launcher.err(), HasSubstr("no rows for --memory inplace"));
+  EXPECT_THAT(launcher.err(), HasSubstr("no rows for --memory zero-copy"));
   EXPECT_EQ(lines_of(launcher.out()).size(), 2U) << launcher.out();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Every collective over every backend, at 1 to 4 ranks, several sizes and element types, checked against what
-// it means; also by way of the copies that tensors of a shared GPU make ("staged"), here from memory to
+// it means; also through the copies that tensors of a shared GPU make (host-staged), here from memory to
 // memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "backends/staged/staged_backend.h"
+#include "backends/host_staged/host_staged_backend.h"
 #include "comm/group_state.h"
 #include "multiprocess/backends.h"
 #include "support/ranks.h"
@@ -47,9 +47,9 @@ class Member {
     if (!backend.starts_with(kStaged)) return;
     auto& state = context_.group().state();
     auto staged =
-        backends::stage_through({.backend = state.backend(), .traits = state.info().traits}, at::kCPU);
+        backends::stage_through_host({.backend = state.backend(), .traits = state.info().traits}, at::kCPU);
     group_ = ProcessGroup(staged.backend,
-                          {.name = "staged", .traits = staged.traits, .host_group = state.host_group()});
+                          {.name = "staged", .traits = staged.traits, .node_group = state.node_group()});
   }
   int rank() const { return context_.rank(); }
   const ProcessGroup& group() const { return group_; }

@@ -213,7 +213,7 @@ TEST(DdpAgreement, AParameterLeftOutOnOneRankEndsBoth) {
   EXPECT_EQ(results[1].exit_code, 1);
   EXPECT_THAT(results[1].err, AllOf(HasSubstr("b.weight"), HasSubstr("rank 1 of 2")));
   EXPECT_EQ(results[0].exit_code, 1);
-  EXPECT_THAT(results[0].err, AllOf(HasSubstr("given up by other ranks"), HasSubstr("b.weight")));
+  EXPECT_THAT(results[0].err, AllOf(HasSubstr("other ranks aborted"), HasSubstr("b.weight")));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ranks that make different calls are told so, on all of them, before any data is mixed.
+// Ranks that make different calls throw on all ranks before any data is mixed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Rank 1 makes another call than the others; the text has to name both.
+// Rank 1 makes a different call; the text has to name both calls.
 void expect_desync(const std::function<void(const ProcessGroup&)>& usual,
                    const std::function<void(const ProcessGroup&)>& other, const std::string& first,
                    const std::string& second) {
@@ -27,7 +27,7 @@ void expect_desync(const std::function<void(const ProcessGroup&)>& usual,
   EXPECT_THAT([&] { call(context.group()); },
               ThrowsMessage<DesyncError>(AllOf(HasSubstr("the ranks make different calls"), HasSubstr(first),
                                                HasSubstr(second), HasSubstr("disagreement_test.cpp:"))));
-  // Nobody is stuck, and nobody goes on as if nothing had happened.
+  // No rank is stuck, and no rank continues as if nothing had happened.
   EXPECT_THROW(context.group().barrier(), DesyncError);
 }
 

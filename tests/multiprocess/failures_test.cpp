@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/base/unique_fd.h>
 #include <lockstep/lockstep.h>
 
+#include "base/unique_fd.h"
 #include "multiprocess/backends.h"
 #include "support/ranks.h"
 
@@ -51,7 +51,7 @@ TEST(Failures, SoItIsByFile) {
   const auto results = testing::run_ranks(meets_by_file_within_5s, {.world_size = 3, .absent = {1}});
   for (const int rank : {0, 2}) {
     EXPECT_EQ(results[rank].exit_code, 1);
-    EXPECT_THAT(results[rank].err, HasSubstr("not there: 1."));
+    EXPECT_THAT(results[rank].err, HasSubstr("missing: 1."));
   }
 }
 

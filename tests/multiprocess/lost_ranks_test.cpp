@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the survivors are told when a rank dies, stops or leaves, whatever the backend.
+// The errors of the survivors when a rank dies, stops or leaves, for every backend.
 #include <csignal>
 #include <iostream>
 #include <string>

@@ -128,7 +128,7 @@ const Scenario falls_back("damage is passed over on all ranks", [] {
   expect_whole(manager.load_latest()->contents, 1);
   EXPECT_THAT(error_of([&] { manager.load(2, there); }), HasSubstr("step-00000002"));
   context.group().barrier();
-  // A table whose bits were turned.
+  // A metadata whose bits were turned.
   if (context.is_main()) {
     std::ofstream(folder_of_run() / "step-00000001" / ".metadata", std::ios::app) << "x";
     fs::resize_file(folder_of_run() / "step-00000001" / ".metadata", 200);
@@ -139,7 +139,7 @@ const Scenario falls_back("damage is passed over on all ranks", [] {
 });
 TEST_P(ShardedManager, DamageIsPassedOverOnAllRanks) { run_here(falls_back); }
 
-const Scenario does_not_fit("what does not fit is told, and hidden by no older checkpoint", [] {
+const Scenario does_not_fit("a mismatch is an error, and no older checkpoint hides it", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(false));
   manager.save(1, Dict{{"weight", torch::ones({2})}, {"more", 1}});
@@ -218,7 +218,7 @@ const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
     context.group().barrier();
     EXPECT_EQ(steps_in(manager), Steps{1});
     EXPECT_FALSE(fs::exists(folder / "step-00000002.part"));
-    // It goes on afterwards, also in the place of one that is there.
+    // Saving works afterwards, also in place of an existing checkpoint.
     manager.save(1, contents_at(7, context));
     manager.save(3, contents_at(3, context));
     manager.wait();
@@ -244,7 +244,7 @@ const Scenario refuses("what cannot be saved in parts", [] {
   plain.save(1, Dict{{"step", 1}});
   EXPECT_TRUE(equal(plain.load_latest()->contents, Dict{{"step", 1}}));
   auto there = place_for(context);
-  EXPECT_THAT(error_of([&] { plain.load(1, there); }), HasSubstr("it is no folder"));
+  EXPECT_THAT(error_of([&] { plain.load(1, there); }), HasSubstr("rank 0 wrote it as one file"));
   context.group().barrier();
   EXPECT_FALSE(fs::exists(folder_of_run() / "step-00000001"));
   EXPECT_FALSE(fs::is_symlink(folder_of_run() / "last"));

@@ -101,7 +101,7 @@ TEST(ShortMessages, FromAnybodyPassReceivesFromOthers) {
   testing::expect_all_passed(testing::run_ranks(any_source, {.world_size = 3}));
 }
 
-// Wrong arguments are told as they are for long ones.
+// Wrong arguments throw as they do for long messages.
 const testing::Scenario wrong("short: wrong", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
   const auto& group = context.group();

@@ -9,9 +9,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/rendezvous/spawn.h>
+#include <lockstep/spawn/spawn.h>
 
+#include "base/deadline.h"
 #include "support/family.h"
 #include "support/ranks.h"
 
@@ -123,12 +123,12 @@ TEST(SpawnOrphans, NoneWhenTheOtherRanksDoNotObey) {
 
 TEST(SpawnOrphans, NoneWhenTheRanksParentIsKilled) {
   const auto result = run_and(sleepers, [](const Tree& tree) { ::kill(tree.inner, SIGKILL); });
-  EXPECT_THAT(result.out, HasSubstr("watches over the ranks was killed by SIGKILL"));
+  EXPECT_THAT(result.out, HasSubstr("supervisor of the ranks was killed by SIGKILL"));
 }
 
 TEST(SpawnOrphans, NoneWhenTheGuardIsKilled) {
   const auto result = run_and(sleepers, [](const Tree& tree) { ::kill(tree.outer, SIGKILL); });
-  EXPECT_THAT(result.out, HasSubstr("watches over the ranks was killed"));
+  EXPECT_THAT(result.out, HasSubstr("supervisor of the ranks was killed"));
 }
 
 TEST(SpawnOrphans, NoneWhenTheProgramIsKilledAndARanksParentIsStopped) {

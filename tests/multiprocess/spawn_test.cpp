@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Programs that start their own ranks: what spawn() gives to them, and how their ends are told. Most tests
-// run in a process of their own, with a watchdog.
+// Programs that start their own ranks: what spawn() gives to them, and what it reports about their ends. Most
+// tests run in a process of their own, with a watchdog.
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -15,11 +15,10 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/env.h>
-#include <lockstep/base/shared_memory.h>
 #include <lockstep/rendezvous/init.h>
-#include <lockstep/rendezvous/spawn.h>
-#include <lockstep/rendezvous/spawn_threads.h>
+#include <lockstep/spawn/spawn.h>
 
+#include "base/shared_memory.h"
 #include "support/ranks.h"
 
 namespace lockstep {

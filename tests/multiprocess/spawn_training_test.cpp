@@ -6,13 +6,12 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/env.h>
-#include <lockstep/base/shared_memory.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/rendezvous/init.h>
-#include <lockstep/rendezvous/random.h>
-#include <lockstep/rendezvous/spawn.h>
-#include <lockstep/rendezvous/spawn_threads.h>
+#include <lockstep/runtime/random.h>
+#include <lockstep/spawn/spawn.h>
 
+#include "base/shared_memory.h"
 #include "support/ranks.h"
 #include "support/temp_folder.h"
 

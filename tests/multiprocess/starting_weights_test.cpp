@@ -42,7 +42,7 @@ const Scenario from_a_file("weights written by rank 0 and read by all", [] {
   const std::filesystem::path folder = variable_of_test("FOLDER");
   for (const auto reading : {CheckpointReading::broadcast, CheckpointReading::every_rank}) {
     auto net = net_of(context.rank());
-    share_starting_weights(context.group(), net, folder / "start.pt", reading);
+    share_starting_weights(net, folder / "start.pt", reading);
     EXPECT_TRUE(equal(state_dict(net), state_dict(net_of(0))));
     EXPECT_TRUE(equal(load(folder / "start.pt"), state_dict(net_of(0))));
     context.group().barrier();
@@ -54,13 +54,12 @@ const Scenario from_a_file_in_vain("weights that cannot be written or do not fit
   const auto context = init({.backend = backend_under_test()});
   const std::filesystem::path folder = variable_of_test("FOLDER");
   auto net = net_of(context.rank());
-  EXPECT_THAT(
-      error_of([&] { share_starting_weights(context.group(), net, folder / "missing" / "start.pt"); }),
-      HasSubstr("missing"));
+  EXPECT_THAT(error_of([&] { share_starting_weights(net, folder / "missing" / "start.pt"); }),
+              HasSubstr("missing"));
   EXPECT_TRUE(equal(state_dict(net), state_dict(net_of(context.rank()))));
   if (context.world_size() == 1) return;
   torch::nn::Linear layer(3, context.rank() == 1 ? 5 : 4);
-  EXPECT_THAT(error_of([&] { share_starting_weights(context.group(), layer, folder / "start.pt"); }),
+  EXPECT_THAT(error_of([&] { share_starting_weights(layer, folder / "start.pt"); }),
               AllOf(HasSubstr("rank 1"), HasSubstr("size mismatch for weight")));
 });
 TEST_P(StartingWeights, FailTogether) { run_here(from_a_file_in_vain); }
@@ -74,7 +73,7 @@ const Scenario from_other_files("weights from other files", [] {
   const bool is_last = context.rank() == context.world_size() - 1;
   if (is_last) save(state_dict(net), folder / "old.pt");
   EXPECT_THAT(error_of([&] {
-                share_starting_weights(context.group(), net, folder / (is_last ? "old.pt" : "start.pt"),
+                share_starting_weights(net, folder / (is_last ? "old.pt" : "start.pt"),
                                        CheckpointReading::every_rank);
               }),
               HasSubstr(fmt::format("rank {} has read other starting weights", context.world_size() - 1)));
@@ -85,7 +84,7 @@ const Scenario by_broadcast("weights broadcast without a DDP", [] {
   const auto context = init({.backend = backend_under_test()});
   for (const int source : {0, context.world_size() - 1}) {
     const auto net = net_of(context.rank());
-    broadcast_module(context.group(), net, source);
+    broadcast_module(net, source, context.group());
     EXPECT_TRUE(equal(state_dict(net), state_dict(net_of(source))));
     const at::Tensor weight = net->first->weight;
     EXPECT_TRUE(weight.requires_grad() && weight.is_leaf());
@@ -99,12 +98,12 @@ const Scenario of_other_modules("modules that differ are not broadcast", [] {
   const int last = context.world_size() - 1;
   torch::nn::Linear layer(3, context.rank() == last ? 5 : 4);
   const auto before = layer->weight.detach().clone();
-  EXPECT_THAT(error_of([&] { broadcast_module(context.group(), layer); }),
+  EXPECT_THAT(error_of([&] { broadcast_module(layer); }),
               AllOf(HasSubstr("rank 0 has tensor weight Float[4, 3] on cpu"),
                     HasSubstr(fmt::format("rank {} has tensor weight Float[5, 3] on cpu", last))));
   EXPECT_TRUE(torch::equal(layer->weight, before));
   torch::nn::Linear other(torch::nn::LinearOptions(3, 4).bias(context.rank() != last));
-  EXPECT_THAT(error_of([&] { broadcast_module(context.group(), other); }),
+  EXPECT_THAT(error_of([&] { broadcast_module(other); }),
               HasSubstr(fmt::format("rank 0 has tensor bias Float[4] on cpu, rank {} has nothing", last)));
 });
 TEST_P(StartingWeights, OfModulesThatDifferAreNamed) { run_here(of_other_modules); }

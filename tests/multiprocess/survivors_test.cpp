@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the ranks that are left, or that came, are told, and that they can go on in the same process.
+// The messages that the remaining or new ranks get, and that they can continue in the same process.
 #include <csignal>
 #include <dlfcn.h>
 #include <filesystem>
@@ -16,9 +16,9 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/shared_memory.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/shared_memory.h"
 #include "multiprocess/backends.h"
 #include "support/temp_folder.h"
 
@@ -336,7 +336,7 @@ const testing::Scenario picks("survivors: picks", [] {
 TEST(Auto, SaysOnceWhatItPickedAndWhy) {
   const auto results = testing::run_ranks(picks, {.world_size = 3});
   testing::expect_all_passed(results);
-  EXPECT_EQ(results[0].err, "[lockstep] backend shm for 3 ranks: all ranks share this host\n");
+  EXPECT_EQ(results[0].err, "[lockstep] backend shm for 3 ranks: all ranks are on one host\n");
   EXPECT_EQ(results[1].err + results[2].err, "");
 }
 

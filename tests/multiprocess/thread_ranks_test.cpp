@@ -194,7 +194,7 @@ TEST(ThreadRanks, NobodyWaitsForAFailedRankToMeet) { expect_passes_alone(failed_
 
 const testing::Scenario refused("threads: refused", [] {
   const auto none = [](Context&) {};
-  EXPECT_THAT([&] { spawn_threads(0, none); }, ThrowsMessage<ArgumentError>(HasSubstr("0 ranks")));
+  EXPECT_THAT([&] { spawn_threads(0, none); }, ThrowsMessage<ArgumentError>(HasSubstr("world_size is 0")));
   EXPECT_THAT([&] { spawn_threads(2, none, {.devices = {at::kCPU}}); },
               ThrowsMessage<ArgumentError>(HasSubstr("1 devices for 2 ranks")));
   EXPECT_THAT([&] { spawn_threads(2, none, {.backend = "carrier pigeon"}); },

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# Installs the built tree into a fresh folder and looks whether all is there.
+# Installs the built tree into a fresh folder and checks that every part is present.
 file(REMOVE_RECURSE "${work}/prefix")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/prefix"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)

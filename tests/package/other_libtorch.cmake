@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# find_package(Lockstep) refuses a LibTorch of another version than the one that it was built with.
+# find_package(Lockstep) refuses a LibTorch whose version differs from that of the build.
 include("${CMAKE_CURRENT_LIST_DIR}/support.cmake")
 make_libtorch("${work}/libtorch_next" 99.1.0 "_ZNSt7__cxx1112basic_string")
 file(REMOVE_RECURSE "${work}/other_libtorch")

@@ -10,11 +10,8 @@
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/amp/grad_scaler.h>
-#include <lockstep/amp/memory_format.h>
-#include <lockstep/checkpoint/module_state.h>
-#include <lockstep/checkpoint/optimizer_state.h>
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/optim/fused.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/python.h"

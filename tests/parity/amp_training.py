@@ -2,7 +2,7 @@
 """Training in mixed precision: amp_training.py first|second <folder>
 
 first:  writes, for each case, <case>.init.pt, .half.pt after half the steps and .whole.pt after all.
-second: goes on from <case>.cpp_half.pt, which the other side wrote, and writes <case>.back.pt.
+second: continues from <case>.cpp_half.pt, which the other side wrote, and writes <case>.back.pt.
 """
 import os
 import sys
@@ -12,7 +12,7 @@ from torch import nn
 
 HALF, WHOLE = 18, 36
 INF_AT = {3, 4, 11, 20, 29}
-# Of each case: the type of autocast, whether gradients are scaled, and what else is done.
+# For each case: the dtype of autocast, whether gradients are scaled, and what else is done.
 CASES = {
     "bf16": (torch.bfloat16, False, ""),
     "bf16_scaled": (torch.bfloat16, True, ""),

@@ -7,7 +7,7 @@
 
 #include <ATen/Parallel.h>
 
-#include <lockstep/rendezvous/spawn_threads.h>
+#include <lockstep/spawn/spawn.h>
 
 #include "parity/ddp_record.h"
 #include "support/python.h"

@@ -63,8 +63,8 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
   }
 }
 
-// Three: sizes that are no power of two divide by way of the reciprocal. Python runs over Gloo; of two
-// summands shared memory makes the same sum, of more it adds in another order than Gloo.
+// Three: sizes that are no power of two divide through the reciprocal. Python runs over Gloo. shm adds two
+// summands to the same sum, and more of them in a different order.
 INSTANTIATE_TEST_SUITE_P(WorldSize, DdpParity,
                          ::testing::Values(std::pair{"gloo", 1}, std::pair{"gloo", 2}, std::pair{"gloo", 3},
                                            std::pair{"gloo", 4}, std::pair{"shm", 2},

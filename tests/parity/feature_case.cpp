@@ -49,7 +49,7 @@ void add_graphs(Cases& cases) {
   cases.push_back(
       {.name = "reuse_reentrant_static", .net = "reuse", .static_graph = true, .checkpoint = "reentrant"});
   cases.push_back({.name = "gpt", .net = "gpt"});
-  // Gradients of a recomputed block come in another order than in PyTorch, and Gloo's sums of more than two
+  // Gradients of a recomputed block have a different order than in PyTorch, and Gloo's sums of more than two
   // depend on where in a bucket they are.
   cases.push_back(
       {.name = "gpt_checkpoint", .net = "gpt", .bucket_cap_mb = 0, .checkpoint = "plain", .most_ranks = 2});

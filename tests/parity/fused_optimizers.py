@@ -3,7 +3,7 @@
 
 first:  writes, for each case, <case>.init.pt, .half.pt after half the steps and .whole.pt after all, and for those of
         PLAIN the .plain_half.pt of an optimizer without fused=True, with .plain_whole.pt of a fused one after it.
-second: goes on from <case>.cpp_half.pt, which the other side wrote, and writes <case>.back.pt.
+second: continues from <case>.cpp_half.pt, which the other side wrote, and writes <case>.back.pt.
 """
 import os
 import sys
@@ -13,7 +13,7 @@ import torch
 HALF, WHOLE = 12, 24
 DTYPES = {"float": torch.float32, "double": torch.float64, "bfloat16": torch.bfloat16, "half": torch.float16}
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-# Of each case: the optimizer, the type of the parameters, arguments, and what else there is to it.
+# For each case: the optimizer, the type of the parameters, arguments, and what else there is to it.
 CASES = {
     "adam": ("adam", "float", {"lr": 0.01}, ""),
     "adam_all": ("adam", "float", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1, "amsgrad": True}, ""),

@@ -7,9 +7,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/checkpoint/optimizer_state.h>
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/optim/fused.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/python.h"

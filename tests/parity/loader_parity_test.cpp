@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/data/dataset.h>
-#include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/loader.h>
+#include <lockstep/data/sampler.h>
 
 #include "parity/sampler_case.h"
 #include "support/python.h"

@@ -2,7 +2,7 @@
 """Training with each optimizer that C++ has too: optimizer_resume.py first|second <folder>
 
 first:  writes, for each, <kind>.init.pt, .half.pt after half the steps and .whole.pt after all.
-second: goes on from <kind>.cpp_half.pt, which the other side wrote, and writes <kind>.back.pt.
+second: continues from <kind>.cpp_half.pt, which the other side wrote, and writes <kind>.back.pt.
 """
 import os
 import sys

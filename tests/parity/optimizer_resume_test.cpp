@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Training that changes sides half way: Python begins and C++ goes on, and back.
+// Training that changes languages half way: Python starts and C++ continues, and vice versa.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/checkpoint/module_state.h>
-#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/python.h"

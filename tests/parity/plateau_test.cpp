@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/checkpoint/reduce_lr_on_plateau.h>
+#include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/error_of.h"
@@ -38,8 +38,8 @@ List cases() {
           one({{"patience", 1}, {"min_lr", List{0.2, 0.001}}, {"eps", 0.01}}, 0.0)};
 }
 
-ReduceLROnPlateauOptions options_of(const Dict& dict) {
-  ReduceLROnPlateauOptions options;
+optim::ReduceLROnPlateauOptions options_of(const Dict& dict) {
+  optim::ReduceLROnPlateauOptions options;
   const auto take = [&](const char* name, auto& field, auto convert) {
     if (const auto* value = dict.find(name)) field = convert(*value);
   };
@@ -82,7 +82,7 @@ class Twin {
   torch::optim::SGD optimizer_;
 
  public:
-  ReduceLROnPlateau scheduler;
+  optim::ReduceLROnPlateau scheduler;
 };
 
 void expect_same_state(const Dict& ours, const Dict& theirs) {
@@ -147,11 +147,15 @@ TEST(ReduceLROnPlateau, StepsAsPythonsAndGoesOnFromItsStateAndBack) {
 
 TEST(ReduceLROnPlateau, RefusesWhatMakesNoSense) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.1);
-  EXPECT_THAT(error_of([&] { ReduceLROnPlateau(optimizer, {.factor = 1}); }), HasSubstr("factor = 1"));
-  EXPECT_THAT(error_of([&] { ReduceLROnPlateau(optimizer, {.mode = "best"}); }), HasSubstr("'best'"));
-  EXPECT_THAT(error_of([&] { ReduceLROnPlateau(optimizer, {.threshold_mode = "x"}); }), HasSubstr("'x'"));
-  EXPECT_THAT(error_of([&] { ReduceLROnPlateau(optimizer, {.min_lrs = {0, 0}}); }), HasSubstr("2 min_lrs"));
-  ReduceLROnPlateau scheduler(optimizer);
+  EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.factor = 1}); }), HasSubstr("factor = 1"));
+  EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.mode = "best"}); }), HasSubstr("'best'"));
+  EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.threshold_mode = "x"}); }),
+              HasSubstr("'x'"));
+  EXPECT_THAT(error_of([&] {
+                optim::ReduceLROnPlateau(optimizer, {.min_lrs = {0, 0}});
+              }),
+              HasSubstr("2 min_lrs"));
+  optim::ReduceLROnPlateau scheduler(optimizer);
   EXPECT_THAT(error_of([&] {
                 scheduler.load_state_dict({{"patience", 3}, {"mode", "up"}});
               }),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A run that stops after half its steps, in the middle of an epoch, and goes on in a new process, of either
+// A run that stops after half its steps, in the middle of an epoch, and continues in a new process, of either
 // language.
 #include <algorithm>
 

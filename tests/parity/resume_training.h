@@ -65,7 +65,7 @@ class ResumeTraining {
     if (is_initialized()) ddp_.emplace(net_);
     optimizer_ =
         std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-    scheduler_ = std::make_unique<StepLR>(*optimizer_, 3, 0.7);
+    scheduler_ = std::make_unique<optim::StepLR>(*optimizer_, 3, 0.7);
     loader_.emplace(
         ResumeData{.samples = resume_data(kSamples), .noisy = loader_threads() > 0},
         data::LoaderOptions{.batch_size = 4, .shuffle = true, .num_workers = loader_threads(), .seed = 3});
@@ -121,7 +121,7 @@ class ResumeTraining {
   ResumeNet net_{nullptr};
   std::optional<DistributedDataParallel<ResumeNet>> ddp_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
-  std::unique_ptr<StepLR> scheduler_;
+  std::unique_ptr<optim::StepLR> scheduler_;
   std::optional<data::Loader<ResumeData>> loader_;
   std::int64_t epoch_ = 0;
   std::int64_t step_ = 0;

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/data/batch_sampler.h>
-#include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/sampler.h>
 
 #include "parity/sampler_case.h"

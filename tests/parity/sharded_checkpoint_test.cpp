@@ -37,8 +37,8 @@ Dict contents_of(const Context& context) {
 const Scenario writes("write parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
   // Twice: the second takes the place of the first.
-  dcp::save(Dict{{"model", Dict{{"rows", torch::zeros({2})}}}}, folder_of_run() / "cpp", context.group());
-  dcp::save(contents_of(context), folder_of_run() / "cpp", context.group());
+  dcp::save(Dict{{"model", Dict{{"rows", torch::zeros({2})}}}}, folder_of_run() / "cpp", {}, context.group());
+  dcp::save(contents_of(context), folder_of_run() / "cpp", {}, context.group());
 });
 
 const Scenario reads("read other parts of tensors", [] {
@@ -83,7 +83,7 @@ TEST_P(ShardedCheckpoint, IsReadWholeAndInOtherPartsByBothLanguages) {
   }
   for (const int others : {1, 3, 4}) run_on(reads, folder.path(), backend, others);
   dcp::Reader(folder.path() / "cpp").verify();
-  // Of the save before nothing is left.
+  // No file of the previous save remains.
   EXPECT_EQ(data_files_in(folder.path() / "cpp"), static_cast<std::size_t>(ranks));
 }
 
@@ -91,12 +91,12 @@ const Scenario refuses("parts that are no whole", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto folder = folder_of_run() / "refused";
   const int rank = context.rank();
-  dcp::save(Dict{{"epoch", 1}}, folder, context.group());
+  dcp::save(Dict{{"epoch", 1}}, folder, {}, context.group());
   const auto refused = [&](Numbers size, const at::Tensor& tensor, const Numbers& offsets) {
     const ShardedTensor part{.size = std::move(size),
                              .dtype = torch::kFloat,
                              .local_shards = {{.tensor = tensor, .shard_offsets = offsets}}};
-    const auto error = error_of([&] { dcp::save(Dict{{"w", part}}, folder, context.group()); });
+    const auto error = error_of([&] { dcp::save(Dict{{"w", part}}, folder, {}, context.group()); });
     const auto all = context.group().all_gather_object(error);
     EXPECT_EQ(all[0], all[1]) << "not the same error on all ranks";
     EXPECT_THAT(error, HasSubstr("'w'"));
@@ -112,11 +112,11 @@ const Scenario refuses("parts that are no whole", [] {
               AllOf(HasSubstr("rank 1: "), HasSubstr("not within [6]")));
   EXPECT_THAT(refused({6}, torch::ones({3}, rank == 1 ? torch::kLong : torch::kFloat), {rank * 3}),
               HasSubstr("Long"));
-  EXPECT_THAT(
-      error_of([&] {
-        dcp::save(Dict{{"w", rank == 0 ? Value(torch::ones({3})) : Value("text")}}, folder, context.group());
-      }),
-      HasSubstr("'w' is a tensor of Float [3] on rank 0, but no tensor on rank 1"));
+  EXPECT_THAT(error_of([&] {
+                dcp::save(Dict{{"w", rank == 0 ? Value(torch::ones({3})) : Value("text")}}, folder, {},
+                          context.group());
+              }),
+              HasSubstr("'w' is a tensor of Float [3] on rank 0, but no tensor on rank 1"));
   // One rank cannot write, since files may not grow there: the other fails with it, and what was there stays.
   const ShardedTensor half{.size = {2000},
                            .dtype = torch::kFloat,
@@ -126,7 +126,7 @@ const Scenario refuses("parts that are no whole", [] {
   ::getrlimit(RLIMIT_FSIZE, &whole);
   const rlimit little{.rlim_cur = 100, .rlim_max = whole.rlim_max};
   if (rank == 1) ::setrlimit(RLIMIT_FSIZE, &little);
-  const auto error = error_of([&] { dcp::save(Dict{{"w", half}}, folder, context.group()); });
+  const auto error = error_of([&] { dcp::save(Dict{{"w", half}}, folder, {}, context.group()); });
   ::setrlimit(RLIMIT_FSIZE, &whole);
   EXPECT_THAT(error, AllOf(HasSubstr("rank 1: "), HasSubstr("too large")));
   EXPECT_TRUE(equal(dcp::load(folder), Dict{{"epoch", 1}}));

@@ -104,7 +104,7 @@ class Twin {
 
   Dict changes_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::deque<StepLR> schedulers_;
+  std::deque<optim::StepLR> schedulers_;
 };
 
 void expect_same(const Value& ours, const Value& theirs) {
@@ -151,15 +151,15 @@ TEST_P(Steps, AreAsPythonsAndGoOnFromItsStateAndBack) {
 
 TEST(StepLR, TakesStepSizeAndGammaFromTheState) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
-  StepLR other(optimizer, 7, 0.3);
-  StepLR scheduler(optimizer, 2, 0.5);
+  optim::StepLR other(optimizer, 7, 0.3);
+  optim::StepLR scheduler(optimizer, 2, 0.5);
   scheduler.load_state_dict(other.state_dict());
   EXPECT_TRUE(equal(scheduler.state_dict(), other.state_dict()));
 }
 
 TEST(StepLR, TakesRatesThatPythonKeepsInTensors) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
-  StepLR scheduler(optimizer, 2);
+  optim::StepLR scheduler(optimizer, 2);
   auto state = scheduler.state_dict();
   state.set("_last_lr", List{torch::tensor(0.25)});
   state.set("gamma", torch::tensor(0.5));
@@ -170,8 +170,8 @@ TEST(StepLR, TakesRatesThatPythonKeepsInTensors) {
 
 TEST(StepLR, RefusesWhatMakesNoSense) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
-  EXPECT_THAT(error_of([&] { StepLR(optimizer, 0); }), HasSubstr("step_size = 0"));
-  StepLR scheduler(optimizer, 2);
+  EXPECT_THAT(error_of([&] { optim::StepLR(optimizer, 0); }), HasSubstr("step_size = 0"));
+  optim::StepLR scheduler(optimizer, 2);
   const auto before = scheduler.state_dict();
   for (const auto& [name, value] :
        Dict{{"step_size", 0}, {"gamma", "x"}, {"_last_lr", 0.5}, {"last_epoch", None()}}) {
@@ -185,11 +185,11 @@ TEST(StepLR, RefusesWhatMakesNoSense) {
 
 TEST(StepLR, RefusesTheStateOfSomethingElse) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
-  StepLR scheduler(optimizer, 2);
+  optim::StepLR scheduler(optimizer, 2);
   EXPECT_THAT(error_of([&] { scheduler.load_state_dict({{"epoch", 3}}); }), HasSubstr("'last_epoch'"));
   torch::optim::SGD two({torch::zeros({1})}, 0.5);
   two.add_param_group(torch::optim::OptimizerParamGroup({torch::zeros({1})}));
-  EXPECT_THAT(error_of([&] { scheduler.load_state_dict(StepLR(two, 2).state_dict()); }),
+  EXPECT_THAT(error_of([&] { scheduler.load_state_dict(optim::StepLR(two, 2).state_dict()); }),
               HasSubstr("rates of 2 parameter groups, but the optimizer has 1"));
 }
 

@@ -74,7 +74,7 @@ def wait_until(what, condition):
     end = time.monotonic() + DEADLINE
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"waited {DEADLINE:.0f} s in vain: {what}")
+            raise TimeoutError(f"not within {DEADLINE:.0f} s: {what}")
         time.sleep(0.02)
 
 

@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
+#include "base/deadline.h"
 
 namespace lockstep::testing {
 namespace {

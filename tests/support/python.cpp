@@ -12,8 +12,8 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/base/unique_fd.h>
+#include "base/deadline.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::testing {
 namespace {

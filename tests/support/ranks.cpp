@@ -17,9 +17,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/base/reserved_port.h>
-#include <lockstep/base/unique_fd.h>
+#include "base/deadline.h"
+#include "base/reserved_port.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::testing {
 namespace {

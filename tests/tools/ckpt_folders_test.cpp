@@ -52,11 +52,11 @@ class CkptFolders : public Ckpt {
 
 TEST_F(CkptFolders, OfPythonAreShownWithoutTheirData) {
   make_in_python();
-  const auto table = expect_success({"show", file("run")});
-  EXPECT_THAT(table, ContainsRegex("model\\.0\\.weight +Tensor +float32 +\\[4, 3\\] +48\n"));
-  EXPECT_THAT(table, ContainsRegex("half +Tensor +bfloat16 +\\[2, 3\\] +12\n"));
-  EXPECT_THAT(table, ContainsRegex("epoch +int +3\n"));
-  EXPECT_THAT(table, ContainsRegex("optimizer\\.state\\.0\\.exp_avg +Tensor +float32 +\\[4, 3\\] +48\n"));
+  const auto metadata = expect_success({"show", file("run")});
+  EXPECT_THAT(metadata, ContainsRegex("model\\.0\\.weight +Tensor +float32 +\\[4, 3\\] +48\n"));
+  EXPECT_THAT(metadata, ContainsRegex("half +Tensor +bfloat16 +\\[2, 3\\] +12\n"));
+  EXPECT_THAT(metadata, ContainsRegex("epoch +int +3\n"));
+  EXPECT_THAT(metadata, ContainsRegex("optimizer\\.state\\.0\\.exp_avg +Tensor +float32 +\\[4, 3\\] +48\n"));
   const auto document = nlohmann::json::parse(expect_success({"show", "--json", file("sharded")}));
   EXPECT_EQ(document["tensors"], 3);
   EXPECT_EQ(document["bytes"], 35 * 4 + 12 * 8 + 3 * 4);
@@ -156,7 +156,7 @@ TEST_F(CkptFolders, WithDamageAreNamed) {
                     HasSubstr("3 of 4 checkpoints are damaged or missing\n")));
 }
 
-// A piece of the right bytes in number and checksum, but not what the table says.
+// A piece of the right bytes in number and checksum, but not what the metadata says.
 TEST_F(CkptFolders, WithAPieceOfAnotherShapeAreNoneThatVerifies) {
   dcp::save({{"w", torch::arange(6, torch::kFloat).view({2, 3})}}, path("one"));
   dcp::save({{"w", torch::arange(6, torch::kFloat).view({3, 2})}}, path("other"));
@@ -218,8 +218,8 @@ TEST_F(CkptFolders, OfAManagerWhoseRanksWroteThem) {
   expect_all_passed(run_ranks(saves, {.world_size = 2, .env = {{"FOLDER", file("runs")}}}));
   EXPECT_THAT(expect_failure({"show", file("runs")}),
               AllOf(HasSubstr("it is a folder of checkpoints"), HasSubstr("step-00000007\n")));
-  const auto table = expect_success({"show", file("runs/step-00000007")});
-  EXPECT_THAT(table, ContainsRegex("model\\.blocks +Tensor +bfloat16 +\\[7, 11\\] +154\n"));
+  const auto metadata = expect_success({"show", file("runs/step-00000007")});
+  EXPECT_THAT(metadata, ContainsRegex("model\\.blocks +Tensor +bfloat16 +\\[7, 11\\] +154\n"));
   EXPECT_THAT(expect_success({"verify", file("runs/step-00000006"), file("runs/last")}),
               Not(HasSubstr("damaged")));
   EXPECT_THAT(run({"diff", file("runs/step-00000006"), file("runs/last")}).out,

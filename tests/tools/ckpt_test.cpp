@@ -30,13 +30,13 @@ class CkptFiles : public Ckpt {
 };
 
 TEST_F(CkptFiles, ShowsWhatIsInACheckpoint) {
-  const auto table = expect_success({"show", file("run.pt")});
-  EXPECT_THAT(table, ContainsRegex("state_dict\\.0\\.weight +Tensor +float32 +\\[8, 3, 3, 3\\] +864\n"));
-  EXPECT_THAT(table, ContainsRegex("state_dict\\.1\\.num_batches_tracked +Tensor +int64 +\\[\\] +8\n"));
-  EXPECT_THAT(table, ContainsRegex("\nepoch +int +3\n"));
-  EXPECT_THAT(table, ContainsRegex("arch +str +'small'\n"));
-  EXPECT_THAT(table, ContainsRegex("optimizer\\.param_groups\\.0\\.params\\.1 +int +1\n"));
-  EXPECT_THAT(table, HasSubstr(" 18 tensors of 550 elements, 2.2 kB\n"));
+  const auto metadata = expect_success({"show", file("run.pt")});
+  EXPECT_THAT(metadata, ContainsRegex("state_dict\\.0\\.weight +Tensor +float32 +\\[8, 3, 3, 3\\] +864\n"));
+  EXPECT_THAT(metadata, ContainsRegex("state_dict\\.1\\.num_batches_tracked +Tensor +int64 +\\[\\] +8\n"));
+  EXPECT_THAT(metadata, ContainsRegex("\nepoch +int +3\n"));
+  EXPECT_THAT(metadata, ContainsRegex("arch +str +'small'\n"));
+  EXPECT_THAT(metadata, ContainsRegex("optimizer\\.param_groups\\.0\\.params\\.1 +int +1\n"));
+  EXPECT_THAT(metadata, HasSubstr(" 18 tensors of 550 elements, 2.2 kB\n"));
 }
 
 TEST_F(CkptFiles, ShowsBothFormatsAsJson) {
@@ -157,8 +157,8 @@ TEST_F(CkptFiles, DoesNotCountWhatItCannotReadAsDamaged) {
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(
       result.out,
-      AllOf(ContainsRegex("loop\\.pt: cannot be read: .*; it may be whole\n"), HasSubstr("run.pt: OK"),
-            HasSubstr("1 of 2 checkpoints cannot be read, and may be whole"), Not(HasSubstr("damaged"))));
+      AllOf(ContainsRegex("loop\\.pt: cannot be read: .*; it may be intact\n"), HasSubstr("run.pt: OK"),
+            HasSubstr("1 of 2 checkpoints cannot be read and may be intact"), Not(HasSubstr("damaged"))));
   const auto both = run({"verify", file("loop.pt"), file("damaged.pt"), file("run.pt")}).out;
   EXPECT_THAT(both, AllOf(HasSubstr("1 of 3 checkpoints are damaged or missing\n"),
                           HasSubstr("1 of 3 checkpoints cannot be read")));

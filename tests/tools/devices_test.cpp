@@ -4,8 +4,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/host.h>
-
+#include "base/host.h"
 #include "faults/launcher_process.h"
 #include "unit/machine/fake_smi.h"
 
@@ -85,7 +84,7 @@ TEST(DevicesCommand, EndsWhenNobodyReads) {
 TEST(DevicesCommand, RefusesOtherTimes) {
   LauncherProcess process({"devices", "--watch=0"});
   EXPECT_EQ(process.finish(), 2);
-  EXPECT_THAT(process.err(), HasSubstr("--watch=0: give seconds"));
+  EXPECT_THAT(process.err(), HasSubstr("--watch=0: the seconds must be in"));
 }
 
 }  // namespace

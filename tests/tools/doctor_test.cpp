@@ -11,10 +11,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/host.h>
-#include <lockstep/base/reserved_port.h>
-#include <lockstep/base/unique_fd.h>
-
+#include "base/host.h"
+#include "base/reserved_port.h"
+#include "base/unique_fd.h"
 #include "faults/launcher_process.h"
 #include "support/temp_folder.h"
 #include "unit/machine/fake_smi.h"
@@ -175,7 +174,7 @@ TEST_F(DoctorHosts, ThatCannotBeReachedAreTold) {
   EXPECT_THAT(result.out,
               AllOf(ContainsRegex("\n127.0.0.1 \\([^)]*\\) +[0-9]+ "), ContainsRegex("\ndead +- "),
                     HasSubstr("problem  host dead"), HasSubstr("Connection timed out"),
-                    HasSubstr("/nonexistent/lockstep"), HasSubstr("try it by hand: ssh dead")));
+                    HasSubstr("/nonexistent/lockstep"), HasSubstr("run ssh dead")));
 }
 
 TEST_F(DoctorHosts, NeedTheProgram) {

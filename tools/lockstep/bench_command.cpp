@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/launch.h>
 
+#include "launch/launch.h"
 #include "lockstep_bench/options.h"
 
 namespace lockstep::cli {
@@ -20,12 +20,12 @@ std::filesystem::path bench_program() {
   const auto program = own.parent_path() / "lockstep-bench";
   if (std::filesystem::exists(program)) return program;
   throw LaunchError(
-      fmt::format("lockstep bench needs the program {}, which is not there; build the target "
-                  "lockstep_bench, or install Lockstep as a whole",
+      fmt::format("lockstep bench needs the program {}, which does not exist; build the target "
+                  "lockstep_bench, or install all of Lockstep",
                   program.string()));
 }
 
-// Rows that appear on a terminal are progress enough.
+// On a terminal the rows of the table show the progress.
 bool shows_progress(const bench::Options& options) {
   const bool shows_rows = options.format != bench::Format::json && ::isatty(STDOUT_FILENO) != 0;
   return options.progress || (::isatty(STDERR_FILENO) != 0 && !shows_rows);
@@ -34,9 +34,9 @@ bool shows_progress(const bench::Options& options) {
 }  // namespace
 
 BenchCommand::BenchCommand(CLI::App& app)
-    : command_(app.add_subcommand("bench",
-                                  "Time collectives: lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]")) {
-  command_->add_option("--nproc,-n", ranks_, "Ranks");
+    : command_(app.add_subcommand(
+          "bench", "Measure collectives: lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]")) {
+  command_->add_option("--nproc,-n", ranks_, "Number of ranks");
   command_->set_help_flag();
   command_->allow_extras();
 }

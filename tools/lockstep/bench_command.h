@@ -8,9 +8,9 @@
 
 namespace lockstep::cli {
 
-/// `lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, which lies beside
-/// this one, as N ranks. All options but the number of ranks are that program's, but read here first, so that
-/// a mistake is told once and before anything starts.
+// `lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, in the folder of
+// this one, as N ranks. The other options are that program's; they are parsed here first, so that an error
+// appears once and before a rank starts.
 class BenchCommand {
  public:
   explicit BenchCommand(CLI::App& app);

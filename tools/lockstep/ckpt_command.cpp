@@ -25,17 +25,17 @@ std::string ckpt_program() {
   ::execv(argv.front(), argv.data());
   throw LaunchError(
       fmt::format("lockstep ckpt needs the program {}, which cannot be started: {}; build the target "
-                  "lockstep_ckpt, or install Lockstep as a whole",
+                  "lockstep_ckpt, or install all of Lockstep",
                   words.front(), errno_text(errno)));
 }
 
 }  // namespace
 
 CkptCommand::CkptCommand(CLI::App& app)
-    : command_(app.add_subcommand(
-          "ckpt", "Look into checkpoints, compare and change them: lockstep ckpt show FILE")) {
+    : command_(app.add_subcommand("ckpt",
+                                  "Show, compare, convert and verify checkpoints: lockstep ckpt show FILE")) {
   command_->set_help_flag();
-  // File names may be those of other subcommands.
+  // A file may have the name of a subcommand.
   command_->prefix_command();
 }
 

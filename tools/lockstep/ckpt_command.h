@@ -8,14 +8,14 @@
 
 namespace lockstep::cli {
 
-/// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...`: becomes the program lockstep-ckpt, which
-/// lies beside this one and reads the arguments.
+// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...`: executes the program lockstep-ckpt in the
+// folder of this one.
 class CkptCommand {
  public:
   explicit CkptCommand(CLI::App& app);
 
   bool chosen() const { return command_->parsed(); }
-  /// Returns only by an exception. `rest`: what stands on the command line from the first "--" on.
+  // Throws or does not return. `rest`: the command line from the first "--" on.
   [[noreturn]] void run(const std::vector<std::string>& rest) const;
 
  private:

@@ -8,12 +8,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/launch/program.h>
 
 #include "bench_command.h"
 #include "ckpt_command.h"
 #include "devices_command.h"
 #include "doctor_command.h"
+#include "launch/rank_process.h"
 #include "run_command.h"
 
 namespace lockstep::cli {
@@ -28,7 +28,7 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   DevicesCommand devices_command(app);
   DoctorCommand doctor_command(app);
 
-  // CLI11 takes arguments last first. What follows "--" is never ours to read.
+  // CLI11 takes arguments in reverse order. Arguments after "--" belong to the program.
   const auto separator = std::ranges::find(arguments, "--");
   std::vector<std::string> ours(arguments.begin(), separator);
   std::ranges::reverse(ours);

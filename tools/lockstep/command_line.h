@@ -8,8 +8,8 @@ namespace lockstep::cli {
 
 constexpr int kUsageError = 2;
 
-/// The `lockstep` command with `arguments` (argv without argv[0]). Returns the exit code; a problem has then
-/// been told on stderr in one line. Exit code 2: the command line is wrong.
+// The `lockstep` command with `arguments` (argv without argv[0]). Returns the exit code; errors are one line
+// on stderr. Exit code 2: wrong command line.
 int run(const std::vector<std::string>& arguments);
 
 }  // namespace lockstep::cli

@@ -23,7 +23,7 @@ constexpr double kShortestWatch = 0.1;
 constexpr double kLongestWatch = 24 * 3600;
 constexpr const char* kHomeAndClear = "\x1b[H\x1b[J";
 
-// While it lives, Ctrl-C and SIGTERM do not end the process but its waits.
+// While it exists, Ctrl-C and SIGTERM end waits instead of the process.
 class Interruption {
  public:
   Interruption() {
@@ -36,7 +36,7 @@ class Interruption {
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
-  // Whether it came within `seconds`.
+  // Whether a signal came within `seconds`.
   bool within(double seconds) const {
     const double whole = std::floor(seconds);
     const timespec time{.tv_sec = static_cast<time_t>(whole),
@@ -52,22 +52,22 @@ class Interruption {
 double checked_seconds(double seconds) {
   if (seconds >= kShortestWatch && seconds <= kLongestWatch) return seconds;
   throw ArgumentError(
-      fmt::format("--watch={}: give seconds, from {} to {}", seconds, kShortestWatch, kLongestWatch));
+      fmt::format("--watch={}: the seconds must be in {} .. {}", seconds, kShortestWatch, kLongestWatch));
 }
 
-// One line of JSON a look, so that a reader can take it line by line.
-std::string one_look(bool json, bool watching) {
-  const auto devices = read_devices();
-  if (json) return devices_json(devices).dump(watching ? -1 : 2) + '\n';
-  return devices_text(devices, terminal_width());
+// With --watch, each JSON document is one line.
+std::string snapshot(bool json, bool watching) {
+  const auto devices = doctor::read_devices();
+  if (json) return doctor::devices_json(devices).dump(watching ? -1 : 2) + '\n';
+  return doctor::devices_text(devices, doctor::terminal_width());
 }
 
 int watch(bool json, double seconds) {
   const bool redraws = !json && ::isatty(STDOUT_FILENO) != 0;
   const Interruption interruption;
-  ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone ends this without a word
+  ::signal(SIGPIPE, SIG_IGN);  // without a reader the loop ends
   for (bool first = true; std::cout.good(); first = false) {
-    const auto text = one_look(json, /*watching=*/true);
+    const auto text = snapshot(json, /*watching=*/true);
     if (!first && !json && !redraws) std::cout << '\n';
     std::cout << (redraws ? kHomeAndClear : "") << text << std::flush;
     if (interruption.within(seconds)) break;
@@ -78,9 +78,9 @@ int watch(bool json, double seconds) {
 }  // namespace
 
 DevicesCommand::DevicesCommand(CLI::App& app)
-    : command_(app.add_subcommand("devices", "Show cores, memory, NUMA nodes and GPUs of this host")) {
-  command_->add_flag("--json", json_, "As JSON; with --watch, one line each time");
-  command_->add_option("--watch", watch_, "Show it again and again, every SECONDS (default 2), until Ctrl-C")
+    : command_(app.add_subcommand("devices", "Show the cores, memory, NUMA nodes and GPUs of this host")) {
+  command_->add_flag("--json", json_, "Print JSON; with --watch one line per update");
+  command_->add_option("--watch", watch_, "Update every SECONDS (default 2) until Ctrl-C")
       ->type_name("SECONDS")
       ->expected(0, 1)
       ->default_str(fmt::format("{}", kDefaultWatch));
@@ -88,7 +88,7 @@ DevicesCommand::DevicesCommand(CLI::App& app)
 
 int DevicesCommand::run() const {
   if (watch_) return watch(json_, checked_seconds(*watch_));
-  std::cout << one_look(json_, /*watching=*/false) << std::flush;
+  std::cout << snapshot(json_, /*watching=*/false) << std::flush;
   return 0;
 }
 

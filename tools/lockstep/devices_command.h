@@ -7,7 +7,7 @@
 
 namespace lockstep::cli {
 
-/// `lockstep devices [--json] [--watch[=SECONDS]]`: cores, memory, NUMA nodes and GPUs of this host.
+// `lockstep devices [--json] [--watch[=SECONDS]]`: cores, memory, NUMA nodes and GPUs of this host.
 class DevicesCommand {
  public:
   explicit DevicesCommand(CLI::App& app);
@@ -15,7 +15,7 @@ class DevicesCommand {
   DevicesCommand& operator=(const DevicesCommand&) = delete;
 
   bool chosen() const { return command_->parsed(); }
-  /// With --watch, until Ctrl-C or SIGTERM (exit code 0) or until nobody reads stdout any more.
+  // With --watch, until Ctrl-C, SIGTERM (exit code 0) or the end of stdout's reader.
   int run() const;
 
  private:

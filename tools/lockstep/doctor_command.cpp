@@ -17,24 +17,25 @@
 namespace lockstep::cli {
 namespace {
 
-// Remote shells may take as long to start.
-constexpr std::chrono::seconds kMeetingPatience{20};
+// Remote shells may be slow to start.
+constexpr std::chrono::seconds kConnectivityLimit{20};
 
-struct MeetingOutcome {
-  std::vector<Peer> peers{};
-  Findings findings{};
+struct ConnectivityResult {
+  std::vector<doctor::Peer> peers{};
+  doctor::Findings findings{};
 };
 
-MeetingOutcome hold_meeting(const std::string& text) {
+ConnectivityResult run_connectivity_test(const std::string& text) {
   if (text.empty()) return {};
-  const auto meeting = parse_meeting(text);
+  const auto test = doctor::parse_connectivity_test(text);
   try {
-    auto peers = meet(meeting, kMeetingPatience);
-    auto findings = check_peers(peers, meeting.port);
+    auto peers = doctor::test_connectivity(test, kConnectivityLimit);
+    auto findings = doctor::check_peers(peers, test.port);
     return {std::move(peers), std::move(findings)};
   } catch (const Error& error) {
     return {{},
-            {problem("other hosts", error.what(), "free this port on the host, or choose one with --port")}};
+            {doctor::problem("other hosts", error.what(),
+                             "free this port on the host, or choose another with --port")}};
   }
 }
 
@@ -43,29 +44,29 @@ MeetingOutcome hold_meeting(const std::string& text) {
 DoctorCommand::DoctorCommand(CLI::App& app)
     : command_(app.add_subcommand("doctor", "Check this host, or several, before training")) {
   auto& doctor = *command_;
-  doctor.add_flag("--json", json_, "As JSON");
-  doctor.add_option("--port", port_, "A port that has to be free, as for --master-port")->type_name("PORT");
-  doctor.add_option("--hosts", hosts_, "Check these hosts, and whether they reach each other")
+  doctor.add_flag("--json", json_, "Print JSON");
+  doctor.add_option("--port", port_, "Check that this port is free, as for --master-port")->type_name("PORT");
+  doctor.add_option("--hosts", hosts_, "Check these hosts, and the connections between them")
       ->type_name("HOST,HOST,...")
       ->delimiter(',');
   doctor
       .add_option("--ssh", ssh_,
-                  "The remote shell for --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10)")
+                  "Remote shell for --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10)")
       ->type_name("COMMAND");
-  doctor.add_option("--program", program_, "Where lockstep lies on the hosts (default: where it is here)")
+  doctor.add_option("--program", program_, "Path of lockstep on the hosts (default: the path on this host)")
       ->type_name("PATH");
   doctor.add_option("--meeting", meeting_)->group("");
-  doctor.footer("The exit code is 0 when there is no problem (warnings may be), else 1.");
+  doctor.footer("The exit code is 0 without problems (warnings are allowed), else 1.");
 }
 
 void DoctorCommand::check_arguments() const {
   if (port_ && (*port_ < 1 || *port_ > 65535)) {
-    throw ArgumentError(fmt::format("--port {}: a port lies in 1 .. 65535", *port_));
+    throw ArgumentError(fmt::format("--port {}: a port must be in 1 .. 65535", *port_));
   }
   if (hosts_.empty() && !(ssh_.empty() && program_.empty())) {
-    throw ArgumentError("--ssh and --program say how to reach the hosts of --hosts: give that, too");
+    throw ArgumentError("--ssh and --program need --hosts");
   }
-  check_hosts(hosts_);
+  doctor::check_hosts(hosts_);
 }
 
 int DoctorCommand::run() const {
@@ -74,23 +75,24 @@ int DoctorCommand::run() const {
 }
 
 int DoctorCommand::check_this_host() const {
-  auto [peers, findings] = hold_meeting(meeting_);
-  const auto facts = read_facts(port_);
-  const auto own = check_all(facts, Env());
+  auto [peers, findings] = run_connectivity_test(meeting_);
+  const auto facts = doctor::read_facts(port_);
+  const auto own = doctor::check_all(facts, Env());
   findings.insert(findings.begin(), own.begin(), own.end());
-  const auto report = make_report(facts, std::move(peers), std::move(findings));
-  std::cout << (json_ ? report_json(report).dump(2) + '\n' : report_text(report)) << std::flush;
-  return count(report.findings, Severity::problem) == 0 ? 0 : 1;
+  const auto report = doctor::make_report(facts, std::move(peers), std::move(findings));
+  std::cout << (json_ ? doctor::report_json(report).dump(2) + '\n' : doctor::report_text(report))
+            << std::flush;
+  return doctor::count(report.findings, doctor::Severity::problem) == 0 ? 0 : 1;
 }
 
 int DoctorCommand::check_all_hosts() const {
-  const auto reports = ask_hosts({.hosts = hosts_, .ssh = ssh_, .program = program_, .port = port_});
-  const auto between = compare_hosts(reports);
-  std::cout << (json_ ? hosts_json(reports, between).dump(2) + '\n'
-                      : hosts_text(reports, between, terminal_width()))
+  const auto reports = doctor::ask_hosts({.hosts = hosts_, .ssh = ssh_, .program = program_, .port = port_});
+  const auto between = doctor::compare_hosts(reports);
+  std::cout << (json_ ? doctor::hosts_json(reports, between).dump(2) + '\n'
+                      : doctor::hosts_text(reports, between, doctor::terminal_width()))
             << std::flush;
-  int problems = count(between, Severity::problem);
-  for (const auto& host : reports) problems += count(host.report.findings, Severity::problem);
+  int problems = doctor::count(between, doctor::Severity::problem);
+  for (const auto& host : reports) problems += doctor::count(host.report.findings, doctor::Severity::problem);
   return problems == 0 ? 0 : 1;
 }
 

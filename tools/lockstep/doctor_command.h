@@ -9,8 +9,8 @@
 
 namespace lockstep::cli {
 
-/// `lockstep doctor [--json] [--port P] [--hosts a,b,... [--ssh COMMAND] [--program PATH]]`: checks this host
-/// or several before training.
+// `lockstep doctor [--json] [--port P] [--hosts a,b,... [--ssh COMMAND] [--program PATH]]`: checks this host
+// or several before training.
 class DoctorCommand {
  public:
   explicit DoctorCommand(CLI::App& app);
@@ -18,7 +18,7 @@ class DoctorCommand {
   DoctorCommand& operator=(const DoctorCommand&) = delete;
 
   bool chosen() const { return command_->parsed(); }
-  /// 0 when there is no problem, 1 otherwise.
+  // 0 without problems, else 1.
   int run() const;
 
  private:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous_arguments.h"
 
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <random>
@@ -11,7 +10,9 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/launch/slurm_allocation.h>
+
+#include "base/text.h"
+#include "launch/slurm_allocation.h"
 
 namespace lockstep::cli {
 namespace {
@@ -21,32 +22,23 @@ constexpr int kC10dPort = 29400;
 
 using Settings = std::map<std::string, std::string>;
 
-template <typename Number>
-std::optional<Number> number_in(std::string_view text) {
-  Number value{};
-  const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc() || stop != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 struct NodeCounts {
-  int least = 1;
-  int most = 1;
+  int min = 1;
+  int max = 1;
 };
 
 NodeCounts parse_nnodes(const std::string& text) {
   const auto colon = text.find(':');
-  const auto least = number_in<int>(std::string_view(text).substr(0, colon));
-  const auto most =
-      colon == std::string::npos ? least : number_in<int>(std::string_view(text).substr(colon + 1));
-  if (least && most && *least >= 1 && *most >= *least) return {.least = *least, .most = *most};
-  throw ArgumentError(
-      fmt::format("--nnodes {}: give a whole number above 0, or the least and the most, as in 2:4", text));
+  const auto min = parse_number<int>(std::string_view(text).substr(0, colon));
+  const auto max =
+      colon == std::string::npos ? min : parse_number<int>(std::string_view(text).substr(colon + 1));
+  if (min && max && *min >= 1 && *max >= *min) return {.min = *min, .max = *max};
+  throw ArgumentError(fmt::format("--nnodes {}: use a whole number above 0, or MIN:MAX as in 2:4", text));
 }
 
 std::uint16_t checked_port(int port, const char* option) {
   if (port >= 1 && port <= 65535) return static_cast<std::uint16_t>(port);
-  throw ArgumentError(fmt::format("{} {}: a port lies in 1 .. 65535", option, port));
+  throw ArgumentError(fmt::format("{} {}: a port must be in 1 .. 65535", option, port));
 }
 
 std::string without_brackets(std::string host) {
@@ -61,9 +53,9 @@ launch::Endpoint parse_endpoint(const std::string& text, int default_port) {
   const bool has_port =
       colon != std::string::npos && !(v6_alone && !text.starts_with('[')) && !text.ends_with(']');
   launch::Endpoint endpoint{.host = without_brackets(has_port ? text.substr(0, colon) : text)};
-  const auto port = has_port ? number_in<int>(std::string_view(text).substr(colon + 1)) : default_port;
+  const auto port = has_port ? parse_number<int>(std::string_view(text).substr(colon + 1)) : default_port;
   if (!port || endpoint.host.empty()) {
-    throw ArgumentError(fmt::format("--rdzv-endpoint {}: give HOST:PORT", text));
+    throw ArgumentError(fmt::format("--rdzv-endpoint {}: use HOST:PORT", text));
   }
   endpoint.port = checked_port(*port, "--rdzv-endpoint's port");
   return endpoint;
@@ -77,14 +69,14 @@ Settings parse_settings(const std::string& text) {
     std::string name = pair.substr(0, equals);
     std::erase(name, ' ');
     if (equals == std::string::npos || name.empty() || equals + 1 == pair.size()) {
-      throw ArgumentError(fmt::format("--rdzv-conf {}: give settings as in join_timeout=60,is_host=0", text));
+      throw ArgumentError(fmt::format("--rdzv-conf {}: use settings as in join_timeout=60,is_host=0", text));
     }
     settings[name] = pair.substr(equals + 1);
   }
   return settings;
 }
 
-// Takes the settings one by one; what is left at the end is not known here.
+// Removes each setting that it reads; settings that are left are unknown.
 class SettingsReader {
  public:
   explicit SettingsReader(Settings settings) : settings_(std::move(settings)) {}
@@ -92,10 +84,10 @@ class SettingsReader {
   std::optional<double> number(const std::string& name) {
     const auto text = take(name);
     if (!text) return std::nullopt;
-    const auto value = number_in<double>(*text);
-    constexpr double most = 1e7;
-    if (value && *value > 0 && *value <= most) return value;
-    throw ArgumentError(fmt::format("--rdzv-conf {}={}: give a number above 0", name, *text));
+    const auto value = parse_number<double>(*text);
+    constexpr double max = 1e7;
+    if (value && *value > 0 && *value <= max) return value;
+    throw ArgumentError(fmt::format("--rdzv-conf {}={}: use a number above 0", name, *text));
   }
 
   std::optional<bool> truth(const std::string& name) {
@@ -107,7 +99,7 @@ class SettingsReader {
     for (const char* no : {"0", "false", "False", "f", "no", "n"}) {
       if (*text == no) return false;
     }
-    throw ArgumentError(fmt::format("--rdzv-conf {}={}: give true or false", name, *text));
+    throw ArgumentError(fmt::format("--rdzv-conf {}={}: use true or false", name, *text));
   }
 
   std::optional<std::string> take(const std::string& name) {
@@ -118,8 +110,8 @@ class SettingsReader {
   void refuse_rest() const {
     if (settings_.empty()) return;
     throw ArgumentError(
-        fmt::format("--rdzv-conf: {} has no meaning here; join_timeout, timeout, last_call_timeout, "
-                    "keep_alive_interval, keep_alive_max_attempt, is_host and store_type=tcp have",
+        fmt::format("--rdzv-conf: {} is not supported; join_timeout, timeout, last_call_timeout, "
+                    "keep_alive_interval, keep_alive_max_attempt, is_host and store_type=tcp are",
                     settings_.begin()->first));
   }
 
@@ -143,14 +135,14 @@ void apply_settings(const std::string& text, launch::NodesOptions& nodes) {
     nodes.silence_limit = in_milliseconds(interval.value_or(5) * attempts.value_or(3));
   nodes.is_host = settings.truth("is_host");
   if (const auto store = settings.take("store_type"); store && *store != "tcp") {
-    throw ArgumentError(fmt::format("--rdzv-conf store_type={}: nodes meet over tcp only", *store));
+    throw ArgumentError(fmt::format("--rdzv-conf store_type={}: only tcp is supported", *store));
   }
   settings.refuse_rest();
 }
 
-// torchrun gives a run that finds its own port an id of its own, too.
-bool finds_its_own_port(const RunArguments& arguments, const NodeCounts& counts) {
-  return counts.most == 1 && !arguments.master_port && arguments.rdzv_endpoint.empty() &&
+// As in torchrun, a run that finds its own port gets its own id.
+bool has_own_port(const RunArguments& arguments, const NodeCounts& counts) {
+  return counts.max == 1 && !arguments.master_port && arguments.rdzv_endpoint.empty() &&
          arguments.rdzv_backend == "static";
 }
 
@@ -159,13 +151,14 @@ std::string random_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-void warn_of_ignored(const RunArguments& arguments) {
+void warn_about_ignored(const RunArguments& arguments) {
   const bool ignored = arguments.node_rank.value_or(0) != 0 || arguments.master_addr ||
                        arguments.master_port || !arguments.rdzv_endpoint.empty();
   if (!ignored) return;
   log(LogLevel::warning,
-      "--standalone means one node that finds its own address and port: --node-rank, --master-addr, "
-      "--master-port and --rdzv-endpoint are not used");
+      "--standalone ignores --node-rank, --master-addr, --master-port and --rdzv-endpoint: it means one node "
+      "that finds "
+      "its address and port");
 }
 
 void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options) {
@@ -173,7 +166,7 @@ void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options)
   apply_settings(arguments.rdzv_conf, unused);
   if (arguments.node_rank.value_or(0) != 0) {
     throw ArgumentError(
-        fmt::format("--node-rank {}, but there is one node: give --nnodes too", *arguments.node_rank));
+        fmt::format("--node-rank {}, but the run has one node: set --nnodes too", *arguments.node_rank));
   }
   if (arguments.rdzv_backend == "static" && !arguments.rdzv_endpoint.empty()) {
     const auto endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
@@ -186,7 +179,7 @@ void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options)
 }
 
 launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCounts& counts) {
-  launch::NodesOptions nodes{.min_nodes = counts.least, .max_nodes = counts.most};
+  launch::NodesOptions nodes{.min_nodes = counts.min, .max_nodes = counts.max};
   apply_settings(arguments.rdzv_conf, nodes);
   if (arguments.rdzv_backend == "c10d") {
     nodes.endpoint = parse_endpoint(
@@ -195,7 +188,7 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
   }
   nodes.node_rank = arguments.node_rank.value_or(0);
   if (nodes.is_host && *nodes.is_host != (*nodes.node_rank == 0)) {
-    throw ArgumentError("--rdzv-conf is_host: with numbered nodes it is node 0 that listens");
+    throw ArgumentError("--rdzv-conf is_host: with --node-rank, node 0 is the host");
   }
   if (!arguments.rdzv_endpoint.empty()) {
     nodes.endpoint = parse_endpoint(arguments.rdzv_endpoint, kStaticPort);
@@ -206,7 +199,7 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
   return nodes;
 }
 
-bool says_nothing_of_nodes(const RunArguments& arguments) {
+bool has_no_node_options(const RunArguments& arguments) {
   return arguments.nnodes == RunArguments{}.nnodes && !arguments.node_rank &&
          arguments.rdzv_endpoint.empty() && arguments.rdzv_backend == "static" && !arguments.standalone;
 }
@@ -221,33 +214,34 @@ launch::NodesOptions nodes_of_step(const RunArguments& arguments, const launch::
 
 void check_backend(const std::string& backend) {
   if (backend == "static" || backend == "c10d") return;
-  throw ArgumentError(fmt::format(
-      "--rdzv-backend {} is not there: nodes meet by static (each is told its --node-rank) or c10d "
-      "(numbered as they come)",
-      backend));
+  throw ArgumentError(
+      fmt::format("--rdzv-backend {} is not supported; use static (each node has its --node-rank) or c10d "
+                  "(nodes are numbered in the "
+                  "order in which they join)",
+                  backend));
 }
 
 }  // namespace
 
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   check_backend(arguments.rdzv_backend);
-  if (const auto step = says_nothing_of_nodes(arguments) ? launch::slurm_nodes(env) : std::nullopt) {
+  if (const auto step = has_no_node_options(arguments) ? launch::slurm_nodes(env) : std::nullopt) {
     options.run_id = arguments.rdzv_id;
     options.nodes = nodes_of_step(arguments, *step);
     options.master_addr = options.nodes->endpoint.host;
     return;
   }
   const NodeCounts counts = parse_nnodes(arguments.nnodes);
-  const bool unnamed = arguments.rdzv_id == "none" && finds_its_own_port(arguments, counts);
+  const bool unnamed = arguments.rdzv_id == "none" && has_own_port(arguments, counts);
   options.run_id = unnamed ? random_id() : arguments.rdzv_id;
   if (arguments.standalone) {
-    if (counts.most > 1) {
+    if (counts.max > 1) {
       throw ArgumentError(
-          fmt::format("--standalone means one node, which contradicts --nnodes {}", arguments.nnodes));
+          fmt::format("--standalone means one node and contradicts --nnodes {}", arguments.nnodes));
     }
-    warn_of_ignored(arguments);
+    warn_about_ignored(arguments);
     options.run_id = random_id();
-  } else if (counts.most == 1) {
+  } else if (counts.max == 1) {
     set_one_node(arguments, options);
   } else {
     options.nodes = several_nodes(arguments, counts);

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <lockstep/base/env.h>
-#include <lockstep/launch/options.h>
 
+#include "launch/options.h"
 #include "run_arguments.h"
 
 namespace lockstep::cli {
 
-/// Sets where and how the nodes of the run meet: nodes, master_addr, master_port and run_id.
+// Sets the options of the rendezvous: nodes, master_addr, master_port and run_id.
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options);
 
 }  // namespace lockstep::cli

@@ -2,18 +2,17 @@
 #include "run_arguments.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/program.h>
-#include <lockstep/launch/stop_signals.h>
-#include <lockstep/machine/topology.h>
 
+#include "base/text.h"
+#include "launch/rank_process.h"
+#include "launch/signals.h"
+#include "machine/topology.h"
 #include "rendezvous_arguments.h"
 
 namespace lockstep::cli {
@@ -25,30 +24,32 @@ constexpr double kMostSeconds = 24 * 3600;
 
 std::chrono::milliseconds checked_grace(double seconds) {
   if (!(seconds >= 0 && seconds <= kMostSeconds)) {
-    throw ArgumentError(fmt::format("--grace-period {}: give seconds, from 0 to {}", seconds, kMostSeconds));
+    throw ArgumentError(
+        fmt::format("--grace-period {}: the seconds must be in 0 .. {}", seconds, kMostSeconds));
   }
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
 void check_choice(const char* option, const std::string& value, const Words& allowed) {
   if (std::ranges::find(allowed, value) != allowed.end()) return;
-  throw ArgumentError(fmt::format("{} {}: give {}", option, value, fmt::join(allowed, ", ")));
+  throw ArgumentError(fmt::format("{} {}: use {}", option, value, fmt::join(allowed, ", ")));
 }
 
-// Options of torchrun that change nothing here, or for which there is something else.
+// Options of torchrun that have no effect, or that other options replace.
 void check_torchruns_own(const RunArguments& arguments) {
-  // Every rank is a program of its own, however it is started.
+  // Each rank is a separate program in any case.
   check_choice("--start-method", arguments.start_method, Words{"spawn", "fork", "forkserver"});
   check_choice("--event-log-handler", arguments.event_log_handler, Words{"null"});
   check_choice("--logs-specs", arguments.logs_specs, Words{"default"});
   if (!(arguments.monitor_interval > 0 && arguments.monitor_interval <= kMostSeconds)) {
     throw ArgumentError(
-        fmt::format("--monitor-interval {}: give seconds above 0", arguments.monitor_interval));
+        fmt::format("--monitor-interval {}: use seconds above 0", arguments.monitor_interval));
   }
   if (!arguments.numa_binding.empty()) {
     throw ArgumentError(
-        fmt::format("--numa-binding {} is not there; --bind compact keeps each rank's cores "
-                    "together, --bind spread deals the ranks to the NUMA nodes",
+        fmt::format("--numa-binding {} is not supported; use --bind compact (adjacent cores) or --bind "
+                    "spread (ranks distributed over "
+                    "the NUMA nodes)",
                     arguments.numa_binding));
   }
 }
@@ -70,7 +71,7 @@ bool needs_python(const RunArguments& arguments) {
 
 void set_command(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   if (arguments.module && arguments.no_python) {
-    throw ArgumentError("--module and --no-python contradict each other: a module is run by Python");
+    throw ArgumentError("--module and --no-python contradict each other");
   }
   options.command = arguments.command;
   if (arguments.command.empty() || !needs_python(arguments)) return;
@@ -82,20 +83,18 @@ void set_command(const RunArguments& arguments, const Env& env, launch::LaunchOp
 
 std::set<int> parse_ranks(const std::string& text) {
   std::set<int> ranks;
-  std::istringstream numbers(text);
-  for (std::string number; std::getline(numbers, number, ',');) {
-    int rank = -1;
+  for (auto number : split(text, ',')) {
     std::erase(number, ' ');
-    const auto [stop, code] = std::from_chars(number.data(), number.data() + number.size(), rank);
-    if (code != std::errc() || stop != number.data() + number.size() || rank < 0) {
-      throw ArgumentError(fmt::format("--local-ranks-filter {}: give local ranks, as in 0,2", text));
+    const auto rank = parse_number<int>(number);
+    if (!rank || *rank < 0) {
+      throw ArgumentError(fmt::format("--local-ranks-filter {}: use local ranks, as in 0,2", text));
     }
-    ranks.insert(rank);
+    ranks.insert(*rank);
   }
   return ranks;
 }
 
-// At commas; a double comma is one that belongs to the text.
+// At commas; a double comma is a comma of the text.
 std::vector<std::string> split_texts(const std::string& list) {
   std::vector<std::string> texts;
   std::string text;
@@ -150,7 +149,7 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .output = output_options(arguments, env),
                                 .grace_period = checked_grace(arguments.grace_period)};
   if (arguments.use_env && arguments.pass_local_rank) {
-    throw ArgumentError("--use-env and --pass-local-rank contradict each other: take one");
+    throw ArgumentError("--use-env and --pass-local-rank contradict each other");
   }
   set_command(arguments, env, options);
   set_rendezvous(arguments, env, options);

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include <lockstep/base/env.h>
-#include <lockstep/launch/options.h>
-#include <lockstep/launch/worker_count.h>
+
+#include "launch/options.h"
+#include "launch/worker_count.h"
 
 namespace lockstep::cli {
 
-/// What was written on the command line of `lockstep run`, unchecked. Names and defaults are torchrun's.
+// The command line of `lockstep run`, not yet checked. Names and defaults are torchrun's.
 struct RunArguments {
   std::string nproc_per_node = "1";
   std::string nnodes = "1:1";
@@ -51,7 +52,7 @@ struct RunArguments {
   std::vector<std::string> command{};
 };
 
-/// Throws ArgumentError, in the words of the command line, for what makes no sense.
+// Throws ArgumentError, which names the option, for wrong values.
 launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
                                      const Env& env = {});
 

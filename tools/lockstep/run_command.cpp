@@ -7,7 +7,8 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/launch.h>
+
+#include "launch/launch.h"
 
 namespace lockstep::cli {
 namespace {
@@ -20,7 +21,7 @@ std::string spellings(const std::string& name, const std::string& before = "") {
   return before.empty() ? both : before + "," + both;
 }
 
-// torchrun reads PET_NODE_RANK where --node-rank is not given.
+// torchrun reads PET_NODE_RANK if --node-rank is not given.
 std::string variable_of(const std::string& name) {
   std::string variable = "PET_" + name;
   std::ranges::transform(variable, variable.begin(), [](char c) {
@@ -54,71 +55,73 @@ RunCommand::RunCommand(CLI::App& app)
   add_own_options();
   add_torchrun_leftovers();
   command_->footer(
-      "Ranks get torchrun's environment variables, /dev/null as stdin, and their lines are marked [rank N]\n"
-      "([HOST rank N] with several nodes). A program that ends in .py is run by Python. Options may also "
-      "come\n"
-      "from the environment, as PET_NPROC_PER_NODE. The exit code is 0 when all ranks exit with 0, else "
-      "that\n"
-      "of the rank that failed first (128 + signal).");
+      "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with [rank N], "
+      "or\n"
+      "[HOST rank N] with several nodes. Python runs a program whose name ends in .py. An option can also be "
+      "set\n"
+      "in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks exit with 0, else that of "
+      "the\n"
+      "rank that failed first (128 + signal).");
   command_->prefix_command();
 }
 
 void RunCommand::add_node_options() {
   auto& run = *command_;
   add(run, "nproc-per-node", parsed_.nproc_per_node, "N",
-      "Ranks on this node: a number, gpu (one a GPU), cpu (one a core) or auto (gpu, else cpu)")
+      "Ranks on this node: a number, gpu (one per GPU), cpu (one per core) or auto (gpu, else cpu)")
       ->capture_default_str();
-  add(run, "nnodes", parsed_.nnodes, "N|MIN:MAX", "Nodes; start this launcher once on each")
+  add(run, "nnodes", parsed_.nnodes, "N|MIN:MAX", "Number of nodes; start this launcher once on each node")
       ->capture_default_str();
-  add(run, "node-rank", parsed_.node_rank, "K", "This node's number among them, from 0 (static rendezvous)");
-  add(run, "master-addr", parsed_.master_addr, "ADDRESS", "Where node 0 is reached (default 127.0.0.1)");
+  add(run, "node-rank", parsed_.node_rank, "K", "This node's number, from 0 (static rendezvous)");
+  add(run, "master-addr", parsed_.master_addr, "ADDRESS", "Address of node 0 (default 127.0.0.1)");
   add(run, "master-port", parsed_.master_port, "PORT",
-      "A free port on node 0 (default with one node: found; with several: 29500)");
-  add(run, "local-addr", parsed_.local_addr, "ADDRESS", "Where other nodes reach this one (default: found)");
-  add_flag(run, "standalone", parsed_.standalone, "One node with an address, port and run id of its own");
+      "Free port on node 0 (default: any free port with one node, 29500 with several)");
+  add(run, "local-addr", parsed_.local_addr, "ADDRESS",
+      "Address of this node for the other nodes (default: detected)");
+  add_flag(run, "standalone", parsed_.standalone, "One node, with its own address, port and run id");
 }
 
 void RunCommand::add_rendezvous_options() {
   auto& run = *command_;
   add(run, "rdzv-backend", parsed_.rdzv_backend, "NAME",
-      "How nodes meet: static (each is told its number) or c10d (numbered as they come, may come later)")
+      "static (each node has its --node-rank) or c10d (nodes get numbers when they join, and may join later)")
       ->capture_default_str();
   add(run, "rdzv-endpoint", parsed_.rdzv_endpoint, "HOST[:PORT]",
-      "Where they meet (default port: 29400 for c10d)");
-  add(run, "rdzv-id", parsed_.rdzv_id, "ID", "The run's name, the same on all nodes")->capture_default_str();
+      "Address of the rendezvous (default port: 29400 for c10d)");
+  add(run, "rdzv-id", parsed_.rdzv_id, "ID", "Name of the run, the same on all nodes")->capture_default_str();
   add(run, "rdzv-conf", parsed_.rdzv_conf, "K=V,...",
       "join_timeout, last_call_timeout (seconds), keep_alive_interval, keep_alive_max_attempt, is_host");
-  add(run, "max-restarts", parsed_.max_restarts, "N", "How often ranks are started again after a failure")
+  add(run, "max-restarts", parsed_.max_restarts, "N", "Number of restarts after failures")
       ->capture_default_str();
 }
 
 void RunCommand::add_program_options() {
   auto& run = *command_;
   add_flag(run, "module", parsed_.module, "PROGRAM is a Python module, as with python -m", "-m");
-  add_flag(run, "no-python", parsed_.no_python, "Execute PROGRAM itself, even when its name ends in .py");
+  add_flag(run, "no-python", parsed_.no_python, "Execute PROGRAM itself, even if its name ends in .py");
   add_flag(run, "run-path", parsed_.run_path, "PROGRAM is a Python script, whatever its name");
   add(run, "role", parsed_.role, "NAME", "ROLE_NAME of the ranks")->capture_default_str();
-  add_flag(run, "use-env", parsed_.use_env, "The local rank comes in LOCAL_RANK (always so)");
+  add_flag(run, "use-env", parsed_.use_env, "Set LOCAL_RANK (always done)");
   add_flag(run, "pass-local-rank", parsed_.pass_local_rank,
-           "Also pass --local-rank=K as the first argument, as torch.distributed.launch does");
+           "Pass --local-rank=K as the first argument, as torch.distributed.launch does");
   add_flag(run, "virtual-local-rank", parsed_.virtual_local_rank,
-           "LOCAL_RANK is 0 everywhere, and each rank sees one GPU, as device 0");
+           "LOCAL_RANK is 0 in all ranks, and each rank sees one GPU, as device 0");
 }
 
 void RunCommand::add_output_options() {
   auto& run = *command_;
-  add(run, "log-dir", parsed_.log_dir, "FOLDER", "Where the files of --redirects and --tee go");
+  add(run, "log-dir", parsed_.log_dir, "FOLDER", "Folder for the files of --redirects and --tee");
   add(run, "redirects", parsed_.redirects, "STREAMS",
-      "Only into files: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r")
+      "Write to files only: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r")
       ->capture_default_str();
-  add(run, "tee", parsed_.tee, "STREAMS", "Into files and here", "-t")->capture_default_str();
+  add(run, "tee", parsed_.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
   add(run, "local-ranks-filter", parsed_.local_ranks_filter, "K,...", "Show these local ranks only");
   add(run, "duplicate-stdout-filters", parsed_.duplicate_stdout_filters, "TEXT,...",
-      "Lines with one of these also go into filtered_stdout.log (,, is a comma)");
+      "Copy lines with one of these texts to filtered_stdout.log (,, is a comma)");
   add(run, "duplicate-stderr-filters", parsed_.duplicate_stderr_filters, "TEXT,...",
-      "Likewise, filtered_stderr.log");
+      "The same for filtered_stderr.log");
   run.add_option(spellings("error-file"), parsed_.error_file,
-                 "When the run fails, what failed first, as JSON")
+                 "Gets the first failure as JSON when the run fails")
       ->type_name("FILE")
       ->envname("TORCHELASTIC_ERROR_FILE");
 }
@@ -126,28 +129,27 @@ void RunCommand::add_output_options() {
 void RunCommand::add_own_options() {
   auto& run = *command_;
   run.add_option(spellings("grace-period") + "," + spellings("shutdown-timeout"), parsed_.grace_period,
-                 "Seconds that ranks have to stop before they are killed")
+                 "Seconds from the stop signal to SIGKILL")
       ->type_name("SECONDS")
       ->envname("PET_SHUTDOWN_TIMEOUT")
       ->capture_default_str();
   add(run, "signals-to-handle", parsed_.signals_to_handle, "NAMES",
-      "Signals that end the run, passed on to the ranks")
+      "Signals that end the run and are forwarded to the ranks")
       ->capture_default_str();
-  add(run, "bind", parsed_.bind, "HOW", "Keep ranks on cores of their own: none, compact or spread")
+  add(run, "bind", parsed_.bind, "HOW", "Bind each rank to its own cores: none, compact or spread")
       ->capture_default_str();
   add(run, "memory-allocator", parsed_.memory_allocator, "NAME",
-      "default, tuned (freed memory is kept for the next step), jemalloc or tcmalloc")
+      "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc")
       ->capture_default_str();
 }
 
 void RunCommand::add_torchrun_leftovers() {
   auto& run = *command_;
-  const std::string group = "torchrun's, accepted";
-  add(run, "monitor-interval", parsed_.monitor_interval, "SECONDS",
-      "Ranks are watched all the time, so this is kept")
+  const std::string group = "Accepted for torchrun, without effect";
+  add(run, "monitor-interval", parsed_.monitor_interval, "SECONDS", "Ranks are watched continuously")
       ->group(group);
   add(run, "start-method", parsed_.start_method, "NAME",
-      "spawn, fork or forkserver: ranks are programs in any case")
+      "spawn, fork or forkserver; ranks are separate programs")
       ->group(group);
   add(run, "event-log-handler", parsed_.event_log_handler, "NAME", "null")->group(group);
   run.add_option(spellings("logs-specs"), parsed_.logs_specs, "default")->group(group);

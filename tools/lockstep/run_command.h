@@ -10,7 +10,7 @@
 
 namespace lockstep::cli {
 
-/// `lockstep run [options] [--] program [arguments...]`. Options end at the program's name.
+// `lockstep run [options] [--] program [arguments...]`. Options end at the program's name.
 class RunCommand {
  public:
   explicit RunCommand(CLI::App& app);
@@ -18,8 +18,8 @@ class RunCommand {
   RunCommand& operator=(const RunCommand&) = delete;
 
   bool chosen() const { return command_->parsed(); }
-  /// The arguments, once `app` has parsed what stands before the first "--"; `rest` is what stands from there
-  /// on.
+  // The arguments, after `app` has parsed the command line up to the first "--". `rest`: the command line
+  // from there on.
   RunArguments arguments(const std::vector<std::string>& rest) const;
   int run(const std::vector<std::string>& rest) const;
 

@@ -9,7 +9,7 @@
 
 #include <lockstep/base/log.h>
 
-#include "common_start.h"
+#include "rank_sync.h"
 #include "statistics.h"
 
 namespace lockstep::bench {
@@ -22,7 +22,7 @@ constexpr const char* kMemoryLimit = "memory";
 Bench::Bench(const Options& options, const Context& context, int cores)
     : options_(options),
       context_(context),
-      sync_{context.group(), can_begin_together(context.world_size(), context.local_world_size(), cores)},
+      sync_{context.group(), can_start_together(context.world_size(), context.local_world_size(), cores)},
       report_(options.format, context.is_main() ? &std::cout : nullptr) {
   std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -32,9 +32,9 @@ Bench::Bench(const Options& options, const Context& context, int cores)
       continue;
     }
     groups_.emplace(name, *context.new_group(ranks, {.backend = name, .group_name = name}));
-    const bool asked = options.memory_given && std::ranges::count(options.memories, "inplace") > 0;
-    if (asked && !carries(name, "inplace")) {
-      say(fmt::format("{} allocates no tensors of its own: no rows for --memory inplace", name));
+    const bool asked = options.memory_given && std::ranges::count(options.memories, "zero-copy") > 0;
+    if (asked && !supports_memory(name, "zero-copy")) {
+      log_on_main(fmt::format("{} has no zero-copy tensors: no rows for --memory zero-copy", name));
     }
   }
 }
@@ -54,13 +54,12 @@ void Bench::run() {
   report_.finish();
 }
 
-bool Bench::carries(const std::string& backend, const std::string& memory) const {
+bool Bench::supports_memory(const std::string& backend, const std::string& memory) const {
   return memory == "ordinary" || groups_.at(backend).backend()->supportsTensorAlloc(0);
 }
 
-std::vector<Contender> Bench::contenders(const Kind& kind, const std::string& dtype,
-                                         std::int64_t count) const {
-  std::vector<Contender> all;
+std::vector<BenchCase> Bench::cases(const Kind& kind, const std::string& dtype, std::int64_t count) const {
+  std::vector<BenchCase> all;
   for (const auto& name : options_.backends) {
     if (name == kMemoryLimit) {
       if (kind.name == "all-reduce" && dtype == "float32") {
@@ -69,12 +68,12 @@ std::vector<Contender> Bench::contenders(const Kind& kind, const std::string& dt
       continue;
     }
     for (const auto& memory : options_.memories) {
-      if (!carries(name, memory)) continue;
+      if (!supports_memory(name, memory)) continue;
       const TrialRequest request{.group = groups_.at(name),
                                  .count = count,
                                  .dtype = scalar_type(dtype),
                                  .op = reduce_op(options_.op),
-                                 .inplace = memory == "inplace"};
+                                 .zero_copy = memory == "zero-copy"};
       all.push_back(
           {.backend = name, .memory = kind.moves_data ? memory : "-", .trial = prepare(kind.name, request)});
       if (!kind.moves_data) break;
@@ -86,28 +85,28 @@ std::vector<Contender> Bench::contenders(const Kind& kind, const std::string& dt
 void Bench::measure(const Kind& kind, const std::string& dtype, std::size_t bytes) {
   const auto element = find_dtype(dtype).size;
   const auto count = element_count(kind, bytes, element, context_.world_size());
-  auto all = contenders(kind, dtype, count);
-  if (options_.progress) say(fmt::format("{}, {}, {} bytes", kind.name, dtype, bytes));
+  auto all = cases(kind, dtype, count);
+  if (options_.progress) log_on_main(fmt::format("{}, {}, {} bytes", kind.name, dtype, bytes));
   const Plan plan{.warmup = options_.warmup,
                   .iterations = options_.iterations > 0 ? options_.iterations : iterations_for(bytes),
                   .check = options_.check};
-  time_in_turns(all, sync_, plan);
-  for (const auto& contender : all) {
+  time_interleaved(all, sync_, plan);
+  for (const auto& each : all) {
     const Row row{.collective = kind.name,
                   .bytes = kind.moves_data ? static_cast<std::size_t>(count) * element : 0,
                   .count = kind.moves_data ? count : 0,
                   .dtype = kind.moves_data ? dtype : "-",
                   .op = kind.reduces ? options_.op : "-",
-                  .backend = contender.backend,
-                  .memory = contender.memory,
+                  .backend = each.backend,
+                  .memory = each.memory,
                   .ranks = context_.world_size(),
                   .iterations = plan.iterations,
-                  .wrong = plan.check ? all_wrong(contender, sync_.group) : -1};
-    report_.add(with_times(row, slowest_spans(contender, sync_.group), bus_factor(kind, row.ranks)));
+                  .wrong = plan.check ? total_wrong(each, sync_.group) : -1};
+    report_.add(with_times(row, slowest_spans(each, sync_.group), bus_factor(kind, row.ranks)));
   }
 }
 
-void Bench::say(const std::string& text) const {
+void Bench::log_on_main(const std::string& text) const {
   if (context_.is_main()) log(LogLevel::info, text);
 }
 

@@ -16,24 +16,25 @@
 
 namespace lockstep::bench {
 
-/// One rank's part of `lockstep bench`.
+// One rank of `lockstep bench`.
 class Bench {
  public:
-  /// All ranks make it, with the same options. `cores`: those that the ranks of this host may use.
+  // All ranks construct it with the same options. `cores`: number of cores that the ranks of this host may
+  // use.
   Bench(const Options& options, const Context& context, int cores);
 
-  /// Measures everything that was asked for; rank 0 prints it.
+  // Measures; rank 0 prints.
   void run();
 
  private:
-  std::vector<Contender> contenders(const Kind& kind, const std::string& dtype, std::int64_t count) const;
+  std::vector<BenchCase> cases(const Kind& kind, const std::string& dtype, std::int64_t count) const;
   void measure(const Kind& kind, const std::string& dtype, std::size_t bytes);
-  bool carries(const std::string& backend, const std::string& memory) const;
-  void say(const std::string& text) const;
+  bool supports_memory(const std::string& backend, const std::string& memory) const;
+  void log_on_main(const std::string& text) const;
 
   const Options& options_;
   const Context& context_;
-  Sync sync_;  ///< by the context's group: not one of those that are measured
+  Sync sync_;  // over the context's group, which is not measured
   std::map<std::string, ProcessGroup> groups_;
   std::optional<MemoryLimit> memory_limit_;
   Report report_;

@@ -15,7 +15,7 @@ using Tensors = std::vector<at::Tensor>;
 
 at::Tensor allocate(const TrialRequest& r, std::int64_t count) {
   const auto options = at::TensorOptions().dtype(r.dtype);
-  return r.inplace ? r.group.backend()->allocateTensor(count, options) : at::empty({count}, options);
+  return r.zero_copy ? r.group.backend()->allocateTensor(count, options) : at::empty({count}, options);
 }
 
 std::int64_t part(const TrialRequest& r) { return r.count / r.group.size(); }
@@ -26,7 +26,7 @@ at::Tensor sum_block(const TrialRequest& r, std::int64_t offset = 0) {
   return reduced_block(r.group.size(), r.op, r.dtype, offset);
 }
 
-// Parts of `tensor`, one for each rank, each compared with what `block_of` gives for the rank.
+// Counts the differences between each rank's part of `tensor` and block_of(rank).
 template <typename BlockOf>
 std::int64_t differing_parts(const at::Tensor& tensor, int ranks, const BlockOf& block_of) {
   std::int64_t wrong = 0;
@@ -64,7 +64,7 @@ Trial all_gather(const TrialRequest& r) {
   const auto block_of = [=](int rank) { return pattern_block(rank, r.dtype); };
   return {.rewrite = [=, own = own_block(r)] { refill(input, own); },
           .run = [=] { r.group.all_gather_into_tensor(output, input); },
-          .spoil = [=] { output.zero_(); },
+          .clear_output = [=] { output.zero_(); },
           .wrong = [=] { return differing_parts(output, r.group.size(), block_of); }};
 }
 
@@ -73,7 +73,7 @@ Trial reduce_scatter(const TrialRequest& r) {
   const auto output = allocate(r, part(r));
   return {.rewrite = [=, own = own_block(r)] { refill(input, own); },
           .run = [=] { r.group.reduce_scatter_tensor(output, input, r.op); },
-          .spoil = [=] { output.zero_(); },
+          .clear_output = [=] { output.zero_(); },
           .wrong = [=] { return differing(output, sum_block(r, r.group.rank() * part(r))); }};
 }
 
@@ -83,11 +83,11 @@ Trial all_to_all(const TrialRequest& r) {
   const auto block_of = [=](int rank) { return pattern_block(rank, r.dtype, r.group.rank() * part(r)); };
   return {.rewrite = [=, own = own_block(r)] { refill(input, own); },
           .run = [=] { r.group.all_to_all_single(output, input); },
-          .spoil = [=] { output.zero_(); },
+          .clear_output = [=] { output.zero_(); },
           .wrong = [=] { return differing_parts(output, r.group.size(), block_of); }};
 }
 
-// On rank 0 a tensor for each rank, elsewhere none.
+// One tensor per rank on rank 0; empty on the others.
 Tensors parts_on_root(const TrialRequest& r) {
   Tensors parts;
   for (int rank = 0; r.group.rank() == 0 && rank < r.group.size(); ++rank) {
@@ -108,7 +108,7 @@ Trial gather(const TrialRequest& r) {
   };
   return {.rewrite = [=, own = own_block(r)] { refill(input, own); },
           .run = [=] { r.group.gather(input, outputs, 0); },
-          .spoil =
+          .clear_output =
               [=] {
                 for (const auto& output : outputs) output.zero_();
               },
@@ -127,7 +127,7 @@ Trial scatter(const TrialRequest& r) {
                 for (std::size_t rank = 0; rank < inputs.size(); ++rank) refill(inputs[rank], blocks[rank]);
               },
           .run = [=] { r.group.scatter(output, inputs, 0); },
-          .spoil = [=] { output.zero_(); },
+          .clear_output = [=] { output.zero_(); },
           .wrong = [=] { return differing(output, own_block(r)); }};
 }
 
@@ -144,7 +144,7 @@ Trial send_recv(const TrialRequest& r) {
   };
   return {.rewrite = [=, own = own_block(r)] { refill(input, own); },
           .run = run,
-          .spoil = [=] { output.zero_(); },
+          .clear_output = [=] { output.zero_(); },
           .wrong = [=] { return differing(output, pattern_block(before, r.dtype)); }};
 }
 

@@ -9,27 +9,27 @@
 
 namespace lockstep::bench {
 
-/// Tensors and the call that is timed with them.
+// A call with its tensors.
 struct Trial {
-  std::function<void()> rewrite = [] {};  ///< before each call: this rank's input
-  std::function<void()> run = [] {};      ///< the call
-  std::function<void()> spoil = [] {};    ///< before a call that is checked: what is output only
-  /// After it: elements on this rank that are not what they must be.
+  std::function<void()> rewrite = [] {};       // before each call: writes this rank's input
+  std::function<void()> run = [] {};           // the timed call
+  std::function<void()> clear_output = [] {};  // before a checked call
+  // After a call: number of wrong elements on this rank.
   std::function<std::int64_t()> wrong = [] { return std::int64_t{0}; };
 };
 
 struct TrialRequest {
   ProcessGroup group;
-  std::int64_t count = 0;  ///< elements of the size that the row stands for
+  std::int64_t count = 0;  // elements
   c10::ScalarType dtype = c10::ScalarType::Float;
   ReduceOp op = ReduceOp::SUM;
-  bool inplace = false;  ///< tensors from the backend's allocateTensor()
+  bool zero_copy = false;  // tensors from the backend's allocateTensor()
 };
 
-/// `collective` as kinds() has it.
+// `collective`: a name of kinds().
 Trial prepare(const std::string& collective, const TrialRequest& request);
 
-/// The names of dtypes() and of --op.
+// By the names of dtypes() and --op.
 c10::ScalarType scalar_type(const std::string& name);
 ReduceOp reduce_op(const std::string& name);
 

@@ -5,13 +5,13 @@
 #include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/host.h>
 #include <lockstep/base/log.h>
 #include <lockstep/rendezvous/init.h>
 
-#include "affinity.h"
+#include "base/host.h"
 #include "bench.h"
 #include "options.h"
+#include "rank_sync.h"
 
 namespace lockstep::bench {
 namespace {

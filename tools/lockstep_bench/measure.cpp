@@ -6,7 +6,7 @@
 
 #include <ATen/ops/full.h>
 
-#include "common_start.h"
+#include "rank_sync.h"
 #include "statistics.h"
 
 namespace lockstep::bench {
@@ -14,15 +14,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Contenders take turns of a few calls, so that what else the machine does meets all of them.
-constexpr int kTurns = 10;
+// Cases alternate in slices of a few calls, so that disturbances affect all of them.
+constexpr int kSlices = 10;
 
-// Calls at the beginning of a turn that do not count: what the contender before has left of caches,
-// predictors and clock rates has to go. Of short calls as many as count: a turn of them is over in
-// microseconds.
-int uncounted(int calls) { return calls >= 50 ? calls : 1; }
+// Untimed calls at the start of a slice, which restore caches, branch predictors and clock rates. Slices of
+// short calls take microseconds and need as many untimed as timed calls.
+int warmup_calls(int calls) { return calls >= 50 ? calls : 1; }
 
-std::int64_t largest(const ProcessGroup& group, std::int64_t own) {
+std::int64_t max_over_ranks(const ProcessGroup& group, std::int64_t own) {
   const auto number = at::full({1}, own, at::kLong);
   group.all_reduce(number, ReduceOp::MAX);
   return *number.const_data_ptr<std::int64_t>();
@@ -30,19 +29,19 @@ std::int64_t largest(const ProcessGroup& group, std::int64_t own) {
 
 double time_once(const Trial& trial, const Sync& sync) {
   trial.rewrite();
-  begin_together([&](std::int64_t own) { return largest(sync.group, own); }, sync.by_clock);
-  const auto begin = Clock::now();
+  start_together([&](std::int64_t own) { return max_over_ranks(sync.group, own); }, sync.by_clock);
+  const auto start = Clock::now();
   trial.run();
   const auto end = Clock::now();
-  // Else a rank that is done would rewrite its buffer while others are still timing.
+  // Keeps a rank from rewriting its buffer while others still use it.
   sync.group.barrier();
-  return std::chrono::duration<double>(end - begin).count();
+  return std::chrono::duration<double>(end - start).count();
 }
 
-void check_once(Contender& contender, const Sync& sync) {
-  contender.trial.spoil();
-  time_once(contender.trial, sync);
-  contender.wrong += contender.trial.wrong();
+void check_once(BenchCase& each, const Sync& sync) {
+  each.trial.clear_output();
+  time_once(each.trial, sync);
+  each.wrong += each.trial.wrong();
 }
 
 std::string as_bytes(const std::vector<double>& values) {
@@ -51,34 +50,34 @@ std::string as_bytes(const std::vector<double>& values) {
 
 }  // namespace
 
-void time_in_turns(std::vector<Contender>& contenders, const Sync& sync, const Plan& plan) {
-  for (auto& contender : contenders) {
-    if (plan.check) check_once(contender, sync);
-    for (int i = 0; i < plan.warmup; ++i) time_once(contender.trial, sync);
+void time_interleaved(std::vector<BenchCase>& cases, const Sync& sync, const Plan& plan) {
+  for (auto& each : cases) {
+    if (plan.check) check_once(each, sync);
+    for (int i = 0; i < plan.warmup; ++i) time_once(each.trial, sync);
   }
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const int calls = plan.iterations * (turn + 1) / kTurns - plan.iterations * turn / kTurns;
-    for (auto& contender : contenders) {
-      for (int i = 0; calls > 0 && i < uncounted(calls); ++i) time_once(contender.trial, sync);
-      for (int i = 0; i < calls; ++i) contender.spans.push_back(time_once(contender.trial, sync));
+  for (int slice = 0; slice < kSlices; ++slice) {
+    const int calls = plan.iterations * (slice + 1) / kSlices - plan.iterations * slice / kSlices;
+    for (auto& each : cases) {
+      for (int i = 0; calls > 0 && i < warmup_calls(calls); ++i) time_once(each.trial, sync);
+      for (int i = 0; i < calls; ++i) each.spans.push_back(time_once(each.trial, sync));
     }
   }
-  for (auto& contender : contenders) {
-    if (plan.check) check_once(contender, sync);
+  for (auto& each : cases) {
+    if (plan.check) check_once(each, sync);
   }
 }
 
-std::vector<double> slowest_spans(const Contender& contender, const ProcessGroup& group) {
+std::vector<double> slowest_spans(const BenchCase& each, const ProcessGroup& group) {
   std::vector<std::vector<double>> spans;
-  for (const auto& bytes : group.all_gather_object(as_bytes(contender.spans))) {
+  for (const auto& bytes : group.all_gather_object(as_bytes(each.spans))) {
     std::memcpy(spans.emplace_back(bytes.size() / sizeof(double)).data(), bytes.data(), bytes.size());
   }
   return slowest(spans);
 }
 
-std::int64_t all_wrong(const Contender& contender, const ProcessGroup& group) {
+std::int64_t total_wrong(const BenchCase& each, const ProcessGroup& group) {
   std::int64_t all = 0;
-  for (const auto& one : group.all_gather_object(std::to_string(contender.wrong))) all += std::stoll(one);
+  for (const auto& one : group.all_gather_object(std::to_string(each.wrong))) all += std::stoll(one);
   return all;
 }
 

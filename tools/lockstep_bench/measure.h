@@ -11,19 +11,19 @@
 
 namespace lockstep::bench {
 
-/// One way of doing the same thing, to be timed in turns with the others.
-struct Contender {
+// A backend and a kind of memory, timed interleaved with the others.
+struct BenchCase {
   std::string backend = {};
   std::string memory = {};
   Trial trial;
-  std::vector<double> spans = {};  ///< seconds on this rank, call by call
-  std::int64_t wrong = 0;          ///< elements on this rank
+  std::vector<double> spans = {};  // seconds on this rank, per call
+  std::int64_t wrong = 0;          // elements on this rank
 };
 
-/// What brings the ranks together before and after each call.
+// Synchronizes the ranks before and after each call.
 struct Sync {
   ProcessGroup group;
-  bool by_clock = false;  ///< see begin_together()
+  bool by_clock = false;  // see start_together()
 };
 
 struct Plan {
@@ -32,12 +32,13 @@ struct Plan {
   bool check = true;
 };
 
-/// Warms all up, times them in turns, and checks them before and after. All ranks call it with the same
-/// contenders.
-void time_in_turns(std::vector<Contender>& contenders, const Sync& sync, const Plan& plan);
+// Warms up and times all cases, interleaved, and checks them before and after. All ranks call it with the
+// same cases.
+void time_interleaved(std::vector<BenchCase>& cases, const Sync& sync, const Plan& plan);
 
-/// The same on every rank: for each call the span of the slowest rank; all ranks' wrong elements.
-std::vector<double> slowest_spans(const Contender& contender, const ProcessGroup& group);
-std::int64_t all_wrong(const Contender& contender, const ProcessGroup& group);
+// The time of the slowest rank per call, and the wrong elements of all ranks. The results are the same on
+// every rank.
+std::vector<double> slowest_spans(const BenchCase& each, const ProcessGroup& group);
+std::int64_t total_wrong(const BenchCase& each, const ProcessGroup& group);
 
 }  // namespace lockstep::bench

@@ -6,8 +6,7 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include <lockstep/base/fd_passing.h>
-
+#include "base/fd_passing.h"
 #include "periodic.h"
 
 namespace lockstep::bench {

@@ -9,33 +9,33 @@
 
 namespace lockstep::bench {
 
-/// What every program here is told. The members are checked: names exist, numbers lie in range.
+// The validated command line.
 struct Options {
   std::vector<std::string> collectives = {};
-  std::vector<std::size_t> sizes = {};  ///< bytes
-  int iterations = 0;                   ///< timed calls a row; 0: chosen by the size
-  int warmup = 3;                       ///< calls before them
+  std::vector<std::size_t> sizes = {};  // bytes
+  int iterations = 0;                   // timed calls per row; 0: by size
+  int warmup = 3;                       // untimed calls before them
   bool bind = true;
   bool check = true;
   Format format = Format::table;
 
-  // Of `lockstep bench` only.
+  // `lockstep bench` only.
   std::vector<std::string> backends = {"shm", "gloo"};
-  std::vector<std::string> memories = {"ordinary", "inplace"};
-  bool memory_given = false;  ///< whether the user asked for just these
+  std::vector<std::string> memories = {"ordinary", "zero-copy"};
+  bool memory_given = false;  // whether --memory is on the command line
   std::vector<std::string> dtypes = {"float32"};
   std::string op = "sum";
-  bool progress = false;  ///< whether to say on stderr what is being measured
+  bool progress = false;  // report each measurement on stderr
 };
 
 enum class Tool { lockstep_bench, mpi_collectives };
 
-/// Asked for by --help.
+// Thrown for --help.
 struct HelpWanted {
   std::string text;
 };
 
-/// Reads `arguments` (without argv[0]). Throws HelpWanted or ArgumentError.
+// Parses `arguments` (without argv[0]). Throws HelpWanted or ArgumentError.
 Options parse_options(Tool tool, std::vector<std::string> arguments);
 
 }  // namespace lockstep::bench

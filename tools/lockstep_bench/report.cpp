@@ -28,16 +28,16 @@ void Report::finish() {
 
 std::string table_header(int ranks) {
   return fmt::format(
-      "# {} ranks; time: median over the calls of the slowest rank's, us; p10, p90: its spread, us; algbw, "
-      "busbw: GB/s;\n# wrong: elements that are not what they must be\n"
-      "{:>14} {:>11} {:>10} {:>8} {:>3} {:>7} {:>8} {:>10} {:>10} {:>10} {:>7} {:>7} {:>5}",
+      "# {} ranks; time: median over the calls of the slowest rank, us; p10, p90: percentiles, us; algbw, "
+      "busbw: GB/s;\n# wrong: number of wrong elements\n"
+      "{:>14} {:>11} {:>10} {:>8} {:>3} {:>7} {:>9} {:>10} {:>10} {:>10} {:>7} {:>7} {:>5}",
       ranks, "collective", "size (B)", "count", "dtype", "op", "backend", "memory", "time", "p10", "p90",
       "algbw", "busbw", "wrong");
 }
 
 std::string table_line(const Row& row) {
   return fmt::format(
-      "{:>14} {:>11} {:>10} {:>8} {:>3} {:>7} {:>8} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.2f} {:>7.2f} {:>5}",
+      "{:>14} {:>11} {:>10} {:>8} {:>3} {:>7} {:>9} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.2f} {:>7.2f} {:>5}",
       row.collective, row.bytes, row.count, row.dtype, row.op, row.backend, row.memory, row.microseconds,
       row.p10, row.p90, row.algbw, row.busbw, row.wrong < 0 ? "n/a" : std::to_string(row.wrong));
 }

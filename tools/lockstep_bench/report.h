@@ -10,29 +10,29 @@ namespace lockstep::bench {
 
 enum class Format { table, csv, json };
 
-/// One line of the table.
+// One line of the table.
 struct Row {
   std::string collective = {};
   std::size_t bytes = 0;
-  std::int64_t count = 0;  ///< elements
+  std::int64_t count = 0;  // elements
   std::string dtype = {};
   std::string op = {};
   std::string backend = {};
   std::string memory = {};
   int ranks = 0;
   int iterations = 0;
-  double microseconds = 0;  ///< median
-  double p10 = 0;           ///< microseconds that a tenth of the calls stayed below
+  double microseconds = 0;  // median
+  double p10 = 0;           // microseconds that a tenth of the calls stayed below
   double p90 = 0;
-  double algbw = 0;  ///< GB/s
+  double algbw = 0;  // GB/s
   double busbw = 0;
-  std::int64_t wrong = -1;  ///< elements; -1: not checked
+  std::int64_t wrong = -1;  // elements; -1: not checked
 };
 
-/// Prints rows as they come; JSON, one array, is closed by finish().
+// Prints rows as they come; JSON, one array, is closed by finish().
 class Report {
  public:
-  /// `sink` is what rank 0 has; the others print nothing and give none.
+  // `sink` is what rank 0 has; the others print nothing and give none.
   explicit Report(Format format, std::ostream* sink) : format_(format), sink_(sink) {}
 
   void begin(int ranks) const;
@@ -49,7 +49,7 @@ std::string table_header(int ranks);
 std::string table_line(const Row& row);
 std::string csv_header();
 std::string csv_line(const Row& row);
-/// A JSON object.
+// A JSON object.
 std::string json_line(const Row& row);
 
 }  // namespace lockstep::bench

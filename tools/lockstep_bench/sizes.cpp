@@ -14,7 +14,7 @@
 namespace lockstep::bench {
 namespace {
 
-// 0 for what is no unit.
+// 0 for an unknown unit.
 std::size_t unit_of(std::string_view letters) {
   if (letters.empty()) return 1;
   if (letters.size() > 1) return 0;
@@ -37,8 +37,8 @@ std::size_t parse_size(const std::string& text) {
   const auto unit = unit_of({stop, static_cast<std::size_t>(end - stop)});
   const bool fits = unit > 0 && value <= std::numeric_limits<std::int64_t>::max() / unit;
   if (code != std::errc() || value == 0 || !fits) {
-    throw ArgumentError(
-        fmt::format("--sizes: \"{}\" is no size; write a whole number above 0, with K, M or G", text));
+    throw ArgumentError(fmt::format(
+        "--sizes: \"{}\" is not a size; write a positive integer, optionally with K, M or G", text));
   }
   return value * unit;
 }
@@ -62,7 +62,7 @@ std::vector<std::size_t> parse_range(const std::string& text) {
   const auto last = parse_size(parts[1]);
   const auto factor = parts.size() == 3 ? parse_factor(parts[2]) : 2;
   if (first > last) {
-    throw ArgumentError(fmt::format("--sizes: \"{}\" begins with more than it ends with", text));
+    throw ArgumentError(fmt::format("--sizes: \"{}\" starts above its end", text));
   }
   std::vector<std::size_t> sizes{first};
   while (sizes.back() <= last / factor) sizes.push_back(sizes.back() * factor);
@@ -85,7 +85,7 @@ std::vector<std::size_t> parse_sizes(const std::string& text) {
     const auto more = part.find(':') == std::string::npos ? std::vector{parse_size(part)} : parse_range(part);
     sizes.insert(sizes.end(), more.begin(), more.end());
   }
-  if (sizes.empty()) throw ArgumentError(fmt::format("--sizes: \"{}\" names no size", text));
+  if (sizes.empty()) throw ArgumentError(fmt::format("--sizes: \"{}\" has no size", text));
   return sizes;
 }
 

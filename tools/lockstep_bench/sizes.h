@@ -7,11 +7,11 @@
 
 namespace lockstep::bench {
 
-/// The parts of `text` between separators; none for "".
+// The parts of `text` between separators; none for "".
 std::vector<std::string> split(const std::string& text, char separator);
 
-/// "1K:64M" (doubling), "1K:64M:4" (times four) or a list "1K,64K,25M", also of ranges. Bytes; K, M and G are
-/// powers of 1024. Throws ArgumentError quoting what it cannot read.
+// "1K:64M" (doubling), "1K:64M:4" (times four) or a list "1K,64K,25M", also of ranges. Bytes; K, M and G are
+// powers of 1024. Throws ArgumentError quoting what it cannot read.
 std::vector<std::size_t> parse_sizes(const std::string& text);
 
 }  // namespace lockstep::bench

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "convert_command.h"
-
+#include <memory>
 #include <set>
 
 #include "checkpoint_file.h"
-#include "file_kind.h"
+#include "commands.h"
 #include "tensor_dicts.h"
 
 namespace lockstep::ckpt {
 namespace {
 
-// Tensors of one storage come apart: all but the first are copied.
+// Copies all tensors of a storage but the first.
 Dict with_copies(const Dict& tensors) {
   std::set<const void*> storages;
   Dict apart;
@@ -23,32 +22,40 @@ Dict with_copies(const Dict& tensors) {
   return apart;
 }
 
-}  // namespace
+struct ConvertOptions {
+  std::string in;
+  std::string out;
+  std::optional<std::string> key;
+  bool copy_shared = false;
+};
 
-ConvertCommand::ConvertCommand(CLI::App& app)
-    : command_(app.add_subcommand("convert",
-                                  "Between .pt (.pth, .bin, .ckpt), .safetensors and folders of "
-                                  "torch.distributed.checkpoint")) {
-  command_->add_option("in", in_, "A checkpoint")->required();
-  command_->add_option("out", out_, "What to write; a name without extension is that of a folder")
-      ->required();
-  command_->add_option("--key", key_, "Only what the checkpoint has under this key, as in --key state_dict");
-  command_->add_flag(
-      "--copy-shared", copy_shared_,
-      "To safetensors: write tensors that share memory, which the format cannot hold, each for itself");
-}
-
-int ConvertCommand::run() const {
-  const auto kind = kind_to_write(out_);
-  const auto checkpoint = read_checkpoint(in_, {.mmap = true});
+int convert(const ConvertOptions& options) {
+  const auto kind = kind_to_write(options.out);
+  const auto checkpoint = read_checkpoint(options.in, {.mmap = true});
   if (kind != FileKind::safetensors) {
-    write_checkpoint(value_under(checkpoint, key_), out_, {});
+    write_checkpoint(value_under(checkpoint, options.key), options.out, {});
     return 0;
   }
-  const auto& tensors = tensors_under(checkpoint, key_);
-  const auto metadata = checkpoint.metadata.empty() ? usual_metadata() : checkpoint.metadata;
-  write_checkpoint(copy_shared_ ? with_copies(tensors) : tensors, out_, metadata);
+  const auto& tensors = tensors_under(checkpoint, options.key);
+  write_checkpoint(options.copy_shared ? with_copies(tensors) : tensors, options.out,
+                   metadata_of(checkpoint));
   return 0;
+}
+
+}  // namespace
+
+Command add_convert_command(CLI::App& app) {
+  const auto options = std::make_shared<ConvertOptions>();
+  auto* command =
+      app.add_subcommand("convert",
+                         "Convert between .pt (.pth, .bin, .ckpt), .safetensors and the folders of "
+                         "torch.distributed.checkpoint");
+  command->add_option("in", options->in, "Input checkpoint")->required();
+  command->add_option("out", options->out, "Output; a name without extension is a folder")->required();
+  command->add_option("--key", options->key, "Convert only the value of this key, e.g. --key state_dict");
+  command->add_flag("--copy-shared", options->copy_shared,
+                    "Write tensors that share memory as separate copies (safetensors)");
+  return {command, [options] { return convert(*options); }};
 }
 
 }  // namespace lockstep::ckpt

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "diff_command.h"
-
 #include <atomic>
 #include <cmath>
 #include <iostream>
 #include <map>
+#include <memory>
 
 #include <fmt/format.h>
 
 #include "checkpoint_file.h"
+#include "commands.h"
 #include "leaves.h"
 #include "progress.h"
+#include "tensor_difference.h"
 
 namespace lockstep::ckpt {
 namespace {
 
-// Two entries of a checkpoint may have one path, as "a.b" and "b" in "a" do: the n-th is compared to the
-// n-th.
+// Entries of a checkpoint may share a path, such as "a.b" and "b" in "a". The n-th of a path is compared with
+// the n-th.
 using LeafKey = std::pair<std::string, int>;
 
 std::vector<std::pair<LeafKey, const Leaf*>> numbered(const std::vector<Leaf>& leaves) {
@@ -54,14 +55,14 @@ class Comparison {
     for (const auto& [key, leaf] : ones) {
       const auto found = in_b.find(key);
       if (found == in_b.end()) {
-        tell("only in A", *leaf, describe(*leaf));
+        report("only in A", *leaf, describe(*leaf));
         continue;
       }
       compare(*leaf, *found->second);
       in_b.erase(found);
     }
     for (const auto& [key, leaf] : others) {
-      if (in_b.contains(key)) tell("only in B", *leaf, describe(*leaf));
+      if (in_b.contains(key)) report("only in B", *leaf, describe(*leaf));
     }
   }
 
@@ -74,27 +75,27 @@ class Comparison {
     if (left != nullptr && right != nullptr) {
       compare(a, *left, *right);
     } else if (left != nullptr || right != nullptr || a.value->type_name() != b.value->type_name()) {
-      tell("type", a, fmt::format("{} in A, {} in B", describe(a), describe(b)));
+      report("type", a, fmt::format("{} in A, {} in B", describe(a), describe(b)));
     } else if (!close_enough(*a.value, *b.value, tolerance_)) {
-      tell("value", a, fmt::format("{} in A, {} in B", repr(*a.value, 100), repr(*b.value, 100)));
+      report("value", a, fmt::format("{} in A, {} in B", repr(*a.value, 100), repr(*b.value, 100)));
     }
   }
 
   void compare(const Leaf& leaf, const at::Tensor& a, const at::Tensor& b) {
     if (a.scalar_type() != b.scalar_type()) {
-      tell("dtype", leaf,
-           fmt::format("{} in A, {} in B", dtype_name(a.scalar_type()), dtype_name(b.scalar_type())));
+      report("dtype", leaf,
+             fmt::format("{} in A, {} in B", dtype_name(a.scalar_type()), dtype_name(b.scalar_type())));
     } else if (a.sizes() != b.sizes()) {
-      tell("shape", leaf, fmt::format("{} in A, {} in B", shape_text(a), shape_text(b)));
+      report("shape", leaf, fmt::format("{} in A, {} in B", shape_text(a), shape_text(b)));
     } else if (!a.is_meta() && !b.is_meta()) {
       const auto found = difference(a, b, tolerance_, [this](std::uint64_t bytes) { compared_ += bytes; });
       if (found.count == 0) return;
-      tell("values", leaf,
-           fmt::format("{} of {} differ, by at most {:.6g}", found.count, a.numel(), found.largest));
+      report("values", leaf,
+             fmt::format("{} of {} differ, by at most {:.6g}", found.count, a.numel(), found.largest));
     }
   }
 
-  void tell(std::string_view what, const Leaf& leaf, const std::string& how) {
+  void report(std::string_view what, const Leaf& leaf, const std::string& how) {
     ++differences_;
     std::cout << fmt::format("{}: {}: {}\n", what, printable(leaf.path), how);
   }
@@ -104,32 +105,36 @@ class Comparison {
   std::atomic<std::uint64_t> compared_ = 0;
 };
 
-}  // namespace
-
-DiffCommand::DiffCommand(CLI::App& app)
-    : command_(app.add_subcommand("diff",
-                                  "What differs between two checkpoints; exit code 1 when something does")) {
-  command_->add_option("a", a_, "A checkpoint")->required();
-  command_->add_option("b", b_, "Another one")->required();
-  command_->add_option("--rtol", tolerance_.rtol, "Relative tolerance")->check(CLI::NonNegativeNumber);
-  command_->add_option("--atol", tolerance_.atol, "Absolute tolerance")->check(CLI::NonNegativeNumber);
-}
-
-int DiffCommand::run() const {
-  const auto a = read_checkpoint(a_, {.mmap = true});
-  const auto b = read_checkpoint(b_, {.mmap = true});
+int diff(const std::string& file_a, const std::string& file_b, const Tolerance& tolerance) {
+  const auto a = read_checkpoint(file_a, {.mmap = true});
+  const auto b = read_checkpoint(file_b, {.mmap = true});
   const auto in_a = leaves_of(a.value);
   const auto in_b = leaves_of(b.value);
-  Comparison comparison(tolerance_);
+  Comparison comparison(tolerance);
   comparison.compare(in_a, in_b);
-  if (comparison.differences() == 0) {
-    std::cout << fmt::format("no difference in {} entries\n", in_a.size()) << std::flush;
-    return 0;
-  }
-  std::cout << fmt::format("{} differences: {} entries in A, {} in B\n", comparison.differences(),
-                           in_a.size(), in_b.size())
+  const auto differences = comparison.differences();
+  std::cout << (differences == 0 ? fmt::format("no difference in {} entries\n", in_a.size())
+                                 : fmt::format("{} differences: {} entries in A, {} in B\n", differences,
+                                               in_a.size(), in_b.size()))
             << std::flush;
-  return 1;
+  return differences == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+Command add_diff_command(CLI::App& app) {
+  struct Options {
+    std::string a;
+    std::string b;
+    Tolerance tolerance;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* command = app.add_subcommand("diff", "Compare two checkpoints; exit code 1 if they differ");
+  command->add_option("a", options->a, "First checkpoint (A)")->required();
+  command->add_option("b", options->b, "Second checkpoint (B)")->required();
+  command->add_option("--rtol", options->tolerance.rtol, "Relative tolerance")->check(CLI::NonNegativeNumber);
+  command->add_option("--atol", options->tolerance.atol, "Absolute tolerance")->check(CLI::NonNegativeNumber);
+  return {command, [options] { return diff(options->a, options->b, options->tolerance); }};
 }
 
 }  // namespace lockstep::ckpt

@@ -9,27 +9,27 @@
 
 namespace lockstep::ckpt {
 
-/// Something in a checkpoint that holds nothing else: a tensor, a number, an empty dict, ...
+// A value in a checkpoint that contains no others: a tensor, a number, an empty dict.
 struct Leaf {
-  std::string path;  ///< the keys to it, joined with dots; items of lists by number
+  std::string path;  // the keys to it, joined with dots; items of lists by number
   const Value* value = nullptr;
 
-  /// nullptr for what is neither a tensor nor a parameter.
+  // nullptr unless it is a tensor or a parameter.
   const at::Tensor* tensor() const;
 };
 
-/// All of them, in the order of the checkpoint, which must outlive them.
+// All leaves in the order of the checkpoint, which must outlive them.
 std::vector<Leaf> leaves_of(const Value& value);
 
-/// Of the numbers in a tensor, sparse or not.
+// The size in bytes of a tensor's data, sparse or not.
 std::uint64_t bytes_of(const at::Tensor& tensor);
 std::uint64_t total_bytes(const std::vector<Leaf>& leaves);
 
-/// "float32"
+// "float32"
 std::string dtype_name(at::ScalarType dtype);
-/// "[2, 3]"
+// "[2, 3]"
 std::string shape_text(const at::Tensor& tensor);
-/// A path as a terminal may have it: control characters as escapes.
+// A path with control characters escaped.
 std::string printable(const std::string& path);
 
 }  // namespace lockstep::ckpt

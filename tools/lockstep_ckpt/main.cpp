@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// `lockstep ckpt`: a program of its own, since it links LibTorch, which `lockstep` does without.
-#include <iostream>
+// `lockstep ckpt`: a separate program, because it links LibTorch and `lockstep` does not.
+#include <algorithm>
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
@@ -8,12 +8,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "convert_command.h"
-#include "diff_command.h"
-#include "merge_command.h"
-#include "show_command.h"
-#include "strip_prefix_command.h"
-#include "verify_command.h"
+#include "commands.h"
 
 namespace lockstep::ckpt {
 namespace {
@@ -22,25 +17,17 @@ constexpr int kFailure = 1;
 constexpr int kUsageError = 2;
 
 int parse_and_run(int argc, char** argv) {
-  CLI::App app("Look into checkpoints, compare and change them; no Python is needed", "lockstep ckpt");
+  CLI::App app("Inspect, compare and convert checkpoints, without Python", "lockstep ckpt");
   app.require_subcommand(1);
-  const ShowCommand show(app);
-  const DiffCommand diff(app);
-  const ConvertCommand convert(app);
-  const VerifyCommand verify(app);
-  const StripPrefixCommand strip_prefix(app);
-  const MergeCommand merge(app);
+  const Command commands[] = {add_show_command(app),         add_diff_command(app),
+                              add_convert_command(app),      add_verify_command(app),
+                              add_strip_prefix_command(app), add_merge_command(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {
     return app.exit(request);
   }
-  if (show.chosen()) return show.run();
-  if (diff.chosen()) return diff.run();
-  if (convert.chosen()) return convert.run();
-  if (verify.chosen()) return verify.run();
-  if (strip_prefix.chosen()) return strip_prefix.run();
-  return merge.run();
+  return std::ranges::find_if(commands, [](const Command& command) { return command.app->parsed(); })->run();
 }
 
 int run(int argc, char** argv) {

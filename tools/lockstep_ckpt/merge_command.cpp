@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "merge_command.h"
-
 #include <map>
+#include <memory>
 #include <span>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
 #include "checkpoint_file.h"
-#include "file_kind.h"
+#include "commands.h"
+#include "serialize/errors.h"
 #include "tensor_dicts.h"
 #include "tensor_difference.h"
 
@@ -30,9 +26,8 @@ class Merger {
         merged_.set(name, value);
         sources_.emplace(name.as_string(), checkpoint.file.string());
       } else if (!same(there->as_tensor(), value.as_tensor())) {
-        throw CheckpointError(
-            fmt::format("{}: the tensor {} is another one than that of {}; rename or remove one",
-                        checkpoint.file.string(), repr(name, 200), sources_.at(name.as_string())));
+        throw_error("{}: the tensor {} differs from that of {}; rename or remove one",
+                    checkpoint.file.string(), repr(name, 200), sources_.at(name.as_string()));
       }
     }
   }
@@ -44,23 +39,34 @@ class Merger {
   std::map<std::string, std::string> sources_;
 };
 
-}  // namespace
-
-MergeCommand::MergeCommand(CLI::App& app)
-    : command_(app.add_subcommand("merge", "One checkpoint of the tensors of several: merge A B... OUT")) {
-  command_->add_option("files", files_, "Checkpoints, then what to write")->required()->expected(3, -1);
-  command_->add_option("--key", key_, "Where the dict of tensors is in each");
+int merge(std::span<const std::string> files, const std::string& out, const std::optional<std::string>& key) {
+  kind_to_write(out);
+  Merger merger;
+  for (const auto& file : files) {
+    const auto checkpoint = read_checkpoint(file, {.mmap = true});
+    merger.add(checkpoint, tensors_under(checkpoint, key));
+  }
+  write_checkpoint(merger.take(), out, usual_metadata());
+  return 0;
 }
 
-int MergeCommand::run() const {
-  kind_to_write(files_.back());
-  Merger merger;
-  for (const auto& file : std::span(files_).first(files_.size() - 1)) {
-    const auto checkpoint = read_checkpoint(file, {.mmap = true});
-    merger.add(checkpoint, tensors_under(checkpoint, key_));
-  }
-  write_checkpoint(merger.take(), files_.back(), usual_metadata());
-  return 0;
+}  // namespace
+
+Command add_merge_command(CLI::App& app) {
+  struct Options {
+    std::vector<std::string> files;
+    std::optional<std::string> key;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* command = app.add_subcommand("merge", "Merge the tensors of several checkpoints: merge A B... OUT");
+  command->add_option("files", options->files, "Input checkpoints, then the output")
+      ->required()
+      ->expected(3, -1);
+  command->add_option("--key", options->key, "Key of the dict of tensors in each checkpoint");
+  return {command, [options] {
+            const std::span files(options->files);
+            return merge(files.first(files.size() - 1), files.back(), options->key);
+          }};
 }
 
 }  // namespace lockstep::ckpt

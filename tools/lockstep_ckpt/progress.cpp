@@ -3,18 +3,55 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <iostream>
 #include <string_view>
+#include <system_error>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "base/atomic_file.h"
+
 namespace lockstep::ckpt {
 namespace {
 
+namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 constexpr std::string_view kStartOfLine = "\r\x1b[K";
+
+std::uint64_t size_of(const fs::path& file) {
+  std::error_code code;
+  const auto size = fs::file_size(file, code);
+  return code ? 0 : size;
+}
+
+template <typename Choose>
+std::uint64_t bytes_in(const fs::path& folder, const Choose& choose) {
+  std::uint64_t bytes = 0;
+  std::error_code code;
+  for (auto entry = fs::directory_iterator(folder, code); !code && entry != fs::directory_iterator();
+       entry.increment(code)) {
+    if (choose(entry->path())) bytes += size_of(entry->path());
+  }
+  return bytes;
+}
+
+// As the kernel counts them.
+std::uint64_t bytes_read() {
+  std::ifstream counters("/proc/self/io");
+  std::string name;
+  std::uint64_t count = 0;
+  counters >> name >> count;
+  return count;
+}
+
+std::uint64_t bytes_at(const fs::path& path) {
+  std::error_code code;
+  if (!fs::is_directory(path, code)) return size_of(path);
+  return bytes_in(path, [](const fs::path&) { return true; });
+}
 
 }  // namespace
 
@@ -68,6 +105,18 @@ std::string bytes_text(std::uint64_t bytes) {
   std::size_t unit = 0;
   for (; number >= 999.95 && unit + 1 < units.size(); ++unit) number /= 1000;
   return fmt::format("{:.1f} {}", number, units[unit]);
+}
+
+std::uint64_t bytes_written(const fs::path& path) {
+  const auto suffix = AtomicFileOptions().suffix;
+  auto part = path;
+  part += suffix;
+  return size_of(part) + bytes_in(path, [&](const fs::path& file) { return file.extension() == suffix; });
+}
+
+std::unique_ptr<Progress> reading_progress(const fs::path& path) {
+  return std::make_unique<Progress>(fmt::format("reading {}", path.string()), bytes_at(path),
+                                    [start = bytes_read()] { return bytes_read() - start; });
 }
 
 }  // namespace lockstep::ckpt

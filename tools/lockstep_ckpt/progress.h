@@ -4,18 +4,20 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 
 namespace lockstep::ckpt {
 
-/// While it lives, says on stderr how far some work is: in one changing line on a terminal, in a plain line
-/// every few seconds elsewhere, not at all when the work is soon over.
+// Shows progress on stderr during its lifetime: one updated line on a terminal, otherwise a line every few
+// seconds. Short work shows nothing.
 class Progress {
  public:
-  /// `done`, asked in a thread of its own, gives the bytes of `total` that are done; it must not throw.
+  // `done` returns how many bytes of `total` are done. A thread calls it; it must not throw.
   Progress(std::string what, std::uint64_t total, std::function<std::uint64_t()> done);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -36,10 +38,16 @@ class Progress {
   std::thread thread_;
 };
 
-/// "writing a.pt: 1.2 of 5.0 GB, 24%"; `done` may be more than `total`.
+// "writing a.pt: 1.2 of 5.0 GB, 24%"; `done` may be more than `total`.
 std::string progress_text(const std::string& what, std::uint64_t done, std::uint64_t total);
 
-/// "1.2 GB"
+// "1.2 GB"
 std::string bytes_text(std::uint64_t bytes);
+
+// The progress of reading a checkpoint, a file or a folder.
+std::unique_ptr<Progress> reading_progress(const std::filesystem::path& path);
+
+// The size of the unfinished files of the checkpoint `path`, a file or a folder.
+std::uint64_t bytes_written(const std::filesystem::path& path);
 
 }  // namespace lockstep::ckpt

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "show_command.h"
-
 #include <algorithm>
 #include <iostream>
+#include <memory>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_file.h"
+#include "commands.h"
 #include "leaves.h"
 #include "progress.h"
 
@@ -86,17 +86,24 @@ std::string table_text(const Checkpoint& checkpoint, const std::vector<Leaf>& le
 
 }  // namespace
 
-ShowCommand::ShowCommand(CLI::App& app)
-    : command_(app.add_subcommand("show", "Names, types, dtypes and shapes of what a checkpoint holds")) {
-  command_->add_option("file", file_, "A checkpoint: a file, or the folder of a distributed one")->required();
-  command_->add_flag("--json", json_, "As JSON");
-}
-
-int ShowCommand::run() const {
-  const auto checkpoint = read_checkpoint(file_, {.map_location = at::kMeta});
-  const auto leaves = leaves_of(checkpoint.value);
-  std::cout << (json_ ? json_text(checkpoint, leaves) : table_text(checkpoint, leaves)) << std::flush;
-  return 0;
+Command add_show_command(CLI::App& app) {
+  struct Options {
+    std::string file;
+    bool json = false;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* command =
+      app.add_subcommand("show", "List the entries of a checkpoint with types, dtypes and shapes");
+  command->add_option("file", options->file, "Checkpoint: a file or a distributed checkpoint's folder")
+      ->required();
+  command->add_flag("--json", options->json, "Print JSON");
+  return {command, [options] {
+            const auto checkpoint = read_checkpoint(options->file, {.map_location = at::kMeta});
+            const auto leaves = leaves_of(checkpoint.value);
+            const auto text = options->json ? json_text : table_text;
+            std::cout << text(checkpoint, leaves) << std::flush;
+            return 0;
+          }};
 }
 
 }  // namespace lockstep::ckpt

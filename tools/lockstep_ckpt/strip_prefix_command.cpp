@@ -1,59 +1,71 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "strip_prefix_command.h"
-
+#include <algorithm>
 #include <iostream>
+#include <memory>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/state_dict.h>
 
 #include "checkpoint_file.h"
-#include "file_kind.h"
-#include "strip_prefix.h"
+#include "commands.h"
+#include "serialize/errors.h"
 #include "tensor_dicts.h"
 
 namespace lockstep::ckpt {
 namespace {
 
-Stripped stripped(const Checkpoint& checkpoint, const std::optional<std::string>& key,
-                  const std::string& prefix) {
-  const auto& tensors = tensors_under(checkpoint, key);
+struct StripOptions {
+  std::string in;
+  std::string out;
+  std::string prefix = "module.";
+  std::optional<std::string> key;
+};
+
+Dict stripped(const Checkpoint& checkpoint, const Dict& tensors, const std::string& prefix) {
   const auto file = checkpoint.file.string();
-  try {
-    auto result = strip_prefix(tensors, prefix);
-    if (result.renamed > 0) return result;
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(fmt::format("{}: {}", file, error.what()));
+  auto result = without_prefix(tensors, prefix);
+  if (result.size() == tensors.size()) return result;
+  for (const auto& [key, value] : tensors) {
+    if (!key.as_string().starts_with(prefix) && tensors.contains(prefix + key.as_string())) {
+      throw_error("{}: without the prefix {} there would be two entries {}", file, repr(Value(prefix), 200),
+                  repr(key, 200));
+    }
   }
-  const auto there =
-      tensors.empty() ? "it has none" : fmt::format("the first is {}", repr(tensors.begin()->key, 200));
-  throw CheckpointError(fmt::format("{}: no key starts with {}; {}", file, repr(Value(prefix), 200), there));
+  throw_error("{}: keys collide without the prefix {}", file, repr(Value(prefix), 200));
+}
+
+int strip_prefix(const StripOptions& options) {
+  const auto kind = kind_to_write(options.out);
+  auto checkpoint = read_checkpoint(options.in, {.mmap = true});
+  const auto& tensors = tensors_under(checkpoint, options.key);
+  const auto renamed = std::count_if(tensors.begin(), tensors.end(), [&](const Dict::Item& item) {
+    return item.key.as_string().starts_with(options.prefix);
+  });
+  if (renamed == 0) {
+    throw_error(
+        "{}: no key starts with {}; {}", options.in, repr(Value(options.prefix), 200),
+        tensors.empty() ? "it has none" : fmt::format("the first is {}", repr(tensors.begin()->key, 200)));
+  }
+  auto result = stripped(checkpoint, tensors, options.prefix);
+  if (options.key && kind != FileKind::safetensors) {
+    replace_under(checkpoint, *options.key, std::move(result));
+    write_checkpoint(checkpoint.value, options.out, {});
+  } else {
+    write_checkpoint(std::move(result), options.out, metadata_of(checkpoint));
+  }
+  std::cout << fmt::format("{} keys renamed\n", renamed) << std::flush;
+  return 0;
 }
 
 }  // namespace
 
-StripPrefixCommand::StripPrefixCommand(CLI::App& app)
-    : command_(app.add_subcommand("strip-prefix", "Take \"module.\" away from the names of tensors")) {
-  command_->add_option("file", in_, "A checkpoint")->required();
-  command_->add_option("out", out_, "What to write")->required();
-  command_->add_option("--prefix", prefix_, "Another prefix")->capture_default_str();
-  command_->add_option("--key", key_,
-                       "Where the dict of tensors is; the rest of the checkpoint stays as it is");
-}
-
-int StripPrefixCommand::run() const {
-  const auto kind = kind_to_write(out_);
-  auto checkpoint = read_checkpoint(in_, {.mmap = true});
-  auto result = stripped(checkpoint, key_, prefix_);
-  if (key_ && kind != FileKind::safetensors) {
-    replace_under(checkpoint, *key_, std::move(result.dict));
-    write_checkpoint(checkpoint.value, out_, {});
-  } else {
-    write_checkpoint(std::move(result.dict), out_,
-                     checkpoint.metadata.empty() ? usual_metadata() : checkpoint.metadata);
-  }
-  std::cout << fmt::format("{} keys renamed\n", result.renamed) << std::flush;
-  return 0;
+Command add_strip_prefix_command(CLI::App& app) {
+  const auto options = std::make_shared<StripOptions>();
+  auto* command = app.add_subcommand("strip-prefix", "Remove \"module.\" from the names of tensors");
+  command->add_option("file", options->in, "Input checkpoint")->required();
+  command->add_option("out", options->out, "Output")->required();
+  command->add_option("--prefix", options->prefix, "Prefix to remove")->capture_default_str();
+  command->add_option("--key", options->key, "Key of the dict of tensors; the other entries stay unchanged");
+  return {command, [options] { return strip_prefix(*options); }};
 }
 
 }  // namespace lockstep::ckpt

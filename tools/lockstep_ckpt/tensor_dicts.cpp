@@ -7,9 +7,8 @@
 
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
 #include "leaves.h"
+#include "serialize/errors.h"
 
 namespace lockstep::ckpt {
 namespace {
@@ -38,7 +37,7 @@ void find_tensor_dicts(const Value& value, const std::string& path, std::vector<
   }
 }
 
-// What to choose with --key.
+// The keys to choose from with --key.
 std::string advice(const Value& value) {
   std::vector<std::string> found;
   find_tensor_dicts(value, "", found);
@@ -48,11 +47,10 @@ std::string advice(const Value& value) {
 }
 
 [[noreturn]] void fail(const Checkpoint& checkpoint, const std::string& what) {
-  throw CheckpointError(fmt::format("{}: {}", checkpoint.file.string(), what));
+  throw_error("{}: {}", checkpoint.file.string(), what);
 }
 
-// Keys may have dots themselves: the longest that fits is tried first at every level. AnyValue: Value, const
-// or not.
+// Keys may contain dots, so at every level the longest match is tried first. AnyValue: Value, const or not.
 template <typename AnyValue>
 AnyValue* find(AnyValue& value, std::string_view path) {
   auto* dict = value.template get_if<Dict>();

@@ -8,15 +8,15 @@
 
 namespace lockstep::ckpt {
 
-/// The value under `key` of a checkpoint: keys of nested dicts joined with dots. Without a key the whole.
-/// Throws CheckpointError naming the file and the keys there are.
+// The value under `key`: keys of nested dicts joined by dots. Without a key, the whole value. Throws
+// CheckpointError that names the file and the existing keys.
 const Value& value_under(const Checkpoint& checkpoint, const std::optional<std::string>& key);
 
-/// The same, which must be a dict of tensors by name. Otherwise throws CheckpointError naming the file, the
-/// first entry that is no tensor, and the keys under which there are dicts of tensors.
+// Like value_under(), for a dict of tensors by name. Otherwise throws CheckpointError that names the file,
+// the first other entry, and the keys of dicts of tensors.
 const Dict& tensors_under(const Checkpoint& checkpoint, const std::optional<std::string>& key);
 
-/// Puts `value` where value_under() finds one.
+// Replaces the value under `key`.
 void replace_under(Checkpoint& checkpoint, const std::string& key, Value value);
 
 }  // namespace lockstep::ckpt

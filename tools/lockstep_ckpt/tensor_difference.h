@@ -8,19 +8,19 @@
 
 namespace lockstep::ckpt {
 
-/// As in torch.allclose: numbers are equal enough where |a - b| <= atol + rtol * |b|.
+// As in torch.allclose: numbers are equal if |a - b| <= atol + rtol * |b|.
 struct Tolerance {
   double rtol = 0;
   double atol = 0;
 };
 
 struct TensorDifference {
-  std::int64_t count = 0;  ///< of elements that are not equal enough
-  double largest = 0;      ///< of their absolute differences; infinite when only one is NaN
+  std::int64_t count = 0;  // of elements that are not equal enough
+  double largest = 0;      // of their absolute differences; infinite when only one is NaN
 };
 
-/// Compares the numbers in two tensors of one shape and dtype. NaN equals NaN. Needs little memory besides
-/// the tensors'. `advance` is told the bytes of each piece that has been compared.
+// Compares two tensors of one shape and dtype. NaN equals NaN. Needs little additional memory. Calls
+// `advance` with the bytes of each piece that it has compared.
 TensorDifference difference(const at::Tensor& a, const at::Tensor& b, const Tolerance& tolerance,
                             const std::function<void(std::uint64_t)>& advance);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What `lockstep doctor` cannot find out itself, since it does without LibTorch:
+// The checks of `lockstep doctor` that need LibTorch, which `lockstep` does not link:
 //   lockstep-doctor describe             this LibTorch and the backends that are built, as JSON
 //   lockstep-doctor all-reduce BACKEND   as a rank: one all_reduce, whose result is checked
 #include <chrono>
@@ -14,14 +14,15 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
-#include <lockstep/backends/registry.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
+
+#include "backends/registry.h"
 
 namespace lockstep::doctor {
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeout{60};
 constexpr int kUsageError = 2;
 
 std::string cuda_version() {
@@ -41,7 +42,7 @@ int describe() {
 }
 
 int all_reduce(const std::string& backend) {
-  const auto context = init({.backend = backend, .timeout = kPatience, .device = c10::Device(c10::kCPU)});
+  const auto context = init({.backend = backend, .timeout = kTimeout, .device = c10::Device(c10::kCPU)});
   const auto tensor = at::full({1024}, context.rank() + 1, at::kFloat);
   context.group().all_reduce(tensor);
   const int ranks = context.world_size();
@@ -53,7 +54,7 @@ int all_reduce(const std::string& backend) {
 int run(const std::vector<std::string>& words) {
   if (words == std::vector<std::string>{"describe"}) return describe();
   if (words.size() == 2 && words[0] == "all-reduce") return all_reduce(words[1]);
-  std::cerr << "usage: lockstep-doctor describe | all-reduce BACKEND (lockstep doctor does both)\n";
+  std::cerr << "usage: lockstep-doctor describe | all-reduce BACKEND (lockstep doctor runs both)\n";
   return kUsageError;
 }
 

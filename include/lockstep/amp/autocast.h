@@ -4,24 +4,26 @@
 #include <optional>
 
 #include <c10/core/Device.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 namespace lockstep::amp {
 
 /// Options of Autocast under PyTorch's names, with PyTorch's defaults.
 struct AutocastOptions {
-  /// What the operators that gain by it compute in. Default: what the kind of device has, bfloat16 on the CPU
-  /// and float16 on CUDA.
+  /// The dtype of operators that gain by it. Default: bfloat16 on the CPU, float16 on CUDA.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// False: an island of full precision within a scope.
+  /// False disables autocast within an outer scope.
   bool enabled = true;
-  /// Whether a weight that is used several times is cast once. Default: as it is around the scope.
+  /// Whether a weight that is used several times is cast only once. Default: as in the surrounding scope.
   std::optional<bool> cache_enabled = std::nullopt;
 };
 
-/// While it lives, LibTorch's operators choose the type they compute in by themselves: matrix products and
-/// convolutions take `dtype`, sums and losses float32. For forward and the loss, not for backward, which uses
-/// the types of forward by itself. PyTorch: `torch.autocast(device_type, dtype, enabled, cache_enabled)`.
+/// Runs LibTorch's operators in mixed precision during its lifetime: matrix products and convolutions in
+/// `dtype`, sums and losses in float32. Use it for forward and the loss, not for backward, which uses the
+/// dtypes of forward. PyTorch: `torch.autocast(device_type, dtype, enabled, cache_enabled)`.
 ///
 ///     at::Tensor loss;
 ///     {
@@ -30,24 +32,24 @@ struct AutocastOptions {
 ///     }
 ///     loss.backward();
 ///
-/// Scopes nest; each puts back what it found, also when an exception ends it. At the end of the outermost one
-/// the weights that were cast are forgotten: so end it before the optimizer changes them.
+/// Scopes nest; each restores the previous state, even after an exception. The outermost scope drops the
+/// cache of cast weights when it ends, so end it before the optimizer changes them.
 ///
-/// The state is the thread's: destroy it in the thread that made it, and make one in each thread of
-/// spawn_threads(). DataParallel's replicas work in the state of the thread that calls forward.
+/// The state is per thread: destroy it in the thread that created it, and create one in each thread of
+/// spawn_threads(). DataParallel's replicas use the state of the thread that calls forward.
 ///
-/// Throws ArgumentError for a kind of device that has no autocast. As in PyTorch, a warning is logged and the
-/// scope leaves autocast off where this process has no CUDA device, and for a dtype other than bfloat16 and
-/// float16 anywhere but on CUDA.
+/// Throws ArgumentError for a device type without autocast. As in PyTorch, logs a warning and leaves autocast
+/// disabled if this process has no CUDA device, and for dtypes other than bfloat16 and float16 except on
+/// CUDA.
 class [[nodiscard]] Autocast {
  public:
-  /// The kind of `device` counts, its index does not.
+  /// Uses the type of `device`; its index is ignored.
   explicit Autocast(c10::Device device, const AutocastOptions& options = {});
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  /// Whether it is on: asked for, and not refused with a warning.
+  /// Whether autocast is active: requested and supported.
   bool is_enabled() const { return enabled_; }
   at::ScalarType dtype() const { return dtype_; }
 
@@ -61,3 +63,20 @@ class [[nodiscard]] Autocast {
 };
 
 }  // namespace lockstep::amp
+
+namespace lockstep {
+
+/// Converts parameters, buffers and existing gradients of a module to `format`: tensors of 4 dimensions for
+/// ChannelsLast, of 5 for ChannelsLast3d, both for Contiguous. Convolutions are faster with ChannelsLast if
+/// the images have it too: `images.contiguous(at::MemoryFormat::ChannelsLast)`. Tensor identities, values and
+/// shapes stay, so optimizers may be created before or after. Create a DistributedDataParallel afterwards,
+/// because its buckets take the existing layout. Throws ArgumentError for Preserve. PyTorch:
+/// `module.to(memory_format=torch.channels_last)`.
+void to_memory_format(torch::nn::Module& module, at::MemoryFormat format);
+
+template <typename Contained>
+void to_memory_format(const torch::nn::ModuleHolder<Contained>& module, at::MemoryFormat format) {
+  to_memory_format(*module.ptr(), format);
+}
+
+}  // namespace lockstep

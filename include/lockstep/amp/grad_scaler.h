@@ -19,69 +19,69 @@ namespace lockstep::amp {
 
 /// Options of GradScaler under PyTorch's names, with PyTorch's defaults.
 struct GradScalerOptions {
-  double init_scale = 65536.0;          ///< the first factor
+  double init_scale = 65536.0;          ///< the initial factor
   double growth_factor = 2.0;           ///< above 1
   double backoff_factor = 0.5;          ///< below 1
   std::int64_t growth_interval = 2000;  ///< steps without inf or NaN after which the factor grows
-  bool enabled = true;                  ///< false: scale() and the rest do nothing, step() steps
+  bool enabled = true;                  ///< false: every function does nothing, except that step() steps
 
-  /// Ranks whose gradients are not averages of all: after no_sync(), of parameters that each rank has for
-  /// itself, of shards. An inf or NaN on one of them skips the step on all. unscale_(), or step() where that
-  /// was not called, is then a collective call, also on a rank without any gradient. Not needed with
-  /// DistributedDataParallel, whose averages bring the inf to all ranks by themselves. Own.
-  std::optional<ProcessGroup> group = std::nullopt;
+  /// Ranks whose gradients are not averaged: after no_sync(), of unshared parameters, of shards. An inf or
+  /// NaN on one rank then skips the step on all, and unscale_(), or step() without it, is collective, even on
+  /// a rank without gradients. Not needed with DistributedDataParallel, where the averages spread the inf. No
+  /// equivalent in PyTorch.
+  std::optional<ProcessGroup> process_group = std::nullopt;
 };
 
-/// Keeps the gradients of float16 computations from vanishing: multiplies the loss by a factor, divides the
-/// gradients by it, leaves out steps whose gradients have an inf or NaN and lowers the factor then. PyTorch:
-/// `torch.amp.GradScaler`, with the same arithmetic and hence the same bits.
+/// Prevents the underflow of float16 gradients: scales the loss by a factor and the gradients by its inverse,
+/// skips steps whose gradients contain inf or NaN, and lowers the factor then. Bitwise equal to PyTorch:
+/// `torch.amp.GradScaler`.
 ///
 ///     lockstep::amp::GradScaler scaler(context.device());
 ///     ...
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);  // only where gradients are looked at, e.g. clipped, before the step
+///     scaler.unscale_(optimizer);  // only to use gradients before the step, e.g. to clip them
 ///     scaler.step(optimizer);
 ///     scaler.update();
 ///
-/// Not for several threads at once. A TrainingState takes it as a part.
+/// Not thread-safe. Can be a part of TrainingState.
 class GradScaler {
  public:
-  /// `device`: the kind of device that gradients are on. Throws ArgumentError for factors on the wrong side
-  /// of 1 and an interval below 1. As in PyTorch, logs a warning and is not enabled when that is CUDA and
-  /// this process has no CUDA device.
+  /// `device` gives the device type of the gradients. Throws ArgumentError for factors on the wrong side of 1
+  /// and an interval below 1. As in PyTorch, logs a warning and is disabled for CUDA if this process has no
+  /// CUDA device.
   explicit GradScaler(c10::Device device = c10::kCUDA, const GradScalerOptions& options = {});
 
-  /// `outputs` times the factor; itself when not enabled.
+  /// Returns `outputs` times the factor, or `outputs` when disabled.
   at::Tensor scale(const at::Tensor& outputs);
-  /// The same for each; they may be on several devices.
+  /// Scales each tensor; they may be on several devices.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
-  /// Divides the gradients of the optimizer's parameters by the factor, in place, and looks for inf and NaN.
-  /// Once for each optimizer between two update()s, before step(). Does not wait for the device. Throws
-  /// ArgumentError when called out of turn, and for float16 gradients: keep the parameters in float32.
+  /// Divides the gradients of the optimizer's parameters by the factor, in place, and checks them for inf and
+  /// NaN. Call it at most once per optimizer between two update()s, before step(). Does not synchronize with
+  /// the device. Throws ArgumentError when called out of order, and for float16 gradients: keep the
+  /// parameters in float32.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// unscale_() unless that was done, then the optimizer's step(), or nothing at all when a gradient has an
-  /// inf or NaN. Returns whether the optimizer stepped, where PyTorch returns what its step() does. Once for
-  /// each optimizer between two update()s. Waits for the device once. Throws ArgumentError when called out of
-  /// turn and when no parameter has a gradient.
+  /// Calls unscale_() if needed, then the optimizer's step() unless a gradient has an inf or NaN. Returns
+  /// whether the optimizer stepped; PyTorch returns the result of its step(). Call it once per optimizer
+  /// between two update()s. Synchronizes with the device once. Throws ArgumentError when called out of order,
+  /// and when no parameter has a gradient.
   ///
-  /// With an optim::FusedOptimizer nobody waits: the factor and what was found go to its kernels, which
-  /// divide and leave out by themselves. The result is true then, whatever they do: a step was left out
-  /// where get_scale() is lower after update() than before.
+  /// An optim::FusedOptimizer needs no synchronization: its kernels unscale the gradients and skip the step.
+  /// The result is then always true; a step was skipped if get_scale() is lower after update().
   bool step(torch::optim::Optimizer& optimizer);
-  /// Throws ArgumentError, as in PyTorch, unless the scaler is not enabled: then the loss.
+  /// Throws ArgumentError, as in PyTorch. When disabled, steps and returns the loss.
   at::Tensor step(torch::optim::Optimizer& optimizer, const torch::optim::Optimizer::LossClosure& closure);
 
-  /// Ends the iteration: lowers the factor when a step was left out, raises it after growth_interval good
-  /// ones. Does not wait for the device. Throws ArgumentError when no optimizer was unscaled since the last
-  /// one.
+  /// Ends the iteration: lowers the factor after a skipped step, raises it after growth_interval good ones.
+  /// Does not synchronize with the device. Throws ArgumentError when no optimizer was unscaled since the last
+  /// call.
   void update();
-  /// The factor becomes `new_scale`; a tensor has one element and is copied.
+  /// Sets the factor. A tensor must have one element and is copied.
   void update(double new_scale);
   void update(const at::Tensor& new_scale);
 
-  /// 1 when not enabled. Waits for the device.
+  /// The factor; 1 when disabled. Synchronizes with the device.
   double get_scale() const;
   double get_growth_factor() const { return growth_factor_; }
   void set_growth_factor(double new_factor) { growth_factor_ = new_factor; }
@@ -92,19 +92,18 @@ class GradScaler {
   bool is_enabled() const { return enabled_; }
 
   /// {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"} as in Python; empty
-  /// when not enabled. Call it after update().
+  /// when disabled. Call it after update().
   Dict state_dict() const;
-  /// Takes over what state_dict() gave here or in Python; does nothing when not enabled. Throws
-  /// CheckpointError when an entry is missing or no number, or when the dict is empty, the scaler being as
-  /// before.
+  /// Loads a state dict of C++ or Python; does nothing when disabled. Throws CheckpointError when the dict is
+  /// empty or an entry is missing or not a number; the scaler is then unchanged.
   void load_state_dict(const Dict& state_dict);
 
  private:
   enum class Stage : std::uint8_t { ready, unscaled, stepped };
-  // Of one optimizer since the last update().
+  // One optimizer since the last update().
   struct OptimizerState {
     Stage stage = Stage::ready;
-    std::vector<at::Tensor> found_infs;  // one a device: 1 where a gradient has an inf or NaN, else 0
+    std::vector<at::Tensor> found_infs;  // one per device: 1 if a gradient has an inf or NaN, else 0
   };
 
   void check_scaled(const char* function) const;
@@ -122,7 +121,7 @@ class GradScaler {
   double backoff_factor_;
   std::int64_t growth_interval_;
   std::int64_t init_growth_tracker_ = 0;
-  at::Tensor scale_;  // undefined before the first scale(), which says on which device it is needed
+  at::Tensor scale_;  // undefined before the first scale(), which determines its device
   at::Tensor growth_tracker_;
   std::unordered_map<const torch::optim::Optimizer*, OptimizerState> states_;
 };

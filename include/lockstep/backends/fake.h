@@ -5,8 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include <lockstep/comm/backend_traits.h>
-#include <lockstep/comm/c10d.h>
+#include <lockstep/comm/backend.h>
 
 namespace lockstep::backends {
 

@@ -2,24 +2,25 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 namespace lockstep {
 
-/// How the nccl backend is set up; other backends pass over it. What is not given stays at NCCL's default.
+/// Settings of the nccl backend. Other backends ignore them. A field without a value has NCCL's default.
 /// PyTorch: `ProcessGroupNCCL.Options` and its `config`.
 struct NcclOptions {
-  /// Collectives run before other work that waits for the GPU. PyTorch: `is_high_priority_stream`.
+  /// Whether collectives run before other work that waits for the GPU. PyTorch: `is_high_priority_stream`.
   bool high_priority_stream = false;
-  /// Whether wait() blocks the host until the device has done the call, instead of only making the current
-  /// stream wait. Not given: as TORCH_NCCL_BLOCKING_WAIT says, else false.
+  /// Whether wait() blocks the host until the device has finished the call. False: only the current stream
+  /// waits. Default: TORCH_NCCL_BLOCKING_WAIT, else false.
   std::optional<bool> blocking_wait = {};
-  /// Whether communicators are made and ended without blocking the host. NCCL: `blocking`, the other way
-  /// round.
+  /// Whether communicators are created and destroyed without blocking the host. The opposite of NCCL's
+  /// `blocking`.
   std::optional<bool> nonblocking = {};
-  std::optional<int> min_ctas = {};          ///< blocks of threads a collective uses at least
-  std::optional<int> max_ctas = {};          ///< and at most: fewer leave more of the GPU to backward
+  std::optional<int> min_ctas = {};          ///< minimum number of thread blocks of a collective
+  std::optional<int> max_ctas = {};          ///< maximum; fewer leave more of the GPU to backward
   std::optional<int> cga_cluster_size = {};  ///< 0 to 8; from Hopper on
-  const char* net_name = nullptr;            ///< of the network plugin: "IB", "Socket"; copied by init()
+  std::string net_name = {};                 ///< network plugin, "IB" or "Socket"; empty: NCCL's choice
 };
 
 }  // namespace lockstep

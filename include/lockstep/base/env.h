@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// A read-only view of environment variables: those of this process, or a map made by a test.
-/// A variable that is set to the empty string counts as unset.
+/// Read-only access to environment variables of this process, or to a map for tests. An empty variable counts
+/// as unset.
 class Env {
  public:
   /// Reads this process's environment at every call.
@@ -20,8 +20,7 @@ class Env {
   std::optional<std::string> get(const std::string& name) const;
   bool has(const std::string& name) const { return get(name).has_value(); }
 
-  /// The variable as a whole decimal number; throws ArgumentError naming variable and value when it is not
-  /// one.
+  /// The variable as a decimal integer. Throws ArgumentError naming variable and value if it is not one.
   std::optional<std::int64_t> get_int(const std::string& name) const;
 
  private:

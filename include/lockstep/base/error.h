@@ -6,14 +6,13 @@
 
 namespace lockstep {
 
-/// Root of every exception that Lockstep throws. The message says what happened, on which rank, to what,
-/// and what to do about it.
+/// Base class of all exceptions of Lockstep. The message names the event, the rank, the object and a remedy.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The caller passed something that cannot work; nothing was sent and nothing was changed.
+/// Wrong argument. Nothing was sent or changed.
 class ArgumentError : public Error {
  public:
   using Error::Error;
@@ -37,13 +36,13 @@ class DesyncError : public Error {
   using Error::Error;
 };
 
-/// The ranks could not find each other.
+/// The ranks could not find or connect each other.
 class RendezvousError : public Error {
  public:
   using Error::Error;
 };
 
-/// A data set is missing, damaged, or not what it should be.
+/// A data set is missing, damaged, or has the wrong format.
 class DataError : public Error {
  public:
   using Error::Error;
@@ -55,7 +54,7 @@ class CheckpointError : public Error {
   using Error::Error;
 };
 
-/// A process could not be started or watched.
+/// A process could not be started or supervised.
 class LaunchError : public Error {
  public:
   using Error::Error;

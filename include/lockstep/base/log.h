@@ -7,9 +7,9 @@ namespace lockstep {
 
 enum class LogLevel { debug, info, warning, error };
 
-/// Writes one line, whole, to stderr: "[lockstep] message", with the rank once init() knows it.
-/// Lines below the level in the environment variable LOCKSTEP_LOG_LEVEL (debug, info, warning or error;
-/// default info) are dropped. Safe from any thread.
+/// Writes one line to stderr: "[lockstep] message", with the rank after init(). Lines below the level in the
+/// environment variable LOCKSTEP_LOG_LEVEL (debug, info, warning or error; default info) are dropped. Safe
+/// from any thread.
 void log(LogLevel level, std::string_view message);
 
 }  // namespace lockstep

@@ -5,8 +5,7 @@
 
 namespace lockstep {
 
-/// Where this process stands among the processes of one run, as plain numbers: what layers that know
-/// nothing of communication (samplers, logging) need of the default process group.
+/// This process's numbers in its run, for layers that do not depend on communication (samplers, logging).
 struct World {
   int rank = 0;        ///< 0 .. size-1
   int size = 1;        ///< number of ranks
@@ -14,17 +13,17 @@ struct World {
   int local_size = 1;  ///< number of ranks on this host
 };
 
-/// The world of the default process group: what init() found, or a world of one outside its context. In a
-/// thread of spawn_threads() that rank's. Safe from any thread.
+/// The world of the default process group, or a world of one without a context. In a thread of
+/// spawn_threads(), that of the thread's rank. Safe from any thread.
 World current_world();
 
-/// Called by init() and by the end of its context.
+/// Called by init() and by the destructor of its context.
 void set_current_world(const World& world);
 
-/// Called by a thread that becomes a rank by itself, and (nullopt) when it is none any more.
+/// Called by a thread that becomes a rank, and with nullopt when it ends as a rank.
 void set_thread_world(const std::optional<World>& world);
 
-/// Whether this thread is a rank by itself.
+/// Whether this thread is a rank of spawn_threads().
 bool is_thread_rank();
 
 }  // namespace lockstep

@@ -8,46 +8,49 @@
 #include <string>
 #include <vector>
 
+#include <torch/nn/module.h>
+
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/serialize/torch_file.h>
 
 namespace lockstep {
 
-/// How ranks get what is in a checkpoint.
+/// How the ranks read a checkpoint.
 enum class CheckpointReading : std::uint8_t {
-  /// Rank 0 reads, the others receive it piece by piece: the file system is asked once.
+  /// Rank 0 reads the file once and broadcasts it.
   broadcast,
-  /// Every rank reads for itself, at the same time.
+  /// Every rank reads the file.
   every_rank,
 };
 
-/// Who writes.
+/// Which ranks write a checkpoint.
 enum class CheckpointWriting : std::uint8_t {
-  /// Rank 0, one file: `step-<number>.pt`.
+  /// Rank 0 writes one file, `step-<number>.pt`.
   first_rank,
-  /// Every rank what it has of each ShardedTensor and a share of the rest, into the folder `step-<number>`,
-  /// which distributed_checkpoint and Python's `torch.distributed.checkpoint` read. All ranks must see the
-  /// same folders. save() takes a dict, on every rank.
+  /// Every rank writes its parts of each ShardedTensor and a share of the other entries to the folder
+  /// `step-<number>`, which distributed_checkpoint and Python's `torch.distributed.checkpoint` read. All
+  /// ranks
+  /// must see the same file system. save() takes a dict on every rank.
   every_rank,
 };
 
 struct CheckpointManagerOptions {
-  /// So many of the newest stay; 0: all.
+  /// Number of newest checkpoints to keep; 0 keeps all.
   std::int64_t keep_last = 3;
-  /// So many of those with the best metric stay besides.
+  /// Number of checkpoints with the best metric to keep in addition.
   std::int64_t keep_best = 1;
-  /// The larger metric is the better one (accuracy); false: the smaller (loss).
+  /// Whether a larger metric is better (accuracy) or a smaller one (loss).
   bool higher_is_better = true;
-  /// Every step that is a multiple of this stays for good; 0: none.
+  /// Keep every step that is a multiple of this; 0 disables the rule.
   std::int64_t keep_every = 0;
-  /// save() returns once it has a copy of the data, which a thread then writes; one at a time, so one copy at
-  /// most is in memory. A failure comes out of the next save() or wait(), on every rank.
+  /// save() copies the data and returns; a thread writes the copy. At most one copy exists at a time. The
+  /// next save() or wait() throws the error of a failed write, on every rank.
   bool async_save = false;
-  /// Data and name have reached the disk when a checkpoint counts as written.
+  /// A checkpoint counts as written after data and directory entry have reached the disk.
   bool sync = true;
-  /// Whose ranks save and load together; not given: the default group where there is one, else this process
-  /// alone.
-  std::optional<ProcessGroup> group = {};
+  /// The ranks that save and load together. Default: the default group or, without one, this process alone.
+  std::optional<ProcessGroup> process_group = {};
   CheckpointReading reading = CheckpointReading::broadcast;
   CheckpointWriting writing = CheckpointWriting::first_rank;
 };
@@ -63,54 +66,57 @@ struct Checkpoint {
   Value contents;
 };
 
-/// A folder of checkpoints: `step-<number>.pt`, each a file as save() writes it, which Python's torch.load
-/// opens, and the links last.pt and best.pt; or folders `step-<number>`, last and best, where every rank
-/// writes. A checkpoint is whole under its name or not there, also when ranks are killed at any moment.
+/// Saves, retains and loads the checkpoints of a run in one folder.
 ///
-/// save(), wait(), remove_after() and the loading functions are called on all ranks of the group, in the same
-/// order, and end alike on all: when one fails, all throw CheckpointError with the reason and the rank. For
-/// one thread.
+/// The folder has one file `step-<number>.pt` per checkpoint, in the format of save(), and the symbolic links
+/// last.pt and best.pt. With CheckpointWriting::every_rank it has folders `step-<number>`, `last` and `best`.
+/// A checkpoint appears under its name only when it is complete, even if ranks are killed at any moment.
+///
+/// save(), wait(), remove_after() and the load functions are collective. If one rank fails, all ranks throw
+/// CheckpointError with the reason and the rank. Not thread-safe.
 class CheckpointManager {
  public:
-  /// Makes the folder where it is missing. Throws CheckpointError.
+  /// Creates the folder if it does not exist. Throws CheckpointError, and ArgumentError for negative options.
   explicit CheckpointManager(std::filesystem::path folder, CheckpointManagerOptions options = {});
-  /// Waits for an asynchronous save; its failure is logged.
+  /// Waits for an asynchronous save and logs its error.
   ~CheckpointManager();
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
-  /// Writes `contents` (rank 0's, what others pass is not looked at; or every rank's) as that of `step`, then
-  /// removes those that no rule keeps. The latest may be replaced. A step below it throws, and nothing is
-  /// written: load_latest() would go on with the other one, and what this run saves be lost. Those that this
-  /// manager found damaged do not count. A metric that is not finite counts as none. The first call removes
-  /// what writers that were killed left in the folder: one process, or one group of ranks, writes there at a
-  /// time, while any may read. A folder that is gone after it was found or saved to is an error of every save
-  /// until it is back: its checkpoints are gone with it. With async_save the failure of the save before is
-  /// thrown, after this one has begun.
+  /// Saves `contents` as checkpoint `step`, then applies retention. In `first_rank` mode only rank 0's
+  /// contents are used. A metric that is not finite is ignored.
+  ///
+  /// The newest checkpoint may be replaced. A `step` below it is an error, because load_latest() would return
+  /// the other one; damaged checkpoints that this manager has found do not count. The first call removes the
+  /// unfinished files of killed writers, so only one process or group may write to a folder; any number may
+  /// read. If the folder disappears, every save fails until it is back, because its checkpoints are missing
+  /// too.
+  ///
+  /// With async_save the error of the previous save is thrown after this save has started.
   void save(std::int64_t step, const Value& contents, std::optional<double> metric = std::nullopt);
-  /// Removes all above `step`, for a run that goes back to it: load(step), remove_after(step).
+  /// Removes all checkpoints above `step`. Use it to continue from an older one: load(step),
+  /// remove_after(step).
   void remove_after(std::int64_t step);
-  /// Until an asynchronous save is on disk. Throws what made it fail.
+  /// Waits until an asynchronous save has reached the disk. Throws its error.
   void wait();
 
-  /// All that are there, oldest first, whether they are whole or not. This rank's look at the folder; not
-  /// collective.
+  /// All checkpoints in the folder, oldest first, damaged ones included. Not collective.
   std::vector<CheckpointInfo> checkpoints() const;
 
-  /// The newest one that is whole: checksums are compared, and one that is damaged is passed over with a
-  /// warning. nullopt when the folder has none; throws when it has some and none can be loaded. One that
-  /// cannot be read (CheckpointReadError: permission, disk, memory) may be whole, and is an error: an older
-  /// one would hide it.
+  /// Loads the newest intact checkpoint. Checksums are verified; damaged checkpoints are skipped with a
+  /// warning. Returns nullopt when the folder has no checkpoint. Throws when it has some but none can be
+  /// loaded, and when one cannot be read (CheckpointReadError: permission, disk, memory): it may be intact,
+  /// so an older one must not take its place.
   std::optional<Checkpoint> load_latest(const LoadOptions& options = {});
-  /// The one with the best metric, likewise.
+  /// Like load_latest(), for the checkpoint with the best metric.
   std::optional<Checkpoint> load_best(const LoadOptions& options = {});
-  /// That of one step. Throws when it is not there or damaged.
+  /// Loads the checkpoint of one step. Throws when it does not exist or is damaged.
   Checkpoint load(std::int64_t step, const LoadOptions& options = {});
 
-  /// The same into what is there, as distributed_checkpoint::load(contents, folder) does: every rank reads
-  /// the parts that it has of each ShardedTensor, whoever wrote them. For checkpoints of every_rank: one in a
-  /// single file, which load_latest() reads, one that is whole but does not fit `contents`, and one that
-  /// cannot be read are errors of all ranks.
+  // Loading into existing values, as distributed_checkpoint::load(contents, folder) does: every rank reads
+  // its parts of each ShardedTensor, whichever ranks wrote them. The checkpoints must have been written by
+  // every_rank. A single file, an intact checkpoint that does not fit `contents`, and one that cannot be read
+  // are errors on all ranks.
   std::optional<CheckpointInfo> load_latest(Dict& contents);
   std::optional<CheckpointInfo> load_best(Dict& contents);
   CheckpointInfo load(std::int64_t step, Dict& contents);
@@ -122,9 +128,27 @@ class CheckpointManager {
   std::unique_ptr<Implementation> implementation_;
 };
 
-/// A file read by rank 0 of `group` and received by the others, or read by all: PyTorch has the idiom, no
-/// function. Collective; all ranks throw alike.
-Value load_on_all(const ProcessGroup& group, const std::filesystem::path& file,
-                  const LoadOptions& options = {}, CheckpointReading reading = CheckpointReading::broadcast);
+/// Loads a file on all ranks; with `broadcast` only rank 0 reads it. Collective over `process_group`
+/// (default: the default group or, without one, this process alone). All ranks throw CheckpointError if one
+/// fails. PyTorch has the idiom, not a function.
+Value load_on_all(const std::filesystem::path& file, const LoadOptions& options = {},
+                  CheckpointReading reading = CheckpointReading::broadcast,
+                  const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+/// Gives all ranks the same initial weights and keeps them in a file: rank 0 writes the state dict of
+/// `module` to `file`, replacing it, and all ranks load it, buffers included. With `every_rank` each rank
+/// reads the file, so all must see it. Collective over `process_group` (default as in load_on_all()). All
+/// ranks throw CheckpointError with the rank and the reason if one cannot write, read or load it. PyTorch has
+/// the idiom in its DistributedDataParallel tutorial, not a function.
+void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
+                            CheckpointReading reading = CheckpointReading::broadcast,
+                            const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+template <ModulePointer Holder>
+void share_starting_weights(Holder& module, const std::filesystem::path& file,
+                            CheckpointReading reading = CheckpointReading::broadcast,
+                            const std::optional<ProcessGroup>& process_group = std::nullopt) {
+  share_starting_weights(static_cast<torch::nn::Module&>(*module), file, reading, process_group);
+}
 
 }  // namespace lockstep

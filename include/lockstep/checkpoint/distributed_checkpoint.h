@@ -12,41 +12,39 @@
 #include <lockstep/serialize/torch_file.h>
 #include <lockstep/serialize/value.h>
 
-/// The folders of PyTorch's `torch.distributed.checkpoint`: pieces of tensors in several files, and a table
-/// of them.
+/// PyTorch's distributed checkpoints (`torch.distributed.checkpoint`): folders with the parts of tensors in
+/// several files, and their metadata in `.metadata`.
 namespace lockstep::distributed_checkpoint {
 
-/// Reads what it is asked for, whatever ranks and pieces it was written by. Errors are CheckpointErrors
-/// naming the file, CheckpointReadError among them. Any thread may use a const one.
+/// Reads entries, or parts of them, independent of the number of ranks that wrote them. Every error is a
+/// CheckpointError that names the file, or a CheckpointReadError. Const functions are thread-safe.
 class Reader {
  public:
-  /// Reads and checks the table (`.metadata`), and that every file is there, long enough for what the table
-  /// says.
+  /// Reads and checks the metadata, and that every file exists and is as long as the metadata requires.
   explicit Reader(const std::filesystem::path& folder);
   Reader(Reader&&) noexcept;
   Reader& operator=(Reader&&) noexcept;
   ~Reader();
 
-  /// The names of all entries: the keys of nested dicts and lists, joined by dots.
+  /// The names of all entries: nested keys and list indices, joined by dots.
   std::vector<std::string> keys() const;
   bool is_tensor(const std::string& key) const;
   std::vector<std::int64_t> shape(const std::string& key) const;
   at::ScalarType dtype(const std::string& key) const;
 
-  /// A whole entry, put together from its pieces.
+  /// A whole entry, assembled from its pieces.
   Value read(const std::string& key) const;
-  /// A part of a tensor, of shape `sizes`, from `offsets` on: what one rank of a new arrangement needs. Only
-  /// the pieces that it touches are read.
+  /// The part of a tensor of shape `sizes` at `offsets`. Reads only the pieces that overlap it. Throws
+  /// ArgumentError when the part is outside the tensor.
   at::Tensor read_part(const std::string& key, const std::vector<std::int64_t>& offsets,
                        const std::vector<std::int64_t>& sizes) const;
-  /// Everything, nested as it was saved, tensors on `map_location`. at::kMeta: their data is not read.
+  /// All entries, nested as they were saved, with tensors on `map_location`. at::kMeta: the data is not read.
   Dict read_all(at::Device map_location = at::kCPU) const;
-  /// An entry into a value of the same shape, as load(contents, folder) does.
+  /// Reads an entry into an existing value of the same shape, as load(contents, folder) does.
   void read_into(const std::string& key, Value& value) const;
-  /// Throws unless there is such an entry and, where `value` is a tensor, one of that shape. An empty dict
-  /// always fits.
+  /// Throws unless the entry exists and, if `value` is a tensor, has its shape. An empty dict always fits.
   void check_fits(const std::string& key, const Value& value) const;
-  /// Compares the checksums of all data, and shapes and dtypes with the table's; or of every `shares`-th
+  /// Verifies checksums, and shapes and dtypes against the metadata, of all pieces, or of every `shares`-th
   /// piece from number `share` on. Needs little memory.
   void verify(std::size_t share = 0, std::size_t shares = 1) const;
 
@@ -55,38 +53,40 @@ class Reader {
   std::unique_ptr<const Contents> contents_;
 };
 
-/// Reader(folder).read_all(). Python: `dcp_to_torch_save` and `torch.load`.
+/// Loads everything: Reader(folder).read_all(). Python: `dcp_to_torch_save` and `torch.load`.
 Dict load(const std::filesystem::path& folder);
 
-/// Fills `contents` with what the folder has: data of tensors is copied into those that are there, whatever
-/// their dtype and device; of a ShardedTensor each rank gets its local_shards, however many ranks saved it;
-/// anything else is replaced. An empty dict takes all that the folder has below its name, if anything: such
-/// is the "state" of an optimizer before its first step. Entries that only the folder has are passed over.
-/// Throws CheckpointError on all ranks of `group` alike: names and shapes are looked at first, so that
-/// `contents` then is as it was. Collective. Python: `dcp.load(state_dict, checkpoint_id=folder)`.
-void load(Dict& contents, const std::filesystem::path& folder,
-          const std::optional<ProcessGroup>& group = std::nullopt);
-
-/// Writes a folder that Python's `dcp.load` opens. Every rank of `group` (this process alone without one)
-/// writes the parts that it has of each ShardedTensor; what else is in `contents` is the same on all ranks
-/// that have it, and shared out among them. Tensors must not change meanwhile. Collective.
+/// Loads the entries named in `contents` into its values. Collective over `process_group`; without one, this
+/// process loads alone. Python: `dcp.load(state_dict, checkpoint_id=folder)`.
 ///
-/// A checkpoint that is in the folder stays whole until the new one takes its place, whenever a rank dies.
-/// Throws CheckpointError on all ranks alike: a rank cannot write, an entry cannot be saved, or the parts of
-/// a tensor overlap or leave something out. Python: `dcp.save`.
-void save(const Dict& contents, const std::filesystem::path& folder,
-          const std::optional<ProcessGroup>& group = std::nullopt, const SaveOptions& options = {});
+/// Tensor data is copied into the existing tensors, converting dtype and device. Each rank reads its
+/// local_shards of a ShardedTensor, independent of the number of ranks that saved it. Other values are
+/// replaced. An empty dict receives all entries below its name, which loads the "state" of an optimizer
+/// before its first step. Entries that only the folder has are ignored. Throws CheckpointError on all ranks;
+/// names and shapes are checked first, so a mismatch leaves `contents` unchanged.
+void load(Dict& contents, const std::filesystem::path& folder,
+          const std::optional<ProcessGroup>& process_group = std::nullopt);
 
-/// The part of a tensor that falls to one place of a mesh of ranks.
+/// Saves `contents` as a folder that Python's `dcp.load` opens. Collective over `process_group`; without one,
+/// this process saves alone. Tensors must not change during the call. Python: `dcp.save`.
+///
+/// Every rank writes its parts of each ShardedTensor. Other entries must be equal on all ranks that have
+/// them, and are distributed over these ranks. An existing checkpoint in the folder stays complete until the
+/// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks: a rank cannot write, an
+/// entry cannot be saved, or the parts of a tensor overlap or leave elements out.
+void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
+          const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+/// The part of a tensor at one coordinate of a device mesh.
 struct LocalShape {
   std::vector<std::int64_t> local_shape;
   std::vector<std::int64_t> global_offset;
 };
 
-/// Where DTensor has the part of the rank at `my_coordinate` of a mesh: placements[i] is the dimension of the
-/// tensor that dimension i of the mesh splits (PyTorch: `Shard(dim)`), nullopt where it has copies
-/// (`Replicate()`). The first parts are the larger ones; the last may be empty. Throws ArgumentError.
-/// PyTorch: `compute_local_shape_and_global_offset`.
+/// The shape and offset of DTensor's part at `my_coordinate` of a device mesh. placements[i] is the tensor
+/// dimension that mesh dimension i splits (PyTorch: `Shard(dim)`), or nullopt for `Replicate()`. Leading
+/// parts are larger; the last may be empty. Throws ArgumentError. PyTorch:
+/// `compute_local_shape_and_global_offset`.
 LocalShape compute_local_shape_and_global_offset(const std::vector<std::int64_t>& global_shape,
                                                  const std::vector<std::int64_t>& mesh_shape,
                                                  const std::vector<std::int64_t>& my_coordinate,

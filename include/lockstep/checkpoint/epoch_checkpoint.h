@@ -8,21 +8,21 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep {
 
-/// How far a run has come, in the layout of PyTorch's ImageNet example.
+/// The progress of a run, in the layout of PyTorch's ImageNet example.
 struct EpochCheckpoint {
-  std::int64_t epoch = 0;  ///< the one to go on with
-  std::string arch = {};   ///< the name of the architecture, as "resnet50"
+  std::int64_t epoch = 0;  ///< the next epoch to run
+  std::string arch = {};   ///< the architecture, such as "resnet50"
   double best_acc = 0;
 };
 
-/// {"epoch", "arch", "state_dict", "best_acc", "optimizer"}, in this order. Tensors share the data of the
-/// module and the optimizer. Further entries are set() in what it returns. PyTorch has the layout in its
-/// ImageNet example, no function.
+/// Returns {"epoch", "arch", "state_dict", "best_acc", "optimizer"}, in this order. Tensors share the data of
+/// the module and the optimizer. Add further entries with set(). PyTorch has the layout in its ImageNet
+/// example, not a function.
 Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const torch::nn::Module& module,
                            const torch::optim::Optimizer& optimizer);
 
@@ -32,11 +32,10 @@ Dict make_epoch_checkpoint(const EpochCheckpoint& progress, const Holder& module
   return make_epoch_checkpoint(progress, static_cast<const torch::nn::Module&>(*module), optimizer);
 }
 
-/// Loads module and optimizer, as load_state_dict() does, from such a dict of C++ or Python, and returns the
-/// rest. Numbers may also be tensors of one element; "best_acc1", as the example calls it today, stands in
-/// for a missing "best_acc"; further entries are passed over. Throws CheckpointError naming the entry that is
-/// missing, of another type or does not fit, and both architectures where `arch` is given and another one was
-/// saved; module and optimizer are then as they were.
+/// Loads module and optimizer from such a dict, written by C++ or Python, and returns the other entries.
+/// Numbers may be tensors of one element. "best_acc1", the example's current name, replaces a missing
+/// "best_acc". Other entries are ignored. Throws CheckpointError that names the entry that is missing or does
+/// not fit, or both architectures if `arch` is given and differs; module and optimizer are then unchanged.
 EpochCheckpoint load_epoch_checkpoint(const Dict& checkpoint, torch::nn::Module& module,
                                       torch::optim::Optimizer& optimizer, std::string_view arch = "");
 

@@ -12,14 +12,13 @@
 
 #include <ATen/core/Generator.h>
 
-#include <lockstep/checkpoint/module_state.h>
-#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/data/loader_position.h>
 
 namespace lockstep {
 
-/// Anything that keeps its state in a dict: a loader, a meter, a struct of the user's. PyTorch:
+/// A type that keeps its state in a dict: a loader, a meter, a struct of the user's. PyTorch:
 /// `torch.distributed.checkpoint.stateful.Stateful`.
 template <typename T>
 concept Stateful = requires(T& object, const T& constant, const Dict& dict) {
@@ -27,13 +26,13 @@ concept Stateful = requires(T& object, const T& constant, const Dict& dict) {
   object.load_state_dict(dict);
 };
 
-/// {"epoch", "batches", "samples", ...}: where a loader is.
+/// The position of a loader as {"epoch", "batches", "samples", ...}.
 Dict position_dict(const data::LoaderPosition& position);
-/// Throws CheckpointError when that is not what `dict` says.
+/// The inverse of position_dict(). Throws CheckpointError when an entry is missing or does not fit.
 data::LoaderPosition position_of(const Dict& dict);
 
-/// What a run consists of, each part under a name: what a checkpoint is made of, and goes back into. Keeps
-/// references: the parts must outlive it.
+/// The parts of a training run by name: collects their states for a checkpoint and restores them. Keeps
+/// references, so the parts must outlive it.
 ///
 ///     TrainingState training;
 ///     training.add("model", ddp).add("optimizer", optimizer).add("loader", loader).add("epoch", epoch);
@@ -42,12 +41,13 @@ data::LoaderPosition position_of(const Dict& dict);
 ///     if (auto checkpoint = manager.load_latest()) training.load_state_dict(checkpoint->contents.as_dict());
 class TrainingState {
  public:
-  /// The parts of several ranks belong together: add_generator() then keeps one state for each. Not given:
-  /// the default group where there is one.
-  explicit TrainingState(std::optional<ProcessGroup> group = std::nullopt);
+  /// The ranks whose random states and gradients are saved together. Default: the default group or, without
+  /// one, this process alone.
+  explicit TrainingState(std::optional<ProcessGroup> process_group = std::nullopt);
 
-  /// A module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a loader;
-  /// what is Stateful; a bool, a number, a string or a Value. Throws ArgumentError when the name is taken.
+  /// Adds a part: a module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a
+  /// loader; a Stateful type; a bool, a number, a string or a Value. Throws ArgumentError when the name is
+  /// taken.
   template <typename Part>
   TrainingState& add(const std::string& name, Part& part) {
     if constexpr (std::derived_from<Part, torch::nn::Module> ||
@@ -73,28 +73,28 @@ class TrainingState {
     }
   }
 
-  /// The random numbers of this rank, on every rank: LibTorch's default generator of the CPU (in a thread of
-  /// spawn_threads() the thread's) and those of all GPUs that the process may use. state_dict() is then
-  /// collective. A rank that the checkpoint has no state for, since there were fewer, keeps its own.
+  /// Adds the random states of every rank: LibTorch's default CPU generator (in a thread of spawn_threads()
+  /// the thread's own) and those of the GPUs that the process may use. state_dict() is then collective. A
+  /// rank without a saved state keeps its own.
   TrainingState& add_generator(const std::string& name = "generator");
 
-  /// The gradients of a module, for runs that stop between the steps of an optimizer, where gradients have
-  /// been accumulated and not yet used. state_dict() is then collective. Those that differ among ranks, as
-  /// under no_sync(), are all gathered on rank 0, and need as many ranks to go on; others any number.
+  /// Adds the gradients of a module, for checkpoints between two optimizer steps while gradients accumulate.
+  /// state_dict() is then collective. Gradients that differ between ranks, as under no_sync(), are gathered
+  /// on rank 0 and can only be loaded by the same number of ranks.
   TrainingState& add_gradients(const std::string& name, const torch::nn::Module& module);
   template <ModulePointer Holder>
   TrainingState& add_gradients(const std::string& name, const Holder& module) {
     return add_gradients(name, static_cast<const torch::nn::Module&>(*module));
   }
 
-  /// Any part: how its value is had, and how it is given back.
+  /// Adds any part by functions that return and restore its value.
   TrainingState& add_functions(std::string name, std::function<Value()> save,
                                std::function<void(const Value&)> load);
 
-  /// All parts. Tensors share the data of the run.
+  /// The states of all parts. Tensors share the data of the run.
   Dict state_dict() const;
-  /// Gives each part its value back, in the order in which they were added. Throws CheckpointError naming the
-  /// part that is missing in the dict or does not fit it. What only the dict has is passed over.
+  /// Restores each part, in the order in which they were added. Throws CheckpointError that names the part
+  /// that is missing in the dict or does not fit. Other entries of the dict are ignored.
   void load_state_dict(const Dict& state_dict) const;
 
  private:
@@ -116,7 +116,7 @@ class TrainingState {
       part = value.as_string();
     } else {
       static_assert(std::is_same_v<Part, Value>,
-                    "give it state_dict() and load_state_dict(), or use add_functions()");
+                    "define state_dict() and load_state_dict(), or use add_functions()");
       part = value;
     }
   }

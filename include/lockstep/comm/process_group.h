@@ -11,20 +11,20 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/comm/backend_traits.h>
-#include <lockstep/comm/c10d.h>
-#include <lockstep/comm/call_record.h>
-#include <lockstep/comm/reduce_op.h>
+#include <lockstep/comm/backend.h>
 #include <lockstep/comm/work.h>
+#include <lockstep/node/call_record.h>
 
 namespace lockstep {
 
 namespace comm {
 class GroupState;
-class HostGroup;
-}  // namespace comm
+}
+namespace node {
+class NodeGroup;
+}
 
-/// What a ProcessGroup knows beside its backend.
+/// The properties of a ProcessGroup besides its backend.
 struct ProcessGroupInfo {
   std::string name = "default";                  ///< for messages
   std::vector<int> global_ranks = {};            ///< [i] = the global rank of group rank i; empty: i itself
@@ -35,7 +35,7 @@ struct ProcessGroupInfo {
   /// `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
   bool check_calls = false;
   /// Where all ranks run on one host, what they know of each other there; made by the backends of Lockstep.
-  std::shared_ptr<comm::HostGroup> host_group = {};
+  std::shared_ptr<node::NodeGroup> node_group = {};
 };
 
 /// A group of ranks and the collectives between them. PyTorch: `torch.distributed` and its ProcessGroup.

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <memory>
 
-#include <lockstep/comm/call_record.h>
+#include <lockstep/node/call_record.h>
 
 namespace lockstep {
 
@@ -16,7 +16,7 @@ class PendingCall;
 ///
 /// A value: copies refer to the same call. The tensors given to the call must not be touched before wait()
 /// has returned (for CUDA: before work that was queued after wait() on the same stream). Dropping a Work
-/// without waiting is allowed; the call goes on and keeps its tensors alive. One thread at a time.
+/// without waiting is allowed; the call continues and keeps its tensors alive. One thread at a time.
 class Work {
  public:
   /// Refers to no call; wait() returns at once.

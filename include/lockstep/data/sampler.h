@@ -12,7 +12,7 @@
 
 namespace lockstep::data {
 
-/// A number of samples, or anything that has a size(), so that a sampler takes a dataset as in PyTorch:
+/// A number of samples, or an object with size(): samplers accept a dataset, as in PyTorch:
 /// `RandomSampler sampler(dataset);`.
 struct SampleCount {
   template <std::integral I>
@@ -26,8 +26,7 @@ struct SampleCount {
   std::int64_t value;
 };
 
-/// One pass over a sampler. What it draws from a random generator it draws when it is needed and not
-/// before, as PyTorch's Python generators do.
+/// One pass over a sampler. Draws random numbers lazily, as PyTorch's Python generators do.
 class IndexStream {
  public:
   virtual ~IndexStream() = default;
@@ -35,23 +34,22 @@ class IndexStream {
   virtual std::int64_t read(std::span<std::int64_t> out) = 0;
 };
 
-/// Decides which samples are visited and in which order. PyTorch: torch.utils.data.Sampler.
-/// Not safe for use by several threads at once.
+/// Determines the samples of a pass and their order. Not thread-safe. PyTorch: torch.utils.data.Sampler.
 class Sampler {
  public:
   virtual ~Sampler() = default;
   /// Starts a new pass. The stream may outlive the sampler. PyTorch: `__iter__`.
   virtual std::unique_ptr<IndexStream> iter() const = 0;
-  /// Goes on with a pass of which `samples` indices have been handed out, counted over all shares(); also
-  /// when the number of shares was another then. Passes over them unless a sampler knows a better way.
+  /// Resumes a pass after `samples` indices, counted over all shares(); the number of shares may have
+  /// changed. The default implementation skips the indices.
   virtual std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const;
-  /// How many samplers like this one, on as many ranks, share the data.
+  /// Number of ranks that share the data through samplers like this one.
   virtual std::int64_t shares() const { return 1; }
   /// Whether a pass draws from LibTorch's default generator.
-  virtual bool draws_by_default() const { return false; }
+  virtual bool uses_default_generator() const { return false; }
   /// Number of indices in one pass. PyTorch: `__len__`.
   virtual std::int64_t size() const = 0;
-  /// Tells which epoch the next pass belongs to; most samplers do not care.
+  /// Sets the epoch of the next pass. Most samplers ignore it.
   virtual void set_epoch(std::int64_t /*epoch*/) {}
 
   /// One whole pass as an int64 tensor of shape [size()].
@@ -71,25 +69,131 @@ class SequentialSampler : public Sampler {
 
 struct RandomSamplerOptions {
   bool replacement = false;                      ///< draw with replacement
-  std::optional<std::int64_t> num_samples = {};  ///< not given: as many as the dataset has
-  /// Not given: each pass draws a seed from LibTorch's default CPU generator, so torch::manual_seed decides.
+  std::optional<std::int64_t> num_samples = {};  ///< default: the size of the dataset
+  /// Default: each pass draws a seed from LibTorch's default CPU generator, which torch::manual_seed() seeds.
   std::optional<at::Generator> generator = {};
 };
 
-/// A random order, index for index PyTorch's RandomSampler with the same generator state, and leaving the
-/// generator in the same state.
+/// A random order with the indices of PyTorch's RandomSampler for the same generator state; leaves the
+/// generator in the same state as PyTorch does.
 class RandomSampler : public Sampler {
  public:
   /// Throws ArgumentError when the dataset is empty or num_samples is not positive.
   explicit RandomSampler(SampleCount dataset, RandomSamplerOptions options = {});
   std::unique_ptr<IndexStream> iter() const override;
-  bool draws_by_default() const override { return !options_.generator; }
+  bool uses_default_generator() const override { return !options_.generator; }
   std::int64_t size() const override { return num_samples_; }
 
  private:
   std::int64_t count_;
   std::int64_t num_samples_;
   RandomSamplerOptions options_;
+};
+
+/// One pass over batches of indices.
+class BatchStream {
+ public:
+  virtual ~BatchStream() = default;
+  /// The next batch as an int64 CPU tensor of shape [samples]; an undefined tensor at the end.
+  virtual at::Tensor next() = 0;
+};
+
+/// The source of a loader's batches of indices. Derive from it for custom batches; Python passes an iterable
+/// of index lists as `batch_sampler`.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  /// Starts a new pass. The stream may outlive this object.
+  virtual std::unique_ptr<BatchStream> iter() const = 0;
+  /// Resumes a pass after `batches` on this rank and `samples` on all ranks that share the data. The default
+  /// implementation skips the batches.
+  virtual std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const;
+  /// As in Sampler.
+  virtual std::int64_t shares() const { return 1; }
+  virtual bool uses_default_generator() const { return false; }
+  /// Number of batches in one pass.
+  virtual std::int64_t size() const = 0;
+  virtual void set_epoch(std::int64_t /*epoch*/) {}
+};
+
+struct BatchSamplerOptions {
+  std::int64_t batch_size = 1;  ///< samples; the last batch may be smaller
+  bool drop_last = false;       ///< drop a last batch that is smaller
+};
+
+/// Groups the indices of any sampler. PyTorch: BatchSampler.
+class BatchSampler : public BatchSource {
+ public:
+  /// Throws ArgumentError when there is no sampler or batch_size is not positive.
+  BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options);
+  std::unique_ptr<BatchStream> iter() const override;
+  std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override;
+  std::int64_t shares() const override { return sampler_->shares(); }
+  bool uses_default_generator() const override { return sampler_->uses_default_generator(); }
+  std::int64_t size() const override;
+  void set_epoch(std::int64_t epoch) override { sampler_->set_epoch(epoch); }
+
+ private:
+  std::shared_ptr<Sampler> sampler_;
+  BatchSamplerOptions options_;
+};
+
+struct DistributedSamplerOptions {
+  std::optional<int> num_replicas = {};  ///< default: the size of the current world
+  std::optional<int> rank = {};          ///< default: the rank in the current world
+  bool shuffle = true;
+  std::int64_t seed = 0;  ///< must be the same on all ranks
+  /// Every rank gets the same number of samples. True drops the tail of the data; false repeats samples from
+  /// the front of the order.
+  bool drop_last = false;
+};
+
+/// The share of one rank: every num_replicas-th index of an order that is a function of seed + epoch. Yields
+/// the indices of PyTorch's DistributedSampler. Call set_epoch() before each epoch; without the call every
+/// epoch has the same order.
+class DistributedSampler : public Sampler {
+ public:
+  /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1.
+  explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {});
+  std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
+  /// Shares the remaining samples among the current ranks: each sample of the epoch is visited once, and
+  /// padding repeats some unless drop_last is set.
+  std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
+  std::int64_t shares() const override { return num_replicas_; }
+  std::int64_t size() const override { return num_samples_; }
+  void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
+
+ private:
+  std::int64_t count_;
+  int num_replicas_;
+  int rank_;
+  DistributedSamplerOptions options_;
+  std::int64_t num_samples_;
+  std::int64_t epoch_ = 0;
+};
+
+struct DistributedEvalSamplerOptions {
+  std::optional<int> num_replicas = {};  ///< default: the size of the current world
+  std::optional<int> rank = {};          ///< default: the rank in the current world
+};
+
+/// The share of one rank for exact evaluation: indices rank, rank + num_replicas, ... Every sample is on
+/// exactly one rank, so sums over the ranks (samples, correct answers) are those of the dataset. Some ranks
+/// may have one sample, and so one batch, fewer: do not call a collective per batch. PyTorch has no such
+/// sampler; its DistributedSampler pads and counts some samples twice.
+class DistributedEvalSampler : public Sampler {
+ public:
+  /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1.
+  explicit DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options = {});
+  std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
+  std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
+  std::int64_t shares() const override { return num_replicas_; }
+  std::int64_t size() const override;
+
+ private:
+  std::int64_t count_;
+  int num_replicas_;
+  int rank_;
 };
 
 }  // namespace lockstep::data

@@ -12,15 +12,15 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/device/find_tensors.h>
+#include <lockstep/device/pytree.h>
 
 namespace lockstep {
 
 /// Options of checkpoint() under PyTorch's names.
-struct CheckpointOptions {
-  /// True: backward runs a backward pass of its own inside, which adds to the parameters' gradients each
-  /// time; with DistributedDataParallel, parameters used by several such functions then need static_graph. At
-  /// least one input must require a gradient. False: gradients pass through the outer graph, as without
+struct ActivationCheckpointOptions {
+  /// True: backward runs a nested backward pass, which adds to the parameters' gradients each time. At least
+  /// one input must require a gradient. With DistributedDataParallel, parameters used by several such
+  /// functions then need static_graph. False: gradients pass through the outer graph, as without
   /// checkpoint().
   bool use_reentrant = false;
   /// Whether random numbers (dropout) are the same in both runs.
@@ -29,12 +29,12 @@ struct CheckpointOptions {
 
 namespace ddp {
 
-// Maps the tensors of the arguments to the tensors of the result.
+// Maps the tensors of the arguments to those of the result.
 using Recomputed =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs, bool is_first)>;
 
 std::vector<at::Tensor> checkpoint_tensors(Recomputed function, const std::vector<at::Tensor>& inputs,
-                                           const CheckpointOptions& options);
+                                           const ActivationCheckpointOptions& options);
 
 template <typename Function, typename... Arguments>
 decltype(auto) call(Function& function, Arguments&... arguments) {
@@ -47,39 +47,35 @@ decltype(auto) call(Function& function, Arguments&... arguments) {
 
 template <typename T>
 void append_tensors(T& value, std::vector<at::Tensor>& tensors) {
-  if constexpr (device::Findable<T>)
-    visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+  if constexpr (PyTree<T>) visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
 }
 
 template <typename T>
 void put_tensors(T& value, const std::vector<at::Tensor>& tensors, std::size_t& next) {
-  if constexpr (device::Findable<T>)
-    visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
+  if constexpr (PyTree<T>) visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
 }
 
-// So that they keep no graph alive.
 template <typename T>
 void detach_tensors(T& value) {
-  if constexpr (device::Findable<T>)
-    visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor.detach(); });
+  if constexpr (PyTree<T>) visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor.detach(); });
 }
 
 }  // namespace ddp
 
-/// Calls `function` (a module holder, or anything callable) without keeping the tensors that backward needs:
-/// backward calls it again. Saves memory for about a third more time. Tensors in arguments and result, of any
-/// type that TensorVisitor knows, are followed; others are passed as they are, and copied. PyTorch:
-/// `torch.utils.checkpoint.checkpoint`.
+/// Calls `function` (a module holder or any callable) without keeping the tensors that backward needs;
+/// backward calls it again. Saves memory at the cost of about a third more time. Tensors in arguments and
+/// result take part in autograd if TensorVisitor knows their type; other arguments are copied.
 ///
 ///     x = lockstep::checkpoint(block, x, mask);
 ///     x = lockstep::checkpoint({.use_reentrant = true}, [&](const at::Tensor& h) { return ...; }, x);
 ///
-/// `function` must do the same both times; what it changes beside (BatchNorm's statistics) is changed twice,
-/// as in PyTorch. What it refers to must live until backward.
+/// `function` must compute the same both times. Its side effects, e.g. on BatchNorm's statistics, happen
+/// twice, as in PyTorch. Objects that it refers to must live until backward. Throws ArgumentError if
+/// use_reentrant is set and no input requires a gradient. PyTorch: `torch.utils.checkpoint.checkpoint`.
 template <typename Function, typename... Arguments>
-auto checkpoint(const CheckpointOptions& options, Function function, Arguments... arguments) {
+auto checkpoint(const ActivationCheckpointOptions& options, Function function, Arguments... arguments) {
   using Result = std::remove_cvref_t<decltype(ddp::call(function, arguments...))>;
-  static_assert(device::Findable<Result>,
+  static_assert(PyTree<Result>,
                 "checkpoint: the result's tensors cannot be found; specialize lockstep::TensorVisitor");
   struct Frame {
     Function function;
@@ -109,9 +105,9 @@ auto checkpoint(const CheckpointOptions& options, Function function, Arguments..
 }
 
 template <typename Function, typename... Arguments>
-  requires(!std::same_as<std::remove_cvref_t<Function>, CheckpointOptions>)
+  requires(!std::same_as<std::remove_cvref_t<Function>, ActivationCheckpointOptions>)
 auto checkpoint(Function function, Arguments... arguments) {
-  return checkpoint(CheckpointOptions{}, std::move(function), std::move(arguments)...);
+  return checkpoint(ActivationCheckpointOptions{}, std::move(function), std::move(arguments)...);
 }
 
 }  // namespace lockstep

@@ -1,29 +1,163 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <lockstep/ddp/comm_hook.h>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/process_group.h>
+#include <lockstep/comm/work.h>
 
 namespace lockstep {
 
-// Ready-made communication hooks under PyTorch's names; all divide by the number of ranks.
-//
-//     ddp->register_comm_hook(bf16_compress_hook);
+/// The result of a communication hook: a pending reduction, as a chain of calls and of steps between them.
+/// PyTorch: the `Future[Tensor]` of a hook.
+///
+/// Nothing runs in the background: advance() waits for the pending call and runs the step after it. The
+/// reducer advances all buckets round-robin in their order, so that all ranks issue later calls in the same
+/// order.
+class BucketWork {
+ public:
+  using Step = std::function<BucketWork()>;
+  using Change = std::function<at::Tensor(at::Tensor)>;
 
-/// What happens without a hook: an all-reduce of the gradients, divided beforehand.
+  /// Done, without a result.
+  BucketWork() = default;
+  /// Done, with the result `reduced`.
+  explicit BucketWork(at::Tensor reduced) : result_(std::move(reduced)) {}
+  /// `reduced` is the result when `work` is complete.
+  BucketWork(Work work, at::Tensor reduced)
+      : BucketWork(std::move(work), [reduced = std::move(reduced)] { return BucketWork(reduced); }) {}
+  /// Calls `next` when `work` is complete; its BucketWork replaces this one.
+  BucketWork(Work work, Step next) : work_(std::move(work)), next_(std::move(next)) {}
+
+  /// The same with `change` applied to the result. PyTorch: `Future.then`.
+  BucketWork then(Change change) const;
+
+  bool is_done() const { return !next_; }
+  /// Whether advance() would not block.
+  bool is_ready() const { return is_done() || work_.is_completed(); }
+  /// Waits for the pending call and runs the next step. Throws the errors of Work::wait() and the step.
+  void advance();
+  /// Advances to the end and returns the result.
+  at::Tensor wait();
+
+ private:
+  Work work_;
+  Step next_;
+  at::Tensor result_;
+};
+
+/// Gradients that are reduced together, as passed to a communication hook. PyTorch:
+/// `torch.distributed.GradBucket`.
+class GradBucket {
+ public:
+  struct Parameter {
+    std::string name;         ///< in the wrapped module
+    at::Tensor tensor;        ///< the parameter itself
+    std::int64_t offset = 0;  ///< of its gradient in the buffer, in elements
+  };
+
+  GradBucket(std::size_t index, bool is_last, at::Tensor buffer, std::vector<Parameter> parameters,
+             ProcessGroup group)
+      : index_(index),
+        is_last_(is_last),
+        buffer_(std::move(buffer)),
+        parameters_(std::move(parameters)),
+        group_(std::move(group)) {}
+
+  /// 0 for the bucket that is reduced first.
+  std::size_t index() const { return index_; }
+  /// Whether it is the last bucket of this backward.
+  bool is_last() const { return is_last_; }
+  /// The gradients as one flat tensor [sum of the parameters' elements], not divided by the number of ranks.
+  /// The gradient itself for a parameter with sparse gradients, which has a bucket of its own.
+  const at::Tensor& buffer() const { return buffer_; }
+  void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
+  /// Views of the buffer in the parameters' shapes.
+  std::vector<at::Tensor> gradients() const;
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  /// The group of the DistributedDataParallel.
+  const ProcessGroup& process_group() const { return group_; }
+
+ private:
+  std::size_t index_;
+  bool is_last_;
+  at::Tensor buffer_;
+  std::vector<Parameter> parameters_;
+  ProcessGroup group_;
+};
+
+/// Replaces the averaging of a bucket. Backward calls it for the buckets in order, when all gradients of the
+/// bucket are ready. It starts the communication and divides by the number of ranks. The gradients become its
+/// result, which has the bucket's number of elements and any floating dtype. The callable owns its state. All
+/// ranks must make the same calls. PyTorch: `register_comm_hook(state, hook)`.
+using CommHook = std::function<BucketWork(GradBucket&)>;
+
+/// Divides the gradients by the number of ranks and all-reduces them, as without a hook. PyTorch:
+/// `allreduce_hook`.
+///
+///     ddp->register_comm_hook(allreduce_hook);
 BucketWork allreduce_hook(GradBucket& bucket);
 
-/// Sends half of the bytes: gradients are cast to float16 (bfloat16), divided, summed and cast back.
+/// Casts the gradients to float16 (bfloat16), divides and all-reduces them, and casts back: half of the
+/// bytes. PyTorch: `fp16_compress_hook`, `bf16_compress_hook`.
 BucketWork fp16_compress_hook(GradBucket& bucket);
 BucketWork bf16_compress_hook(GradBucket& bucket);
 
-/// Casts to float16 (bfloat16) for another hook, and its result back.
+/// Casts the gradients to float16 (bfloat16) for another hook, and its result back. PyTorch:
+/// `fp16_compress_wrapper`, `bf16_compress_wrapper`.
 ///
 ///     ddp->register_comm_hook(fp16_compress_wrapper(PowerSGD({.matrix_approximation_rank = 2})));
 CommHook fp16_compress_wrapper(CommHook hook);
 CommHook bf16_compress_wrapper(CommHook hook);
 
-/// An all-reduce over any group of one bucket's gradients, divided beforehand by that group's size; for hooks
-/// of one's own.
-BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& group);
+/// Divides `gradients` by the group's size and all-reduces them, for use in custom hooks.
+BucketWork allreduce_average(at::Tensor gradients, const ProcessGroup& process_group);
+
+/// Options of PowerSGD under the names of PyTorch's `PowerSGDState`, with its defaults.
+struct PowerSGDOptions {
+  std::optional<ProcessGroup> process_group = std::nullopt;  ///< default: the bucket's
+  std::int64_t matrix_approximation_rank = 1;
+  /// Iterations that average uncompressed gradients; at least 2 with error feedback or warm start.
+  std::int64_t start_powerSGD_iter = 1000;
+  /// Gradients are compressed if that saves more than this factor.
+  double min_compression_rate = 2;
+  bool use_error_feedback = true;  ///< adds the compression error to the next step's gradients
+  bool warm_start = true;          ///< starts each step with the matrices of the last
+  double orthogonalization_epsilon = 0;
+  std::uint32_t random_seed = 0;  ///< the same on all ranks
+  bool batch_tensors_with_same_shape = false;
+};
+
+/// A communication hook that sends gradients as products of two low-rank matrices. Copies share their state.
+/// PyTorch: `powerSGD_hook`, with the same random numbers; Vogels et al., PowerSGD (2019).
+///
+///     ddp->register_comm_hook(PowerSGD({.matrix_approximation_rank = 2, .start_powerSGD_iter = 100}));
+class PowerSGD {
+ public:
+  /// Throws ArgumentError for the options that PyTorch rejects.
+  explicit PowerSGD(const PowerSGDOptions& options = {});
+  BucketWork operator()(GradBucket& bucket) const;
+
+  /// The elements of all gradients since compression began, and the elements sent. PyTorch:
+  /// `compression_stats`.
+  struct CompressionStats {
+    double rate = 0;
+    std::int64_t numel_before = 0;
+    std::int64_t numel_after = 0;
+  };
+  CompressionStats compression_stats() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
 
 }  // namespace lockstep

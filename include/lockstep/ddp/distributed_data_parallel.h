@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <memory>
 #include <source_location>
 #include <string>
@@ -13,21 +14,47 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <lockstep/ddp/comm_hook.h>
+#include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
-#include <lockstep/ddp/stats.h>
-#include <lockstep/device/find_tensors.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep {
 
+/// A description of one bucket of gradients that are reduced together.
+struct BucketInfo {
+  std::int64_t bytes = 0;
+  std::vector<std::string> parameters = {};  ///< names in the wrapped module, in the order of the bucket
+};
+
+/// The times of a step on this rank, in milliseconds. PyTorch: `_get_ddp_logging_data`.
+struct StepTimes {
+  double forward = 0;
+  double backward = 0;  ///< from the end of forward to the last gradient, the loss included
+  /// The wait for reductions after the last gradient: the cost of communication.
+  double communication_exposed = 0;
+  /// From the start of the first reduction to the last gradient: the part that overlaps computation.
+  double communication_hidden = 0;
+};
+
+/// Statistics that DistributedDataParallel always keeps.
+struct DdpStats {
+  std::int64_t steps = 0;  ///< backward passes that were reduced
+  StepTimes last = {};
+  StepTimes mean = {};
+  std::vector<BucketInfo> buckets = {};  ///< in the order in which they are reduced
+  /// [rank]: the number of steps in which that rank was the last to start the last reduction and the others
+  /// waited for it. All zero unless all ranks run on one host.
+  std::vector<std::int64_t> arrived_last = {};
+};
+
 namespace ddp {
-class Replica;
+class DdpState;
 }
 
-/// While it lives, backward passes of forwards made in its scope add up gradients on this rank only; the
-/// first backward after it reduces the sum. Guards nest. PyTorch: `DistributedDataParallel.no_sync()`.
+/// Accumulates gradients on this rank only: backward passes of forwards made while it lives are not reduced,
+/// and the first one after it reduces the sum. Guards nest. PyTorch: `DistributedDataParallel.no_sync()`.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
@@ -43,7 +70,7 @@ class [[nodiscard]] NoSync {
   bool before_;
 };
 
-/// The part of DistributedDataParallel that does not depend on the type of the wrapped module.
+/// The functions of DistributedDataParallel that do not depend on the type of the wrapped module.
 class DistributedDataParallelModule : public torch::nn::Module, public Joinable {
  public:
   ~DistributedDataParallelModule() override;
@@ -58,8 +85,8 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook);
 
-  /// Parameters of the wrapped module, each once even when modules share it, as in Python (LibTorch's own
-  /// function repeats shared ones, and an optimizer would then step them twice).
+  /// The parameters of the wrapped module, each once, as in Python. LibTorch's own function repeats shared
+  /// ones, and an optimizer would step them twice.
   std::vector<at::Tensor> parameters() const;
   /// The same with names, which begin with "module.".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
@@ -67,23 +94,23 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   /// The wrapped module's parameters without those of params_and_buffers_to_ignore.
   std::vector<at::Tensor> averaged_parameters() const;
 
-  /// The buckets in the order in which they are reduced. They are laid out anew, by the order in which
-  /// gradients became ready, at the forward that follows the first reduced backward (of a static graph the
-  /// second; with find_unused_parameters never).
+  /// The buckets in the order in which they are reduced. The forward after the first reduced backward (with
+  /// static_graph the second) rebuilds them in the order in which gradients became ready; with
+  /// find_unused_parameters they stay.
   std::vector<BucketInfo> buckets() const;
 
-  /// Whether the gradients are the averages of all ranks: false after a backward in no_sync(), or one that
-  /// did not come to its end.
+  /// Whether the gradients are the averages over all ranks: false after a backward in no_sync() or one that
+  /// failed.
   bool has_averaged_gradients() const;
 
-  /// Times, buckets and stragglers since construction.
+  /// Times, buckets and late ranks since construction.
   DdpStats stats() const;
 
   /// See lockstep::trace().
   void trace(const std::string& path, int steps);
 
-  /// With optimizer_in_backward: the optimizer of each parameter that requires gradients, in their order, for
-  /// changing e.g. the learning rate between steps. Otherwise empty.
+  /// With optimizer_in_backward: the optimizers of the parameters that require gradients, in their order,
+  /// e.g. for changing the learning rate between steps. Otherwise empty.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;
 
   const ProcessGroup& process_group() const;
@@ -99,19 +126,18 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
                                 const DistributedDataParallelOptions& options, std::source_location where);
 
   void before_forward();
-  // `outputs`: the tensors that forward returned; those to return in their place.
+  // Takes the tensors that forward returned; returns their replacements.
   std::vector<at::Tensor> after_forward(std::vector<at::Tensor> outputs);
   bool watches_outputs() const { return watches_outputs_; }
-  [[noreturn]] static void refuse_output(const char* type);
+  [[noreturn]] static void throw_unknown_output(const char* type);
 
-  // Arguments as forward gets them: on the device and in the type that the options ask for.
+  // Moves and casts an argument of forward as the options require.
   template <typename Argument>
   decltype(auto) prepared(Argument&& argument) const {
     using Plain = std::remove_cvref_t<Argument>;
     if constexpr (std::same_as<Plain, at::Tensor>) {
       return prepare(argument);
-    } else if constexpr (device::Findable<Plain> && !device::HoldsNone<Plain> &&
-                         std::copy_constructible<Plain>) {
+    } else if constexpr (PyTree<Plain> && !NonTensorLeaf<Plain> && std::copy_constructible<Plain>) {
       Plain copy = std::forward<Argument>(argument);
       visit_tensors(copy, [this](at::Tensor& tensor) { tensor = prepare(tensor); });
       return copy;
@@ -128,7 +154,7 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   std::optional<c10::Device> device_;
   std::optional<at::ScalarType> input_dtype_;
   std::optional<c10::Device> output_device_;
-  std::unique_ptr<ddp::Replica> replica_;
+  std::unique_ptr<ddp::DdpState> state_;
 };
 
 template <typename Wrapped>
@@ -140,21 +166,22 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
     register_module("module", module_);
   }
 
-  /// Takes and returns what the wrapped module's forward does. Throws Error when parameters took no part in
-  /// the last backward, naming them; after a backward that an exception ended it first brings the ranks
-  /// together again, and gradients that lie in buckets are zero.
+  /// Calls the wrapped module's forward, with its argument and return types. Throws Error naming the
+  /// parameters that took no part in the last backward. After a forward or backward that threw it first
+  /// completes that step's calls, so that all ranks can continue; gradients in buckets become zero. Throws
+  /// Error if they cannot.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
     auto output = module_->forward(prepared(std::forward<Arguments>(arguments))...);
     using Output = decltype(output);
-    if constexpr (device::Findable<Output>) {
+    if constexpr (PyTree<Output>) {
       if (watches_outputs()) {
         pass(output);
         return output;
       }
     } else {
-      if (watches_outputs()) refuse_output(typeid(Output).name());
+      if (watches_outputs()) throw_unknown_output(typeid(Output).name());
     }
     after_forward({});
     return output;
@@ -176,8 +203,8 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
   std::shared_ptr<Wrapped> module_;
 };
 
-/// Trains one module on all ranks of a group: gradients are averaged across the ranks, bucket by bucket,
-/// while backward is still computing the others. PyTorch: `torch.nn.parallel.DistributedDataParallel`.
+/// Trains one module on all ranks of a group: averages gradients across the ranks, bucket by bucket, while
+/// backward computes the others. PyTorch: `torch.nn.parallel.DistributedDataParallel`.
 ///
 /// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced:
 ///
@@ -185,10 +212,10 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
 ///     lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
 ///     torch::optim::SGD optimizer(ddp->parameters(), 1e-2);
 ///
-/// A value like every module holder. Construction, forward and backward are made by all ranks of the group in
-/// the same order. Throws ArgumentError for a module without parameters that require gradients and for
-/// options that are refused; DesyncError when the ranks' modules differ, naming parameter, shapes and ranks.
-/// Failures of a reduction come out of backward().
+/// A value like every module holder. All ranks of the group call construction, forward and backward in the
+/// same order. Construction throws ArgumentError for a module without parameters that require gradients and
+/// for invalid options; DesyncError naming parameter, shapes and ranks if the ranks' modules differ.
+/// backward() throws the errors of reductions, and DesyncError with the reason if another rank's step failed.
 template <typename Module>
 class DistributedDataParallel
     : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename nn::WrappedBy<Module>::type>> {
@@ -200,5 +227,14 @@ class DistributedDataParallel
       : torch::nn::ModuleHolder<Impl>(
             std::make_shared<Impl>(nn::WrappedBy<Module>::pointer(module), options, where)) {}
 };
+
+/// Records the next `steps` reduced steps on all ranks: forward, backward, each bucket's reduction and the
+/// waits. At the forward after them rank 0 writes one Chrome trace (chrome://tracing, ui.perfetto.dev) of all
+/// ranks to `path`. All ranks call it. Throws ArgumentError for an empty path, no steps, or while another
+/// trace is active. That forward throws Error if the file cannot be written.
+template <typename Module>
+void trace(DistributedDataParallel<Module>& ddp, const std::string& path, int steps = 5) {
+  ddp->trace(path, steps);
+}
 
 }  // namespace lockstep

@@ -14,28 +14,28 @@ class Joinable;
 
 /// Options of Join under PyTorch's names.
 struct JoinOptions {
-  /// True: sums are always divided by the size of the group, so that every sample counts the same. False: by
-  /// the number of ranks that still have data.
+  /// True: gradient sums are divided by the size of the group, so that every sample has the same weight.
+  /// False: by the number of ranks that have data.
   bool divide_by_initial_world_size = true;
-  /// False: the scope does nothing.
+  /// False: the scope has no effect.
   bool enable = true;
-  /// True: when the first rank runs out of data, every rank throws Error in its next iteration, and that rank
-  /// at the end of its scope. Needed when the loop makes collective calls that Join does not know of, e.g.
+  /// True: when the first rank runs out of data, it throws Error at the end of its scope, and every other
+  /// rank in its next iteration. Needed if the loop makes collective calls that Join cannot repeat, e.g.
   /// those of SyncBatchNorm.
   bool throw_on_early_termination = false;
 };
 
-/// While it lives, ranks may have different numbers of batches: those that are through make the collective
-/// calls of the others' iterations, with zeros, at the end of this scope, until all are through. PyTorch:
-/// `torch.distributed.algorithms.join.Join`.
+/// Allows ranks to have different numbers of batches while it lives. At the end of the scope, a rank without
+/// data makes the collective calls of the others' iterations with zeros until no rank has data left.
 ///
 ///     {
 ///       const auto join = ddp->join();
 ///       for (auto& [images, labels] : batches_of_this_rank) { ... }
 ///     }
 ///
-/// Made and ended by all ranks. The end waits for the slowest rank, and throws what those calls throw; when
-/// the scope is left by an exception it does nothing. The joinables must outlive it and share one group.
+/// All ranks construct and destroy it. The destructor waits for the slowest rank; it throws the errors of
+/// those calls, and does nothing if an exception ends the scope. The joinables must outlive it and share one
+/// group. PyTorch: `torch.distributed.algorithms.join.Join`.
 class [[nodiscard]] Join {
  public:
   explicit Join(std::vector<Joinable*> joinables, const JoinOptions& options = {});
@@ -53,22 +53,28 @@ class [[nodiscard]] Join {
   int exceptions_;
 };
 
-/// Something that makes collective calls in each iteration and can take part in a Join. PyTorch: `Joinable`
-/// and its `JoinHook`.
+/// A class that makes collective calls in each iteration and supports Join. PyTorch: `Joinable` and its
+/// `JoinHook`.
 class Joinable {
  public:
+  /// The number of ranks that have data in an iteration.
+  struct Notice {
+    Work work;
+    at::Tensor active;  ///< [1], valid once `work` is complete
+  };
+
   virtual ~Joinable() = default;
 
-  /// Called when a Join begins: throws where the others could not be followed.
+  /// Called when a Join begins. Throws if this object cannot take part.
   virtual void check_join() const {}
-  /// The collective calls of one iteration of the ranks that have data, in the same order. PyTorch:
+  /// Makes the collective calls of one iteration of the ranks that have data, in the same order. PyTorch:
   /// `main_hook`.
   virtual void shadow_iteration() = 0;
-  /// Called once by all ranks when all are through. PyTorch: `post_hook`.
+  /// Called once on all ranks when no rank has data left. PyTorch: `post_hook`.
   virtual void finish_join(bool is_last_joiner) = 0;
-  /// Which must be the same for all joinables of one Join.
+  /// The group of its calls; the same for all joinables of one Join.
   virtual ProcessGroup join_process_group() const = 0;
-  /// Where its tensors are.
+  /// The device of its tensors.
   virtual c10::Device join_device() const = 0;
 
  protected:
@@ -76,16 +82,12 @@ class Joinable {
   Joinable(const Joinable&) = default;
   Joinable& operator=(const Joinable&) = default;
 
-  /// To be called in each iteration before its first collective call; does nothing outside of a Join. The
-  /// number of ranks that have data comes with the Work; nothing unless this is the first joinable. Throws
-  /// Error where early termination is to be told. PyTorch: `Join.notify_join_context`.
-  struct Notice {
-    Work work;
-    at::Tensor active;  ///< [1], once `work` is complete
-  };
+  /// Must be called in each iteration before its first collective call. Returns nothing outside of a Join, or
+  /// if this is not its first joinable. Throws Error on early termination. PyTorch:
+  /// `Join.notify_join_context`.
   std::optional<Notice> notify_join_context() const;
 
-  /// Those of the Join that it is part of.
+  /// The options of the Join that it is part of.
   const std::optional<JoinOptions>& join_options() const { return join_options_; }
 
  private:

@@ -8,23 +8,23 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/ddp/comm_hook.h>
+#include <lockstep/ddp/comm_hooks.h>
 
 namespace lockstep {
 
 /// Options of PostLocalSGD under the names of PyTorch's `PostLocalSGDState`.
 struct PostLocalSGDOptions {
-  /// Within which gradients are averaged after the first iterations, e.g. the ranks of one host. Without it
-  /// this rank's own group of one: gradients stay local.
+  /// The ranks that average gradients after the first iterations, e.g. those of one host. Default: this rank
+  /// alone, so that gradients stay local.
   std::optional<ProcessGroup> subgroup = std::nullopt;
-  /// So many iterations average gradients over the whole group; 0 or more.
+  /// Iterations that average gradients over the whole group; at least 0.
   std::int64_t start_localSGD_iter = 0;
-  /// False: afterwards gradients are not averaged at all.
+  /// False: gradients are not averaged after these iterations.
   bool post_local_gradient_allreduce = true;
 };
 
-/// A communication hook that averages gradients over the whole group at first and then over a part of it
-/// only; PeriodicModelAverager keeps the parts together. Copies share their state. PyTorch:
+/// A communication hook that averages gradients first over the whole group and then over a subgroup only;
+/// PeriodicModelAverager averages the subgroups' parameters. Copies share their state. PyTorch:
 /// `post_localSGD_hook`; Lin et al., Don't Use Large Mini-Batches, Use Local SGD (2018).
 class PostLocalSGD {
  public:
@@ -40,20 +40,20 @@ class PostLocalSGD {
 
 /// Options of PeriodicModelAverager under PyTorch's names.
 struct PeriodicModelAveragerOptions {
-  std::int64_t period = 1;        ///< steps from one averaging to the next, 1 or more
-  std::int64_t warmup_steps = 0;  ///< steps before the first one
+  std::int64_t period = 1;                                   ///< steps between two averagings; at least 1
+  std::int64_t warmup_steps = 0;                             ///< steps before the first averaging
   std::optional<ProcessGroup> process_group = std::nullopt;  ///< default: the default group
 };
 
-/// Averages parameters over the ranks once in `period` steps. PyTorch:
+/// Averages parameters over the ranks every `period` steps. PyTorch:
 /// `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`.
 class PeriodicModelAverager {
  public:
   explicit PeriodicModelAverager(const PeriodicModelAveragerOptions& options);
 
-  /// To be called by all ranks after each optimizer step.
+  /// All ranks call it after each optimizer step.
   void average_parameters(const std::vector<at::Tensor>& parameters);
-  /// The parameters of all the optimizer's groups that have a gradient.
+  /// The same for the optimizer's parameters that have a gradient.
   void average_parameters(const torch::optim::Optimizer& optimizer);
 
  private:

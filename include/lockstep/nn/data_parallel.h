@@ -16,26 +16,40 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <lockstep/device/find_tensors.h>
+#include <lockstep/device/pytree.h>
 #include <lockstep/nn/wrapped_module.h>
 
 namespace lockstep {
 
-/// Arguments of DataParallel. PyTorch: those of `torch.nn.DataParallel`.
+/// A device, or the index of a CUDA device: `1` is cuda:1. PyTorch: an element of `device_ids`.
+class DeviceId {
+ public:
+  DeviceId(c10::Device device) : device_(device) {}
+  DeviceId(c10::DeviceType type) : device_(type) {}
+  /// Throws ArgumentError unless `cuda_index` is between 0 and 127.
+  DeviceId(int cuda_index);
+
+  operator c10::Device() const { return device_; }
+
+ private:
+  c10::Device device_;
+};
+
+/// Options of DataParallel under PyTorch's names.
 struct DataParallelOptions {
-  /// One replica each; the module is on the first of them. `cpu` may be there several times: its replicas
-  /// share the cores. Default: all CUDA devices; where there is none the module runs by itself, as in
-  /// PyTorch.
-  std::vector<c10::Device> device_ids = {};
+  /// One replica each, e.g. `{0, 1}` or `{at::kCPU, at::kCPU}`. The module must be on the first of them.
+  /// `cpu` may occur several times; its replicas share the cores. Default: all CUDA devices; without any the
+  /// module runs by itself, as in PyTorch.
+  std::vector<DeviceId> device_ids = {};
 
-  /// Where outputs are gathered. Default: device_ids[0].
-  std::optional<c10::Device> output_device = std::nullopt;
+  /// The device of the outputs. Default: device_ids[0].
+  std::optional<DeviceId> output_device = std::nullopt;
 
-  /// The dimension along which arguments are cut and outputs put together.
+  /// The dimension along which arguments are scattered and outputs gathered.
   std::int64_t dim = 0;
 
-  /// Makes a module of the same structure as the wrapped one, for each replica; its values do not matter.
-  /// Default: the module's clone(), which LibTorch has for modules derived from torch::nn::Cloneable.
+  /// Makes a module of the wrapped one's type and structure for each replica; its values are replaced.
+  /// Default: the module's clone(), which needs modules derived from torch::nn::Cloneable.
   std::function<std::shared_ptr<torch::nn::Module>()> make_replica = {};
 };
 
@@ -43,10 +57,10 @@ namespace nn {
 class Replicas;
 
 template <typename T>
-concept Scattered = device::Findable<T> && !device::HoldsNone<T> && std::copy_constructible<T>;
+concept Scattered = PyTree<T> && !NonTensorLeaf<T> && std::copy_constructible<T>;
 }  // namespace nn
 
-/// The part of DataParallel that does not depend on the type of the wrapped module.
+/// The functions of DataParallel that do not depend on the type of the wrapped module.
 class DataParallelModule : public torch::nn::Module {
  public:
   ~DataParallelModule() override;
@@ -56,37 +70,38 @@ class DataParallelModule : public torch::nn::Module {
   /// The same with names, which begin with "module.".
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
-  const std::vector<c10::Device>& device_ids() const { return options_.device_ids; }
+  const std::vector<c10::Device>& device_ids() const { return device_ids_; }
   c10::Device output_device() const;
 
  protected:
   using Tensors = std::vector<at::Tensor>;
   using IsReplica = std::function<bool(const torch::nn::Module&)>;
-  // Calls replica i and returns the tensors that came out.
+  // Calls replica i and returns the tensors of its result.
   using Call = std::function<Tensors(std::size_t, torch::nn::Module&)>;
 
   DataParallelModule(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options,
                      const IsReplica& is_replica);
 
   // One device: the module itself is called, with its arguments there.
-  bool runs_by_itself() const { return options_.device_ids.size() <= 1; }
+  bool runs_by_itself() const { return device_ids_.size() <= 1; }
   bool moves_tensors() const;
   at::Tensor to_device(const at::Tensor& tensor) const;
   at::Tensor to_output_device(const at::Tensor& tensor) const { return tensor.to(output_device()); }
 
-  // [i]: replica i's parts of the inputs. `arguments`: how many there are, tensors or not.
+  // [i]: replica i's parts of the inputs. `arguments`: the number of arguments, with or without tensors.
   std::vector<Tensors> scatter(const Tensors& inputs, std::size_t arguments);
-  // As forward() gets them: no leaves, which it could not change in place.
+  // Views instead of leaves, which forward() could not change in place.
   static Tensors as_arguments(const Tensors& parts);
-  // Runs as many replicas as there are parts; the outputs, put together.
+  // Runs a replica for each of the parts and returns the gathered outputs.
   Tensors run(const Tensors& inputs, std::vector<Tensors> parts, const Call& call);
 
-  // Throw where tensors lie in a value so that replicas cannot have ones of their own.
+  // Throw ArgumentError for values whose tensors cannot be replaced for each replica.
   static void check_placed(const Tensors& found, const Tensors& expected, const char* what);
   [[noreturn]] static void refuse_shared();
 
  private:
   DataParallelOptions options_;
+  std::vector<c10::Device> device_ids_;
   std::shared_ptr<torch::nn::Module> original_;
   std::shared_ptr<nn::Replicas> replicas_;  // shared with the graph
 };
@@ -103,19 +118,19 @@ class DataParallelImpl : public DataParallelModule {
     register_module("module", module_);
   }
 
-  /// Takes and returns what the wrapped module's forward does. Tensors in the arguments (in containers too)
-  /// are cut along `dim` into as many parts as torch::chunk makes, tensors in the result put together along
-  /// it; tensors without dimensions become a vector. All else in the arguments is handed to every replica, as
-  /// const; all else in the result is replica 0's. Undefined tensors stay undefined.
+  /// Calls the wrapped module's forward on the replicas, with its argument and return types. Tensors in the
+  /// arguments, also in containers, are scattered along `dim` as torch::chunk does; tensors in the result are
+  /// gathered along it, and those without dimensions become a vector. Every replica gets the other arguments
+  /// as const; the rest of the result is replica 0's. Undefined tensors stay undefined.
   ///
-  /// Throws Error with the index and device of the replica that threw, and what it threw nested in it;
-  /// ArgumentError for tensors that cannot be cut into equally many parts, or of which replicas cannot have
-  /// their own (behind a shared_ptr). One call at a time.
+  /// Throws Error with the index and device of the replica that threw, and its exception nested;
+  /// ArgumentError for tensors that do not scatter into equally many parts or that copies of an argument
+  /// share (behind a shared_ptr). One call at a time.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     using Output = std::remove_cvref_t<decltype(module_->forward(std::declval<Own<Arguments>>()...))>;
     static_assert(
-        device::Findable<Output>,
+        PyTree<Output>,
         "DataParallel: tensors cannot be found in what forward() returns; give it a visit_tensors() or "
         "specialize lockstep::TensorVisitor");
     if (runs_by_itself()) return run_module<Output>(std::forward<Arguments>(arguments)...);
@@ -150,15 +165,15 @@ class DataParallelImpl : public DataParallelModule {
   const std::shared_ptr<Wrapped>& module() const { return module_; }
 
  private:
-  // What a replica gets of an argument: a copy with its part of the tensors, or the argument itself.
+  // A replica's form of an argument: a copy with its part of the tensors, or the argument itself.
   template <typename Argument>
   using Own = std::conditional_t<nn::Scattered<std::remove_cvref_t<Argument>>, std::remove_cvref_t<Argument>,
                                  const std::remove_cvref_t<Argument>&>;
 
   template <typename Value>
   static void collect(const Value& value, Tensors& found) {
-    if constexpr (device::Findable<Value> && !device::HoldsNone<Value>) {
-      // Visitors take what they may change; this does not.
+    if constexpr (PyTree<Value> && !NonTensorLeaf<Value>) {
+      // Visitors take non-const values; this one changes nothing.
       visit_tensors(const_cast<Value&>(value), [&](at::Tensor& tensor) {  // NOLINT
         if (tensor.defined()) found.push_back(tensor);
       });
@@ -183,7 +198,7 @@ class DataParallelImpl : public DataParallelModule {
     }
   }
 
-  // Copies of the arguments with these parts in the place of the inputs.
+  // Copies of the arguments in which `parts` replace `inputs`.
   template <typename... Arguments>
   static std::tuple<Own<Arguments>...> own_of(const Tensors& inputs, const Tensors& parts,
                                               const std::remove_cvref_t<Arguments>&... arguments) {
@@ -240,27 +255,27 @@ class DataParallelImpl : public DataParallelModule {
   std::shared_ptr<Wrapped> module_;
 };
 
-/// Runs one module on several devices of this process, one thread each: cuts the batch into parts, runs a
-/// replica of the module on each at the same time, and puts the outputs together; backward runs at the same
-/// time too, and the gradients, summed over the replicas in their order, land in the module's own parameters.
-/// PyTorch: `torch.nn.DataParallel`.
+/// Runs one module on several devices of this process, with one thread each. Forward scatters the batch, runs
+/// a replica on each part in parallel and gathers the outputs. Backward runs in parallel too and adds the
+/// sums of the replicas' gradients, in the replicas' order, to the module's own parameters. PyTorch:
+/// `torch.nn.DataParallel`.
 ///
-///     lockstep::DataParallel model(net, {.device_ids = {at::kCPU, at::kCPU}});
+///     lockstep::DataParallel model(net, {.device_ids = {0, 1}});
 ///     auto loss = torch::nn::functional::cross_entropy(model->forward(images), labels);
 ///
-/// Replicas have the values of parameters and buffers, requires_grad and the mode that the module has at each
-/// forward; all else, e.g. a layer's options, is as it was at construction. Those on the module's own device
-/// share its parameters' memory, so parameters must not change between forward and backward. Buffers are the
-/// first replica's: what it changes in place, e.g. running statistics, stays; changes of the others, and of
-/// anything that is no parameter or buffer, are lost. Random numbers of replicas on the CPU are drawn from
-/// generators of their own, which a number drawn from the default generator seeds at each forward.
+/// Each forward updates the replicas to the module's parameters, buffers, requires_grad and mode; everything
+/// else, e.g. a layer's options, stays as at construction. Replicas on the module's own device share its
+/// parameters' memory, so parameters must not change between forward and backward. The first replica's
+/// buffers are the module's: its changes in place, e.g. to running statistics, are kept; those of other
+/// replicas are lost. Replicas on the CPU draw random numbers from generators of their own, which each
+/// forward seeds from the default generator.
 ///
 /// Construct the first one of a process while no other thread runs operators, as for spawn_threads().
 ///
 /// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced. A value like every module
-/// holder. Throws ArgumentError where the module cannot be replicated or has parameters on other devices, and
-/// for SyncBatchNorm, which works between ranks. For several processes, or several steps at once, use
-/// DistributedDataParallel, which is faster.
+/// holder. Throws ArgumentError if the module cannot be replicated, has parameters on other devices, or
+/// contains SyncBatchNorm, which works between ranks. DistributedDataParallel is faster, and supports several
+/// processes and hosts.
 template <typename Module>
 class DataParallel : public torch::nn::ModuleHolder<DataParallelImpl<typename nn::WrappedBy<Module>::type>> {
   using Impl = DataParallelImpl<typename nn::WrappedBy<Module>::type>;

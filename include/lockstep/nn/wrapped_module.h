@@ -5,7 +5,7 @@
 
 namespace lockstep::nn {
 
-/// What a wrapper of modules takes: a TORCH_MODULE holder, or a shared_ptr of a module.
+/// The module type and pointer behind a TORCH_MODULE holder or a shared_ptr of a module.
 template <typename Module>
 struct WrappedBy {
   using type = typename Module::ContainedType;

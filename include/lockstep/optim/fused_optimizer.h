@@ -3,49 +3,150 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/optim/fused_options.h>
-
 namespace lockstep::optim {
 
-/// An optimizer that updates all parameters of one device and type with one call of LibTorch's fused kernels.
-/// All of its state is on the parameters' device, the number of the step too: a GraphedStep captures it.
-/// PyTorch: `fused=True`. See FusedAdam, FusedAdamW, FusedSGD.
-///
-/// Parameters are floating-point tensors without gaps, gradients dense; in whatever layout: a gradient or a
-/// state laid out otherwise than its parameter is brought into its layout first.
+/// Options that fused optimizers have in addition to those of LibTorch's optimizer of the same name.
+class FusedOptions {
+ public:
+  virtual ~FusedOptions() = default;
+
+  /// Whether the objective is maximized. PyTorch: `maximize`.
+  bool maximize() const noexcept { return maximize_; }
+  bool& maximize() noexcept { return maximize_; }
+  /// The learning rate as a tensor, or an undefined one where it is a number. PyTorch: `lr` as a Tensor.
+  const at::Tensor& lr_tensor() const noexcept { return lr_tensor_; }
+
+  /// Fills the tensor, if there is one, with `lr`. Does not synchronize with the device.
+  void fill_lr_tensor(double lr);
+  /// Whether lr() was set through LibTorch's options since the tensor was filled last. The optimizers check
+  /// it before each step. After writing the tensor directly, use set_lr(); lr() ignores a repeated value.
+  bool is_lr_tensor_stale() const noexcept { return lr_tensor_.defined() && filled_lr_ != lr_number(); }
+  /// lr() of LibTorch's options.
+  virtual double lr_number() const noexcept = 0;
+
+ protected:
+  FusedOptions() = default;
+  /// Throws ArgumentError unless `lr` has one element and requires no gradient, and is float32 or, on the
+  /// CPU, of any floating-point type.
+  explicit FusedOptions(at::Tensor lr);
+  FusedOptions(const FusedOptions&) = default;
+  FusedOptions& operator=(const FusedOptions&) = default;
+
+  void set_maximize(bool value) noexcept { maximize_ = value; }
+  double tensor_value() const;
+  double filled_lr() const noexcept { return filled_lr_; }
+  bool has_same_extras(const FusedOptions& other) const noexcept {
+    return maximize_ == other.maximize_ && lr_tensor_.is_same(other.lr_tensor_);
+  }
+  void read_extras(torch::serialize::InputArchive& archive);
+  void write_extras(torch::serialize::OutputArchive& archive) const;
+
+ private:
+  friend class FusedOptimizer;
+
+  bool maximize_ = false;
+  at::Tensor lr_tensor_;
+  double filled_lr_ = 0;
+};
+
+/// The options of LibTorch's optimizer (`Base`) with FusedOptions added. Code that sets LibTorch's options
+/// works unchanged, such as `static_cast<torch::optim::AdamOptions&>(group.options()).lr(0.1)`.
+template <typename Derived, typename Base>
+class FusedOptionsOf : public Base, public FusedOptions {
+ public:
+  /// Converts LibTorch's options.
+  FusedOptionsOf(const Base& options) : Base(options) {}  // NOLINT: implicit as in LibTorch
+  explicit FusedOptionsOf(double lr) : Base(lr) {}
+  /// The learning rate as a tensor on any device, which a captured graph reads: change it with set_lr() or in
+  /// place. A scheduler that reads the rate synchronizes with the device.
+  explicit FusedOptionsOf(at::Tensor lr) : Base(0.0), FusedOptions(std::move(lr)) {
+    Base::lr(this->filled_lr());
+  }
+
+  using FusedOptions::maximize;
+  Derived& maximize(bool value) noexcept {
+    this->set_maximize(value);
+    return self();
+  }
+  const double& lr() const noexcept { return Base::lr(); }
+  double& lr() noexcept { return Base::lr(); }
+  Derived& lr(double value) { return this->set_lr(value), self(); }
+  const double& weight_decay() const noexcept { return Base::weight_decay(); }
+  double& weight_decay() noexcept { return Base::weight_decay(); }
+  Derived& weight_decay(double value) { return Base::weight_decay(value), self(); }
+
+  double lr_number() const noexcept override { return Base::lr(); }
+  /// The learning rate of the next step: the last value set in the tensor, by set_lr() or in LibTorch's
+  /// options.
+  double get_lr() const override {
+    return this->lr_tensor().defined() && !this->is_lr_tensor_stale() ? this->tensor_value() : Base::lr();
+  }
+  void set_lr(const double value) override {
+    Base::lr(value);
+    this->fill_lr_tensor(value);
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    Base::serialize(archive);
+    this->read_extras(archive);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    Base plain(*this);
+    plain.set_lr(get_lr());
+    plain.serialize(archive);
+    this->write_extras(archive);
+  }
+
+ protected:
+  Derived& self() noexcept { return static_cast<Derived&>(*this); }
+  bool equals(const Derived& other) const {
+    return static_cast<const Base&>(*this) == static_cast<const Base&>(other) && has_same_extras(other);
+  }
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+};
+
+/// Updates all parameters of one device and dtype with one call of LibTorch's fused kernels. All state is on
+/// the parameters' device, the step count included, so that GraphedStep can capture it. Parameters are dense
+/// floating-point tensors with dense gradients, in any memory layout; gradients and states in another layout
+/// are converted first. See FusedAdam, FusedAdamW, FusedSGD. PyTorch: `fused=True`.
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
-  /// Throws ArgumentError for a parameter that another group has or that the kernels do not take, options of
-  /// another optimizer and values that make no sense. A parameter that comes again in the group, as a weight
-  /// that modules share does in LibTorch's parameters(), is there once, as in Python. Groups' options are
-  /// merged with the defaults as in LibTorch: a value equal to that of default-constructed options is the
-  /// defaults'. The first group that has its rate from the defaults has their tensor, where that is one; each
-  /// other such group gets a copy of its own. Groups that are given one tensor in their options share the
+  /// Adds a group. A parameter that occurs repeatedly in it, such as a shared weight, counts once, as in
+  /// Python. Options are merged with the defaults as in LibTorch: a value equal to that of
+  /// default-constructed options is replaced by the default. If the default rate is a tensor, the first group
+  /// that uses it shares it, and each later one gets a copy. Groups that specify the same tensor share the
   /// rate.
   ///
-  /// LibTorch's function of this name does not know of `maximize` and tensors in a group's options: call this
-  /// one, not that of a torch::optim::Optimizer&. What comes in that way, or by set_options(), is checked and
-  /// converted at the next step(), bring_rates() or load.
+  /// Call this function, not that of torch::optim::Optimizer&, which ignores `maximize` and tensors. Groups
+  /// added that way, or changed by set_options(), are checked and converted by the next step(),
+  /// update_lr_tensors() or load().
+  ///
+  /// Throws ArgumentError: a parameter that another group has or that the kernels do not support, options of
+  /// another optimizer, and invalid values.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  /// Throws ArgumentError for parameters and gradients that the kernels do not take, naming them; no group
-  /// was stepped then.
+  /// Steps all groups. Throws ArgumentError that names the parameter or gradient that the kernels do not
+  /// support; no group has been stepped then.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Brings learning rates that were set through LibTorch's options into their tensors, where they are such.
-  /// step() does it, and a GraphedStep before each replay.
-  void bring_rates();
+  /// Copies learning rates that were set through LibTorch's options to their tensors. step() calls it, and
+  /// GraphedStep before each replay.
+  void update_lr_tensors();
 
-  /// What gradients are divided by in step(), in place; a float32 tensor of one element, or undefined.
-  /// GradScaler sets both around its step(). PyTorch: the attributes of these names.
+  /// step() divides the gradients by it, in place: a float32 tensor of one element, or undefined. GradScaler
+  /// sets it and found_inf() during its step(). PyTorch: the attributes `grad_scale` and `found_inf`.
   const at::Tensor& grad_scale() const noexcept { return grad_scale_; }
   void grad_scale(at::Tensor scale) { grad_scale_ = std::move(scale); }
-  /// A float32 tensor of one element, or undefined: where it is 1, step() changes nothing.
+  /// A float32 tensor of one element, or undefined. If it is 1, step() changes nothing.
   const at::Tensor& found_inf() const noexcept { return found_inf_; }
   void found_inf(at::Tensor found) { found_inf_ = std::move(found); }
 
@@ -53,22 +154,22 @@ class FusedOptimizer : public torch::optim::Optimizer {
   explicit FusedOptimizer(std::unique_ptr<torch::optim::OptimizerOptions> defaults)
       : Optimizer(std::vector<torch::optim::OptimizerParamGroup>{}, std::move(defaults)) {}
 
-  /// Checks the defaults and adds the groups. For constructors.
+  /// Checks the defaults and adds the groups. Called by constructors.
   void begin(const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
-  /// Options of this optimizer out of `given`, which are such or LibTorch's. Throws ArgumentError for others.
+  /// Converts `given`, which are options of this class or LibTorch's. Throws ArgumentError for others.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> own_options(
       const torch::optim::OptimizerOptions& given) const = 0;
-  /// Throws ArgumentError for values that make no sense in options of this optimizer.
+  /// Throws ArgumentError for invalid values in options of this class.
   virtual void check_values(const torch::optim::OptimizerOptions& options) const = 0;
-  /// Name of the class, for errors.
+  /// The class name, for messages.
   virtual const char* name() const noexcept = 0;
-  /// Gathers and checks the parameters of one group that have gradients. The result steps them; until it is
-  /// called, no parameter has changed and none counts as begun.
+  /// Collects and checks the parameters of one group that have gradients. Returns the function that steps
+  /// them; no parameter or state changes before it is called.
   virtual std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
                                               std::size_t index) = 0;
 
-  /// Around torch::optim::serialize() of an archive, which takes options for those of this class and knows
-  /// nothing of tensors as rates. Those stay the groups' when `read` throws, too.
+  /// Wrap torch::optim::serialize(), which casts options to this class and does not support tensors as rates.
+  /// Groups keep their tensors, even if `read` throws.
   void check_groups() const;
   void load_with(const std::function<void()>& read);
 
@@ -81,9 +182,31 @@ class FusedOptimizer : public torch::optim::Optimizer {
   void unshare_rate(std::size_t index);
   void give_back(const std::vector<at::Tensor>& lr_tensors);
 
-  std::size_t adopted_ = 0;  // groups that came by add_param_group() of this class, or were taken over
+  std::size_t adopted_ = 0;  // groups that add_param_group() of this class added or adopt_groups() converted
   at::Tensor grad_scale_;
   at::Tensor found_inf_;
+};
+
+/// The members of FusedAdam, FusedAdamW and FusedSGD.
+template <typename Options>
+class FusedOptimizerOf : public FusedOptimizer {
+ public:
+  explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                            Options defaults = {});
+  explicit FusedOptimizerOf(std::vector<at::Tensor> params, Options defaults = {})
+      : FusedOptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))},
+                         std::move(defaults)) {}
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  std::unique_ptr<torch::optim::OptimizerOptions> own_options(
+      const torch::optim::OptimizerOptions& given) const override;
+  void check_values(const torch::optim::OptimizerOptions& options) const override;
+  const char* name() const noexcept override;
+  std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
+                                      std::size_t index) override;
 };
 
 }  // namespace lockstep::optim

@@ -15,66 +15,68 @@
 #include <lockstep/base/env.h>
 #include <lockstep/base/world.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/runtime/default_group.h>
 
 namespace lockstep {
 
 /// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "nccl" (GPUs), "shm" (memory that the ranks of one host share), "gloo" (TCP), "fake" (for tests: one
-  /// process that plays one of the ranks, and waits for no other). "auto": for tensors on the CPU shm where
-  /// all ranks share a host, else gloo, and where context.device() is a GPU nccl for tensors there, in the
-  /// same group; rank 0 says what it took. "cpu:gloo,cuda:nccl" names one for each kind of device. With
-  /// "gloo" or "shm" alone GPU tensors go by way of host memory. PyTorch: `backend`.
+  /// "nccl" (GPUs), "shm" (shared memory of one host), "gloo" (TCP), or "fake" (tests: one process is one of
+  /// the ranks, and waits for no other). "auto": CPU tensors use shm on one host and gloo otherwise; GPU
+  /// tensors use nccl, in the same group. Rank 0 logs the choice. "cpu:gloo,cuda:nccl" names a backend for
+  /// each device type. With "gloo" or "shm" alone training uses the CPU unless `device` is a GPU; GPU tensors
+  /// go through host memory then. PyTorch: `backend`.
   std::string backend = "auto";
 
   /// How the ranks find each other. PyTorch: `init_method`.
-  ///   ""                 see init()
-  ///   "env://"           the launcher's environment, and nothing else
-  ///   "tcp://host:port"  rank 0 listens there; rank and world_size from here, from the query
-  ///                      (`?rank=0&world_size=2`) or from the environment
-  ///   "file:///path"     a path on a file system that all ranks see; likewise
+  ///   ""                 the launcher's variables, see init()
+  ///   "env://"           only the launcher's environment variables
+  ///   "tcp://host:port"  rank 0 listens there; rank and world_size from these options, the query
+  ///                      (`?rank=0&world_size=2`) or the environment
+  ///   "file:///path"     an absolute path on a file system that all ranks share; rank and world_size as for
+  ///   tcp
   std::string init_method = {};
 
   std::optional<int> world_size = std::nullopt;  ///< number of ranks
   std::optional<int> rank = std::nullopt;        ///< 0 .. world_size-1
 
-  /// Limit for the ranks to find each other and for every call afterwards.
+  /// Limit for the rendezvous and for every later call.
   std::chrono::milliseconds timeout{1'800'000};
 
-  /// A store that all ranks already share; needs rank and world_size, excludes init_method. It may serve
-  /// several runs in turn, but not after an init() on it has failed.
+  /// A store that all ranks share; needs rank and world_size, excludes init_method. It may serve several
+  /// runs, one after the other, unless an init() with it has failed.
   c10::intrusive_ptr<c10d::Store> store = {};
 
   std::string group_name = "default";  ///< for messages
 
-  /// The device of context.device(), which init() makes the current one. Default: the CUDA device of the
-  /// local rank, where there is one, this build has nccl, and the backend is not the CPU's alone; else the
-  /// CPU. "cuda" without an index is that of the local rank.
+  /// The device of context.device(), which init() makes current. Default: the CUDA device of the local rank
+  /// if it exists, this build has nccl, and the backend is not for CPU tensors only; else the CPU. "cuda"
+  /// without an index: that of the local rank.
   std::optional<c10::Device> device = std::nullopt;
 
-  /// Whether ranks may have the same GPU. NCCL cannot connect such ranks: their tensors are reduced by way of
-  /// host memory. Also makes the GPU the device where the backend is the CPU's alone. False: more ranks on a
-  /// host than GPUs, and two ranks with one, are an ArgumentError on all ranks.
+  /// Whether ranks may have the same GPU. NCCL cannot connect such ranks, so their tensors go through host
+  /// memory. Also makes the GPU the default device with a backend for CPU tensors. False: ranks that share a
+  /// GPU, and more ranks than GPUs on a host, are an ArgumentError on all ranks.
   bool share_devices = false;
 
-  /// For the nccl backend.
+  /// Settings of the nccl backend.
   NcclOptions nccl = {};
 
-  /// Before each collective ranks compare what they are about to call; different calls are a DesyncError on
-  /// all of them. shm always does; for other backends it costs an all-gather a call, and async calls wait for
-  /// it. Default: on when TORCH_DISTRIBUTED_DEBUG is DETAIL, as in PyTorch.
+  /// Whether the ranks compare each collective before they run it; different calls are a DesyncError on all
+  /// ranks. shm always compares. Other backends need an all-gather per call, for which async calls wait.
+  /// Default: true if TORCH_DISTRIBUTED_DEBUG is DETAIL, as in PyTorch.
   std::optional<bool> check_calls = std::nullopt;
 
-  /// Where the device is the CPU: whether freed memory is kept, which saves the kernel's work of clearing it
-  /// anew in each step and costs up to 3 GiB of idle memory a process. See keep_freed_memory().
-  bool keep_freed_memory = true;
+  /// On the CPU: whether freed memory is kept for the next step, so that the kernel does not clear it again.
+  /// Costs up to 3 GiB of idle memory per process. See enable_caching_cpu_allocator().
+  bool caching_cpu_allocator = true;
 
-  /// Where environment variables are read.
+  /// The environment variables.
   Env env = {};
 };
 
 struct GroupOptions {
-  std::string backend = {};  ///< as InitOptions::backend; empty: what was given there
+  std::string backend = {};  ///< as InitOptions::backend; empty: that of init()
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  ///< default: that of the default group
   std::string group_name = {};                                      ///< for messages; default "group 1", ...
   std::optional<NcclOptions> nccl = std::nullopt;                   ///< default: those of the default group
@@ -84,10 +86,10 @@ namespace rendezvous {
 class Session;
 }
 
-/// This process's membership in a run, and the owner of the default process group.
+/// This process's membership in a run. Owns the default process group.
 ///
-/// Leaves at the end of its scope: after the last collective when the scope ends normally, at once when it
-/// ends by an exception. Move-only. Keep it until the end of main(). Thread rule: as for ProcessGroup.
+/// The destructor leaves the run: after the last collective, or immediately if an exception ends the scope.
+/// Move-only. Keep it until the end of main(). Threads: as for ProcessGroup.
 class [[nodiscard]] Context {
  public:
   explicit Context(std::unique_ptr<rendezvous::Session> session);
@@ -100,11 +102,11 @@ class [[nodiscard]] Context {
   int local_rank() const;        ///< among the ranks on this host
   int local_world_size() const;  ///< number of ranks on this host
   bool is_main() const { return rank() == 0; }
-  /// The device that this rank trains on, and the current one of the thread that called init().
+  /// The device of this rank, which is current in the thread that called init().
   c10::Device device() const;
 
-  /// Blocks until all work that was queued on device() is done, and throws the failure of a collective that
-  /// nobody has been told of yet; does nothing on the CPU. PyTorch: `torch.cuda.synchronize`.
+  /// Blocks until all work queued on device() is done, and throws the failure of a collective that no call
+  /// has thrown yet. Does nothing on the CPU. PyTorch: `torch.cuda.synchronize`.
   void synchronize() const;
 
   /// The default group. PyTorch: `torch.distributed.group.WORLD`.
@@ -112,14 +114,14 @@ class [[nodiscard]] Context {
 
   void barrier(std::source_location where = std::source_location::current()) const;
 
-  /// Runs `action` on rank 0 first, then on all the others at once: for downloads and caches that the others
-  /// then find. Returns what it returned on this rank. When rank 0's throws, every rank throws.
+  /// Runs `action` on rank 0, then on all other ranks: for downloads and caches that the other ranks reuse.
+  /// Returns the result of this rank's `action`. If rank 0's throws, every rank throws.
   template <typename Action>
   auto main_process_first(Action&& action) const;
 
-  /// A group of some ranks (global ranks, in the order of their group ranks). Every rank of the default
-  /// group calls it with the same arguments; ranks outside the new group get nullopt.
-  /// PyTorch: `torch.distributed.new_group`.
+  /// Creates a group of `ranks` (global ranks, in the order of their group ranks). Every rank of the default
+  /// group calls it with the same arguments; ranks outside the new group get nullopt. PyTorch:
+  /// `torch.distributed.new_group`.
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
                                         const GroupOptions& options = {}) const;
 
@@ -132,37 +134,28 @@ class [[nodiscard]] Context {
   std::unique_ptr<rendezvous::Session> session_;
 };
 
-/// Joins the run that this process was started in and makes the default group.
+/// Joins the run in which this process was started, and creates the default group.
 ///
-/// Where the ranks' whereabouts come from, in this order:
+/// Sources of rank, world size and address of rank 0, in this order:
 ///  1. `options`: store, init_method, rank and world_size;
-///  2. the launcher's environment: MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, and where given LOCAL_RANK,
+///  2. the launcher's environment: MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, and if set LOCAL_RANK,
 ///     LOCAL_WORLD_SIZE, GROUP_RANK (`lockstep run`, torchrun);
-///  3. MPI launchers that say so: OMPI_COMM_WORLD_RANK or MPI_LOCALRANKID, in a SLURM allocation too;
+///  3. MPI launchers: OMPI_COMM_WORLD_RANK or MPI_LOCALRANKID, also in a SLURM allocation;
 ///  4. SLURM (`srun`): SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the node list; the port from the job id;
-///     then PMI_RANK and its like;
-///  5. nothing of all that: a group of one, which is said once on stderr.
-/// With 3 and 4 MASTER_ADDR and MASTER_PORT are respected.
+///     then PMI_RANK and related variables;
+///  5. none of these: a group of one, with a message on stderr.
+/// 3 and 4 use MASTER_ADDR and MASTER_PORT if they are set.
 ///
-/// While the context lives, SIGPIPE is ignored as under Python, unless the program handles it: a rank that is
-/// gone is an error then and not this rank's silent end.
+/// While the context exists, SIGPIPE is ignored, as in Python, unless the program handles it. So a rank that
+/// is gone is an error instead of the end of this process.
 ///
-/// Throws RendezvousError when the environment is partial or contradicts itself (listing what was seen and
-/// what is missing) or when ranks have not arrived within the timeout (naming them); ArgumentError for wrong
-/// options. A second init() while a context lives is an ArgumentError.
+/// Throws RendezvousError if the environment is incomplete or contradicts itself (listing the variables that
+/// are set and missing) or if ranks have not arrived within the timeout (naming them), and ArgumentError for
+/// wrong options and for a second init() while a context exists. PyTorch:
+/// `torch.distributed.init_process_group`.
 Context init(const InitOptions& options = {});
 
-/// Whether a context lives. PyTorch: `torch.distributed.is_initialized`.
-bool is_initialized();
-/// The default group; throws ArgumentError when no context lives.
-ProcessGroup default_group();
-
-int get_rank();        ///< of the default group; 0 when no context lives
-int get_world_size();  ///< of the default group; 1 when no context lives
-int get_local_rank();  ///< on this host; 0 when no context lives
-bool is_main();        ///< get_rank() == 0
-void barrier(std::source_location where = std::source_location::current());
-/// Context::new_group of the living context.
+/// Context::new_group of the current context.
 std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
 template <typename Action>

@@ -10,48 +10,46 @@
 
 namespace lockstep {
 
-/// A file is there and cannot be read: permission, a failing disk, too many open files, no memory. It may be
-/// whole.
+/// A file exists but cannot be read: permission, a failing disk, too many open files, no memory. The file may
+/// be intact.
 class CheckpointReadError : public CheckpointError {
  public:
   using CheckpointError::CheckpointError;
 };
 
-/// PyTorch: the arguments of torch.load.
+/// Options of load(). PyTorch: the arguments of torch.load.
 struct LoadOptions {
-  /// Where tensors go. at::kMeta: shapes and dtypes only; the data is not read.
+  /// The device of the tensors. at::kMeta: shapes and dtypes only; the data is not read.
   at::Device map_location = at::kCPU;
-  /// Tensors are pages of the file: read when first touched, copied when written to. The file must not be
-  /// shortened while they live; replacing it by rename, as save() does, is fine.
+  /// Tensors are pages of the file, read on first access and copied on write. The file must not be truncated
+  /// while they exist; it may be replaced by a rename, as save() does.
   bool mmap = false;
-  /// Compare every checksum that the file has. Reads it whole.
+  /// Verify every checksum in the file. Reads the whole file.
   bool verify = false;
 };
 
-/// What Python's torch.save wrote, zip format or the older one; as torch.load(weights_only=True), and no
-/// Python is needed. Nothing in the file is ever run. Views of one storage share it again. Throws
-/// CheckpointError naming the file: damaged or cut short, holding what is no plain data, ...; and
-/// CheckpointReadError. Time and memory are proportional to the size of the file, whatever is in it. Any
-/// thread.
+/// Loads a file that torch.save() wrote, in the zip format or the legacy one. No code in the file is run.
+/// Views of one storage share it again. Time and memory are proportional to the file size, whatever its
+/// contents. Throws CheckpointError that names the file (damaged, truncated, not plain data), and
+/// CheckpointReadError. Thread-safe. PyTorch: `torch.load(file, weights_only=True)`.
 Value load(const std::filesystem::path& file, const LoadOptions& options = {});
 
-/// The same from memory; `name` is for messages.
+/// Like load(), from memory. `name` appears in messages.
 Value load_bytes(std::span<const char> bytes, const LoadOptions& options = {},
                  const std::string& name = "bytes");
 
 struct SaveOptions {
-  /// The data has reached the disk when save() returns.
+  /// save() returns after the data has reached the disk.
   bool sync = true;
 };
 
-/// Writes what torch.load(file, weights_only=True) opens in Python as the plain structure. PyTorch:
-/// torch.save. The file appears whole or not at all: an older one of that name stays until the new one is
-/// complete. A tensor brings its whole storage along, as in Python: clone() a small view of a large tensor
-/// first. Tensors must not change meanwhile. Throws CheckpointError: the file cannot be written (full disk,
-/// permission, ...), or the value has what Python cannot hold.
+/// Writes a file that Python reads with torch.load(file, weights_only=True). The file is replaced atomically.
+/// A tensor is written with its whole storage, as in Python; clone() a small view of a large tensor first.
+/// Tensors must not change during the call. Throws CheckpointError: the file cannot be written (full disk,
+/// permission), or Python has no equivalent of the value. PyTorch: `torch.save`.
 void save(const Value& value, const std::filesystem::path& file, const SaveOptions& options = {});
 
-/// The same into memory.
+/// Like save(), into memory.
 std::string save_bytes(const Value& value);
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,9 +17,23 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/serialize/sharded_tensor.h>
-
 namespace lockstep {
+
+/// A part of a tensor that this rank owns. PyTorch: `torch.distributed._shard.sharded_tensor.Shard`.
+struct Shard {
+  at::Tensor tensor;
+  std::vector<std::int64_t> shard_offsets;  ///< of its first element, per dimension
+};
+
+/// A tensor whose parts are distributed over the ranks. Each rank has any number of parts. Together they
+/// cover every element once; identical parts may be on several ranks. PyTorch: `ShardedTensor`, and `DTensor`
+/// with the placement `Shard`.
+struct ShardedTensor {
+  std::vector<std::int64_t> size;  ///< of the whole tensor, equal on all ranks
+  /// Equal on all ranks. Default: the dtype of local_shards or, without any, of the other ranks' parts.
+  std::optional<at::ScalarType> dtype = {};
+  std::vector<Shard> local_shards = {};
+};
 
 class Value;
 
@@ -27,7 +42,7 @@ struct None {
   bool operator==(const None&) const = default;
 };
 
-/// A Python int that does not fit into 64 bits: its two's complement, lowest byte first.
+/// A Python int of more than 64 bits, in two's complement, least significant byte first.
 struct BigInteger {
   std::string bytes;
   bool operator==(const BigInteger&) const = default;
@@ -77,8 +92,8 @@ struct Set : List {
 
 enum class DictKind : std::uint8_t { dict, ordered_dict, counter };
 
-/// Python's dict, collections.OrderedDict or Counter. Keeps the order in which keys came, as Python does.
-/// Keys are equal as in Python: 1, 1.0 and True are one key.
+/// Python's dict, collections.OrderedDict or Counter. Keeps insertion order. Keys compare as in Python:
+/// 1, 1.0 and True are one key.
 class Dict {
  public:
   struct Item;
@@ -97,24 +112,24 @@ class Dict {
   std::size_t size() const;
   bool empty() const { return size() == 0; }
   bool contains(const Value& key) const { return find(key) != nullptr; }
-  /// The value under `key`, or nullptr.
+  /// The value of `key`, or nullptr.
   const Value* find(const Value& key) const;
   Value* find(const Value& key);
-  /// Throws CheckpointError naming the key, and the keys there are, when there is none such.
+  /// The value of `key`. Throws CheckpointError that lists the existing keys when there is no such key.
   const Value& at(const Value& key) const;
   Value& at(const Value& key);
-  /// As Python's `dict[key] = value`: a key that is there keeps its place.
+  /// Python's `dict[key] = value`: an existing key keeps its position.
   void set(Value key, Value value);
-  /// Makes an entry of None when there is none such.
+  /// The value of `key`; inserts None when there is no such key.
   Value& operator[](const Value& key);
-  /// True when there was such a key. The others keep their order.
+  /// Returns whether the key existed. The other keys keep their order.
   bool erase(const Value& key);
   void reserve(std::size_t count);
 
   const Item* begin() const;
   const Item* end() const;
 
-  /// What Python keeps in the `__dict__` of an OrderedDict: a state dict's `_metadata`. Empty otherwise.
+  /// The `__dict__` of a Python OrderedDict, which holds a state dict's `_metadata`.
   const Dict& attributes() const;
   void set_attributes(Dict attributes);
 
@@ -128,12 +143,12 @@ class Dict {
   std::shared_ptr<const Dict> attributes_;
 };
 
-/// An OrderedDict with these entries: what `state_dict()` gives.
+/// An OrderedDict with these entries, the type that `state_dict()` returns.
 Dict ordered_dict(std::initializer_list<Dict::Item> items = {});
 
-/// What a checkpoint holds: anything that Python's `torch.load(weights_only=True)` gives, and ShardedTensor,
-/// which distributed_checkpoint saves and a single file does not hold. Copies are deep but for tensors, which
-/// share their data as copies of at::Tensor do.
+/// A value in a checkpoint: anything that Python's `torch.load(weights_only=True)` returns, and
+/// ShardedTensor, which only distributed_checkpoint can save. Copies are deep except that tensors share their
+/// data, like copies of at::Tensor.
 class Value {
  public:
   using Variant = std::variant<None, bool, std::int64_t, BigInteger, double, std::complex<double>,
@@ -142,7 +157,7 @@ class Value {
 
   Value() = default;
   Value(None) {}
-  template <std::same_as<bool> Bool>  // nothing else, pointers least of all, turns into one
+  template <std::same_as<bool> Bool>  // no implicit conversion, above all not from pointers
   Value(Bool value) : variant_(value) {}
   template <std::integral Integer>
     requires(!std::same_as<Integer, bool> && !std::same_as<Integer, char>)
@@ -182,7 +197,7 @@ class Value {
   const Variant& variant() const { return variant_; }
   Variant& variant() { return variant_; }
 
-  // Each throws CheckpointError saying what is there instead.
+  // Each throws CheckpointError that names the actual type and value.
   bool as_bool() const;
   std::int64_t as_int() const;  ///< an int or a bool
   double as_double() const;     ///< a float, an int or a bool
@@ -193,10 +208,10 @@ class Value {
   /// The items of a list, a tuple or a set.
   const std::vector<Value>& as_items() const;
 
-  /// The entry of a dict. Throws CheckpointError as Dict::at() does, or when this is no dict.
+  /// The entry of a dict. Throws CheckpointError when there is no such key or this is not a dict.
   const Value& operator[](const Value& key) const { return as_dict().at(key); }
 
-  /// "int", "OrderedDict", "Tensor", ...: what Python calls the type.
+  /// The Python name of the type: "int", "OrderedDict", "Tensor".
   std::string_view type_name() const;
 
  private:
@@ -215,11 +230,12 @@ struct Dict::Item {
   Value value;
 };
 
-/// As Python prints it, tensors as "Tensor(float32, [2, 3])"; cut at `max_length` characters.
+/// The value as Python prints it, tensors as "Tensor(float32, [2, 3])". Truncated after `max_length`
+/// characters.
 std::string repr(const Value& value, std::size_t max_length = 1000);
 
-/// Equal in type and contents; tensors as torch.equal has it, and of one dtype. NaN equals NaN nowhere but in
-/// the very same tensor.
+/// Whether type and contents are equal. Tensors compare as in torch.equal and must have one dtype. NaN equals
+/// NaN only within the same tensor object.
 bool equal(const Value& left, const Value& right);
 
 }  // namespace lockstep

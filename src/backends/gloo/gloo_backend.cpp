@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "backends/gloo/route.h"
-#include "backends/host_meeting.h"
+#include "backends/join_node_group.h"
 
 namespace lockstep::backends {
 namespace {
@@ -49,7 +49,7 @@ BackendHandle create_gloo(const BackendRequest& request) {
     return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
                                                                    options),
             .traits = gloo_traits(),
-            .host_group = request.one_host && request.size > 1 ? meet_on_host(request, {}) : nullptr};
+            .node_group = request.one_host && request.size > 1 ? join_node_group(request, {}) : nullptr};
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

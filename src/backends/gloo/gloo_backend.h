@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <lockstep/backends/registry.h>
+#include "backends/registry.h"
 
 namespace lockstep::backends {
 

@@ -14,7 +14,8 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/unique_fd.h>
+
+#include "base/unique_fd.h"
 
 namespace lockstep::backends {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/backends/registry.h>
+#include "backends/registry.h"
 
 namespace lockstep::backends {
 

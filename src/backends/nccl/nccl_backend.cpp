@@ -10,13 +10,13 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
-#include "backends/host_meeting.h"
-#include "comm/host_group.h"
+#include "backends/join_node_group.h"
+#include "base/deadline.h"
 #include "comm/stream_backend.h"
+#include "node/node_group.h"
 
 namespace lockstep::backends {
 namespace {
@@ -37,7 +37,7 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
  public:
   NcclBackend(const BackendRequest& request, c10::intrusive_ptr<Options> options)
       : Nccl(request.store, request.rank, request.size, std::move(options)),
-        net_name_(request.nccl.net_name == nullptr ? "" : request.nccl.net_name) {
+        net_name_(request.nccl.net_name) {
     // c10d would end the process at the first failure; Lockstep aborts the communicators and throws.
     asyncErrorHandling_ = c10d::NoHandling;
     if (request.nccl.blocking_wait) blockingWait_ = *request.nccl.blocking_wait;
@@ -95,9 +95,9 @@ BackendTraits nccl_traits() {
           .device_advice = "move it to the GPU, or leave the backend at \"auto\", which has one for each"};
 }
 
-// Throws what went wrong, at the latest when the time is up: NCCL itself waits for ever for a rank that died.
+// Throws the failure, at the latest at the timeout: NCCL itself waits without a limit for a rank that died.
 void connect_in_time(const c10::intrusive_ptr<NcclBackend>& backend, const BackendRequest& request,
-                     const std::shared_ptr<comm::HostGroup>& others) {
+                     const std::shared_ptr<node::NodeGroup>& others) {
   std::packaged_task<void()> task([backend, device = request.device] {
     set_device(device);
     backend->eagerConnectSingleDevice(device);
@@ -124,10 +124,10 @@ BackendHandle create_nccl(const BackendRequest& request) {
   const auto device = request.device;
   try {
     auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
-    auto others = request.one_host && request.size > 1 ? meet_on_host(request, {}) : nullptr;
+    auto others = request.one_host && request.size > 1 ? join_node_group(request, {}) : nullptr;
     // Communicators are made here, where all ranks wait for each other anyway, and not in the first backward.
     connect_in_time(backend, request, others);
-    return {.backend = std::move(backend), .traits = nccl_traits(), .host_group = std::move(others)};
+    return {.backend = std::move(backend), .traits = nccl_traits(), .node_group = std::move(others)};
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw RendezvousError(fmt::format(

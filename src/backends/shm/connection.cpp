@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include <lockstep/base/host.h>
+#include "base/host.h"
 
 namespace lockstep::shm {
 namespace {
@@ -12,28 +12,28 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kAddressSpace = std::size_t{1}
                                       << 44U;  // for all ranks together, of the 2^47 that there are
 
-Team team_of(const std::shared_ptr<comm::HostGroup>& group) {
-  const auto offset = comm::HostGroup::backend_offset();
+Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
+  const auto offset = node::NodeGroup::backend_offset();
   std::vector<std::byte*> segments;
   for (int rank = 0; rank < group->size(); ++rank) segments.push_back(group->backend_part(rank));
   return {group->rank(), std::move(segments), group->own_memory().size() - offset,
-          RankNews{.find_dead = [group] { return group->find_dead(); },
-                   .is_refused = [group] { return !group->refusals().empty(); },
-                   .owner = group->owner(),
-                   .name_of = [group](int rank) { return group->name_of(rank); }}};
+          RankObserver{.find_dead = [group] { return group->find_dead(); },
+                       .is_refused = [group] { return !group->refusals().empty(); },
+                       .owner = group->owner(),
+                       .name_of = [group](int rank) { return group->name_of(rank); }}};
 }
 
 }  // namespace
 
-comm::HostGroup::Part Connection::part(int size) {
+node::NodeGroup::Part Connection::part(int size) {
   const auto share = kAddressSpace / static_cast<std::size_t>(size);
   return {.bytes = Layout(size).heap_offset() + std::min(total_memory(), share) / kPage * kPage,
-          .committed = sizeof(Area)};
+          .committed = sizeof(ControlBlock)};
 }
 
-Connection::Connection(std::shared_ptr<comm::HostGroup> group)
+Connection::Connection(std::shared_ptr<node::NodeGroup> group)
     : group_(std::move(group)),
-      heap_(group_->own_memory(), comm::HostGroup::backend_offset() + Layout(group_->size()).heap_offset()),
-      engine_(team_of(group_), Patience::for_cores(group_->ranks_on_own_cores(), usable_cores())) {}
+      heap_(group_->own_memory(), node::NodeGroup::backend_offset() + Layout(group_->size()).heap_offset()),
+      engine_(communicator_of(group_), WaitPolicy::for_cores(group_->ranks_on_own_cores(), usable_cores())) {}
 
 }  // namespace lockstep::shm

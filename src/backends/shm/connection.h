@@ -5,7 +5,7 @@
 
 #include "backends/shm/engine.h"
 #include "backends/shm/heap.h"
-#include "comm/host_group.h"
+#include "node/node_group.h"
 
 namespace lockstep::shm {
 
@@ -13,16 +13,16 @@ namespace lockstep::shm {
 // alive.
 class Connection {
  public:
-  explicit Connection(std::shared_ptr<comm::HostGroup> group);
+  explicit Connection(std::shared_ptr<node::NodeGroup> group);
 
   Engine& engine() { return engine_; }
   Heap& heap() { return heap_; }
 
-  // What each rank of such a group has to bring.
-  static comm::HostGroup::Part part(int size);
+  // The memory that each rank of such a group shares.
+  static node::NodeGroup::Part part(int size);
 
  private:
-  std::shared_ptr<comm::HostGroup> group_;
+  std::shared_ptr<node::NodeGroup> group_;
   Heap heap_;
   Engine engine_;
 };

@@ -7,37 +7,37 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/futex.h>
 
 #include "backends/shm/engines.h"
+#include "base/deadline.h"
+#include "base/futex.h"
 
 namespace lockstep::shm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kVerdictLimit = std::chrono::milliseconds(20);
+constexpr auto kFailureLimit = std::chrono::milliseconds(20);
 constexpr auto kShortNap = std::chrono::microseconds(200);
 
-bool has_left(const Team& team, int rank) {
-  return team.area(rank).left.load(std::memory_order_acquire) != 0;
+bool has_left(const Communicator& communicator, int rank) {
+  return communicator.control_block(rank).left.load(std::memory_order_acquire) != 0;
 }
 
 // A rank without which the call cannot be finished and that has left the group, or -1.
-int missing_for_good(const Team& team, const Call& call, const std::vector<int>& awaited) {
+int missing_for_good(const Communicator& communicator, const Task& call, const std::vector<int>& awaited) {
   const auto* transfer = dynamic_cast<const Transfer*>(&call);
-  const auto left = [&](int rank) { return has_left(team, rank); };
+  const auto left = [&](int rank) { return has_left(communicator, rank); };
   const bool hopeless = transfer != nullptr && transfer->any_will_do() ? std::ranges::all_of(awaited, left)
                                                                        : std::ranges::any_of(awaited, left);
   return hopeless && !awaited.empty() ? *std::ranges::find_if(awaited, left) : -1;
 }
 
-std::string names_of(const Team& team, const std::vector<int>& ranks) {
+std::string names_of(const Communicator& communicator, const std::vector<int>& ranks) {
   std::vector<std::string> names;
   names.reserve(ranks.size());
-  for (const int rank : ranks) names.push_back(team.name_of(rank));
+  for (const int rank : ranks) names.push_back(communicator.name_of(rank));
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
@@ -45,7 +45,7 @@ std::string names_of(const Team& team, const std::vector<int>& ranks) {
 
 // One thread's wait for a call to finish, or for a free slot.
 struct Engine::Wait {
-  const Call& call;
+  const Task& call;
   bool for_slot = false;
   Milliseconds timeout{};
   Clock::time_point since = Clock::now();
@@ -53,8 +53,8 @@ struct Engine::Wait {
   Milliseconds waited() const { return std::chrono::duration_cast<Milliseconds>(Clock::now() - since); }
 };
 
-Engine::Engine(Team team, Patience patience)
-    : team_(std::move(team)), patience_(patience), mailbox_(team_.size()) {
+Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
+    : communicator_(std::move(communicator)), wait_policy_(wait_policy), mailbox_(communicator_.size()) {
   add_engine(*this);
 }
 
@@ -68,8 +68,8 @@ void Engine::leave() {
   collectives_.clear();
   transfers_.clear();
   under_way_ = 0;
-  team_.own().left.store(1, std::memory_order_release);
-  team_.ring();
+  communicator_.own().left.store(1, std::memory_order_release);
+  communicator_.ring();
 }
 
 void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
@@ -88,42 +88,42 @@ void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
 }
 
 // False where it has to wait its turn; then nothing has been done.
-bool Engine::post_brief() {
+bool Engine::post_eager() {
   if (!collectives_.empty() || !transfers_.empty() || !has_free_slot()) return false;
-  meeting_.post(brief_, ++number_);
+  arrival_.post(eager_, ++number_);
   return true;
 }
 
 // Rings for the post in any case.
-bool Engine::finish_brief_soon() {
-  if (meeting_.look() == Meeting::Seen::all && finish_brief()) {
-    team_.ring();
+bool Engine::finish_eager_soon() {
+  if (arrival_.look() == Arrival::Seen::all && finish_eager()) {
+    communicator_.ring();
     return true;
   }
-  team_.ring();
-  if (look_for_a_while() != Meeting::Seen::all || !finish_brief()) return false;
-  team_.ring_softly();
+  communicator_.ring();
+  if (look_for_a_while() != Arrival::Seen::all || !finish_eager()) return false;
+  communicator_.ring_softly();
   return true;
 }
 
-// False where another rank has brought more than fits beside its post.
-bool Engine::finish_brief() {
-  if (!meeting_.is_small()) return false;
-  meeting_.finish_small();
-  team_.own().completed.value.store(number_, std::memory_order_release);
-  meeting_.prepare_next();
+// False where another rank has more data than fits beside its descriptor.
+bool Engine::finish_eager() {
+  if (!arrival_.is_small()) return false;
+  arrival_.finish_small();
+  communicator_.own().completed.value.store(number_, std::memory_order_release);
+  arrival_.prefetch_next();
   return true;
 }
 
-Meeting::Seen Engine::look_for_a_while() {
-  auto seen = meeting_.look();
-  for (int tries = 0; seen == Meeting::Seen::not_all && tries < patience_.tries; ++tries)
-    seen = meeting_.look();
-  if (seen != Meeting::Seen::not_all || patience_.spin.count() == 0) return seen;
+Arrival::Seen Engine::look_for_a_while() {
+  auto seen = arrival_.look();
+  for (int tries = 0; seen == Arrival::Seen::not_all && tries < wait_policy_.tries; ++tries)
+    seen = arrival_.look();
+  if (seen != Arrival::Seen::not_all || wait_policy_.spin.count() == 0) return seen;
   const auto begin = Clock::now();
-  while (seen == Meeting::Seen::not_all && Clock::now() - begin < patience_.spin) {
-    for (int i = 0; seen == Meeting::Seen::not_all && i < patience_.tries; ++i) {
-      seen = meeting_.look();
+  while (seen == Arrival::Seen::not_all && Clock::now() - begin < wait_policy_.spin) {
+    for (int i = 0; seen == Arrival::Seen::not_all && i < wait_policy_.tries; ++i) {
+      seen = arrival_.look();
       relax();
     }
   }
@@ -141,7 +141,7 @@ bool Engine::send_at_once(int to, std::int64_t tag, Element element, Source sour
   if (source.bytes > kMessageChunkBytes) return false;
   check();
   const std::lock_guard lock(mutex_);
-  Send call(team_, mailbox_, to, tag, element, source, log_number);
+  Send call(communicator_, mailbox_, to, tag, element, source, log_number);
   const bool sent = call.advance();
   if (!sent) call.give_up();
   if (!is_idle()) advance();
@@ -160,9 +160,9 @@ bool Engine::has_free_slot() {
   if (next <= completed_by_all_ + kSlots) return true;
   advance();
   completed_by_all_ = number_;
-  for (int rank = 0; rank < team_.size(); ++rank) {
-    completed_by_all_ =
-        std::min(completed_by_all_, team_.area(rank).completed.value.load(std::memory_order_acquire));
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    completed_by_all_ = std::min(
+        completed_by_all_, communicator_.control_block(rank).completed.value.load(std::memory_order_acquire));
   }
   return next <= completed_by_all_ + kSlots;
 }
@@ -198,10 +198,22 @@ void Engine::try_advance() {
   if (lock.owns_lock()) advance();
 }
 
-bool Engine::test(const Call& call) {
+// Also notices a dead rank, for callers that poll and never wait.
+bool Engine::test(const Task& call) {
   if (call.finished()) return true;
+  const int dead = is_look_due() ? communicator_.find_dead() : -1;
   try_advance();
-  return call.finished() || team_.verdict() != nullptr;
+  if (call.finished()) return true;
+  if (dead >= 0) communicator_.fail(GroupFailure::Cause::peer_lost, dead, 0);
+  return communicator_.failure() != nullptr || closed_;
+}
+
+// True once every nap.
+bool Engine::is_look_due() {
+  const auto now = Clock::now().time_since_epoch().count();
+  auto next = next_look_.load(std::memory_order_relaxed);
+  const auto pause = std::chrono::duration_cast<Clock::duration>(wait_policy_.nap).count();
+  return now >= next && next_look_.compare_exchange_strong(next, now + pause);
 }
 
 bool Engine::is_ready(Wait& wait) {
@@ -211,13 +223,13 @@ bool Engine::is_ready(Wait& wait) {
   return wait.call.finished();
 }
 
-void Engine::wait(const Call& call, Milliseconds timeout) {
+void Engine::wait(const Task& call, Milliseconds timeout) {
   if (call.finished()) return;
   Wait wait{.call = call, .timeout = timeout};
   wait_until(wait);
 }
 
-bool Engine::wait_shortly(const Call& call) {
+bool Engine::wait_shortly(const Task& call) {
   if (call.finished()) return true;
   Wait wait{.call = call};
   return spin([&] { return is_ready(wait); });
@@ -234,12 +246,12 @@ void Engine::wait_until(Wait& wait) {
 
 // Looks around as often as naps would: where others keep the cores busy, each yield may take a time slice.
 bool Engine::yield_until_ready(Wait& wait) {
-  auto next_look = Clock::now() + patience_.nap;
-  for (int i = 0; i < patience_.yields; ++i) {
+  auto next_look = Clock::now() + wait_policy_.nap;
+  for (int i = 0; i < wait_policy_.yields; ++i) {
     if (is_ready(wait)) return true;
-    if (team_.verdict() != nullptr || Clock::now() >= next_look) {
+    if (communicator_.failure() != nullptr || Clock::now() >= next_look) {
       look_around(wait);
-      next_look = Clock::now() + patience_.nap;
+      next_look = Clock::now() + wait_policy_.nap;
     }
     std::this_thread::yield();
   }
@@ -247,13 +259,13 @@ bool Engine::yield_until_ready(Wait& wait) {
 }
 
 void Engine::nap(Wait& wait) {
-  auto& area = team_.own();
-  const auto limit = advance_others(*this) ? kShortNap : patience_.nap;
+  auto& area = communicator_.own();
+  const auto limit = advance_others(*this) ? kShortNap : wait_policy_.nap;
   const auto bell = area.bell.load(std::memory_order_acquire);
   area.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Counterpart of Team::ring(): what was published before the sleeper could be seen is found here.
-  if (!is_ready(wait) && team_.verdict() == nullptr) futex_wait(area.bell, bell, limit);
+  // Counterpart of Communicator::ring(): what was published before the sleeper could be seen is found here.
+  if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(area.bell, bell, limit);
   area.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -261,54 +273,55 @@ void Engine::nap(Wait& wait) {
 // missed.
 void Engine::look_around(Wait& wait) {
   if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
-  if (const auto* verdict = team_.verdict()) {
-    if (!is_ready(wait)) throw_verdict(*verdict, &wait);
+  if (const auto* failure = communicator_.failure()) {
+    if (!is_ready(wait)) throw_failure(*failure, &wait);
     return;
   }
-  if (team_.is_refused() && !is_ready(wait)) throw DesyncError("another rank refuses the call");
-  const int dead = team_.find_dead();
-  int gone = missing_for_good(team_, wait.call, awaited_by(wait.call));
+  if (communicator_.is_refused() && !is_ready(wait)) throw DesyncError("another rank refuses the call");
+  const int dead = communicator_.find_dead();
+  int gone = missing_for_good(communicator_, wait.call, awaited_by(wait.call));
   const bool late = wait.waited() >= wait.timeout;
   if ((dead < 0 && gone < 0 && !late) || is_ready(wait)) return;
-  if (dead >= 0) fail(wait, Verdict::Cause::peer_lost, dead);
-  gone = missing_for_good(team_, wait.call, awaited_by(wait.call));
+  if (dead >= 0) fail(wait, GroupFailure::Cause::peer_lost, dead);
+  gone = missing_for_good(communicator_, wait.call, awaited_by(wait.call));
   if (gone >= 0) {
-    fail(wait, Verdict::Cause::peer_left, gone);
+    fail(wait, GroupFailure::Cause::peer_left, gone);
   } else if (late) {
     const auto awaited = awaited_by(wait.call);
-    fail(wait, Verdict::Cause::timeout, awaited.empty() ? -1 : awaited.front());
+    fail(wait, GroupFailure::Cause::timeout, awaited.empty() ? -1 : awaited.front());
   }
 }
 
-void Engine::fail(const Wait& wait, Verdict::Cause cause, int culprit) {
-  team_.fail(cause, culprit, 0);
-  // Another rank may be writing its own verdict down, unless it died over it.
-  const Deadline deadline(kVerdictLimit);
-  while (team_.verdict() == nullptr && !deadline.expired()) std::this_thread::yield();
-  Verdict own;
+void Engine::fail(const Wait& wait, GroupFailure::Cause cause, int culprit) {
+  communicator_.fail(cause, culprit, 0);
+  // Another rank may be writing its own failure down, unless it died over it.
+  const Deadline deadline(kFailureLimit);
+  while (communicator_.failure() == nullptr && !deadline.expired()) std::this_thread::yield();
+  GroupFailure own;
   own.cause = cause;
-  own.reporter = team_.rank();
+  own.reporter = communicator_.rank();
   own.culprit = culprit;
-  const auto* verdict = team_.verdict();
-  throw_verdict(verdict != nullptr ? *verdict : own, &wait);
+  const auto* failure = communicator_.failure();
+  throw_failure(failure != nullptr ? *failure : own, &wait);
 }
 
 // Another thread may be moving the call forward.
-std::vector<int> Engine::awaited_by(const Call& call) const {
+std::vector<int> Engine::awaited_by(const Task& call) const {
   const std::lock_guard lock(mutex_);
   return call.awaited();
 }
 
 void Engine::check() const {
   if (closed_) throw Error("the group has been closed");
-  if (const auto* verdict = team_.verdict()) throw_verdict(*verdict, nullptr);
+  if (const auto* failure = communicator_.failure()) throw_failure(*failure, nullptr);
 }
 
-void Engine::throw_verdict(const Verdict& verdict, const Wait* wait) const {
-  using Cause = Verdict::Cause;
-  const auto culprit = verdict.culprit >= 0 ? team_.name_of(verdict.culprit) : std::string("a rank");
-  const auto reporter = verdict.reporter >= 0 ? team_.name_of(verdict.reporter) : std::string("a rank");
-  switch (verdict.cause) {
+void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const {
+  using Cause = GroupFailure::Cause;
+  const auto culprit = failure.culprit >= 0 ? communicator_.name_of(failure.culprit) : std::string("a rank");
+  const auto reporter =
+      failure.reporter >= 0 ? communicator_.name_of(failure.reporter) : std::string("a rank");
+  switch (failure.cause) {
     case Cause::peer_lost:
       throw PeerLost(culprit + " died");
     case Cause::peer_left:
@@ -317,10 +330,11 @@ void Engine::throw_verdict(const Verdict& verdict, const Wait* wait) const {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
       if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
       throw TimeoutError(fmt::format("after {} ms {} {} not there", wait->waited().count(),
-                                     names_of(team_, awaited), awaited.size() == 1 ? "was" : "were"));
+                                     names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"));
     }
     case Cause::disagreement:
-      throw DesyncError("the ranks make different calls: " + Collective::posts_of(team_, verdict.call));
+      throw DesyncError("the ranks make different calls: " +
+                        Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
       throw DesyncError(
           fmt::format("{} received from {} a message of another size or element type than it "

@@ -9,11 +9,11 @@
 #include <mutex>
 #include <vector>
 
+#include "backends/shm/arrival.h"
 #include "backends/shm/collective.h"
-#include "backends/shm/meeting.h"
-#include "backends/shm/patience.h"
-#include "backends/shm/team.h"
+#include "backends/shm/communicator.h"
 #include "backends/shm/transfer.h"
+#include "backends/shm/wait_policy.h"
 
 namespace lockstep::shm {
 
@@ -24,12 +24,12 @@ class Engine {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  Engine(Team team, Patience patience);
+  Engine(Communicator communicator, WaitPolicy wait_policy);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  const Team& team() const { return team_; }
+  const Communicator& communicator() const { return communicator_; }
   Mailbox& mailbox() { return mailbox_; }
   std::mutex& mutex() { return mutex_; }
 
@@ -39,7 +39,7 @@ class Engine {
   // The call was made under mutex(), which is held still.
   void start(std::shared_ptr<Transfer> call);
   // For as long as a wait spins; whether the call is finished.
-  bool wait_shortly(const Call& call);
+  bool wait_shortly(const Task& call);
 
   // Messages of one chunk: done at once, or for a receive while a wait spins, or not begun. `posted()` is
   // called before it waits. Both throw when the group has failed.
@@ -47,18 +47,18 @@ class Engine {
   template <class Posted>
   bool receive_soon(Receive& call, const Posted& posted);
 
-  // Does a small call from beginning to end, where no other is under way and all ranks come to it soon: then
-  // returns nullptr. Otherwise it has been started as the call that `make(request)` returns. `fill(request)`
-  // says what is asked for; the request may hold what an earlier one left. `posted()` is called once the call
-  // is published, or before that takes long. Throws as start() does.
-  template <class Fill, class Posted, class Make>
-  std::shared_ptr<Collective> start_brief(const Fill& fill, const Posted& posted, const Make& make,
-                                          Milliseconds timeout);
+  // The eager path: completes a small call at once where no other is under way and all ranks come to it soon,
+  // and returns nullptr. Otherwise the call has been started as the Collective that `make(request)` returns.
+  // `fill(request)` writes the request, which holds what an earlier call left. `posted(bool)` is called once
+  // the call is published (true), or before start() may wait (false). Throws as start() does.
+  template <class Fill, class Make, class Posted>
+  auto start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
+      -> decltype(make(Request()));
 
   // Until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error when it cannot be.
-  void wait(const Call& call, Milliseconds timeout);
+  void wait(const Task& call, Milliseconds timeout);
   // Moves everything forward; whether wait() would return or throw at once.
-  bool test(const Call& call);
+  bool test(const Task& call);
 
   // Does what can be done at once, unless another thread is at it.
   void try_advance();
@@ -67,61 +67,63 @@ class Engine {
   // Tells the others that this rank has left, and drops what is under way; waiting for it throws.
   void leave();
   // Ends all calls, on every rank, with an error.
-  void abort() const { team_.fail(Verdict::Cause::aborted, team_.rank(), 0); }
+  void abort() const { communicator_.fail(GroupFailure::Cause::aborted, communicator_.rank(), 0); }
   // Throws when the group has failed.
   void check() const;
 
  private:
   struct Wait;
 
-  bool post_brief();
-  bool finish_brief_soon();
-  Meeting::Seen look_for_a_while();
-  bool finish_brief();
+  bool post_eager();
+  bool finish_eager_soon();
+  Arrival::Seen look_for_a_while();
+  bool finish_eager();
   template <class Make>
-  std::shared_ptr<Collective> take_over(const Make& make);
+  auto take_over(const Make& make) -> decltype(make(Request()));
   void wait_until(Wait& wait);
   bool yield_until_ready(Wait& wait);
   template <class Ready>
   bool spin(const Ready& ready) const;
   bool try_receive(Receive& call);
   bool is_ready(Wait& wait);
+  bool is_look_due();
   void nap(Wait& wait);
   void look_around(Wait& wait);
-  [[noreturn]] void fail(const Wait& wait, Verdict::Cause cause, int culprit);
+  [[noreturn]] void fail(const Wait& wait, GroupFailure::Cause cause, int culprit);
   void advance();
   void advance_transfers();
   bool has_free_slot();
-  std::vector<int> awaited_by(const Call& call) const;
-  [[noreturn]] void throw_verdict(const Verdict& verdict, const Wait* wait) const;
+  std::vector<int> awaited_by(const Task& call) const;
+  [[noreturn]] void throw_failure(const GroupFailure& failure, const Wait* wait) const;
 
-  Team team_;
-  Patience patience_;
+  Communicator communicator_;
+  WaitPolicy wait_policy_;
   mutable std::mutex mutex_;
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
   std::list<std::shared_ptr<Transfer>> transfers_;
-  std::vector<Wanted> unmatched_;  // by receives under way, as they were last gone through
+  std::vector<MatchKey> unmatched_;  // by receives under way, as they were last gone through
   std::atomic<int> under_way_{0};
   std::atomic<bool> closed_{false};
+  std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for dead ranks
   std::uint64_t number_ = 0;
   std::uint64_t pipeline_chunks_ = 0;
   std::uint64_t completed_by_all_ = 0;
-  Request brief_;  // the small call that is being made, and how it goes
-  Meeting meeting_{team_};
+  Request eager_;  // the small call that is being made, and how it goes
+  Arrival arrival_{communicator_};
 };
 
-template <class Fill, class Posted, class Make>
-std::shared_ptr<Collective> Engine::start_brief(const Fill& fill, const Posted& posted, const Make& make,
-                                                Milliseconds timeout) {
+template <class Fill, class Make, class Posted>
+auto Engine::start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
+    -> decltype(make(Request())) {
   std::unique_lock lock(mutex_);
   check();
-  fill(brief_);
-  const bool is_posted = post_brief();
-  posted();
-  if (is_posted && finish_brief_soon()) return nullptr;
+  fill(eager_);
+  const bool is_posted = post_eager();
+  posted(is_posted);
+  if (is_posted && finish_eager_soon()) return nullptr;
   if (is_posted) return take_over(make);
-  std::shared_ptr<Collective> call = make(Request(brief_));
+  auto call = make(Request(eager_));
   lock.unlock();
   start(call, timeout);
   return call;
@@ -137,23 +139,23 @@ bool Engine::receive_soon(Receive& call, const Posted& posted) {
 
 template <class Ready>
 bool Engine::spin(const Ready& ready) const {
-  for (int tries = 0; tries < patience_.tries; ++tries) {
+  for (int tries = 0; tries < wait_policy_.tries; ++tries) {
     if (ready()) return true;
     relax();
   }
   const auto begin = std::chrono::steady_clock::now();
-  while (std::chrono::steady_clock::now() - begin < patience_.spin) {
+  while (std::chrono::steady_clock::now() - begin < wait_policy_.spin) {
     if (ready()) return true;
     relax();
   }
   return false;
 }
 
-// The small call has been posted already: the others count on it.
+// The small call is published: the other ranks count on it.
 template <class Make>
-std::shared_ptr<Collective> Engine::take_over(const Make& make) {
+auto Engine::take_over(const Make& make) -> decltype(make(Request())) {
   try {
-    std::shared_ptr<Collective> call = make(Request(brief_));
+    auto call = make(Request(eager_));
     call->resume(number_, pipeline_chunks_);
     collectives_.push_back(call);
     under_way_.fetch_add(1, std::memory_order_relaxed);

@@ -41,7 +41,8 @@ bool advance_others(const Engine& self) {
   const std::shared_lock lock(engines().mutex);
   bool busy = false;
   for (auto* engine : engines().all) {
-    if (engine == &self || engine->team().owner() != self.team().owner() || engine->is_idle()) continue;
+    if (engine == &self || engine->communicator().owner() != self.communicator().owner() || engine->is_idle())
+      continue;
     busy = true;
     engine->try_advance();
   }

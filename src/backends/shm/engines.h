@@ -6,8 +6,8 @@ namespace lockstep::shm {
 class Engine;
 
 // The engines of this process, or of the thread that is a rank by itself: a wait in one group also moves the
-// calls of the others forward, or two ranks that wait for each other's calls in different groups would wait
-// for ever. Safe from any thread.
+// calls of the others forward. Without that, two ranks that wait for each other in different groups would
+// deadlock. Safe from any thread.
 void add_engine(Engine& engine);
 void remove_engine(Engine& engine);
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include <lockstep/base/shared_memory.h>
+#include "base/shared_memory.h"
 
 namespace lockstep::shm {
 

@@ -19,7 +19,7 @@ inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
 // What a rank says about its next collective call. Written by that rank alone, `number` last (release); read
 // by the others after they have seen that number (acquire). Rewritten for call number + kSlots, once all
 // ranks have completed this one.
-struct alignas(2 * kLine) Post {
+struct alignas(2 * kLine) Descriptor {
   std::atomic<std::uint64_t> number{0};  // 1, 2, ... as all ranks count
   std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks
   std::uint64_t bytes = 0;               // size of the call; equal on all ranks unless the kind is uneven
@@ -27,7 +27,7 @@ struct alignas(2 * kLine) Post {
   std::int64_t heap_offset = -1;         // of the tensor within this rank's heap, or -1
   std::uint64_t payload = 0;             // bytes that this rank has for others to read
   std::uint64_t longest_lane = 0;        // of these, for one reader
-  std::uint64_t form = 0;                // see comm::form_of(): equal on all ranks
+  std::uint64_t fingerprint = 0;         // see comm::fingerprint(): equal on all ranks
 };
 
 // Work sharing of one call on heap tensors: the parts of a rank's share that have been taken on, and those
@@ -42,7 +42,7 @@ struct alignas(2 * kLine) Counter {
 };
 
 // How the ranks of a group stopped understanding each other: the first who notices writes it, once.
-struct alignas(kLine) Verdict {
+struct alignas(kLine) GroupFailure {
   enum class Cause : std::uint32_t {
     none,
     peer_lost,
@@ -79,16 +79,16 @@ struct Channel {
 };
 
 // The fixed part of what one rank shares with the others. All of it starts as zero bytes.
-struct Area {
+struct ControlBlock {
   alignas(kLine) std::atomic<std::uint32_t> sleepers{0};  // threads of this rank that sleep on the bell
   std::atomic<std::uint32_t> bell{0};
   alignas(kLine) std::atomic<std::uint32_t> left{0};  // 1: this rank has closed the group
-  Counter completed;  // collective calls that this rank needs nothing of any more
-  Counter staged;     // pipeline chunks: written for others to read,
-  Counter combined;   // reduced by this rank,
-  Counter taken;      // and no longer needed by this rank
-  Verdict verdict;    // rank 0's is the group's
-  Post posts[kSlots];
+  Counter completed;     // collective calls that this rank needs nothing of any more
+  Counter staged;        // pipeline chunks: written for others to read,
+  Counter combined;      // reduced by this rank,
+  Counter taken;         // and no longer needed by this rank
+  GroupFailure failure;  // rank 0's is the group's
+  Descriptor descriptors[kSlots];
   Share shares[kSlots];
   alignas(4096) std::byte small[kSlots][kSmallBytes];
   alignas(4096) std::byte stages[kStages][kStageBytes];
@@ -96,7 +96,7 @@ struct Area {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// A rank's segment: Area, one Channel to each rank, heap.
+// A rank's segment: ControlBlock, one Channel to each rank, heap.
 struct Layout {
   explicit Layout(int size) : channels(static_cast<std::size_t>(size)) {}
 
@@ -104,7 +104,7 @@ struct Layout {
   static constexpr std::size_t kHugePage = std::size_t{2} << 20U;
 
   static constexpr std::size_t channel_offset(std::size_t index) {
-    return (sizeof(Area) + kLine - 1) / kLine * kLine + index * sizeof(Channel);
+    return (sizeof(ControlBlock) + kLine - 1) / kLine * kLine + index * sizeof(Channel);
   }
   std::size_t heap_offset() const {
     return (channel_offset(channels) + kHugePage - 1) / kHugePage * kHugePage;

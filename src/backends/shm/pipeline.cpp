@@ -11,16 +11,16 @@ bool reached(const Counter& counter, std::uint64_t value) {
   return counter.value.load(std::memory_order_acquire) >= value;
 }
 
-void publish(const Team& team, Counter& counter, std::uint64_t value) {
+void publish(const Communicator& communicator, Counter& counter, std::uint64_t value) {
   counter.value.store(value, std::memory_order_release);
-  team.ring();
+  communicator.ring();
 }
 
 }  // namespace
 
-Pipeline::Pipeline(const Team& team, Plan plan, std::uint64_t start, std::uint64_t chunks,
+Pipeline::Pipeline(const Communicator& communicator, Plan plan, std::uint64_t start, std::uint64_t chunks,
                    std::size_t piece_bytes)
-    : team_(team),
+    : communicator_(communicator),
       plan_(std::move(plan)),
       start_(start),
       end_(start + chunks),
@@ -32,7 +32,7 @@ Pipeline::Pipeline(const Team& team, Plan plan, std::uint64_t start, std::uint64
 std::size_t Pipeline::piece_bytes(std::size_t lanes) { return kStageBytes / lanes / kLine * kLine; }
 
 std::byte* Pipeline::lane(int rank, std::uint64_t chunk, std::size_t lane) const {
-  return team_.area(rank).stages[chunk % kStages] + lane * piece_;
+  return communicator_.control_block(rank).stages[chunk % kStages] + lane * piece_;
 }
 
 std::size_t Pipeline::piece_of(std::size_t bytes, std::uint64_t chunk) const {
@@ -40,9 +40,10 @@ std::size_t Pipeline::piece_of(std::size_t bytes, std::uint64_t chunk) const {
   return bytes > before ? std::min(piece_, bytes - before) : 0;
 }
 
-bool Pipeline::all_reached(Counter Area::*counter, std::uint64_t value) const {
-  for (int rank = 0; rank < team_.size(); ++rank) {
-    if (rank != team_.rank() && !reached(team_.area(rank).*counter, value)) return false;
+bool Pipeline::all_reached(Counter ControlBlock::*counter, std::uint64_t value) const {
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    if (rank != communicator_.rank() && !reached(communicator_.control_block(rank).*counter, value))
+      return false;
   }
   return true;
 }
@@ -52,74 +53,78 @@ bool Pipeline::advance() {
   }
   if (staged_ != end_ || combined_ != end_ || taken_ != end_) return false;
   // Calls without a reduction leave this counter behind.
-  team_.own().combined.value.store(end_, std::memory_order_release);
+  communicator_.own().combined.value.store(end_, std::memory_order_release);
   return true;
 }
 
 bool Pipeline::try_stage() {
   if (staged_ == end_) return false;
   // The buffer was last used kStages chunks ago; everybody must be done with that chunk.
-  if (staged_ + 1 > kStages && !all_reached(&Area::taken, staged_ + 1 - kStages)) return false;
+  if (staged_ + 1 > kStages && !all_reached(&ControlBlock::taken, staged_ + 1 - kStages)) return false;
   if (staged_ + 1 > taken_ + kStages) return false;
   for (std::size_t i = 0; i < plan_.stage.size(); ++i) {
-    if (plan_.lanes > 1 && i == static_cast<std::size_t>(team_.rank())) continue;  // nobody else reads it
+    if (plan_.lanes > 1 && i == static_cast<std::size_t>(communicator_.rank()))
+      continue;  // nobody else reads it
     const auto bytes = piece_of(plan_.stage[i].bytes, staged_);
     if (bytes > 0) {
-      std::memcpy(lane(team_.rank(), staged_, i), plan_.stage[i].data + (staged_ - start_) * piece_, bytes);
+      std::memcpy(lane(communicator_.rank(), staged_, i), plan_.stage[i].data + (staged_ - start_) * piece_,
+                  bytes);
     }
   }
-  publish(team_, team_.own().staged, ++staged_);
+  publish(communicator_, communicator_.own().staged, ++staged_);
   return true;
 }
 
 bool Pipeline::try_combine() {
-  if (combined_ == end_ || combined_ >= staged_ || !all_reached(&Area::staged, combined_ + 1)) return false;
-  const auto own_lane = static_cast<std::size_t>(team_.rank());
+  if (combined_ == end_ || combined_ >= staged_ || !all_reached(&ControlBlock::staged, combined_ + 1))
+    return false;
+  const auto own_lane = static_cast<std::size_t>(communicator_.rank());
   const std::size_t before = (combined_ - start_) * piece_;
   const std::size_t bytes = piece_of(plan_.own.bytes, combined_);
   if (bytes > 0) {
     std::vector<const void*> in;
-    in.reserve(static_cast<std::size_t>(team_.size()));
-    for (int rank = 0; rank < team_.size(); ++rank) {
-      in.push_back(rank == team_.rank() ? plan_.own.data + before : lane(rank, combined_, own_lane));
+    in.reserve(static_cast<std::size_t>(communicator_.size()));
+    for (int rank = 0; rank < communicator_.size(); ++rank) {
+      in.push_back(rank == communicator_.rank() ? plan_.own.data + before : lane(rank, combined_, own_lane));
     }
     std::vector<void*> out;
     if (plan_.result.data != nullptr) out.push_back(plan_.result.data + before);
-    if (plan_.share_result) out.push_back(lane(team_.rank(), combined_, own_lane));
-    plan_.kernel(out.data(), static_cast<int>(out.size()), in.data(), team_.size(), bytes / plan_.width);
+    if (plan_.share_result) out.push_back(lane(communicator_.rank(), combined_, own_lane));
+    plan_.kernel(out.data(), static_cast<int>(out.size()), in.data(), communicator_.size(),
+                 bytes / plan_.width);
   }
-  publish(team_, team_.own().combined, ++combined_);
+  publish(communicator_, communicator_.own().combined, ++combined_);
   return true;
 }
 
 bool Pipeline::try_take() {
   if (taken_ == end_ || taken_ >= staged_ || taken_ >= combined_) return false;
-  const auto source_counter = plan_.share_result ? &Area::combined : &Area::staged;
+  const auto source_counter = plan_.share_result ? &ControlBlock::combined : &ControlBlock::staged;
   for (std::size_t from = 0; from < plan_.take.size(); ++from) {
     const auto rank = static_cast<int>(from);
-    if (plan_.take[from].bytes == 0 || rank == team_.rank()) continue;
-    if (!reached(team_.area(rank).*source_counter, taken_ + 1)) return false;
+    if (plan_.take[from].bytes == 0 || rank == communicator_.rank()) continue;
+    if (!reached(communicator_.control_block(rank).*source_counter, taken_ + 1)) return false;
   }
   // With a lane for each reader this rank reads its own, of a shared result that of the rank that reduced it.
-  const std::size_t own_lane = plan_.lanes > 1 ? static_cast<std::size_t>(team_.rank()) : 0;
+  const std::size_t own_lane = plan_.lanes > 1 ? static_cast<std::size_t>(communicator_.rank()) : 0;
   for (std::size_t from = 0; from < plan_.take.size(); ++from) {
     const auto rank = static_cast<int>(from);
     const auto bytes = piece_of(plan_.take[from].bytes, taken_);
-    if (bytes == 0 || rank == team_.rank()) continue;
+    if (bytes == 0 || rank == communicator_.rank()) continue;
     std::memcpy(plan_.take[from].data + (taken_ - start_) * piece_,
                 lane(rank, taken_, plan_.share_result ? from : own_lane), bytes);
   }
-  publish(team_, team_.own().taken, ++taken_);
+  publish(communicator_, communicator_.own().taken, ++taken_);
   return true;
 }
 
 std::vector<int> Pipeline::awaited() const {
   std::vector<int> behind;
-  for (int rank = 0; rank < team_.size(); ++rank) {
-    const auto& area = team_.area(rank);
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    const auto& area = communicator_.control_block(rank);
     const bool level = reached(area.staged, staged_) && reached(area.taken, taken_) &&
                        (plan_.kernel == nullptr || reached(area.combined, combined_));
-    if (rank != team_.rank() && !level) behind.push_back(rank);
+    if (rank != communicator_.rank() && !level) behind.push_back(rank);
   }
   return behind;
 }

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "backends/shm/communicator.h"
 #include "backends/shm/plan.h"
-#include "backends/shm/team.h"
 
 namespace lockstep::shm {
 
@@ -17,12 +17,13 @@ namespace lockstep::shm {
 // were after the calls before.
 class Pipeline {
  public:
-  Pipeline(const Team& team, Plan plan, std::uint64_t start, std::uint64_t chunks, std::size_t piece_bytes);
+  Pipeline(const Communicator& communicator, Plan plan, std::uint64_t start, std::uint64_t chunks,
+           std::size_t piece_bytes);
 
   // Bytes of a lane in one chunk.
   static std::size_t piece_bytes(std::size_t lanes);
 
-  bool advance();  // as Call::advance()
+  bool advance();  // as Task::advance()
   // Ranks that have not come as far as this one needs.
   std::vector<int> awaited() const;
 
@@ -30,12 +31,12 @@ class Pipeline {
   bool try_stage();
   bool try_combine();
   bool try_take();
-  bool all_reached(Counter Area::*counter, std::uint64_t value) const;
+  bool all_reached(Counter ControlBlock::*counter, std::uint64_t value) const;
 
   std::byte* lane(int rank, std::uint64_t chunk, std::size_t lane) const;
   std::size_t piece_of(std::size_t bytes, std::uint64_t chunk) const;
 
-  const Team& team_;
+  const Communicator& communicator_;
   Plan plan_;
   std::uint64_t start_;
   std::uint64_t end_;

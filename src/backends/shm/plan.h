@@ -28,8 +28,8 @@ void plan_small(const Request& request, int rank, int size, Plan& plan);
 // For calls that go through staging buffers: each rank does its share of a reduction.
 Plan chunked_plan(const Request& request, int rank, int size);
 
-// Where each rank may bring what it likes, two tables come before its small data: the bytes that it has for
-// each rank, and those that it expects from each. Bytes of both.
+// In calls with uneven sizes two tables precede a rank's small data: the bytes that it has for each rank,
+// and the bytes that it expects from each. Returns the bytes of both.
 std::size_t table_bytes(Kind kind, int size);
 
 // Copies what a rank left for itself.

@@ -40,8 +40,8 @@ struct Request {
   int root = 0;                          // of the rooted kinds
   std::vector<Source> inputs = {};
   std::vector<Target> outputs = {};
-  std::uint64_t log_number = 0;  // the call's number in the rank's log, for messages
-  std::uint64_t form = 0;        // equal on all ranks; see comm::form_of()
+  std::uint64_t log_number = 0;   // the call's number in the rank's log, for messages
+  std::uint64_t fingerprint = 0;  // see comm::fingerprint(): equal on all ranks
 };
 
 const char* name_of(Element element);      // "f32"
@@ -53,7 +53,7 @@ constexpr bool has_reduction(Kind kind) {
 constexpr bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
 }
-// Whether each rank may bring a different number of elements.
+// Whether the number of elements may differ between ranks.
 constexpr bool is_uneven(Kind kind) {
   return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all;
 }

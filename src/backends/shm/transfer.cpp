@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "backends/shm/prepare.h"
+#include "backends/shm/prefetch.h"
 
 namespace lockstep::shm {
 namespace {
@@ -17,9 +17,9 @@ std::size_t piece_of(std::uint64_t bytes, std::uint64_t chunk) {
   return std::min<std::uint64_t>(kMessageChunkBytes, bytes - chunk * kMessageChunkBytes);
 }
 
-// Short messages go through all places in turns, so that the next one is free, and the sender's, before it is
-// needed. Of long ones the chunks had better stay in the cache.
-bool is_short(std::uint64_t bytes) { return bytes <= kPrepared; }
+// Short messages rotate through all slots, so that the next slot is free and in the sender's cache before it
+// is needed. Long ones reuse a slot, so that its chunks stay in the cache.
+bool is_short(std::uint64_t bytes) { return bytes <= kPrefetched; }
 std::size_t usual_slot(std::uint64_t order) { return order % kMessages; }
 
 // The sender owns a message while this number is even.
@@ -32,56 +32,58 @@ void hand_over(Message& message) {
 
 // Copies what has come of a message to `target`. Once that is all, the message's place is free, and true
 // returned.
-bool drain(const Team& team, Mailbox& mailbox, int from, Arrival& arrival, Target target) {
-  auto& message = *arrival.message;
+bool drain(const Communicator& communicator, Mailbox& mailbox, int from, Incoming& incoming, Target target) {
+  auto& message = *incoming.message;
   const auto chunks = chunks_of(target.bytes);
   const bool sender_waits = chunks > kMessageChunks;
-  const auto& ring = team.channel(from, team.rank()).chunks[arrival.slot];
-  while (arrival.drained < chunks && arrival.drained < message.filled.load(std::memory_order_acquire)) {
-    std::memcpy(target.data + arrival.drained * kMessageChunkBytes, ring[arrival.drained % kMessageChunks],
-                piece_of(target.bytes, arrival.drained));
-    ++arrival.drained;
+  const auto& ring = communicator.channel(from, communicator.rank()).chunks[incoming.slot];
+  while (incoming.drained < chunks && incoming.drained < message.filled.load(std::memory_order_acquire)) {
+    std::memcpy(target.data + incoming.drained * kMessageChunkBytes, ring[incoming.drained % kMessageChunks],
+                piece_of(target.bytes, incoming.drained));
+    ++incoming.drained;
     if (!sender_waits) continue;
-    message.drained.store(arrival.drained, std::memory_order_release);
-    team.ring();
+    message.drained.store(incoming.drained, std::memory_order_release);
+    communicator.ring();
   }
-  if (arrival.drained < chunks) return false;
+  if (incoming.drained < chunks) return false;
   if (sender_waits) message.drained.store(0, std::memory_order_relaxed);
-  mailbox.being_received[static_cast<std::size_t>(from)][arrival.slot] = 0;
-  arrival.message = nullptr;
+  mailbox.being_received[static_cast<std::size_t>(from)][incoming.slot] = 0;
+  incoming.message = nullptr;
   hand_over(message);
-  is_short(target.bytes) ? team.ring_softly() : team.ring();
+  is_short(target.bytes) ? communicator.ring_softly() : communicator.ring();
   return true;
 }
 
-void bring_in(const Team& team, Mailbox& mailbox, int from, Parked& parked) {
-  if (parked.arrival.message != nullptr)
-    drain(team, mailbox, from, parked.arrival, {parked.bytes.data(), parked.bytes.size()});
+void bring_in(const Communicator& communicator, Mailbox& mailbox, int from, UnexpectedMessage& unexpected) {
+  if (unexpected.incoming.message != nullptr)
+    drain(communicator, mailbox, from, unexpected.incoming,
+          {unexpected.bytes.data(), unexpected.bytes.size()});
 }
 
-void bring_in_parked(const Team& team, Mailbox& mailbox, int from) {
-  for (auto& parked : mailbox.parked[static_cast<std::size_t>(from)]) bring_in(team, mailbox, from, parked);
+void bring_in_parked(const Communicator& communicator, Mailbox& mailbox, int from) {
+  for (auto& unexpected : mailbox.unexpected[static_cast<std::size_t>(from)])
+    bring_in(communicator, mailbox, from, unexpected);
 }
 
-// Every place of the channel holds a message that nobody has asked for: the one that is wanted may be waiting
-// behind. A long message goes on coming in while this rank waits for others.
-void park_oldest(const Team& team, Mailbox& mailbox, int from) {
-  auto& channel = team.channel(from, team.rank());
+// Every slot of the channel holds a message without a receive; the wanted one may wait behind them. A long
+// message keeps arriving while this rank waits for others.
+void park_oldest(const Communicator& communicator, Mailbox& mailbox, int from) {
+  auto& channel = communicator.channel(from, communicator.rank());
   auto& oldest = *std::ranges::min_element(channel.messages, {}, &Message::order);
   const auto slot = static_cast<std::size_t>(&oldest - channel.messages);
-  auto& parked = mailbox.parked[static_cast<std::size_t>(from)].emplace_back(
-      Parked{.tag = oldest.tag, .element = oldest.element, .bytes = std::vector<std::byte>(oldest.bytes)});
-  parked.arrival = {.message = &oldest, .slot = slot};
+  auto& unexpected = mailbox.unexpected[static_cast<std::size_t>(from)].emplace_back(UnexpectedMessage{
+      .tag = oldest.tag, .element = oldest.element, .bytes = std::vector<std::byte>(oldest.bytes)});
+  unexpected.incoming = {.message = &oldest, .slot = slot};
   mailbox.being_received[static_cast<std::size_t>(from)][slot] = oldest.order;
   mailbox.taken[static_cast<std::size_t>(from)].add(oldest.order);
-  bring_in(team, mailbox, from, parked);
+  bring_in(communicator, mailbox, from, unexpected);
 }
 
 }  // namespace
 
-Send::Send(const Team& team, Mailbox& mailbox, int to, std::int64_t tag, Element element, Source source,
-           std::uint64_t log_number)
-    : team_(team),
+Send::Send(const Communicator& communicator, Mailbox& mailbox, int to, std::int64_t tag, Element element,
+           Source source, std::uint64_t log_number)
+    : communicator_(communicator),
       mailbox_(mailbox),
       to_(to),
       tag_(tag),
@@ -97,14 +99,14 @@ bool Send::try_post() {
   for (std::size_t i = 0; i < kMessages; ++i) {
     if (!try_place((first + i) % kMessages)) continue;
     posted = order_;
-    if (is_short(source_.bytes)) prepare_next();
+    if (is_short(source_.bytes)) prefetch_next();
     return true;
   }
   return false;
 }
 
 bool Send::try_place(std::size_t slot) {
-  auto& message = team_.channel(team_.rank(), to_).messages[slot];
+  auto& message = communicator_.channel(communicator_.rank(), to_).messages[slot];
   if (is_posted(message.posted.load(std::memory_order_acquire))) return false;
   slot_ = slot;
   message_ = &message;
@@ -116,19 +118,19 @@ bool Send::try_place(std::size_t slot) {
   message.bytes = source_.bytes;
   message.log_number = log_number_;
   hand_over(message);
-  team_.ring();
+  communicator_.ring();
   return true;
 }
 
-void Send::prepare_next() const {
-  auto& channel = team_.channel(team_.rank(), to_);
+void Send::prefetch_next() const {
+  auto& channel = communicator_.channel(communicator_.rank(), to_);
   const auto next = usual_slot(order_ + 1);
-  prepare_to_write(&channel.messages[next]);
-  prepare_to_write(channel.chunks[next][0], source_.bytes);
+  prefetch_for_write(&channel.messages[next]);
+  prefetch_for_write(channel.chunks[next][0], source_.bytes);
 }
 
 void Send::fill_up_to(std::uint64_t end) {
-  auto& ring = team_.channel(team_.rank(), to_).chunks[slot_];
+  auto& ring = communicator_.channel(communicator_.rank(), to_).chunks[slot_];
   for (; filled_ < end; ++filled_) {
     std::memcpy(ring[filled_ % kMessageChunks], source_.data + filled_ * kMessageChunkBytes,
                 piece_of(source_.bytes, filled_));
@@ -141,34 +143,35 @@ bool Send::advance() {
   const auto chunks = chunks_of(source_.bytes);
   while (filled_ < chunks && filled_ < message_->drained.load(std::memory_order_acquire) + kMessageChunks) {
     fill_up_to(filled_ + 1);
-    team_.ring();
+    communicator_.ring();
   }
   return filled_ == chunks;
 }
 
-std::string Send::describe() const {
-  return fmt::format("send of {} bytes to rank {} with tag {}", source_.bytes, to_, tag_);
-}
-
-Receive::Receive(const Team& team, Mailbox& mailbox, int from, std::int64_t tag, Element element,
-                 Target target)
-    : team_(team), mailbox_(mailbox), from_(from), tag_(tag), element_(element), target_(target) {}
+Receive::Receive(const Communicator& communicator, Mailbox& mailbox, int from, std::int64_t tag,
+                 Element element, Target target)
+    : communicator_(communicator),
+      mailbox_(mailbox),
+      from_(from),
+      tag_(tag),
+      element_(element),
+      target_(target) {}
 
 bool Receive::advance() { return advance_behind({}); }
 
-bool Receive::advance_behind(const std::vector<Wanted>& earlier) {
-  if (arrival_.message != nullptr) return finish();
+bool Receive::advance_behind(const std::vector<MatchKey>& earlier) {
+  if (incoming_.message != nullptr) return finish();
   const int first = from_ < 0 ? 0 : from_;
-  const int last = from_ < 0 ? team_.size() - 1 : from_;
+  const int last = from_ < 0 ? communicator_.size() - 1 : from_;
   for (int from = first; from <= last; ++from) {
-    if (from == team_.rank()) continue;
-    bring_in_parked(team_, mailbox_, from);
-    if (std::ranges::any_of(earlier, [&](const Wanted& other) {
+    if (from == communicator_.rank()) continue;
+    bring_in_parked(communicator_, mailbox_, from);
+    if (std::ranges::any_of(earlier, [&](const MatchKey& other) {
           return other.tag == tag_ && (other.from < 0 || other.from == from);
         })) {
       continue;
     }
-    // One that is parked was sent before those in the channel.
+    // One that is unexpected was sent before those in the channel.
     if (find_parked(from) != nullptr) {
       if (try_parked(from)) return true;
     } else if (try_match(from)) {
@@ -180,23 +183,23 @@ bool Receive::advance_behind(const std::vector<Wanted>& earlier) {
 
 bool Receive::fits(int from, std::uint64_t element, std::uint64_t bytes) {
   if (element == static_cast<std::uint64_t>(element_) && bytes == target_.bytes) return true;
-  team_.fail(Verdict::Cause::message_mismatch, from, 0);
+  communicator_.fail(GroupFailure::Cause::message_mismatch, from, 0);
   return false;
 }
 
-Parked* Receive::find_parked(int from) {
-  auto& parked = mailbox_.parked[static_cast<std::size_t>(from)];
-  const auto found = std::ranges::find(parked, tag_, &Parked::tag);
-  return found == parked.end() ? nullptr : &*found;
+UnexpectedMessage* Receive::find_parked(int from) {
+  auto& unexpected = mailbox_.unexpected[static_cast<std::size_t>(from)];
+  const auto found = std::ranges::find(unexpected, tag_, &UnexpectedMessage::tag);
+  return found == unexpected.end() ? nullptr : &*found;
 }
 
 // The one of find_parked().
 bool Receive::try_parked(int from) {
-  auto& parked = mailbox_.parked[static_cast<std::size_t>(from)];
-  const auto found = std::ranges::find(parked, tag_, &Parked::tag);
-  if (found->arrival.message != nullptr || !fits(from, found->element, found->bytes.size())) return false;
+  auto& unexpected = mailbox_.unexpected[static_cast<std::size_t>(from)];
+  const auto found = std::ranges::find(unexpected, tag_, &UnexpectedMessage::tag);
+  if (found->incoming.message != nullptr || !fits(from, found->element, found->bytes.size())) return false;
   std::ranges::copy(found->bytes, target_.data);
-  parked.erase(found);
+  unexpected.erase(found);
   from_ = from;
   return true;
 }
@@ -204,9 +207,9 @@ bool Receive::try_parked(int from) {
 bool Receive::try_match(int from) {
   const auto slot = find_message(from);
   if (slot == kMessages) return false;
-  auto& message = team_.channel(from, team_.rank()).messages[slot];
+  auto& message = communicator_.channel(from, communicator_.rank()).messages[slot];
   if (!fits(from, message.element, message.bytes)) return false;
-  arrival_ = {.message = &message, .slot = slot};
+  incoming_ = {.message = &message, .slot = slot};
   mailbox_.being_received[static_cast<std::size_t>(from)][slot] = message.order;
   mailbox_.taken[static_cast<std::size_t>(from)].add(message.order);
   from_ = from;
@@ -215,7 +218,7 @@ bool Receive::try_match(int from) {
 
 // Whether the place holds the oldest message that has not been taken, and it is the one that is wanted.
 bool Receive::is_next(int from, std::size_t slot) const {
-  const auto& message = team_.channel(from, team_.rank()).messages[slot];
+  const auto& message = communicator_.channel(from, communicator_.rank()).messages[slot];
   return is_posted(message.posted.load(std::memory_order_acquire)) && message.tag == tag_ &&
          message.order == mailbox_.taken[static_cast<std::size_t>(from)].next();
 }
@@ -229,7 +232,7 @@ std::size_t Receive::find_message(int from) {
 }
 
 std::size_t Receive::look_through(int from) {
-  const auto& messages = team_.channel(from, team_.rank()).messages;
+  const auto& messages = communicator_.channel(from, communicator_.rank()).messages;
   const auto& received = mailbox_.being_received[static_cast<std::size_t>(from)];
   std::size_t waiting = 0;
   std::size_t best = kMessages;
@@ -240,24 +243,19 @@ std::size_t Receive::look_through(int from) {
     if (message.tag != tag_) continue;
     if (best == kMessages || message.order < messages[best].order) best = slot;
   }
-  if (best == kMessages && waiting == kMessages) park_oldest(team_, mailbox_, from);
+  if (best == kMessages && waiting == kMessages) park_oldest(communicator_, mailbox_, from);
   return best;
 }
 
-bool Receive::finish() { return drain(team_, mailbox_, from_, arrival_, target_); }
+bool Receive::finish() { return drain(communicator_, mailbox_, from_, incoming_, target_); }
 
 std::vector<int> Receive::awaited() const {
   if (from_ >= 0) return {from_};
   std::vector<int> others;
-  for (int rank = 0; rank < team_.size(); ++rank) {
-    if (rank != team_.rank()) others.push_back(rank);
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    if (rank != communicator_.rank()) others.push_back(rank);
   }
   return others;
-}
-
-std::string Receive::describe() const {
-  const auto source = from_ < 0 ? std::string("any rank") : fmt::format("rank {}", from_);
-  return fmt::format("recv of {} bytes from {} with tag {}", target_.bytes, source, tag_);
 }
 
 }  // namespace lockstep::shm

@@ -10,29 +10,29 @@
 #include <string>
 #include <vector>
 
-#include "backends/shm/call.h"
+#include "backends/shm/communicator.h"
 #include "backends/shm/request.h"
-#include "backends/shm/team.h"
+#include "backends/shm/task.h"
 
 namespace lockstep::shm {
 
 // The receiving side of a message: its place in the channel, and how far it has been read.
-struct Arrival {
+struct Incoming {
   Message* message = nullptr;  // nullptr: none
   std::size_t slot = 0;
   std::uint64_t drained = 0;
 };
 
 // A message that is taken out of its channel before anybody asked for it, so that one behind it can be had.
-struct Parked {
+struct UnexpectedMessage {
   std::int64_t tag = 0;
   std::uint64_t element = 0;
   std::vector<std::byte> bytes = {};
-  Arrival arrival = {};  // while it has not come whole
+  Incoming incoming = {};  // while it has not come whole
 };
 
-// The messages of one rank that have found their receive, or been parked.
-struct Taken {
+// The messages of one rank that have found their receive, or been unexpected.
+struct MatchedOrder {
   std::uint64_t count = 0;
   std::uint64_t last = 0;  // the highest order among them
 
@@ -51,19 +51,22 @@ struct Mailbox {
         sends_posted(static_cast<std::size_t>(size)),
         being_received(static_cast<std::size_t>(size)),
         taken(static_cast<std::size_t>(size)),
-        parked(static_cast<std::size_t>(size)) {}
+        unexpected(static_cast<std::size_t>(size)) {}
 
   std::vector<std::uint64_t> sends_started;                          // [to]
   std::vector<std::uint64_t> sends_posted;                           // [to]
   std::vector<std::array<std::uint64_t, kMessages>> being_received;  // [from][slot] the order, or 0
-  std::vector<Taken> taken;                                          // [from]
-  std::vector<std::list<Parked>> parked;                             // [from]
+  std::vector<MatchedOrder> taken;                                   // [from]
+  std::vector<std::list<UnexpectedMessage>> unexpected;              // [from]
 };
+
+// The sender of a receive from any rank.
+inline constexpr int kAnyRank = -1;
 
 class Receive;
 
 // A message that a receive wants.
-struct Wanted {
+struct MatchKey {
   std::int64_t tag = 0;
   int from = 0;  // -1: any rank
 };
@@ -71,9 +74,9 @@ struct Wanted {
 // A message between two ranks. Under the engine's lock throughout, but for being made. One of no more than
 // kMessageChunkBytes is done in the advance() that finds a place for it, or finds it; until then nothing has
 // been done.
-class Transfer : public Call {
+class Transfer : public Task {
  public:
-  // Which other ranks could still bring it about: all of awaited() together, or any one of them.
+  // Whether any one rank of awaited() can complete it; otherwise all of them have to.
   virtual bool any_will_do() const { return false; }
   // Itself, where it is a receive that no message has been found for yet.
   virtual Receive* unmatched() { return nullptr; }
@@ -81,11 +84,10 @@ class Transfer : public Call {
 
 class Send : public Transfer {
  public:
-  Send(const Team& team, Mailbox& mailbox, int to, std::int64_t tag, Element element, Source source,
-       std::uint64_t log_number);
+  Send(const Communicator& communicator, Mailbox& mailbox, int to, std::int64_t tag, Element element,
+       Source source, std::uint64_t log_number);
   bool advance() override;
   std::vector<int> awaited() const override { return {to_}; }
-  std::string describe() const override;
 
   // Of one that found no place: its turn is the next one's.
   void give_up() { --mailbox_.sends_started[static_cast<std::size_t>(to_)]; }
@@ -93,10 +95,10 @@ class Send : public Transfer {
  private:
   bool try_post();
   bool try_place(std::size_t slot);
-  void prepare_next() const;
+  void prefetch_next() const;
   void fill_up_to(std::uint64_t end);
 
-  const Team& team_;
+  const Communicator& communicator_;
   Mailbox& mailbox_;
   int to_;
   std::int64_t tag_;
@@ -112,15 +114,15 @@ class Send : public Transfer {
 class Receive : public Transfer {
  public:
   // From any rank when `from` is -1.
-  Receive(const Team& team, Mailbox& mailbox, int from, std::int64_t tag, Element element, Target target);
+  Receive(const Communicator& communicator, Mailbox& mailbox, int from, std::int64_t tag, Element element,
+          Target target);
   bool advance() override;
   std::vector<int> awaited() const override;
   bool any_will_do() const override { return from_ < 0; }
-  Receive* unmatched() override { return arrival_.message == nullptr ? this : nullptr; }
-  Wanted wanted() const { return {tag_, from_}; }
+  Receive* unmatched() override { return incoming_.message == nullptr ? this : nullptr; }
+  MatchKey wanted() const { return {tag_, from_}; }
   // The same as advance(), but for messages that receives begun before this one want too.
-  bool advance_behind(const std::vector<Wanted>& earlier);
-  std::string describe() const override;
+  bool advance_behind(const std::vector<MatchKey>& earlier);
 
   int source_rank() const { return from_; }  // once finished
 
@@ -131,17 +133,17 @@ class Receive : public Transfer {
   std::size_t look_through(int from);
   bool is_next(int from, std::size_t slot) const;
   bool try_parked(int from);
-  Parked* find_parked(int from);
+  UnexpectedMessage* find_parked(int from);
   bool fits(int from, std::uint64_t element, std::uint64_t bytes);
   bool finish();
 
-  const Team& team_;
+  const Communicator& communicator_;
   Mailbox& mailbox_;
   int from_;
   std::int64_t tag_;
   Element element_;
   Target target_;
-  Arrival arrival_;
+  Incoming incoming_;
 };
 
 }  // namespace lockstep::shm

@@ -61,7 +61,7 @@ class Captures {
   std::shared_ptr<Capture> of_locked(const Stream& stream);
 };
 
-// Of the calling thread.
+// The calling thread's mode.
 cudaStreamCaptureMode& capture_mode_of_thread();
 
 }  // namespace lockstep::simulated

@@ -8,8 +8,7 @@
 #include <lockstep/amp/grad_scaler.h>
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/optim/fused.h>
 
 namespace lockstep::amp {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/amp/memory_format.h>
+#include <lockstep/amp/autocast.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/atomic_file.h"
+
 #include <cerrno>
 #include <fstream>
 #include <span>
@@ -8,8 +10,6 @@
 #include <unistd.h>
 
 #include <gtest/gtest.h>
-
-#include <lockstep/base/atomic_file.h>
 
 #include "support/temp_folder.h"
 

@@ -8,8 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/host.h>
-
+#include "base/host.h"
 #include "support/temp_folder.h"
 
 namespace lockstep {

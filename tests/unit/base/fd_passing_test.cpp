@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/fd_passing.h"
+
 #include <array>
 #include <fcntl.h>
 #include <set>
@@ -11,9 +13,8 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/fd_passing.h>
-#include <lockstep/base/shared_memory.h>
 
+#include "base/shared_memory.h"
 #include "unit/base/child.h"
 
 namespace lockstep {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "base/shared_memory.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -12,7 +14,6 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/shared_memory.h>
 
 #include "unit/base/child.h"
 

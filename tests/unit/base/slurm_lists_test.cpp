@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/slurm_lists.h>
+
+#include "base/slurm.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/slurm_step.h>
+
+#include "base/slurm.h"
 
 namespace lockstep {
 namespace {

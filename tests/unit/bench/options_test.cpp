@@ -30,7 +30,7 @@ TEST(BenchOptions, HaveDefaults) {
   const auto options = parse({"all-reduce"});
   EXPECT_THAT(options.collectives, ElementsAre("all-reduce"));
   EXPECT_THAT(options.backends, ElementsAre("shm", "gloo"));
-  EXPECT_THAT(options.memories, ElementsAre("ordinary", "inplace"));
+  EXPECT_THAT(options.memories, ElementsAre("ordinary", "zero-copy"));
   EXPECT_FALSE(options.memory_given);
   EXPECT_EQ(options.sizes.front(), 1024U);
   EXPECT_EQ(options.sizes.back(), 256U << 20U);

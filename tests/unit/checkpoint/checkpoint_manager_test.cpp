@@ -79,7 +79,7 @@ TEST_P(Manager, AMetricThatIsNoNumberIsNone) {
   EXPECT_EQ(manager.load_best()->info.step, 1);
 }
 
-// Of a run that began anew in the folder of another: load_latest() would go on with the other one.
+// A new run in the folder of another: load_latest() would continue the other one.
 TEST_P(Manager, AStepBelowTheLatestIsRefusedAndNothingIsLost) {
   auto given = options();
   given.keep_last = 2;
@@ -94,7 +94,7 @@ TEST_P(Manager, AStepBelowTheLatestIsRefusedAndNothingIsLost) {
   other.wait();
   EXPECT_THAT(steps_in(other), ElementsAre(200, 300));
   EXPECT_TRUE(equal(other.load(200).contents, contents(200)));
-  // The latest may be replaced, and it goes on above it.
+  // The newest may be replaced, and later steps saved.
   other.save(300, contents(301));
   other.save(360, contents(360));
   other.wait();

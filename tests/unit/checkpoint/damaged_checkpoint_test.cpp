@@ -42,7 +42,7 @@ TEST_P(DamagedCheckpoint, IsNoLatest) {
   EXPECT_THAT(error_of([&] { manager.save(26, contents(26)); }), HasSubstr("step 26 is not saved"));
 }
 
-// The run goes on below it, and what it saves is what counts.
+// The run continues below it, and its own checkpoints count.
 TEST_P(DamagedCheckpoint, IsNeitherLastNorBestNorCounted) {
   auto given = options();
   given.keep_last = 2;

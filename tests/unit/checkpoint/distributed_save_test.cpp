@@ -38,7 +38,7 @@ TEST(DistributedSave, TensorsOfAnyStrides) {
   contents.set("channels last", last);
   contents.set("view", torch::rand({7, 300}).slice(0, 3, 4).t());
   contents.set("empty", torch::empty({5, 0, 1}).transpose(0, 2));
-  dcp::save(contents, temp.path(), std::nullopt, {.sync = false});
+  dcp::save(contents, temp.path(), {.sync = false});
   const auto loaded = dcp::load(temp.path());
   for (const auto& [key, value] : contents) {
     EXPECT_TRUE(loaded.at(key).as_tensor().equal(value.as_tensor())) << repr(key);
@@ -50,7 +50,7 @@ TEST(DistributedSave, IsCompleteOnlyWithTheFilesOfThisSave) {
   const auto save = [&](std::int64_t length) {
     return dcp::DistributedSave({{"w", torch::ones({length})}}, {}, dcp::begin_save(temp.path(), {}, false));
   };
-  // Of a run that ended before, whose writer comes late.
+  // A late writer of a run that has ended.
   const auto before = save(100);
   const auto now = save(100);
   before.write(temp.path(), false);

@@ -86,6 +86,23 @@ TEST(EpochCheckpoint, NamesWhatIsMissingOrOfAnotherTypeAndChangesNothing) {
   EXPECT_THAT(error_with("epoch", &half_an_epoch), HasSubstr("'epoch'"));
 }
 
+TEST(EpochCheckpoint, RestoresTheModuleWhenACopyFailsHalfWay) {
+  torch::nn::Linear saved(2, 1);
+  torch::optim::SGD saved_optimizer(saved->parameters(), 0.5);
+  const auto checkpoint = stored(make_epoch_checkpoint({}, saved, saved_optimizer));
+  torch::nn::Linear net(2, 1);
+  torch::optim::SGD optimizer(net->parameters(), 0.25);
+  // The bias cannot be written: its elements share memory.
+  net->bias.set_data(torch::zeros({1}).expand({2}));
+  auto wide = checkpoint;
+  wide["state_dict"].as_dict().set("bias", torch::ones({2}));
+  const Dict before{{"net", state_dict(net)}, {"optimizer", state_dict(optimizer)}};
+  const auto stored_before = stored(before);
+  EXPECT_THAT(error_of([&] { load_epoch_checkpoint(wide, net, optimizer); }), HasSubstr("'state_dict'"));
+  EXPECT_TRUE(equal(before, stored_before));
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.25);
+}
+
 TEST(EpochCheckpoint, OfAnotherArchIsRefusedNamingBoth) {
   SmallRun saved(3);
   SmallRun run;
@@ -102,7 +119,7 @@ TEST(EpochCheckpoint, TakesNumbersInTensorsAndFurtherEntries) {
   auto checkpoint = stored(saved.checkpoint());
   checkpoint.set("epoch", torch::tensor(7));
   checkpoint.set("best_acc", torch::tensor(0.5));
-  checkpoint.set("scheduler", StepLR(saved.optimizer, 30).state_dict());
+  checkpoint.set("scheduler", optim::StepLR(saved.optimizer, 30).state_dict());
   SmallRun run;
   const auto progress = load_epoch_checkpoint(checkpoint, run.net, run.optimizer);
   EXPECT_EQ(progress.epoch, 7);

@@ -58,9 +58,10 @@ TEST_P(FailedSave, AFolderThatVanishesIsAnErrorUntilItIsBack) {
     const auto aside = temp_.path() / "aside";
     fs::rename(folder_, aside);
     for (const std::int64_t step : {2, 3}) {
-      EXPECT_THAT(error_of([&] { manager.save(step, contents(step), 0.6); }),
-                  AllOf(HasSubstr(folder_.string() + ": the folder of checkpoints is gone"),
-                        HasSubstr("new CheckpointManager")));
+      EXPECT_THAT(
+          error_of([&] { manager.save(step, contents(step), 0.6); }),
+          AllOf(HasSubstr(folder_.string() + ": the checkpoint folder and its checkpoints have disappeared"),
+                HasSubstr("new CheckpointManager")));
     }
     EXPECT_FALSE(fs::exists(folder_));
     fs::rename(aside, folder_);
@@ -83,7 +84,7 @@ TEST_P(FailedSave, AFolderThatWasFoundIsNotMadeAnewByTheFirstSave) {
   }
   CheckpointManager manager(folder_, options());
   fs::remove_all(folder_);
-  EXPECT_THAT(error_of([&] { manager.save(2, contents(2)); }), HasSubstr("is gone"));
+  EXPECT_THAT(error_of([&] { manager.save(2, contents(2)); }), HasSubstr("have disappeared"));
 }
 
 TEST_P(FailedSave, TheFirstSaveMakesAFolderThatHeldNothing) {

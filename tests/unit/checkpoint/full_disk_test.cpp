@@ -36,7 +36,7 @@ using testing::steps_in;
 
 constexpr const char* kFull = "No space left on device";
 
-// Of the 1 MB, 400 kB fit and 800 kB more do not.
+// The disk has 1 MB: 400 kB fit, 800 kB more do not.
 Value filling(std::int64_t step, std::int64_t kilobytes) {
   return Dict{{"step", step}, {"weights", torch::full({kilobytes * 250}, static_cast<double>(step))}};
 }

@@ -161,9 +161,9 @@ TEST(ModuleState, APrefixThatIsTakenAwayOrAddedIsSaid) {
   auto bare = make_net();
   DataParallel wrapped(make_net(), {.device_ids = {at::kCPU}});
   EXPECT_THAT(said_by([&] { load_state_dict(bare, state_dict(wrapped)); }),
-              HasSubstr("the checkpoint is of a wrapped module; \"module.\" was taken from its keys"));
+              HasSubstr("removed \"module.\" from the keys of the checkpoint"));
   EXPECT_THAT(said_by([&] { load_state_dict(wrapped, state_dict(bare)); }),
-              HasSubstr("the checkpoint is of a bare module; its keys were given \"module.\""));
+              HasSubstr("added \"module.\" to the keys of the checkpoint"));
   EXPECT_THAT(said_by([&] {
                 load_state_dict(bare, state_dict(make_net()));
                 load_state_dict(wrapped, state_dict(wrapped));

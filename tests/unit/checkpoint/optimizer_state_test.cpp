@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/checkpoint/state_dict.h>
 
 namespace lockstep {
 namespace {

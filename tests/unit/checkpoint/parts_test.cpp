@@ -10,10 +10,10 @@
 
 #include <lockstep/lockstep.h>
 
+#include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
-#include "checkpoint/generator_states.h"
-#include "checkpoint/read_checkpoint.h"
-#include "checkpoint/tiling.h"
+#include "checkpoint/shard_coverage.h"
+#include "checkpoint/training_parts.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 
@@ -30,43 +30,43 @@ std::vector<Piece> pieces(std::initializer_list<std::pair<dcp::Sizes, dcp::Sizes
   return made;
 }
 
-TEST(Tiling, IsEveryElementOnce) {
-  EXPECT_TRUE(dcp::is_tiling({}, pieces({{{}, {}}})));
-  EXPECT_FALSE(dcp::is_tiling({}, pieces({})));
-  EXPECT_FALSE(dcp::is_tiling({}, pieces({{{}, {}}, {{}, {}}})));
-  EXPECT_TRUE(dcp::is_tiling({0, 3}, pieces({})));
-  EXPECT_TRUE(dcp::is_tiling({4}, pieces({{{0}, {3}}, {{3}, {1}}, {{4}, {0}}})));
+TEST(ShardCoverage, IsEveryElementOnce) {
+  EXPECT_TRUE(dcp::covers({}, pieces({{{}, {}}})));
+  EXPECT_FALSE(dcp::covers({}, pieces({})));
+  EXPECT_FALSE(dcp::covers({}, pieces({{{}, {}}, {{}, {}}})));
+  EXPECT_TRUE(dcp::covers({0, 3}, pieces({})));
+  EXPECT_TRUE(dcp::covers({4}, pieces({{{0}, {3}}, {{3}, {1}}, {{4}, {0}}})));
   // As many elements as the whole has, and not the whole.
-  EXPECT_FALSE(dcp::is_tiling({4}, pieces({{{0}, {2}}, {{1}, {2}}})));
-  EXPECT_FALSE(dcp::is_tiling({2, 2}, pieces({{{0, 0}, {2, 1}}, {{0, 0}, {1, 2}}})));
+  EXPECT_FALSE(dcp::covers({4}, pieces({{{0}, {2}}, {{1}, {2}}})));
+  EXPECT_FALSE(dcp::covers({2, 2}, pieces({{{0, 0}, {2, 1}}, {{0, 0}, {1, 2}}})));
   // Four around a middle one: no straight cut goes through.
   const auto whirl =
       pieces({{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}});
-  EXPECT_TRUE(dcp::is_tiling({3, 3}, whirl));
-  EXPECT_FALSE(dcp::is_tiling({3, 3}, {whirl.begin(), whirl.end() - 1}));
+  EXPECT_TRUE(dcp::covers({3, 3}, whirl));
+  EXPECT_FALSE(dcp::covers({3, 3}, {whirl.begin(), whirl.end() - 1}));
 }
 
-TEST(Tiling, ManyPiecesTakeNoLongerThanTheirNumber) {
+TEST(ShardCoverage, ManyPiecesTakeNoLongerThanTheirNumber) {
   std::vector<Piece> rows;
   for (std::int64_t i = 0; i < 200'000; ++i) rows.push_back({.offsets = {i, 0}, .sizes = {1, 7}});
-  EXPECT_TRUE(dcp::is_tiling({200'000, 7}, rows));
+  EXPECT_TRUE(dcp::covers({200'000, 7}, rows));
   rows.back().offsets[0] = 5;
-  EXPECT_FALSE(dcp::is_tiling({200'000, 7}, rows));
+  EXPECT_FALSE(dcp::covers({200'000, 7}, rows));
   const dcp::Sizes deep(20, 2);
   EXPECT_THAT(error_of([&] {
-                dcp::is_tiling(deep, pieces({{dcp::Sizes(20, 0), dcp::Sizes(20, 1)}}));
+                dcp::covers(deep, pieces({{dcp::Sizes(20, 0), dcp::Sizes(20, 1)}}));
               }),
               HasSubstr("20 dimensions"));
   // So few along so many dimensions would have more corners than there is memory.
   const std::vector<Piece> small(5000, {.offsets = dcp::Sizes(12, 0), .sizes = dcp::Sizes(12, 1)});
-  EXPECT_THAT(error_of([&] { dcp::is_tiling(dcp::Sizes(12, 2), small); }),
+  EXPECT_THAT(error_of([&] { dcp::covers(dcp::Sizes(12, 2), small); }),
               HasSubstr("12 dimensions into 5000 parts"));
 }
 
-TEST(Tiling, SizesNearTheLargestAreCountedRight) {
+TEST(ShardCoverage, SizesNearTheLargestAreCountedRight) {
   constexpr std::int64_t half = std::int64_t{1} << 61;
-  EXPECT_TRUE(dcp::is_tiling({2 * half}, pieces({{{0}, {half}}, {{half}, {half}}})));
-  EXPECT_FALSE(dcp::is_tiling({2 * half}, pieces({{{0}, {half}}, {{half}, {half - 1}}})));
+  EXPECT_TRUE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half}}})));
+  EXPECT_FALSE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half - 1}}})));
   // A grid whose corners have no number of 64 bits.
   const dcp::Sizes flat(12, 37);
   auto left = flat;
@@ -75,9 +75,9 @@ TEST(Tiling, SizesNearTheLargestAreCountedRight) {
   right[0] = 17;
   dcp::Sizes middle(12, 0);
   middle[0] = 20;
-  EXPECT_TRUE(dcp::is_tiling(flat, pieces({{dcp::Sizes(12, 0), left}, {middle, right}})));
+  EXPECT_TRUE(dcp::covers(flat, pieces({{dcp::Sizes(12, 0), left}, {middle, right}})));
   const auto twice = pieces({{{0}, {2 * half}}, {{0}, {2 * half}}, {{0}, {2 * half}}});
-  EXPECT_THAT(dcp::tiling_problem({2 * half}, twice), HasSubstr("overlap"));
+  EXPECT_THAT(dcp::coverage_problem({2 * half}, twice), HasSubstr("overlap"));
 }
 
 TEST(Structure, KeepsKeysAndKindsAndHasEveryNameOnce) {
@@ -148,9 +148,9 @@ TEST(ReplacedCheckpoint, IsReadOnceMore) {
     ++reads;
     throw CheckpointError("a file is missing");
   };
-  EXPECT_THROW(checkpointing::read_again_if_replaced(temp.path(), fail), CheckpointError);
+  EXPECT_THROW(distributed_checkpoint::read_again_if_replaced(temp.path(), fail), CheckpointError);
   EXPECT_EQ(reads, 1);
-  checkpointing::read_again_if_replaced(temp.path(), [&] {
+  distributed_checkpoint::read_again_if_replaced(temp.path(), [&] {
     if (++reads > 2) return;
     std::filesystem::last_write_time(temp.path() / ".metadata",
                                      std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
@@ -159,7 +159,7 @@ TEST(ReplacedCheckpoint, IsReadOnceMore) {
   EXPECT_EQ(reads, 3);
 }
 
-// Each rank has one GPU, and may have another index for it, or see it alone, when it goes on.
+// Each rank has one GPU, and may have another index for it, or see it alone, after a restart.
 TEST(GeneratorStates, OfTheRanksOwnGpuGoToItsPresentOne) {
   const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
   const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "backends/registry.h"
+
 #include <algorithm>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/backends/registry.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep::backends {
@@ -15,10 +16,14 @@ using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::ThrowsMessage;
 
-const Whereabouts kOneHost{};
-const Whereabouts kHosts{.one_host = false};
-const Whereabouts kGpu{.device = {c10::kCUDA, 0}};
-const Whereabouts kSharedGpu{.device = {c10::kCUDA, 0}, .share_device = true};
+const GroupTopology kOneHost{};
+const GroupTopology kHosts{.one_host = false};
+const GroupTopology kGpu{.device = {c10::kCUDA, 0}};
+const GroupTopology kSharedGpu{.device = {c10::kCUDA, 0}, .share_device = true};
+
+BackendChoice resolve(const std::string& text, const GroupTopology& ranks) {
+  return resolve_backend(BackendSpec::parse(text), ranks);
+}
 
 bool has_nccl() { return std::ranges::count(available_backends(), "nccl") > 0; }
 
@@ -27,81 +32,96 @@ TEST(Registry, HasGlooShmAndFake) {
 }
 
 TEST(Registry, AutoOnTheCpuIsSharedMemoryWithinAHost) {
-  EXPECT_EQ(resolve_backend("auto", kOneHost).name, "shm");
-  EXPECT_EQ(resolve_backend("auto", kHosts).name, "gloo");
-  EXPECT_THAT(resolve_backend("auto", kHosts).reason, HasSubstr("several hosts"));
+  EXPECT_EQ(resolve("auto", kOneHost).spec.text(), "shm");
+  EXPECT_EQ(resolve("auto", kHosts).spec.text(), "gloo");
+  EXPECT_THAT(resolve("auto", kHosts).reason, HasSubstr("several hosts"));
 }
 
 TEST(Registry, AutoOnAGpuIsNcclBesideTheCpusChoice) {
   if (has_nccl()) {
-    const auto choice = resolve_backend("auto", kGpu);
-    EXPECT_EQ(choice.name, "cpu:shm,cuda:nccl");
-    EXPECT_EQ(choice.reason, "all ranks share this host; nccl for its GPUs");
-    EXPECT_EQ(resolve_backend("", {.device = {c10::kCUDA, 1}, .one_host = false}).name, "cpu:gloo,cuda:nccl");
+    const auto choice = resolve("auto", kGpu);
+    EXPECT_EQ(choice.spec.text(), "cpu:shm,cuda:nccl");
+    EXPECT_EQ(choice.reason, "all ranks are on one host; nccl for GPU tensors");
+    EXPECT_EQ(resolve("", {.device = {c10::kCUDA, 1}, .one_host = false}).spec.text(), "cpu:gloo,cuda:nccl");
   } else {
-    EXPECT_THAT([] { resolve_backend("auto", kGpu); },
+    EXPECT_THAT([] { resolve("auto", kGpu); },
                 ThrowsMessage<ArgumentError>(HasSubstr("backend nccl is not built")));
   }
 }
 
-TEST(Registry, RanksThatShareAGpuGoByWayOfHostMemory) {
-  const auto choice = resolve_backend("auto", kSharedGpu);
-  EXPECT_EQ(choice.name, "cpu:shm,cuda:shm");
-  EXPECT_THAT(choice.reason, HasSubstr("cuda tensors go by way of host memory, since ranks share a device"));
-  EXPECT_EQ(resolve_backend("auto", {.device = {c10::kXPU, 0}}).name, "cpu:shm,xpu:shm");
+TEST(Registry, RanksThatShareAGpuGoThroughHostMemory) {
+  const auto choice = resolve("auto", kSharedGpu);
+  EXPECT_EQ(choice.spec.text(), "cpu:shm,cuda:shm");
+  EXPECT_THAT(choice.reason, HasSubstr("cuda tensors go through host memory, because ranks share a device"));
+  EXPECT_EQ(resolve("auto", {.device = {c10::kXPU, 0}}).spec.text(), "cpu:shm,xpu:shm");
 }
 
 TEST(Registry, ANameIsTakenAsItIs) {
-  EXPECT_EQ(resolve_backend("gloo", kOneHost).name, "gloo");
-  EXPECT_EQ(resolve_backend("gloo", kOneHost).reason, "");
-  EXPECT_EQ(resolve_backend("gloo", kGpu).name, "cpu:gloo,cuda:gloo") << "PyTorch's gloo takes GPU tensors";
-  EXPECT_EQ(resolve_backend("fake", kGpu).name, "fake");
+  EXPECT_EQ(resolve("gloo", kOneHost).spec.text(), "gloo");
+  EXPECT_EQ(resolve("gloo", kOneHost).reason, "");
+  EXPECT_EQ(resolve("gloo", kGpu).spec.text(), "cpu:gloo,cuda:gloo") << "PyTorch's gloo takes GPU tensors";
+  EXPECT_EQ(resolve("fake", kGpu).spec.text(), "fake");
 }
 
 TEST(Registry, TakesOneForEachKindOfDevice) {
-  EXPECT_EQ(resolve_backend("cpu:gloo,cuda:nccl", kOneHost).name, "gloo");
-  EXPECT_EQ(resolve_backend("cuda:nccl,cpu:shm", kOneHost).name, "shm");
-  EXPECT_EQ(resolve_backend("cuda:gloo,cpu:shm", kGpu).name, "cpu:shm,cuda:gloo");
-  EXPECT_EQ(resolve_backend("cuda:gloo", kGpu).name, "cpu:gloo,cuda:gloo");
-  EXPECT_THAT([] { resolve_backend("cuda:nccl", kOneHost); },
-              ThrowsMessage<ArgumentError>(HasSubstr("names none for cpu tensors")));
-  EXPECT_THAT([] { resolve_backend("cpu:glo", kOneHost); },
+  EXPECT_EQ(resolve("cpu:gloo,cuda:nccl", kOneHost).spec.text(), "gloo");
+  EXPECT_EQ(resolve("cuda:nccl,cpu:shm", kOneHost).spec.text(), "shm");
+  EXPECT_EQ(resolve("cuda:gloo,cpu:shm", kGpu).spec.text(), "cpu:shm,cuda:gloo");
+  EXPECT_EQ(resolve("cuda:gloo", kGpu).spec.text(), "cpu:gloo,cuda:gloo");
+  EXPECT_THAT([] { resolve("cuda:nccl", kOneHost); },
+              ThrowsMessage<ArgumentError>(HasSubstr("names no backend for cpu tensors")));
+  EXPECT_THAT([] { resolve("cpu:glo", kOneHost); },
               ThrowsMessage<ArgumentError>(HasSubstr("no backend named \"glo\"")));
-  EXPECT_THAT([] { resolve_backend("cpu:gloo,nccl", kOneHost); },
+  EXPECT_THAT([] { resolve("cpu:gloo,nccl", kOneHost); },
               ThrowsMessage<ArgumentError>(HasSubstr("\"nccl\" is not of the form")));
-  EXPECT_THAT([] { resolve_backend("cpu:gloo,cpu:shm", kOneHost); },
-              ThrowsMessage<ArgumentError>(HasSubstr("names two for cpu tensors")));
+  EXPECT_THAT([] { resolve("cpu:gloo,cpu:shm", kOneHost); },
+              ThrowsMessage<ArgumentError>(HasSubstr("names two backends for cpu tensors")));
+}
+
+TEST(Registry, SpecsKeepTheirText) {
+  for (const auto* text : {"auto", "gloo", "cpu:gloo,cuda:nccl"}) {
+    EXPECT_EQ(BackendSpec::parse(text).text(), text);
+  }
+  EXPECT_TRUE(BackendSpec::parse("").is_auto());
+  EXPECT_TRUE(BackendSpec::parse("cpu:gloo,cuda:nccl").contains("nccl"));
 }
 
 TEST(Registry, KnowsWhatIsForTheCpuOnly) {
-  for (const auto* name : {"gloo", "shm", "cpu:gloo"}) EXPECT_TRUE(is_for_cpu_only(name)) << name;
+  for (const auto* name : {"gloo", "shm", "cpu:gloo"})
+    EXPECT_TRUE(BackendSpec::parse(name).is_for_cpu_only()) << name;
   for (const auto* name : {"", "auto", "nccl", "fake", "cpu:gloo,cuda:nccl", "cuda:gloo"}) {
-    EXPECT_FALSE(is_for_cpu_only(name)) << name;
+    EXPECT_FALSE(BackendSpec::parse(name).is_for_cpu_only()) << name;
   }
 }
 
 TEST(Registry, NcclNeedsAGpuOfItsOwn) {
-  const auto problem = has_nccl() ? "this rank's device is cpu" : "on the CPU take shm (one host) or gloo";
-  EXPECT_THAT([] { resolve_backend("nccl", kOneHost); }, ThrowsMessage<ArgumentError>(HasSubstr(problem)));
+  const auto problem = has_nccl() ? "this rank's device is cpu" : "on the CPU use shm (one host), gloo";
+  EXPECT_THAT([] { resolve("nccl", kOneHost); }, ThrowsMessage<ArgumentError>(HasSubstr(problem)));
   if (has_nccl()) {
-    EXPECT_EQ(resolve_backend("nccl", kGpu).name, "nccl");
-    EXPECT_THAT([] { resolve_backend("nccl", kSharedGpu); },
+    EXPECT_EQ(resolve("nccl", kGpu).spec.text(), "nccl");
+    EXPECT_THAT([] { resolve("nccl", kSharedGpu); },
                 ThrowsMessage<ArgumentError>(HasSubstr("cannot connect ranks that share a GPU")));
   }
 }
 
+TEST(Registry, MpiIsNotInThisVersion) {
+  EXPECT_THAT([] { resolve("mpi", kOneHost); },
+              ThrowsMessage<ArgumentError>(AllOf(HasSubstr("backend mpi is not in this version"),
+                                                 HasSubstr("this build has: fake, gloo"))));
+}
+
 TEST(Registry, KnownButNotBuiltSaysWhyAndWhatThereIs) {
-  std::vector<std::string> missing{"mpi"};
+  std::vector<std::string> missing;
   if (!has_nccl()) missing.emplace_back("nccl");
   for (const auto& name : missing) {
-    EXPECT_THAT([&] { resolve_backend(name, kOneHost); },
+    EXPECT_THAT([&] { resolve(name, kOneHost); },
                 ThrowsMessage<ArgumentError>(AllOf(HasSubstr("backend " + name + " is not built"),
                                                    HasSubstr("this build has: fake, gloo"))));
   }
 }
 
 TEST(Registry, UnknownNamesAreQuoted) {
-  EXPECT_THAT([] { resolve_backend("glo", kOneHost); },
+  EXPECT_THAT([] { resolve("glo", kOneHost); },
               ThrowsMessage<ArgumentError>(AllOf(HasSubstr("\"glo\""), HasSubstr("fake, gloo"))));
 }
 

@@ -11,11 +11,11 @@
 #include <lockstep/backends/fake.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
-#include <lockstep/device/graph_phase.h>
-#include <lockstep/device/revocable_graph.h>
 
 #include "comm/group_state.h"
 #include "comm/stream_backend.h"
+#include "graphs/graph_phase.h"
+#include "graphs/revocable_graph.h"
 
 namespace lockstep {
 namespace {
@@ -27,7 +27,7 @@ using ::testing::ThrowsMessage;
 
 constexpr auto kLong = 60s;
 
-// A call that goes on on a device until the test ends it; waiting for it does not block the host.
+// A call that runs on a device until the test ends it; waiting for it does not block the host.
 class StreamWork : public c10d::Work {
  public:
   void end(std::exception_ptr failure = nullptr) { finish(std::move(failure)); }

@@ -4,7 +4,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
-#include <lockstep/data/distributed_sampler.h>
+#include <lockstep/data/sampler.h>
 
 namespace lockstep::data {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "fake_device.h"
+#include "unit/data/fake_device.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "fixtures.h"
+#include "unit/data/fixtures.h"
 
 #include <fstream>
 #include <iterator>
@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 #include <zlib.h>
-
-#include "data/sha256.h"
 
 namespace lockstep::data::testing {
 namespace {
@@ -93,7 +91,7 @@ std::string tiny_images() {
 }
 std::string tiny_labels() { return idx_bytes({2}, {'\7', '\3'}); }
 
-KnownDataset tiny_dataset() {
+RemoteDataset tiny_dataset() {
   return {.name = "Tiny",
           .subfolder = "Tiny/raw",
           .files = {{"images", hash(tiny_images())}, {"labels", hash(tiny_labels())}},

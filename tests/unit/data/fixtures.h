@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/known_files.h"
+#include "data/download/dataset_files.h"
 
 namespace lockstep::data::testing {
 
@@ -49,7 +49,7 @@ std::string idx_bytes(const std::vector<std::uint32_t>& dims, const std::string&
 std::string tar_bytes(const std::vector<std::pair<std::string, std::string>>& files);
 
 /// A dataset of two tiny files, "images" [2, 2, 3] and "labels" [2], for which no source is set.
-KnownDataset tiny_dataset();
+RemoteDataset tiny_dataset();
 std::string tiny_images();
 std::string tiny_labels();
 

@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/loader.h>
 
-#include "fake_device.h"
+#include "unit/data/fake_device.h"
 
 namespace lockstep::data {
 namespace {
@@ -112,17 +112,17 @@ struct OpaqueData {
   Opaque get_batch(const at::Tensor& indices) const { return {indices}; }
 };
 
-TEST_F(LoaderDevice, RefusesBatchesInWhichNothingCanBeFound) {
+TEST_F(LoaderDevice, RefusesBatchesThatAreNoPyTree) {
   EXPECT_NO_THROW(make_loader(OpaqueData(), {.num_workers = 1}));
   for (const bool pin : {false, true}) {
     LoaderOptions options{.pin_memory = pin};
     if (!pin) options.device = testing::fake_device();
     EXPECT_THAT([&] { make_loader(OpaqueData(), options); },
-                ThrowsMessage<ArgumentError>(HasSubstr("Opaque; give it a visit_tensors()")));
+                ThrowsMessage<ArgumentError>(HasSubstr("Opaque; add a visit_tensors() member")));
   }
 }
 
-TEST_F(LoaderDevice, KeepsDatasetsThereToTheSameBits) {
+TEST_F(LoaderDevice, DatasetsOnTheDeviceYieldTheSameBits) {
   for (const std::int64_t channels : {1, 3}) {
     const ImageDataset here(at::randint(256, {20, channels, 5, 4}, at::kByte), at::arange(20),
                             Normalize{.mean = {0.1307}, .std = {0.3081}});
@@ -144,7 +144,7 @@ TEST_F(LoaderDevice, KeepsDatasetsThereToTheSameBits) {
   }
 }
 
-TEST_F(LoaderDevice, SendsIndicesAloneToADatasetThere) {
+TEST_F(LoaderDevice, SendsOnlyIndicesToADatasetOnTheDevice) {
   const auto there = twelve().to(testing::fake_device());
   testing::take_fake_log();
   const auto batch = there.get_batch(at::tensor({3, 5}, at::kLong));
@@ -152,7 +152,7 @@ TEST_F(LoaderDevice, SendsIndicesAloneToADatasetThere) {
   EXPECT_TRUE(at::equal(batch.target.cpu(), at::tensor({30, 50}, at::kLong)));
 }
 
-TEST_F(LoaderDevice, WaitsForWhatWorkersQueueThere) {
+TEST_F(LoaderDevice, WaitsForWorkQueuedByWorkers) {
   auto loader = make_loader(twelve().to(testing::fake_device()), {.batch_size = 12, .num_workers = 1});
   testing::take_fake_log();
   auto batch = loader.begin();

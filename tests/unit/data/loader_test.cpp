@@ -4,8 +4,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
-#include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/loader.h>
+#include <lockstep/data/sampler.h>
 
 namespace lockstep::data {
 namespace {

@@ -13,7 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/worker_info.h>
+#include <lockstep/data/loader_options.h>
 
 namespace lockstep::data {
 namespace {
@@ -222,7 +222,7 @@ TEST(LoaderWorkers, EndWithThePassThatIsLeft) {
   EXPECT_EQ(one_pass(loader).size(), 1000U);
 }
 
-// One batch that takes until it is told to end.
+// A batch that blocks until it is released.
 struct Hanging {
   std::int64_t index;
   std::binary_semaphore& go_on;

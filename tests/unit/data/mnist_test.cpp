@@ -5,7 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/mnist.h>
 
-#include "fixtures.h"
+#include "unit/data/fixtures.h"
 
 namespace lockstep::data {
 namespace {
@@ -30,8 +30,8 @@ TEST(MNIST, AnotherDatasetOfTheSameFormatIsRefused) {
   write_file(root / "t10k-labels-idx1-ubyte", tiny_labels());
   EXPECT_THAT(
       [&] { MNIST(root.path(), {.train = false}); },
-      ThrowsMessage<DataError>(AllOf(HasSubstr("t10k-images-idx3-ubyte: is damaged or another file"),
-                                     HasSubstr("t10k-labels-idx1-ubyte: is damaged or another file"))));
+      ThrowsMessage<DataError>(AllOf(HasSubstr("t10k-images-idx3-ubyte: is damaged or a different file"),
+                                     HasSubstr("t10k-labels-idx1-ubyte: is damaged or a different file"))));
 }
 
 TEST(MNIST, AsksTheGivenSourcesOnly) {

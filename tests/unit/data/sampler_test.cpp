@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/batch_sampler.h>
 #include <lockstep/data/sampler.h>
 
 namespace lockstep::data {

@@ -21,17 +21,29 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
-// Other ranks cannot be told here, as between hosts.
-TEST(FailedForward, IsAsInPyTorchWhereNobodyCanBeTold) {
-  struct Net : torch::nn::Module {
-    at::Tensor forward(const at::Tensor& x, bool fails) {
-      if (fails) throw std::runtime_error("refused");
-      return linear->forward(x);
-    }
-    torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 1))};
-  };
+struct FailingNet : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, bool fails) {
+    if (fails) throw std::runtime_error("refused");
+    return linear->forward(x);
+  }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 1))};
+};
+
+// The fake group has no node-local group, like ranks on several hosts.
+TEST(FailedForward, IsAnnouncedInTheGradients) {
   const testing::FakeGroup fake(2);
-  DistributedDataParallel ddp(std::make_shared<Net>(), {.process_group = fake.group});
+  DistributedDataParallel ddp(std::make_shared<FailingNet>(), {.process_group = fake.group});
+  EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true), std::runtime_error);
+  fake.backend->clear_calls();
+  ddp->forward(torch::ones({1, 4}), false).sum().backward();
+  EXPECT_EQ(fake.all_reduces(), 2);
+  EXPECT_TRUE(torch::equal(ddp->module()->linear->weight.grad(), torch::full({1, 4}, 0.5)));
+}
+
+TEST(FailedForward, HasNoEffectIfTheGradientsCannotAnnounceIt) {
+  const testing::FakeGroup fake(2);
+  DistributedDataParallel ddp(std::make_shared<FailingNet>(), {.process_group = fake.group});
+  ddp->register_comm_hook(allreduce_hook);
   EXPECT_THROW(ddp->forward(torch::ones({1, 4}), true), std::runtime_error);
   fake.backend->clear_calls();
   ddp->forward(torch::ones({1, 4}), false).sum().backward();
@@ -275,7 +287,7 @@ TEST(MixedPrecision, RefusesWhatItExcludes) {
   EXPECT_THAT([&] { wrap({.static_graph = true, .mixed_precision = bf16}); },
               ThrowsMessage<ArgumentError>(HasSubstr("static_graph")));
   EXPECT_THAT([&] { wrap({.mixed_precision = MixedPrecision{.param_dtype = at::kInt}}); },
-              ThrowsMessage<ArgumentError>(HasSubstr("Int is no floating-point type")));
+              ThrowsMessage<ArgumentError>(HasSubstr("Int is not a floating-point type")));
 }
 
 TEST(Stats, CountStepsAndShowBuckets) {

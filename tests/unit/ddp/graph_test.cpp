@@ -7,12 +7,12 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
-#include <lockstep/device/graph_phase.h>
 #include <lockstep/lockstep.h>
 
 #include "comm/stream_backend.h"
+#include "graphs/graph_phase.h"
 #include "unit/ddp/fake_group.h"
-#include "unit/device/fake_graph_device.h"
+#include "unit/graphs/fake_graph_device.h"
 
 namespace lockstep {
 namespace {

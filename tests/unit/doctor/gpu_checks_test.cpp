@@ -5,7 +5,7 @@
 #include "doctor/checks.h"
 #include "unit/doctor/findings.h"
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 using machine::Gpu;
@@ -62,4 +62,4 @@ TEST(CheckCuda, HasToFitTheGpus) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

@@ -5,7 +5,7 @@
 #include "doctor/checks.h"
 #include "unit/doctor/findings.h"
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 constexpr std::uint64_t kGibibyte = std::uint64_t{1} << 30;
@@ -73,4 +73,4 @@ TEST(CheckCoreFiles, KnowsWhereTheyGo) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

@@ -9,7 +9,7 @@
 
 #include "unit/doctor/findings.h"
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 using ::testing::AllOf;
@@ -101,4 +101,4 @@ TEST(Report, SumsUp) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

@@ -5,7 +5,7 @@
 #include "doctor/checks.h"
 #include "unit/doctor/findings.h"
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 using ::testing::ElementsAre;
@@ -46,7 +46,8 @@ TEST(CheckHostName, HasToBeThisHost) {
   network.resolved = {"127.0.1.1"};
   EXPECT_THAT(check_host_name(network), is_ok());
   network.resolved = {"10.0.0.8"};
-  EXPECT_THAT(check_host_name(network), is_problem("resolves to 10.0.0.8, which is no address of this host"));
+  EXPECT_THAT(check_host_name(network),
+              is_problem("resolves to 10.0.0.8, which is not an address of this host"));
   network.resolve_error = "node7 cannot be resolved: Name or service not known";
   EXPECT_THAT(check_host_name(network), is_warning("not known"));
 }
@@ -70,4 +71,4 @@ TEST(CheckInterfaceVariables, TakeNcclsNotation) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

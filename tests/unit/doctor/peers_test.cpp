@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/reserved_port.h>
 
+#include "base/reserved_port.h"
 #include "doctor/sockets.h"
 #include "unit/doctor/findings.h"
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 using ::testing::ElementsAre;
@@ -22,17 +22,19 @@ using ::testing::SizeIs;
 
 constexpr std::chrono::seconds kPatience{60};
 
-std::vector<Peer> meet_as(Meeting meeting, std::size_t self, std::chrono::milliseconds timeout = kPatience) {
-  meeting.self = self;
-  return meet(meeting, timeout);
+std::vector<Peer> meet_as(ConnectivityTest test, std::size_t self,
+                          std::chrono::milliseconds timeout = kPatience) {
+  test.self = self;
+  return test_connectivity(test, timeout);
 }
 
-TEST(Meeting, BringsAllTogether) {
+TEST(ConnectivityTest, BringsAllTogether) {
   const ReservedPort port;
-  const Meeting meeting{.token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}};
-  auto second = std::async(std::launch::async, [&] { return meet_as(meeting, 1); });
-  auto third = std::async(std::launch::async, [&] { return meet_as(meeting, 2); });
-  const auto first = meet_as(meeting, 0);
+  const ConnectivityTest test{
+      .token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}};
+  auto second = std::async(std::launch::async, [&] { return meet_as(test, 1); });
+  auto third = std::async(std::launch::async, [&] { return meet_as(test, 2); });
+  const auto first = meet_as(test, 0);
   for (const auto& peers : {first, second.get(), third.get()}) {
     ASSERT_THAT(peers, SizeIs(2));
     for (const auto& peer : peers) {
@@ -45,15 +47,15 @@ TEST(Meeting, BringsAllTogether) {
   EXPECT_EQ(first[1].host, "127.0.0.3");
 }
 
-TEST(Meeting, TellsWhomItDidNotMeet) {
+TEST(ConnectivityTest, TellsWhomItDidNotMeet) {
   const ReservedPort port;
-  const Meeting meeting{.token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
-  const auto peers = meet_as(meeting, 0, std::chrono::milliseconds(1));
+  const ConnectivityTest test{.token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
+  const auto peers = meet_as(test, 0, std::chrono::milliseconds(1));
   ASSERT_THAT(peers, SizeIs(1));
   EXPECT_THAT(check_peers(peers, port.port()), ElementsAre(is_problem("refused")));
 }
 
-TEST(Meeting, DoesNotTakeOthersForItsOwn) {
+TEST(ConnectivityTest, DoesNotTakeOthersForItsOwn) {
   const ReservedPort port;
   const std::vector<std::string> hosts{"127.0.0.1", "127.0.0.2"};
   auto stranger = std::async(std::launch::async, [&] {
@@ -65,24 +67,25 @@ TEST(Meeting, DoesNotTakeOthersForItsOwn) {
   EXPECT_THAT(stranger.get().at(0).error, ::testing::Not(IsEmpty()));
 }
 
-TEST(Meeting, NeedsItsPort) {
+TEST(ConnectivityTest, NeedsItsPort) {
   const Deadline deadline(kPatience);
   const auto taken = listen_at(resolve("127.0.0.1", deadline).at(0));
-  const Meeting meeting{.token = "t", .port = address_of(taken).port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
-  EXPECT_THROW(meet(meeting, kPatience), Error);
+  const ConnectivityTest test{
+      .token = "t", .port = address_of(taken).port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
+  EXPECT_THROW(test_connectivity(test, kPatience), Error);
 }
 
-TEST(Meeting, IsOneWord) {
-  const Meeting meeting{.token = "abc", .self = 1, .port = 5000, .hosts = {"a", "b.c"}};
-  EXPECT_EQ(meeting_text(meeting), "abc,1,5000,a,b.c");
-  const auto parsed = parse_meeting("abc,1,5000,a,b.c");
+TEST(ConnectivityTest, IsOneWord) {
+  const ConnectivityTest test{.token = "abc", .self = 1, .port = 5000, .hosts = {"a", "b.c"}};
+  EXPECT_EQ(to_text(test), "abc,1,5000,a,b.c");
+  const auto parsed = parse_connectivity_test("abc,1,5000,a,b.c");
   EXPECT_EQ(parsed.token, "abc");
   EXPECT_EQ(parsed.self, 1U);
   EXPECT_EQ(parsed.port, 5000);
   EXPECT_THAT(parsed.hosts, ElementsAre("a", "b.c"));
   for (const char* text :
        {"", "abc,1,5000", "abc,2,5000,a,b", "abc,x,5000,a", "abc,0,0,a", "abc,0,65536,a"}) {
-    EXPECT_THROW(parse_meeting(text), ArgumentError) << text;
+    EXPECT_THROW(parse_connectivity_test(text), ArgumentError) << text;
   }
 }
 
@@ -96,4 +99,4 @@ TEST(Sockets, ResolveNamesAndAddresses) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

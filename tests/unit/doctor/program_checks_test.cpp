@@ -5,7 +5,7 @@
 #include "doctor/checks.h"
 #include "unit/doctor/findings.h"
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 using ::testing::AllOf;
@@ -65,4 +65,4 @@ TEST(CheckEnvironment, NeedsAFreeMasterPort) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::cli {
+namespace lockstep::doctor {
 namespace {
 
 Table sample() {
@@ -44,4 +44,4 @@ TEST(BytesText, HasAUnit) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::doctor

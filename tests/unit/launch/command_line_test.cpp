@@ -98,7 +98,8 @@ TEST(RunCommandLine, SaysWhatMakesNoSense) {
   EXPECT_EQ(complaint({.command = x}), "");
   EXPECT_THAT(complaint({}), HasSubstr("no program"));
   EXPECT_THAT(complaint({.nproc_per_node = "abc", .command = x}), HasSubstr("\"abc\""));
-  EXPECT_THAT(complaint({.nnodes = "1:4", .command = x}), HasSubstr("a range, but the nodes are numbered"));
+  EXPECT_THAT(complaint({.nnodes = "1:4", .command = x}),
+              HasSubstr("a range, which needs rdzv-backend c10d"));
   EXPECT_THAT(complaint({.nnodes = "0", .command = x}), HasSubstr("--nnodes 0"));
   EXPECT_THAT(complaint({.nnodes = "3:2", .command = x}), HasSubstr("--nnodes 3:2"));
   EXPECT_THAT(complaint({.nnodes = "2", .node_rank = 2, .command = x}), HasSubstr("node-rank is 2"));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/environment.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/allocator_environment.h>
-#include <lockstep/launch/environment.h>
 
 namespace lockstep::launch {
 namespace {
@@ -21,17 +21,17 @@ const Env kNothing{std::map<std::string, std::string>{}};
 
 TEST(Environment, NumbersRanksAcrossNodes) {
   const LaunchOptions options{.command = {"train"}, .nproc_per_node = 4, .max_restarts = 5};
-  const NodePlace place{.attempt = 4,
-                        .restarts = 3,
-                        .node_rank = 2,
-                        .nodes = 3,
-                        .first_rank = 8,
-                        .world_size = 12,
-                        .first_role_rank = 4,
-                        .role_world_size = 8,
-                        .master_addr = "node0",
-                        .master_port = 29500};
-  const auto env = rank_environment(options, place, 1, 2, kNothing);
+  const NodeAssignment assignment{.attempt = 4,
+                                  .restarts = 3,
+                                  .node_rank = 2,
+                                  .nodes = 3,
+                                  .first_rank = 8,
+                                  .world_size = 12,
+                                  .first_role_rank = 4,
+                                  .role_world_size = 8,
+                                  .master_addr = "node0",
+                                  .master_port = 29500};
+  const auto env = rank_environment(options, assignment, 1, 2, kNothing);
   for (const auto& [name, value] :
        std::map<std::string, std::string>{{"LOCAL_RANK", "1"},
                                           {"RANK", "9"},
@@ -101,7 +101,7 @@ TEST(LaunchOptions, AreCheckedBeforeAnythingStarts) {
   EXPECT_THAT(complaint({.command = {"train"}, .nodes = NodesOptions{.min_nodes = 0}}),
               HasSubstr("nnodes is 0:1"));
   EXPECT_THAT(complaint({.command = {"train"}, .nodes = NodesOptions{.max_nodes = 2}}),
-              HasSubstr("where to meet"));
+              HasSubstr("need a common address"));
   EXPECT_THAT(complaint({.command = {"train"}, .master_port = std::uint16_t{0}}),
               HasSubstr("master-port is 0"));
   EXPECT_THAT(complaint({.command = {"train"}, .grace_period = std::chrono::milliseconds(-1)}),

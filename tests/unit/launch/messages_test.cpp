@@ -7,7 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/launch/streams.h>
+
+#include "launch/options.h"
 
 namespace lockstep::launch {
 namespace {
@@ -22,9 +23,9 @@ TEST(Messages, TravelBothWays) {
 
   const auto start =
       std::get<Start>(decode_to_node(encode(ToNode(Start{{.attempt = 3, .restarts = 2, .world_size = 9}}))));
-  EXPECT_EQ(start.place.attempt, 3);
-  EXPECT_EQ(start.place.restarts, 2);
-  EXPECT_EQ(start.place.world_size, 9);
+  EXPECT_EQ(start.assignment.attempt, 3);
+  EXPECT_EQ(start.assignment.restarts, 2);
+  EXPECT_EQ(start.assignment.world_size, 9);
 
   const Failed failed{.attempt = 1,
                       .report = {.first = {.rank = 7, .signal = SIGABRT, .core_dumped = true},
@@ -47,7 +48,7 @@ TEST(Messages, OfStrangersAreRefused) {
   for (const char* line : {"", "GET / HTTP/1.1", "{}", "[]", "{\"kind\": 3}", "{\"kind\": \"bogus\"}",
                            "{\"kind\": \"failed\", \"attempt\": \"x\"}", "\xff\xfe",
                            "{\"kind\":\"hello\",\"protocol\":1,\"run_id\":\"\",\"node_rank\":-1,\"ranks\":1,"
-                           "\"role\":\"\",\"host\":\"\",\"is_meeting_point\":false}"}) {
+                           "\"role\":\"\",\"host\":\"\",\"is_host\":false}"}) {
     EXPECT_THROW(decode_from_node(line), LaunchError) << line;
     EXPECT_THROW(decode_to_node(line), LaunchError) << line;
     EXPECT_THROW(decode_hello(line), LaunchError) << line;

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/launch/program.h>
+#include "launch/rank_process.h"
 
 namespace lockstep::launch {
 namespace {

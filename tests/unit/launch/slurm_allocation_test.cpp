@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "launch/slurm_allocation.h"
+
 #include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/slurm_step.h>
-#include <lockstep/launch/slurm_allocation.h>
+
+#include "base/slurm.h"
 
 namespace lockstep::launch {
 namespace {

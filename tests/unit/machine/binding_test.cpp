@@ -7,7 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/machine/topology.h>
+
+#include "machine/topology.h"
 
 namespace lockstep::machine {
 namespace {

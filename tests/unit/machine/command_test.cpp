@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "machine/command.h"
+
 #include <signal.h>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/machine/command.h>
+#include "base/deadline.h"
 
 namespace lockstep::machine {
 namespace {

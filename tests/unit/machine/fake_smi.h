@@ -10,24 +10,24 @@
 
 namespace lockstep::testing {
 
-/// A folder with a program "nvidia-smi", a script of ours.
+// A folder with a program "nvidia-smi", a script of ours.
 class FakeSmi {
  public:
-  /// `gpus` and `processes` are run when GPUs and processes are asked for.
+  // `gpus` and `processes` are run when GPUs and processes are asked for.
   FakeSmi(const std::string& gpus, const std::string& processes) {
     const auto file = folder_.path() / "nvidia-smi";
     std::ofstream(file) << "#!/bin/sh\ncase \"$1\" in\n--query-gpu=*) " << gpus
                         << " ;;\n--query-compute-apps=*) " << processes << " ;;\n*) exit 99 ;;\nesac\n";
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
   }
-  /// With it in front.
+  // With it in front.
   std::string path() const { return folder_.path().string() + ":" + std::getenv("PATH"); }
 
  private:
   TempFolder folder_;
 };
 
-/// Two GPUs: one busy with two processes, one that tells little.
+// Two GPUs: one busy with two processes, one that tells little.
 inline FakeSmi two_gpus() {
   return {
       R"(echo '0, GPU-aaaa-1, 00000000:1B:00.0, 143771, 2048, 97, 54, 412.53, 700.00, 570.86.15, Default, Disabled, 0, NVIDIA H200'

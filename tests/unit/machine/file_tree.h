@@ -9,7 +9,7 @@
 
 namespace lockstep::testing {
 
-/// A made-up /sys or /proc.
+// A made-up /sys or /proc.
 class FileTree {
  public:
   void write(const std::string& name, const std::string& text) const {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "machine/gpu.h"
+
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <unistd.h>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <lockstep/machine/gpu.h>
 
 #include "unit/machine/fake_smi.h"
 
@@ -149,6 +151,35 @@ TEST(Gpus, AreHiddenAsCudaDoes) {
   std::vector<Gpu> gpus{{.index = 0}};
   mark_hidden(gpus, std::nullopt);
   EXPECT_FALSE(gpus[0].hidden);
+}
+
+class VisibleGpus : public ::testing::Test {
+ protected:
+  VisibleGpus() {
+    std::string name = ::testing::TempDir() + "/gpusXXXXXX";
+    folder_ = ::mkdtemp(name.data());
+    for (const char* node : {"nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia"}) {
+      std::ofstream(folder_ / node) << "";
+    }
+  }
+  ~VisibleGpus() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(VisibleGpus, AreTheNumberedNodes) {
+  EXPECT_EQ(visible_gpus(folder_, std::nullopt), 3);
+  EXPECT_EQ(visible_gpus(folder_ / "none", std::nullopt), 0);
+}
+
+TEST_F(VisibleGpus, AreCutDownAsCudaDoes) {
+  EXPECT_EQ(visible_gpus(folder_, "0,2"), 2);
+  EXPECT_EQ(visible_gpus(folder_, " 1 , 0"), 2);
+  EXPECT_EQ(visible_gpus(folder_, ""), 0);
+  EXPECT_EQ(visible_gpus(folder_, "-1"), 0);
+  EXPECT_EQ(visible_gpus(folder_, "0,-1,1"), 1);
+  EXPECT_EQ(visible_gpus(folder_, "1,7,0"), 1);
+  EXPECT_EQ(visible_gpus(folder_, "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"), 1);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "machine/host.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <lockstep/machine/host.h>
 
 #include "unit/machine/file_tree.h"
 

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-std::vector<c10::Device> cpus(std::size_t count) { return std::vector<c10::Device>(count, at::kCPU); }
+std::vector<DeviceId> cpus(std::size_t count) { return std::vector<DeviceId>(count, at::kCPU); }
 
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   NetImpl() { reset(); }
@@ -422,7 +422,7 @@ TEST(DataParallel, ModulesThatCannotBeClonedNeedAMaker) {
     return [&net, maker] { DataParallel(net, {.device_ids = cpus(2), .make_replica = maker}); };
   };
   EXPECT_THAT(with([net]() -> std::shared_ptr<torch::nn::Module> { return net; }),
-              ThrowsMessage<ArgumentError>(HasSubstr("the module itself")));
+              ThrowsMessage<ArgumentError>(HasSubstr("must make a new one")));
   EXPECT_THAT(with([]() -> std::shared_ptr<torch::nn::Module> { return torch::nn::Linear(2, 3).ptr(); }),
               ThrowsMessage<ArgumentError>(HasSubstr("type")));
 }
@@ -430,7 +430,7 @@ TEST(DataParallel, ModulesThatCannotBeClonedNeedAMaker) {
 TEST(DataParallel, WithoutDevicesOrWithOneTheModuleRunsByItself) {
   torch::nn::Linear net(2, 2);
   const auto input = torch::randn({4, 2});
-  for (const auto& devices : {std::vector<c10::Device>{at::kCPU}, std::vector<c10::Device>{}}) {
+  for (const auto& devices : {cpus(1), cpus(0)}) {
     if (devices.empty() && torch::cuda::is_available()) continue;
     DataParallel model(net, {.device_ids = devices});
     EXPECT_TRUE(torch::equal(model->forward(input), net->forward(input)));
@@ -460,6 +460,28 @@ TEST(DataParallel, KeepsIntraOpThreadsOfTheCaller) {
   model->forward(torch::ones({4, 2})).sum().backward();
   EXPECT_EQ(at::get_num_threads(), 4);
   at::set_num_threads(before);
+}
+
+TEST(DataParallel, AnIntegerIsACudaDevice) {
+  const DataParallelOptions options{.device_ids = {0, 1}, .output_device = 1};
+  EXPECT_EQ(c10::Device(options.device_ids[0]), c10::Device(c10::kCUDA, 0));
+  EXPECT_EQ(c10::Device(options.device_ids[1]), c10::Device("cuda:1"));
+  EXPECT_EQ(c10::Device(*options.output_device), c10::Device("cuda:1"));
+  EXPECT_EQ(c10::Device(DeviceId(c10::Device("cpu"))), c10::Device(c10::kCPU));
+}
+
+TEST(DataParallel, AnIndexThatNoDeviceCanHaveIsRejected) {
+  for (const int index : {-1, 128, 1 << 20}) {
+    EXPECT_THAT([&] { DeviceId{index}; }, ThrowsMessage<ArgumentError>(HasSubstr(std::to_string(index))));
+  }
+}
+
+TEST(DataParallel, AModuleOnTheCpuDoesNotFitDeviceIdsOnCuda) {
+  EXPECT_THAT(
+      [] {
+        DataParallel(Net(), {.device_ids = {0, 1}});
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("must be on cuda:0")));
 }
 
 }  // namespace

@@ -202,7 +202,7 @@ TEST(FusedOptimizers, TheStepAfterAFirstOneThatIsLeftOutIsDampened) {
   EXPECT_TRUE(torch::equal(weight, images() * 0.75));
 }
 
-// Counts what LibTorch is asked to bring to the CPU in this thread, by waiting and not.
+// Counts the copies to the CPU in this thread, blocking and non-blocking ones.
 class CopiesToCpu {
  public:
   CopiesToCpu() {

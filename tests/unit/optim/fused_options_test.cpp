@@ -5,9 +5,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/reduce_lr_on_plateau.h>
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/optim/fused.h>
+#include <lockstep/optim/lr_scheduler.h>
 
 namespace lockstep::optim {
 namespace {
@@ -134,7 +133,7 @@ TEST(FusedOptions, GroupsWithTheDefaultsTensorHaveRatesOfTheirOwn) {
 TEST(FusedOptions, APlateauLowersTheRateOfEachGroupOnce) {
   FusedSGD optimizer({OptimizerParamGroup({weight()}), OptimizerParamGroup({weight()})},
                      FusedSGDOptions(torch::tensor(1.0F)));
-  ReduceLROnPlateau scheduler(optimizer, {.factor = 0.5, .patience = 0});
+  optim::ReduceLROnPlateau scheduler(optimizer, {.factor = 0.5, .patience = 0});
   scheduler.step(1);
   scheduler.step(1);
   for (const auto& group : optimizer.param_groups()) EXPECT_EQ(group.options().get_lr(), 0.5);

@@ -7,9 +7,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/optimizer_state.h>
-#include <lockstep/optim/fused_adam.h>
-#include <lockstep/optim/fused_sgd.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/optim/fused.h>
 
 namespace lockstep::optim {
 namespace {
@@ -39,7 +38,7 @@ struct Side {
 };
 
 template <typename From, typename To>
-void bring_by_archive(From& from, To& to) {
+void load_by_archive(From& from, To& to) {
   std::stringstream stream;
   torch::serialize::OutputArchive written;
   from.save(written);
@@ -53,7 +52,7 @@ template <typename Optimizer, typename Options>
 void expect_archives_are_whole(const Options& options, const Options& other) {
   Side<Optimizer, Options> from(options, 3);
   Side<Optimizer, Options> to(other);
-  bring_by_archive(from.optimizer, to.optimizer);
+  load_by_archive(from.optimizer, to.optimizer);
   EXPECT_TRUE(equal(state_dict(to.optimizer), state_dict(from.optimizer)));
 }
 
@@ -69,7 +68,7 @@ TEST(FusedState, AnArchiveOfAnOptimizerThatIsNotFusedFits) {
   using torch::optim::AdamWOptions;
   Side<AdamW, AdamWOptions> plain(AdamWOptions(0.25).amsgrad(true), 3);
   Side<FusedAdamW, FusedAdamWOptions> fused(FusedAdamWOptions(0.5));
-  bring_by_archive(plain.optimizer, fused.optimizer);
+  load_by_archive(plain.optimizer, fused.optimizer);
   EXPECT_TRUE(equal(state_dict(fused.optimizer).at("state"), state_dict(plain.optimizer).at("state")));
 }
 
@@ -77,11 +76,11 @@ TEST(FusedState, AnArchiveKeepsTheTensorOfTheRate) {
   const auto rate = torch::tensor(0.5F);
   Side<FusedAdamW, FusedAdamWOptions> from(FusedAdamWOptions(0.25), 1);
   Side<FusedAdamW, FusedAdamWOptions> to((FusedAdamWOptions(rate)));
-  bring_by_archive(from.optimizer, to.optimizer);
+  load_by_archive(from.optimizer, to.optimizer);
   EXPECT_EQ(rate.item<float>(), 0.25);
   to.optimizer.param_groups()[0].options().set_lr(2);
   EXPECT_EQ(rate.item<float>(), 2) << "still the optimizer's";
-  bring_by_archive(to.optimizer, from.optimizer);
+  load_by_archive(to.optimizer, from.optimizer);
   EXPECT_EQ(from.optimizer.param_groups()[0].options().get_lr(), 2);
 }
 
@@ -109,7 +108,7 @@ TEST(FusedState, ARateSaidToLibTorchsOptionsIsWrittenDownBeforeTheNextStep) {
   EXPECT_EQ(written.at("param_groups").as_items()[0]["lr"].as_tensor().item<float>(), 0.125);
   EXPECT_EQ(rate.item<float>(), 0.5) << "writing changes nothing";
   Side<FusedAdamW, FusedAdamWOptions> to(FusedAdamWOptions(2));
-  bring_by_archive(from.optimizer, to.optimizer);
+  load_by_archive(from.optimizer, to.optimizer);
   EXPECT_EQ(to.optimizer.param_groups()[0].options().get_lr(), 0.125);
 }
 
@@ -136,7 +135,7 @@ TEST(FusedState, AnArchiveThatDoesNotFitLeavesTheTensorOfTheRate) {
   const auto rate = torch::tensor(0.5F);
   auto from = two_groups<FusedSGD>(FusedSGDOptions(0.25), 2);
   auto to = two_groups<FusedSGD>(FusedSGDOptions(rate));
-  EXPECT_THROW(bring_by_archive(from, to), c10::Error);
+  EXPECT_THROW(load_by_archive(from, to), c10::Error);
   to.param_groups()[0].options().set_lr(2);
   EXPECT_EQ(rate.item<float>(), 2);
 }

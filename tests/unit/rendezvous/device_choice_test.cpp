@@ -38,6 +38,20 @@ TEST(DeviceChoice, GpusStayAsideForTheCpusBackendAndWithoutNccl) {
       << "gloo for GPU tensors, when asked for";
 }
 
+TEST(DeviceChoice, ABackendForTheCpuOnAHostWithGpusIsWarnedOf) {
+  const auto warning_of = [](const DeviceRequest& request, const char* backend) {
+    return cpu_warning(request, backends::BackendSpec::parse(backend));
+  };
+  EXPECT_THAT(warning_of({.for_cpu = true, .count = 4}, "gloo"),
+              AllOf(HasSubstr("backend gloo: training uses the CPU, although 4 GPUs are visible"),
+                    HasSubstr("\"cpu:gloo,cuda:nccl\""), HasSubstr("InitOptions::device")));
+  EXPECT_THAT(warning_of({.for_cpu = true, .count = 1}, "cpu:shm"), HasSubstr("1 GPU is visible"));
+  EXPECT_EQ(warning_of({.for_cpu = true, .count = 0}, "gloo"), "");
+  EXPECT_EQ(warning_of({.wanted = kCpu, .for_cpu = true, .count = 4}, "gloo"), "") << "the CPU was requested";
+  EXPECT_EQ(warning_of({.for_cpu = true, .count = 4}, "fake"), "");
+  EXPECT_EQ(warning_of({.count = 4}, "auto"), "");
+}
+
 TEST(DeviceChoice, TheWantedDeviceIsTaken) {
   EXPECT_EQ(choose_device({.wanted = kCpu, .count = 4}, rank_of(1, 2)), kCpu);
   EXPECT_EQ(choose_device({.wanted = cuda(3), .count = 4}, rank_of(1, 2)), cuda(3));
@@ -68,46 +82,47 @@ TEST(DeviceChoice, ALauncherMayShowEachRankOnlyItsOwn) {
               ThrowsMessage<ArgumentError>(HasSubstr("(CUDA_VISIBLE_DEVICES is set)")));
 }
 
-std::vector<DeviceClaim> claims_of(const std::vector<std::string>& identities) {
-  std::vector<DeviceClaim> claims;
-  for (const auto& identity : identities) claims.push_back({.kind = "cuda", .identity = identity});
-  return claims;
+std::vector<RankDevice> claims_of(const std::vector<std::string>& identities) {
+  std::vector<RankDevice> devices;
+  for (const auto& identity : identities) devices.push_back({.kind = "cuda", .identity = identity});
+  return devices;
 }
 
 TEST(DeviceVerdict, SharedDevicesAreNamedWithTheRanksThatHaveThem) {
-  EXPECT_EQ(judge_devices(claims_of({"a", "b", "", ""}), false).refusal, "")
+  EXPECT_EQ(check_devices(claims_of({"a", "b", "", ""}), false).refusal, "")
       << "unknown ones are like no other";
-  EXPECT_THAT(judge_devices(claims_of({"b", "a", "b", "a", "b"}), false).refusal,
+  EXPECT_THAT(check_devices(claims_of({"b", "a", "b", "a", "b"}), false).refusal,
               ::testing::StartsWith("ranks 1, 3 have the same a; ranks 0, 2, 4 have the same b; start"));
-  const auto shared = judge_devices(claims_of({"a", "a"}), true);
+  const auto shared = check_devices(claims_of({"a", "a"}), true);
   EXPECT_TRUE(shared.shared);
   EXPECT_EQ(shared.refusal, "");
 }
 
 TEST(DeviceVerdict, AComplaintOfOneRankIsEveryRanks) {
-  auto claims = claims_of({"a", "b"});
-  claims[1] = {.complaint = "rank 1 of 2: no GPU for me"};
-  EXPECT_EQ(judge_devices(claims, true).refusal, "rank 1 of 2: no GPU for me");
+  auto devices = claims_of({"a", "b"});
+  devices[1] = {.error = "rank 1 of 2: no GPU for me"};
+  EXPECT_EQ(check_devices(devices, true).refusal, "rank 1 of 2: no GPU for me");
 }
 
 TEST(DeviceVerdict, KindsAreNotMixed) {
-  auto claims = claims_of({"a", "b", "c"});
-  claims[2] = {};
-  EXPECT_THAT(judge_devices(claims, true).refusal,
+  auto devices = claims_of({"a", "b", "c"});
+  devices[2] = {};
+  EXPECT_THAT(check_devices(devices, true).refusal,
               HasSubstr("rank 0's device is cuda and rank 2's is cpu; all ranks need the same kind"));
 }
 
-std::vector<std::string> verdicts(const std::vector<DeviceClaim>& claims, bool share) {
+std::vector<std::string> verdicts(const std::vector<RankDevice>& devices, bool share) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  const int size = static_cast<int>(claims.size());
-  std::vector<std::string> results(claims.size());
+  const int size = static_cast<int>(devices.size());
+  std::vector<std::string> results(devices.size());
   {
     std::vector<std::jthread> ranks;
     for (int rank = 0; rank < size; ++rank) {
       ranks.emplace_back([&, rank] {
         const auto own = static_cast<std::size_t>(rank);
         try {
-          results[own] = agree_on_devices(*store, rank_of(rank, size), claims[own], share) ? "shared" : "own";
+          results[own] =
+              agree_on_devices(*store, rank_of(rank, size), devices[own], share) ? "shared" : "own";
         } catch (const ArgumentError& error) {
           results[own] = error.what();
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/init_method.h"
 
+#include <filesystem>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,6 +36,12 @@ TEST(InitMethod, WrongOnesAreQuoted) {
                 ThrowsMessage<ArgumentError>(HasSubstr(std::string("\"") + text)))
         << text;
   }
+}
+
+TEST(InitMethod, ARelativePathIsShownAsAnAbsoluteOne) {
+  const auto absolute = "file://" + std::filesystem::absolute("runs/meeting").string();
+  EXPECT_THAT([] { parse_init_method("file://runs/meeting"); },
+              ThrowsMessage<ArgumentError>(HasSubstr(absolute)));
 }
 
 }  // namespace

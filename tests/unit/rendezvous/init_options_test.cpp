@@ -83,7 +83,7 @@ TEST(Init, ManyInARow) {
 
 TEST(Init, WrongOptionsAreNamed) {
   expect_refused<ArgumentError>({.backend = "nccl", .env = kEmpty},
-                                HasSubstr("on the CPU take shm (one host) or gloo"));
+                                HasSubstr("on the CPU use shm (one host), gloo"));
   expect_refused<ArgumentError>({.timeout = std::chrono::milliseconds(0), .env = kEmpty},
                                 HasSubstr("timeout is 0 ms"));
   expect_refused<ArgumentError>({.rank = 0, .env = kEmpty}, HasSubstr("rank is given but world_size is not"));

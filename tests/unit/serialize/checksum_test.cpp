@@ -10,6 +10,8 @@
 
 #include <lockstep/serialize/torch_file.h>
 
+#include "serialize/storage.h"
+
 namespace lockstep::testing {
 namespace {
 

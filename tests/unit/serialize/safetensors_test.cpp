@@ -62,7 +62,7 @@ TEST(Safetensors, OnTheMetaDeviceHaveShapesOnly) {
   EXPECT_EQ(weight.sizes(), (std::vector<std::int64_t>{2, 3}));
 }
 
-// Of this size it could not be read in any time or memory that a test has.
+// A file of this size cannot be read in the time and memory of a test.
 TEST(SafeOpen, ReadsNothingButTheHeader) {
   const TempFolder folder;
   const auto file = folder.file("large.safetensors");

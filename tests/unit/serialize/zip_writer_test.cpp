@@ -14,8 +14,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "serialize/checksum.h"
-#include "serialize/pickler.h"
-#include "serialize/write_file.h"
+#include "serialize/torch_writer.h"
 
 namespace lockstep::testing {
 namespace {

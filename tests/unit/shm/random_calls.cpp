@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "unit/shm/thread_team.h"
+#include "unit/shm/thread_communicator.h"
 
 namespace lockstep::shm {
 namespace {
@@ -57,9 +57,9 @@ void Part::check(int call) const {
   }
 }
 
-Part prepare(const Team& team, const Drawn& drawn, int call, std::size_t& heap_end) {
-  const int rank = team.rank();
-  const int size = team.size();
+Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std::size_t& heap_end) {
+  const int rank = communicator.rank();
+  const int size = communicator.size();
   const auto ranks = static_cast<std::size_t>(size);
   const auto n = drawn.count;
   Part part{.request = {.kind = drawn.kind, .element = Element::i32, .root = drawn.root}};
@@ -72,7 +72,7 @@ Part prepare(const Team& team, const Drawn& drawn, int call, std::size_t& heap_e
       if (drawn.kind == Kind::all_reduce || is_root) expected = sum_of_all(size, call, 0, n);
       request.outputs = {target(output, 0, n)};
       if (drawn.kind == Kind::all_reduce && drawn.on_heap && heap_end + n * 4 <= ThreadTeam::kHeapBytes) {
-        heap = reinterpret_cast<std::int32_t*>(team.heap(rank) + heap_end);
+        heap = reinterpret_cast<std::int32_t*>(communicator.heap(rank) + heap_end);
         std::ranges::copy(output, heap);
         request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
         heap_end += (n * 4 + 63) / 64 * 64;
@@ -85,7 +85,7 @@ Part prepare(const Team& team, const Drawn& drawn, int call, std::size_t& heap_e
       break;
     case Kind::all_gather:
     case Kind::gather: {
-      // Each rank brings another call of elements.
+      // Each rank has a different number of elements.
       const auto length = [&](std::size_t of) { return n + of; };
       input = values(rank, call, 0, length(static_cast<std::size_t>(rank)));
       request.inputs = {source(input, 0, input.size())};

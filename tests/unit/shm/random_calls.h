@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "backends/shm/communicator.h"
 #include "backends/shm/request.h"
-#include "backends/shm/team.h"
 
 namespace lockstep::shm {
 
@@ -16,7 +16,7 @@ using Random = std::mt19937;
 Source source(const Numbers& numbers, std::size_t begin, std::size_t count);
 Target target(Numbers& numbers, std::size_t begin, std::size_t count);
 
-// What a rank brings to a call.
+// The data of a rank in a call.
 Numbers values(int rank, int call, std::size_t begin, std::size_t count);
 
 // One call, as all ranks draw it from the same numbers.
@@ -43,6 +43,6 @@ struct Part {
 };
 
 // Heap memory is taken from `heap_end` on, which is moved.
-Part prepare(const Team& team, const Drawn& drawn, int call, std::size_t& heap_end);
+Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std::size_t& heap_end);
 
 }  // namespace lockstep::shm

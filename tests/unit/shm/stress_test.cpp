@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "unit/shm/random_calls.h"
-#include "unit/shm/thread_team.h"
+#include "unit/shm/thread_communicator.h"
 
 namespace lockstep::shm {
 namespace {
@@ -29,15 +29,15 @@ struct Running {
 };
 
 std::unique_ptr<Running> start(Engine& engine, const Drawn& drawn, int number, std::size_t& heap_end) {
-  auto running = std::make_unique<Running>(prepare(engine.team(), drawn, number, heap_end), nullptr);
-  running->call = std::make_shared<Collective>(engine.team(), running->part.request);
+  auto running = std::make_unique<Running>(prepare(engine.communicator(), drawn, number, heap_end), nullptr);
+  running->call = std::make_shared<Collective>(engine.communicator(), running->part.request);
   engine.start(running->call, kLimit);
   return running;
 }
 
 void stress(Engine& engine, unsigned seed) {
-  Random common(seed);                                                    // the same on all ranks
-  Random own(seed + 1000 + static_cast<unsigned>(engine.team().rank()));  // another on each
+  Random common(seed);                                                            // the same on all ranks
+  Random own(seed + 1000 + static_cast<unsigned>(engine.communicator().rank()));  // another on each
   std::vector<std::pair<int, std::unique_ptr<Running>>> under_way;
   std::size_t heap_end = 0;
   const auto finish_some = [&](std::size_t left) {
@@ -51,7 +51,7 @@ void stress(Engine& engine, unsigned seed) {
     if (under_way.empty()) heap_end = 0;
   };
   for (int number = 0; number < kCalls; ++number) {
-    const auto drawn = draw(common, engine.team().size(), {4, 100, 3000, 30'000, 300'000});
+    const auto drawn = draw(common, engine.communicator().size(), {4, 100, 3000, 30'000, 300'000});
     const auto most = std::uniform_int_distribution<std::size_t>(0, 40)(common);  // more than there are slots
     if (common() % 16 == 0) finish_some(0);
     under_way.emplace_back(number, start(engine, drawn, number, heap_end));
@@ -66,18 +66,19 @@ class Stress : public ::testing::TestWithParam<std::tuple<int, unsigned>> {};
 TEST_P(Stress, EveryRankGetsTheRightNumbers) {
   const auto [size, seed] = GetParam();
   const ThreadTeam ranks(size);
-  const auto patience = seed % 2 == 0 ? Patience::for_cores(size, 1) : Patience{.tries = 4, .spin = 20us};
-  ranks.run(patience, [seed = seed](Engine& engine) { stress(engine, seed); });
+  const auto wait_policy =
+      seed % 2 == 0 ? WaitPolicy::for_cores(size, 1) : WaitPolicy{.tries = 4, .spin = 20us};
+  ranks.run(wait_policy, [seed = seed](Engine& engine) { stress(engine, seed); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Stress,
                          ::testing::Combine(::testing::Values(1, 2, 3, 8), ::testing::Values(1U, 2U)));
 
-// Messages of all lengths with few tags, received in another order than they were sent in.
+// Messages of all lengths with few tags, received in an order that differs from the one of sending.
 void exchange(Engine& engine, unsigned seed) {
   Random common(seed);
-  const int rank = engine.team().rank();
-  const int size = engine.team().size();
+  const int rank = engine.communicator().rank();
+  const int size = engine.communicator().size();
   constexpr std::size_t kMost = 5;  // less than a channel holds, so that none has to be parked
   for (int round = 0; round < kCalls / 10; ++round) {
     std::vector<std::size_t> lengths(kMost);
@@ -95,7 +96,8 @@ void exchange(Engine& engine, unsigned seed) {
       const bool at_once = common() % 2 == 0 && what.bytes <= kMessageChunkBytes;
       if (at_once && engine.send_at_once(next, tag, Element::i32, what, 0)) continue;
       const std::lock_guard lock(engine.mutex());
-      call = std::make_shared<Send>(engine.team(), engine.mailbox(), next, tag, Element::i32, what, 0);
+      call =
+          std::make_shared<Send>(engine.communicator(), engine.mailbox(), next, tag, Element::i32, what, 0);
       engine.start(call);
     }
     for (std::size_t i = kMost; i-- > 0;) {
@@ -105,12 +107,13 @@ void exchange(Engine& engine, unsigned seed) {
       const int from = i % 2 == 0 ? before : -1;
       const bool soon = common() % 2 == 0 && place.bytes <= kMessageChunkBytes;
       const bool shortly = common() % 2 == 0;
-      Receive brief(engine.team(), engine.mailbox(), from, tag, Element::i32, place);
+      Receive brief(engine.communicator(), engine.mailbox(), from, tag, Element::i32, place);
       if (!soon || !engine.receive_soon(brief, [] {})) {
         std::shared_ptr<Transfer> call;
         {
           const std::lock_guard lock(engine.mutex());
-          call = std::make_shared<Receive>(engine.team(), engine.mailbox(), from, tag, Element::i32, place);
+          call = std::make_shared<Receive>(engine.communicator(), engine.mailbox(), from, tag, Element::i32,
+                                           place);
           engine.start(call);
         }
         if (shortly || !engine.wait_shortly(*call)) engine.wait(*call, kLimit);
@@ -126,7 +129,7 @@ void exchange(Engine& engine, unsigned seed) {
 
 TEST(StressOfMessages, ArriveWholeAndByTag) {
   for (const int size : {2, 3}) {
-    ThreadTeam(size).run(Patience::for_cores(size, 1), [](Engine& engine) { exchange(engine, 5); });
+    ThreadTeam(size).run(WaitPolicy::for_cores(size, 1), [](Engine& engine) { exchange(engine, 5); });
   }
 }
 
@@ -137,7 +140,7 @@ class InOrder {
 
   void exchange(int first) {
     calls_.clear();
-    engine_.team().rank() == 0 ? send(first) : receive(first);
+    engine_.communicator().rank() == 0 ? send(first) : receive(first);
   }
 
  private:
@@ -169,7 +172,7 @@ class InOrder {
   void start(int peer, int tag, Rest... rest) {
     const std::lock_guard lock(engine_.mutex());
     calls_.push_back(
-        std::make_shared<Kind>(engine_.team(), engine_.mailbox(), peer, tag, Element::i32, rest...));
+        std::make_shared<Kind>(engine_.communicator(), engine_.mailbox(), peer, tag, Element::i32, rest...));
     engine_.start(calls_.back());
   }
 
@@ -203,18 +206,19 @@ TEST_P(Unwanted, MessagesAreParked) {
     std::vector<std::shared_ptr<Transfer>> calls;
     for (std::size_t i = 0; i < kCount; ++i) {
       buffers.push_back(values(0, static_cast<int>(i), 0, length(i)));
-      if (engine.team().rank() != 0) continue;
+      if (engine.communicator().rank() != 0) continue;
       const std::lock_guard lock(engine.mutex());
-      calls.push_back(std::make_shared<Send>(engine.team(), engine.mailbox(), 1, static_cast<std::int64_t>(i),
-                                             Element::i32, source(buffers[i], 0, length(i)), 0));
+      calls.push_back(std::make_shared<Send>(engine.communicator(), engine.mailbox(), 1,
+                                             static_cast<std::int64_t>(i), Element::i32,
+                                             source(buffers[i], 0, length(i)), 0));
       engine.start(calls.back());
     }
-    for (std::size_t i = kCount; engine.team().rank() == 1 && i-- > 0;) {
+    for (std::size_t i = kCount; engine.communicator().rank() == 1 && i-- > 0;) {
       const auto expected = std::exchange(buffers[i], Numbers(length(i)));
       std::shared_ptr<Transfer> call;
       {
         const std::lock_guard lock(engine.mutex());
-        call = std::make_shared<Receive>(engine.team(), engine.mailbox(), i % 2 == 0 ? 0 : -1,
+        call = std::make_shared<Receive>(engine.communicator(), engine.mailbox(), i % 2 == 0 ? 0 : -1,
                                          static_cast<std::int64_t>(i), Element::i32,
                                          target(buffers[i], 0, length(i)));
         engine.start(call);

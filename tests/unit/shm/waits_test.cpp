@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "unit/shm/thread_team.h"
+#include "unit/shm/thread_communicator.h"
 
 namespace lockstep::shm {
 namespace {
@@ -19,25 +19,26 @@ using ::testing::ThrowsMessage;
 
 constexpr auto kLimit = 60s;
 // One that would not come to its nap within the test's life.
-constexpr Patience kGivingWay{.tries = 1, .spin = 0us, .yields = std::numeric_limits<int>::max(), .nap = 1ms};
+constexpr WaitPolicy kGivingWay{
+    .tries = 1, .spin = 0us, .yields = std::numeric_limits<int>::max(), .nap = 1ms};
 
 // Rank 0 of two, in a barrier to which rank 1 does not come.
 class LoneWait {
  public:
-  explicit LoneWait(RankNews news = {}) : engine_(ranks_.team(0, std::move(news)), kGivingWay) {
+  explicit LoneWait(RankObserver news = {}) : engine_(ranks_.communicator(0, std::move(news)), kGivingWay) {
     engine_.start(barrier_, kLimit);
   }
   void wait() { engine_.wait(*barrier_, kLimit); }
-  Team other() const { return ranks_.team(1); }
+  Communicator other() const { return ranks_.communicator(1); }
 
  private:
   ThreadTeam ranks_{2};
   Engine engine_;
   std::shared_ptr<Collective> barrier_ =
-      std::make_shared<Collective>(engine_.team(), Request{.kind = Kind::barrier});
+      std::make_shared<Collective>(engine_.communicator(), Request{.kind = Kind::barrier});
 };
 
-RankNews of_a_death() {
+RankObserver of_a_death() {
   return {.find_dead = [] { return 1; }};
 }
 
@@ -48,13 +49,13 @@ TEST(Waits, ThatGiveWayToOthersLookForTheDead) {
 
 TEST(Waits, ThatGiveWayToOthersHearOfAFailure) {
   LoneWait rank;
-  rank.other().fail(Verdict::Cause::aborted, 1, 0);
+  rank.other().fail(GroupFailure::Cause::aborted, 1, 0);
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<Error>(HasSubstr("rank 1 aborted the group")));
 }
 
 TEST(Waits, NameTheDeadWhenARankDiedOverItsVerdict) {
   LoneWait rank(of_a_death());
-  rank.other().area(0).verdict.state = 1;  // begun
+  rank.other().control_block(0).failure.state = 1;  // begun
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 died")));
 }
 

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Read by ctest when it starts: makes every suite of one googletest program a ctest. The including file, which
+# lockstep_discover_suites() writes, sets name, program, list (a file beside it), timeout and properties.
+
+if(NOT EXISTS "${program}")
+  # As gtest_discover_tests() does: a test that ctest reports as not found.
+  add_test("${name}_NOT_BUILT" "${name}_NOT_BUILT")
+  return()
+endif()
+if("${program}" IS_NEWER_THAN "${list}")
+  execute_process(COMMAND "${program}" --gtest_list_tests OUTPUT_VARIABLE listed RESULT_VARIABLE code TIMEOUT 60)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "${program} --gtest_list_tests ended with ${code}:\n${listed}")
+  endif()
+  file(WRITE "${list}" "${listed}")
+endif()
+# A suite is a line that ends with a dot, or has "# TypeParam" after it; its cases are the indented lines that follow.
+file(STRINGS "${list}" lines REGEX "^([A-Za-z_0-9/]+\\.( +#.*)?$|  )")
+set(suites "")
+foreach(line IN LISTS lines)
+  if(line MATCHES "^([A-Za-z_0-9/]+)\\.")
+    set(suite "${CMAKE_MATCH_1}")
+    list(APPEND suites "${suite}")
+    set(cases_of_${suite} 0)
+  else()
+    math(EXPR cases_of_${suite} "${cases_of_${suite}} + 1")
+  endif()
+endforeach()
+foreach(suite IN LISTS suites)
+  # The limit of a single case holds for each of them; a suite may take as long as all its cases.
+  math(EXPR limit "${timeout} * ${cases_of_${suite}}")
+  add_test("${name}.${suite}" "${program}" "--gtest_filter=${suite}.*")
+  set_tests_properties("${name}.${suite}" PROPERTIES TIMEOUT ${limit} ${properties})
+endforeach()

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include <lockstep/serialize/value.h>
+
+namespace lockstep {
+
+/// The parameters and buffers of a module by name, in Python's order, as an OrderedDict. Tensors are detached
+/// and share the module's data. `_metadata` is set as in Python. The names of a module inside
+/// DistributedDataParallel or DataParallel begin with "module.", as in Python. PyTorch:
+/// `Module.state_dict()`.
+Dict state_dict(const torch::nn::Module& module);
+
+/// Renames keys like Python's `re.sub(pattern, replacement, key)`. The first rule whose pattern matches
+/// applies.
+struct RenameRule {
+  std::string pattern;      ///< an ECMAScript regular expression
+  std::string replacement;  ///< may refer to groups as $1, $2, ...
+};
+
+/// Options of load_state_dict(). PyTorch: the arguments of Module.load_state_dict.
+struct LoadStateDictOptions {
+  /// Missing and unexpected keys are errors. Shape mismatches always are, except with `partial`.
+  bool strict = true;
+  /// Loads tensors that match by name and number of elements and skips the others, with a reason in the
+  /// report. `strict` is then ignored.
+  bool partial = false;
+  /// Applied to the keys of the dict before anything else.
+  std::vector<RenameRule> rename = {};
+  /// Sets requires_grad to false on every loaded parameter.
+  bool freeze = false;
+};
+
+struct SkippedKey {
+  std::string key;
+  std::string reason;
+};
+
+enum class PrefixChange : std::uint8_t { none, added, removed };
+
+/// The result of load_state_dict(). PyTorch: the named tuple `_IncompatibleKeys`.
+struct LoadReport {
+  std::vector<std::string> missing_keys;     ///< in the module only
+  std::vector<std::string> unexpected_keys;  ///< in the dict only
+  std::vector<std::string> loaded_keys;
+  std::vector<SkippedKey> skipped;           ///< with `partial`: in both, but incompatible
+  PrefixChange prefix = PrefixChange::none;  ///< what happened to the prefix "module."
+};
+
+/// Copies a state dict into parameters and buffers, converting dtype and device. The prefix "module." of
+/// modules inside DistributedDataParallel or DataParallel is added or removed as needed, which the report
+/// states. Throws CheckpointError that lists every mismatch in Python's words; the module is then unchanged.
+/// PyTorch: `Module.load_state_dict()`.
+LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
+                           const LoadStateDictOptions& options = {});
+
+/// A TORCH_MODULE holder, a shared_ptr of a module, a DistributedDataParallel or a DataParallel.
+template <typename Holder>
+concept ModulePointer = requires(const Holder& holder) {
+  { *holder } -> std::convertible_to<const torch::nn::Module&>;
+};
+
+template <ModulePointer Holder>
+Dict state_dict(const Holder& module) {
+  return state_dict(static_cast<const torch::nn::Module&>(*module));
+}
+
+template <ModulePointer Holder>
+LoadReport load_state_dict(Holder& module, const Dict& dict, const LoadStateDictOptions& options = {}) {
+  return load_state_dict(static_cast<torch::nn::Module&>(*module), dict, options);
+}
+
+/// Removes `prefix` from every key that has it, in `_metadata` too. PyTorch:
+/// `consume_prefix_in_state_dict_if_present`.
+Dict without_prefix(const Dict& state_dict, const std::string& prefix = "module.");
+
+/// The state dict of an optimizer, with every key that Python's optimizer of the same name reads:
+/// {"state": {0: {...}, ...}, "param_groups": [{"lr": ..., "params": [0, ...]}, ...]}. Tensors share the
+/// optimizer's data. Supports SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, FusedSGD, FusedAdam and FusedAdamW;
+/// throws ArgumentError for others. PyTorch: `Optimizer.state_dict()`.
+Dict state_dict(const torch::optim::Optimizer& optimizer);
+
+/// Loads state and hyperparameters from a state dict of C++ or Python. Tensors are copied to the device and
+/// dtype of their parameter. Entries that do not affect the result (foreach, fused, capturable, initial_lr)
+/// are ignored. Throws CheckpointError, with the optimizer unchanged: other numbers of groups or parameters,
+/// shape mismatches, the state of another kind of optimizer, maximize=True for an optimizer that is not
+/// fused. PyTorch: `Optimizer.load_state_dict()`.
+void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict);
+
+/// {"last_epoch", "_step_count", "_last_lr"} of a LibTorch scheduler. The learning rates are in the
+/// optimizer's state dict. PyTorch: `LRScheduler.state_dict()`.
+Dict state_dict(const torch::optim::LRScheduler& scheduler);
+
+/// Loads "last_epoch", the number of calls of step(), from a state dict of C++ or Python. LibTorch's own
+/// StepLR lowers the rate one call later than Python's, with or without checkpoints; optim::StepLR does not.
+/// Throws CheckpointError.
+void load_state_dict(torch::optim::LRScheduler& scheduler, const Dict& state_dict);
+
+}  // namespace lockstep

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+namespace lockstep {
+
+/// Visits the tensors in a value of type T: `visit(value, f)` calls `f(at::Tensor&)` for each defined tensor,
+/// and `f` may replace it. Defined for tensors, optionals, smart pointers, pairs, tuples, arrays, vectors,
+/// maps, variants and c10::IValue, nested in any way, and for numbers, strings and enums, which hold no
+/// tensors. For your own struct, add the member function
+///
+///     template <typename F> void visit_tensors(F&& f) { f(logits); f(state.hidden); }
+///
+/// or specialize this template. DistributedDataParallel uses it for find_unused_parameters and static_graph,
+/// the data loader to pin batches and to copy them to a device. PyTorch: `torch.utils._pytree`.
+template <typename T>
+struct TensorVisitor;
+
+/// A type whose tensors TensorVisitor can visit.
+template <typename T>
+concept PyTree = requires(T& value, void (*f)(at::Tensor&)) { TensorVisitor<T>::visit(value, f); };
+
+/// A PyTree type that never holds a tensor.
+template <typename T>
+concept NonTensorLeaf = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, std::string> ||
+                        std::is_same_v<T, std::nullptr_t> || std::is_same_v<T, std::monostate>;
+
+/// A type with a member function visit_tensors().
+template <typename T>
+concept HasVisitTensors = requires(T& value, void (*f)(at::Tensor&)) { value.visit_tensors(f); };
+
+/// Calls `f(at::Tensor&)` for each tensor in `value`. PyTorch: `torch.utils._pytree.tree_map_only`.
+template <typename T, typename F>
+void visit_tensors(T& value, F&& f) {
+  TensorVisitor<T>::visit(value, f);
+}
+
+template <>
+struct TensorVisitor<at::Tensor> {
+  template <typename F>
+  static void visit(at::Tensor& value, F& f) {
+    if (value.defined()) f(value);
+  }
+};
+
+template <NonTensorLeaf T>
+struct TensorVisitor<T> {
+  template <typename F>
+  static void visit(T&, F&) {}
+};
+
+template <HasVisitTensors T>
+struct TensorVisitor<T> {
+  template <typename F>
+  static void visit(T& value, F& f) {
+    value.visit_tensors(f);
+  }
+};
+
+/// Visits what an optional or a smart pointer holds.
+struct PointeeVisitor {
+  template <typename Pointer, typename F>
+  static void visit(Pointer& value, F& f) {
+    if (value) visit_tensors(*value, f);
+  }
+};
+
+template <PyTree T>
+struct TensorVisitor<std::optional<T>> : PointeeVisitor {};
+template <PyTree T>
+struct TensorVisitor<std::shared_ptr<T>> : PointeeVisitor {};
+template <PyTree T>
+struct TensorVisitor<std::unique_ptr<T>> : PointeeVisitor {};
+
+/// Visits the elements of a sequence.
+struct SequenceVisitor {
+  template <typename Sequence, typename F>
+  static void visit(Sequence& values, F& f) {
+    for (auto& value : values) visit_tensors(value, f);
+  }
+};
+
+template <PyTree T>
+struct TensorVisitor<std::vector<T>> : SequenceVisitor {};
+template <PyTree T, std::size_t N>
+struct TensorVisitor<std::array<T, N>> : SequenceVisitor {};
+
+template <>
+struct TensorVisitor<std::vector<bool>> {
+  template <typename F>
+  static void visit(std::vector<bool>&, F&) {}
+};
+
+/// Visits the values of a map.
+struct MapVisitor {
+  template <typename Map, typename F>
+  static void visit(Map& values, F& f) {
+    for (auto& [key, value] : values) visit_tensors(value, f);
+  }
+};
+
+template <typename Key, PyTree T>
+struct TensorVisitor<std::map<Key, T>> : MapVisitor {};
+template <typename Key, PyTree T>
+struct TensorVisitor<std::unordered_map<Key, T>> : MapVisitor {};
+
+/// Visits the members of a pair or a tuple.
+struct TupleVisitor {
+  template <typename Tuple, typename F>
+  static void visit(Tuple& value, F& f) {
+    std::apply([&](auto&... each) { (visit_tensors(each, f), ...); }, value);
+  }
+};
+
+template <PyTree First, PyTree Second>
+struct TensorVisitor<std::pair<First, Second>> : TupleVisitor {};
+template <PyTree... Ts>
+struct TensorVisitor<std::tuple<Ts...>> : TupleVisitor {};
+
+template <PyTree... Ts>
+struct TensorVisitor<std::variant<Ts...>> {
+  template <typename F>
+  static void visit(std::variant<Ts...>& value, F& f) {
+    std::visit([&](auto& each) { visit_tensors(each, f); }, value);
+  }
+};
+
+/// `f` can replace tensors in lists and tuples. In dictionaries and objects replacement has no effect.
+template <>
+struct TensorVisitor<c10::IValue> {
+  template <typename F>
+  static void visit(c10::IValue& value, F& f) {
+    if (value.isTensor()) {
+      auto tensor = value.toTensor();
+      if (!tensor.defined()) return;
+      f(tensor);
+      value = tensor;
+    } else if (value.isTuple()) {
+      auto elements = value.toTupleRef().elements().vec();
+      for (auto& element : elements) visit(element, f);
+      value = c10::ivalue::Tuple::create(std::move(elements));
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorVector();
+      for (auto& tensor : list) f(tensor);
+      value = list;
+    } else {
+      value.visit([&](const c10::IValue& inner) {
+        if (inner.isTensor() && inner.toTensor().defined()) {
+          auto tensor = inner.toTensor();
+          f(tensor);
+        }
+        return false;
+      });
+    }
+  }
+};
+
+}  // namespace lockstep

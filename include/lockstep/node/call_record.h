@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+namespace lockstep {
+
+/// How the tensors of several ranks become one. PyTorch: `torch.distributed.ReduceOp`.
+enum class ReduceOp : std::uint8_t {
+  SUM,
+  AVG,  ///< the sum divided by the number of ranks; floating point and complex only
+  PRODUCT,
+  MIN,   ///< no complex
+  MAX,   ///< no complex
+  BAND,  ///< bitwise and; integers and bool only
+  BOR,   ///< bitwise or; integers and bool only
+  BXOR,  ///< bitwise exclusive or; integers and bool only
+};
+
+/// "SUM", "AVG", ...
+std::string_view name_of(ReduceOp op);
+
+enum class CallKind : std::uint8_t {
+  all_reduce,
+  broadcast,
+  reduce,
+  all_gather,
+  all_gather_into_tensor,
+  gather,
+  scatter,
+  reduce_scatter,
+  reduce_scatter_tensor,
+  all_to_all,
+  all_to_all_single,
+  send,
+  recv,
+  barrier,
+};
+
+/// "all_reduce", "broadcast", ...
+std::string_view name_of(CallKind kind);
+
+enum class CallState : std::uint8_t { issued, completed, failed };
+
+/// One call on a process group: what was asked, where in the user's source, and how it stands.
+struct CallRecord {
+  std::uint64_t number = 0;  ///< 1, 2, ... in the order of issue on this rank; equal on all ranks that agree
+  CallKind kind = CallKind::barrier;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  ///< Undefined for a barrier
+  std::vector<std::int64_t> shape = {};                ///< of this rank's (first) tensor
+  std::optional<ReduceOp> op = {};                     ///< of calls that reduce
+  int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
+  std::source_location where = {};
+  /// When the call was made; of a send or a receive, exact to a tick of the system (some milliseconds).
+  std::chrono::steady_clock::time_point issued_at = {};
+  CallState state = CallState::issued;
+
+  /// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"
+  std::string describe() const;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <lockstep/base/env.h>
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+namespace lockstep {
+
+/// Arguments of spawn(). PyTorch: those of `torch.multiprocessing.spawn` and of `ProcessContext.join`.
+struct SpawnOptions {
+  int nprocs = 1;    ///< number of ranks, all on this host
+  bool join = true;  ///< whether spawn() waits for the end of the ranks
+
+  /// Limit for the whole run, starting with spawn(), also without join(); 0: none.
+  std::chrono::milliseconds timeout{0};
+
+  /// From SIGTERM to SIGKILL when ranks are stopped.
+  std::chrono::milliseconds grace_period{1000};
+
+  /// Threads that a rank uses within one operator (at::get_num_threads()). Default: the usable cores divided
+  /// by the number of ranks; if OMP_NUM_THREADS is set, LibTorch's value for it.
+  std::optional<int> threads_per_rank = std::nullopt;
+};
+
+/// The first rank of spawn() that failed. PyTorch: `torch.multiprocessing.ProcessException`.
+class RankFailed : public LaunchError {
+ public:
+  RankFailed(const std::string& message, int rank, int pid) : LaunchError(message), rank_(rank), pid_(pid) {}
+  int rank() const { return rank_; }
+  int pid() const { return pid_; }
+
+ private:
+  int rank_;
+  int pid_;
+};
+
+/// The function of the rank threw. PyTorch: `ProcessRaisedException`.
+class RankRaised : public RankFailed {
+ public:
+  RankRaised(const std::string& message, int rank, int pid, std::string type, std::string text)
+      : RankFailed(message, rank, pid), type_(std::move(type)), text_(std::move(text)) {}
+  /// The type of the exception, as in "std::runtime_error".
+  const std::string& type() const { return type_; }
+  /// The first 16 KiB of its what(); empty if it is not a std::exception.
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string type_;
+  std::string text_;
+};
+
+/// The process of the rank ended before its function returned. PyTorch: `ProcessExitedException`.
+class RankExited : public RankFailed {
+ public:
+  RankExited(const std::string& message, int rank, int pid, int exit_code, int signal)
+      : RankFailed(message, rank, pid), exit_code_(exit_code), signal_(signal) {}
+  int exit_code() const { return exit_code_; }  ///< as in a shell: 128 + the signal if there is one
+  int signal() const { return signal_; }        ///< the signal that killed it, or 0
+
+ private:
+  int exit_code_;
+  int signal_;
+};
+
+/// The running ranks of a spawn(). PyTorch: `torch.multiprocessing.ProcessContext`.
+///
+/// The destructor stops ranks that still run: SIGTERM, after the grace period SIGKILL. Movable. One thread at
+/// a time.
+class SpawnContext {
+ public:
+  class Run;
+  explicit SpawnContext(std::unique_ptr<Run> run);
+  ~SpawnContext();
+  SpawnContext(SpawnContext&&) noexcept;
+  SpawnContext& operator=(SpawnContext&&) noexcept;
+
+  /// Waits for the end of all ranks and the processes that they have started. Returns true if all ranks
+  /// succeeded, and false if `timeout` passed before. Throws RankRaised or RankExited for the first rank that
+  /// failed, after the others have been stopped; TimeoutError, which names the ranks that still ran, if
+  /// SpawnOptions::timeout has passed; LaunchError if the supervisor of the ranks was killed. May be called
+  /// again.
+  bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+
+  /// [i]: pid of rank i.
+  const std::vector<int>& pids() const;
+
+ private:
+  std::unique_ptr<Run> run_;
+};
+
+/// The number of GPUs that ranks started now can use: those of this host that CUDA_VISIBLE_DEVICES does not
+/// hide. Does not initialize CUDA, so it may be called before spawn(): `spawn({.nprocs = gpu_count()}, ...)`.
+/// PyTorch: `torch.cuda.device_count`.
+int gpu_count();
+
+namespace spawning {
+SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(int rank)>& body);
+}
+
+/// Runs `fn(rank, args...)` in options.nprocs processes that are forked from this one. lockstep::init() joins
+/// the run of all of them: the environment variables are those of `lockstep run`. PyTorch:
+/// `torch.multiprocessing.spawn` (`start_processes` with `start_method="fork"`).
+///
+///   lockstep::spawn({.nprocs = 4}, train, settings, std::move(dataset));
+///
+/// The options come first because a parameter pack must come last.
+///
+/// `fn` and `args` may have any type, move-only types and lambdas with captures included: a rank has a copy
+/// of this process's memory at the call. Writes of a rank are private to it; return results through files,
+/// pipes or shared memory. The result of `fn` is ignored. A rank ends with `fn`: it flushes streams and runs
+/// handlers that it has registered with atexit(), but no handlers and destructors of this process. Its stdin
+/// is /dev/null; its stdout and stderr are those of this process.
+///
+/// Throws as SpawnContext::join() does. When a rank fails, the others are stopped. When this process, a rank,
+/// or one of the two guards is killed, SIGKILL included, no rank and no process that a rank has started is
+/// left.
+///
+/// This process may have used LibTorch on CPU tensors before, backward and its worker threads included, and
+/// may have had contexts of init(). Throws ArgumentError, before it starts a process, if a fork would not be
+/// safe: another thread runs (named in the message; LibTorch's idle workers are ended first), CUDA is
+/// initialized, or a context exists; and if this process or thread is itself a rank. See docs/spawn.md, also
+/// for signals.
+template <typename Fn, typename... Args>
+SpawnContext spawn(const SpawnOptions& options, Fn&& fn, Args&&... args) {
+  static_assert(std::is_invocable_v<Fn, int, Args...>, "spawn: fn must be callable as fn(rank, args...)");
+  return spawning::spawn_ranks(options, [&](int rank) {
+    static_cast<void>(std::invoke(std::forward<Fn>(fn), rank, std::forward<Args>(args)...));
+  });
+}
+
+struct SpawnThreadsOptions {
+  /// As InitOptions::backend.
+  std::string backend = "auto";
+
+  /// Limit for every call between the ranks.
+  std::chrono::milliseconds timeout{1'800'000};
+
+  std::string group_name = "default";  ///< for messages
+
+  /// [i]: context.device() of rank i. Default: CUDA device i if this build has nccl, else the CPU.
+  std::vector<c10::Device> devices = {};
+
+  /// As InitOptions::share_devices.
+  bool share_devices = false;
+
+  /// As SpawnOptions::threads_per_rank.
+  std::optional<int> threads_per_rank = std::nullopt;
+
+  /// As InitOptions::check_calls.
+  std::optional<bool> check_calls = std::nullopt;
+
+  /// As InitOptions::caching_cpu_allocator.
+  bool caching_cpu_allocator = true;
+
+  /// The environment variables.
+  Env env = {};
+};
+
+/// Runs `body` in `world_size` threads of this process and returns when all have ended. Each thread is a rank
+/// with its own default group, rank and device. All features work as between processes, with bit-identical
+/// results (ProcessGroup, DistributedDataParallel, SyncBatchNorm, samplers, loaders). PyTorch:
+/// `torch.multiprocessing.spawn`, with threads.
+///
+/// In a rank's thread, default_group(), get_rank() and current_world() refer to that rank; in threads that it
+/// starts they do not. A rank's thread must not call init().
+///
+/// When a rank's body throws, the calls of the others throw PeerLost. When all have ended, this throws Error
+/// with the rank and text of the first exception, which is nested in it (std::rethrow_if_nested). A rank that
+/// makes no call runs to its end.
+///
+/// Seed with lockstep::manual_seed(), and create one module per thread; docs/threads.md lists the per-thread
+/// state of LibTorch. Each rank's default generator starts as a copy of that of the process.
+///
+/// The first call in a process changes LibTorch's operator table (for the generators), so no other thread may
+/// run operators then.
+///
+/// Throws ArgumentError for a world_size below 1, a wrong number of devices, and in a rank's thread.
+void spawn_threads(int world_size, const std::function<void(Context&)>& body,
+                   const SpawnThreadsOptions& options = {});
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Runs the checks that take too long for every commit: scripts/nightly.sh [part]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+Usage: scripts/nightly.sh [part]
+
+Runs one part or all of them (default), and reports every part that failed.
+  gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
+  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
+  fuzz     scripts/fuzz.sh: fuzzes the file readers for one hour
+END
+}
+
+# The programs run without ctest, whose time limits are made for the default number of rounds.
+run_faults() {
+  local rounds=${LOCKSTEP_FAULT_ROUNDS:-500} test status=0
+  bash scripts/build.sh release tests/faults/all || return
+  for test in faults_comm faults_launcher faults_checkpoint; do
+    LOCKSTEP_FAULT_ROUNDS=$rounds "build/release/bin/$test" || status=1
+  done
+  return "$status"
+}
+
+run_part() {
+  case $1 in
+    gpu) bash scripts/cuda_build_check.sh ;;
+    faults) run_faults ;;
+    fuzz) bash scripts/fuzz.sh ;;
+  esac
+}
+
+parts=(gpu faults fuzz)
+case "${1:-all}" in
+  -h | --help) usage && exit 0 ;;
+  all) ;;
+  gpu | faults | fuzz) parts=("$1") ;;
+  *) usage >&2 && exit 2 ;;
+esac
+failed=()
+for part in "${parts[@]}"; do
+  say "Nightly checks: $part"
+  run_part "$part" || failed+=("$part")
+done
+if ((${#failed[@]})); then fail "failed: ${failed[*]}"; fi
+say "Passed: ${parts[*]}"

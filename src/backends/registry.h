@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <lockstep/backends/nccl.h>
+#include <lockstep/base/env.h>
+#include <lockstep/comm/backend.h>
+
+#include "backends/backend_spec.h"
+
+namespace lockstep::node {
+class NodeGroup;
+class ThreadExchange;
+}  // namespace lockstep::node
+
+namespace lockstep::backends {
+
+// What a backend needs to connect this rank with the others.
+struct BackendRequest {
+  c10::intrusive_ptr<c10d::Store> store = {};  // private to the group, after store_barrier()
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{1'800'000};
+  std::string group_name = "default";
+  std::string master_host = "127.0.0.1";               // an address that all ranks can reach
+  bool one_host = true;                                // all ranks are known to run on this host
+  Env env = {};                                        // environment variables of the backend
+  std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
+  std::string key = {};                                // unique in the run
+  c10::Device device{c10::kCPU};                       // of this rank
+  NcclOptions nccl = {};
+};
+
+struct BackendHandle {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  BackendTraits traits;
+  std::shared_ptr<node::NodeGroup> node_group = {};  // if all ranks run on one host
+};
+
+// The backends of this build, e.g. {"fake", "gloo", "shm"}.
+std::vector<std::string> available_backends();
+
+struct BackendChoice {
+  // For create_backend(): a name, or an entry for the CPU and one for the rank's device type. With
+  // "cpu:shm,cuda:shm" GPU tensors go through host memory.
+  BackendSpec spec;
+  std::string reason = {};  // of an automatic choice
+};
+
+// Where the ranks of a group are.
+struct GroupTopology {
+  c10::Device device{c10::kCPU};  // of this rank
+  bool one_host = true;
+  bool share_device = false;  // some ranks have the same GPU, so NCCL cannot connect them
+};
+
+// The backends of a group. "auto" selects shm for CPU tensors if all ranks run on one host, else gloo. It
+// selects nccl for GPU tensors, or the CPU's backend through host memory if ranks share a GPU. Throws
+// ArgumentError, which lists the backends of this build, for a backend that is unknown, not built, or does
+// not fit the device.
+BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ranks);
+
+// Before ranks connect: throws RendezvousError when environment variables of the backends name what this host
+// does not have.
+void check_environment(const BackendSpec& spec, const Env& env);
+
+// Connects the ranks. `spec` must come from resolve_backend(). Blocks until all ranks have called it; throws
+// RendezvousError when they cannot be connected.
+BackendHandle create_backend(const BackendSpec& spec, const BackendRequest& request);
+
+}  // namespace lockstep::backends

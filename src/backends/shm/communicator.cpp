@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/communicator.h"
+
+#include "base/futex.h"
+
+namespace lockstep::shm {
+
+Communicator::Communicator(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes,
+                           RankObserver observer)
+    : rank_(rank),
+      segments_(std::move(segments)),
+      own_(reinterpret_cast<ControlBlock*>(segment(rank))),
+      layout_(static_cast<int>(segments_.size())),
+      heap_bytes_(segment_bytes - layout_.heap_offset()),
+      observer_(std::move(observer)) {
+  // Zero bytes are the initial state of everything in an area.
+  blocks_.reserve(segments_.size());
+  for (auto* start : segments_) blocks_.push_back(reinterpret_cast<ControlBlock*>(start));
+}
+
+Channel& Communicator::channel(int from, int to) const {
+  return *reinterpret_cast<Channel*>(segment(from) + Layout::channel_offset(static_cast<std::size_t>(to)));
+}
+
+std::int64_t Communicator::heap_offset_of(const std::byte* data, std::size_t bytes) const {
+  const auto* const start = heap(rank_);
+  const std::less_equal<> not_after;
+  if (!not_after(start, data) || !not_after(data + bytes, start + heap_bytes_)) return -1;
+  return data - start;
+}
+
+void Communicator::ring() const {
+  // Either this sees the sleeper, or the sleeper sees what was published: both sides have a full fence
+  // between their store and their load.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  ring_softly();
+}
+
+void Communicator::ring_softly() const {
+  for (auto* area : blocks_) {
+    if (area == own_ || area->sleepers.load(std::memory_order_relaxed) == 0) continue;
+    area->bell.fetch_add(1, std::memory_order_relaxed);
+    futex_wake_all(area->bell);
+  }
+}
+
+int Communicator::find_dead() const {
+  const int dead = observer_.find_dead ? observer_.find_dead() : -1;
+  return dead >= 0 && control_block(dead).left.load(std::memory_order_acquire) != 0 ? -1 : dead;
+}
+
+std::string Communicator::name_of(int rank) const {
+  return observer_.name_of ? observer_.name_of(rank) : "rank " + std::to_string(rank);
+}
+
+void Communicator::fail(GroupFailure::Cause cause, int culprit, std::uint64_t call) const {
+  auto& failure = control_block(0).failure;
+  std::uint32_t none = 0;
+  if (!failure.state.compare_exchange_strong(none, 1)) return;
+  failure.cause = cause;
+  failure.reporter = rank_;
+  failure.culprit = culprit;
+  failure.call = call;
+  failure.state.store(2, std::memory_order_release);
+  for (auto* area : blocks_) {
+    area->bell.fetch_add(1, std::memory_order_relaxed);
+    futex_wake_all(area->bell);
+  }
+}
+
+const GroupFailure* Communicator::failure() const {
+  const auto& failure = control_block(0).failure;
+  return failure.state.load(std::memory_order_acquire) == 2 ? &failure : nullptr;
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backends/shm/layout.h"
+
+namespace lockstep::shm {
+
+// The state of a communicator's ranks; the communicator itself knows their memory only.
+struct RankObserver {
+  std::function<int()> find_dead = {};    // a rank whose process has died, or -1; empty: nobody dies
+  std::function<bool()> is_refused = {};  // whether a rank refuses what this one waits for; empty: none
+  int owner = 0;                          // see node::NodeGroup::owner
+  std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
+};
+
+// The memory that the ranks of a group share, as one rank sees it, and their failure on a failure. Safe from
+// any thread.
+class Communicator {
+ public:
+  // segments[i] is where rank i's segment is mapped here; it must stay so.
+  Communicator(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes,
+               RankObserver observer = {});
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(segments_.size()); }
+
+  ControlBlock& control_block(int rank) const { return *blocks_[static_cast<std::size_t>(rank)]; }
+  ControlBlock& own() const { return *own_; }
+  Channel& channel(int from, int to) const;
+
+  std::byte* heap(int rank) const { return segment(rank) + layout_.heap_offset(); }
+  std::size_t heap_bytes() const { return heap_bytes_; }
+  // Where in this rank's heap the bytes lie, or -1.
+  std::int64_t heap_offset_of(const std::byte* data, std::size_t bytes) const;
+
+  // Wakes the ranks that sleep. To be called after every publication that someone may wait for.
+  void ring() const;
+  // The same without a fence: one who is just falling asleep may be overlooked, and looks at the end of its
+  // nap. For what hardly ever anyone waits for.
+  void ring_softly() const;
+
+  // A rank that died without leaving the group, or -1.
+  int find_dead() const;
+  int owner() const { return observer_.owner; }
+  bool is_refused() const { return observer_.is_refused && observer_.is_refused(); }
+  std::string name_of(int rank) const;
+
+  // Records a failure unless there is one already, and wakes everybody.
+  void fail(GroupFailure::Cause cause, int culprit, std::uint64_t call) const;
+  // The failure that ended the group, or nullptr.
+  const GroupFailure* failure() const;
+
+ private:
+  std::byte* segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
+
+  int rank_;
+  std::vector<std::byte*> segments_;
+  std::vector<ControlBlock*> blocks_;
+  ControlBlock* own_;
+  Layout layout_;
+  std::size_t heap_bytes_;
+  RankObserver observer_;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/shm/zero_copy.h"
+
+#include <algorithm>
+
+#include "backends/shm/plan.h"
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::size_t kPartBytes = std::size_t{128} * 1024;
+
+// A rank that did all at once what others are about to do themselves would have used up its turn on a core
+// that it shares, and be the one that they wait for in the next call.
+constexpr int kLooksBeforeHelp = 16;
+
+}  // namespace
+
+ZeroCopy::ZeroCopy(const Communicator& communicator, std::uint64_t number, std::vector<std::byte*> rows,
+                   std::size_t bytes, std::size_t width, ReduceKernel kernel)
+    : communicator_(communicator),
+      number_(number),
+      rows_(std::move(rows)),
+      cursors_(rows_.size()),
+      bytes_(bytes),
+      width_(width),
+      kernel_(kernel) {}
+
+std::uint32_t ZeroCopy::parts_of(int owner) const {
+  const auto length =
+      share_start(bytes_, communicator_.size(), owner + 1) - share_start(bytes_, communicator_.size(), owner);
+  return static_cast<std::uint32_t>((length + kPartBytes - 1) / kPartBytes);
+}
+
+bool ZeroCopy::is_done(int owner) const {
+  return share_of(owner).done.load(std::memory_order_acquire) == parts_of(owner);
+}
+
+bool ZeroCopy::advance() {
+  if (looks_ == 0) work_on(communicator_.rank());
+  if (looks_ == kLooksBeforeHelp) {
+    for (int step = 1; step < communicator_.size(); ++step)
+      work_on((communicator_.rank() + step) % communicator_.size());
+  }
+  if (looks_ <= kLooksBeforeHelp) ++looks_;
+  for (int owner = 0; owner < communicator_.size(); ++owner) {
+    if (!is_done(owner)) return false;
+  }
+  return true;
+}
+
+void ZeroCopy::work_on(int owner) {
+  auto& share = share_of(owner);
+  const auto parts = parts_of(owner);
+  const auto start = share_start(bytes_, communicator_.size(), owner);
+  const auto end = share_start(bytes_, communicator_.size(), owner + 1);
+  std::uint32_t reduced = 0;
+  // A look before the claim: the counter must not run on with every rank that comes by.
+  while (share.claimed.load(std::memory_order_relaxed) < parts) {
+    const auto part = share.claimed.fetch_add(1, std::memory_order_relaxed);
+    if (part >= parts) break;
+    const auto begin = start + part * kPartBytes;
+    reduce(begin, std::min(begin + kPartBytes, end));
+    ++reduced;
+  }
+  if (reduced == 0) return;
+  share.done.fetch_add(reduced, std::memory_order_acq_rel);
+  communicator_.ring();
+}
+
+void ZeroCopy::reduce(std::size_t begin, std::size_t end) {
+  for (std::size_t i = 0; i < rows_.size(); ++i) cursors_[i] = rows_[i] + begin;
+  const auto rows = static_cast<int>(rows_.size());
+  kernel_(cursors_.data(), rows, cursors_.data(), rows, (end - begin) / width_);
+}
+
+std::vector<int> ZeroCopy::awaited() const {
+  std::vector<int> owners;
+  for (int owner = 0; owner < communicator_.size(); ++owner) {
+    if (owner != communicator_.rank() && !is_done(owner)) owners.push_back(owner);
+  }
+  return owners;
+}
+
+}  // namespace lockstep::shm

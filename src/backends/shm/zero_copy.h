@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backends/shm/communicator.h"
+#include "backends/shm/kernels.h"
+
+namespace lockstep::shm {
+
+// An all-reduce of tensors in the ranks' heaps: each part is read from and written to every rank's memory,
+// without a copy. Every rank begins with its own share. A rank that has finished its share and found nothing
+// done after some looks takes parts that others have not begun, so that a busy rank delays nobody. Whoever
+// reduces a part, the bits are the same.
+class ZeroCopy {
+ public:
+  // After all ranks have posted call `number`; rank i's tensor begins at rows[i].
+  ZeroCopy(const Communicator& communicator, std::uint64_t number, std::vector<std::byte*> rows,
+           std::size_t bytes, std::size_t width, ReduceKernel kernel);
+
+  bool advance();  // as Task::advance()
+  // Owners of shares that are not done.
+  std::vector<int> awaited() const;
+
+ private:
+  std::uint32_t parts_of(int owner) const;
+  Share& share_of(int owner) const { return communicator_.control_block(owner).shares[number_ % kSlots]; }
+  bool is_done(int owner) const;
+  void work_on(int owner);
+  void reduce(std::size_t begin, std::size_t end);
+
+  const Communicator& communicator_;
+  std::uint64_t number_;
+  std::vector<std::byte*> rows_;
+  std::vector<void*> cursors_;
+  std::size_t bytes_;
+  std::size_t width_;
+  ReduceKernel kernel_;
+  int looks_ = 0;  // calls of advance(), as far as they matter
+};
+
+}  // namespace lockstep::shm

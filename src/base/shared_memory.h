@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/unique_fd.h"
+
+namespace lockstep {
+
+// Memory that several processes map: an anonymous file (memfd_create(2)), which leaves no name behind and
+// does not depend on the size of /dev/shm. Only committed or written parts take physical memory. Movable. The
+// memory lives until the last process has unmapped it.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  // Creates `bytes` of address space, all zero. `name` appears in /proc/<pid>/maps.
+  // Throws Error when the system refuses.
+  static SharedMemory create(const std::string& name, std::size_t bytes);
+  // Maps memory that another process created.
+  static SharedMemory map(UniqueFd fd);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  int fd() const { return fd_.get(); }
+
+  // Allocates physical memory for a part now, so that a shortage is an Error here and not a SIGBUS later.
+  // `purpose` is part of the message.
+  void commit(std::size_t offset, std::size_t bytes, const std::string& purpose) const;
+  // Requests huge pages for a part that has been committed.
+  void prefer_huge_pages(std::size_t offset, std::size_t bytes) const noexcept;
+
+ private:
+  SharedMemory(UniqueFd fd, std::size_t bytes);
+
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Memory that is left on the host and in its cgroups, in bytes.
+std::size_t available_memory();
+
+// Physical memory of the host, in bytes.
+std::size_t total_memory();
+
+}  // namespace lockstep

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <filesystem>
+
+#include <fmt/ranges.h>
+
+#include <lockstep/serialize/torch_file.h>
+
+#include "checkpoint/distributed_metadata.h"
+#include "checkpoint/shard_coverage.h"
+#include "serialize/byte_source.h"
+#include "serialize/errors.h"
+#include "serialize/unpickler.h"
+
+namespace lockstep::distributed_checkpoint {
+namespace {
+
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw_error("the metadata of the distributed checkpoint is damaged: {}",
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+// A record is ("module name", ((field, value), ...)): see Unpickler.
+bool is_record(const Value& value, std::string_view name) {
+  const auto* record = value.get_if<Tuple>();
+  return record != nullptr && record->items.size() == 2 && record->items[0].is<std::string>() &&
+         record->items[0].as_string().ends_with(fmt::format(" {}", name));
+}
+
+const Value* find_field(const Value& record, std::string_view name) {
+  const auto* parts = record.get_if<Tuple>();
+  if (parts == nullptr || parts->items.size() != 2) fail("{} is no record", repr(record, 60));
+  const auto* fields = parts->items[1].get_if<Tuple>();
+  if (fields == nullptr) return nullptr;
+  for (const auto& field : fields->items) {
+    const auto* pair = field.get_if<Tuple>();
+    if (pair == nullptr || pair->items.size() != 2 || !pair->items[0].is<std::string>()) continue;
+    if (pair->items[0].as_string() == name) return &pair->items[1];
+  }
+  return nullptr;
+}
+
+const Value& field(const Value& record, std::string_view name) {
+  if (const auto* value = find_field(record, name)) return *value;
+  fail("{} has no {}", repr(record, 60), name);
+}
+
+Sizes sizes_of(const Value& value) {
+  const auto* size = value.get_if<Size>();
+  if (size == nullptr) fail("{} is no torch.Size", repr(value, 60));
+  if (std::ranges::any_of(size->sizes, [](auto each) { return each < 0; })) fail("a size is below 0");
+  return size->sizes;
+}
+
+std::uint64_t count_of(const Value& value) {
+  if (value.as_int() < 0) fail("a place in a file is below 0");
+  return static_cast<std::uint64_t>(value.as_int());
+}
+
+Place place_of(const Value& info) {
+  if (!is_record(info, "_StorageInfo")) fail("an entry has no place");
+  if (const auto* transforms = find_field(info, "transform_descriptors");
+      transforms != nullptr && !transforms->is<None>() && !transforms->as_items().empty()) {
+    throw CheckpointError(
+        "the distributed checkpoint is compressed or encrypted; save it without transforms");
+  }
+  Place place{.file = field(info, "relative_path").as_string(),
+              .offset = count_of(field(info, "offset")),
+              .length = count_of(field(info, "length"))};
+  const std::filesystem::path path(place.file);
+  if (path.is_absolute() || std::ranges::find(path, "..") != path.end())
+    fail("'{}' leads out of the folder", place.file);
+  return place;
+}
+
+std::uint64_t bytes_of(at::ScalarType dtype, const Sizes& sizes) {
+  std::int64_t bytes = 0;
+  const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
+  if (__builtin_mul_overflow(element_count(sizes), size, &bytes))
+    fail("a tensor of the sizes [{}] is too large", fmt::join(sizes, ", "));
+  return static_cast<std::uint64_t>(bytes);
+}
+
+Entry tensor_entry(const Value& metadata) {
+  Entry entry{.is_tensor = true};
+  const auto& properties = field(metadata, "properties");
+  if (!is_record(properties, "TensorProperties")) fail("a tensor has no properties");
+  const auto& state = properties.as_items()[1].as_items();
+  const auto* dtype = state.empty() ? nullptr : state[0].get_if<at::ScalarType>();
+  if (dtype == nullptr) fail("a tensor has no dtype");
+  if (state.size() > 1 && state[1].is<at::Layout>() && *state[1].get_if<at::Layout>() != at::kStrided)
+    throw CheckpointError("the distributed checkpoint has a sparse tensor, which is not supported");
+  entry.dtype = *dtype;
+  entry.sizes = sizes_of(field(metadata, "size"));
+  for (const auto& chunk : field(metadata, "chunks").as_items()) {
+    Piece piece{.offsets = sizes_of(field(chunk, "offsets")), .sizes = sizes_of(field(chunk, "sizes"))};
+    if (piece.offsets.size() != entry.sizes.size() || piece.sizes.size() != entry.sizes.size())
+      fail("a piece has another number of dimensions than its tensor");
+    for (std::size_t i = 0; i < entry.sizes.size(); ++i) {
+      if (piece.offsets[i] > entry.sizes[i] || piece.sizes[i] > entry.sizes[i] - piece.offsets[i])
+        fail("a piece reaches beyond its tensor");
+    }
+    entry.pieces.push_back(std::move(piece));
+  }
+  bytes_of(entry.dtype, entry.sizes);
+  if (!covers(entry.sizes, entry.pieces)) fail("{}", coverage_problem(entry.sizes, entry.pieces));
+  return entry;
+}
+
+void put_place(Entry& entry, const Value& index, const Value& info) {
+  if (!entry.is_tensor) {
+    entry.place = place_of(info);
+    return;
+  }
+  const auto* offset = find_field(index, "offset");
+  const auto offsets =
+      offset == nullptr || offset->is<None>() ? Sizes(entry.sizes.size(), 0) : sizes_of(*offset);
+  for (auto& piece : entry.pieces) {
+    if (piece.offsets != offsets) continue;
+    piece.place = place_of(info);
+    if (bytes_of(entry.dtype, piece.sizes) > piece.place.length)
+      fail("a piece is larger than its place in a file");
+  }
+}
+
+// The paths of all entries as one tree.
+class Paths {
+ public:
+  // Time and memory are proportional to the paths; what place_at() makes of them then is, too.
+  void add(const std::string& name, const Tuple& path) {
+    constexpr std::size_t deepest = 1200;
+    if (path.items.empty()) fail("'{}' has an empty path", name);
+    if (path.items.size() > deepest) fail("'{}' is nested more than {} deep", name, deepest);
+    std::size_t node = 0;
+    for (const auto& step : path.items)
+      node = step.is<std::string>() ? key(node, step.as_string()) : index(node, step.as_int());
+  }
+  void check() const {
+    for (const auto& node : nodes_) {
+      if (node.indices.empty()) continue;
+      const auto first = node.indices.begin()->first;
+      const auto last = node.indices.rbegin()->first;
+      if (first != 0 || !std::cmp_equal(last, node.indices.size() - 1))
+        fail("a list of {} items has the indices {} to {}", node.indices.size(), first, last);
+    }
+  }
+
+ private:
+  struct Node {
+    std::map<std::string, std::size_t> keys{};
+    std::map<std::int64_t, std::size_t> indices{};
+  };
+  std::size_t key(std::size_t node, const std::string& name) {
+    return below(nodes_[node].keys.try_emplace(name, nodes_.size()).first->second);
+  }
+  std::size_t index(std::size_t node, std::int64_t number) {
+    return below(nodes_[node].indices.try_emplace(number, nodes_.size()).first->second);
+  }
+  std::size_t below(std::size_t node) {
+    if (node == nodes_.size()) nodes_.emplace_back();
+    return node;
+  }
+  std::vector<Node> nodes_ = std::vector<Node>(1);
+};
+
+// Without their places.
+Entries entries_of(const Value& metadata) {
+  Entries entries;
+  for (const auto& [key, value] : field(metadata, "state_dict_metadata").as_dict()) {
+    const auto& name = key.as_string();
+    Entry entry;
+    if (is_record(value, "TensorStorageMetadata")) {
+      entry = tensor_entry(value);
+    } else if (!is_record(value, "BytesStorageMetadata")) {
+      fail("'{}' is neither a tensor nor an object", name);
+    }
+    entries.emplace_back(name, std::move(entry));
+  }
+  return entries;
+}
+
+void put_places(Entries& entries, const Value& metadata) {
+  std::map<std::string, Entry*> by_name;
+  for (auto& [name, entry] : entries) by_name.emplace(name, &entry);
+  for (const auto& [index, info] : field(metadata, "storage_data").as_dict()) {
+    const auto found = by_name.find(field(index, "fqn").as_string());
+    if (found != by_name.end()) put_place(*found->second, index, info);
+  }
+  const auto missing = [](const Place& place) { return place.file.empty(); };
+  for (const auto& [name, entry] : entries) {
+    if (entry.is_tensor ? std::ranges::any_of(entry.pieces, missing, &Piece::place) : missing(entry.place))
+      fail("'{}' has no place in a file", name);
+  }
+}
+
+void put_paths(Entries& entries, const Value& metadata) {
+  const auto* paths = find_field(metadata, "planner_data");
+  Paths known;
+  for (auto& [name, entry] : entries) {
+    const auto* path = paths != nullptr && paths->is<Dict>() ? paths->as_dict().find(name) : nullptr;
+    entry.path = path != nullptr && path->is<Tuple>() ? *path->get_if<Tuple>() : Tuple{name};
+    known.add(name, entry.path);
+  }
+  known.check();
+}
+
+}  // namespace
+
+Metadata read_metadata(const std::filesystem::path& file) {
+  const auto source = serialize::open_file(file, false);
+  return parse_metadata(source->read_text(0, source->size()));
+}
+
+Metadata parse_metadata(std::string_view text) {
+  serialize::NoStorages none;
+  const auto parts = without_trailer(text);
+  const auto pickle = pickle::read_pickle(parts.pickle, serialize::names_in_distributed_checkpoints());
+  if (pickle.size != parts.pickle.size()) fail("there is data after its end");
+  const auto metadata = serialize::unpickle(pickle, none);
+  if (!is_record(metadata, "Metadata")) fail("it is not a Metadata object");
+  if (find_field(metadata, kHasTrailer) != nullptr && parts.structure.empty()) fail("it is cut short");
+  auto entries = entries_of(metadata);
+  put_places(entries, metadata);
+  put_paths(entries, metadata);
+  return {.entries = std::move(entries),
+          .structure = parts.structure.empty() ? Value() : load_bytes(parts.structure, {}, "the structure")};
+}
+
+void read_again_if_replaced(const std::filesystem::path& folder, const std::function<void()>& read) {
+  const auto metadata_time = [&] {
+    std::error_code code;
+    return std::filesystem::last_write_time(folder / kMetadataName, code);
+  };
+  const auto before = metadata_time();
+  try {
+    read();
+  } catch (const CheckpointError&) {
+    if (metadata_time() == before) throw;
+    read();
+  }
+}
+
+}  // namespace lockstep::distributed_checkpoint

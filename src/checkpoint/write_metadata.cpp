@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <charconv>
+#include <span>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/serialize/torch_file.h>
+
+#include "checkpoint/distributed_metadata.h"
+#include "serialize/checksum.h"
+#include "serialize/dtypes.h"
+#include "serialize/pickle_writer.h"
+#include "serialize/torch_writer.h"
+
+namespace lockstep::distributed_checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using pickle::Opcode;
+
+constexpr const char* kModule = "torch.distributed.checkpoint.metadata";
+constexpr const char* kFileModule = "torch.distributed.checkpoint.filesystem";
+
+// Python makes the object without calling anything, and then sets its attributes.
+class MetadataWriter {
+ public:
+  std::string write(const Entries& entries);
+
+ private:
+  // Created without a call of its constructor.
+  void object(const char* module, const char* name) {
+    writer_.global(module, name);
+    writer_.op(Opcode::empty_tuple);
+    writer_.op(Opcode::new_object);
+  }
+  template <typename Fields>
+  void record(const char* module, const char* name, Fields fields) {
+    object(module, name);
+    writer_.op(Opcode::empty_dict);
+    writer_.op(Opcode::mark);
+    fields();
+    writer_.op(Opcode::set_items);
+    writer_.op(Opcode::build);
+  }
+  void size(const Sizes& sizes) {
+    writer_.call("torch", "Size", [&] { writer_.integers(sizes); });
+  }
+  void write(const Sizes& sizes) { size(sizes); }
+  void write(const std::string& text) { writer_.text(text); }
+  void write(std::uint64_t number) { writer_.integer(static_cast<std::int64_t>(number)); }
+  template <typename Item>
+  void field(const char* name, const Item& item) {
+    writer_.text(name);
+    write(item);
+  }
+  void properties(at::ScalarType dtype);
+  void metadata_of(const Entry& entry);
+  void index(const std::string& name, const Piece* piece, std::size_t number);
+  void info(const Place& place);
+  void path(const Tuple& path);
+
+  pickle::Writer writer_;
+};
+
+void MetadataWriter::properties(at::ScalarType dtype) {
+  object(kModule, "TensorProperties");
+  writer_.tuple([&] {
+    writer_.global("torch", serialize::find_dtype(dtype)->name);
+    writer_.call("torch.serialization", "_get_layout", [&] { writer_.text("torch.strided"); });
+    writer_.boolean(false);
+    writer_.call(kModule, "_MEM_FORMAT_ENCODING", [&] { writer_.integer(0); });
+    writer_.boolean(false);
+  });
+  writer_.op(Opcode::build);
+}
+
+void MetadataWriter::metadata_of(const Entry& entry) {
+  if (!entry.is_tensor) return object(kModule, "BytesStorageMetadata");
+  record(kModule, "TensorStorageMetadata", [&] {
+    writer_.text("properties");
+    properties(entry.dtype);
+    field("size", entry.sizes);
+    writer_.text("chunks");
+    writer_.op(Opcode::empty_list);
+    for (const auto& piece : entry.pieces) {
+      record(kModule, "ChunkStorageMetadata", [&] {
+        field("offsets", piece.offsets);
+        field("sizes", piece.sizes);
+      });
+      writer_.op(Opcode::append);
+    }
+  });
+}
+
+void MetadataWriter::index(const std::string& name, const Piece* piece, std::size_t number) {
+  record(kModule, "MetadataIndex", [&] {
+    field("fqn", name);
+    writer_.text("offset");
+    piece != nullptr ? size(piece->offsets) : writer_.none();
+    writer_.text("index");
+    piece != nullptr ? write(number) : writer_.none();
+  });
+}
+
+void MetadataWriter::info(const Place& place) {
+  record(kFileModule, "_StorageInfo", [&] {
+    field("relative_path", place.file);
+    field("offset", place.offset);
+    field("length", place.length);
+  });
+}
+
+void MetadataWriter::path(const Tuple& path) {
+  writer_.tuple([&] {
+    for (const auto& step : path.items) {
+      step.is<std::string>() ? writer_.text(step.as_string()) : writer_.integer(step.as_int());
+    }
+  });
+}
+
+std::string MetadataWriter::write(const Entries& entries) {
+  const auto dict = [&](const char* name, auto items) {
+    writer_.text(name);
+    writer_.op(Opcode::empty_dict);
+    for (const auto& [key, entry] : entries) items(key, entry);
+  };
+  record(kModule, "Metadata", [&] {
+    dict("state_dict_metadata", [&](const std::string& key, const Entry& entry) {
+      writer_.text(key);
+      metadata_of(entry);
+      writer_.op(Opcode::set_item);
+    });
+    dict("planner_data", [&](const std::string& key, const Entry& entry) {
+      writer_.text(key);
+      path(entry.path);
+      writer_.op(Opcode::set_item);
+    });
+    dict("storage_data", [&](const std::string& key, const Entry& entry) {
+      if (!entry.is_tensor) {
+        index(key, nullptr, 0);
+        info(entry.place);
+        writer_.op(Opcode::set_item);
+      }
+      for (std::size_t i = 0; i < entry.pieces.size(); ++i) {
+        index(key, &entry.pieces[i], i);
+        info(entry.pieces[i].place);
+        writer_.op(Opcode::set_item);
+      }
+    });
+    writer_.text("storage_meta");
+    writer_.none();
+    field("version", std::string("1.0.0"));
+    writer_.text(kHasTrailer);
+    writer_.boolean(true);
+  });
+  return writer_.finish();
+}
+
+namespace fs = std::filesystem;
+constexpr std::string_view kDataSuffix = ".distcp";
+
+// Python's "__1_0.distcp", and what a killed writer left, "__1_0.distcp.part", too.
+bool is_data_file(const std::string& name) {
+  const auto dot = name.find(kDataSuffix);
+  return name.starts_with("__") && dot != std::string::npos && name.find('_', 2) < dot;
+}
+
+constexpr std::string_view kTrailer = "\n# lockstep ";
+
+std::string trailer_of(std::string_view front, std::size_t structure) {
+  return fmt::format("{}{:016x} {:08x}\n", kTrailer, structure,
+                     serialize::crc32_of(std::as_bytes(std::span(front))));
+}
+
+}  // namespace
+
+std::string data_file(std::size_t rank, const std::string& token) {
+  return fmt::format("__{}_{}{}", rank, token, kDataSuffix);
+}
+
+std::vector<std::string> data_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code code;
+  for (auto entry = fs::directory_iterator(folder, code); !code && entry != fs::directory_iterator();
+       entry.increment(code)) {
+    auto name = entry->path().filename().string();
+    if (is_data_file(name)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::string with_trailer(const MetadataParts& parts) {
+  std::string front(parts.pickle);
+  front += parts.structure;
+  return front + trailer_of(front, parts.structure.size());
+}
+
+MetadataParts without_trailer(std::string_view text) {
+  const auto length = trailer_of("", 0).size();
+  const auto front = text.substr(0, text.size() - std::min(text.size(), length));
+  const auto trailer = text.substr(front.size());
+  if (trailer.size() < length || !trailer.starts_with(kTrailer)) return {.pickle = text, .structure = {}};
+  std::size_t structure = 0;
+  const auto* digits = trailer.data() + kTrailer.size();
+  std::from_chars(digits, digits + 16, structure, 16);
+  if (trailer != trailer_of(front, structure) || structure > front.size()) {
+    throw CheckpointError(
+        "the metadata of the distributed checkpoint is damaged: its checksum is another one");
+  }
+  return {.pickle = front.substr(0, front.size() - structure),
+          .structure = front.substr(front.size() - structure)};
+}
+
+std::string write_metadata(const Metadata& metadata) {
+  return with_trailer(
+      {.pickle = MetadataWriter().write(metadata.entries), .structure = save_bytes(metadata.structure)});
+}
+
+void write_metadata_file(const Metadata& metadata, const fs::path& folder, bool sync) {
+  const auto text = write_metadata(metadata);
+  serialize::replace_file(folder / kMetadataName, sync,
+                          [&](AtomicFile& target) { target.write(std::as_bytes(std::span(text))); });
+}
+
+}  // namespace lockstep::distributed_checkpoint

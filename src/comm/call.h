@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <source_location>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+
+#include <lockstep/comm/backend.h>
+#include <lockstep/node/call_record.h>
+
+// Note [One call path]
+//
+// Every collective and message takes this path, whoever asks for it:
+//
+//   ProcessGroup          describes the call: one Call
+//   CallRules::check()    checks its arguments, once
+//   issue.cpp             numbers it, records it, hands it to the group's CallBackend
+//   CallBackend::start()  completes it (the eager path of shm) or returns an Operation to wait for
+//
+// c10d stands at both edges. ToC10d makes a CallBackend of any c10d::Backend (Gloo, NCCL, a vendor's).
+// FromC10d makes a c10d::Backend of a CallBackend, for callers that know c10d only (LibTorch, Python).
+
+namespace lockstep::comm {
+
+// The peer of a receive from any rank.
+inline constexpr int kAnyRank = std::numeric_limits<int>::min();
+
+// One call on a process group. The tensors belong to the caller; whoever keeps the call under way after
+// start() copies them.
+struct Call {
+  CallKind kind = CallKind::barrier;
+  at::TensorList inputs = {};
+  at::TensorList outputs = {};          // also the tensor of an in-place call
+  ReduceOp op = ReduceOp::SUM;          // of the reducing kinds
+  int root = -1;                        // of the rooted kinds
+  int peer = kAnyRank;                  // of send and recv
+  int tag = 0;                          // of send and recv
+  c10::IntArrayRef output_splits = {};  // of all_to_all_single: rows for each rank; empty: equal parts
+  c10::IntArrayRef input_splits = {};
+  bool blocking = false;                           // the caller waits for the end at once
+  bool monitored = false;                          // a monitored_barrier
+  bool wait_all_ranks = false;                     // of a monitored_barrier
+  std::chrono::milliseconds timeout = kNoTimeout;  // kNoTimeout: the backend's
+  std::uint64_t number = 0;                        // in the group's flight recorder; 0: not recorded
+  std::source_location where = {};
+};
+
+bool is_message(CallKind kind);
+bool has_operation(CallKind kind);
+// Whether tensors may differ in shape from rank to rank.
+bool is_uneven(CallKind kind);
+// The tensor whose dtype and shape describe the call; nullptr for a barrier.
+const at::Tensor* main_tensor(const Call& call);
+// Every tensor of the call, kept alive.
+std::vector<at::Tensor> tensors_of(const Call& call);
+
+// A call under way.
+class Operation {
+ public:
+  Operation() = default;
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Returns when the results are there, or throws. kNoTimeout: the backend's limit.
+  virtual void wait(std::chrono::milliseconds timeout) = 0;
+  // Whether wait() would return or throw at once.
+  virtual bool is_completed() = 0;
+  // The sender of a finished receive.
+  virtual int source_rank() const { return -1; }
+  // The work of a call that may end on a device's stream; null for the others.
+  virtual c10::intrusive_ptr<c10d::Work> stream_work() const { return {}; }
+};
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+// How a backend reports on a call that it starts.
+enum class CallStage : std::uint8_t {
+  posted,     // the other ranks can see the call
+  may_block,  // start() may wait for other ranks from now on; comes first where both hold
+};
+using Report = c10::function_ref<void(CallStage)>;
+
+class CallBackend {
+ public:
+  CallBackend() = default;
+  virtual ~CallBackend() = default;
+  CallBackend(const CallBackend&) = delete;
+  CallBackend& operator=(const CallBackend&) = delete;
+
+  // Takes a checked call. Returns nullptr when it is complete.
+  virtual OperationPtr start(const Call& call, Report report) = 0;
+};
+
+}  // namespace lockstep::comm

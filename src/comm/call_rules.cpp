@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/call_rules.h"
+
+#include <numeric>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::comm {
+namespace {
+
+std::string text_of(const auto& value) {
+  std::ostringstream stream;
+  stream << value;
+  return stream.str();
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return fmt::format("{}{}", c10::toString(tensor.scalar_type()), text_of(tensor.sizes()));
+}
+
+bool is_bitwise(ReduceOp op) { return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR; }
+
+std::uint64_t bit_of(c10::ScalarType dtype) { return std::uint64_t{1} << static_cast<unsigned>(dtype); }
+
+// Complex tensors travel as pairs of reals.
+std::uint64_t bits_of(const std::set<c10::ScalarType>& dtypes) {
+  if (dtypes.empty()) return ~std::uint64_t{0};
+  std::uint64_t bits = 0;
+  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
+    const auto dtype = static_cast<c10::ScalarType>(i);
+    if (dtypes.contains(c10::isComplexType(dtype) ? c10::toRealValueType(dtype) : dtype))
+      bits |= bit_of(dtype);
+  }
+  return bits;
+}
+
+// "input", or "input[2]".
+struct Name {
+  const char* text;
+  int index = -1;
+
+  std::string str() const { return index < 0 ? text : fmt::format("{}[{}]", text, index); }
+};
+
+}  // namespace
+
+CallRules::CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits)
+    : rank_(rank),
+      size_(size),
+      whoami_(std::move(whoami)),
+      backend_(std::move(backend)),
+      traits_(std::move(traits)),
+      carried_{} {
+  for (std::size_t i = 0; i < carried_.size(); ++i) {
+    const auto device = static_cast<c10::DeviceType>(i);
+    const auto& part = traits_.on(device);
+    carried_[i] = {.device = part.devices.empty() || part.devices.contains(device),
+                   .dtypes = bits_of(part.dtypes)};
+  }
+}
+
+void CallRules::refuse(CallKind kind, const std::source_location& where, std::string_view complaint) const {
+  const CallRecord record{.kind = kind, .where = where};
+  throw ArgumentError(fmt::format("{}: {}: {}", whoami_, record.describe(), complaint));
+}
+
+// The checks of one call, by kind.
+class CallCheck {
+ public:
+  CallCheck(const CallRules& rules, const Call& call)
+      : rules_(rules), call_(call), in_(call.inputs), out_(call.outputs) {}
+
+  void run() const {
+    switch (call_.kind) {
+      case CallKind::all_reduce:
+        dense(out_[0], "tensor");
+        return operation(out_[0]);
+      case CallKind::broadcast:
+        dense(out_[0], "tensor");
+        return rank(call_.root, "src");
+      case CallKind::reduce:
+        dense(out_[0], "tensor");
+        rank(call_.root, "dst");
+        return operation(out_[0]);
+      case CallKind::all_gather:
+        contiguous(in_[0], {"input"});
+        one_per_rank(out_, "output");
+        return gathered();
+      case CallKind::all_gather_into_tensor:
+        contiguous(in_[0], {"input"});
+        contiguous(out_[0], {"output"});
+        return whole_of(out_[0], "output", in_[0], "input");
+      case CallKind::gather:
+        contiguous(in_[0], {"input"});
+        return rooted_list(out_, "output", "an output", in_[0], "input", "dst");
+      case CallKind::scatter:
+        contiguous(out_[0], {"output"});
+        return rooted_list(in_, "input", "an input", out_[0], "output", "src");
+      case CallKind::reduce_scatter:
+        contiguous(out_[0], {"output"});
+        one_per_rank(in_, "input");
+        for (const auto& tensor : in_) same_as(tensor, "an input", out_[0], "output");
+        return operation(out_[0]);
+      case CallKind::reduce_scatter_tensor:
+        contiguous(out_[0], {"output"});
+        contiguous(in_[0], {"input"});
+        whole_of(in_[0], "input", out_[0], "output");
+        return operation(out_[0]);
+      case CallKind::all_to_all:
+        return exchanged();
+      case CallKind::all_to_all_single:
+        contiguous(out_[0], {"output"});
+        contiguous(in_[0], {"input"});
+        same_dtype(out_[0], "output", in_[0], "input");
+        splits(call_.output_splits, "output_split_sizes", out_[0], "output");
+        return splits(call_.input_splits, "input_split_sizes", in_[0], "input");
+      case CallKind::send:
+        dense(in_[0], "tensor");
+        return message("dst");
+      case CallKind::recv:
+        dense(out_[0], "tensor");
+        return message("src");
+      case CallKind::barrier:
+        return;
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view complaint) const {
+    rules_.refuse(call_.kind, call_.where, complaint);
+  }
+
+  void transportable(const at::Tensor& tensor, Name name) const {
+    if (!tensor.defined()) refuse(fmt::format("{} is an undefined tensor", name.str()));
+    if (tensor.layout() != c10::kStrided) {
+      refuse(fmt::format("{} has layout {}; only dense (strided) tensors can be sent", name.str(),
+                         text_of(tensor.layout())));
+    }
+    if (tensor.is_conj() || tensor.is_neg()) {
+      refuse(fmt::format("{0} is a lazy conjugate or negation; pass {0}.resolve_conj().resolve_neg()",
+                         name.str()));
+    }
+    const auto device = tensor.device().type();
+    const auto& carried = rules_.carried_[static_cast<std::size_t>(device)];
+    if (!carried.device) {
+      const auto& advice = rules_.traits_.on(device).device_advice;
+      refuse(fmt::format("{} is on {}, which backend {} does not carry{}", name.str(), tensor.device().str(),
+                         rules_.backend_, advice.empty() ? "" : "; " + advice));
+    }
+    if ((carried.dtypes & bit_of(tensor.scalar_type())) == 0) {
+      refuse(fmt::format("{} is of dtype {}, which backend {} does not carry", name.str(),
+                         c10::toString(tensor.scalar_type()), rules_.backend_));
+    }
+  }
+
+  // Any dense layout without holes or overlaps.
+  void dense(const at::Tensor& tensor, const char* name) const {
+    transportable(tensor, {name});
+    if (tensor.is_contiguous() || tensor.is_non_overlapping_and_dense()) return;
+    refuse(fmt::format("{} of shape {} and strides {} has holes or overlaps in memory; pass {}.contiguous()",
+                       name, text_of(tensor.sizes()), text_of(tensor.strides()), name));
+  }
+
+  void contiguous(const at::Tensor& tensor, Name name) const {
+    transportable(tensor, name);
+    if (tensor.is_contiguous()) return;
+    refuse(fmt::format("{} of shape {} and strides {} is not contiguous; pass {}.contiguous()", name.str(),
+                       text_of(tensor.sizes()), text_of(tensor.strides()), name.str()));
+  }
+
+  void one_per_rank(at::TensorList tensors, const char* name) const {
+    if (static_cast<int>(tensors.size()) != rules_.size_) {
+      refuse(fmt::format("{} has {} tensors; one for each of the {} ranks is needed", name, tensors.size(),
+                         rules_.size_));
+    }
+    for (std::size_t i = 0; i < tensors.size(); ++i) contiguous(tensors[i], {name, static_cast<int>(i)});
+  }
+
+  void same_dtype(const at::Tensor& tensor, const char* name, const at::Tensor& model,
+                  const char* model_name) const {
+    if (tensor.scalar_type() == model.scalar_type()) return;
+    refuse(fmt::format("{} is {} but {} is {}; their dtypes must be the same", name, describe(tensor),
+                       model_name, describe(model)));
+  }
+
+  void same_as(const at::Tensor& tensor, const char* name, const at::Tensor& model,
+               const char* model_name) const {
+    same_dtype(tensor, name, model, model_name);
+    if (tensor.sizes() == model.sizes()) return;
+    refuse(fmt::format("{} is {} but {} is {}; their shapes must be the same", name, describe(tensor),
+                       model_name, describe(model)));
+  }
+
+  // The list that only the root passes.
+  void rooted_list(at::TensorList list, const char* name, const char* one, const at::Tensor& model,
+                   const char* model_name, const char* root_name) const {
+    rank(call_.root, root_name);
+    if (call_.root == rules_.rank_) {
+      one_per_rank(list, name);
+      for (const auto& tensor : list) same_as(tensor, one, model, model_name);
+    } else if (!list.empty()) {
+      refuse(fmt::format("{} must be empty on every rank but {} ({})", name, root_name, call_.root));
+    }
+  }
+
+  // The outputs can take every rank's input.
+  void gathered() const {
+    if (!rules_.traits_.on(in_[0].device().type()).uneven_all_gather) {
+      for (const auto& tensor : out_) same_as(tensor, "an output", in_[0], "input");
+      return;
+    }
+    for (const auto& tensor : out_) same_dtype(tensor, "an output", in_[0], "input");
+    same_as(out_[static_cast<std::size_t>(rules_.rank_)], "output[rank]", in_[0], "input");
+  }
+
+  void exchanged() const {
+    one_per_rank(out_, "output");
+    one_per_rank(in_, "input");
+    for (const auto& tensor : in_) same_dtype(tensor, "an input", in_[0], "input[0]");
+    for (const auto& tensor : out_) same_dtype(tensor, "an output", in_[0], "input[0]");
+    const auto own = static_cast<std::size_t>(rules_.rank_);
+    same_as(out_[own], "output[rank]", in_[own], "input[rank]");
+  }
+
+  // `whole` has size() times the elements of `part`.
+  void whole_of(const at::Tensor& whole, const char* whole_name, const at::Tensor& part,
+                const char* part_name) const {
+    same_dtype(whole, whole_name, part, part_name);
+    const auto needed = part.numel() * rules_.size_;
+    if (whole.numel() == needed) return;
+    refuse(fmt::format("{} has {} elements; {} ranks times the {} elements of {} are {}", whole_name,
+                       whole.numel(), rules_.size_, part.numel(), part_name, needed));
+  }
+
+  void splits(c10::IntArrayRef sizes, const char* name, const at::Tensor& tensor,
+              const char* tensor_name) const {
+    if (tensor.dim() == 0) refuse(fmt::format("{} has no dimension to cut along", tensor_name));
+    const auto rows = tensor.size(0);
+    if (sizes.empty()) {
+      if (rows % rules_.size_ == 0) return;
+      refuse(fmt::format("the first dimension of {}, {}, is not divisible by {} ranks; give {}", tensor_name,
+                         rows, rules_.size_, name));
+    }
+    if (static_cast<int>(sizes.size()) != rules_.size_) {
+      refuse(fmt::format("{} has {} entries for {} ranks", name, sizes.size(), rules_.size_));
+    }
+    for (const auto size : sizes) {
+      if (size < 0) refuse(fmt::format("{} has the negative entry {}", name, size));
+    }
+    const auto sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+    if (sum == rows) return;
+    refuse(fmt::format("{} sums to {} but the first dimension of {} is {}", name, sum, tensor_name, rows));
+  }
+
+  void rank(int rank, const char* name) const {
+    if (rank >= 0 && rank < rules_.size_) return;
+    refuse(fmt::format("{} is {}; this group has ranks 0 to {}", name, rank, rules_.size_ - 1));
+  }
+
+  void message(const char* peer_name) const {
+    const bool from_any = call_.kind == CallKind::recv && call_.peer == kAnyRank;
+    if (!from_any) rank(call_.peer, peer_name);
+    if (call_.peer == rules_.rank_) {
+      refuse(fmt::format("{} is {}, which is this rank itself", peer_name, call_.peer));
+    }
+    if (call_.tag < 0) refuse(fmt::format("tag is {}; it must be 0 or more", call_.tag));
+  }
+
+  void operation(const at::Tensor& tensor) const {
+    const auto dtype = tensor.scalar_type();
+    const bool integral = c10::isIntegralType(dtype, /*includeBool=*/true);
+    if (is_bitwise(call_.op) && !integral) {
+      refuse(fmt::format("{} needs integers or bool, not {}", name_of(call_.op), c10::toString(dtype)));
+    }
+    if (call_.op == ReduceOp::AVG && integral) {
+      refuse(fmt::format("AVG needs floating point or complex, not {}; use SUM and divide",
+                         c10::toString(dtype)));
+    }
+    if (c10::isComplexType(dtype) && call_.op != ReduceOp::SUM && call_.op != ReduceOp::AVG) {
+      refuse(fmt::format("{} of complex numbers is not defined; SUM and AVG are", name_of(call_.op)));
+    }
+  }
+
+  const CallRules& rules_;
+  const Call& call_;
+  at::TensorList in_;
+  at::TensorList out_;
+};
+
+void CallRules::check(const Call& call) const { CallCheck(*this, call).run(); }
+
+}  // namespace lockstep::comm

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <string_view>
+
+#include <c10/core/DeviceType.h>
+
+#include <lockstep/comm/backend.h>
+
+#include "comm/call.h"
+
+namespace lockstep::comm {
+
+// The argument checks of one rank's calls: what its backend carries, in bits, so that a check costs
+// nanoseconds.
+class CallRules {
+ public:
+  // `whoami`: "rank 1 of 2 (group default, shm)", for messages.
+  CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits);
+
+  // Throws ArgumentError that names rank, call, source line and argument.
+  void check(const Call& call) const;
+  [[noreturn]] void refuse(CallKind kind, const std::source_location& where,
+                           std::string_view complaint) const;
+
+ private:
+  friend class CallCheck;
+
+  struct Carried {
+    bool device = false;
+    std::uint64_t dtypes = 0;  // a bit for each ScalarType
+  };
+
+  int rank_;
+  int size_;
+  std::string whoami_;
+  std::string backend_;
+  BackendTraits traits_;
+  std::array<Carried, c10::COMPILE_TIME_MAX_DEVICE_TYPES> carried_;
+};
+
+}  // namespace lockstep::comm

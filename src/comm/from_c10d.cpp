@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/from_c10d.h"
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "comm/operation_futures.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Tensors = FromC10d::Tensors;
+using WorkPtr = FromC10d::WorkPtr;
+
+// c10d's view of an operation; null: a call that is complete.
+class OperationWork : public c10d::Work {
+ public:
+  OperationWork(int rank, c10d::OpType op, OperationPtr operation, Tensors outputs, std::uint64_t number,
+                std::chrono::milliseconds timeout, std::shared_ptr<OperationFutures> futures)
+      : Work(rank, op),
+        operation_(std::move(operation)),
+        outputs_(std::move(outputs)),
+        number_(number),
+        timeout_(timeout),
+        futures_(std::move(futures)) {}
+
+  bool isCompleted() override { return !operation_ || operation_->is_completed(); }
+  bool isSuccess() const override { return !operation_ || operation_->is_completed(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (operation_) operation_->wait(timeout);
+    return true;
+  }
+  int sourceRank() const override { return operation_ ? operation_->source_rank() : -1; }
+  std::uint64_t getSequencenumber() const override { return number_; }
+  Tensors result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const std::lock_guard lock(mutex_);
+    if (!future_) future_ = futures_->future_of(operation_, outputs_, timeout_);
+    return future_;
+  }
+
+ private:
+  OperationPtr operation_;
+  Tensors outputs_;
+  std::uint64_t number_;
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<OperationFutures> futures_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+ReduceOp reduce_op(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::SUM;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::AVG;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::PRODUCT;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::MIN;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::MAX;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::BAND;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::BOR;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::BXOR;
+    default:
+      throw ArgumentError("PREMUL_SUM and custom reductions are not supported");
+  }
+}
+
+std::chrono::milliseconds limit(std::chrono::milliseconds asked) {
+  return asked == c10d::kUnsetTimeout ? kNoTimeout : asked;
+}
+
+// c10d passes lists where a rank has one tensor.
+at::TensorList only(const Tensors& tensors, const char* what) {
+  if (tensors.size() == 1) return tensors;
+  throw ArgumentError(fmt::format("one tensor is needed as {}, not {}", what, tensors.size()));
+}
+
+// The list of the only device; empty where this rank passes none.
+at::TensorList only(const std::vector<Tensors>& lists, const char* what) {
+  if (lists.empty()) return {};
+  if (lists.size() == 1) return lists.front();
+  throw ArgumentError(fmt::format("one list is needed as {}, not {}", what, lists.size()));
+}
+
+}  // namespace
+
+FromC10d::FromC10d(int rank, int size, const std::string& name, BackendTraits traits,
+                   std::chrono::milliseconds timeout)
+    : Backend(rank, size),
+      rules_(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, std::move(traits)),
+      timeout_(timeout),
+      futures_(std::make_shared<OperationFutures>()) {}
+
+WorkPtr FromC10d::run(c10d::OpType op, Call call) {
+  rules_.check(call);
+  const auto number = is_message(call.kind) ? sequence_number_.load() : ++sequence_number_;
+  auto operation = start(call, [](CallStage) {});
+  return c10::make_intrusive<OperationWork>(getRank(), op, std::move(operation), call.outputs.vec(), number,
+                                            limit_of(call), futures_);
+}
+
+WorkPtr FromC10d::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return run(c10d::OpType::ALLREDUCE, {.kind = CallKind::all_reduce,
+                                       .outputs = only(tensors, "input"),
+                                       .op = reduce_op(options.reduceOp),
+                                       .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  return run(c10d::OpType::BROADCAST, {.kind = CallKind::broadcast,
+                                       .outputs = only(tensors, "input"),
+                                       .root = static_cast<int>(options.rootRank),
+                                       .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  return run(c10d::OpType::REDUCE, {.kind = CallKind::reduce,
+                                    .outputs = only(tensors, "input"),
+                                    .op = reduce_op(options.reduceOp),
+                                    .root = static_cast<int>(options.rootRank),
+                                    .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                            const c10d::AllgatherOptions& options) {
+  return run(c10d::OpType::ALLGATHER, {.kind = CallKind::all_gather,
+                                       .inputs = only(inputs, "input"),
+                                       .outputs = only(outputs, "output"),
+                                       .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                  const c10d::AllgatherOptions& options) {
+  return run(c10d::OpType::_ALLGATHER_BASE, {.kind = CallKind::all_gather_into_tensor,
+                                             .inputs = input,
+                                             .outputs = output,
+                                             .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  return run(c10d::OpType::GATHER, {.kind = CallKind::gather,
+                                    .inputs = only(inputs, "input"),
+                                    .outputs = only(outputs, "output"),
+                                    .root = static_cast<int>(options.rootRank),
+                                    .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                          const c10d::ScatterOptions& options) {
+  return run(c10d::OpType::SCATTER, {.kind = CallKind::scatter,
+                                     .inputs = only(inputs, "input"),
+                                     .outputs = only(outputs, "output"),
+                                     .root = static_cast<int>(options.rootRank),
+                                     .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                 const c10d::ReduceScatterOptions& options) {
+  return run(c10d::OpType::REDUCE_SCATTER, {.kind = CallKind::reduce_scatter,
+                                            .inputs = only(inputs, "input"),
+                                            .outputs = only(outputs, "output"),
+                                            .op = reduce_op(options.reduceOp),
+                                            .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                       const c10d::ReduceScatterOptions& options) {
+  return run(c10d::OpType::_REDUCE_SCATTER_BASE, {.kind = CallKind::reduce_scatter_tensor,
+                                                  .inputs = input,
+                                                  .outputs = output,
+                                                  .op = reduce_op(options.reduceOp),
+                                                  .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  return run(c10d::OpType::ALLTOALL, {.kind = CallKind::all_to_all,
+                                      .inputs = inputs,
+                                      .outputs = outputs,
+                                      .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                std::vector<std::int64_t>& output_sizes,
+                                std::vector<std::int64_t>& input_sizes,
+                                const c10d::AllToAllOptions& options) {
+  return run(c10d::OpType::ALLTOALL_BASE, {.kind = CallKind::all_to_all_single,
+                                           .inputs = input,
+                                           .outputs = output,
+                                           .output_splits = output_sizes,
+                                           .input_splits = input_sizes,
+                                           .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::send(Tensors& tensors, int dst, int tag) {
+  return run(c10d::OpType::SEND,
+             {.kind = CallKind::send, .inputs = only(tensors, "input"), .peer = dst, .tag = tag});
+}
+
+WorkPtr FromC10d::recv(Tensors& tensors, int src, int tag) {
+  return run(c10d::OpType::RECV,
+             {.kind = CallKind::recv, .outputs = only(tensors, "output"), .peer = src, .tag = tag});
+}
+
+WorkPtr FromC10d::recvAnysource(Tensors& tensors, int tag) {
+  return run(c10d::OpType::RECVANYSOURCE,
+             {.kind = CallKind::recv, .outputs = only(tensors, "output"), .peer = kAnyRank, .tag = tag});
+}
+
+WorkPtr FromC10d::barrier(const c10d::BarrierOptions& options) {
+  return run(c10d::OpType::BARRIER, {.kind = CallKind::barrier, .timeout = limit(options.timeout)});
+}
+
+void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const Call call{.kind = CallKind::barrier,
+                  .monitored = true,
+                  .wait_all_ranks = wait_all_ranks,
+                  .timeout = limit(options.timeout)};
+  if (const auto operation = start(call, [](CallStage) {})) operation->wait(call.timeout);
+}
+
+}  // namespace lockstep::comm

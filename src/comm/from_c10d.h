@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/call_rules.h"
+
+namespace lockstep::comm {
+
+class OperationFutures;
+
+// Makes a c10d::Backend of a CallBackend, for callers that know c10d only: one Call for each of its virtual
+// functions, checked here, not recorded. See Note [One call path]. A derived class implements start().
+//
+// Its works have futures (`Work::getFuture`). The first future of a backend starts a thread that completes
+// the futures; without one there is no thread.
+class FromC10d : public c10d::Backend, public CallBackend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  FromC10d(int rank, int size, const std::string& name, BackendTraits traits,
+           std::chrono::milliseconds timeout);
+
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) final;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) final;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) final;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) final;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) final;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) final;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) final;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) final;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) final;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) final;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) final;
+  WorkPtr send(Tensors& tensors, int dst, int tag) final;
+  WorkPtr recv(Tensors& tensors, int src, int tag) final;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) final;
+  WorkPtr barrier(const c10d::BarrierOptions& options) final;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) final;
+
+  // Collectives made through c10d are counted from 0 on every rank.
+  void setSequenceNumberForGroup() final {}
+  std::uint64_t getSequenceNumberForGroup() final { return sequence_number_.load(); }
+
+ protected:
+  // The limit of a call: its own, or else the backend's.
+  std::chrono::milliseconds limit_of(const Call& call) const {
+    return call.timeout == kNoTimeout ? timeout_.load() : call.timeout;
+  }
+
+ private:
+  WorkPtr run(c10d::OpType op, Call call);
+
+  CallRules rules_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<std::uint64_t> sequence_number_{0};
+  std::shared_ptr<OperationFutures> futures_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/issue.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "comm/failure.h"
+#include "comm/fingerprint.h"
+#include "comm/pending_call.h"
+#include "graphs/graph_phase.h"
+
+namespace lockstep::comm {
+namespace {
+
+using node::CallDraft;
+
+CallDraft draft_of(const Call& call) {
+  CallDraft draft{.kind = call.kind, .root = call.root, .where = call.where};
+  if (const auto* tensor = main_tensor(call)) {
+    draft.dtype = tensor->scalar_type();
+    draft.shape = tensor->sizes();
+  }
+  if (has_operation(call.kind)) draft.op = call.op;
+  return draft;
+}
+
+// For messages about a call that has no number yet.
+CallRecord record_of(const Call& call) {
+  const auto draft = draft_of(call);
+  return {.kind = call.kind,
+          .dtype = draft.dtype,
+          .shape = draft.shape.vec(),
+          .op = draft.op,
+          .root = call.root,
+          .where = call.where};
+}
+
+// A call that does not end on a device's stream would run while a graph is captured, and never again.
+void refuse_to_be_captured(const GroupState& group, const Call& call) {
+  if (graph_phase() == GraphPhase::none) return;
+  refuse_in_graph(fmt::format("{} over {}", record_of(call).describe(), group.backend_name()),
+                  "make it outside of the step, or use NCCL and tensors on the GPU");
+}
+
+// One call from its number to the backend's answer, in one turn of the flight recorder.
+class Issue {
+ public:
+  // Gives the call its number.
+  Issue(GroupState& group, Call& call)
+      : group_(group), call_(call), draft_(draft_of(call)), turn_(group.log()) {}
+
+  // What is left to wait for; nullptr where the call is complete.
+  OperationPtr start() {
+    auto* const calls = group_.calls(turn_);
+    if (calls == nullptr) {
+      turn_.end();
+      group_.throw_closed(record_of(call_));
+    }
+    call_.number = turn_.begin(draft_);
+    try {
+      if (group_.info().check_calls) compare();
+      return finish(calls->start(call_, [this](CallStage stage) { report(stage); }));
+    } catch (...) {
+      write();
+      keep_record();
+      turn_.resume();
+      turn_.end();
+      fail();
+    }
+  }
+
+  // Valid where there is something to wait for, and for calls that do not block.
+  const CallRecord& record() const { return record_; }
+  bool ends_on_stream() const { return ends_on_stream_; }
+
+ private:
+  // The ranks wait for the call's descriptor, not for its record.
+  void report(CallStage stage) {
+    write();
+    if (stage != CallStage::may_block || kept_) return;
+    // Another call may take the record's place, and another thread may close the group.
+    keep_record();
+    kept_ = group_.keep_calls(turn_);
+    turn_.pause();
+  }
+
+  void write() {
+    if (std::exchange(is_written_, true)) return;
+    turn_.note(call_.number, draft_);
+    if (call_.blocking) turn_.await(call_.number);
+  }
+
+  // A copy costs memory, so a call that is complete at once goes without.
+  void keep_record() {
+    if (record_.number == 0) record_ = turn_.record(call_.number);
+  }
+
+  void compare() {
+    report(CallStage::may_block);
+    compare_calls(*group_.backend(), group_, record_);
+  }
+
+  OperationPtr finish(OperationPtr operation) {
+    turn_.resume();
+    write();
+    if (operation || !call_.blocking) keep_record();
+    if (!operation) turn_.complete(call_.number);
+    turn_.end();
+    if (operation) watch(operation);
+    return operation;
+  }
+
+  void watch(const OperationPtr& operation) {
+    const auto watch = group_.watch();
+    const auto work = watch ? operation->stream_work() : nullptr;
+    ends_on_stream_ = work != nullptr && watch->add(record_, work);
+    if (ends_on_stream_) return;
+    refuse_to_be_captured(group_, call_);
+    if (!operation->is_completed()) group_.remember(operation);
+  }
+
+  [[noreturn]] void fail() {
+    group_.log().set_state(call_.number, CallState::failed);
+    throw_if_refused(group_, record_);
+    rethrow_as_ours(std::current_exception(), group_, record_);
+  }
+
+  GroupState& group_;
+  Call& call_;
+  CallDraft draft_;
+  std::shared_ptr<CallBackend> kept_;
+  node::FlightRecorder::Turn turn_;
+  CallRecord record_;
+  bool is_written_ = false;
+  bool ends_on_stream_ = false;
+};
+
+void check(GroupState& group, const Call& call) {
+  group.rules().check(call);
+  const auto watch = group.watch();
+  if (watch == nullptr || call.kind == CallKind::barrier) {
+    refuse_to_be_captured(group, call);
+  }
+  if (watch != nullptr) watch->throw_if_failed();
+}
+
+}  // namespace
+
+Work start(const std::shared_ptr<GroupState>& group, Call call) {
+  check(*group, call);
+  Issue issue(*group, call);
+  auto operation = issue.start();
+  return Work(
+      std::make_shared<PendingCall>(group, issue.record(), std::move(operation), issue.ends_on_stream()));
+}
+
+int run(const std::shared_ptr<GroupState>& group, Call call) {
+  call.blocking = true;
+  check(*group, call);
+  Issue issue(*group, call);
+  const auto operation = issue.start();
+  if (!operation) return call.peer;
+  PendingCall(group, issue.record(), operation, issue.ends_on_stream()).wait(kNoTimeout);
+  const bool from_any = call.kind == CallKind::recv && call.peer == kAnyRank;
+  return from_any ? operation->source_rank() : call.peer;
+}
+
+}  // namespace lockstep::comm

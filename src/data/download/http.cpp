@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "data/download/download.h"
+
+#ifdef LOCKSTEP_WITH_CURL
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <unistd.h>
+
+#include <curl/curl.h>
+
+namespace lockstep::data {
+namespace {
+
+// A slower transfer counts as stalled.
+constexpr long kMinBytesPerSecond = 1'000;
+constexpr long kStalledSeconds = 20;
+constexpr long kMaxRedirects = 10;
+
+using CurlHandle = std::unique_ptr<CURL, decltype(&::curl_easy_cleanup)>;
+
+CurlHandle make_curl(const std::string& url) {
+  static std::once_flag once;
+  std::call_once(once, [] { ::curl_global_init(CURL_GLOBAL_DEFAULT); });
+  CurlHandle curl(::curl_easy_init(), &::curl_easy_cleanup);
+  if (!curl) throw DataError("libcurl could not be started");
+  ::curl_easy_setopt(curl.get(), CURLOPT_URL, url.c_str());
+  ::curl_easy_setopt(curl.get(), CURLOPT_PROTOCOLS_STR, "http,https,file");
+  ::curl_easy_setopt(curl.get(), CURLOPT_REDIR_PROTOCOLS_STR, "http,https");
+  ::curl_easy_setopt(curl.get(), CURLOPT_FOLLOWLOCATION, 1L);
+  ::curl_easy_setopt(curl.get(), CURLOPT_MAXREDIRS, kMaxRedirects);
+  ::curl_easy_setopt(curl.get(), CURLOPT_FAILONERROR, 1L);
+  ::curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);
+  ::curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_LIMIT, kMinBytesPerSecond);
+  ::curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_TIME, kStalledSeconds);
+  ::curl_easy_setopt(curl.get(), CURLOPT_USERAGENT, "lockstep");
+  // libcurl draws its progress meter on a terminal.
+  ::curl_easy_setopt(curl.get(), CURLOPT_NOPROGRESS, ::isatty(STDERR_FILENO) == 1 ? 0L : 1L);
+  return curl;
+}
+
+}  // namespace
+
+void download_url(const std::string& url, const std::filesystem::path& file, const Deadline& deadline,
+                  std::chrono::milliseconds connect_timeout) {
+  const std::unique_ptr<std::FILE, decltype(&std::fclose)> out(std::fopen(file.c_str(), "wb"), &std::fclose);
+  if (!out) throw DataError(fmt::format("{}: cannot be written: {}", file.string(), errno_text(errno)));
+  const auto curl = make_curl(url);
+  std::array<char, CURL_ERROR_SIZE> detail{};
+  ::curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, out.get());
+  ::curl_easy_setopt(curl.get(), CURLOPT_ERRORBUFFER, detail.data());
+  ::curl_easy_setopt(curl.get(), CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(connect_timeout.count()));
+  // 0 would mean no limit.
+  ::curl_easy_setopt(curl.get(), CURLOPT_TIMEOUT_MS,
+                     std::max(1L, static_cast<long>(deadline.remaining().count())));
+  const CURLcode code = ::curl_easy_perform(curl.get());
+  if (code != CURLE_OK) {
+    throw DataError(
+        fmt::format("{}: {}", url, detail[0] != '\0' ? detail.data() : ::curl_easy_strerror(code)));
+  }
+  if (std::fflush(out.get()) != 0) {
+    throw DataError(fmt::format("{}: cannot be written: {}", file.string(), errno_text(errno)));
+  }
+}
+
+}  // namespace lockstep::data
+#else
+namespace lockstep::data {
+
+void download_url(const std::string& url, const std::filesystem::path&, const Deadline&,
+                  std::chrono::milliseconds) {
+  throw DataError(fmt::format("{}: this build of Lockstep cannot download (LOCKSTEP_WITH_CURL=OFF)", url));
+}
+
+}  // namespace lockstep::data
+#endif

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/autograd_hooks.h"
+
+#include <exception>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "nn/node_pointer.h"
+
+namespace lockstep::ddp {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+class ReadyHook : public torch::autograd::FunctionPostHook {
+ public:
+  ReadyHook(const std::function<void(std::size_t)>& on_ready, std::size_t parameter)
+      : on_ready_(on_ready), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    on_ready_(parameter_);
+    return outputs;
+  }
+
+ private:
+  const std::function<void(std::size_t)>& on_ready_;
+  std::size_t parameter_;
+};
+
+class Sink : public Node {
+ public:
+  explicit Sink(std::function<void()> on_backward) : on_backward_(std::move(on_backward)) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    if (on_backward_) on_backward_();
+    return std::move(gradients);
+  }
+
+ private:
+  std::function<void()> on_backward_;
+};
+
+struct Nesting {
+  int depth = 0;
+  std::vector<std::function<void()>> deferred = {};
+};
+
+Nesting& nesting() {
+  thread_local Nesting here;
+  return here;
+}
+
+}  // namespace
+
+GradientHooks::GradientHooks(const std::vector<TrainedParameter>& parameters,
+                             std::function<void(std::size_t)> on_ready)
+    : on_ready_(std::move(on_ready)) {
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters[index].tensor);
+    const auto key = accumulator->add_post_hook(std::make_unique<ReadyHook>(on_ready_, index));
+    hooks_.emplace_back(std::move(accumulator), key);
+  }
+}
+
+GradientHooks::~GradientHooks() {
+  for (auto& [accumulator, key] : hooks_) accumulator->del_post_hook(key);
+}
+
+std::unordered_set<const Node*> visit_graph(const std::vector<at::Tensor>& outputs,
+                                            const std::function<void(Node*)>& visit) {
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> to_visit;
+  const auto add = [&](Node* node) {
+    if (node != nullptr && seen.insert(node).second) to_visit.push_back(node);
+  };
+  for (const auto& output : outputs) {
+    if (output.requires_grad()) add(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!to_visit.empty()) {
+    Node* const node = to_visit.back();
+    to_visit.pop_back();
+    visit(node);
+    for (const auto& edge : node->next_edges()) add(edge.function.get());
+  }
+  return seen;
+}
+
+std::vector<std::size_t> find_unreachable(const std::vector<at::Tensor>& outputs,
+                                          const GradientHooks& hooks) {
+  const auto reached = visit_graph(outputs, [](Node*) {});
+  std::vector<std::size_t> unreachable;
+  for (std::size_t i = 0; i < hooks.size(); ++i) {
+    if (!reached.contains(hooks.node(i))) unreachable.push_back(i);
+  }
+  return unreachable;
+}
+
+void pass_through_sink(std::vector<at::Tensor>& tensors, std::function<void()> on_backward) {
+  std::vector<at::Tensor> with_history;
+  for (const auto& tensor : tensors) {
+    if (tensor.grad_fn()) with_history.push_back(tensor);
+  }
+  if (with_history.empty()) return;
+  auto sink = nn::make_node<Sink>(std::move(on_backward));
+  sink->set_next_edges(torch::autograd::collect_next_edges(with_history));
+  for (auto& tensor : tensors) {
+    if (!tensor.grad_fn()) continue;
+    auto copy = tensor.detach().clone();
+    torch::autograd::set_history(copy, sink);
+    tensor = std::move(copy);
+  }
+}
+
+NestedBackward::NestedBackward() : exceptions_(std::uncaught_exceptions()) { ++nesting().depth; }
+
+NestedBackward::~NestedBackward() {
+  auto& here = nesting();
+  if (--here.depth > 0) return;
+  const auto deferred = std::exchange(here.deferred, {});
+  if (std::uncaught_exceptions() > exceptions_) return;
+  for (const auto& function : deferred) function();
+}
+
+void in_outer_backward(std::function<void()> function) {
+  auto& here = nesting();
+  if (here.depth == 0) {
+    function();
+  } else {
+    here.deferred.push_back(std::move(function));
+  }
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "ddp/bucket.h"
+
+// The places where DistributedDataParallel meets autograd's graph.
+namespace lockstep::ddp {
+
+// Calls `on_ready(i)` from inside backward, on the computing thread, after the gradient of parameter i has
+// been added to its .grad. Removes its hooks when destroyed.
+class GradientHooks {
+ public:
+  GradientHooks(const std::vector<TrainedParameter>& parameters, std::function<void(std::size_t)> on_ready);
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  std::size_t size() const { return hooks_.size(); }
+  // The graph's node that accumulates the gradient of parameter i.
+  torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
+
+ private:
+  // A shared_ptr or an intrusive_ptr, by LibTorch's version.
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+  std::function<void(std::size_t)> on_ready_;
+  // Tensors hold their accumulators weakly; these keep the hooks alive.
+  std::vector<std::pair<Accumulator, std::uintptr_t>> hooks_;
+};
+
+// Calls `visit` once for each node of the graph behind `outputs`, and returns these nodes.
+std::unordered_set<const torch::autograd::Node*> visit_graph(
+    const std::vector<at::Tensor>& outputs, const std::function<void(torch::autograd::Node*)>& visit);
+
+// The parameters, ascending, whose gradients no backward from these outputs can reach.
+std::vector<std::size_t> find_unreachable(const std::vector<at::Tensor>& outputs, const GradientHooks& hooks);
+
+// Replaces the tensors that have a history by copies behind one common node, so that a backward from any of
+// them visits every parameter behind all of them, with an undefined gradient if the loss does not depend on
+// it. Backward calls `on_backward` when it passes the node. PyTorch: `_DDPSink`.
+void pass_through_sink(std::vector<at::Tensor>& tensors, std::function<void()> on_backward);
+
+// While it lives, this thread runs a backward pass nested in another one.
+class NestedBackward {
+ public:
+  NestedBackward();
+  // Runs the deferred functions if this was the last nested backward and no exception ended it.
+  ~NestedBackward();
+  NestedBackward(const NestedBackward&) = delete;
+  NestedBackward& operator=(const NestedBackward&) = delete;
+
+ private:
+  int exceptions_;
+};
+
+// Calls `function` in the outermost backward pass: at once, or when the nested ones have ended.
+void in_outer_backward(std::function<void()> function);
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/ddp_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/runtime/default_group.h>
+
+#include "ddp/module_sync.h"
+#include "graphs/graph_phase.h"
+
+namespace lockstep::ddp {
+namespace {
+
+constexpr std::size_t kMiB = 1024 * 1024;
+constexpr std::size_t kFirstBucketBytes = kMiB;
+constexpr std::size_t kBucketBytes = 25 * kMiB;
+
+std::size_t to_bytes(double mebibytes, const char* name) {
+  if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
+    throw ArgumentError(
+        fmt::format("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes));
+  }
+  return static_cast<std::size_t>(mebibytes * static_cast<double>(kMiB));
+}
+
+BucketLimits limits_from(const DistributedDataParallelOptions& options) {
+  if (!options.bucket_cap_mb_list.empty()) {
+    if (options.bucket_cap_mb) {
+      throw ArgumentError("DistributedDataParallel: give bucket_cap_mb or bucket_cap_mb_list, not both");
+    }
+    std::vector<std::size_t> limits;
+    for (const double cap : options.bucket_cap_mb_list) limits.push_back(to_bytes(cap, "bucket_cap_mb_list"));
+    return {limits, limits};
+  }
+  // The first backward uses one bucket: the order of gradients is not known yet.
+  const std::vector<std::size_t> all{static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())};
+  if (!options.bucket_cap_mb) return {all, {kFirstBucketBytes, kBucketBytes}};
+  const auto cap = to_bytes(*options.bucket_cap_mb, "bucket_cap_mb");
+  return {all, {cap}};
+}
+
+void check_options(const DistributedDataParallelOptions& options) {
+  if (options.delay_all_reduce_named_params.empty() != options.param_to_hook_all_reduce.empty()) {
+    throw ArgumentError(
+        "DistributedDataParallel: give both or none of delay_all_reduce_named_params and "
+        "param_to_hook_all_reduce");
+  }
+  if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {
+    throw ArgumentError(
+        "DistributedDataParallel: skip_all_reduce_unused_params needs find_unused_parameters or "
+        "static_graph, "
+        "which find the unused ones");
+  }
+}
+
+void check_mixed_precision(const DistributedDataParallelOptions& options) {
+  if (!options.mixed_precision) return;
+  const auto refuse = [](bool set, const char* name) {
+    if (set) {
+      throw ArgumentError(fmt::format("DistributedDataParallel: mixed_precision excludes {}", name));
+    }
+  };
+  refuse(options.static_graph, "static_graph");
+  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
+  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
+  const auto& types = *options.mixed_precision;
+  for (const auto& dtype : {types.param_dtype, types.reduce_dtype, types.buffer_dtype}) {
+    if (!dtype || c10::isFloatingType(*dtype)) continue;
+    throw ArgumentError(fmt::format(
+        "DistributedDataParallel: mixed_precision: {} is not a floating-point type", c10::toString(*dtype)));
+  }
+}
+
+// Divides after summing, as PyTorch does here.
+CommHook reduce_in(std::optional<at::ScalarType> dtype) {
+  return [dtype](GradBucket& bucket) {
+    const auto buffer = dtype ? bucket.buffer().to(*dtype) : bucket.buffer();
+    auto work = bucket.process_group().all_reduce_async(buffer);
+    return BucketWork(std::move(work), buffer).then([ranks = bucket.process_group().size()](at::Tensor sum) {
+      return sum.div_(ranks);
+    });
+  };
+}
+
+std::string text_of(const std::optional<MixedPrecision>& types) {
+  if (!types) return "none";
+  const auto name = [](const auto& dtype) { return dtype ? c10::toString(*dtype) : "-"; };
+  return fmt::format("{}/{}/{}", name(types->param_dtype), name(types->reduce_dtype),
+                     name(types->buffer_dtype));
+}
+
+// The options that ranks must share to make the same calls.
+std::string text_of(const DistributedDataParallelOptions& options) {
+  return fmt::format(
+      "broadcast_buffers={} forward_sync_buffers={} bucket_cap_mb={} bucket_cap_mb_list=[{}] "
+      "find_unused_parameters={} static_graph={} skip_all_reduce_unused_params={} "
+      "delay_all_reduce_named_params=[{}] param_to_hook_all_reduce={} params_and_buffers_to_ignore=[{}] "
+      "mixed_precision={}",
+      options.broadcast_buffers, options.forward_sync_buffers.value_or(options.broadcast_buffers),
+      options.bucket_cap_mb.value_or(0), fmt::join(options.bucket_cap_mb_list, ", "),
+      options.find_unused_parameters, options.static_graph, options.skip_all_reduce_unused_params,
+      fmt::join(options.delay_all_reduce_named_params, ", "), options.param_to_hook_all_reduce,
+      fmt::join(options.params_and_buffers_to_ignore, ", "), text_of(options.mixed_precision));
+}
+
+ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                   const DistributedDataParallelOptions& options) {
+  std::string lines;
+  const auto add = [&](const char* kind, const NamedTensor& item) {
+    lines += describe(kind, item) + (item.tensor.requires_grad() ? "\n" : ", no gradient\n");
+  };
+  for (const auto& item : parameters) add("parameter", item);
+  for (const auto& item : buffers) add("buffer", item);
+  return {.user = "DistributedDataParallel",
+          .lines = lines + "options of DistributedDataParallel\t" + text_of(options) + "\n",
+          .advice = "Build the same module with the same options on every rank"};
+}
+
+std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// While it lives, writing to the tensors does not count as a change in place: a second forward before
+// backward is fine, because backward of a training BatchNorm does not read its buffers. PyTorch:
+// `_unsafe_preserve_version_counter`.
+class PreservedVersions {
+ public:
+  explicit PreservedVersions(const std::vector<NamedTensor>& tensors) : tensors_(tensors) {
+    for (const auto& each : tensors_)
+      versions_.push_back(each.tensor.is_inference() ? 0 : each.tensor._version());
+  }
+  ~PreservedVersions() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].tensor.is_inference()) continue;
+      auto counter = tensors_[i].tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
+      counter.set_version(versions_[i]);
+    }
+  }
+  PreservedVersions(const PreservedVersions&) = delete;
+  PreservedVersions& operator=(const PreservedVersions&) = delete;
+
+ private:
+  const std::vector<NamedTensor>& tensors_;
+  std::vector<std::int64_t> versions_;
+};
+
+std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
+  std::erase_if(tensors,
+                [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
+  return tensors;
+}
+
+// The tensors of these names, in their order.
+std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
+                                  const std::vector<std::string>& names, const char* option) {
+  std::vector<NamedTensor> found;
+  for (const auto& name : names) {
+    const auto at = std::ranges::find(tensors, name, &NamedTensor::name);
+    if (at == tensors.end()) {
+      throw ArgumentError(fmt::format("DistributedDataParallel: {}: the module has no {}", option, name));
+    }
+    found.push_back(*at);
+  }
+  return found;
+}
+
+c10::Device common_device(const std::vector<NamedTensor>& parameters) {
+  const auto device = parameters.front().tensor.device();
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.device().type() == device.type()) continue;
+    throw ArgumentError(
+        fmt::format("DistributedDataParallel: the parameters are on devices of several types: {} "
+                    "is on {}, {} on {}",
+                    parameters.front().name, device.str(), name, tensor.device().str()));
+  }
+  return device;
+}
+
+std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
+  auto parameters = distinct(module.named_parameters());
+  const auto trained =
+      std::ranges::any_of(parameters, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
+  if (trained) return parameters;
+  throw ArgumentError(
+      fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
+                  "is nothing to reduce; use it unwrapped",
+                  module.name()));
+}
+
+}  // namespace
+
+DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
+                   std::source_location where)
+    : group_(options.process_group ? *options.process_group : default_group()),
+      sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
+      skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
+      where_(where),
+      device_(common_device(some_parameters(module))) {
+  check_options(options);
+  check_mixed_precision(options);
+  const auto limits = limits_from(options);
+  const auto& ignored = options.params_and_buffers_to_ignore;
+  const auto all = distinct(module.named_parameters());
+  const auto all_buffers = distinct(module.named_buffers());
+  find_all(joined(all, all_buffers), ignored, "params_and_buffers_to_ignore");
+  parameters_ = without(all, ignored);
+  buffers_ = without(all_buffers, ignored);
+  const auto delayed =
+      find_all(parameters_, options.delay_all_reduce_named_params, "delay_all_reduce_named_params");
+  const auto trained =
+      trained_parameters(module, without(parameters_, options.delay_all_reduce_named_params));
+  if (trained.empty() && delayed.empty()) {
+    throw ArgumentError(
+        "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
+  }
+  if (options.init_sync && group_.size() > 1) {
+    check_same_on_all_ranks(group_, text_of(parameters_, buffers_, options), where_);
+    const bool with_buffers = options.broadcast_buffers || options.forward_sync_buffers.has_value();
+    broadcast_from(group_, 0, with_buffers ? joined(parameters_, buffers_) : parameters_, where_);
+  }
+  if (!delayed.empty()) {
+    const auto trigger = find_all(all, {options.param_to_hook_all_reduce}, "param_to_hook_all_reduce");
+    delayed_ = std::make_unique<DelayedReduction>(delayed, trigger.front().tensor, group_, where_);
+  }
+  if (trained.empty()) return;
+  const auto& mixed = options.mixed_precision;
+  if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
+  reducer_ = std::make_shared<Reducer>(
+      trained, group_,
+      ReducerOptions{
+          .limits = limits,
+          .gradient_as_bucket_view = options.gradient_as_bucket_view,
+          .find_unused_parameters = options.find_unused_parameters,
+          .static_graph = options.static_graph,
+          .skip_all_reduce_unused_params = options.skip_all_reduce_unused_params,
+          .batched_grad_copy = options.batched_grad_copy,
+          .optimizer_in_backward = options.optimizer_in_backward,
+          .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
+          .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
+          .no_recovery = options.optimizer_in_backward ? "optimizer_in_backward"
+                         : delayed.empty()             ? ""
+                                                       : "delay_all_reduce_named_params",
+          .where = where});
+  if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
+}
+
+bool DdpState::will_sync_buffers() const {
+  return sync_buffers_ && buffers_may_differ_ && !buffers_.empty() && group_.size() > 1;
+}
+
+// Collective. Returns the highest rank that is a candidate.
+int DdpState::find_common_rank(bool candidate) const {
+  const auto highest =
+      at::full({1}, candidate ? group_.rank() : -1, at::TensorOptions().dtype(at::kInt).device(device_));
+  group_.all_reduce(highest, ReduceOp::MAX, where_);
+  const int rank = highest.item().toInt();
+  if (rank < 0) {
+    throw Error(fmt::format("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
+                            group_.rank(), group_.size()));
+  }
+  return rank;
+}
+
+void DdpState::sync_buffers(bool in_join, bool has_data) {
+  if (!will_sync_buffers()) return;
+  const PreservedVersions preserved(buffers_);
+  broadcast_from(group_, in_join ? find_common_rank(has_data) : 0, buffers_, where_);
+}
+
+// In a join this shows the ranks without data whether the iteration's backward is reduced.
+bool DdpState::anyone_reduces(bool here) const {
+  const auto flag = at::full({1}, here ? 1.0 : 0.0, at::TensorOptions().dtype(at::kFloat).device(device_));
+  group_.all_reduce(flag, ReduceOp::SUM, where_);
+  return flag.item().toFloat() != 0;
+}
+
+void DdpState::prepare_for_forward(bool sync, bool in_join) {
+  if (!reducer_) return;
+  if (!in_join) reducer_->write_trace_if_complete();
+  if (!reducer_->recover_if_failed() && sync && c10::GradMode::is_enabled()) reducer_->check_last_backward();
+}
+
+void DdpState::check_join() const {
+  const auto refuse = [](bool set, const char* name) {
+    if (set) throw ArgumentError(fmt::format("DistributedDataParallel: join() does not support {}", name));
+  };
+  refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
+  refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");
+}
+
+void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
+  const bool training = c10::GradMode::is_enabled();
+  if (delayed_) refuse_in_graph("DistributedDataParallel with delay_all_reduce_named_params", "leave it out");
+  if (reducer_) {
+    reducer_->enter_graph(in_join.has_value());
+    reducer_->clock().begin_forward();
+    if (training && sync) reducer_->begin_forward();
+    const bool counts = in_join && in_join->notice && !in_join->options.divide_by_initial_world_size;
+    reducer_->set_divisor(counts ? std::function<int()>([notice = *in_join->notice]() mutable {
+      notice.work.wait();
+      return notice.active.item().toInt();
+    })
+                                 : nullptr);
+    if (training || in_join) reducer_->rebuild_buckets_if_due();
+  }
+  sync_buffers(in_join.has_value(), true);
+  if (in_join) anyone_reduces(training && sync);
+  if (precision_ && precision_->lower()) reducer_->renew_hooks();
+}
+
+void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) {
+  const bool training = c10::GradMode::is_enabled();
+  if (precision_ && !training) precision_->raise();
+  buffers_may_differ_ = training && sync;
+  if (delayed_ && training) delayed_->prepare(sync);
+  if (!reducer_) return;
+  reducer_->clock().end_forward();
+  if (buffers_may_differ_) reducer_->expect_backward(outputs);
+}
+
+void DdpState::shadow_iteration() {
+  if (reducer_) reducer_->rebuild_buckets_if_due();
+  sync_buffers(true, false);
+  buffers_may_differ_ = anyone_reduces(false);
+  if (buffers_may_differ_ && reducer_) reducer_->shadow_backward();
+}
+
+void DdpState::finish_join(bool is_last_joiner) {
+  const int source = find_common_rank(is_last_joiner);
+  broadcast_from(group_, source, sync_buffers_ ? joined(parameters_, buffers_) : parameters_, where_);
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <source_location>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/ddp/join.h>
+#include <lockstep/ddp/options.h>
+
+#include "ddp/delayed_reduction.h"
+#include "ddp/precision_switch.h"
+#include "ddp/reducer.h"
+
+namespace lockstep::ddp {
+
+// Keeps one rank's module equal to the others': parameters by equal gradients, buffers by broadcasts.
+class DdpState {
+ public:
+  DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
+           std::source_location where);
+
+  // The surrounding Join and its notice of this iteration.
+  struct Joined {
+    JoinOptions options;
+    std::optional<Joinable::Notice> notice;
+  };
+  // The first call of a forward: recovers from a failed step and reports parameters without a gradient.
+  void prepare_for_forward(bool sync, bool in_join);
+  void before_forward(bool sync, const std::optional<Joined>& joined);
+  void after_forward(bool sync, const std::vector<at::Tensor>& outputs);
+
+  // Throws ArgumentError for options that a join cannot follow.
+  void check_join() const;
+  void shadow_iteration();
+  void finish_join(bool is_last_joiner);
+
+  // Without those of params_and_buffers_to_ignore.
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const ProcessGroup& group() const { return group_; }
+  c10::Device device() const { return device_; }
+  const Reducer& reducer() const { return *reducer_; }
+  Reducer& reducer() { return *reducer_; }
+  // For the graph, which may outlive this object.
+  std::weak_ptr<Reducer> weak_reducer() const { return reducer_; }
+  bool has_reducer() const { return reducer_ != nullptr; }
+
+ private:
+  bool will_sync_buffers() const;
+  void sync_buffers(bool in_join, bool has_data);
+  int find_common_rank(bool candidate) const;
+  bool anyone_reduces(bool here) const;
+
+  ProcessGroup group_;
+  bool sync_buffers_;
+  bool skips_found_unused_;
+  std::source_location where_;
+  c10::Device device_;
+  std::vector<NamedTensor> parameters_;
+  std::vector<NamedTensor> buffers_;
+  // False after a forward that was not for training.
+  bool buffers_may_differ_ = true;
+  std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision
+  std::unique_ptr<DelayedReduction> delayed_;
+  std::shared_ptr<Reducer> reducer_;  // null if all parameters are delayed
+};
+
+}  // namespace lockstep::ddp

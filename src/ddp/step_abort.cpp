@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ddp/step_abort.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/deadline.h"
+#include "comm/group_state.h"
+
+namespace lockstep::ddp {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestDelay{2000};
+
+}  // namespace
+
+StepAbort::StepAbort(ProcessGroup group) : group_(std::move(group)), number_(group_.state().next_scope()) {}
+
+bool StepAbort::is_local() const { return group_.state().node_group() != nullptr; }
+
+StepAbort::Listening::Listening(const StepAbort& abort) : abort_(abort) { set_scope(abort_.scope()); }
+StepAbort::Listening::~Listening() { set_scope(0); }
+
+void StepAbort::Listening::set_scope(std::uint64_t scope) const {
+  const auto host = abort_.group_.state().node_group();
+  if (host) host->own_status().scope.store(scope, std::memory_order_relaxed);
+}
+
+void StepAbort::abort(const std::string& reason, bool is_final) const {
+  if (const auto host = group_.state().node_group()) host->refuse(scope(), reason, is_final);
+}
+
+void StepAbort::throw_if_aborted() const {
+  const auto host = group_.state().node_group();
+  if (host) throw_with(host->refusals());
+}
+
+void StepAbort::throw_with(const std::string& lines) const {
+  if (lines.empty()) return;
+  throw DesyncError(fmt::format("{}: other ranks aborted this backward:{}", group_.state().whoami(), lines));
+}
+
+std::string StepAbort::reasons_of_others() const {
+  const auto host = group_.state().node_group();
+  if (!host) return "";
+  // It has given its reason, or it will not get as far as giving one.
+  const auto is_settled = [&](int rank) {
+    const auto& status = host->board(rank);
+    const bool waits = status.awaited.load(std::memory_order_acquire) > last_call();
+    return host->refuses(rank, scope()) || waits || host->find_dead() >= 0;
+  };
+  std::string text;
+  const Deadline deadline(kLongestDelay);
+  for (int rank = 0; rank < host->size(); ++rank) {
+    if (rank == host->rank()) continue;
+    while (!is_settled(rank) && !deadline.expired())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    text += fmt::format("\n  {}: {}", host->name_of(rank),
+                        host->refuses(rank, scope()) ? host->reason_of(rank) : "none");
+  }
+  return text;
+}
+
+std::vector<std::string> StepAbort::exchange_reasons(const std::string& own) const {
+  auto reasons = group_.all_gather_object(own);
+  if (std::ranges::all_of(reasons, &std::string::empty)) reasons.clear();
+  return reasons;
+}
+
+void StepAbort::throw_if_any(const std::vector<std::string>& reasons) const { throw_with(to_lines(reasons)); }
+
+std::string StepAbort::to_lines(const std::vector<std::string>& reasons) const {
+  std::string text;
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (static_cast<int>(rank) == group_.rank()) continue;
+    text += fmt::format("\n  rank {}: {}", rank, reasons[rank].empty() ? "none" : reasons[rank]);
+  }
+  return text;
+}
+
+std::uint64_t StepAbort::last_call() const { return group_.state().log().last_number(); }
+
+int StepAbort::last_to_issue(std::uint64_t call) const {
+  const auto host = group_.state().node_group();
+  return host ? host->last_to_issue(call) : -1;
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep::ddp {
+
+// How ranks learn that another rank's step of one DistributedDataParallel failed: on one host through the
+// node-local group, at any time; otherwise by exchange_reasons(), which all ranks call at the same place. The
+// functions that need the node-local group do nothing without one.
+class StepAbort {
+ public:
+  // All ranks make theirs in the same order.
+  explicit StepAbort(ProcessGroup group);
+
+  // Whether there is a node-local group.
+  bool is_local() const;
+
+  // While it lives, this rank's waits end when another one aborts the step.
+  class [[nodiscard]] Listening {
+   public:
+    explicit Listening(const StepAbort& abort);
+    ~Listening();
+    Listening(const Listening&) = delete;
+    Listening& operator=(const Listening&) = delete;
+
+   private:
+    void set_scope(std::uint64_t scope) const;
+
+    const StepAbort& abort_;
+  };
+
+  // All ranks have left the step.
+  void end_step() { ++step_; }
+
+  // Ends the other ranks' waits in this step with `reason`. Unless it is final, ranks that abort as well
+  // complete the step's calls.
+  void abort(const std::string& reason, bool is_final) const;
+
+  // While listening: throws DesyncError with the reasons of the other ranks that have aborted this step.
+  void throw_if_aborted() const;
+
+  // After abort(): the other ranks' reasons, a line each. Waits up to two seconds for ranks that have none
+  // yet.
+  std::string reasons_of_others() const;
+
+  // Collective. Returns [rank] = that rank's reason; empty if no rank has one.
+  std::vector<std::string> exchange_reasons(const std::string& own) const;
+  // Throws DesyncError unless `reasons` is empty.
+  void throw_if_any(const std::vector<std::string>& reasons) const;
+  // The other ranks' reasons, a line each.
+  std::string to_lines(const std::vector<std::string>& reasons) const;
+
+  // The number of the last call that this rank issued.
+  std::uint64_t last_call() const;
+  // The rank that was the last to issue the call, or -1.
+  int last_to_issue(std::uint64_t call) const;
+
+ private:
+  void throw_with(const std::string& lines) const;
+  std::uint64_t scope() const { return (number_ << 40U) + step_; }
+
+  ProcessGroup group_;
+  std::uint64_t number_;  // of this DistributedDataParallel in the group
+  std::uint64_t step_ = 0;
+};
+
+}  // namespace lockstep::ddp

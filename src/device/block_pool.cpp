@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "device/block_pool.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <new>
+#include <sys/mman.h>
+
+namespace lockstep {
+namespace {
+
+std::size_t round_up(std::size_t bytes) {
+  return (bytes + BlockPool::kHugePage - 1) / BlockPool::kHugePage * BlockPool::kHugePage;
+}
+
+// Maps `bytes`, a multiple of the huge page size, at an aligned address; nullptr when there is no memory.
+std::byte* map_aligned(std::size_t bytes) {
+  constexpr auto kPage = BlockPool::kHugePage;
+  void* const whole =
+      ::mmap(nullptr, bytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (whole == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(whole);
+  const auto before = (kPage - reinterpret_cast<std::uintptr_t>(begin) % kPage) % kPage;
+  if (before > 0) ::munmap(begin, before);
+  ::munmap(begin + before + bytes, kPage - before);
+  ::madvise(begin + before, bytes, MADV_HUGEPAGE);  // a hint: ordinary pages work too
+  return begin + before;
+}
+
+void unmap(const auto& range) { ::munmap(range.start, range.bytes); }
+
+}  // namespace
+
+BlockPool::~BlockPool() {
+  while (idle_bytes_ > 0) unmap(extract_excess(0));
+}
+
+void* BlockPool::allocate(std::size_t bytes) noexcept {
+  if (bytes > std::numeric_limits<std::size_t>::max() - 2 * kHugePage) return nullptr;
+  bytes = round_up(bytes);
+  std::unique_lock lock(mutex_);
+  auto* start = allocate_idle(bytes);
+  if (start == nullptr) start = allocate_mapped(bytes, lock);
+  if (start == nullptr) return nullptr;
+  try {
+    in_use_.emplace(start, bytes);
+  } catch (const std::bad_alloc&) {
+    ::munmap(start, bytes);
+    return nullptr;
+  }
+  return start;
+}
+
+// Unmaps idle blocks when memory is short.
+std::byte* BlockPool::allocate_mapped(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+  auto* start = map_aligned(bytes);
+  while (start == nullptr && idle_bytes_ > 0) {
+    const auto range = extract_excess(0);
+    lock.unlock();
+    unmap(range);
+    start = map_aligned(bytes);
+    lock.lock();
+  }
+  return start;
+}
+
+// Best fit.
+std::byte* BlockPool::allocate_idle(std::size_t bytes) {
+  auto best = idle_.end();
+  for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+    if (block->second.bytes < bytes) continue;
+    if (best == idle_.end() || block->second.bytes < best->second.bytes) best = block;
+  }
+  if (best == idle_.end()) return nullptr;
+  auto* const start = best->first;
+  const auto [whole, freed_at] = best->second;
+  // Moving the node allocates no memory, which this function must not do.
+  auto node = idle_.extract(best);
+  if (whole > bytes) {
+    node.key() = start + bytes;
+    node.mapped() = {whole - bytes, freed_at};
+    idle_.insert(std::move(node));
+  }
+  idle_bytes_ -= bytes;
+  return start;
+}
+
+bool BlockPool::owns(void* start) const {
+  const std::lock_guard lock(mutex_);
+  return in_use_.contains(start);
+}
+
+void BlockPool::deallocate(void* start) noexcept {
+  std::unique_lock lock(mutex_);
+  const auto found = in_use_.find(start);
+  if (found == in_use_.end()) return;
+  const Range block{static_cast<std::byte*>(start), found->second};
+  in_use_.erase(found);
+  try {
+    insert_idle(block.start, block.bytes);
+  } catch (const std::bad_alloc&) {
+    unmap(block);
+    return;
+  }
+  while (idle_bytes_ > limit_) {
+    const auto range = extract_excess(limit_);
+    lock.unlock();  // munmap is slow
+    unmap(range);
+    lock.lock();
+  }
+}
+
+void BlockPool::insert_idle(std::byte* start, std::size_t bytes) {
+  const auto block = idle_.emplace(start, Idle{bytes, ++ticks_}).first;
+  idle_bytes_ += bytes;
+  const auto next = std::next(block);
+  if (next != idle_.end() && start + bytes == next->first) {
+    block->second.bytes += next->second.bytes;
+    idle_.erase(next);
+  }
+  if (block == idle_.begin()) return;
+  const auto before = std::prev(block);
+  if (before->first + before->second.bytes != start) return;
+  before->second = {before->second.bytes + block->second.bytes, ticks_};
+  idle_.erase(block);
+}
+
+// Takes what exceeds the limit from the end of the block that has been idle longest, as far as that block
+// reaches.
+BlockPool::Range BlockPool::extract_excess(std::size_t limit) {
+  const auto older = [](const auto& a, const auto& b) { return a.second.freed_at < b.second.freed_at; };
+  const auto oldest = std::ranges::min_element(idle_, older);
+  auto& left = oldest->second.bytes;
+  const auto bytes = std::min(round_up(idle_bytes_ - limit), left);
+  left -= bytes;
+  idle_bytes_ -= bytes;
+  const Range range{oldest->first + left, bytes};
+  if (left == 0) idle_.erase(oldest);
+  return range;
+}
+
+std::size_t BlockPool::idle_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return idle_bytes_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace lockstep {
+
+// Caches large blocks of memory from the kernel, in huge pages where the host has them. A request is cut from
+// the smallest idle block that is long enough; idle neighbours are merged. Thread-safe.
+class BlockPool {
+ public:
+  // Alignment of blocks, and the unit of their size.
+  static constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+
+  // Keeps up to `limit` bytes of idle blocks.
+  explicit BlockPool(std::size_t limit) : limit_(limit) {}
+  // Unmaps idle blocks. No block may be in use.
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Uninitialized memory; nullptr when there is none.
+  void* allocate(std::size_t bytes) noexcept;
+  // Does nothing unless `start` is a block in use.
+  void deallocate(void* start) noexcept;
+  // Whether `start` is the start of a block in use.
+  bool owns(void* start) const;
+
+  std::size_t idle_bytes() const;
+
+  // For fork(): the child must not inherit a mutex that another thread holds.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  struct Range {
+    std::byte* start = nullptr;
+    std::size_t bytes = 0;
+  };
+  struct Idle {
+    std::size_t bytes = 0;
+    std::uint64_t freed_at = 0;  // in ticks_
+  };
+
+  std::byte* allocate_idle(std::size_t bytes);
+  std::byte* allocate_mapped(std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  void insert_idle(std::byte* start, std::size_t bytes);
+  Range extract_excess(std::size_t limit);
+
+  std::size_t limit_;
+  mutable std::mutex mutex_;
+  std::map<std::byte*, Idle> idle_;
+  std::size_t idle_bytes_ = 0;
+  std::uint64_t ticks_ = 0;
+  std::unordered_map<void*, std::size_t> in_use_;
+};
+
+}  // namespace lockstep

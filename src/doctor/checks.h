@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <lockstep/base/env.h>
+
+#include "doctor/facts.h"
+#include "doctor/finding.h"
+
+namespace lockstep::doctor {
+
+// Each evaluates one fact for training. They use only their arguments.
+
+Finding check_libtorch(const LibTorch& libtorch);
+// Whether LibTorch can use the visible GPUs.
+Finding check_cuda(const LibTorch& libtorch, const machine::Gpus& gpus);
+// One for each backend of the build.
+Findings check_backends(const LibTorch& libtorch);
+
+Finding check_loopback(const Ports& ports);
+Finding check_own_address(const Ports& ports);
+// Empty without --port.
+Findings check_port(const Ports& ports);
+Finding check_interfaces(const Network& network);
+Finding check_host_name(const Network& network);
+// GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if set.
+Findings check_interface_variables(const Network& network, const Env& env);
+
+Finding check_cores(const machine::Processor& processor);
+Finding check_memory(const machine::Memory& memory);
+// For the backend shm.
+Finding check_memfd(const SharedMemoryFacts& facts);
+// For NCCL.
+Finding check_dev_shm(const SharedMemoryFacts& facts, bool has_gpus);
+Finding check_clock(const Clock& clock);
+Finding check_open_files(const Limits& limits);
+Finding check_processes(const Limits& limits);
+Finding check_locked_memory(const Limits& limits);
+Finding check_core_files(const Limits& limits);
+
+// Whether the driver and nvidia-smi work and report the same GPUs.
+Finding check_gpu_driver(const GpuDriver& driver, const machine::Gpus& gpus);
+// One for each visible GPU.
+Findings check_gpus(const machine::Gpus& gpus);
+
+// Variables that cause problems, if set; else one finding that is ok.
+Findings check_environment(const Env& env, const Ports& ports, const machine::Processor& processor);
+
+// All checks, in display order.
+Findings check_all(const Facts& facts, const Env& env);
+
+}  // namespace lockstep::doctor

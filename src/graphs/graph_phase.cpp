@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "graphs/graph_phase.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <string_view>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "graphs/graph_context.h"
+
+namespace lockstep {
+namespace {
+
+using graphs::graph_context;
+using graphs::GraphContext;
+
+constexpr std::chrono::minutes kCaptureTimeout{10};
+constexpr std::string_view kKindName = "LOCKSTEP_GRAPH";
+
+// Our own kind. Before LibTorch 2.13 kinds were an enum with unused values.
+template <typename Kind>
+constexpr Kind debug_info_kind() {
+  if constexpr (std::is_enum_v<Kind>) {
+    return static_cast<Kind>(213);
+  } else {
+    return Kind(&kKindName);
+  }
+}
+
+// A capture synchronizes the device before it starts, which would break another thread's capture.
+std::unique_lock<std::timed_mutex> lock_capture() {
+  static std::timed_mutex mutex;
+  std::unique_lock lock(mutex, kCaptureTimeout);
+  if (lock) return lock;
+  throw Error(fmt::format(
+      "GraphedStep: another thread of this process has been capturing a step for {} minutes; captures of "
+      "several threads run one at a time",
+      kCaptureTimeout.count()));
+}
+
+}  // namespace
+
+namespace graphs {
+
+GraphContext* graph_context() noexcept {
+  auto* info = c10::ThreadLocalDebugInfo::get(debug_info_kind<c10::DebugInfoKind>());
+  return info == nullptr ? nullptr : dynamic_cast<GraphContext*>(info);
+}
+
+}  // namespace graphs
+
+std::shared_ptr<RevocableGraph> graph_under_capture() {
+  auto* context = graph_context();
+  return context == nullptr ? nullptr : context->graph;
+}
+
+GraphPhase graph_phase() noexcept {
+  const auto* context = graph_context();
+  return context == nullptr ? GraphPhase::none : context->phase.load(std::memory_order_acquire);
+}
+
+void refuse_in_graph(std::string_view what, std::string_view remedy) {
+  if (graph_phase() == GraphPhase::none) return;
+  throw Error(fmt::format("GraphedStep: {} cannot be captured in a graph: {}", what, remedy));
+}
+
+void add_replay_action(const void* owner, std::function<void()> action) {
+  auto* context = graph_context();
+  if (context == nullptr) return;
+  auto& actions = context->replay_actions;
+  const std::lock_guard lock(context->mutex);
+  if (std::ranges::any_of(actions, [&](const auto& other) { return other.first == owner; })) return;
+  actions.emplace_back(owner, std::move(action));
+}
+
+std::vector<std::function<void()>> take_replay_actions() {
+  std::vector<std::function<void()>> taken;
+  auto* context = graph_context();
+  if (context == nullptr) return taken;
+  const std::lock_guard lock(context->mutex);
+  for (auto& [owner, action] : context->replay_actions) taken.push_back(std::move(action));
+  context->replay_actions.clear();
+  return taken;
+}
+
+class GraphPhaseScope::Impl {
+ public:
+  explicit Impl(GraphPhase phase)
+      : context_(std::make_shared<GraphContext>(phase)),
+        capture_lock_(phase == GraphPhase::capture ? lock_capture() : std::unique_lock<std::timed_mutex>()),
+        guard_(debug_info_kind<c10::DebugInfoKind>(), context_) {}
+  ~Impl() { context_->phase.store(GraphPhase::none, std::memory_order_release); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+ private:
+  std::shared_ptr<GraphContext> context_;
+  std::unique_lock<std::timed_mutex> capture_lock_;
+  c10::DebugInfoGuard guard_;
+};
+
+GraphPhaseScope::GraphPhaseScope(GraphPhase phase) {
+  if (graph_phase() != GraphPhase::none) {
+    throw Error(
+        "GraphedStep: a step calls another GraphedStep; call the inner step directly: it is captured with "
+        "the outer one");
+  }
+  impl_ = std::make_unique<Impl>(phase);
+}
+
+GraphPhaseScope::~GraphPhaseScope() = default;
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/core/Device.h>
+
+namespace lockstep::graphs {
+
+// The operators of one run of a step with their non-tensor arguments, which a graph would freeze. Two runs
+// with different traces cannot share a graph.
+class OperatorTrace {
+ public:
+  // Tensors on other devices are errors.
+  explicit OperatorTrace(c10::Device device) : device_(device) {}
+
+  void add(const at::RecordFunction& function);
+
+  // Why this run cannot be captured, e.g. "aten::item synchronizes with the device"; empty if it can.
+  const std::string& error() const { return error_; }
+  std::size_t size() const { return calls_.size(); }
+  // Describes the first difference between this run and a later one; empty when they are equal.
+  std::string difference(const OperatorTrace& later) const;
+
+ private:
+  std::string arguments_of(const at::RecordFunction& function);
+  void add_argument(std::string& text, const c10::IValue& value, const char* name);
+  void add_tensor(std::string& text, const at::Tensor& tensor, const char* name);
+  void set_error(std::string text);
+
+  c10::Device device_;
+  std::mutex mutex_;  // backward runs in autograd's threads
+  std::vector<std::string> calls_;
+  std::string error_;
+};
+
+// During its lifetime, adds the operators of this thread and of its backward passes to `trace`. Requires a
+// GraphPhaseScope; one per scope.
+class Tracing {
+ public:
+  explicit Tracing(OperatorTrace& trace);
+  ~Tracing();
+  Tracing(const Tracing&) = delete;
+  Tracing& operator=(const Tracing&) = delete;
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+}  // namespace lockstep::graphs

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <lockstep/graphs/graphed_step.h>
+
+namespace lockstep {
+
+// A graph that another thread can destroy: an NCCL communicator can neither close nor abort while a graph
+// contains its calls. Thread-safe.
+class RevocableGraph {
+ public:
+  // Called once, after the capture. Destroys `graph` when this object was revoked meanwhile.
+  void set(std::unique_ptr<DeviceGraph> graph) {
+    const std::lock_guard lock(mutex_);
+    if (!reason_) graph_ = std::move(graph);
+  }
+  // Queues the graph on the current stream. Throws the reason of revoke().
+  void replay() {
+    const std::lock_guard lock(mutex_);
+    if (reason_) std::rethrow_exception(reason_);
+    graph_->replay();
+  }
+  // Destroys the graph, which waits for its last replay. The first reason stays.
+  void revoke(std::exception_ptr reason) {
+    const std::lock_guard lock(mutex_);
+    if (!reason_) reason_ = std::move(reason);
+    graph_.reset();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<DeviceGraph> graph_;
+  std::exception_ptr reason_;
+};
+
+// The graph that the calling thread captures; null when it captures none.
+std::shared_ptr<RevocableGraph> graph_under_capture();
+
+}  // namespace lockstep

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "launch/environment.h"
+#include "launch/failure_report.h"
+
+namespace lockstep::launch {
+
+// A launcher's description of its node when it joins a run.
+struct NodeInfo {
+  std::optional<int> node_rank{};
+  int ranks = 1;
+  std::string role = "default";
+  std::string host{};
+  bool is_host = false;  // the coordinator runs in its launcher
+};
+
+// Messages from a node. `attempt` is that of the Start to which the message refers.
+
+// The port for rank 0 of the next attempt, reserved on this node, and this node's address.
+struct Reserved {
+  std::string address{};
+  std::uint16_t port = 0;
+};
+// A rank failed; this node stops its other ranks.
+struct Failed {
+  int attempt = 0;
+  bool consequence = false;  // the rank reported that another rank was gone
+  FailureReport report{};
+};
+// After a Stop: no process of this node's ranks is left.
+struct Stopped {
+  int attempt = 0;
+};
+// All ranks of this node succeeded.
+struct Finished {
+  int attempt = 0;
+};
+// This launcher ends.
+struct Leaving {
+  std::string reason{};
+};
+using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
+
+// Messages to a node.
+
+// The node has joined; further messages follow.
+struct Welcome {};
+// Reserve a port for rank 0 and answer with Reserved.
+struct Reserve {};
+struct Start {
+  NodeAssignment assignment{};
+};
+// Stop the ranks and answer with Stopped. `notice` is for the user.
+struct Stop {
+  int attempt = 0;
+  std::string notice{};
+};
+// The run has succeeded, or failed with this failure.
+struct End {
+  std::optional<FailureReport> failure{};
+};
+// The node cannot take part.
+struct Refused {
+  std::string reason{};
+};
+using ToNode = std::variant<Welcome, Reserve, Start, Stop, End, Refused>;
+
+struct CoordinatorOptions {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  bool numbered = false;      // nodes have a node_rank
+  std::string master_addr{};  // address of the first node; empty: the one that it reports
+  int max_restarts = 0;
+  std::chrono::milliseconds join_timeout{600'000};
+  std::chrono::milliseconds last_call_timeout{30'000};
+};
+
+// Note: coordination of the nodes of a run
+//
+// The Coordinator decides which nodes take part, when ranks start, stop and restart, and which failure was
+// first. It is a state machine: events go in, messages come out. It does not wait, send or read a clock, and
+// is not thread-safe.
+//
+//   gathering  waits for min_nodes, then last_call_timeout for more, up to max_nodes
+//   reserving  the first member reserves a port
+//   running    all members run their ranks
+//   stopping   all members stop their ranks
+//   ended      all nodes have got End
+//
+//   gathering -> reserving -> running -> stopping -> gathering | ended
+//
+// When a rank fails or a node is lost, all members stop. When no process is left, they restart with a new
+// port, at most max_restarts times. A node that joins later causes a restart if there is room for it and no
+// member has finished; this does not count towards max_restarts. Otherwise it waits. The run succeeds when
+// all members of an attempt have finished.
+//
+// Invariant: ranks of an attempt start only when no process of the attempt before is left on any node.
+// PyTorch: torch.distributed.elastic.agent with the c10d and static rendezvous.
+class Coordinator {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Node = int;  // unique in the run
+  struct Message {
+    Node to = 0;
+    ToNode what{};
+  };
+
+  Coordinator(const CoordinatorOptions& options, Clock::time_point now);
+
+  void join(Node node, const NodeInfo& info, Clock::time_point now);
+  void handle(Node node, const FromNode& message, Clock::time_point now);
+  // The node is gone. `why`: as in "its connection closed". Ignored after End.
+  void lose(Node node, const std::string& why, Clock::time_point now);
+  void tick(Clock::time_point now);
+
+  // The latest time for the next tick().
+  std::optional<Clock::time_point> next_tick() const { return next_tick_; }
+  bool ended() const { return state_ == State::ended; }
+  // Messages to send, in order.
+  std::vector<Message> take_messages();
+
+ private:
+  enum class State { gathering, reserving, running, stopping, ended };
+  enum class NodeState { waiting, running, finished, stopped };
+  struct Member {
+    NodeInfo info{};
+    NodeState state = NodeState::waiting;
+    int assignment = -1;  // in this attempt
+  };
+
+  void leave(Node node, const std::string& why);
+  void on(Node node, const Reserved& reserved);
+  void on(Node node, const Failed& failed);
+  void on(Node node, const Stopped& stopped);
+  void on(Node node, const Finished& finished);
+
+  std::string reason_to_refuse(const NodeInfo& info) const;
+  void gather(Clock::time_point now);
+  bool has_room() const;
+  void lose_silent_members();
+  void begin_attempt();
+  void choose_members();
+  NodeAssignment assignment_of(std::size_t index, const Reserved& reserved) const;
+  void fail(const FailureReport& report, const std::string& notice);
+  void end_pause();
+  void stop_members(const std::string& notice);
+  void continue_when_all_stopped();
+  bool all_are(NodeState state) const;
+  void end(std::optional<FailureReport> failure);
+  void send(Node to, ToNode message);
+  bool is_member(Node node) const;
+  std::string missing_nodes() const;
+
+  CoordinatorOptions options_;
+  State state_ = State::gathering;
+  std::map<Node, Member> nodes_;
+  std::vector<Node> members_;  // of this attempt, in the order of their node ranks
+  int attempt_ = -1;
+  int restarts_ = 0;
+  bool skip_last_call_ = false;           // after a failed attempt: do not wait for more than min_nodes
+  std::optional<FailureReport> failure_;  // ends the run when all have stopped
+  std::optional<FailureReport> suspect_;  // may be a consequence of a failure that another node will report
+  bool new_node_joined_ = false;          // while others run, and there is room for it
+  Clock::time_point deadline_;            // of gathering or stopping
+  std::optional<Clock::time_point> last_call_;
+  std::optional<Clock::time_point> next_tick_;
+  Clock::time_point now_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace lockstep::launch

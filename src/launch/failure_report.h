@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace lockstep::launch {
+
+// How one rank ended.
+struct RankExit {
+  int rank = 0;
+  int local_rank = 0;
+  int pid = 0;
+  int code = 0;    // its exit code; meaningless when `signal` is not 0
+  int signal = 0;  // the signal that killed it, or 0
+  bool core_dumped = false;
+
+  bool failed() const { return code != 0 || signal != 0; }
+};
+
+// As in "SIGSEGV".
+std::string signal_name(int signal);
+
+// As in "exited with code 7" and "was killed by SIGSEGV (core dumped)".
+std::string describe(const RankExit& exit);
+
+// As in a shell: the exit code, or 128 + the signal.
+int exit_code(const RankExit& exit);
+
+// The last lines of a stream, in bounded memory.
+class Tail {
+ public:
+  static constexpr std::size_t kLines = 20;
+  static constexpr std::size_t kLineBytes = 1000;
+
+  void add(std::string_view line);
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::deque<std::string> lines_;
+};
+
+// Why a run, or one attempt of it, failed.
+struct FailureReport {
+  // The rank that failed first; meaningless when `reason` is not empty.
+  RankExit first{};
+  // If no rank failed: a lost node, or too few nodes.
+  std::string reason{};
+  std::string host{};
+  int restarts = 0;        // number of restarts before
+  double time = 0;         // of the failure, in seconds since 1970
+  std::string message{};   // the exception that the rank has recorded (TORCHELASTIC_ERROR_FILE), or empty
+  std::string log_file{};  // with the rank's stderr, or empty
+  std::deque<std::string> stderr_tail{};
+  bool lost_peer = false;         // the rank reported that it failed because another rank was gone
+  std::vector<RankExit> later{};  // ranks of this node that failed afterwards
+  std::vector<int> stopped{};     // ranks of this node that the launcher stopped, sorted
+};
+
+// The exit code of the launcher.
+int exit_code(const FailureReport& report);
+
+// "rank 3 exited with code 1", or the reason if no rank failed.
+std::string headline(const FailureReport& report);
+
+// Whether these last lines of a rank report that another rank was gone.
+bool reports_lost_peer(const std::deque<std::string>& stderr_tail);
+
+// The final report of the launcher, one string per line. The last line names the rank that failed first.
+std::vector<std::string> report_lines(const FailureReport& report);
+
+// The content of --error-file: torchrun's error.json ({"message": {"message", "errorCode", "extraInfo"}}) and
+// the report under "lockstep".
+std::string report_json(const FailureReport& report);
+
+// The failures of this node's ranks in one attempt, and which one was first.
+class FailureTracker {
+ public:
+  // A rank failed before the stop. The first failure is the cause, unless that rank lost a peer and a later
+  // one did not.
+  void add(FailureReport report);
+  // A rank failed while it was being stopped.
+  void add_later(const RankExit& exit) { later_.push_back(exit); }
+  // The stop signal ended a rank.
+  void add_stopped(int rank) { stopped_.push_back(rank); }
+
+  bool any() const { return first_.has_value(); }
+  // REQUIRES any().
+  const FailureReport& first() const { return *first_; }
+  // Whether the first failure may be a consequence of one that is not known yet.
+  bool may_be_consequence() const { return first_ && first_->lost_peer; }
+  // The report with the failures of this node: `final_report` of all nodes, else first(); nullopt if nothing
+  // failed.
+  std::optional<FailureReport> summary(const std::optional<FailureReport>& final_report) const;
+
+ private:
+  std::optional<FailureReport> first_;
+  std::vector<RankExit> later_;
+  std::vector<int> stopped_;
+};
+
+nlohmann::json to_json(const FailureReport& report);
+
+// Reverses to_json(). Throws nlohmann::json::exception.
+FailureReport failure_report_from(const nlohmann::json& json);
+
+}  // namespace lockstep::launch

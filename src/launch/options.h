@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "machine/topology.h"
+
+namespace lockstep::launch {
+
+// Output streams of a rank. PyTorch: torch.distributed.elastic.multiprocessing.Std.
+enum class Streams { none = 0, out = 1, err = 2, all = 3 };
+
+// Streams of every rank of this node, or of single local ranks.
+struct StreamChoice {
+  Streams every_rank = Streams::none;
+  std::map<int, Streams> of_rank{};  // by local rank; other ranks have `every_rank`
+
+  bool has_out(int local_rank) const;
+  bool has_err(int local_rank) const;
+  bool any() const;
+};
+
+// "0" (none), "1" (stdout), "2" (stderr), "3" (both), or by local rank, as in "0:3,1:2". Throws ArgumentError
+// naming `option` for anything else. PyTorch: Std.from_str.
+StreamChoice parse_streams(const std::string& text, const std::string& option);
+
+// The address of the coordinator.
+struct Endpoint {
+  std::string host{};
+  std::uint16_t port = 0;
+};
+
+// A run on several nodes, with one launcher per node.
+struct NodesOptions {
+  int min_nodes = 1;  // needed to start and to restart
+  int max_nodes = 1;  // further launchers wait until a node is lost
+  // This node's number, 0 .. max_nodes-1, in a static rendezvous (min_nodes equals max_nodes then). Without
+  // it nodes are numbered in the order in which they join (torchrun's c10d).
+  std::optional<int> node_rank{};
+  // One launcher listens there: with node_rank that of node 0, else the first one on that host.
+  Endpoint endpoint{};
+  // Whether this launcher listens there; default: as above. torchrun: is_host.
+  std::optional<bool> is_host{};
+  // Limit for min_nodes to join, also after a node was lost.
+  std::chrono::milliseconds join_timeout{600'000};
+  // Limit for more than min_nodes to join.
+  std::chrono::milliseconds last_call_timeout{30'000};
+  // A node that is silent for so long is lost: its power or network failed. The end of a launcher is detected
+  // immediately.
+  std::chrono::milliseconds silence_limit{15'000};
+};
+
+// Destinations of the ranks' output. Names and meanings are torchrun's.
+struct OutputOptions {
+  // A folder in which this run creates its own, with a file for each stream in `redirects` or `tee`:
+  // <folder>/<run id>_XXXXXX/attempt_<restarts>/<local rank>/stdout.log, stderr.log, error.json. Empty: a
+  // temporary folder, if needed.
+  std::string log_dir{};
+  StreamChoice redirects{};  // streams that go to files only
+  StreamChoice tee{};        // streams that go to files and to this process
+  std::set<int> shown{};     // local ranks whose output is shown; empty: all
+  // Lines with one of these texts also go to attempt_<restarts>/filtered_stdout.log (filtered_stderr.log).
+  std::vector<std::string> duplicate_stdout_filters{};
+  std::vector<std::string> duplicate_stderr_filters{};
+  // Whether stdout lines begin with the rank; stderr lines always do.
+  bool mark_lines = true;
+  // Replaces the prefix of lines; may contain ${role_name}, ${rank}, ${local_rank} and ${host}.
+  std::optional<std::string> prefix_template{};
+  // Gets the first failure as JSON when the run fails.
+  std::string error_file{};
+};
+
+// The program to start, and where. Names and defaults are torchrun's where torchrun has them.
+struct LaunchOptions {
+  std::vector<std::string> command = {};  // the program, then its arguments; ${local_rank} is replaced
+  int program_words = 1;   // number of words before the arguments: more than 1 with an interpreter
+  int nproc_per_node = 1;  // ranks on this node
+  std::optional<NodesOptions> nodes{};    // none: this node only
+  std::string master_addr = "127.0.0.1";  // address of node 0; detected with several nodes without node_rank
+  // The port for rank 0 on one node; none: a free one. With several nodes always a free one.
+  std::optional<std::uint16_t> master_port{};
+  std::string local_addr{};         // this node's address for the other nodes; empty: detected
+  std::string run_id = "none";      // TORCHELASTIC_RUN_ID
+  std::string role = "default";     // ROLE_NAME
+  int max_restarts = 0;             // number of restarts after failures
+  bool virtual_local_rank = false;  // LOCAL_RANK is 0 everywhere; each rank sees one GPU, as CUDA device 0
+  bool pass_local_rank = false;     // the program's first argument is --local-rank=K in local rank K
+  // Signals that end the run and are forwarded to the ranks.
+  std::set<int> stop_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+  machine::Binding bind = machine::Binding::none;  // how ranks are bound to cores
+  std::string memory_allocator = "default";        // see allocator_environment()
+  OutputOptions output{};
+  // From the stop signal to SIGKILL. torchrun: shutdown_timeout.
+  std::chrono::milliseconds grace_period{5000};
+};
+
+// Throws ArgumentError when a field is out of range or two fields contradict each other.
+void validate(const LaunchOptions& options);
+
+}  // namespace lockstep::launch

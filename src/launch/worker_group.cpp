@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launch/worker_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/host.h"
+#include "launch/environment.h"
+#include "launch/rank_process.h"
+
+namespace lockstep::launch {
+namespace {
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
+                         const NodeAssignment& assignment, LogFolder& folder, LogMultiplexer& logs)
+    : options_(options), assignment_(assignment), logs_(logs) {
+  if (folder.wanted()) folder_ = folder.begin_attempt(assignment.restarts);
+  set_filters();
+  const RankCores cores(options);
+  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
+    if (folder.wanted()) {
+      const auto record = file_of(local_rank, "error.json");
+      std::filesystem::create_directories(record.parent_path());
+      records_.emplace(local_rank, ErrorRecord(record));
+    } else {
+      records_.emplace(local_rank, ErrorRecord());
+    }
+    auto environment = rank_environment(options, assignment, local_rank, cores.threads(local_rank), Env());
+    environment["TORCHELASTIC_ERROR_FILE"] = records_.at(local_rank).path();
+    RankProcess process = start_rank({.file = file,
+                                      .arguments = rank_arguments(options, local_rank),
+                                      .environment = std::move(environment),
+                                      .cpus = cores.cpus(local_rank)});
+    alive_.emplace(process.pid, local_rank);
+    logs_.add_rank(assignment_.first_rank + local_rank, stream_of(local_rank, true, std::move(process.out)),
+                   stream_of(local_rank, false, std::move(process.err)));
+  }
+}
+
+std::filesystem::path WorkerGroup::file_of(int local_rank, const char* name) const {
+  return folder_ / std::to_string(local_rank) / name;
+}
+
+void WorkerGroup::set_filters() {
+  const auto& output = options_.output;
+  FilteredLog out{.texts = output.duplicate_stdout_filters};
+  FilteredLog err{.texts = output.duplicate_stderr_filters};
+  if (!out.texts.empty()) out.file = open_log(folder_ / "filtered_stdout.log");
+  if (!err.texts.empty()) err.file = open_log(folder_ / "filtered_stderr.log");
+  logs_.set_filters(std::move(out), std::move(err));
+}
+
+RankStream WorkerGroup::stream_of(int local_rank, bool is_out, UniqueFd pipe) const {
+  const auto& output = options_.output;
+  const auto chosen = [&](const StreamChoice& choice) {
+    return is_out ? choice.has_out(local_rank) : choice.has_err(local_rank);
+  };
+  RankStream stream{.pipe = std::move(pipe)};
+  if (chosen(output.redirects) || chosen(output.tee)) {
+    stream.copy = open_log(file_of(local_rank, is_out ? "stdout.log" : "stderr.log"));
+  }
+  const bool shown = output.shown.empty() || output.shown.contains(local_rank);
+  stream.passed_on = shown && (chosen(output.tee) || !chosen(output.redirects));
+  if (!is_out || output.mark_lines) {
+    stream.prefix = rank_prefix(prefix_of(local_rank), assignment_.first_rank + local_rank,
+                                is_out ? STDOUT_FILENO : STDERR_FILENO);
+  }
+  return stream;
+}
+
+std::string WorkerGroup::prefix_of(int local_rank) const {
+  const int rank = assignment_.first_rank + local_rank;
+  if (options_.output.prefix_template) {
+    return substitute_variables(*options_.output.prefix_template, {{"role_name", options_.role},
+                                                                   {"rank", std::to_string(rank)},
+                                                                   {"local_rank", std::to_string(local_rank)},
+                                                                   {"host", host_name()}});
+  }
+  return options_.nodes ? fmt::format("[{} rank {}]", host_name(), rank) : fmt::format("[rank {}]", rank);
+}
+
+std::vector<int> WorkerGroup::alive_ranks() const {
+  std::vector<int> ranks;
+  ranks.reserve(alive_.size());
+  for (const auto& [pid, local_rank] : alive_) ranks.push_back(assignment_.first_rank + local_rank);
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+std::optional<RankExit> WorkerGroup::take_exit(const RankExit& child) {
+  const auto rank = alive_.extract(child.pid);
+  if (rank.empty()) return std::nullopt;
+  auto exit = child;
+  exit.local_rank = rank.mapped();
+  exit.rank = assignment_.first_rank + exit.local_rank;
+  return exit;
+}
+
+void WorkerGroup::signal_ranks(int signal) const {
+  for (const auto& [pid, rank] : alive_) {
+    ::kill(-pid, signal);
+    ::kill(-pid, SIGCONT);  // otherwise a stopped process does not end
+  }
+}
+
+FailureReport WorkerGroup::report(const RankExit& first) const {
+  const auto& tail = logs_.stderr_tail(first.rank).lines();
+  FailureReport report{.first = first,
+                       .host = host_name(),
+                       .restarts = assignment_.restarts,
+                       .time = seconds_since_1970(),
+                       .message = records_.at(first.local_rank).message(),
+                       .stderr_tail = tail,
+                       .lost_peer = reports_lost_peer(tail)};
+  const auto log = file_of(first.local_rank, "stderr.log");
+  if (!folder_.empty() && std::filesystem::exists(log)) report.log_file = log.string();
+  return report;
+}
+
+RankCores::RankCores(const LaunchOptions& options)
+    : cpus_(machine::assign_cores(machine::read_cores(), options.nproc_per_node, options.bind)),
+      share_(std::max(1, usable_cores() / options.nproc_per_node)) {}
+
+// A cgroup quota may allow less than the CPUs to which the rank is bound.
+int RankCores::threads(int local_rank) const {
+  const int bound = static_cast<int>(cpus(local_rank).size());
+  return bound == 0 ? share_ : std::min(bound, share_ + 1);
+}
+
+}  // namespace lockstep::launch

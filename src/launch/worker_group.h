@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <sys/types.h>
+#include <vector>
+
+#include "launch/environment.h"
+#include "launch/failure_report.h"
+#include "launch/log_files.h"
+#include "launch/log_multiplexer.h"
+#include "launch/options.h"
+
+namespace lockstep::launch {
+
+// This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
+class WorkerGroup {
+ public:
+  // Starts the ranks. `file`: the program, with a slash in its name. Throws ProgramError or LaunchError when
+  // one cannot be started; ranks started before keep running as children of this process.
+  WorkerGroup(const LaunchOptions& options, const std::string& file, const NodeAssignment& assignment,
+              LogFolder& folder, LogMultiplexer& logs);
+
+  const NodeAssignment& assignment() const { return assignment_; }
+  // pid -> local rank, without those returned by take_exit().
+  const std::map<pid_t, int>& alive() const { return alive_; }
+  // Ranks, sorted.
+  std::vector<int> alive_ranks() const;
+  // The exit of the rank that `child` was, and removes it from alive(); nullopt if `child` was not a rank.
+  std::optional<RankExit> take_exit(const RankExit& child);
+  // To every living rank's process group.
+  void signal_ranks(int signal) const;
+  // With the rank's last stderr lines and recorded exception.
+  FailureReport report(const RankExit& first) const;
+
+ private:
+  void start(int local_rank, const std::string& file, const std::vector<int>& cpus);
+  RankStream stream_of(int local_rank, bool is_out, UniqueFd pipe) const;
+  std::string prefix_of(int local_rank) const;
+  std::filesystem::path file_of(int local_rank, const char* name) const;
+  void set_filters();
+
+  const LaunchOptions& options_;
+  NodeAssignment assignment_;
+  LogMultiplexer& logs_;
+  std::filesystem::path folder_;        // empty: no files
+  std::map<int, ErrorRecord> records_;  // by local rank
+  std::map<pid_t, int> alive_;
+};
+
+// Distributes this node's cores over its ranks.
+class RankCores {
+ public:
+  explicit RankCores(const LaunchOptions& options);
+
+  // The CPUs to which the rank is bound; empty: not bound.
+  const std::vector<int>& cpus(int local_rank) const {
+    return cpus_.at(static_cast<std::size_t>(local_rank));
+  }
+  // Threads of the rank's operators.
+  int threads(int local_rank) const;
+
+ private:
+  std::vector<std::vector<int>> cpus_;
+  int share_;  // of the usable cores
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "node/flight_recorder.h"
+
+#include <ctime>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/node/call_record.h>
+
+#include "node/rank_status.h"
+
+namespace lockstep {
+
+std::string_view name_of(CallKind kind) {
+  switch (kind) {
+    case CallKind::all_reduce:
+      return "all_reduce";
+    case CallKind::broadcast:
+      return "broadcast";
+    case CallKind::reduce:
+      return "reduce";
+    case CallKind::all_gather:
+      return "all_gather";
+    case CallKind::all_gather_into_tensor:
+      return "all_gather_into_tensor";
+    case CallKind::gather:
+      return "gather";
+    case CallKind::scatter:
+      return "scatter";
+    case CallKind::reduce_scatter:
+      return "reduce_scatter";
+    case CallKind::reduce_scatter_tensor:
+      return "reduce_scatter_tensor";
+    case CallKind::all_to_all:
+      return "all_to_all";
+    case CallKind::all_to_all_single:
+      return "all_to_all_single";
+    case CallKind::send:
+      return "send";
+    case CallKind::recv:
+      return "recv";
+    case CallKind::barrier:
+      return "barrier";
+  }
+  return "unknown call";
+}
+
+std::string_view name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::SUM:
+      return "SUM";
+    case ReduceOp::AVG:
+      return "AVG";
+    case ReduceOp::PRODUCT:
+      return "PRODUCT";
+    case ReduceOp::MIN:
+      return "MIN";
+    case ReduceOp::MAX:
+      return "MAX";
+    case ReduceOp::BAND:
+      return "BAND";
+    case ReduceOp::BOR:
+      return "BOR";
+    case ReduceOp::BXOR:
+      return "BXOR";
+  }
+  return "unknown operation";
+}
+
+std::string CallRecord::describe() const {
+  std::string text{name_of(kind)};
+  if (number != 0) text += fmt::format(" #{}", number);
+  if (dtype != c10::ScalarType::Undefined) {
+    text += fmt::format(" of {}[{}]", c10::toString(dtype), fmt::join(shape, ", "));
+  }
+  return text +
+         fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
+}
+
+namespace node {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The steady clock as of the last tick of the system, at a quarter of the price.
+Clock::time_point time_of_last_tick() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return Clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
+}
+
+// Messages have other numbers on other ranks: nobody can ask which rank was the last to begin one.
+Clock::time_point issue_time_of(CallKind kind) {
+  const bool is_message = kind == CallKind::send || kind == CallKind::recv;
+  return is_message ? time_of_last_tick() : Clock::now();
+}
+
+}  // namespace
+
+CallRecord FlightRecorder::add(CallRecord record) {
+  const std::lock_guard lock(mutex_);
+  record.number = ++last_number_;
+  note(record);
+  ring_[record.number % kKept] = record;
+  return record;
+}
+
+void FlightRecorder::note(CallRecord& record) {
+  record.state = CallState::issued;
+  record.issued_at = issue_time_of(record.kind);
+  if (status_ != nullptr) write_entry(*status_, record, file_);
+}
+
+void FlightRecorder::note_completed(std::uint64_t number) {
+  if (status_ == nullptr) return;
+  auto& completed = status_->completed;
+  if (completed.load(std::memory_order_relaxed) < number) completed.store(number, std::memory_order_release);
+}
+
+void FlightRecorder::set_state(std::uint64_t number, CallState state) {
+  const std::lock_guard lock(mutex_);
+  auto& record = ring_[number % kKept];
+  if (record.number == number) record.state = state;
+  if (state == CallState::completed) note_completed(number);
+}
+
+// Written where the record of an earlier call lies, whose memory serves for the shape.
+std::uint64_t FlightRecorder::Turn::begin(const CallDraft& draft) {
+  const auto number = log_.last_number_ + 1;
+  log_.ring_[number % kKept].shape.reserve(draft.shape.size());
+  return log_.last_number_ = number;
+}
+
+void FlightRecorder::Turn::note(std::uint64_t number, const CallDraft& draft) {
+  auto& record = log_.ring_[number % kKept];
+  record.number = number;
+  record.kind = draft.kind;
+  record.dtype = draft.dtype;
+  record.shape.assign(draft.shape.begin(), draft.shape.end());
+  record.op = draft.op;
+  record.root = draft.root;
+  record.where = draft.where;
+  log_.note(record);
+}
+
+void FlightRecorder::Turn::await(std::uint64_t number) {
+  if (log_.status_ != nullptr) log_.status_->awaited.store(number, std::memory_order_release);
+}
+
+void FlightRecorder::Turn::complete(std::uint64_t number) {
+  auto& record = log_.ring_[number % kKept];
+  if (record.number == number) record.state = CallState::completed;  // else overwritten during a pause
+  log_.note_completed(number);
+  if (log_.status_ == nullptr) return;
+  auto& awaited = log_.status_->awaited;
+  // Another thread may wait for another call.
+  if (awaited.load(std::memory_order_relaxed) == number) awaited.store(0, std::memory_order_release);
+}
+
+std::uint64_t FlightRecorder::last_number() const {
+  const std::lock_guard lock(mutex_);
+  return last_number_;
+}
+
+void FlightRecorder::detach_status() {
+  const std::lock_guard lock(mutex_);
+  status_ = nullptr;
+}
+
+void FlightRecorder::set_awaited(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  if (status_ != nullptr) status_->awaited.store(number, std::memory_order_release);
+}
+
+std::vector<CallRecord> FlightRecorder::recent() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CallRecord> calls;
+  const auto first = last_number_ > kKept ? last_number_ - kKept + 1 : 1;
+  for (auto number = first; number <= last_number_; ++number) calls.push_back(ring_[number % kKept]);
+  return calls;
+}
+
+}  // namespace node
+}  // namespace lockstep

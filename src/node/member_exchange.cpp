@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "node/member_exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/fd_passing.h"
+
+namespace lockstep::node {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+UniqueFd own_process() {
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!fd)
+    throw RendezvousError("this kernel cannot watch processes (pidfd_open: " + errno_text(errno) + ")");
+  return fd;
+}
+
+// The complaint of a rank that stays away; empty when there is none, or the store is gone.
+std::string complaint_at(const ExchangePoint& point) noexcept {
+  try {
+    return point.complaint();
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// What arrived at rank `rank`.
+NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) {
+  if (message.fds.size() != 2)
+    throw RendezvousError("a rank of this host sent no memory; is it of this version?");
+  try {
+    return {std::make_shared<SharedMemory>(SharedMemory::map(std::move(message.fds[0]))),
+            std::move(message.fds[1])};
+  } catch (const std::exception& error) {
+    decline(rank, point, error.what());  // before the connections close
+    throw;
+  }
+}
+
+// The next connection. While nobody comes, somebody may say why.
+UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, const Deadline& deadline) {
+  while (!deadline.expired()) {
+    auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
+    if (connection) return connection;
+    if (!complaint_at(point).empty()) throw Error("a rank stays away");
+  }
+  return {};
+}
+
+std::array<int, 2> fds_of(const NodeMember& member) { return {member.memory->fd(), member.process.get()}; }
+
+std::vector<int> ranks_missing(const std::vector<NodeMember>& members) {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (!members[i].memory) missing.push_back(static_cast<int>(i));
+  }
+  return missing;
+}
+
+void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& point, const Deadline& deadline) {
+  const auto listener = listen_locally();
+  point.publish(listener.name);
+  std::vector<UniqueFd> connections(members.size());
+  while (!ranks_missing(members).empty()) {
+    auto connection = accept_rank(listener, point, deadline);
+    if (!connection) {
+      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not come to share memory within {} ms",
+                                        members.size(), fmt::join(ranks_missing(members), ", "),
+                                        deadline.timeout().count()));
+    }
+    auto message = receive_fds(connection.get(), deadline);
+    const std::size_t rank = message.number;
+    if (rank >= members.size() || connections[rank]) throw RendezvousError("two processes claim one rank");
+    members[rank] = member_from(std::move(message), 0, point);
+    connections[rank] = std::move(connection);
+  }
+  for (std::size_t to = 1; to < members.size(); ++to) {
+    for (std::size_t about = 0; about < members.size(); ++about) {
+      if (about == to) continue;
+      send_fds(connections[to].get(), static_cast<std::uint32_t>(about), fds_of(members[about]), deadline);
+    }
+  }
+  for (std::size_t from = 1; from < members.size(); ++from)
+    (void)receive_fds(connections[from].get(), deadline);
+  for (std::size_t to = 1; to < members.size(); ++to) send_fds(connections[to].get(), 0, {}, deadline);
+}
+
+void collect_elsewhere(std::vector<NodeMember>& members, int rank, const ExchangePoint& point,
+                       const Deadline& deadline) {
+  const auto name = point.lookup();
+  if (name.empty()) throw Error("rank 0 stays away");
+  const auto connection = connect_locally(name, deadline);
+  const auto own = static_cast<std::size_t>(rank);
+  send_fds(connection.get(), static_cast<std::uint32_t>(rank), fds_of(members[own]), deadline);
+  for (std::size_t expected = 1; expected < members.size(); ++expected) {
+    auto message = receive_fds(connection.get(), deadline);
+    const std::size_t about = message.number;
+    if (about >= members.size() || about == own)
+      throw RendezvousError("rank 0 told of a rank that cannot be");
+    members[about] = member_from(std::move(message), rank, point);
+  }
+  // No rank continues before all have mapped everything.
+  send_fds(connection.get(), static_cast<std::uint32_t>(rank), {}, deadline);
+  (void)receive_fds(connection.get(), deadline);
+}
+
+}  // namespace
+
+void decline(int rank, const ExchangePoint& point, const std::string& reason) noexcept {
+  try {
+    point.complain(fmt::format("rank {}: {}", rank, reason));
+    if (rank == 0) point.publish({});
+  } catch (const std::exception&) {
+    // The store is gone, and with it those who would read this.
+  }
+}
+
+std::vector<NodeMember> exchange_members(int rank, int size, SharedMemory own, const ExchangePoint& point,
+                                         const Deadline& deadline) {
+  std::vector<NodeMember> members(static_cast<std::size_t>(size));
+  auto own_memory = std::make_shared<const SharedMemory>(std::move(own));
+  if (point.threads) {
+    const auto all = point.threads->exchange(point.group, rank, size, std::move(own_memory), deadline);
+    for (std::size_t i = 0; i < all.size(); ++i) members[i] = {all[i], own_process()};
+    return members;
+  }
+  members[static_cast<std::size_t>(rank)] = {std::move(own_memory), own_process()};
+  try {
+    if (rank == 0) {
+      collect_at_zero(members, point, deadline);
+    } else {
+      collect_elsewhere(members, rank, point, deadline);
+    }
+  } catch (const RendezvousError&) {
+    throw;
+  } catch (const std::exception& error) {
+    decline(rank, point, error.what());
+    const auto complaint = complaint_at(point);
+    throw RendezvousError(fmt::format("rank {} of {}: the ranks of this host could not share memory: {}",
+                                      rank, size, complaint.empty() ? error.what() : complaint));
+  }
+  return members;
+}
+
+}  // namespace lockstep::node

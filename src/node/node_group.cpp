@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "node/node_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <poll.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/host.h"
+#include "node/liveness.h"
+#include "node/thread_state.h"
+
+namespace lockstep::node {
+namespace {
+
+// The backend's part begins at a huge page.
+constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+// A reason is read again when it changed meanwhile; its rank may have been stopped in the middle.
+constexpr int kTries = 1000;
+// Ranks whose process is looked at in one search for a dead one; it costs some 10 us each.
+constexpr int kLooks = 8;
+static_assert(sizeof(RankStatus) < kHugePage);
+
+void introduce(RankStatus& board) {
+  board.pid = ::getpid();
+  board.thread = ::gettid();
+  const auto host = host_name();
+  std::copy_n(host.begin(), std::min(host.size(), board.host.size() - 1), board.host.begin());
+  for (const int core : affinity_cpus()) {
+    const auto index = static_cast<std::size_t>(core);
+    if (index / 64 < board.cores.size()) board.cores[index / 64] |= std::uint64_t{1} << index % 64;
+  }
+}
+
+SharedMemory own_segment(int rank, NodeGroup::Part part, const std::string& name,
+                         const ExchangePoint& point) {
+  try {
+    const auto offset = NodeGroup::backend_offset();
+    auto memory = SharedMemory::create("lockstep " + name, offset + part.bytes);
+    memory.commit(0, sizeof(RankStatus), "notes on calls");
+    if (part.committed > 0) memory.commit(offset, part.committed, "passing data between ranks");
+    introduce(*new (memory.data()) RankStatus);
+    return memory;
+  } catch (const std::exception& error) {
+    decline(rank, point, error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+std::size_t NodeGroup::backend_offset() { return kHugePage; }
+
+std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const std::string& name,
+                                           const ExchangePoint& point, const Deadline& deadline) {
+  auto members = exchange_members(rank, size, own_segment(rank, part, name, point), point, deadline);
+  for (const auto& member : members) {
+    if (member.memory->size() == backend_offset() + part.bytes) continue;
+    throw RendezvousError(
+        fmt::format("rank {} of {}: the ranks share memory of different sizes; do all run the same program?",
+                    rank, size));
+  }
+  return std::shared_ptr<NodeGroup>(new NodeGroup(rank, std::move(members), point.threads ? ::gettid() : 0));
+}
+
+NodeGroup::NodeGroup(int rank, std::vector<NodeMember> members, int owner)
+    : rank_(rank), owner_(owner), members_(std::move(members)) {
+  for (const auto& member : members_) {
+    statuses_.push_back(reinterpret_cast<RankStatus*>(member.memory->data()));
+    const int process = process_of_pidfd(member.process.get());
+    processes_.push_back(process == ::getpid() ? 0 : process);
+  }
+}
+
+int NodeGroup::ranks_on_own_cores() const {
+  const auto& own = own_status().cores;
+  return static_cast<int>(std::ranges::count_if(statuses_, [&](const RankStatus* board) {
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if ((board->cores[i] & ~own[i]) != 0) return false;
+    }
+    return true;
+  }));
+}
+
+std::byte* NodeGroup::backend_part(int rank) const {
+  return members_[static_cast<std::size_t>(rank)].memory->data() + backend_offset();
+}
+
+bool NodeGroup::has_died(int rank) const {
+  pollfd entry{.fd = members_[static_cast<std::size_t>(rank)].process.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) == 1 || is_exiting(rank);
+}
+
+bool NodeGroup::is_exiting(int rank) const {
+  const int process = processes_[static_cast<std::size_t>(rank)];
+  return process != 0 && is_exiting(process);
+}
+
+int NodeGroup::find_dead() const {
+  std::vector<pollfd> entries;
+  entries.reserve(members_.size());
+  for (const auto& member : members_) entries.push_back({member.process.get(), POLLIN, 0});
+  entries[static_cast<std::size_t>(rank_)].fd = -1;  // which poll() passes over
+  if (::poll(entries.data(), entries.size(), 0) > 0) {
+    const auto dead = std::ranges::find_if(entries, [](const pollfd& entry) { return entry.revents != 0; });
+    return static_cast<int>(dead - entries.begin());
+  }
+  for (int look = 0; look < std::min(kLooks, size()); ++look) {
+    const auto rank = static_cast<int>(next_look_.fetch_add(1) % static_cast<unsigned>(size()));
+    if (rank != rank_ && is_exiting(rank)) return rank;
+  }
+  return -1;
+}
+
+std::string NodeGroup::name_of(int rank) const {
+  const auto& other = board(rank);
+  if (other.thread == other.pid)
+    return fmt::format("rank {} (pid {} on {})", rank, other.pid, other.host.data());
+  return fmt::format("rank {} (thread {} of pid {} on {})", rank, other.thread, other.pid, other.host.data());
+}
+
+std::string NodeGroup::describe_rank(int rank) const {
+  const auto& other = board(rank);
+  const auto issued = other.issued.load(std::memory_order_acquire);
+  const auto completed = other.completed.load(std::memory_order_acquire);
+  const auto awaited = other.awaited.load(std::memory_order_acquire);
+  const std::string done =
+      completed == 0 ? "had completed no call" : "had completed " + describe_entry(other, completed);
+  if (has_died(rank)) {
+    return fmt::format("{} is dead; it {}{}", name_of(rank), done,
+                       issued > completed
+                           ? " and was in " + describe_entry(other, std::max(awaited, completed + 1))
+                           : ", and had begun no other");
+  }
+  const auto state = describe_thread(static_cast<int>(other.thread));
+  if (awaited != 0) {
+    return fmt::format("{} has waited {:.1f} s in {} ({}); it {}", name_of(rank),
+                       static_cast<double>(age_of_entry(other, awaited).count()) / 1000,
+                       describe_entry(other, awaited), state, done);
+  }
+  return fmt::format("{} is in none of the group's calls ({}); it {}{}", name_of(rank), state, done,
+                     issued > completed ? ", and had begun " + describe_entry(other, issued) : "");
+}
+
+int NodeGroup::last_to_issue(std::uint64_t number) const {
+  int last = -1;
+  std::int64_t latest = 0;
+  for (int other = 0; other < size(); ++other) {
+    const auto issued = issue_time_of_entry(board(other), number);
+    if (issued == 0) return -1;
+    if (issued > latest) {
+      latest = issued;
+      last = other;
+    }
+  }
+  return last;
+}
+
+bool NodeGroup::have_all_issued(std::uint64_t number) const {
+  for (int other = 0; other < size(); ++other) {
+    if (board(other).issued.load(std::memory_order_acquire) < number) return false;
+  }
+  return true;
+}
+
+void NodeGroup::refuse(std::uint64_t scope, const std::string& reason, bool is_final) const {
+  auto& refusal = own_status().refusal;
+  refusal.scope.store(0, std::memory_order_relaxed);
+  refusal.changes.fetch_add(1, std::memory_order_acq_rel);
+  std::atomic_thread_fence(std::memory_order_release);
+  const auto length = std::min(reason.size(), refusal.reason.size() - 1);
+  std::copy_n(reason.begin(), length, refusal.reason.begin());
+  refusal.reason.at(length) = '\0';
+  refusal.is_final.store(is_final, std::memory_order_relaxed);
+  refusal.changes.fetch_add(1, std::memory_order_acq_rel);
+  refusal.scope.store(scope, std::memory_order_release);
+}
+
+bool NodeGroup::refuses(int rank, std::uint64_t scope) const {
+  return scope != 0 && board(rank).refusal.scope.load(std::memory_order_acquire) == scope;
+}
+
+std::string NodeGroup::reason_of(int rank) const {
+  const auto& refusal = board(rank).refusal;
+  std::string reason;
+  for (int tries = 0; tries < kTries; ++tries) {
+    const auto before = refusal.changes.load(std::memory_order_acquire);
+    reason.assign(refusal.reason.data(), ::strnlen(refusal.reason.data(), refusal.reason.size()));
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (before % 2 == 0 && refusal.changes.load(std::memory_order_relaxed) == before) break;
+  }
+  return reason;
+}
+
+std::string NodeGroup::refusals() const {
+  const auto scope = own_status().scope.load(std::memory_order_relaxed);
+  const bool here = refuses(rank_, scope);
+  std::string text;
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank_ || !refuses(other, scope)) continue;
+    const bool counts = !here || board(other).refusal.is_final.load(std::memory_order_relaxed);
+    if (counts) text += fmt::format("\n  {}: {}", name_of(other), reason_of(other));
+  }
+  return text;
+}
+
+std::string NodeGroup::describe_others() const {
+  std::string text;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank_) text += "\n  " + describe_rank(other);
+  }
+  return text;
+}
+
+}  // namespace lockstep::node

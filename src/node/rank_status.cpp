@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "node/rank_status.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::node {
+namespace {
+
+std::string_view base_name(std::string_view path) { return path.substr(path.find_last_of('/') + 1); }
+
+const StatusEntry* find_note(const RankStatus& board, std::uint64_t number) {
+  const auto& note = board.notes[number % RankStatus::kNotes];
+  return note.number.load(std::memory_order_acquire) == number ? &note : nullptr;
+}
+
+}  // namespace
+
+const std::array<char, 61>& FileName::name_of(const char* path) {
+  if (path == path_) return name_;
+  path_ = path;
+  const auto name = base_name(path);
+  const auto length = std::min(name.size(), name_.size() - 1);
+  name_.fill('\0');
+  std::memcpy(name_.data(), name.data(), length);
+  return name_;
+}
+
+void write_entry(RankStatus& board, const CallRecord& record, FileName& file) {
+  auto& note = board.notes[record.number % RankStatus::kNotes];
+  note.number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  note.issued_at = std::chrono::nanoseconds(record.issued_at.time_since_epoch()).count();
+  note.kind = record.kind;
+  note.dtype = record.dtype;
+  note.dims = static_cast<std::uint8_t>(std::min<std::size_t>(record.shape.size(), 255));
+  std::copy_n(record.shape.begin(), std::min(record.shape.size(), StatusEntry::kDims), note.shape.begin());
+  note.line = record.where.line();
+  note.file = file.name_of(record.where.file_name());
+  note.number.store(record.number, std::memory_order_release);
+  board.issued.store(record.number, std::memory_order_release);
+}
+
+std::string describe_entry(const RankStatus& board, std::uint64_t number) {
+  const auto* note = find_note(board, number);
+  if (note == nullptr) return fmt::format("call #{}", number);
+  std::string text = fmt::format("{} #{}", name_of(note->kind), number);
+  if (note->dtype != c10::ScalarType::Undefined) {
+    const auto shown = std::min<std::size_t>(note->dims, StatusEntry::kDims);
+    text += fmt::format(
+        " of {}[{}{}]", c10::toString(note->dtype),
+        fmt::join(note->shape.begin(), note->shape.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+        note->dims > StatusEntry::kDims ? ", ..." : "");
+  }
+  return text + fmt::format(" at {}:{}", note->file.data(), note->line);
+}
+
+std::int64_t issue_time_of_entry(const RankStatus& board, std::uint64_t number) {
+  const auto* note = find_note(board, number);
+  return note == nullptr ? 0 : note->issued_at;
+}
+
+std::chrono::milliseconds age_of_entry(const RankStatus& board, std::uint64_t number) {
+  const auto* note = find_note(board, number);
+  if (note == nullptr) return {};
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now -
+                                                               std::chrono::nanoseconds(note->issued_at));
+}
+
+}  // namespace lockstep::node

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "node/thread_exchange.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::node {
+namespace {
+
+std::vector<int> ranks_missing(const std::vector<ThreadExchange::Memory>& members) {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (!members[i]) missing.push_back(static_cast<int>(i));
+  }
+  return missing;
+}
+
+}  // namespace
+
+std::vector<ThreadExchange::Memory> ThreadExchange::exchange(const std::string& group, int rank, int size,
+                                                             Memory own, const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  auto& table = tables_[group];
+  table.members.resize(static_cast<std::size_t>(size));
+  table.members[static_cast<std::size_t>(rank)] = std::move(own);
+  changed_.notify_all();
+  const auto complete = [&] {
+    return std::ranges::all_of(table.members, [](const auto& memory) { return memory != nullptr; });
+  };
+  changed_.wait_for(lock, deadline.remaining(), [&] { return given_up_ || complete(); });
+  if (!complete()) {
+    throw RendezvousError(fmt::format(
+        "rank {} of {}: threads of ranks {} {}", rank, size, fmt::join(ranks_missing(table.members), ", "),
+        given_up_ ? "failed or were stopped before they came" : "did not come to share memory in time"));
+  }
+  auto all = table.members;
+  if (++table.seen == size) tables_.erase(group);
+  return all;
+}
+
+void ThreadExchange::give_up() {
+  const std::lock_guard lock(mutex_);
+  given_up_ = true;
+  changed_.notify_all();
+}
+
+bool ThreadExchange::given_up() const {
+  const std::lock_guard lock(mutex_);
+  return given_up_;
+}
+
+}  // namespace lockstep::node

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/shared_memory.h"
+
+namespace lockstep::node {
+
+// Where ranks that are threads of one process hand each other their memory, which is mapped once for all of
+// them. Safe from any thread.
+class ThreadExchange {
+ public:
+  using Memory = std::shared_ptr<const SharedMemory>;
+
+  // Every rank of a group calls it, with the group's name; [i] is the memory of rank i. Throws
+  // RendezvousError naming the ranks that did not come in time, or when the ranks give up.
+  std::vector<Memory> exchange(const std::string& group, int rank, int size, Memory own,
+                               const Deadline& deadline);
+
+  // A rank has failed: nobody is waited for any more.
+  void give_up();
+  bool given_up() const;
+
+ private:
+  struct Table {
+    std::vector<Memory> members;
+    int seen = 0;  // ranks that have what they came for
+  };
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Table> tables_;
+  bool given_up_ = false;
+};
+
+}  // namespace lockstep::node

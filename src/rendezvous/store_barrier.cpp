@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/store_barrier.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/host.h"
+
+namespace lockstep::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+
+constexpr auto kLogWaitingAfter = 10s;
+constexpr std::size_t kMaxNames = 20;
+constexpr const char* kCountKey = "arrived/count";
+// The host map, when all ranks have arrived.
+constexpr const char* kHostsKey = "arrived/hosts";
+
+std::string key_of(int rank) { return fmt::format("arrived/{}", rank); }
+
+std::vector<std::string> keys_of(int begin, int end) {
+  std::vector<std::string> keys;
+  for (int rank = begin; rank < end; ++rank) keys.push_back(key_of(rank));
+  return keys;
+}
+
+void announce(c10d::Store& store, int rank, int world_size) {
+  store.set(key_of(rank), host_identity());
+  // At least: a rank may have arrived twice, so ranks after the last one check as well.
+  if (store.add(kCountKey, 1) < world_size) return;
+  const auto keys = keys_of(0, world_size);
+  if (!store.check(keys)) return;
+  std::vector<std::string> identities;
+  for (const auto& bytes : store.multiGet(keys)) identities.emplace_back(bytes.begin(), bytes.end());
+  store.set(kHostsKey, HostMap::of(identities).text());
+}
+
+// False when the limit has passed.
+bool have_all_arrived(c10d::Store& store, milliseconds limit) {
+  const Deadline deadline(limit);
+  try {
+    store.wait({kHostsKey}, std::max(limit, milliseconds(1)));
+    return true;
+  } catch (const std::exception&) {
+    // Stores throw different exceptions on timeout, and some a little early.
+    if (deadline.remaining() > std::min<milliseconds>(limit / 2, 100ms)) throw;
+  }
+  return store.check({kHostsKey});
+}
+
+// Appends ranks of begin .. end-1 that have not arrived, at most kMaxNames, with a few requests for each.
+void find_missing(c10d::Store& store, int begin, int end, std::vector<int>& missing) {
+  if (begin == end || missing.size() == kMaxNames || store.check(keys_of(begin, end))) return;
+  if (end - begin == 1) {
+    missing.push_back(begin);
+    return;
+  }
+  const int middle = begin + (end - begin) / 2;
+  find_missing(store, begin, middle, missing);
+  find_missing(store, middle, end, missing);
+}
+
+// "ranks 1, 2"
+std::string missing_ranks(c10d::Store& store, int world_size) {
+  std::vector<int> missing;
+  find_missing(store, 0, world_size, missing);
+  if (missing.empty()) return "the last rank";  // it has arrived meanwhile
+  const auto more = world_size - store.add(kCountKey, 0) - static_cast<std::int64_t>(missing.size());
+  return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
+                     missing.size() == kMaxNames && more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+}  // namespace
+
+void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline) {
+  std::string missing = "other ranks";
+  // Missing ranks are looked up before rank 0 can time out, and rarely, because rank 0 serves the requests of
+  // all ranks.
+  auto wait_limit = std::min<milliseconds>(kLogWaitingAfter, deadline.remaining() / 2);
+  bool said = false;
+  try {
+    announce(store, rank, world_size);
+    while (!deadline.expired()) {
+      if (have_all_arrived(store, std::min(wait_limit, deadline.remaining()))) return;
+      missing = missing_ranks(store, world_size);
+      if (!said && wait_limit >= kLogWaitingAfter) {
+        said = true;
+        log(LogLevel::warning,
+            fmt::format("rank {} of {} is still waiting for {}", rank, world_size, missing));
+      }
+      wait_limit *= 2;
+    }
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
+                                      rank, world_size, missing, text.substr(0, text.find('\n'))));
+  }
+  throw RendezvousError(
+      fmt::format("rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
+                  "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
+                  rank, world_size, missing, deadline.timeout().count()));
+}
+
+void simulate_barrier(c10d::Store& store, int world_size) {
+  store.set(kHostsKey, HostMap(std::vector<int>(static_cast<std::size_t>(world_size), 0)).text());
+  store.add(kLeftKey, world_size - 1);
+}
+
+HostMap read_host_map(c10d::Store& store) { return HostMap::from_text(store.get_to_str(kHostsKey)); }
+
+World world_of(const HostMap& hosts, const RankInfo& rank_info) {
+  World world{.rank = rank_info.rank, .size = rank_info.world_size};
+  if (rank_info.local_rank && rank_info.local_world_size) {
+    world.local_rank = *rank_info.local_rank;
+    world.local_size = *rank_info.local_world_size;
+    return world;
+  }
+  world.local_size = hosts.local_size(world.rank);
+  world.local_rank = rank_info.local_rank.value_or(hosts.local_rank(world.rank));
+  return world;
+}
+
+}  // namespace lockstep::rendezvous

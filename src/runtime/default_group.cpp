@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/runtime/default_group.h>
+
+#include "runtime/run.h"
+
+namespace lockstep {
+namespace runtime {
+namespace {
+
+// With World in base, the only globals: the run of the process, and of a thread rank.
+std::atomic<Run*>& process_run() {
+  static std::atomic<Run*> run{nullptr};
+  return run;
+}
+
+Run*& thread_run() {
+  thread_local Run* run = nullptr;
+  return run;
+}
+
+}  // namespace
+
+Run* current_run() { return thread_run() != nullptr ? thread_run() : process_run().load(); }
+
+Run& require_run(const char* caller) {
+  if (auto* run = current_run()) return *run;
+  throw ArgumentError(
+      fmt::format("{}: there is no default process group; call lockstep::init() first and keep the "
+                  "context that it returns",
+                  caller));
+}
+
+void enter(Run& run, Scope scope) {
+  if (scope == Scope::thread) {
+    thread_run() = &run;
+    set_thread_world(run.world());
+    return;
+  }
+  Run* none = nullptr;
+  if (!process_run().compare_exchange_strong(none, &run)) {
+    throw ArgumentError(
+        "lockstep::init: this process is in a run already; end the first context before a second");
+  }
+  set_current_world(run.world());
+}
+
+void leave(Run& run) noexcept {
+  if (thread_run() == &run) {
+    thread_run() = nullptr;
+    set_thread_world(std::nullopt);
+  }
+  Run* self = &run;
+  if (process_run().compare_exchange_strong(self, nullptr)) set_current_world({});
+}
+
+std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given) {
+  if (given) return given;
+  const auto* run = current_run();
+  return run == nullptr ? std::nullopt : std::optional(run->group());
+}
+
+}  // namespace runtime
+
+bool is_initialized() { return runtime::current_run() != nullptr; }
+ProcessGroup default_group() { return runtime::require_run("lockstep::default_group").group(); }
+int get_rank() { return current_world().rank; }
+int get_world_size() { return current_world().size; }
+int get_local_rank() { return current_world().local_rank; }
+bool is_main() { return get_rank() == 0; }
+void barrier(std::source_location where) { default_group().barrier(where); }
+
+}  // namespace lockstep

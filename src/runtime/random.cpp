@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <lockstep/runtime/random.h>
+
+#include "device/thread_generator.h"
+#include "runtime/run.h"
+
+namespace lockstep {
+namespace {
+
+void seed_generator(at::Generator generator, std::uint64_t seed) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+}  // namespace
+
+at::Generator default_generator() {
+  if (auto own = device::ThreadGenerator::current()) return *own;
+  return at::detail::getDefaultCPUGenerator();
+}
+
+void manual_seed(std::uint64_t seed) {
+  const auto own = device::ThreadGenerator::current();
+  if (!own) {
+    at::manual_seed(seed);
+    return;
+  }
+  seed_generator(*own, seed);
+  const auto* const run = runtime::current_run();
+  if (run == nullptr || run->device().is_cpu()) return;
+  seed_generator(at::globalContext().defaultGenerator(run->device()), seed);
+}
+
+}  // namespace lockstep

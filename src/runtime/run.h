@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <optional>
+
+#include <c10/core/Device.h>
+
+#include <lockstep/base/world.h>
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep::runtime {
+
+// This rank's membership in a run, implemented by init()'s session.
+class Run {
+ public:
+  Run() = default;
+  virtual ~Run() = default;
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  virtual const ProcessGroup& group() const = 0;
+  virtual const World& world() const = 0;
+  virtual c10::Device device() const = 0;
+};
+
+// The run of this process or, in a thread rank, of this thread; nullptr without one.
+Run* current_run();
+// The same, but throws ArgumentError naming `caller` without one.
+Run& require_run(const char* caller);
+
+// Makes `run` the current run of this process or of this thread. Throws ArgumentError if the process has one.
+enum class Scope { process, thread };
+void enter(Run& run, Scope scope);
+// Reverts enter(). Does nothing for a run that is not current.
+void leave(Run& run) noexcept;
+
+// `given`, or else the default group, or else nothing.
+std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given);
+
+}  // namespace lockstep::runtime

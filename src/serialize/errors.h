@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/serialize/torch_file.h>
+
+namespace lockstep {
+
+// Throws ErrorType with a formatted message.
+template <typename ErrorType = CheckpointError, typename... Args>
+[[noreturn]] void throw_error(fmt::format_string<Args...> format, Args&&... args) {
+  throw ErrorType(fmt::format(format, std::forward<Args>(args)...));
+}
+
+// Runs `action` and prefixes its CheckpointErrors with `source`, unless they begin with it.
+template <typename Action>
+auto with_source(const std::string& source, Action action) {
+  try {
+    return action();
+  } catch (const CheckpointReadError&) {
+    throw;
+  } catch (const CheckpointError& error) {
+    if (std::string_view(error.what()).starts_with(source)) throw;
+    throw_error("{}: {}", source, error.what());
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <cstdio>
+#include <cstdlib>
+#include <cxxabi.h>
+#include <fcntl.h>
+#include <initializer_list>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/base/env.h>
+
+#include "base/host.h"
+#include "launch/environment.h"
+#include "runtime/intra_op_threads.h"
+#include "spawn/spawn_processes.h"
+
+namespace lockstep::spawning {
+namespace {
+
+// A rank can be stopped whatever signal handlers its parent has. Ignored signals stay ignored, as with nohup.
+void reset_signals(sigset_t blocked) {
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGCHLD}) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    const bool may_be_ignored = signal != SIGTERM && signal != SIGCHLD;
+    sigdelset(&blocked, signal);
+    if (may_be_ignored && action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = SIG_DFL;
+    ::sigaction(signal, &action, nullptr);
+  }
+  ::pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
+}
+
+// Ranks would compete for the input of a terminal.
+void close_stdin() {
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null < 0) return;
+  ::dup2(null, STDIN_FILENO);
+  if (null != STDIN_FILENO) ::close(null);
+}
+
+int threads_of(const SpawnRequest& request) {
+  if (request.options.threads_per_rank) return *request.options.threads_per_rank;
+  if (Env().has("OMP_NUM_THREADS")) return at::get_num_threads();
+  return std::max(1, usable_cores() / request.options.nprocs);
+}
+
+std::map<std::string, std::string> environment_of(const SpawnRequest& request, int rank, int threads) {
+  const int size = request.options.nprocs;
+  auto environment =
+      launch::rank_environment({.nproc_per_node = size, .run_id = "spawn"},
+                               {.world_size = size,
+                                .role_world_size = size,
+                                .master_addr = "127.0.0.1",
+                                .master_port = static_cast<std::uint16_t>(request.master_port)},
+                               rank, threads, Env());
+  environment["OMP_NUM_THREADS"] = std::to_string(threads);
+  return environment;
+}
+
+void flush_and_end(int status, void* /*unused*/) {
+  flush_streams();
+  ::_exit(status);
+}
+
+std::string type_of_current_exception() {
+  const auto* type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "a foreign exception";
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), &std::free);
+  return name ? name.get() : type->name();
+}
+
+// Within a catch block.
+void record_current_exception(RankState& slot) {
+  slot.type.set(type_of_current_exception());
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    slot.text.set(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    slot.peer_lost = dynamic_cast<const PeerLost*>(&error) != nullptr;
+    slot.text.set(error.what());
+  } catch (...) {
+  }
+  slot.raised.store(true);
+}
+
+}  // namespace
+
+void flush_streams() {
+  for (std::ostream* stream : {&std::cout, &std::cerr, &std::clog}) stream->flush();
+  std::fflush(nullptr);
+}
+
+void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const std::vector<int>& foreign) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != guard) ::_exit(1);
+  for (const int fd : foreign) ::close(fd);
+  reset_signals(request.signals);
+  close_stdin();
+  // Runs after handlers that the rank registers, and prevents those of the parent.
+  ::on_exit(&flush_and_end, nullptr);
+  int code = 0;
+  try {
+    const int threads = threads_of(request);
+    for (const auto& [name, value] : environment_of(request, rank, threads)) {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+    runtime::IntraOpThreads::set(threads);
+    request.body(rank);
+  } catch (...) {
+    record_current_exception(request.state.rank(rank));
+    code = 1;
+  }
+  std::exit(code);
+}
+
+}  // namespace lockstep::spawning

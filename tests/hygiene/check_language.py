@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""No file has a phrase or a name that the project no longer uses: check_language.py <root of the project>"""
+
+import re
+import sys
+from pathlib import Path
+
+import sources
+
+SUFFIXES = sources.CPP | {".md", ".pml", ".py", ".sh", ".cmake", ".in", ".txt"}
+# They quote what they look for.
+EXCLUDED = {"check_language.py", "test_checks.py"}
+
+# Regular expressions; a space also matches a line break and the comment leader of the next line.
+PHRASES = (
+    r"\b(?:is|are|was|were|be|been|being) told\b(?! apart)",
+    r"\btold (?:so|otherwise)\b",
+    r"\bin turns\b",
+    r"\banother(?: \w+)? than\b",
+    r"\b(?:goes|going|went|gone) on\b",
+    r"\bgo on with\b",
+    r"\bfor ever\b",
+    r"\bin vain\b",
+    r"\bby way of\b",
+    r"\bbrings?\b|\bbrought\b",
+    r"\bis heard\b",
+    r"\bis never known\b",
+    r"\b(?:is|are) no part of\b",
+    r"\bis not looked at\b",
+    r"\bnothing is noticed\b",
+    r"\bnow near and now far\b",
+    r"\bas (?:it|one|you) likes?\b",
+    r"(?<![\w.:-])Of (?:a|an|the|all|each|it|its|this|these|those|them|what|which)\b",
+)
+# A sentence that begins with a relative clause, in pages and public headers. A question and a heading may.
+WHAT = r"(?:\A|\n|[.!?] )[ \t/*#|\"'-]*What (?:\w|`)[^.?!|]*[.!|\n]"
+
+# Names of section "The field's terms", as they were: in text and code, and in names of files.
+NAMES = (
+    r"DirectCalls?|direct_calls?|\bcomm/direct\.(?:h|cpp)\b|direct_request|DirectRequest",
+    r"(?:start|post|finish)_brief",
+    r"call_form|CallForm",
+    r"CallLog|\bcall_log",
+    r"CallNote|call_note|NoteFile|NoteBoard",
+    r"\bHostGroup|\bhost_group|HostMesh|host_mesh|HostMeeting|host_meeting",
+    r"IssueListener|issue_listener|IssuedCall|issued_call",
+    r"\bPatience\b",
+    r"GroupTroubles?|group_trouble",
+    r"\bsettle\(|::settle\b",
+    r"\bfires_(?:left_)?\b",
+    r"\bddp::Replica\b|\bddp/replica\.",
+    r"broken_pipes|BrokenPipes",
+    r"\brendezvous::Placement\b|\bstruct Placement\b|\brendezvous/placement",
+    r"\bstaged_backend|\bStagedBackend|backends/staged\b",
+    r"by_device|ByDevice",
+    r"find_tensors|\bFindable\b",
+    r"large_blocks|LargeBlocks|keeping_allocator|KeepingAllocator",
+    r"\bcheckpoint/tiling\b",
+    r"\bcheckpoint/(?:distributed_table|read_table|write_table|table_trailer)\b",
+    r"\bCheckpointOptions\b",
+    r"\bcomm/dying\b|\bis_dying\b",
+    r"\bshm/(?:area|in_place|meeting|patience|prepare|team)\b",
+)
+# The same, in files of the shm backend and its tests only: elsewhere the words mean other things. The models keep them.
+SHM_NAMES = (r"\bTeam\b|\bteam_\b", r"\bArea\b", r"\bPost\b|\bposts\[", r"\bMeeting\b|\bmeeting_\b", r"\bInPlace\b")
+
+GAP = r"[\s/*#]+"
+PHRASE = re.compile("|".join(phrase.replace(" ", GAP) for phrase in PHRASES))
+SENTENCE = re.compile(WHAT)
+NAME = re.compile("|".join(NAMES))
+SHM_NAME = re.compile("|".join(SHM_NAMES))
+
+
+def hits(path, text):
+    """(position, what was found) for one file; `path` is relative to the root."""
+    patterns = [PHRASE, NAME]
+    if "shm" in path.as_posix() and path.suffix != ".pml":
+        patterns.append(SHM_NAME)
+    for pattern in patterns:
+        for match in pattern.finditer(text):
+            yield match.start(), " ".join(re.sub(GAP, " ", match[0]).split())
+    for match in SENTENCE.finditer(text) if path.suffix in (".md", ".pml") or path.parts[0] == "include" else ():
+        start = match[0].index("What")
+        if path.suffix != ".md" or "#" not in match[0][:start]:
+            yield match.start() + start, match[0][start:].split("\n")[0][:40]
+
+
+def problems(root):
+    root = Path(root)
+    found = []
+    for file in sources.files(root):
+        path = file.relative_to(root)
+        if file.suffix not in SUFFIXES or file.name in EXCLUDED:
+            continue
+        name = NAME.search(path.as_posix())
+        if name:
+            found.append(f"{path}: its name has {name[0]!r}")
+        text = file.read_text()
+        for position, words in sorted(hits(path, text)):
+            found.append(f"{path}:{text.count(chr(10), 0, position) + 1}: {words!r}")
+    return found
+
+
+if __name__ == "__main__":
+    sources.finish(problems(sys.argv[1]), "no file has an abandoned phrase or name")

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The backend as LibTorch's and Python's callers use it: through c10d, with futures, sequence numbers and
+// events for the profiler.
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ATen/record_function.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+// Large enough not to be complete when the call returns.
+at::Tensor large(float value) { return at::full({4'000'000}, value); }
+
+const testing::Scenario futures("c10d callers: futures", [] {
+  const auto context = init({.backend = "shm"});
+  const auto backend = context.group().backend();
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<at::Tensor> tensors{large(static_cast<float>(i + context.rank()))};
+    pending.push_back(backend->allreduce(tensors)->getFuture());
+  }
+  EXPECT_EQ(backend->getSequenceNumberForGroup(), 4U);
+  for (std::size_t i = 0; i < pending.size(); ++i) {
+    pending[i]->wait();
+    const auto result = pending[i]->value().toTensorVector();
+    EXPECT_TRUE(at::equal(result.at(0), large(static_cast<float>(2 * i + 1))));
+  }
+  std::vector<at::Tensor> wrong{at::zeros({3}).to_sparse()};
+  EXPECT_THROW((void)backend->allreduce(wrong), ArgumentError);
+});
+TEST(C10dCallers, GetFuturesThatCompleteByThemselves) {
+  testing::expect_all_passed(testing::run_ranks(futures));
+}
+
+std::mutex events_mutex;
+std::vector<std::string> events;
+
+std::unique_ptr<at::ObserverContext> note(const at::RecordFunction& function) {
+  const std::lock_guard lock(events_mutex);
+  events.emplace_back(function.name());
+  return nullptr;
+}
+
+const testing::Scenario profiled("c10d callers: profiled", [] {
+  const auto context = init({.backend = "shm"});
+  const auto& group = context.group();
+  const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(note).scopes({at::RecordScope::USER_SCOPE}));
+  group.all_reduce(at::ones({4}));
+  group.all_reduce_async(large(1)).wait();
+  if (context.is_main()) {
+    group.send(at::ones({4}), 1);
+  } else {
+    group.recv(at::ones({4}), 0);
+  }
+  group.barrier();
+  at::removeCallback(handle);
+  const std::lock_guard lock(events_mutex);
+  EXPECT_THAT(events, ::testing::ElementsAre("shm:all_reduce", "shm:all_reduce",
+                                             context.is_main() ? "shm:send" : "shm:recv", "shm:barrier"));
+});
+TEST(C10dCallers, FindEveryCallInTheProfiler) { testing::expect_all_passed(testing::run_ranks(profiled)); }
+
+}  // namespace
+}  // namespace lockstep

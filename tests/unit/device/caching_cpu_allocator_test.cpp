@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
+#include <cstdlib>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/device/device.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kLarge = 9'000'000;  // float32: 36 MB
+
+TEST(CachingCpuAllocator, GivesALargeTensorTheMemoryOfTheOneBefore) {
+  enable_caching_cpu_allocator();
+  const void* before = nullptr;
+  {
+    const auto first = at::full({kLarge}, 1.F);
+    before = first.const_data_ptr();
+  }
+  const auto second = at::empty({kLarge});
+  EXPECT_EQ(second.const_data_ptr(), before);
+  EXPECT_EQ(second.const_data_ptr<float>()[kLarge / 2], 1.F) << "the kernel has cleared the pages";
+}
+
+TEST(CachingCpuAllocator, FreesWhatLibTorchsOwnAllocatorGave) {
+  auto* const usual = c10::GetDefaultCPUAllocator();
+  enable_caching_cpu_allocator();
+  auto* const caching = c10::GetCPUAllocator();
+  ASSERT_NE(caching, usual);
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{40'000'000}}) {
+    caching->raw_deallocate(usual->raw_allocate(bytes));
+  }
+  // That begins where a block could.
+  constexpr std::size_t kAligned = 2 * 1024 * 1024;
+  caching->raw_deallocate(::aligned_alloc(kAligned, kAligned));
+}
+
+TEST(CachingCpuAllocator, IsForTheChildOfAForkToo) {
+  enable_caching_cpu_allocator();
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) (void)at::empty({kLarge});
+  });
+  for (int i = 0; i < 20; ++i) {
+    const auto child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      ::_exit(at::empty({kLarge}).defined() ? 0 : 1);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  }
+  over = true;
+  other.join();
+}
+
+TEST(CachingCpuAllocator, HasOneWayToFreeForAllSizes) {
+  enable_caching_cpu_allocator();
+  auto* const allocator = c10::GetCPUAllocator();
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{100}, std::size_t{3'000'000}, std::size_t{40'000'000}}) {
+    void* const memory = allocator->raw_allocate(bytes);
+    if (bytes > 0) static_cast<char*>(memory)[bytes - 1] = 1;
+    if (memory != nullptr) allocator->raw_deallocate(memory);
+    const auto data = allocator->allocate(bytes);
+    EXPECT_EQ(data.get_deleter(), allocator->raw_deleter());
+  }
+}
+
+TEST(CachingCpuAllocator, SaysWhatWasAskedForWhenThereIsNoMemory) {
+  enable_caching_cpu_allocator();
+  try {
+    (void)at::empty({std::int64_t{1} << 58});
+    FAIL() << "there was memory";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find(std::to_string(std::int64_t{1} << 60)), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

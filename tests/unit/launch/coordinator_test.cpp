@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launch/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Clock = Coordinator::Clock;
+
+// A run with a clock that advances only on request.
+class FakeRun {
+ public:
+  explicit FakeRun(const CoordinatorOptions& options) : coordinator_(options, now_) {}
+
+  void join(int node, const NodeInfo& info = {}) {
+    coordinator_.join(node, info, now_);
+    collect();
+  }
+  void handle(int node, const FromNode& message) {
+    coordinator_.handle(node, message, now_);
+    collect();
+  }
+  void lose(int node) {
+    coordinator_.lose(node, "its connection closed", now_);
+    collect();
+  }
+  void wait(Clock::duration span) {
+    now_ += span;
+    coordinator_.tick(now_);
+    collect();
+  }
+  bool ended() const { return coordinator_.ended(); }
+  std::optional<Clock::duration> poll_timeout() const {
+    const auto tick = coordinator_.next_tick();
+    return tick ? std::optional(*tick - now_) : std::nullopt;
+  }
+
+  // The nodes that got this message since the last call, in order.
+  template <typename Kind>
+  std::vector<int> told() {
+    std::vector<int> nodes;
+    for (const auto& message : messages_) {
+      if (std::holds_alternative<Kind>(message.what)) nodes.push_back(message.to);
+    }
+    return nodes;
+  }
+  template <typename Kind>
+  Kind last() {
+    for (auto at = messages_.rbegin(); at != messages_.rend(); ++at) {
+      if (const auto* found = std::get_if<Kind>(&at->what)) return *found;
+    }
+    ADD_FAILURE() << "no node got that message";
+    return {};
+  }
+  NodeAssignment assignment_of(int node) {
+    for (auto at = messages_.rbegin(); at != messages_.rend(); ++at) {
+      const auto* start = std::get_if<Start>(&at->what);
+      if (start != nullptr && at->to == node) return start->assignment;
+    }
+    ADD_FAILURE() << "node " << node << " was not started";
+    return {};
+  }
+  void forget() { messages_.clear(); }
+
+ private:
+  void collect() {
+    for (auto& message : coordinator_.take_messages()) messages_.push_back(std::move(message));
+  }
+
+  Clock::time_point now_{};
+  Coordinator coordinator_;
+  std::vector<Coordinator::Message> messages_;
+};
+
+const Failed kFailure{.attempt = 0, .report = {.first = {.rank = 3, .code = 1}, .host = "b"}};
+
+TEST(Coordinator, StartsWhenAllHaveComeAndThePortIsHeld) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0, {.ranks = 2, .host = "a"});
+  EXPECT_THAT(run.told<Reserve>(), IsEmpty());
+  run.join(1, {.ranks = 3, .host = "b"});
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
+  EXPECT_THAT(run.told<Start>(), IsEmpty());
+  run.handle(0, Reserved{.address = "10.0.0.1", .port = 77});
+  EXPECT_THAT(run.told<Start>(), ElementsAre(0, 1));
+  const NodeAssignment second = run.assignment_of(1);
+  EXPECT_EQ(second.first_rank, 2);
+  EXPECT_EQ(second.world_size, 5);
+  EXPECT_EQ(second.node_rank, 1);
+  EXPECT_EQ(second.nodes, 2);
+  EXPECT_EQ(second.master_addr, "10.0.0.1");
+  EXPECT_EQ(second.master_port, 77);
+  EXPECT_EQ(run.poll_timeout(), std::nullopt) << "nothing to wake up for";
+}
+
+TEST(Coordinator, NumbersRolesApart) {
+  FakeRun run({.min_nodes = 3, .max_nodes = 3});
+  run.join(0, {.ranks = 2, .role = "trainer"});
+  run.join(1, {.ranks = 1, .role = "reader"});
+  run.join(2, {.ranks = 2, .role = "trainer"});
+  run.handle(0, Reserved{});
+  EXPECT_EQ(run.assignment_of(2).first_rank, 3);
+  EXPECT_EQ(run.assignment_of(2).first_role_rank, 2);
+  EXPECT_EQ(run.assignment_of(2).role_world_size, 4);
+  EXPECT_EQ(run.assignment_of(1).first_role_rank, 0);
+  EXPECT_EQ(run.assignment_of(1).role_world_size, 1);
+}
+
+TEST(Coordinator, FollowsTheNumbersThatNodesWereGiven) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2, .numbered = true, .master_addr = "first"});
+  run.join(0, {.node_rank = 1});
+  run.join(1, {.node_rank = 1, .host = "twin"});
+  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("node-rank 1 is taken"));
+  run.join(2, {.node_rank = 5});
+  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("expects 2 nodes"));
+  run.join(3, {});
+  EXPECT_THAT(run.last<Refused>().reason, HasSubstr("this node has none"));
+  run.join(4, {.node_rank = 0});
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(4));
+  run.handle(4, Reserved{.address = "10.0.0.1"});
+  EXPECT_EQ(run.assignment_of(0).node_rank, 1);
+  EXPECT_EQ(run.assignment_of(0).master_addr, "first");
+}
+
+TEST(Coordinator, EndsWellWhenAllHaveFinished) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.handle(1, Finished{0});
+  EXPECT_FALSE(run.ended());
+  run.handle(0, Finished{0});
+  EXPECT_TRUE(run.ended());
+  EXPECT_THAT(run.told<End>(), ElementsAre(0, 1));
+  EXPECT_FALSE(run.last<End>().failure);
+}
+
+TEST(Coordinator, StartsAnewOnlyWhenNothingIsLeftAnywhere) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{.port = 1});
+  run.handle(1, kFailure);
+  EXPECT_THAT(run.told<Stop>(), ElementsAre(0, 1));
+  EXPECT_EQ(run.last<Stop>().notice, "rank 3 exited with code 1; restart 1 of 1");
+  run.forget();
+  run.handle(1, Stopped{0});
+  EXPECT_THAT(run.told<Reserve>(), IsEmpty());
+  run.handle(0, Stopped{0});
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
+  run.handle(0, Reserved{.port = 2});
+  EXPECT_EQ(run.assignment_of(1).restarts, 1);
+  EXPECT_EQ(run.assignment_of(1).attempt, 1);
+  EXPECT_EQ(run.assignment_of(1).master_port, 2);
+}
+
+TEST(Coordinator, TellsTheFirstFailureWhenNoRestartIsLeft) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.handle(1, kFailure);
+  run.handle(0, Failed{.attempt = 0, .report = {.first = {.rank = 0, .code = 9}}});
+  run.handle(0, Stopped{0});
+  EXPECT_FALSE(run.ended());
+  run.handle(1, Stopped{0});
+  EXPECT_THAT(run.told<End>(), ElementsAre(0, 1));
+  EXPECT_EQ(run.last<End>().failure->first.rank, 3);
+}
+
+TEST(Coordinator, HearsNothingOfAnAttemptThatIsOver) {
+  FakeRun run({.min_nodes = 1, .max_nodes = 1, .max_restarts = 3});
+  run.join(0);
+  run.handle(0, Reserved{});
+  run.handle(0, kFailure);
+  run.handle(0, Stopped{0});
+  run.handle(0, Reserved{});
+  run.forget();
+  run.handle(0, kFailure);
+  run.handle(0, Finished{0});
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  EXPECT_FALSE(run.ended());
+}
+
+TEST(Coordinator, WaitsForMoreNodesUntilTheLastCallEnds) {
+  FakeRun run({.min_nodes = 1, .max_nodes = 3, .last_call_timeout = 30s});
+  run.join(0);
+  EXPECT_EQ(run.poll_timeout(), 30s);
+  run.wait(20s);
+  run.join(1);
+  EXPECT_THAT(run.told<Reserve>(), IsEmpty());
+  run.wait(10s);
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
+}
+
+TEST(Coordinator, EndsWhenTooFewCome) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2, .numbered = true, .join_timeout = 60s});
+  run.join(0, {.node_rank = 0});
+  EXPECT_EQ(run.poll_timeout(), 60s);
+  run.wait(60s);
+  EXPECT_TRUE(run.ended());
+  EXPECT_THAT(run.last<End>().failure->reason,
+              HasSubstr("only 1 of 2 nodes joined within 60 s: node-rank 1 is missing"));
+  run.join(1, {.node_rank = 1});
+  EXPECT_EQ(run.last<Refused>().reason, "the run has ended");
+}
+
+TEST(Coordinator, MakesRoomForANodeThatComesLaterWithoutCountingARestart) {
+  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 0, .last_call_timeout = 0s});
+  run.join(0);
+  run.wait(0s);
+  run.handle(0, Reserved{});
+  run.join(1, {.host = "late"});
+  ASSERT_EQ(run.poll_timeout(), 1s) << "for more of them";
+  run.wait(1s);
+  EXPECT_THAT(run.told<Stop>(), ElementsAre(0));
+  EXPECT_THAT(run.last<Stop>().notice, HasSubstr("a node joined"));
+  run.handle(0, Stopped{0});
+  run.handle(0, Reserved{});
+  EXPECT_EQ(run.assignment_of(1).nodes, 2);
+  EXPECT_EQ(run.assignment_of(1).restarts, 0);
+}
+
+TEST(Coordinator, KeepsANodeTooManyUntilOneIsNeeded) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.join(2);
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  run.lose(1);
+  EXPECT_THAT(run.told<Stop>(), ElementsAre(0));
+  EXPECT_THAT(run.last<Stop>().notice, HasSubstr("node 1"));
+  run.handle(0, Stopped{0});
+  run.handle(0, Reserved{});
+  EXPECT_EQ(run.assignment_of(2).node_rank, 1);
+}
+
+TEST(Coordinator, WaitsForALostNodeToComeBack) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1, .join_timeout = 60s});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.lose(1);
+  run.handle(0, Stopped{0});
+  run.forget();
+  run.wait(59s);
+  EXPECT_FALSE(run.ended());
+  run.join(2);
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
+}
+
+TEST(Coordinator, GoesOnWithFewerWhenEnoughAreLeft) {
+  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 1});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.lose(0);
+  run.handle(1, Stopped{0});
+  run.handle(1, Reserved{});
+  EXPECT_EQ(run.assignment_of(1).nodes, 1);
+  EXPECT_EQ(run.assignment_of(1).node_rank, 0);
+}
+
+TEST(Coordinator, DoesNotMissANodeThatHadFinished) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.handle(1, Finished{0});
+  run.lose(1);
+  EXPECT_FALSE(run.ended());
+  run.handle(0, Finished{0});
+  EXPECT_TRUE(run.ended());
+  EXPECT_FALSE(run.last<End>().failure);
+}
+
+TEST(Coordinator, DoesNotWaitForeverForANodeThatDoesNotStop) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0);
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.handle(1, kFailure);
+  run.handle(1, Stopped{0});
+  ASSERT_TRUE(run.poll_timeout());
+  run.wait(*run.poll_timeout());
+  EXPECT_TRUE(run.ended());
+}
+
+TEST(Coordinator, LosesOnlyTheNodesThatDoNotStop) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 3, .max_restarts = 1});
+  for (int node = 0; node < 3; ++node) run.join(node);
+  run.handle(0, Reserved{});
+  run.handle(2, kFailure);
+  run.handle(0, Stopped{0});
+  run.handle(2, Stopped{0});
+  run.forget();
+  run.wait(*run.poll_timeout());
+  EXPECT_THAT(run.told<Refused>(), ElementsAre(1));
+  EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
+  run.handle(0, Reserved{});
+  EXPECT_THAT(run.told<Start>(), ElementsAre(0, 2));
+}
+
+TEST(Coordinator, WaitsAMomentForTheCauseOfAConsequence) {
+  const Failed consequence{.attempt = 0, .consequence = true, .report = {.first = {.rank = 0, .code = 1}}};
+  FakeRun told({.min_nodes = 2, .max_nodes = 2});
+  told.join(0);
+  told.join(1);
+  told.handle(0, Reserved{});
+  told.handle(0, consequence);
+  EXPECT_THAT(told.told<Stop>(), IsEmpty());
+  told.handle(1, kFailure);
+  EXPECT_THAT(told.told<Stop>(), ElementsAre(0, 1));
+  told.handle(0, Stopped{0});
+  told.handle(1, Stopped{0});
+  EXPECT_EQ(told.last<End>().failure->first.rank, 3);
+
+  FakeRun silent({.min_nodes = 2, .max_nodes = 2});
+  silent.join(0);
+  silent.join(1);
+  silent.handle(0, Reserved{});
+  silent.handle(0, consequence);
+  silent.wait(*silent.poll_timeout());
+  EXPECT_THAT(silent.told<Stop>(), ElementsAre(0, 1));
+}
+
+TEST(Coordinator, EndsWithTheLauncherAtWhichAllMeet) {
+  FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 5});
+  run.join(0, {.host = "a", .is_host = true});
+  run.join(1);
+  run.handle(0, Reserved{});
+  run.handle(0, Leaving{"its launcher got SIGTERM"});
+  EXPECT_THAT(run.told<End>(), ElementsAre(1));
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  EXPECT_THAT(run.last<End>().failure->reason, HasSubstr("the launcher on a"));
+}
+
+TEST(Coordinator, DoesNotWaitForeverForThePort) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 2});
+  run.join(0);
+  run.join(1);
+  ASSERT_TRUE(run.poll_timeout());
+  run.wait(*run.poll_timeout());
+  EXPECT_THAT(run.last<Stop>().notice, HasSubstr("does not answer"));
+}
+
+TEST(Coordinator, DoesNotStartFinishedNodesAgainForANewOne) {
+  FakeRun run({.min_nodes = 2, .max_nodes = 3, .last_call_timeout = 0s});
+  run.join(0);
+  run.join(1);
+  run.wait(0s);
+  run.handle(0, Reserved{});
+  run.handle(1, Finished{0});
+  run.join(2);
+  run.wait(2s);
+  EXPECT_THAT(run.told<Stop>(), IsEmpty());
+  run.handle(0, Finished{0});
+  EXPECT_THAT(run.told<End>(), ElementsAre(0, 1, 2));
+}
+
+}  // namespace
+}  // namespace lockstep::launch

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "node/liveness.h"
+
+#include <csignal>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "base/unique_fd.h"
+
+namespace lockstep::comm {
+namespace {
+
+// A fork of the test that runs `body`, and is killed at the end.
+class Forked {
+ public:
+  template <class Body>
+  explicit Forked(Body body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    ::alarm(60);
+    body();
+    ::_exit(0);
+  }
+  ~Forked() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  Forked(const Forked&) = delete;
+  Forked& operator=(const Forked&) = delete;
+  int pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+};
+
+// A line of /proc/<pid>/stat up to the pending signals, and what follows them.
+std::string stat_of(const std::string& name, unsigned flags, unsigned pending) {
+  std::string line = fmt::format("4711 ({}) R 1 4711 4711 0 -1 {}", name, flags);
+  for (int place = 10; place < 31; ++place) line += " 7";
+  return line + fmt::format(" {} 0 0 0\n", pending);
+}
+
+TEST(Dying, IsSeenFromAThreadsFlagsAndPendingSignals) {
+  constexpr unsigned kPlain = 0x400040;
+  EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 0)));
+  EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1))))
+      << "which it may catch";
+  EXPECT_TRUE(node::is_thread_exiting(stat_of("train", kPlain, 1U << (SIGKILL - 1))));
+  EXPECT_TRUE(node::is_thread_exiting(stat_of("train", kPlain | 0x4, 0))) << "in exit()";
+  EXPECT_TRUE(node::is_thread_exiting(stat_of("train", kPlain | 0x400, 0))) << "ended by a signal";
+  EXPECT_TRUE(node::is_thread_exiting(stat_of("a (b) R 1 1 1 1 1", kPlain, 1U << (SIGKILL - 1))));
+  EXPECT_FALSE(node::is_thread_exiting(""));
+  EXPECT_FALSE(node::is_thread_exiting("4711 (train) "));
+}
+
+TEST(Dying, AProcessThatRunsSleepsOrIsStoppedLives) {
+  EXPECT_FALSE(node::is_exiting(::getpid()));
+  const Forked child([] { ::pause(); });
+  EXPECT_FALSE(node::is_exiting(child.pid()));
+  ::kill(child.pid(), SIGSTOP);
+  ::waitpid(child.pid(), nullptr, WUNTRACED);
+  EXPECT_FALSE(node::is_exiting(child.pid()));
+}
+
+TEST(Dying, AKilledProcessIsDyingBeforeAnyoneHasReapedIt) {
+  const Forked child([] { ::pause(); });
+  ::kill(child.pid(), SIGKILL);
+  siginfo_t how{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child.pid()), &how, WEXITED | WNOWAIT), 0);
+  EXPECT_TRUE(node::is_exiting(child.pid()));
+}
+
+// From the moment of the kill on, which is what it is good for: no wait in between. One look may fall just
+// where the kernel turns the pending signal into a flag.
+TEST(Dying, IsSeenAtOnceAfterTheKill) {
+  for (int round = 0; round < 20; ++round) {
+    const Forked child([] {
+      while (true) ::getppid();
+    });
+    ::kill(child.pid(), SIGKILL);
+    EXPECT_TRUE(node::is_exiting(child.pid()) || node::is_exiting(child.pid()) ||
+                node::is_exiting(child.pid()))
+        << "round " << round;
+  }
+}
+
+TEST(Dying, AProcessWhoseMainThreadHasEndedLives) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const UniqueFd from(pipe[0]);
+  UniqueFd to(pipe[1]);
+  const Forked child([&] {
+    const auto main_thread = ::pthread_self();
+    std::thread([&to, main_thread] {
+      ::pthread_join(main_thread, nullptr);
+      (void)!::write(to.get(), "x", 1);
+      ::pause();
+    }).detach();
+    ::syscall(SYS_exit, 0);  // of this thread alone, without unwinding
+  });
+  to.reset();
+  char told = 0;
+  ASSERT_EQ(::read(from.get(), &told, 1), 1);
+  EXPECT_FALSE(node::is_exiting(child.pid()));
+}
+
+TEST(Dying, ThePidOfAPidfd) {
+  const Forked child([] { ::pause(); });
+  const UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid(), 0)));
+  EXPECT_EQ(node::process_of_pidfd(fd.get()), child.pid());
+  const UniqueFd other(::dup(STDIN_FILENO));
+  EXPECT_EQ(node::process_of_pidfd(other.get()), 0) << "no pidfd";
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rendezvous/store_barrier.h"
+
+#include <future>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <lockstep/base/error.h>
+
+#include "base/host.h"
+
+namespace lockstep::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+
+// Counts what ranks ask of it.
+class CountedStore : public c10d::HashStore {
+ public:
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    ++requests;
+    HashStore::set(key, value);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    ++requests;
+    return HashStore::get(key);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    ++requests;
+    return HashStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    ++requests;
+    return HashStore::check(keys);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    ++requests;
+    HashStore::wait(keys, timeout);
+  }
+  std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++requests;
+    return HashStore::multiGet(keys);
+  }
+
+  std::atomic<int> requests = 0;
+};
+
+void arrive(c10d::Store& store, const std::vector<int>& ranks, int size, std::chrono::milliseconds timeout) {
+  std::vector<std::future<void>> all;
+  for (const int rank : ranks) {
+    all.push_back(std::async(std::launch::async, [&store, rank, size, timeout] {
+      store_barrier(store, rank, size, Deadline(timeout));
+    }));
+  }
+  for (auto& one : all) one.wait();
+  for (auto& one : all) one.get();
+}
+
+std::vector<int> ranks_below(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+TEST(Arrival, AsksAsMuchOfTheStoreForManyRanksAsForFew) {
+  for (const int size : {1, 2, 40}) {
+    CountedStore store;
+    arrive(store, ranks_below(size), size, 60s);
+    // HashStore's multiGet gets one by one, which is counted, too.
+    EXPECT_LE(store.requests, 3 * size + 3 + size) << size;
+    const auto hosts = read_host_map(store);
+    EXPECT_TRUE(hosts.all_on_one_host(ranks_below(size)));
+    EXPECT_EQ(hosts.local_size(0), size);
+    EXPECT_EQ(hosts.local_rank(size - 1), size - 1);
+  }
+}
+
+TEST(Arrival, NamesThoseThatAreMissing) {
+  CountedStore store;
+  EXPECT_THAT(
+      [&] {
+        arrive(store, {0, 2, 3}, 6, 50ms);
+      },
+      ThrowsMessage<RendezvousError>(AllOf(HasSubstr("rank 0 of 6: ranks 1, 4, 5 did not arrive"),
+                                           HasSubstr("50 ms"), HasSubstr("MASTER_PORT"))));
+  CountedStore other;
+  EXPECT_THAT([&] { arrive(other, {1}, 2, 1ms); },
+              ThrowsMessage<RendezvousError>(HasSubstr("rank 1 of 2: rank 0 did not arrive")));
+}
+
+TEST(Arrival, NamesSomeOfManyThatAreMissing) {
+  CountedStore store;
+  EXPECT_THAT(
+      [&] {
+        arrive(store, {0, 3}, 1000, 50ms);
+      },
+      ThrowsMessage<RendezvousError>(
+          AllOf(HasSubstr("ranks 1, 2, 4, 5"), HasSubstr("21 and 978 more did not"), Not(HasSubstr("22,")))));
+  EXPECT_LT(store.requests, 500);
+}
+
+TEST(Arrival, ARankThatComesTwiceDoesNotStandForAnother) {
+  CountedStore store;
+  EXPECT_THAT(
+      [&] {
+        arrive(store, {0, 1, 1}, 3, 50ms);
+      },
+      ThrowsMessage<RendezvousError>(HasSubstr("rank 2 did not arrive")));
+  // But whoever is there at last has all arrived.
+  CountedStore late;
+  arrive(late, {0, 1, 1, 2}, 3, 60s);
+}
+
+TEST(HostMap, TellsWhoIsWhere) {
+  const auto hosts = HostMap::of({"a", "a", "b", "a", "b"});
+  EXPECT_EQ(hosts.text(), "2*0,1*1,1*0,1*1");
+  const auto read = HostMap::from_text(hosts.text());
+  EXPECT_FALSE(read.all_on_one_host({0, 1, 2}));
+  EXPECT_TRUE(read.all_on_one_host({3, 0}));
+  EXPECT_TRUE(read.all_on_one_host({}));
+  EXPECT_EQ(read.local_size(2), 2);
+  EXPECT_EQ(read.local_size(3), 3);
+  EXPECT_EQ(read.local_rank(3), 2);
+  EXPECT_EQ(read.local_rank(2), 0);
+}
+
+TEST(HostMap, RefusesOtherText) {
+  for (const char* text : {"x", "2", "2*", "2*0;", "-1*0", "2*0,,", "99999999999*0"}) {
+    EXPECT_THROW(HostMap::from_text(text), RendezvousError) << text;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::rendezvous
