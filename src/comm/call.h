@@ -52,14 +52,33 @@ struct Call {
   std::source_location where = {};
 };
 
-bool is_message(CallKind kind);
-bool has_operation(CallKind kind);
+constexpr bool is_message(CallKind kind) { return kind == CallKind::send || kind == CallKind::recv; }
+
+constexpr bool has_operation(CallKind kind) {
+  return kind == CallKind::all_reduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter ||
+         kind == CallKind::reduce_scatter_tensor;
+}
+
 // Whether tensors may differ in shape from rank to rank.
-bool is_uneven(CallKind kind);
+constexpr bool is_uneven(CallKind kind) {
+  return kind == CallKind::all_gather || kind == CallKind::gather || kind == CallKind::all_to_all ||
+         kind == CallKind::all_to_all_single;
+}
+
 // The tensor whose dtype and shape describe the call; nullptr for a barrier.
-const at::Tensor* main_tensor(const Call& call);
+inline const at::Tensor* main_tensor(const Call& call) {
+  const bool by_input =
+      is_uneven(call.kind) || call.kind == CallKind::all_gather_into_tensor || call.kind == CallKind::send;
+  const auto& tensors = by_input ? call.inputs : call.outputs;
+  return tensors.empty() ? nullptr : &tensors.front();
+}
+
 // Every tensor of the call, kept alive.
-std::vector<at::Tensor> tensors_of(const Call& call);
+inline std::vector<at::Tensor> tensors_of(const Call& call) {
+  auto tensors = call.inputs.vec();
+  tensors.insert(tensors.end(), call.outputs.begin(), call.outputs.end());
+  return tensors;
+}
 
 // A call under way.
 class Operation {

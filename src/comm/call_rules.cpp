@@ -286,8 +286,8 @@ class CallCheck {
 
   const CallRules& rules_;
   const Call& call_;
-  at::TensorList in_;
-  at::TensorList out_;
+  const at::TensorList& in_;
+  const at::TensorList& out_;
 };
 
 void CallRules::check(const Call& call) const { CallCheck(*this, call).run(); }

@@ -149,7 +149,7 @@ void check(GroupState& group, const Call& call) {
 
 }  // namespace
 
-Work start(const std::shared_ptr<GroupState>& group, Call call) {
+Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
   check(*group, call);
   Issue issue(*group, call);
   auto operation = issue.start();
@@ -157,7 +157,7 @@ Work start(const std::shared_ptr<GroupState>& group, Call call) {
       std::make_shared<PendingCall>(group, issue.record(), std::move(operation), issue.ends_on_stream()));
 }
 
-int run(const std::shared_ptr<GroupState>& group, Call call) {
+int run(const std::shared_ptr<GroupState>& group, Call&& call) {
   call.blocking = true;
   check(*group, call);
   Issue issue(*group, call);
