@@ -11,15 +11,9 @@
 #include <lockstep/backends/fake.h>
 #include <lockstep/base/error.h>
 
-#include "backends/device_dispatch/device_dispatch_backend.h"
-#include "backends/host_staged/host_staged_backend.h"
-#include "backends/shm/shm_backend.h"
+#include "backends/factories.h"
 #ifdef LOCKSTEP_HAS_GLOO
-#include "backends/gloo/gloo_backend.h"
 #include "backends/gloo/route.h"
-#endif
-#ifdef LOCKSTEP_HAS_NCCL
-#include "backends/nccl/nccl_backend.h"
 #endif
 
 namespace lockstep::backends {

@@ -15,12 +15,26 @@
 #include <lockstep/comm/backend.h>
 #include <lockstep/node/call_record.h>
 
-#include "comm/stream_backend.h"
 #include "graphs/revocable_graph.h"
 
 namespace lockstep::comm {
 
 class GroupState;
+
+// A backend whose calls may end on a device's stream. Waiting for such a Work makes the stream wait, not the
+// host, so StreamWatch detects a call that fails or never ends.
+class StreamBackend {
+ public:
+  virtual ~StreamBackend() = default;
+  virtual bool ends_on_stream(const c10d::Work& work) const = 0;
+  // The same call to be asked from another thread whether it has ended; keeps no tensor alive. Null for one
+  // that is being captured into a graph: it is not run now.
+  virtual c10::intrusive_ptr<c10d::Work> observer_of(const c10::intrusive_ptr<c10d::Work>& work) const = 0;
+  // Ends when what the current stream holds now has been done.
+  virtual c10::intrusive_ptr<c10d::Work> mark_stream() const = 0;
+  // Called once by the thread that asks.
+  virtual void prepare_observing_thread() const = 0;
+};
 
 // Watches over the calls of one group that end on a device's stream, on a thread of its own: notes in the log
 // when one has ended, and when one fails, takes longer than the group's timeout, or lost a rank, ends them

@@ -15,27 +15,7 @@ using Tensor = at::Tensor;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::SUM:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::AVG:
-      return c10d::ReduceOp::AVG;
-    case ReduceOp::PRODUCT:
-      return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::MIN:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::MAX:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::BAND:
-      return c10d::ReduceOp::BAND;
-    case ReduceOp::BOR:
-      return c10d::ReduceOp::BOR;
-    case ReduceOp::BXOR:
-      return c10d::ReduceOp::BXOR;
-  }
-  return c10d::ReduceOp::UNUSED;
-}
+c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
 
 // The tensor as a backend takes it: without gradient, complex numbers as pairs of reals.
 Tensor plain(const Tensor& tensor) {

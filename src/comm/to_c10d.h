@@ -5,6 +5,12 @@
 
 namespace lockstep::comm {
 
+// Both enumerations list the operations in the same order.
+static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
+              static_cast<int>(ReduceOp::AVG) == c10d::ReduceOp::AVG &&
+              static_cast<int>(ReduceOp::MAX) == c10d::ReduceOp::MAX &&
+              static_cast<int>(ReduceOp::BXOR) == c10d::ReduceOp::BXOR);
+
 // Makes a CallBackend of any c10d::Backend: one virtual call for each Call. See Note [One call path].
 //
 // Where the backend lacks AVG, the adapter asks for a sum and divides it when the call is waited for.

@@ -26,7 +26,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
   if (joinables_.empty()) throw ArgumentError("Join: it needs at least one joinable");
   const auto group = joinables_.front()->join_process_group();
   for (auto* joinable : joinables_) {
-    if (&joinable->join_process_group().state() != &group.state()) {
+    if (&comm::state_of(joinable->join_process_group()) != &comm::state_of(group)) {
       throw ArgumentError("Join: the joinables have different process groups");
     }
     if (joinable->join_options_) throw ArgumentError("Join: a joinable is part of another Join already");

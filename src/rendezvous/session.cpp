@@ -37,7 +37,7 @@ std::vector<int> all_ranks(int size) {
 
 // Calls on a device's stream fail after they have returned.
 void throw_failure_of(const ProcessGroup& group) {
-  if (const auto watch = group.state().watch()) watch->throw_if_failed();
+  if (const auto watch = comm::state_of(group).watch()) watch->throw_if_failed();
 }
 
 DeviceRequest device_request(const InitOptions& options, const backends::BackendSpec& backend) {

@@ -53,7 +53,7 @@ DistributedDataParallelOptions small_buckets(std::optional<ProcessGroup> group =
 // The ranks of `context` in a group that does not know that they share a host.
 ProcessGroup without_node_group(const Context& context) {
   const auto group = context.group();
-  auto info = group.state().info();
+  auto info = comm::state_of(group).info();
   info.node_group.reset();
   return {group.backend(), std::move(info)};
 }

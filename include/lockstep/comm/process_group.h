@@ -17,9 +17,11 @@
 
 namespace lockstep {
 
+class ProcessGroup;
 namespace comm {
 class GroupState;
-}
+GroupState& state_of(const ProcessGroup& group);
+}  // namespace comm
 namespace node {
 class NodeGroup;
 }
@@ -176,10 +178,9 @@ class ProcessGroup {
   std::string scatter_object(const std::vector<std::string>& objects, int src,
                              Where where = Where::current()) const;
 
-  /// For Lockstep's other layers; no part of the interface.
-  comm::GroupState& state() const { return *state_; }
-
  private:
+  friend comm::GroupState& comm::state_of(const ProcessGroup& group);
+
   std::shared_ptr<comm::GroupState> state_;
 };
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/device_dispatch/device_dispatch_backend.h"
-
 #include <algorithm>
 #include <exception>
 
@@ -9,8 +7,9 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/factories.h"
 #include "comm/from_c10d.h"
-#include "comm/stream_backend.h"
+#include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
 
 namespace lockstep::backends {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The only file that includes NCCL's header; compiled where LibTorch has CUDA and NCCL.
-#include "backends/nccl/nccl_backend.h"
-
 #include <algorithm>
 #include <future>
 #include <thread>
@@ -13,9 +11,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
+#include "backends/factories.h"
 #include "backends/join_node_group.h"
 #include "base/deadline.h"
-#include "comm/stream_backend.h"
+#include "comm/stream_watch.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {

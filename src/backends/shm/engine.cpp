@@ -9,7 +9,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "backends/shm/engines.h"
 #include "base/deadline.h"
 #include "base/futex.h"
 

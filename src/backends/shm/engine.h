@@ -113,6 +113,15 @@ class Engine {
   Arrival arrival_{communicator_};
 };
 
+// The engines of this process, or of the thread that is a rank by itself. A wait in one group also moves the
+// calls of the other groups forward: otherwise two ranks that wait for each other in different groups would
+// deadlock. Safe from any thread.
+void add_engine(Engine& engine);
+void remove_engine(Engine& engine);
+
+// Whether an engine beside `self` has calls under way; they are moved forward.
+bool advance_others(const Engine& self);
+
 template <class Fill, class Make, class Posted>
 auto Engine::start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
     -> decltype(make(Request())) {

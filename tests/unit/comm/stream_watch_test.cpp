@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "comm/stream_watch.h"
+
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -13,7 +15,6 @@
 #include <lockstep/comm/process_group.h>
 
 #include "comm/group_state.h"
-#include "comm/stream_backend.h"
 #include "graphs/graph_phase.h"
 #include "graphs/revocable_graph.h"
 
@@ -92,7 +93,7 @@ TEST(StreamWatch, NotesTheEndOfACallThatNobodyWaitsFor) {
   EXPECT_FALSE(work.is_completed()) << "only the stream waits";
   EXPECT_EQ(gpus.state_of_last(), CallState::issued);
   gpus.backend->last->end();
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
   EXPECT_EQ(gpus.state_of_last(), CallState::completed);
   EXPECT_TRUE(work.is_completed());
   EXPECT_EQ(gpus.backend->prepared, 1);
@@ -136,7 +137,7 @@ TEST(StreamWatch, CallsEndInAnyOrder) {
   while (!is_noted()) std::this_thread::yield();
   EXPECT_EQ(gpus.group.recent_calls().front().state, CallState::issued);
   first_work->end();
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
 // Two calls on one group, captured; what has to be done at each replay.
@@ -151,14 +152,14 @@ std::vector<std::function<void()>> capture_two_calls(const WatchedGroup& gpus) {
 TEST(StreamWatch, WhatIsCapturedIsWatchedAtEachReplay) {
   WatchedGroup gpus;
   const auto actions = capture_two_calls(gpus);
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong)) << "nothing is under way";
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong)) << "nothing is under way";
   ASSERT_EQ(actions.size(), 1) << "once for each group";
   actions[0]();
   const auto first = gpus.backend->replayed;
   actions[0]();
   gpus.backend->replayed->end();
   first->end();
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
 TEST(StreamWatch, AReplayThatDoesNotEndIsToldAtTheNext) {
@@ -252,7 +253,7 @@ TEST(StreamWatch, AWaitWithALimitBlocksAndEndsNothing) {
               ThrowsMessage<TimeoutError>(HasSubstr("not ended on the device after 20 ms")));
   gpus.backend->last->end();
   work.wait(kLong);
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
 TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {

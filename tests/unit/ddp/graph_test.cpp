@@ -9,7 +9,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "comm/stream_backend.h"
+#include "comm/stream_watch.h"
 #include "graphs/graph_phase.h"
 #include "unit/ddp/fake_group.h"
 #include "unit/graphs/fake_graph_device.h"
