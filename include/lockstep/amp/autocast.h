@@ -13,7 +13,7 @@ namespace lockstep::amp {
 
 /// Options of Autocast under PyTorch's names, with PyTorch's defaults.
 struct AutocastOptions {
-  /// The dtype of operators that gain by it. Default: bfloat16 on the CPU, float16 on CUDA.
+  /// The dtype of operators that benefit from it. Default: bfloat16 on the CPU, float16 on CUDA.
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// False disables autocast within an outer scope.
   bool enabled = true;

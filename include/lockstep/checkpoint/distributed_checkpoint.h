@@ -72,7 +72,7 @@ void load(Dict& contents, const std::filesystem::path& folder,
 ///
 /// Every rank writes its parts of each ShardedTensor. Other entries must be equal on all ranks that have
 /// them, and are distributed over these ranks. An existing checkpoint in the folder stays complete until the
-/// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks: a rank cannot write, an
+/// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks if a rank cannot write, an
 /// entry cannot be saved, or the parts of a tensor overlap or leave elements out.
 void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
           const std::optional<ProcessGroup>& process_group = std::nullopt);
