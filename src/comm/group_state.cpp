@@ -138,8 +138,7 @@ void GroupState::shut_down_backend() noexcept {
   try {
     backend_->shutdown();
   } catch (const std::exception& error) {
-    lockstep::log(LogLevel::warning,
-                  fmt::format("{}: it could not be left in order: {}", whoami(), error.what()));
+    lockstep::log(LogLevel::warning, fmt::format("{}: leaving the group failed: {}", whoami(), error.what()));
   }
 }
 

@@ -53,7 +53,7 @@ UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, 
   while (!deadline.expired()) {
     auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
     if (connection) return connection;
-    if (!complaint_at(point).empty()) throw Error("a rank stays away");
+    if (!complaint_at(point).empty()) throw Error("a rank could not join");
   }
   return {};
 }
@@ -75,13 +75,14 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
   while (!ranks_missing(members).empty()) {
     auto connection = accept_rank(listener, point, deadline);
     if (!connection) {
-      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not come to share memory within {} ms",
+      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not arrive to share memory within {} ms",
                                         members.size(), fmt::join(ranks_missing(members), ", "),
                                         deadline.timeout().count()));
     }
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t rank = message.number;
-    if (rank >= members.size() || connections[rank]) throw RendezvousError("two processes claim one rank");
+    if (rank >= members.size() || connections[rank])
+      throw RendezvousError("two processes claim the same rank");
     members[rank] = member_from(std::move(message), 0, point);
     connections[rank] = std::move(connection);
   }
@@ -99,7 +100,7 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
 void collect_elsewhere(std::vector<NodeMember>& members, int rank, const ExchangePoint& point,
                        const Deadline& deadline) {
   const auto name = point.lookup();
-  if (name.empty()) throw Error("rank 0 stays away");
+  if (name.empty()) throw Error("rank 0 could not join");
   const auto connection = connect_locally(name, deadline);
   const auto own = static_cast<std::size_t>(rank);
   send_fds(connection.get(), static_cast<std::uint32_t>(rank), fds_of(members[own]), deadline);
@@ -107,7 +108,7 @@ void collect_elsewhere(std::vector<NodeMember>& members, int rank, const Exchang
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t about = message.number;
     if (about >= members.size() || about == own)
-      throw RendezvousError("rank 0 told of a rank that cannot be");
+      throw RendezvousError("rank 0 sent the memory of an unexpected rank");
     members[about] = member_from(std::move(message), rank, point);
   }
   // No rank continues before all have mapped everything.

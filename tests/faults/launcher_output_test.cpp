@@ -104,7 +104,7 @@ TEST(LauncherOutput, EndsARunThatNobodyReadsAnyMore) {
   launcher.wait_for("more");
   launcher.stop_reading_stdout();
   EXPECT_EQ(launcher.finish(), 128 + SIGPIPE);
-  EXPECT_THAT(launcher.err(), HasSubstr("nobody reads stdout"));
+  EXPECT_THAT(launcher.err(), HasSubstr("stdout has no reader"));
   launcher.wait_for_no_family();
 }
 

@@ -101,7 +101,8 @@ const testing::Scenario message_size("desync: message", [] {
       (void)context.group().recv(torch::ones({5}), 0);
     }
   };
-  EXPECT_THAT(exchange, ThrowsMessage<DesyncError>(HasSubstr("a message of another size or element type")));
+  EXPECT_THAT(exchange,
+              ThrowsMessage<DesyncError>(HasSubstr("a message whose size or element type differs")));
 });
 TEST(Disagreement, OfMessages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
 

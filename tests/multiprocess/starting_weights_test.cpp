@@ -76,7 +76,7 @@ const Scenario from_other_files("weights from other files", [] {
                 share_starting_weights(net, folder / (is_last ? "old.pt" : "start.pt"),
                                        CheckpointReading::every_rank);
               }),
-              HasSubstr(fmt::format("rank {} has read other starting weights", context.world_size() - 1)));
+              HasSubstr(fmt::format("the starting weights that rank {} read", context.world_size() - 1)));
 });
 TEST_P(StartingWeights, FromOtherFilesAreFound) { run_here(from_other_files); }
 

@@ -169,12 +169,13 @@ TEST_F(CkptFolders, WithAPieceOfAnotherShapeAreNoneThatVerifies) {
 
 TEST_F(CkptFolders, ThatAreUnfinishedOrNoneAreToldApart) {
   fs::create_directories(path("empty"));
-  EXPECT_THAT(expect_failure({"show", file("empty")}), HasSubstr("empty: it is no distributed checkpoint"));
+  EXPECT_THAT(expect_failure({"show", file("empty")}),
+              HasSubstr("empty: it is not a distributed checkpoint"));
   dcp::save({{"w", torch::ones({3})}}, path("half"));
   fs::remove(path("half") / ".metadata");
-  EXPECT_THAT(expect_failure({"show", file("half")}), HasSubstr("half: its writing was not finished"));
-  EXPECT_THAT(run({"verify", file("half")}).out, HasSubstr("half: its writing was not finished"));
-  EXPECT_THAT(expect_failure({"diff", file("half"), file("half")}), HasSubstr("not finished"));
+  EXPECT_THAT(expect_failure({"show", file("half")}), HasSubstr("half: the save was not completed"));
+  EXPECT_THAT(run({"verify", file("half")}).out, HasSubstr("half: the save was not completed"));
+  EXPECT_THAT(expect_failure({"diff", file("half"), file("half")}), HasSubstr("not completed"));
   // A killed conversion can be repeated.
   save(Dict{{"w", torch::zeros({3})}}, path("w.pt"));
   expect_success({"convert", file("w.pt"), file("half")});
@@ -193,7 +194,7 @@ TEST_F(CkptFolders, AreNotMadeWhereTheyDoNotBelong) {
               AllOf(HasSubstr("folder"), HasSubstr("holds a dict"), HasSubstr("list")));
   save(Dict{{"s", torch::eye(3).to_sparse()}}, path("sparse.pt"));
   EXPECT_THAT(expect_failure({"convert", file("sparse.pt"), file("folder")}),
-              HasSubstr("'s' is no tensor that"));
+              HasSubstr("'s' is not a tensor that"));
   EXPECT_FALSE(fs::exists(path("folder") / ".metadata"));
 }
 

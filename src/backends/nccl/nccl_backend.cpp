@@ -131,7 +131,8 @@ BackendHandle create_nccl(const BackendRequest& request) {
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw RendezvousError(fmt::format(
-        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. NCCL_DEBUG=INFO says more",
+        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. Set NCCL_DEBUG=INFO for "
+        "details",
         request.rank, request.size, request.group_name, device.str(), text.substr(0, text.find('\n'))));
   }
 }

@@ -337,8 +337,7 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
                         Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
       throw DesyncError(
-          fmt::format("{} received from {} a message of another size or element type than it "
-                      "asked for",
+          fmt::format("{} received from {} a message whose size or element type differs from its tensor's",
                       reporter, culprit));
     case Cause::aborted:
       throw Error(reporter + " aborted the group");

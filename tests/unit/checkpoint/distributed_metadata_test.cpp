@@ -97,7 +97,7 @@ TEST(DistributedMetadata, WhatIsNoRecordIsRefused) {
   };
   EXPECT_THAT(error_of_metadata(with_tensor(text("properties") + ")")), HasSubstr("no properties"));
   EXPECT_THAT(error_of_metadata(text("state_dict_metadata") + "}" + text("storage_data") + "}()Nu"),
-              HasSubstr("() is no record"));
+              HasSubstr("() is not a record"));
 }
 
 TEST(DistributedMetadata, SizesThatNoNumberHoldsAreRefused) {
@@ -108,7 +108,7 @@ TEST(DistributedMetadata, SizesThatNoNumberHoldsAreRefused) {
   constexpr std::int64_t large = std::int64_t{1} << 61;
   EXPECT_THAT(error_of_sizes({large}, at::kDouble), HasSubstr("too large"));
   EXPECT_THAT(error_of_sizes({large, 8}, at::kByte), HasSubstr("too large"));
-  EXPECT_THAT(error_of_sizes({1000}, at::kDouble), HasSubstr("larger than its place"));
+  EXPECT_THAT(error_of_sizes({1000}, at::kDouble), HasSubstr("larger than its space"));
 }
 
 }  // namespace

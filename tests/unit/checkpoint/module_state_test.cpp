@@ -101,7 +101,7 @@ TEST(ModuleState, KeysAreRenamedByTheFirstRuleThatFits) {
   Dict dict = ordered_dict();
   for (const auto& [key, value] : state_dict(make_net())) dict.set("backbone.layer" + key.as_string(), value);
   EXPECT_NO_THROW(load_state_dict(net, dict, {.rename = {{"^backbone\\.layer(\\d)", "$1"}}}));
-  EXPECT_THAT(error_of(net, dict, {.rename = {{"(", ""}}}), HasSubstr("no regular expression"));
+  EXPECT_THAT(error_of(net, dict, {.rename = {{"(", ""}}}), HasSubstr("not a regular expression"));
   EXPECT_THAT(error_of(net, dict, {.rename = {{"^.*$", "x"}}}), HasSubstr("two keys the name 'x'"));
 }
 

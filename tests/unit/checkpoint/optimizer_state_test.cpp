@@ -91,7 +91,8 @@ TEST(OptimizerState, WhatIsNoCountOrHasNoDataIsACheckpointError) {
     dict.at("state").as_dict().at(0).as_dict().set(name, value);
     return error_of(adam, dict);
   };
-  EXPECT_THAT(with("step", torch::full({}, std::numeric_limits<double>::quiet_NaN())), HasSubstr("no count"));
+  EXPECT_THAT(with("step", torch::full({}, std::numeric_limits<double>::quiet_NaN())),
+              HasSubstr("not a count"));
   EXPECT_NE(with("exp_avg", torch::empty({2, 2}, torch::kMeta)), "");
 }
 

@@ -95,7 +95,7 @@ TEST(Structure, KeepsKeysAndKindsAndHasEveryNameOnce) {
   EXPECT_THAT(error_of([] {
                 dcp::fill_structure(List{"a", "a"}, [](const std::string&) { return Value(); });
               }),
-              HasSubstr("'a' is in two places"));
+              HasSubstr("'a' occurs twice"));
 }
 
 // A fresh optimizer's state is an empty dict, which takes what was saved below it.
@@ -137,7 +137,7 @@ TEST(GeneratorStates, OfTheCpuAndOfGpus) {
   EXPECT_TRUE(next(cpu).equal(expected[0]));
   EXPECT_TRUE(checkpointing::generator_states(cpu, {}).is<at::Tensor>());
   EXPECT_THAT(error_of([&] { checkpointing::set_generator_states(cpu, {}, torch::zeros({3}, at::kByte)); }),
-              HasSubstr("no state of a generator"));
+              HasSubstr("not the state of a generator"));
 }
 
 TEST(ReplacedCheckpoint, IsReadOnceMore) {

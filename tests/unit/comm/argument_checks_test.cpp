@@ -101,7 +101,7 @@ TEST_F(ArgumentChecks, Splits) {
   expect_refused([&] { group.all_to_all_single(nine, nine, {1, 8}, {3, 3, 3}); }, "2 entries for 3 ranks");
   expect_refused([&] { group.all_to_all_single(nine, nine, {1, 1, 1}, {3, 3, 3}); }, "sums to 3");
   expect_refused([&] { group.all_to_all_single(nine, nine, {3, 3, 3}, {-1, 5, 5}); }, "negative entry -1");
-  expect_refused([&] { group.all_to_all_single(torch::ones({}), nine); }, "no dimension to cut");
+  expect_refused([&] { group.all_to_all_single(torch::ones({}), nine); }, "no dimension to split");
 }
 
 TEST_F(ArgumentChecks, Operations) {

@@ -59,7 +59,7 @@ TEST(CheckEnvironment, MindsAProxyUnlessThereAreExceptions) {
 }
 
 TEST(CheckEnvironment, NeedsAFreeMasterPort) {
-  EXPECT_THAT(with({{"MASTER_PORT", "x"}}), ElementsAre(is_problem("is \"x\", which is no port")));
+  EXPECT_THAT(with({{"MASTER_PORT", "x"}}), ElementsAre(is_problem("is \"x\", which is not a port")));
   EXPECT_THAT(with({{"MASTER_PORT", "5"}}, {.master_port = 5, .master_port_error = "in use"}),
               ElementsAre(is_problem("is taken: in use")));
 }

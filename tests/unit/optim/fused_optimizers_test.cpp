@@ -96,7 +96,7 @@ TEST(FusedOptimizers, WhatTheKernelsDoNotTakeIsNamed) {
     expect_named([&] { FusedAdamW({parameter(images()), weight}); }, text);
     expect_named([&] { FusedSGD({parameter(images()), weight}); }, text);
   };
-  refused(torch::ones({2}, torch::kComplexFloat).requires_grad_(), "is no floating-point tensor");
+  refused(torch::ones({2}, torch::kComplexFloat).requires_grad_(), "is not a floating-point tensor");
   refused(torch::ones({4, 2}).select(1, 0).requires_grad_(), "has gaps");
 }
 

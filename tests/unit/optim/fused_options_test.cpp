@@ -172,7 +172,7 @@ TEST(FusedOptions, WhatLibTorchsFunctionLetInIsRefusedAtTheStep) {
   base.add_param_group(OptimizerParamGroup({torch::ones({2}, torch::kLong)}));
   EXPECT_THAT(
       [&] { integers.step(); },
-      ThrowsMessage<ArgumentError>(HasSubstr("parameter 0 of group 1, Long[2] on cpu, is no floating")));
+      ThrowsMessage<ArgumentError>(HasSubstr("parameter 0 of group 1, Long[2] on cpu, is not a floating")));
 }
 
 TEST(FusedOptions, CopiesAreWhole) {

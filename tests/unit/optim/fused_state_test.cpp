@@ -146,9 +146,8 @@ TEST(FusedState, OptionsOfAnotherClassAreConvertedOrRefused) {
   group.set_options(std::make_unique<torch::optim::AdamWOptions>(0.5));
   EXPECT_EQ(state_dict(side.optimizer).at("param_groups").as_items()[0]["lr"].as_double(), 0.5);
   torch::serialize::OutputArchive archive;
-  EXPECT_THAT(
-      [&] { side.optimizer.save(archive); },
-      ThrowsMessage<ArgumentError>(HasSubstr("FusedAdamW: group 0 has got options of another class")));
+  EXPECT_THAT([&] { side.optimizer.save(archive); },
+              ThrowsMessage<ArgumentError>(HasSubstr("FusedAdamW: the options of group 0 were replaced")));
   load_state_dict(side.optimizer, state_dict(side.optimizer));
   EXPECT_NE(dynamic_cast<const FusedAdamWOptions*>(&group.options()), nullptr);
   group.set_options(std::make_unique<torch::optim::SGDOptions>(0.5));
@@ -182,7 +181,7 @@ TEST(FusedState, WhatOthersCannotDoOrIsOfAnotherKindIsRefused) {
   auto damaged = state_dict(fused.optimizer);
   damaged.at("state").as_dict().at(0).as_dict().set("step", torch::full({}, std::nanf("")));
   EXPECT_THAT([&] { load_state_dict(fused.optimizer, damaged); },
-              ThrowsMessage<CheckpointError>(HasSubstr("no count")));
+              ThrowsMessage<CheckpointError>(HasSubstr("not a count")));
 }
 
 TEST(FusedState, LoadedStateLiesAsTheKernelsNeedIt) {

@@ -161,8 +161,8 @@ TEST(Safetensors, RefuseWhatTheFormatCannotHold) {
   EXPECT_THAT(complaint_about({{"x", at::ones({2, 2}).to_sparse()}}), HasSubstr("'x' is sparse"));
   EXPECT_THAT(complaint_about({{"x", at::empty({2}, at::kMeta)}}), HasSubstr("meta device"));
   EXPECT_THAT(complaint_about({{"x", at::Tensor()}}), HasSubstr("'x' is undefined"));
-  EXPECT_THAT(complaint_about({{"\xff", at::ones({1})}}), HasSubstr("no UTF-8"));
-  EXPECT_THAT(complaint_about({}, {.metadata = {{"k", "\xff"}}}), HasSubstr("no UTF-8"));
+  EXPECT_THAT(complaint_about({{"\xff", at::ones({1})}}), HasSubstr("not UTF-8"));
+  EXPECT_THAT(complaint_about({}, {.metadata = {{"k", "\xff"}}}), HasSubstr("not UTF-8"));
 }
 
 TEST(Safetensors, LeaveTheOldFileWhereTheNewOneFails) {
