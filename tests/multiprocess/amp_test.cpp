@@ -97,7 +97,7 @@ const testing::Scenario without_ddp("amp without ddp", [] {
   train_alone<optim::FusedSGD>(context);
 });
 
-TEST(Amp, WithAGroupAnInfSkipsTheStepOnRanksWithGradientsOfTheirOwn) {
+TEST(Amp, WithAGroupAnInfSkipsTheStepOnAllRanks) {
   testing::expect_all_passed(testing::run_ranks(without_ddp, {.world_size = 2}));
   testing::expect_all_passed(testing::run_ranks(without_ddp, {.world_size = 3}));
 }
@@ -128,7 +128,7 @@ const testing::Scenario in_threads("amp in threads", [] {
   EXPECT_EQ(parallel->forward(images).scalar_type(), torch::kHalf) << "replicas work as the caller does";
 });
 
-TEST(Amp, IsTheThreadsAndGoesOnToReplicas) {
+TEST(Amp, StateIsPerThreadAndPassesToReplicas) {
   testing::expect_all_passed(testing::run_ranks(in_threads, {.world_size = 1}));
 }
 

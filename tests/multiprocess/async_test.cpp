@@ -102,7 +102,7 @@ const testing::Scenario dropped("async dropped", [] {
   context.group().all_reduce(x);
   expect_equal(x, sum_of_ranks(context.world_size(), 10));
 });
-TEST_P(Async, ADroppedWorkGoesOn) { run(dropped); }
+TEST_P(Async, ADroppedWorkContinues) { run(dropped); }
 
 class Messages : public testing::EveryBackend {};
 class MessagesOfFour : public testing::EveryBackend {};
@@ -153,7 +153,7 @@ const testing::Scenario from_anybody("async from anybody", [] {
   }
   EXPECT_THAT(senders, ::testing::UnorderedElementsAre(1, 2, 3));
 });
-TEST_P(MessagesOfFour, FromAnyRankTellWhoSent) { run(from_anybody); }
+TEST_P(MessagesOfFour, ReceivesFromAnyRankReturnTheSender) { run(from_anybody); }
 
 }  // namespace
 }  // namespace lockstep

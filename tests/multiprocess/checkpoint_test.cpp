@@ -130,7 +130,7 @@ const testing::Scenario wrapped_and_bare("a DDP and the bare module fit each oth
   EXPECT_TRUE(equal(state_dict(inner), state_dict(other)));
   EXPECT_EQ(load_state_dict(ddp, wrapped).prefix, PrefixChange::none);
 });
-TEST_P(Checkpoints, OfADistributedModuleFitTheBareOne) { run_here(wrapped_and_bare); }
+TEST_P(Checkpoints, DistributedModuleLoadsIntoBareModule) { run_here(wrapped_and_bare); }
 
 const testing::Scenario trains_on("train with checkpoints", [] {
   torch::set_num_threads(1);
@@ -145,7 +145,7 @@ const testing::Scenario trains_on("train with checkpoints", [] {
   manager.save(until, training.state().state_dict());
 });
 
-TEST_P(Checkpoints, HundredStepsAreFiftyAndFifty) {
+TEST_P(Checkpoints, HundredStepsEqualFiftyPlusFifty) {
   const auto whole = temp_.path() / "whole";
   const auto parts = temp_.path() / "parts";
   run(trains_on, {{"FOLDER", whole.string()}, {"FROM", ""}, {"UNTIL", "100"}});
@@ -171,7 +171,7 @@ const testing::Scenario stops_between("train between the steps of the optimizer"
   manager.save(until, state);
 });
 
-TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
+TEST_P(Checkpoints, ResumeAccumulatedGradients) {
   // With numbers of ranks that are no power of two the last bit may differ. Gradients that were averaged
   // before come back as tensors of their own, which DDP averages by the reciprocal as in PyTorch, and those
   // that it has kept by a division; and Gloo's order of summing depends on places in a bucket, which the
@@ -194,7 +194,7 @@ TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
   }
 }
 
-TEST(AnotherNumberOfRanks, CannotGoOnWithGradientsOfItsOwn) {
+TEST(AnotherNumberOfRanks, RejectsGradientsAccumulatedPerRank) {
   const testing::TempFolder temp;
   const auto go = [&](int ranks, const char* from, const char* until) {
     return testing::run_ranks(
@@ -225,7 +225,7 @@ const testing::Scenario trains_on_together("train with checkpoints of every rank
   manager.save(until, training.state().state_dict());
 });
 
-TEST_P(Checkpoints, HundredStepsAreFiftyAndFiftyWhereEveryRankWrites) {
+TEST_P(Checkpoints, HundredStepsEqualFiftyPlusFiftyIfEveryRankWrites) {
   const auto whole = temp_.path() / "whole";
   const auto parts = temp_.path() / "parts";
   run(trains_on_together, {{"FOLDER", whole.string()}, {"FROM", ""}, {"UNTIL", "100"}});
@@ -260,7 +260,7 @@ const testing::Scenario hands_out("hand out samples", [] {
   }
 });
 
-TEST(AnotherNumberOfRanks, StillSeesEverySampleOfTheEpochOnce) {
+TEST(AnotherNumberOfRanks, SeesEverySampleOfTheEpochOnce) {
   const testing::TempFolder temp;
   const auto run_on = [&](int ranks, int batches) {
     testing::expect_all_passed(testing::run_ranks(

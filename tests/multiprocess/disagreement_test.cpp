@@ -42,41 +42,41 @@ const testing::Scenario other_kind("desync: kind", [] {
       reduce_ones, [](const ProcessGroup& group) { group.broadcast(torch::ones({12}), 0); },
       "rank 0: all_reduce of 12 x f32", "rank 1: broadcast of 12 x f32, root 0");
 });
-TEST(Disagreement, OfKind) { testing::expect_all_passed(testing::run_ranks(other_kind, {.world_size = 3})); }
+TEST(Disagreement, Kind) { testing::expect_all_passed(testing::run_ranks(other_kind, {.world_size = 3})); }
 
 const testing::Scenario other_shape("desync: shape", [] {
   expect_desync(
       reduce_ones, [](const ProcessGroup& group) { group.all_reduce(torch::ones({13})); },
       "rank 0: all_reduce of 12 x f32", "rank 1: all_reduce of 13 x f32");
 });
-TEST(Disagreement, OfSize) { testing::expect_all_passed(testing::run_ranks(other_shape, {.world_size = 3})); }
+TEST(Disagreement, Size) { testing::expect_all_passed(testing::run_ranks(other_shape, {.world_size = 3})); }
 
 const testing::Scenario other_dtype("desync: dtype", [] {
   expect_desync(
       reduce_ones, [](const ProcessGroup& group) { group.all_reduce(torch::ones({24}, at::kHalf)); },
       "rank 0: all_reduce of 12 x f32", "rank 1: all_reduce of 24 x f16");
 });
-TEST(Disagreement, OfType) { testing::expect_all_passed(testing::run_ranks(other_dtype)); }
+TEST(Disagreement, Type) { testing::expect_all_passed(testing::run_ranks(other_dtype)); }
 
 const testing::Scenario other_reduction("desync: reduction", [] {
   expect_desync(
       reduce_ones, [](const ProcessGroup& group) { group.all_reduce(torch::ones({12}), ReduceOp::MAX); },
       "(sum)", "(max)");
 });
-TEST(Disagreement, OfReduction) { testing::expect_all_passed(testing::run_ranks(other_reduction)); }
+TEST(Disagreement, Reduction) { testing::expect_all_passed(testing::run_ranks(other_reduction)); }
 
 const testing::Scenario other_root("desync: root", [] {
   expect_desync([](const ProcessGroup& group) { group.broadcast(torch::ones({3}), 0); },
                 [](const ProcessGroup& group) { group.broadcast(torch::ones({3}), 1); }, "root 0", "root 1");
 });
-TEST(Disagreement, OfRoot) { testing::expect_all_passed(testing::run_ranks(other_root)); }
+TEST(Disagreement, Root) { testing::expect_all_passed(testing::run_ranks(other_root)); }
 
 const testing::Scenario large("desync: large", [] {
   expect_desync([](const ProcessGroup& group) { group.all_reduce(torch::ones({1'000'000})); },
                 [](const ProcessGroup& group) { group.all_reduce(torch::ones({1'000'001})); },
                 "1000000 x f32", "1000001 x f32");
 });
-TEST(Disagreement, OfLargeTensors) { testing::expect_all_passed(testing::run_ranks(large)); }
+TEST(Disagreement, LargeTensors) { testing::expect_all_passed(testing::run_ranks(large)); }
 
 const testing::Scenario split_sizes("desync: splits", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
@@ -89,7 +89,7 @@ const testing::Scenario split_sizes("desync: splits", [] {
       context.rank() == 0 ? std::vector<std::int64_t>{1, 1} : std::vector<std::int64_t>{3, 1};
   EXPECT_THROW(context.group().all_to_all_single(output, input, wanted, sent), DesyncError);
 });
-TEST(Disagreement, OfSplitSizes) { testing::expect_all_passed(testing::run_ranks(split_sizes)); }
+TEST(Disagreement, SplitSizes) { testing::expect_all_passed(testing::run_ranks(split_sizes)); }
 
 const testing::Scenario message_size("desync: message", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
@@ -104,7 +104,7 @@ const testing::Scenario message_size("desync: message", [] {
   EXPECT_THAT(exchange,
               ThrowsMessage<DesyncError>(HasSubstr("a message whose size or element type differs")));
 });
-TEST(Disagreement, OfMessages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
+TEST(Disagreement, Messages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
 
 const testing::Scenario over_gloo("desync: gloo", [] {
   const auto context = init({.backend = "gloo", .timeout = 20s, .check_calls = true});
@@ -122,7 +122,7 @@ const testing::Scenario over_gloo("desync: gloo", [] {
                               HasSubstr("root 1"))));
   EXPECT_EQ(x[0].item<float>(), 2);
 });
-TEST(Disagreement, IsFoundOverGlooWhenAskedFor) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
+TEST(Disagreement, IsFoundOverGlooOnRequest) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
 
 const testing::Scenario starts_anew("desync: anew", [] {
   auto context = std::make_optional(init({.backend = "shm", .timeout = 20s}));
@@ -133,7 +133,7 @@ const testing::Scenario starts_anew("desync: anew", [] {
   third->all_reduce(x);
   EXPECT_TRUE(torch::equal(x, torch::full({5}, 2.F)));
 });
-TEST(Disagreement, ANewGroupCanBeMadeAfterwards) {
+TEST(Disagreement, ANewGroupCanBeCreatedAfterwards) {
   testing::expect_all_passed(testing::run_ranks(starts_anew));
 }
 

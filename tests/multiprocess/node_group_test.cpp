@@ -87,14 +87,14 @@ const testing::Scenario by_file("by file", [] {
   for (int run = 0; run < 2; ++run) expect_whole(init(options), own_rank(), own_world());
 });
 
-TEST(Arrival, ByFileAndNothingIsLeftBehind) {
+TEST(Arrival, FileIsRemovedAfterwards) {
   const Folder folder;
   testing::expect_all_passed(
       testing::run_ranks(by_file, unnamed(3, {{"TEST_FILE", folder.file("meeting")}})));
   EXPECT_TRUE(folder.empty());
 }
 
-TEST(Arrival, AFileThatAKilledRunLeftDoesNotMatter) {
+TEST(Arrival, IgnoresTheFileOfAKilledRun) {
   const Folder folder;
   const auto path = folder.file("meeting");
   // A run of three of which one never comes: the others are killed while they wait.
@@ -127,7 +127,7 @@ const testing::Scenario by_own_store("by a store of one's own", [] {
                  own_world());
   }
 });
-TEST(Arrival, AStoreOfOnesOwn) {
+TEST(Arrival, UserProvidedStore) {
   const Folder folder;
   testing::expect_all_passed(
       testing::run_ranks(by_own_store, unnamed(2, {{"TEST_FILE", folder.file("store")}})));

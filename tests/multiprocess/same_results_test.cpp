@@ -179,7 +179,7 @@ const testing::Scenario other_types("same results: types", [] {
             {SUM, MIN, MAX, PRODUCT, BAND, BOR, BXOR});
   check_all({at::kComplexFloat, at::kComplexDouble}, {SUM, AVG});
 });
-TEST(SameResults, OfIntegersBooleansAndComplexNumbers) {
+TEST(SameResults, IntegersBooleansAndComplexNumbers) {
   testing::expect_all_passed(testing::run_ranks(other_types, {.world_size = 3}));
 }
 
@@ -208,7 +208,7 @@ const testing::Scenario uneven_lists("same results: uneven lists", [] {
     }
   }
 });
-TEST(SameResults, OfListsOfDifferentLengths) {
+TEST(SameResults, ListsOfDifferentLengths) {
   testing::expect_all_passed(testing::run_ranks(uneven_lists, {.world_size = 3}));
 }
 
@@ -237,7 +237,7 @@ const testing::Scenario buckets("same results: buckets", [] {
     EXPECT_TRUE(lies_in_shared_memory(parameter.grad().const_data_ptr()));
   }
 });
-TEST(Buckets, LieInTheMemoryThatRanksShare) { testing::expect_all_passed(testing::run_ranks(buckets)); }
+TEST(Buckets, AreInSharedMemory) { testing::expect_all_passed(testing::run_ranks(buckets)); }
 
 }  // namespace
 }  // namespace lockstep

@@ -137,7 +137,7 @@ const Scenario falls_back("damage is passed over on all ranks", [] {
   EXPECT_THAT(error_of([&] { manager.load_latest(there); }),
               HasSubstr("none of the 2 checkpoints can be loaded"));
 });
-TEST_P(ShardedManager, DamageIsPassedOverOnAllRanks) { run_here(falls_back); }
+TEST_P(ShardedManager, DamageIsSkippedOnAllRanks) { run_here(falls_back); }
 
 const Scenario does_not_fit("a mismatch is an error, and no older checkpoint hides it", [] {
   const auto context = init({.backend = backend_under_test()});
@@ -150,7 +150,7 @@ const Scenario does_not_fit("a mismatch is an error, and no older checkpoint hid
   EXPECT_THAT(error_of([&] { manager.load_latest(more); }), HasSubstr("there is no entry 'more'"));
   context.group().barrier();
 });
-TEST_P(ShardedManager, WhatDoesNotFitIsNoDamage) { run_here(does_not_fit); }
+TEST_P(ShardedManager, AMismatchIsNotDamage) { run_here(does_not_fit); }
 
 // Buffers of BatchNorm, meters, generators.
 const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it", [] {
@@ -168,7 +168,7 @@ const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it
   EXPECT_TRUE(loaded["same"].as_tensor().eq(1).all().item<bool>());
   context.group().barrier();
 });
-TEST_P(ShardedManager, WhatDiffersAmongRanksIsSavedAsRank0HasIt) { run_here(takes_rank_0s); }
+TEST_P(ShardedManager, DifferingEntriesAreSavedFromRank0) { run_here(takes_rank_0s); }
 
 // The last rank's part takes longer than rank 0's exception.
 const Scenario unwinds("an exception that has nothing to do with the save", [] {
@@ -187,7 +187,7 @@ const Scenario unwinds("an exception that has nothing to do with the save", [] {
   EXPECT_TRUE(manager.load_latest());
   context.group().barrier();
 });
-TEST_P(ShardedManager, AnExceptionElsewhereLosesNoSave) { run_here(unwinds); }
+TEST_P(ShardedManager, AnExceptionOnAnotherRankLosesNoSave) { run_here(unwinds); }
 
 // A file that may not grow stands for a disk that is full, on the last rank only.
 const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
@@ -227,7 +227,7 @@ const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
     context.group().barrier();
   }
 });
-TEST_P(ShardedManager, OneRanksFullDiskIsTheFailureOfAll) { run_here(fails_together); }
+TEST_P(ShardedManager, AFullDiskOnOneRankFailsAllRanks) { run_here(fails_together); }
 
 const Scenario refuses("what cannot be saved in parts", [] {
   const auto context = init({.backend = backend_under_test()});
@@ -249,7 +249,7 @@ const Scenario refuses("what cannot be saved in parts", [] {
   EXPECT_FALSE(fs::exists(folder_of_run() / "step-00000001"));
   EXPECT_FALSE(fs::is_symlink(folder_of_run() / "last"));
 });
-TEST_P(ShardedManager, RefusesWhatItCannotSaveOrLoad) { run_here(refuses); }
+TEST_P(ShardedManager, RejectsUnsupportedValues) { run_here(refuses); }
 
 const Scenario saves_one("save for another number of ranks", [] {
   const auto context = init({.backend = "gloo"});

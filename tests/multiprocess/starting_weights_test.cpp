@@ -78,7 +78,7 @@ const Scenario from_other_files("weights from other files", [] {
               }),
               HasSubstr(fmt::format("the starting weights that rank {} read", context.world_size() - 1)));
 });
-TEST_P(StartingWeights, FromOtherFilesAreFound) { run_here(from_other_files); }
+TEST_P(StartingWeights, FromDifferentFilesAreDetected) { run_here(from_other_files); }
 
 const Scenario by_broadcast("weights broadcast without a DDP", [] {
   const auto context = init({.backend = backend_under_test()});
@@ -106,7 +106,7 @@ const Scenario of_other_modules("modules that differ are not broadcast", [] {
   EXPECT_THAT(error_of([&] { broadcast_module(other); }),
               HasSubstr(fmt::format("rank 0 has tensor bias Float[4] on cpu, rank {} has nothing", last)));
 });
-TEST_P(StartingWeights, OfModulesThatDifferAreNamed) { run_here(of_other_modules); }
+TEST_P(StartingWeights, OfDifferentModulesAreNamed) { run_here(of_other_modules); }
 
 }  // namespace
 }  // namespace lockstep::testing

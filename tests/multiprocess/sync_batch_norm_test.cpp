@@ -300,7 +300,7 @@ const testing::Scenario resnet("sync batch norm: resnet", [] {
   expect_same_training(context, 1);
 });
 
-TEST(SyncBatchNorm, AConvertedResNetTrainsAsWithTheWholeBatch) {
+TEST(SyncBatchNorm, AConvertedResNetMatchesTheWholeBatch) {
   testing::expect_all_passed(testing::run_ranks(resnet, {.world_size = 2}));
   testing::expect_all_passed(testing::run_ranks(resnet, {.world_size = 3}));
 }
@@ -310,7 +310,7 @@ const testing::Scenario accumulated("sync batch norm: no_sync", [] {
   expect_same_training(context, 2);
 });
 
-TEST(SyncBatchNorm, GradientsAccumulatedInNoSyncAreThoseOfTheWholeBatches) {
+TEST(SyncBatchNorm, AccumulatedGradientsMatchTheWholeBatches) {
   testing::expect_all_passed(testing::run_ranks(accumulated));
 }
 
@@ -323,7 +323,7 @@ const testing::Scenario joined("sync batch norm: join", [] {
               ThrowsMessage<ArgumentError>(AllOf(HasSubstr("module.1"), HasSubstr("SyncBatchNorm"))));
 });
 
-TEST(SyncBatchNorm, JoinIsRefusedEarlyNamingTheLayer) {
+TEST(SyncBatchNorm, JoinIsRejectedEarlyNamingTheLayer) {
   testing::expect_all_passed(testing::run_ranks(joined));
 }
 
@@ -349,7 +349,7 @@ const testing::Scenario refusals("sync batch norm: refusals", [] {
               ThrowsMessage<std::exception>(HasSubstr("create_graph")));
 });
 
-TEST(SyncBatchNorm, WrongInputIsRefused) { testing::expect_all_passed(testing::run_ranks(refusals)); }
+TEST(SyncBatchNorm, InvalidInputIsRejected) { testing::expect_all_passed(testing::run_ranks(refusals)); }
 
 // Nobody waits for a rank that uses a layer's tensors by itself, or evaluates.
 const testing::Scenario by_itself("sync batch norm: by itself", [] {
@@ -366,7 +366,9 @@ const testing::Scenario by_itself("sync batch norm: by itself", [] {
   }
 });
 
-TEST(SyncBatchNorm, OnlyTrainingNeedsTheOthers) { testing::expect_all_passed(testing::run_ranks(by_itself)); }
+TEST(SyncBatchNorm, OnlyTrainingNeedsOtherRanks) {
+  testing::expect_all_passed(testing::run_ranks(by_itself));
+}
 
 // Statistics in fp32 of bf16 activations, and buffers that stay fp32.
 const testing::Scenario mixed("sync batch norm: mixed precision", [] {
@@ -408,7 +410,7 @@ const testing::Scenario in_threads("sync batch norm: in threads", [] {
   spawn_threads(3, [](Context& context) { expect_same_training(context, 1); });
 });
 
-TEST(SyncBatchNorm, ThreadsTrainAsTheWholeBatchToo) {
+TEST(SyncBatchNorm, ThreadsMatchTheWholeBatch) {
   testing::expect_all_passed(testing::run_ranks(in_threads, {.world_size = 1}));
 }
 

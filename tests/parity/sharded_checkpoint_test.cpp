@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ShardedCheckpoint,
                          ::testing::Values(std::tuple("gloo", 2), std::tuple("shm", 2), std::tuple("gloo", 3),
                                            std::tuple("shm", 4)));
 
-TEST_P(ShardedCheckpoint, IsReadWholeAndInOtherPartsByBothLanguages) {
+TEST_P(ShardedCheckpoint, IsReadWholeAndInDifferentPartsByBothLanguages) {
   const auto& [backend, ranks] = GetParam();
   const TempFolder folder;
   save(whole_tensors(), folder.path() / "whole.pt");
@@ -135,7 +135,7 @@ const Scenario refuses("parts that are no whole", [] {
   EXPECT_EQ(wanted["epoch"].as_int(), 0);
 });
 
-TEST(ShardedCheckpoint, PartsThatOverlapOrAreMissingAreRefusedOnAllRanks) {
+TEST(ShardedCheckpoint, OverlappingOrMissingPartsAreRejectedOnAllRanks) {
   const TempFolder folder;
   run_on(refuses, folder.path(), "gloo", 2);
 }
@@ -154,7 +154,7 @@ Numbers numbers_in(const std::string& text) {
   return numbers;
 }
 
-TEST(ShardedCheckpoint, PartsLieWhereDTensorHasThem) {
+TEST(ShardedCheckpoint, PartsHaveDTensorsOffsets) {
   std::istringstream lines(run_python("parity/sharded_checkpoint.py", {.args = {"layouts"}}));
   int cases = 0;
   for (std::string line; std::getline(lines, line); ++cases) {

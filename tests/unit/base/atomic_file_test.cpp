@@ -44,7 +44,7 @@ void write(const fs::path& file, std::string_view text) {
 
 fs::perms mode_of(const fs::path& file) { return fs::status(file).permissions(); }
 
-TEST(AtomicFile, KeepsThePermissionsOfTheFileThatItReplaces) {
+TEST(AtomicFile, KeepsThePermissionsOfTheReplacedFile) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -55,7 +55,7 @@ TEST(AtomicFile, KeepsThePermissionsOfTheFileThatItReplaces) {
   }
 }
 
-TEST(AtomicFile, ALeftoverThatMayNotBeWrittenIsRemoved) {
+TEST(AtomicFile, RemovesAReadOnlyLeftover) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -72,7 +72,7 @@ TEST(AtomicFile, ALeftoverThatMayNotBeWrittenIsRemoved) {
   EXPECT_EQ(mode_of(file), fs::perms(0444));
 }
 
-TEST(AtomicFile, SaysWhenTheNewFileIsInPlaceButNotOnTheDisk) {
+TEST(AtomicFile, ReportsWhenTheNewFileIsNotSynced) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -90,7 +90,7 @@ TEST(AtomicFile, SaysWhenTheNewFileIsInPlaceButNotOnTheDisk) {
   error_of_folders = 0;
 }
 
-TEST(AtomicFile, IsThereWholeOrNotAtAll) {
+TEST(AtomicFile, IsCompleteOrAbsent) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -103,7 +103,7 @@ TEST(AtomicFile, IsThereWholeOrNotAtAll) {
   EXPECT_FALSE(fs::exists(temp.path() / "a.part"));
 }
 
-TEST(MakeFolders, MakesThoseThatAreMissing) {
+TEST(MakeFolders, CreatesMissingFolders) {
   const TempFolder temp;
   make_folders(temp.path() / "a" / "b" / "c");
   EXPECT_TRUE(fs::is_directory(temp.path() / "a" / "b" / "c"));

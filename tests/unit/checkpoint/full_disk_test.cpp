@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Saving, FullDisk,
                                                                                             : "EveryRank");
                          });
 
-TEST_P(FullDisk, LeavesTheOldCheckpointAndNothingOfTheNewOne) {
+TEST_P(FullDisk, KeepsTheOldCheckpointAndRemovesTheNewOne) {
   const auto code = testing::on_small_disk(temp_.path(), [&] {
     const auto folder = temp_.path() / "run";
     CheckpointManager manager(folder, options());

@@ -30,7 +30,7 @@ std::vector<Piece> pieces(std::initializer_list<std::pair<dcp::Sizes, dcp::Sizes
   return made;
 }
 
-TEST(ShardCoverage, IsEveryElementOnce) {
+TEST(ShardCoverage, RequiresEveryElementOnce) {
   EXPECT_TRUE(dcp::covers({}, pieces({{{}, {}}})));
   EXPECT_FALSE(dcp::covers({}, pieces({})));
   EXPECT_FALSE(dcp::covers({}, pieces({{{}, {}}, {{}, {}}})));
@@ -46,7 +46,7 @@ TEST(ShardCoverage, IsEveryElementOnce) {
   EXPECT_FALSE(dcp::covers({3, 3}, {whirl.begin(), whirl.end() - 1}));
 }
 
-TEST(ShardCoverage, ManyPiecesTakeNoLongerThanTheirNumber) {
+TEST(ShardCoverage, TimeIsLinearInThePieces) {
   std::vector<Piece> rows;
   for (std::int64_t i = 0; i < 200'000; ++i) rows.push_back({.offsets = {i, 0}, .sizes = {1, 7}});
   EXPECT_TRUE(dcp::covers({200'000, 7}, rows));
@@ -63,7 +63,7 @@ TEST(ShardCoverage, ManyPiecesTakeNoLongerThanTheirNumber) {
               HasSubstr("12 dimensions into 5000 parts"));
 }
 
-TEST(ShardCoverage, SizesNearTheLargestAreCountedRight) {
+TEST(ShardCoverage, SizesNearTheMaximumAreCountedCorrectly) {
   constexpr std::int64_t half = std::int64_t{1} << 61;
   EXPECT_TRUE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half}}})));
   EXPECT_FALSE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half - 1}}})));
@@ -118,7 +118,7 @@ TEST(Resuming, AFreshOptimizerTakesItsStateFromAFolderOfParts) {
 }
 
 // Generators of the CPU stand for those of GPUs: the code is the same, but for the list of them.
-TEST(GeneratorStates, OfTheCpuAndOfGpus) {
+TEST(GeneratorStates, CoverTheCpuAndGpus) {
   const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
   const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
   auto cpu = make(1);
@@ -140,7 +140,7 @@ TEST(GeneratorStates, OfTheCpuAndOfGpus) {
               HasSubstr("not the state of a generator"));
 }
 
-TEST(ReplacedCheckpoint, IsReadOnceMore) {
+TEST(ReplacedCheckpoint, IsReadAgain) {
   const TempFolder temp;
   dcp::save({{"step", 1}}, temp.path());
   int reads = 0;
@@ -160,7 +160,7 @@ TEST(ReplacedCheckpoint, IsReadOnceMore) {
 }
 
 // Each rank has one GPU, and may have another index for it, or see it alone, after a restart.
-TEST(GeneratorStates, OfTheRanksOwnGpuGoToItsPresentOne) {
+TEST(GeneratorStates, ApplyToTheCurrentGpuOfTheRank) {
   const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
   const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
   auto cpu = make(1);

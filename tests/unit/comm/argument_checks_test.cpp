@@ -123,7 +123,7 @@ TEST_F(ArgumentChecks, ObjectsOfScatter) {
       "must be empty on every rank but src");
 }
 
-TEST_F(ArgumentChecks, GoodOnesPass) {
+TEST_F(ArgumentChecks, ValidArgumentsPass) {
   group.all_reduce(torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
   group.all_reduce(torch::ones({2}, at::kComplexFloat));
   group.all_reduce(torch::empty({0}));

@@ -45,7 +45,7 @@ std::string stat_of(const std::string& name, unsigned flags, unsigned pending) {
   return line + fmt::format(" {} 0 0 0\n", pending);
 }
 
-TEST(Dying, IsSeenFromAThreadsFlagsAndPendingSignals) {
+TEST(Dying, IsDetectedFromThreadFlagsAndPendingSignals) {
   constexpr unsigned kPlain = 0x400040;
   EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 0)));
   EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1))))
@@ -67,7 +67,7 @@ TEST(Dying, AProcessThatRunsSleepsOrIsStoppedLives) {
   EXPECT_FALSE(node::is_exiting(child.pid()));
 }
 
-TEST(Dying, AKilledProcessIsDyingBeforeAnyoneHasReapedIt) {
+TEST(Dying, AKilledProcessIsDyingBeforeItIsReaped) {
   const Forked child([] { ::pause(); });
   ::kill(child.pid(), SIGKILL);
   siginfo_t how{};
@@ -77,7 +77,7 @@ TEST(Dying, AKilledProcessIsDyingBeforeAnyoneHasReapedIt) {
 
 // From the moment of the kill on, which is what it is good for: no wait in between. One look may fall just
 // where the kernel turns the pending signal into a flag.
-TEST(Dying, IsSeenAtOnceAfterTheKill) {
+TEST(Dying, IsDetectedImmediatelyAfterTheKill) {
   for (int round = 0; round < 20; ++round) {
     const Forked child([] {
       while (true) ::getppid();

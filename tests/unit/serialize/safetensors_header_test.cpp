@@ -162,7 +162,7 @@ std::vector<Malformed> malformed_files() {
 
 class MalformedSafetensors : public ::testing::TestWithParam<Malformed> {};
 
-TEST_P(MalformedSafetensors, IsRefusedNamingTheFile) {
+TEST_P(MalformedSafetensors, IsRejectedNamingTheFile) {
   const TempFolder folder;
   const auto file = folder.file("bad.safetensors");
   write(file, GetParam().bytes);
@@ -200,7 +200,7 @@ TEST(SafetensorsHeader, MayBePaddedAndInAnyOrder) {
 }
 
 // Whatever is damaged, a file is read or refused; nothing else is ever thrown.
-TEST(SafetensorsHeader, WithRandomDamageIsReadOrRefused) {
+TEST(SafetensorsHeader, RandomDamageIsReadOrRejected) {
   const TempFolder folder;
   const auto file = folder.file("damaged.safetensors");
   const auto good = whole(
@@ -227,7 +227,7 @@ TEST(SafetensorsHeader, WithRandomDamageIsReadOrRefused) {
   EXPECT_GT(refused, rounds / 2);
 }
 
-TEST(SafetensorsHeader, OfAFileThatCannotBeOpenedIsAnErrorToo) {
+TEST(SafetensorsHeader, AnUnopenableFileIsAnError) {
   EXPECT_THROW(safetensors::load_file("/no/such/file.safetensors"), CheckpointError);
   EXPECT_THROW(safetensors::load_file("/tmp"), CheckpointError);
 }
