@@ -135,7 +135,7 @@ const testing::Scenario messages("async messages", [] {
 });
 TEST_P(Messages, GoByTag) { run(messages); }
 
-const testing::Scenario from_anybody("async from anybody", [] {
+const testing::Scenario from_anybody("async from any rank", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   if (context.rank() != 0) {

@@ -63,7 +63,7 @@ Value contents(int rank) {
               {"epoch", 3}};
 }
 
-const testing::Scenario saves_and_loads("rank 0 writes and all have it", [] {
+const testing::Scenario saves_and_loads("rank 0 writes and all ranks load", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const fs::path folder = variable("FOLDER");
   for (const auto reading : {CheckpointReading::broadcast, CheckpointReading::every_rank}) {
@@ -82,7 +82,7 @@ const testing::Scenario saves_and_loads("rank 0 writes and all have it", [] {
 });
 TEST_P(Checkpoints, AreWrittenByOneAndReadByAll) { run_here(saves_and_loads); }
 
-const testing::Scenario fails_together("one rank's failure is that of all", [] {
+const testing::Scenario fails_together("a failure on one rank fails all ranks", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const fs::path folder = variable("FOLDER");
   if (context.is_main()) fs::create_directories(folder);
@@ -113,7 +113,7 @@ const testing::Scenario fails_together("one rank's failure is that of all", [] {
 });
 TEST_P(Checkpoints, FailTogether) { run_here(fails_together); }
 
-const testing::Scenario wrapped_and_bare("a DDP and the bare module fit each other", [] {
+const testing::Scenario wrapped_and_bare("a DDP and the bare module are compatible", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   torch::manual_seed(1);
   testing::ResumeNet inner;

@@ -148,7 +148,7 @@ TEST(DdpJoin, AcceptsAUserDefinedJoinable) {
   testing::expect_all_passed(testing::run_ranks(joined, {.world_size = 3}));
 }
 
-const testing::Scenario joined_early("ddp joined before a static graph began", [] {
+const testing::Scenario joined_early("ddp joined before the first step of a static graph", [] {
   const auto context = init({.timeout = std::chrono::seconds(20)});
   torch::nn::Linear net(2, 1);
   DistributedDataParallel ddp(net, {.static_graph = true});

@@ -124,7 +124,7 @@ const testing::Scenario over_gloo("desync: gloo", [] {
 });
 TEST(Disagreement, IsFoundOverGlooOnRequest) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
 
-const testing::Scenario starts_anew("desync: anew", [] {
+const testing::Scenario starts_anew("desync: new group", [] {
   auto context = std::make_optional(init({.backend = "shm", .timeout = 20s}));
   auto second = context->new_group({0, 1});
   EXPECT_THROW(second->all_reduce(torch::ones({context->rank() + 1})), DesyncError);

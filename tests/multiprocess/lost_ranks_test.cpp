@@ -104,7 +104,7 @@ TEST_P(LostRanks, AStoppedRankIsNamedAtTheTimeout) {
   }
 }
 
-const testing::Scenario does_not_come("lost: does not come", [] {
+const testing::Scenario does_not_come("lost: does not arrive", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
   context.group().monitored_barrier();
   if (context.rank() == context.world_size() - 1) {

@@ -120,7 +120,7 @@ TEST(Arrival, IgnoresTheFileOfAKilledRun) {
   EXPECT_FALSE(fs::exists(path + ".rank2"));
 }
 
-const testing::Scenario by_own_store("by a store of one's own", [] {
+const testing::Scenario by_own_store("by a user-provided store", [] {
   const auto store = c10::make_intrusive<c10d::FileStore>(*Env().get("TEST_FILE"), own_world());
   for (int run = 0; run < 2; ++run) {
     expect_whole(init({.world_size = own_world(), .rank = own_rank(), .store = store}), own_rank(),

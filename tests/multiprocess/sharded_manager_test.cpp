@@ -115,7 +115,7 @@ const Scenario saves_and_loads("every rank writes and reads its parts", [] {
 });
 TEST_P(ShardedManager, EveryRankWritesAndReadsItsParts) { run_here(saves_and_loads); }
 
-const Scenario falls_back("damage is passed over on all ranks", [] {
+const Scenario falls_back("damage is skipped on all ranks", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   for (const std::int64_t step : {1, 2}) manager.save(step, contents_at(step, context));
@@ -153,7 +153,7 @@ const Scenario does_not_fit("a mismatch is an error, and no older checkpoint hid
 TEST_P(ShardedManager, AMismatchIsNotDamage) { run_here(does_not_fit); }
 
 // Buffers of BatchNorm, meters, generators.
-const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it", [] {
+const Scenario takes_rank_0s("differing entries are saved from rank 0", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   Dict contents{{"same", torch::ones({500})}};
@@ -171,7 +171,7 @@ const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it
 TEST_P(ShardedManager, DifferingEntriesAreSavedFromRank0) { run_here(takes_rank_0s); }
 
 // The last rank's part takes longer than rank 0's exception.
-const Scenario unwinds("an exception that has nothing to do with the save", [] {
+const Scenario unwinds("an unrelated exception", [] {
   const auto context = init({.backend = backend_under_test()});
   Dict contents{{"step", 1}};
   if (context.rank() == context.world_size() - 1) contents.set("large", torch::ones({10'000'000}));
@@ -190,7 +190,7 @@ const Scenario unwinds("an exception that has nothing to do with the save", [] {
 TEST_P(ShardedManager, AnExceptionOnAnotherRankLosesNoSave) { run_here(unwinds); }
 
 // A file that may not grow stands for a disk that is full, on the last rank only.
-const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
+const Scenario fails_together("a full disk on one rank fails all ranks", [] {
   const auto context = init({.backend = backend_under_test()});
   const bool last = context.rank() == context.world_size() - 1;
   std::signal(SIGXFSZ, SIG_IGN);
@@ -229,7 +229,7 @@ const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
 });
 TEST_P(ShardedManager, AFullDiskOnOneRankFailsAllRanks) { run_here(fails_together); }
 
-const Scenario refuses("what cannot be saved in parts", [] {
+const Scenario refuses("values that cannot be saved in parts", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(false));
   EXPECT_THAT(error_of([&] { manager.save(1, context.is_main() ? Value(3) : Value(Dict())); }),

@@ -50,7 +50,7 @@ const Scenario from_a_file("weights written by rank 0 and read by all", [] {
 });
 TEST_P(StartingWeights, AreWrittenByOneAndReadByAll) { run_here(from_a_file); }
 
-const Scenario from_a_file_in_vain("weights that cannot be written or do not fit", [] {
+const Scenario from_a_file_in_vain("weights that cannot be written or do not match", [] {
   const auto context = init({.backend = backend_under_test()});
   const std::filesystem::path folder = variable_of_test("FOLDER");
   auto net = net_of(context.rank());

@@ -71,7 +71,7 @@ void meet_and_sum(const std::string& file, int rank, int size, int victim) {
 }
 
 // Ranks 0 and 1 of every round are the same processes; the third of each round dies.
-const testing::Scenario goes_on("survivors: go on", [] {
+const testing::Scenario goes_on("survivors: continue", [] {
   const auto process = static_cast<int>(*Env().get_int("RANK"));
   if (process >= 2) {
     meet_and_sum("three" + std::to_string(process - 2), 2, 3, 2);
@@ -151,10 +151,10 @@ const testing::Scenario is_stuck("survivors: stuck", [] {
   }
 });
 
-class Stuck : public testing::EveryBackend {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Stuck, testing::backends_and_ranks({3}), testing::name_of_case);
+class HungRank : public testing::EveryBackend {};
+INSTANTIATE_TEST_SUITE_P(Ranks, HungRank, testing::backends_and_ranks({3}), testing::name_of_case);
 
-TEST_P(Stuck, TheReportShowsItsLocationAndTheWaitOfOtherRanks) {
+TEST_P(HungRank, TheReportShowsItsLocationAndTheWaitOfOtherRanks) {
   const auto& [backend, ranks] = GetParam();
   const auto results =
       testing::run_ranks(is_stuck, {.world_size = ranks, .env = {{testing::kBackendVariable, backend}}});

@@ -30,9 +30,9 @@ void train_on() {
   if (!is_initialized() || get_rank() == 0) save(state, variable("TO"), {.sync = false});
 }
 
-const Scenario go_on("train on from a file to a file", train_on);
+const Scenario go_on("train from a file to a file", train_on);
 
-const Scenario go_on_together("train on from a file to a file on several ranks", [] {
+const Scenario go_on_together("train from a file to a file on several ranks", [] {
   const auto context = init({.backend = "gloo"});
   train_on();
 });

@@ -41,7 +41,7 @@ const Scenario writes("write parts of tensors", [] {
   dcp::save(contents_of(context), folder_of_run() / "cpp", {}, context.group());
 });
 
-const Scenario reads("read other parts of tensors", [] {
+const Scenario reads("read different parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto model = sharded_tensors(whole_tensors(), context.rank(), context.world_size());
   Dict there{{"model", zeros_like(model)}, {"plain", torch::zeros({3})}, {"epoch", 0}};
@@ -87,7 +87,7 @@ TEST_P(ShardedCheckpoint, IsReadWholeAndInDifferentPartsByBothLanguages) {
   EXPECT_EQ(data_files_in(folder.path() / "cpp"), static_cast<std::size_t>(ranks));
 }
 
-const Scenario refuses("parts that are no whole", [] {
+const Scenario refuses("incomplete parts", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto folder = folder_of_run() / "refused";
   const int rank = context.rank();
