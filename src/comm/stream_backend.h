@@ -5,16 +5,16 @@
 
 namespace lockstep::comm {
 
-// A backend of which some calls end on a device's stream: waiting for such a Work makes the stream wait, not
-// the host, so that somebody else has to see when one fails or never ends.
+// A backend some of whose calls end on a device's stream: waiting for such a Work makes the stream wait, not
+// the host, so StreamWatch must detect calls that fail or never end.
 class StreamBackend {
  public:
   virtual ~StreamBackend() = default;
   virtual bool ends_on_stream(const c10d::Work& work) const = 0;
-  // The same call to be asked from another thread whether it has ended; keeps no tensor alive. Null for one
-  // that is being captured into a graph: it is not run now.
+  // A handle of the call for another thread that asks whether it has ended; keeps no tensor alive. Null for a
+  // call that is captured into a graph, because it does not run now.
   virtual c10::intrusive_ptr<c10d::Work> observer_of(const c10::intrusive_ptr<c10d::Work>& work) const = 0;
-  // Ends when what the current stream holds now has been done.
+  // Ends when the work that is now queued on the current stream is complete.
   virtual c10::intrusive_ptr<c10d::Work> mark_stream() const = 0;
   // Called once by the thread that asks.
   virtual void prepare_observing_thread() const = 0;

@@ -26,7 +26,7 @@ UniqueFd own_process() {
   return fd;
 }
 
-// The complaint of a rank that stays away; empty when there is none, or the store is gone.
+// The complaint of a rank that cannot join; empty if there is none or the store is gone.
 std::string complaint_at(const ExchangePoint& point) noexcept {
   try {
     return point.complaint();
@@ -35,7 +35,7 @@ std::string complaint_at(const ExchangePoint& point) noexcept {
   }
 }
 
-// What arrived at rank `rank`.
+// The member in a message that rank `rank` received.
 NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) {
   if (message.fds.size() != 2)
     throw RendezvousError("a rank of this host sent no memory; is it of this version?");
@@ -48,7 +48,7 @@ NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) 
   }
 }
 
-// The next connection. While nobody comes, somebody may say why.
+// The next connection. While none arrives, a rank may report why.
 UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, const Deadline& deadline) {
   while (!deadline.expired()) {
     auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
@@ -123,7 +123,7 @@ void decline(int rank, const ExchangePoint& point, const std::string& reason) no
     point.complain(fmt::format("rank {}: {}", rank, reason));
     if (rank == 0) point.publish({});
   } catch (const std::exception&) {
-    // The store is gone, and with it those who would read this.
+    // The store is gone, and with it the ranks that would read this.
   }
 }
 
