@@ -31,8 +31,7 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "connection closed"};
 
 constexpr auto kDeathLimit = std::chrono::milliseconds(50);
-constexpr auto kNoteLimit =
-    std::chrono::milliseconds(500);  // the rank may have lost its core between the two
+constexpr auto kNoteLimit = std::chrono::milliseconds(500);  // the rank may have lost its core
 
 bool mentions(std::string_view text, const auto& signs) {
   return std::ranges::any_of(signs,

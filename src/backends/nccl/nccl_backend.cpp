@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: BSD-3-Clause
-// The only file that includes NCCL's header; compiled where LibTorch has CUDA and NCCL.
+// SPDX-License-Identifier: BSD-3-Clause The only file that includes NCCL's header; compiled if LibTorch has
+// CUDA and NCCL.
 #include "backends/nccl/nccl_backend.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 using Nccl = c10d::ProcessGroupNCCL;
 
-// What the current stream held when it was made.
+// The work on the current stream at construction.
 class StreamMark : public c10d::Work {
  public:
   StreamMark() { event_.record(); }
@@ -56,7 +56,7 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
 
   c10::intrusive_ptr<c10d::Work> mark_stream() const override { return c10::make_intrusive<StreamMark>(); }
 
-  // Questions about events must not break off a capture that another thread has begun.
+  // Event queries must not abort a capture of another thread.
   void prepare_observing_thread() const override {
     auto mode = cudaStreamCaptureModeRelaxed;
     C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -66,7 +66,7 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
   std::string net_name_;  // NCCL keeps a pointer
 };
 
-// c10d's own limit only has to come after Lockstep's, which tells more.
+// c10d's own limit only has to come after Lockstep's, whose error has more details.
 constexpr auto kAfterOurs = std::chrono::minutes(10);
 constexpr auto kConnectLook = std::chrono::milliseconds(50);
 constexpr auto kLongest = std::chrono::hours(24 * 365);
@@ -125,7 +125,8 @@ BackendHandle create_nccl(const BackendRequest& request) {
   try {
     auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
     auto others = request.one_host && request.size > 1 ? join_node_group(request, {}) : nullptr;
-    // Communicators are made here, where all ranks wait for each other anyway, and not in the first backward.
+    // Creates the communicators here, where all ranks wait for each other anyway, and not in the first
+    // backward.
     connect_in_time(backend, request, others);
     return {.backend = std::move(backend), .traits = nccl_traits(), .node_group = std::move(others)};
   } catch (const std::exception& error) {

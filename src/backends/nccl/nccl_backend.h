@@ -5,7 +5,7 @@
 
 namespace lockstep::backends {
 
-// c10d's ProcessGroupNCCL, with failures left to the group's StreamWatch.
+// c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 
 }  // namespace lockstep::backends

@@ -5,13 +5,13 @@ namespace lockstep::shm {
 
 class Engine;
 
-// The engines of this process, or of the thread that is a rank by itself: a wait in one group also moves the
-// calls of the others forward. Without that, two ranks that wait for each other in different groups would
-// deadlock. Safe from any thread.
+// The engines of this process, or of a thread that is a rank: a wait in one group also advances the calls of
+// the other groups. Otherwise two ranks that wait for each other in different groups would deadlock. Safe
+// from any thread.
 void add_engine(Engine& engine);
 void remove_engine(Engine& engine);
 
-// Whether an engine beside `self` has calls under way; they are moved forward.
+// Advances the calls of all engines except `self`. Returns whether there were any.
 bool advance_others(const Engine& self);
 
 }  // namespace lockstep::shm
