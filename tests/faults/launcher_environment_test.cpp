@@ -44,7 +44,7 @@ bool is_launchers(const std::string& name) {
 bool differs_by_design(const std::string& name) {
   const std::set<std::string> names{
       "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
-      // Where a rank leaves its traceback, and what torchrun tells its own processes.
+      // The file of a rank's traceback, and the variables of torchrun's own processes.
       "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"};
   return names.contains(name);
 }

@@ -68,7 +68,7 @@ Words as_they_come(const std::string& nnodes, const std::string& port, Words mor
 
 TEST(LauncherRestart, StartsAllRanksAgainWithANewPort) {
   const TempFolder folder;
-  // Rank 1 fails once rank 0 has spoken.
+  // Rank 1 fails after rank 0 has printed a line.
   LauncherProcess launcher(shell_ranks(
       2,
       fmt::format("echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
@@ -167,7 +167,7 @@ TEST(LauncherNodes, NameTheCauseAndNotItsConsequence) {
 }
 
 TEST(LauncherNodes, GiveUpOnAServerThatIsNotALauncher) {
-  // A listener that takes connections and says nothing, and later hangs up.
+  // A listener that accepts connections, sends nothing, and later closes them.
   LauncherProcess server(
       {"run", "--nproc-per-node", "2", "--master-port", free_port(), "--", "/bin/sh", "-c",
        fmt::format("test $RANK = 0 && exec {} meet; echo port $MASTER_PORT; exec sleep 1000",

@@ -26,7 +26,7 @@ Result train(const Context& context, bool graphed, int steps) {
   testing::ResNet18 net(16);
   net->to(context.device());
   DistributedDataParallel ddp(net, {.device = context.device()});
-  ddp->register_comm_hook(allreduce_hook);  // with one rank too, which DDP spares itself otherwise
+  ddp->register_comm_hook(allreduce_hook);  // makes DDP reduce with one rank too
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   GraphedStep step(context.device(),
                    [&](const Tensors& batch) -> Tensors {
@@ -120,7 +120,7 @@ void what_cannot_be_captured() {
     for (int i = 0; i < 6; ++i) step({x});
   };
   require_error([&] { call_often(waits); }, "GraphedStep");
-  // What comes up only while capturing: an exception of the step's own, and a wait that nobody could foresee.
+  // Failures that occur only during a capture: an exception of the step, and an unexpected wait.
   GraphedStep throws(device, [](const Tensors& in) -> Tensors {
     if (graph_phase() == GraphPhase::capture) throw Error("of the step");
     return {in[0] * 2};
@@ -142,7 +142,7 @@ void what_cannot_be_captured() {
   const auto pinned = torch::ones({1000}).pin_memory();
   GraphedStep good(device, [](const Tensors& in) -> Tensors { return {in[0] * 2}; });
   call_often(good);
-  good.reset();  // and captured anew when nothing of before is left
+  good.reset();  // captured again when no earlier graph is left
   call_often(good);
   require(good.stats().captures == 2, "a step is captured again");
   require(good.stats().replays > 0 && torch::equal(good({x})[0].cpu(), torch::full({8}, 2.0F)),

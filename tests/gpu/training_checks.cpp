@@ -76,7 +76,7 @@ Run train_ddp(const Context& context, const Batches& batches) {
   testing::ResNet18 net(16);
   net->to(context.device());
   DistributedDataParallel ddp(net, {.device = context.device()});
-  ddp->register_comm_hook(allreduce_hook);  // with one rank too, which DDP spares itself otherwise
+  ddp->register_comm_hook(allreduce_hook);  // makes DDP reduce with one rank too
   return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
     const auto rows = x.size(0) / context.world_size();
     auto loss = F::cross_entropy(ddp->forward(x.narrow(0, rows * context.rank(), rows)),

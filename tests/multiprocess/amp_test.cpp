@@ -75,7 +75,7 @@ void train_alone(const Context& context) {
     optimizer.zero_grad();
     const auto before = weight.detach().clone();
     const bool bad = step % 3 == 1;
-    // In step 4 rank 0 has no gradient at all, and hears of the other's inf all the same.
+    // In step 4 rank 0 has no gradient, but still learns of the other rank's inf.
     const auto loss = (weight * (bad && context.rank() == 1 ? kInf : 1.0F)).sum();
     const auto scaled = scaler.scale(loss);
     if (!(step == 4 && context.rank() == 0)) scaled.backward();

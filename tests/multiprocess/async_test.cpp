@@ -33,11 +33,11 @@ const testing::Scenario many("async many", [] {
     tensors.push_back(rank_data(context.rank(), 1000 * i));
     works.push_back(context.group().all_reduce_async(tensors.back()));
   }
-  // Each rank waits in an order of its own: forwards, backwards, forwards...
+  // Each rank waits in a different order: forwards, backwards, forwards...
   if (context.rank() % 2 == 1) std::ranges::reverse(works);
   for (auto& work : works) work.wait();
   for (auto& work : works) {
-    work.wait();  // once more does nothing
+    work.wait();  // a second wait does nothing
     EXPECT_TRUE(work.is_completed());
   }
   for (int i = 0; i < 20; ++i)

@@ -29,8 +29,8 @@ class Checkpoints : public testing::EveryBackend {
     run(scenario, std::move(env));
   }
 
-  // To the bit; but Gloo's order of summing three numbers depends on places in a bucket, which the first
-  // backward of a DDP decides anew.
+  // Bitwise equal, except that Gloo's order of summing three numbers depends on positions in a bucket, which
+  // the first backward of a DDP determines again.
   static void expect_same_run(const Value& resumed, const Value& whole) {
     const auto& [backend, ranks] = GetParam();
     if (backend != "gloo" || std::has_single_bit(static_cast<unsigned>(ranks))) {
@@ -105,7 +105,7 @@ const testing::Scenario fails_together("a failure on one rank fails all ranks", 
   EXPECT_THAT(error_of([&] { load_on_all(folder / "nothing.pt"); }), HasSubstr("nothing.pt"));
   EXPECT_THAT(error_of([&] { load_on_all(folder / "nothing.pt", {}, CheckpointReading::every_rank); }),
               HasSubstr(context.world_size() > 1 ? "rank 0: " : "nothing.pt"));
-  // One that only some ranks have.
+  // An entry that only some ranks have.
   if (context.is_main()) save(contents(0), folder / "of-rank-0.pt");
   const auto file = folder / fmt::format("of-rank-{}.pt", context.rank());
   const auto error = error_of([&] { load_on_all(file, {}, CheckpointReading::every_rank); });
@@ -172,10 +172,10 @@ const testing::Scenario stops_between("train between the steps of the optimizer"
 });
 
 TEST_P(Checkpoints, ResumeAccumulatedGradients) {
-  // With numbers of ranks that are no power of two the last bit may differ. Gradients that were averaged
-  // before come back as tensors of their own, which DDP averages by the reciprocal as in PyTorch, and those
-  // that it has kept by a division; and Gloo's order of summing depends on places in a bucket, which the
-  // first backward of a DDP decides anew.
+  // If the number of ranks is not a power of two, the last bit may differ. Loaded averaged gradients are
+  // separate tensors, which DDP averages by the reciprocal as in PyTorch; gradients in its buckets it
+  // divides. Gloo's order of summing depends on positions in a bucket, which the first backward of a DDP
+  // determines again.
   const auto& [backend, ranks] = GetParam();
   const bool exact = std::has_single_bit(static_cast<unsigned>(ranks));
   for (const std::string local : {"no", "yes"}) {
@@ -275,7 +275,7 @@ TEST(AnotherNumberOfRanks, SeesEverySampleOfTheEpochOnce) {
     std::ifstream file(entry.path());
     for (int index = 0; file >> index;) seen.insert(index);
   }
-  // 80 and then 3 times 41: nothing has to be repeated to fill up.
+  // 80 and then 3 times 41: no sample is repeated as padding.
   EXPECT_EQ(seen.size(), 203U);
   EXPECT_EQ(std::set<int>(seen.begin(), seen.end()).size(), 203U);
 }

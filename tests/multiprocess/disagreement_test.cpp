@@ -27,7 +27,7 @@ void expect_desync(const std::function<void(const ProcessGroup&)>& usual,
   EXPECT_THAT([&] { call(context.group()); },
               ThrowsMessage<DesyncError>(AllOf(HasSubstr("the ranks make different calls"), HasSubstr(first),
                                                HasSubstr(second), HasSubstr("disagreement_test.cpp:"))));
-  // No rank is stuck, and no rank continues as if nothing had happened.
+  // No rank hangs, and no rank continues without an error.
   EXPECT_THROW(context.group().barrier(), DesyncError);
 }
 
@@ -80,7 +80,7 @@ TEST(Disagreement, LargeTensors) { testing::expect_all_passed(testing::run_ranks
 
 const testing::Scenario split_sizes("desync: splits", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
-  // Rank 0 sends two rows to rank 1, which wants three.
+  // Rank 0 sends two rows to rank 1, which expects three.
   auto input = torch::ones({context.rank() == 0 ? 3 : 2, 4});
   auto output = torch::ones({context.rank() == 0 ? 2 : 4, 4});
   const std::vector<std::int64_t> sent =

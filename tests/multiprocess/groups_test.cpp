@@ -97,7 +97,7 @@ const testing::Scenario main_first("groups main first", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const int answer = context.main_process_first([&] {
     if (context.is_main()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // gives the others a chance to be wrong
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // time for ranks that do not wait
       EXPECT_FALSE(std::filesystem::exists(mark("other")));
       std::ofstream(mark("main"));
     } else {

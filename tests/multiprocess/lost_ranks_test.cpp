@@ -109,7 +109,7 @@ const testing::Scenario does_not_come("lost: does not arrive", [] {
   context.group().monitored_barrier();
   if (context.rank() == context.world_size() - 1) {
     std::string line;
-    std::getline(std::cin, line);  // nobody writes: until the watchdog comes
+    std::getline(std::cin, line);  // no input: blocks until the watchdog ends the test
     ::pause();
   }
   EXPECT_THAT([&] { context.group().monitored_barrier(1s, true); },

@@ -97,7 +97,7 @@ TEST(Arrival, FileIsRemovedAfterwards) {
 TEST(Arrival, IgnoresTheFileOfAKilledRun) {
   const Folder folder;
   const auto path = folder.file("meeting");
-  // A run of three of which one never comes: the others are killed while they wait.
+  // A run of three ranks, of which one never arrives: the others are killed while they wait.
   auto options = unnamed(3, {{"TEST_FILE", path}});
   options.absent = {2};
   options.while_running = [&](const std::vector<int>& pids) {

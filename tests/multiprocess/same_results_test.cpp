@@ -186,7 +186,7 @@ TEST(SameResults, IntegersBooleansAndComplexNumbers) {
 const testing::Scenario uneven_lists("same results: uneven lists", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(50)});
   const auto& group = context.group();
-  // Rank 0 has nothing; then small ones, then such as come in chunks.
+  // Rank 0 has no data; then small tensors, then tensors that are sent in chunks.
   for (const std::int64_t unit : {3, 30'000}) {
     const auto filled = [&](int from, int to) {
       return torch::full({from * unit + to}, 10.0F * static_cast<float>(from) + static_cast<float>(to));

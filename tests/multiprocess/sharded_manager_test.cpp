@@ -91,7 +91,7 @@ const Scenario saves_and_loads("every rank writes and reads its parts", [] {
     for (std::int64_t step = 1; step <= 5; ++step) {
       auto contents = contents_at(step, context);
       manager.save(step, contents, step == 2 ? 0.9 : 0.1);
-      // The copy is what counts.
+      // The copy is saved, not the changed tensor.
       if (async) contents["model"]["rows"].get_if<ShardedTensor>()->local_shards[0].tensor.fill_(-1);
     }
     manager.save(5, contents_at(5, context), 0.2);
@@ -128,7 +128,7 @@ const Scenario falls_back("damage is skipped on all ranks", [] {
   expect_whole(manager.load_latest()->contents, 1);
   EXPECT_THAT(error_of([&] { manager.load(2, there); }), HasSubstr("step-00000002"));
   context.group().barrier();
-  // A metadata whose bits were turned.
+  // Metadata with inverted bits.
   if (context.is_main()) {
     std::ofstream(folder_of_run() / "step-00000001" / ".metadata", std::ios::app) << "x";
     fs::resize_file(folder_of_run() / "step-00000001" / ".metadata", 200);
@@ -218,7 +218,7 @@ const Scenario fails_together("a full disk on one rank fails all ranks", [] {
     context.group().barrier();
     EXPECT_EQ(steps_in(manager), Steps{1});
     EXPECT_FALSE(fs::exists(folder / "step-00000002.part"));
-    // Saving works afterwards, also in place of an existing checkpoint.
+    // Saving works afterwards, even if it replaces a checkpoint.
     manager.save(1, contents_at(7, context));
     manager.save(3, contents_at(3, context));
     manager.wait();
@@ -253,7 +253,7 @@ TEST_P(ShardedManager, RejectsUnsupportedValues) { run_here(refuses); }
 
 const Scenario saves_one("save for another number of ranks", [] {
   const auto context = init({.backend = "gloo"});
-  // Not waited for: the end of the scope does.
+  // No wait(): the end of the scope waits.
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   manager.save(9, contents_at(9, context));
 });

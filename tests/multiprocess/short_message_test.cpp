@@ -25,7 +25,7 @@ const testing::Scenario at_once("short: at once", [] {
   if (context.rank() == 0) {
     auto tensor = message(7);
     auto work = group.send_async(tensor, 1, 3);
-    tensor.zero_();  // it is with the other already
+    tensor.zero_();  // the other rank already has it
     EXPECT_TRUE(work.is_completed());
     EXPECT_EQ(work.record().kind, CallKind::send);
     EXPECT_EQ(work.record().shape, std::vector<std::int64_t>{200});

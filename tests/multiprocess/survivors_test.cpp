@@ -128,7 +128,7 @@ const testing::Scenario is_stuck("survivors: stuck", [] {
   auto x = torch::ones({10});
   auto token = torch::ones({1});
   if (context.rank() == 1) {
-    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // where only parents may look
+    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // if only parents may inspect processes
     auto* const function = ::dlsym(RTLD_DEFAULT, "pause");
     Dl_info library{};
     ::dladdr(function, &library);

@@ -48,7 +48,7 @@ Drawn draw(std::mt19937& random, int world_size) {
       pick(random, std::vector{Layout::contiguous, Layout::channels_last, Layout::permuted, Layout::strided});
   drawn.weights_in_dtype = random() % 2 == 0;
   drawn.converted = random() % 2 == 0;
-  // LibTorch's own layers refuse a single value per channel, and say so in a test of its own.
+  // LibTorch's own layers reject a single value per channel; a separate test covers this.
   std::int64_t places = 1;
   for (std::size_t i = 1; i < drawn.shape.size(); ++i) places *= drawn.shape[i];
   const bool one_is_fine = !drawn.converted || places > 1;
@@ -276,7 +276,7 @@ void expect_same_training(const Context& context, int micro_steps) {
   auto plain = whole;
   const auto expected = train(whole, plain, nullptr, micro_steps);
   auto net = convert_sync_batchnorm(small_resnet());
-  // Converted layers stay so when the module's tensors are replaced, as by a move to a device.
+  // Layers stay converted when the module's tensors are replaced, as by a move to a device.
   net->to(at::kFloat);
   net->to(at::kDouble);
   const auto fresh = small_resnet();
@@ -421,7 +421,7 @@ const testing::Scenario groups("sync batch norm: groups", [] {
   SyncBatchNorm layer(torch::nn::BatchNormOptions(2).momentum(1.0), first ? *first : *second);
   layer->forward(at::full({2, 2}, static_cast<double>(context.rank())));
   EXPECT_NEAR(layer->running_mean[0].item<double>(), context.rank() < 2 ? 0.5 : 2.5, 1e-6);
-  // In eval() nobody waits for anybody.
+  // In eval() no rank waits for another.
   layer->eval();
   if (context.rank() == 0) layer->forward(at::ones({2, 2}));
 });

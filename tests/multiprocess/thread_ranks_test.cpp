@@ -89,7 +89,7 @@ const testing::Scenario random_numbers("threads: random numbers", [] {
     context.barrier();
     manual_seed(100 + rank);
     own[rank] = draw();
-    // And beside generators that are given.
+    // Also with explicit generators.
     const auto given = at::make_generator<at::CPUGeneratorImpl>(7);
     const auto mine = at::make_generator<at::CPUGeneratorImpl>(7);
     EXPECT_TRUE(torch::equal(torch::rand({4}, given), torch::rand({4}, mine)));

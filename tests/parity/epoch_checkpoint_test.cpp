@@ -51,7 +51,7 @@ class EpochCheckpoints : public ::testing::Test {
 
 TEST_F(EpochCheckpoints, ResumeInTheOtherLanguage) {
   in_python("-", kWhole, file("whole.pt"));
-  // As Python's torch.load() has them, order of keys included.
+  // As Python's torch.load() returns them, including the order of keys.
   std::vector<std::string> equal_ones{"compare", file("whole.pt")};
   for (const std::string form : {"float", "int", "tensor", "example"}) {
     SCOPED_TRACE(form);

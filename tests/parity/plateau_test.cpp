@@ -130,7 +130,7 @@ TEST(ReduceLROnPlateau, MatchesPythonAndExchangesItsState) {
       half.scheduler.step(one.at("metrics").as_items()[step].as_double());
     halves.items.emplace_back(Dict{{"state", half.scheduler.state_dict()}});
   }
-  // The second half in Python, and in C++ from what Python wrote at the end of its own.
+  // The second half in Python, and in C++ from the state that Python wrote after its half.
   save(halves, folder.file("halves.pt"));
   run_python("parity/plateau.py", {.args = {folder.file("cases.pt"), folder.file("second.pt"),
                                             std::to_string(kHalf), folder.file("halves.pt")}});

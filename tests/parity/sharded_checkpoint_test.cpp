@@ -36,7 +36,7 @@ Dict contents_of(const Context& context) {
 
 const Scenario writes("write parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
-  // Twice: the second takes the place of the first.
+  // Twice: the second save replaces the first.
   dcp::save(Dict{{"model", Dict{{"rows", torch::zeros({2})}}}}, folder_of_run() / "cpp", {}, context.group());
   dcp::save(contents_of(context), folder_of_run() / "cpp", {}, context.group());
 });
@@ -117,7 +117,7 @@ const Scenario refuses("incomplete parts", [] {
                           context.group());
               }),
               HasSubstr("'w' is a tensor of Float [3] on rank 0, but no tensor on rank 1"));
-  // One rank cannot write, since files may not grow there: the other fails with it, and what was there stays.
+  // One rank cannot write, since its file size is limited: both ranks fail, and the existing files stay.
   const ShardedTensor half{.size = {2000},
                            .dtype = torch::kFloat,
                            .local_shards = {{.tensor = torch::ones({1000}), .shard_offsets = {rank * 1000}}}};

@@ -79,7 +79,7 @@ class Twin {
     }
   }
 
-  // As Python's script: the rates after each step of each scheduler, and the states.
+  // The same as Python's script: the rates after each step of each scheduler, and the states.
   Dict run(std::int64_t before, std::int64_t until) {
     List rates;
     for (auto step = before; step < until; ++step) {

@@ -85,7 +85,7 @@ TEST_F(CkptFolders, AreConvertedFromFilesForPython) {
   make_in_python();
   expect_success({"convert", file("run_source.pt"), file("ours")});
   expect_python_loads("run_source.pt", "ours");
-  // Another one takes its place.
+  // Another one replaces it.
   expect_success({"convert", file("sharded.pt"), file("ours")});
   expect_python_loads("sharded.pt", "ours");
   expect_success({"convert", file("ours"), file("flat.safetensors")});
@@ -227,7 +227,7 @@ TEST_F(CkptFolders, ReadFoldersOfAManager) {
               AllOf(HasSubstr("value: step: 6 in A, 7 in B\n"), HasSubstr("2 differences")));
   expect_success({"convert", file("runs/last"), file("last.pt")});
   expect_same_in_python("runs/step-00000007", "last.pt");
-  // Keys that are no strings, which Python's tool loses, come back.
+  // Keys that are not strings are restored, although Python's tool loses them.
   EXPECT_EQ(load(path("last.pt"))["counts"][3].as_int(), 7);
   for (const auto& [name, tensor] : whole_tensors()) {
     EXPECT_TRUE(equal(load(path("last.pt"))["model"][name], tensor.as_tensor().contiguous())) << repr(name);

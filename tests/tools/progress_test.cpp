@@ -66,7 +66,7 @@ class Terminal {
     char piece[256];
     for (;;) {
       const auto count = ::read(screen_, piece, sizeof(piece));
-      if (count <= 0) return bytes;  // nobody has it open any more
+      if (count <= 0) return bytes;  // no process has it open any more
       bytes.append(piece, static_cast<std::size_t>(count));
     }
   }

@@ -59,7 +59,7 @@ TEST(AtomicFile, RemovesAReadOnlyLeftover) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
-  // As root any file may be written, but not what a link to nowhere names.
+  // Root may write any file, but not the target of a dangling link.
   fs::create_symlink(temp.path() / "none" / "none", temp.path() / "a.part");
   write(file, "three");
   EXPECT_EQ(fs::file_size(file), 5U);
@@ -84,7 +84,7 @@ TEST(AtomicFile, ReportsWhenTheNewFileIsNotSynced) {
     error_of_folders = 0;
     EXPECT_EQ(fs::file_size(file), 5U);
   }
-  error_of_folders = EINVAL;  // of a file system that syncs no folders
+  error_of_folders = EINVAL;  // as on a file system that cannot sync folders
   AtomicFile target(file);
   EXPECT_NO_THROW(target.commit());
   error_of_folders = 0;

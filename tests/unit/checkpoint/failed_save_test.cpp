@@ -164,7 +164,7 @@ TEST_F(Unreadable, IsNotSkippedAsDamage) {
       error_without_permission(newest, [&] { manager.load_latest(); }),
       AllOf(HasSubstr("step-00000002.pt: cannot be read: Permission denied"), HasSubstr("load(step)")));
   error_without_permission(newest, [&] { EXPECT_THROW(load(newest), CheckpointReadError); });
-  // Neither is a file of metrics: the next save would write over it.
+  // Neither is a metrics file: the next save would overwrite it.
   const auto metrics = temp_.path() / "metrics.json";
   EXPECT_THAT(error_without_permission(metrics, [&] { manager.load_best(); }), HasSubstr("metrics.json"));
   EXPECT_EQ(manager.load_latest()->info.step, 2);
@@ -189,7 +189,7 @@ TEST_F(Unreadable, PartsAreNotSkippedAsDamage) {
                 HasSubstr("Permission denied"));
   }
   EXPECT_EQ(there["step"].as_int(), 0);
-  // A file that is gone is damage.
+  // A missing file counts as damage.
   fs::remove(temp_.path() / "step-00000002" / ".metadata");
   EXPECT_EQ(manager.load_latest(there)->step, 1);
 }

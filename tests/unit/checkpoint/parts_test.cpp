@@ -36,10 +36,10 @@ TEST(ShardCoverage, RequiresEveryElementOnce) {
   EXPECT_FALSE(dcp::covers({}, pieces({{{}, {}}, {{}, {}}})));
   EXPECT_TRUE(dcp::covers({0, 3}, pieces({})));
   EXPECT_TRUE(dcp::covers({4}, pieces({{{0}, {3}}, {{3}, {1}}, {{4}, {0}}})));
-  // As many elements as the whole has, and not the whole.
+  // As many elements as the whole tensor, but not all of it.
   EXPECT_FALSE(dcp::covers({4}, pieces({{{0}, {2}}, {{1}, {2}}})));
   EXPECT_FALSE(dcp::covers({2, 2}, pieces({{{0, 0}, {2, 1}}, {{0, 0}, {1, 2}}})));
-  // Four around a middle one: no straight cut goes through.
+  // Four pieces around a middle one: no straight cut separates them.
   const auto whirl =
       pieces({{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}});
   EXPECT_TRUE(dcp::covers({3, 3}, whirl));
@@ -57,7 +57,7 @@ TEST(ShardCoverage, TimeIsLinearInThePieces) {
                 dcp::covers(deep, pieces({{dcp::Sizes(20, 0), dcp::Sizes(20, 1)}}));
               }),
               HasSubstr("20 dimensions"));
-  // So few along so many dimensions would have more corners than there is memory.
+  // A few pieces along many dimensions would have more corners than fit into memory.
   const std::vector<Piece> small(5000, {.offsets = dcp::Sizes(12, 0), .sizes = dcp::Sizes(12, 1)});
   EXPECT_THAT(error_of([&] { dcp::covers(dcp::Sizes(12, 2), small); }),
               HasSubstr("12 dimensions into 5000 parts"));
@@ -67,7 +67,7 @@ TEST(ShardCoverage, SizesNearTheMaximumAreCountedCorrectly) {
   constexpr std::int64_t half = std::int64_t{1} << 61;
   EXPECT_TRUE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half}}})));
   EXPECT_FALSE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half - 1}}})));
-  // A grid whose corners have no number of 64 bits.
+  // A grid whose number of corners exceeds 64 bits.
   const dcp::Sizes flat(12, 37);
   auto left = flat;
   left[0] = 20;

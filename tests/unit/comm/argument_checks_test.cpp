@@ -20,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 class ArgumentChecks : public ::testing::Test {
  protected:
-  // Refused with a text that names rank, group, file and `complaint`; nothing was recorded or sent.
+  // Rejected with a text that names rank, group, file and `complaint`; nothing was recorded or sent.
   void expect_refused(const std::function<void()>& call, const std::string& complaint) const {
     EXPECT_THAT(call, ThrowsMessage<ArgumentError>(AllOf(HasSubstr("rank 1 of 3 (group checked, fake)"),
                                                          HasSubstr("argument_checks_test.cpp:"),

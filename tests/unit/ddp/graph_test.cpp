@@ -107,7 +107,7 @@ TEST(DdpInGraph, CallsOfHostBackendsAreRejectedByName) {
 TEST(DdpInGraph, CallsOfOtherThreadsContinue) {
   const testing::FakeGroup fake;
   const GraphPhaseScope phase(GraphPhase::capture);
-  // As of a loader or of a checkpoint that is written meanwhile.
+  // Like the work of a loader, or of a checkpoint writer.
   std::async(std::launch::async, [&] {
     fake.group.all_reduce(torch::ones({3}));
     fake.group.barrier();

@@ -37,7 +37,7 @@ TEST(CachingCpuAllocator, FreesMemoryOfLibTorchsAllocator) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{40'000'000}}) {
     caching->raw_deallocate(usual->raw_allocate(bytes));
   }
-  // That begins where a block could.
+  // It starts at an address at which a block could start.
   constexpr std::size_t kAligned = 2 * 1024 * 1024;
   caching->raw_deallocate(::aligned_alloc(kAligned, kAligned));
 }

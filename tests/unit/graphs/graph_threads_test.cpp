@@ -99,7 +99,8 @@ TEST(GraphThreads, OperatorsOfOtherThreadsDoNotCountForTheStep) {
   GraphedStep step(
       torch::kCPU,
       [&](const Tensors& inputs) {
-        // As a loader or a checkpoint would: another number of operators each time, and one that waits.
+        // Like a loader or a checkpoint writer: a different number of operators each time, and one that
+        // waits.
         in_another_thread([n = ++call] {
           for (int i = 0; i < n; ++i) torch::ones({2}).sum().item<float>();
         });

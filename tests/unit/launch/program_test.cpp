@@ -18,7 +18,7 @@ class FindProgram : public ::testing::Test {
   FindProgram() {
     std::string name = ::testing::TempDir() + "/programsXXXXXX";
     folder_ = ::mkdtemp(name.data());
-    std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is passed over
+    std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is skipped
     std::filesystem::create_directories(folder_ / "b");
     std::ofstream(folder_ / "a" / "plain") << "text";
     std::ofstream(folder_ / "b" / "tool") << "#!/bin/sh\n";

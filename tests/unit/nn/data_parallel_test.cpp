@@ -110,7 +110,7 @@ TEST(DataParallel, TrainsTheParametersOfTheModule) {
   for (const auto& item : reference->named_parameters()) {
     expect_close(net->named_parameters()[item.key()], item.value(), item.key());
   }
-  // What is done to the module itself holds for the replicas.
+  // Changes to the module itself apply to the replicas.
   net->to(at::kDouble);
   reference->to(at::kDouble);
   const auto input = torch::randn({5, 4}, at::kDouble);
@@ -194,7 +194,7 @@ TEST(DataParallel, ScattersAlongAnotherDimension) {
 
 struct Batch {
   at::Tensor images;
-  at::Tensor mask;  // often there is none
+  at::Tensor mask;  // often undefined
   template <typename F>
   void visit_tensors(F&& f) {
     f(images);
@@ -282,7 +282,7 @@ TEST(DataParallel, RethrowsTheExceptionOfAReplicaWithItsIndex) {
 struct WhereImpl : torch::nn::Cloneable<WhereImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x) {
-    // Both are here at the same time, or this would never end.
+    // Both replicas run at the same time, otherwise this would never end.
     const auto here = static_cast<std::int64_t>(::gettid());
     std::unique_lock lock(mutex());
     present().insert(here);

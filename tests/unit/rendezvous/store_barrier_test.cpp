@@ -113,7 +113,7 @@ TEST(Arrival, ARankThatArrivesTwiceCountsOnce) {
         arrive(store, {0, 1, 1}, 3, 50ms);
       },
       ThrowsMessage<RendezvousError>(HasSubstr("rank 2 did not arrive")));
-  // But whoever is there at last has all arrived.
+  // But the last rank sees that all have arrived.
   CountedStore late;
   arrive(late, {0, 1, 1, 2}, 3, 60s);
 }

@@ -125,7 +125,7 @@ std::vector<Malformed> malformed_files() {
              "not a 64-bit integer"),
       tensor("ProductOverflows", R"("dtype":"U8","shape":[4294967296,4294967297],"data_offsets":[0,2])",
              "impossible shape [4294967296, 4294967297]"),
-      // Modulo 2^64 this is the 2 bytes that there are.
+      // Modulo 2^64 this equals the 2 bytes of data.
       tensor("ProductOverflowsToWhatIsThere",
              R"("dtype":"I16","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,2])",
              "impossible shape"),

@@ -91,7 +91,7 @@ TEST(SafeOpen, ReturnsTensorsThatOutliveIt) {
     weight = opened.get_tensor("weight");
   }
   EXPECT_TRUE(weight.equal(small().at("weight").as_tensor()));
-  weight.fill_(7);  // a page of its own, not the file's
+  weight.fill_(7);  // writes to a private page, not to the file
   EXPECT_TRUE(equal(load_file(file), small()));
 }
 

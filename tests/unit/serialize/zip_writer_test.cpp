@@ -85,7 +85,7 @@ TEST(ZipWriter, WritesTheBytesOfLibTorchsWriter) {
 
 TEST(ZipWriter, WritesTheBytesOfLibTorchsWriterBeyondFourGigabytes) {
   constexpr std::size_t size = (std::size_t{1} << 32) + 5;
-  // Pages that nobody writes to are one page of zeros.
+  // Unwritten pages share one page of zeros.
   const std::unique_ptr<void, decltype(&std::free)> zeros(std::calloc(size, 1), &std::free);
   ASSERT_TRUE(zeros);
   const Records records{{"data/0", {static_cast<const std::byte*>(zeros.get()), size}},

@@ -67,7 +67,7 @@ std::uint16_t nearest(float value, std::uint16_t infinity, Value value_of) {
     const auto middle = static_cast<std::uint16_t>((below + above) / 2);
     (value_of(middle) <= magnitude ? below : above) = middle;
   }
-  // Infinity stands where the next number would be if there were one.
+  // Infinity is at the position of the next number.
   const double step =
       value_of(static_cast<std::uint16_t>(infinity - 1)) - value_of(static_cast<std::uint16_t>(infinity - 2));
   const double top =
@@ -178,7 +178,7 @@ void check_against_scalars(Element element) {
       if (kernel == nullptr) continue;
       for (const int ins : {1, 2, 3, 5, 8}) {
         for (const std::size_t count : {0UL, 1UL, 7UL, 64UL, 1000UL, 2051UL}) {
-          // Rows begin at odd places, as far as elements may.
+          // Rows start at unaligned addresses, as far as elements allow.
           std::vector<Bytes> rows(static_cast<std::size_t>(ins), Bytes((count + 3) * sizeof(T)));
           for (auto& row : rows) {
             for (std::size_t i = 0; i < count + 3; ++i) {
