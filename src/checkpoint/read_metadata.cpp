@@ -78,7 +78,7 @@ std::uint64_t bytes_of(at::ScalarType dtype, const Sizes& sizes) {
   std::int64_t bytes = 0;
   const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
   if (__builtin_mul_overflow(element_count(sizes), size, &bytes))
-    fail("a tensor of the sizes [{}] is too large", fmt::join(sizes, ", "));
+    fail("a tensor of shape [{}] is too large", fmt::join(sizes, ", "));
   return static_cast<std::uint64_t>(bytes);
 }
 

@@ -83,7 +83,7 @@ Finding check_open_files(const Limits& limits) {
   const auto text = "limit " + limit_text(limits.open_files);
   const auto limit = limits.open_files.value_or(enough);
   if (limit >= enough) return ok("open files", text);
-  const auto longer = text + ", and each rank needs one for every other and for every file of its data";
+  const auto longer = text + ", but each rank needs one for every other rank and for every file of its data";
   return limit < least ? problem("open files", longer, remedy) : warning("open files", longer, remedy);
 }
 

@@ -17,7 +17,7 @@ namespace {
 template <typename Number>
 Number number(std::string_view data) {
   if (data.size() != sizeof(Number))
-    throw CheckpointError("the checkpoint has a numpy scalar of a wrong length");
+    throw CheckpointError("the checkpoint has a numpy scalar with a wrong length");
   Number value{};
   std::memcpy(&value, data.data(), sizeof(value));
   return value;
@@ -74,7 +74,7 @@ Value make_bytes(std::string_view callee, const std::vector<Value>& given) {
 }  // namespace
 
 void refuse_call(std::string_view callee) {
-  throw_error("the checkpoint calls {} with arguments that PyTorch does not use", callee);
+  throw_error("the checkpoint calls {} in a way that PyTorch does not use", callee);
 }
 
 Value make_plain(std::string_view callee, const std::vector<Value>& given) {

@@ -44,8 +44,8 @@ class Reader {
   void read_into(const std::string& key, Value& value) const;
   /// Throws unless the entry exists and, if `value` is a tensor, has its shape. An empty dict always fits.
   void check_fits(const std::string& key, const Value& value) const;
-  /// Verifies checksums, and shapes and dtypes against the metadata, of all pieces, or of every `shares`-th
-  /// piece from number `share` on. Needs little memory.
+  /// Verifies the checksums, shapes and dtypes of all pieces, or of every `shares`-th piece starting at piece
+  /// `share`. Needs little memory.
   void verify(std::size_t share = 0, std::size_t shares = 1) const;
 
  private:

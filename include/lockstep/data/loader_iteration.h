@@ -61,7 +61,7 @@ class LoaderWorkers {
   std::vector<std::thread> threads_;
 };
 
-/// One pass whose batches workers load ahead. For the loop's thread.
+/// One pass over batches that workers load ahead of the loop. Only the loop's thread uses it.
 class WorkerIteration {
  public:
   /// Queues the first batches.

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Number of devices of `type` that this process can use: 1 for the CPU, the GPUs that CUDA_VISIBLE_DEVICES
-/// does not hide for CUDA, 0 for a type that LibTorch does not support. Never throws. PyTorch:
+/// Number of devices of `type` that this process can use. CPU: 1. CUDA: the number of GPUs that
+/// CUDA_VISIBLE_DEVICES does not hide. 0 if LibTorch does not support the type. Never throws. PyTorch:
 /// `torch.cuda.device_count`.
 int device_count(c10::DeviceType type);
 

@@ -22,7 +22,7 @@ std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 
 
 [[noreturn]] void fail_short(std::size_t asked, std::size_t end) {
   throw Error(fmt::format(
-      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may take {:.1f} MiB in all",
+      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may use {:.1f} MiB in all",
       static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte));
 }
 

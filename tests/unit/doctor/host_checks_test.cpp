@@ -35,7 +35,7 @@ TEST(CheckSharedMemory, NeedsSpaceInDevShmOnlyForGpus) {
   const SharedMemoryFacts dockers{.dev_shm_total = 64 << 20, .dev_shm_free = 64 << 20};
   EXPECT_THAT(check_dev_shm(dockers, false), is_ok());
   EXPECT_THAT(check_dev_shm(dockers, true), is_warning("64.0 MiB of 64.0 MiB free"));
-  EXPECT_THAT(check_dev_shm({}, true), is_warning("not there"));
+  EXPECT_THAT(check_dev_shm({}, true), is_warning("does not exist"));
   EXPECT_THAT(check_dev_shm({.dev_shm_total = kGibibyte, .dev_shm_free = kGibibyte}, true), is_ok());
 }
 

@@ -61,7 +61,7 @@ TEST(DeviceChoice, UsesTheRequestedDevice) {
 TEST(DeviceChoice, AMissingRequestedDeviceIsNamed) {
   EXPECT_THAT([] { choose_device({.wanted = cuda(4), .count = 4}, rank_of(1, 2)); },
               ThrowsMessage<ArgumentError>(
-                  AllOf(HasSubstr("rank 1 of 2"), HasSubstr("cuda:4"), HasSubstr("can use 4 of that kind"))));
+                  AllOf(HasSubstr("rank 1 of 2"), HasSubstr("cuda:4"), HasSubstr("can use 4 of that type"))));
   EXPECT_THAT([] { choose_device({.wanted = c10::Device(c10::kCUDA)}, rank_of(0, 1)); },
               ThrowsMessage<ArgumentError>(HasSubstr("can use no CUDA device")));
 }
