@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: BSD-3-Clause The only file that includes NCCL's header; compiled if LibTorch has
-// CUDA and NCCL.
+// SPDX-License-Identifier: BSD-3-Clause
+// The only file that includes NCCL's header; compiled if LibTorch has CUDA and NCCL.
 #include "backends/nccl/nccl_backend.h"
 
 #include <algorithm>
