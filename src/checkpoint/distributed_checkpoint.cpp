@@ -159,7 +159,7 @@ class Reader::Contents {
       const auto there = fs::file_size(folder / file, code);
       if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
-        throw_error("{}: the metadata says that {} bytes of it are used, but it has {}",
+        throw_error("{}: the metadata refers to {} bytes of this file, but it has {}",
                     (folder / file).string(), bytes, there);
       }
     }

@@ -44,8 +44,8 @@ struct DdpStats {
   StepTimes last = {};
   StepTimes mean = {};
   std::vector<BucketInfo> buckets = {};  ///< in the order in which they are reduced
-  /// [rank]: the number of steps in which that rank was the last to start the last reduction and the others
-  /// waited for it. All zero unless all ranks run on one host.
+  /// [rank]: the number of steps in which that rank was the last to start the final reduction, so that the
+  /// others waited for it. All zero unless all ranks run on one host.
   std::vector<std::int64_t> arrived_last = {};
 };
 
