@@ -215,10 +215,10 @@ std::vector<Check> graph_checks() {
       {"two_graph", 2, "captured steps of two ranks with a GPU each", [] { a_graph_is_the_step("auto"); }, 2},
       {"two_graph_adamw", 2, "the same with FusedAdamW and a GradScaler", a_graph_holds_optimizer_and_scaler,
        2},
-      {"graph_errors", 1, "what cannot be captured is an error, and the device works on",
+      {"graph_errors", 1, "a step that cannot be captured is an error, and the device keeps working",
        what_cannot_be_captured},
-      {"graph_kept_loss", 1, "what keeps DDP from being captured is named", a_kept_loss_is_told},
-      {"graph_outlives", 1, "a group closes although a graph holds calls of it", a_graph_outlives_its_group},
+      {"graph_kept_loss", 1, "the reason why DDP cannot be captured is named", a_kept_loss_is_told},
+      {"graph_outlives", 1, "a group closes although a graph holds its calls", a_graph_outlives_its_group},
       {"graph_shared", 2, "collectives through host memory cannot be captured", shared_is_refused},
   };
 }
