@@ -59,7 +59,7 @@ at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOpti
   try {
     return at::empty(sizes, options);
   } catch (const c10::Error& error) {
-    throw_error<CheckpointReadError>("{}: there is no memory for a tensor of shape [{}]: {}", folder.string(),
+    throw_error<CheckpointReadError>("{}: not enough memory for a tensor of shape [{}]: {}", folder.string(),
                                      fmt::join(sizes, ", "), error.what_without_backtrace());
   }
 }
