@@ -14,12 +14,12 @@ BackendHandle create_shm(const BackendRequest& request);
 // GLOO_SOCKET_IFNAME names, as in PyTorch).
 BackendHandle create_gloo(const BackendRequest& request);
 
-// c10d's ProcessGroupNCCL, with failures left to the group's StreamWatch.
+// c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 
 // A host-staged backend: carries tensors on `device` through host memory and a backend for the CPU, for ranks
 // that share one GPU, where NCCL cannot connect them. A call copies to the host and waits for that copy;
-// wait() copies the results back. Threads: as the backend for the CPU.
+// wait() copies the results back. Threads: as for the CPU backend.
 BackendHandle stage_through_host(const BackendHandle& host, c10::DeviceType device);
 
 // Device dispatch: one backend of several that create_backend() made for these ranks, each for the devices of

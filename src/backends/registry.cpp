@@ -106,7 +106,7 @@ void check_device(const std::string& name, const GroupTopology& ranks) {
   }
 }
 
-// PyTorch's gloo takes GPU tensors too.
+// PyTorch's gloo also accepts GPU tensors.
 BackendChoice resolve_name(const std::string& name, const GroupTopology& ranks) {
   require_built(name);
   check_device(name, ranks);

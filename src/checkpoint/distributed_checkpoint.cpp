@@ -59,8 +59,8 @@ at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOpti
   try {
     return at::empty(sizes, options);
   } catch (const c10::Error& error) {
-    throw_error<CheckpointReadError>("{}: there is no memory for a tensor of the sizes [{}]: {}",
-                                     folder.string(), fmt::join(sizes, ", "), error.what_without_backtrace());
+    throw_error<CheckpointReadError>("{}: not enough memory for a tensor of shape [{}]: {}", folder.string(),
+                                     fmt::join(sizes, ", "), error.what_without_backtrace());
   }
 }
 
@@ -70,7 +70,7 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
   const auto& tensor = value.as_tensor();
   if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
     return tensor.detach().resolve_conj().resolve_neg();
-  throw_error("{}: a piece of '{}' is {} [{}] instead of {} [{}], as the metadata says",
+  throw_error("{}: a piece of '{}' is {} [{}], but the metadata says {} [{}]",
               (folder / piece.place.file).string(), key, c10::toString(tensor.scalar_type()),
               fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(piece.sizes, ", "));
 }
@@ -78,9 +78,9 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
 [[noreturn]] void refuse_unfinished(const fs::path& folder) {
   const auto files = data_files(folder).size();
   if (files == 0)
-    throw_error("{}: it is no distributed checkpoint: it has no {}", folder.string(), kMetadataName);
+    throw_error("{}: it is not a distributed checkpoint: it has no {}", folder.string(), kMetadataName);
   throw_error(
-      "{}: its writing was not finished: the files of ranks are there ({}), but not {}, which is "
+      "{}: the save was not completed: it has files of ranks ({}), but no {}, which is "
       "written last",
       folder.string(), files, kMetadataName);
 }
@@ -121,7 +121,7 @@ class Reader::Contents {
   const Entry& find_tensor(const std::string& key) const {
     const auto& entry = find(key);
     if (entry.is_tensor) return entry;
-    throw_error("{}: entry '{}' is no tensor", folder.string(), key);
+    throw_error("{}: entry '{}' is not a tensor", folder.string(), key);
   }
 
   // The entries below a dict of that name, nested as they were saved; an empty dict if there are none.
@@ -159,7 +159,7 @@ class Reader::Contents {
       const auto there = fs::file_size(folder / file, code);
       if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
-        throw_error("{}: the metadata says that {} bytes of it are used, but it has {}",
+        throw_error("{}: the metadata refers to {} bytes of this file, but it has {}",
                     (folder / file).string(), bytes, there);
       }
     }
@@ -204,7 +204,7 @@ at::Tensor Reader::read_part(const std::string& key, const Sizes& offsets, const
                       return offsets[i] >= 0 && sizes[i] >= 0 && offsets[i] <= entry.sizes[i] &&
                              sizes[i] <= entry.sizes[i] - offsets[i];
                     });
-  if (!fits) throw_error<ArgumentError>("'{}' has no part of this shape at this place", key);
+  if (!fits) throw_error<ArgumentError>("'{}' has no part of this shape at these offsets", key);
   const auto is_wanted = [&](const Piece& piece) { return piece.offsets == offsets && piece.sizes == sizes; };
   if (const auto whole = std::ranges::find_if(entry.pieces, is_wanted); whole != entry.pieces.end())
     return read_piece(contents_->folder, key, entry, *whole).contiguous();

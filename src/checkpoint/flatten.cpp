@@ -91,7 +91,7 @@ class Filler {
 
  private:
   Value entry(const std::string& name) {
-    if (!used_.insert(name).second) throw_error("the entry '{}' is in two places", name);
+    if (!used_.insert(name).second) throw_error("the entry '{}' occurs twice", name);
     return read_(name);
   }
   const std::function<Value(const std::string&)>& read_;

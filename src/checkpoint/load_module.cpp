@@ -35,7 +35,7 @@ constexpr std::size_t kLongestKey = 4096;
 
 std::string renamed(const std::string& name, const CompiledRules& rules) {
   if (name.size() > kLongestKey)
-    throw_error("load_state_dict: a key of {} letters cannot be renamed", name.size());
+    throw_error("load_state_dict: a key of {} characters cannot be renamed", name.size());
   try {
     for (const auto& [pattern, replacement] : rules) {
       if (std::regex_search(name, pattern)) return std::regex_replace(name, pattern, replacement);
@@ -54,7 +54,7 @@ Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
       compiled.emplace_back(std::regex(rule.pattern), rule.replacement);
     } catch (const std::regex_error& error) {
       throw_error<ArgumentError>(
-          "load_state_dict: the pattern '{}' of a rename rule is no regular expression: {}", rule.pattern,
+          "load_state_dict: the pattern '{}' of a rename rule is not a regular expression: {}", rule.pattern,
           error.what());
     }
   }
@@ -146,7 +146,7 @@ void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, cons
   auto given = as_saved_long_ago(value.as_tensor(), own.tensor);
   if (given.is_meta() || given.layout() != own.tensor.layout()) {
     const std::string reason =
-        given.is_meta() ? "it was loaded without data (map_location meta)" : "its layout is another one";
+        given.is_meta() ? "it was loaded without data (map_location meta)" : "its layout differs";
     if (partial) return skip(reason);
     plan.mismatches.push_back(fmt::format("While copying the parameter named \"{}\": {}", key, reason));
     return;

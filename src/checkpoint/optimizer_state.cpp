@@ -148,7 +148,7 @@ class FieldReader {
   void operator()(const char* name, std::int64_t& value) const {
     const auto given = number_of(required(name));
     constexpr double most = 9e18;
-    if (!(std::abs(given) < most)) throw_error("{}: {} is {}, no count", where_, name, given);
+    if (!(std::abs(given) < most)) throw_error("{}: {} is {}, not a count", where_, name, given);
     value = static_cast<std::int64_t>(given);
   }
   void operator()(const char* name, Betas& value) const {
@@ -222,7 +222,8 @@ void refuse_maximize(const Dict& group) {
   const auto* maximize = group.find("maximize");
   if (maximize != nullptr && maximize->is<bool>() && maximize->as_bool()) {
     throw CheckpointError(
-        "the checkpoint's optimizer has maximize=True, which LibTorch's do not know: negate the loss");
+        "the checkpoint's optimizer has maximize=True, which LibTorch's optimizers do not support: negate "
+        "the loss");
   }
 }
 
@@ -317,7 +318,7 @@ auto with_fields(const Optimizer& optimizer, Action action) {
   if (dynamic_cast<const optim::FusedAdamW*>(&optimizer)) return action(FusedAdamWFields());
   if (dynamic_cast<const optim::FusedAdam*>(&optimizer)) return action(FusedAdamFields());
   throw_error<ArgumentError>(
-      "the state dict of an optimizer is known for SGD, Adam, AdamW (fused, too), RMSprop, "
+      "state dicts are supported for the optimizers SGD, Adam, AdamW (each also fused), RMSprop, "
       "Adagrad and LBFGS; this is {}",
       c10::demangle(typeid(optimizer).name()));
 }
@@ -338,7 +339,7 @@ void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {
   try {
     with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
   } catch (const c10::Error& error) {
-    throw_error("the state of the optimizer cannot be taken over: {}", error.what_without_backtrace());
+    throw_error("the state of the optimizer cannot be loaded: {}", error.what_without_backtrace());
   }
 }
 

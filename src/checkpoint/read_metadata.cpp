@@ -30,7 +30,7 @@ bool is_record(const Value& value, std::string_view name) {
 
 const Value* find_field(const Value& record, std::string_view name) {
   const auto* parts = record.get_if<Tuple>();
-  if (parts == nullptr || parts->items.size() != 2) fail("{} is no record", repr(record, 60));
+  if (parts == nullptr || parts->items.size() != 2) fail("{} is not a record", repr(record, 60));
   const auto* fields = parts->items[1].get_if<Tuple>();
   if (fields == nullptr) return nullptr;
   for (const auto& field : fields->items) {
@@ -48,18 +48,18 @@ const Value& field(const Value& record, std::string_view name) {
 
 Sizes sizes_of(const Value& value) {
   const auto* size = value.get_if<Size>();
-  if (size == nullptr) fail("{} is no torch.Size", repr(value, 60));
+  if (size == nullptr) fail("{} is not a torch.Size", repr(value, 60));
   if (std::ranges::any_of(size->sizes, [](auto each) { return each < 0; })) fail("a size is below 0");
   return size->sizes;
 }
 
 std::uint64_t count_of(const Value& value) {
-  if (value.as_int() < 0) fail("a place in a file is below 0");
+  if (value.as_int() < 0) fail("a position in a file is below 0");
   return static_cast<std::uint64_t>(value.as_int());
 }
 
 Place place_of(const Value& info) {
-  if (!is_record(info, "_StorageInfo")) fail("an entry has no place");
+  if (!is_record(info, "_StorageInfo")) fail("an entry has no position");
   if (const auto* transforms = find_field(info, "transform_descriptors");
       transforms != nullptr && !transforms->is<None>() && !transforms->as_items().empty()) {
     throw CheckpointError(
@@ -78,7 +78,7 @@ std::uint64_t bytes_of(at::ScalarType dtype, const Sizes& sizes) {
   std::int64_t bytes = 0;
   const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
   if (__builtin_mul_overflow(element_count(sizes), size, &bytes))
-    fail("a tensor of the sizes [{}] is too large", fmt::join(sizes, ", "));
+    fail("a tensor of shape [{}] is too large", fmt::join(sizes, ", "));
   return static_cast<std::uint64_t>(bytes);
 }
 
@@ -120,7 +120,7 @@ void put_place(Entry& entry, const Value& index, const Value& info) {
     if (piece.offsets != offsets) continue;
     piece.place = place_of(info);
     if (bytes_of(entry.dtype, piece.sizes) > piece.place.length)
-      fail("a piece is larger than its place in a file");
+      fail("a piece is larger than its space in the file");
   }
 }
 
@@ -190,7 +190,7 @@ void put_places(Entries& entries, const Value& metadata) {
   const auto missing = [](const Place& place) { return place.file.empty(); };
   for (const auto& [name, entry] : entries) {
     if (entry.is_tensor ? std::ranges::any_of(entry.pieces, missing, &Piece::place) : missing(entry.place))
-      fail("'{}' has no place in a file", name);
+      fail("'{}' has no position in a file", name);
   }
 }
 

@@ -27,7 +27,7 @@ template <typename... Args>
 void check_data(const std::string& name, const at::Tensor& tensor) {
   const bool fits = tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
                     !tensor.is_quantized() && serialize::find_dtype(tensor.scalar_type()) != nullptr;
-  if (!fits) refuse(name, "is no tensor that a distributed checkpoint can hold");
+  if (!fits) refuse(name, "is not a tensor that a distributed checkpoint can hold");
 }
 
 void check_shard(const std::string& name, const ShardedTensor& whole, const Shard& shard) {

@@ -91,7 +91,7 @@ std::int64_t element_count(const Sizes& sizes) {
   std::int64_t count = 1;
   for (const auto size : sizes) {
     if (__builtin_mul_overflow(count, size, &count))
-      throw_error("a tensor of the sizes [{}] is too large", fmt::join(sizes, ", "));
+      throw_error("a tensor of shape [{}] is too large", fmt::join(sizes, ", "));
   }
   return count;
 }

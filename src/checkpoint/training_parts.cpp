@@ -38,7 +38,7 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
   try {
     generator.set_state(state.cpu());
   } catch (const c10::Error& error) {
-    throw_error("this is no state of a generator: {}", error.what_without_backtrace());
+    throw_error("this is not the state of a generator: {}", error.what_without_backtrace());
   }
 }
 

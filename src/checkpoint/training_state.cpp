@@ -46,7 +46,7 @@ data::LoaderPosition position_of(const Dict& dict) {
   if (const auto* passes = dict.find("passes")) position.passes = passes->as_int();
   if (const auto* seed = dict.find("base_seed")) position.base_seed = seed->as_int();
   if (position.batches < 0 || position.samples < 0 || position.passes < 0)
-    throw CheckpointError("a loader cannot be before the front");
+    throw CheckpointError("a loader's position cannot be negative");
   if (const auto* state = dict.find("pass_generator")) position.pass_generator = state->as_tensor().cpu();
   if (const auto* state = dict.find("own_generator")) position.own_generator = state->as_tensor().cpu();
   return position;

@@ -209,7 +209,7 @@ MetadataParts without_trailer(std::string_view text) {
   std::from_chars(digits, digits + 16, structure, 16);
   if (trailer != trailer_of(front, structure) || structure > front.size()) {
     throw CheckpointError(
-        "the metadata of the distributed checkpoint is damaged: its checksum is another one");
+        "the metadata of the distributed checkpoint is damaged: its checksum does not match");
   }
   return {.pickle = front.substr(0, front.size() - structure),
           .structure = front.substr(front.size() - structure)};

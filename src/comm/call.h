@@ -17,22 +17,22 @@
 
 // Note [One call path]
 //
-// Every collective and message takes this path, whoever asks for it:
+// Every collective and message takes this path:
 //
 //   ProcessGroup          describes the call: one Call
 //   CallRules::check()    checks its arguments, once
 //   issue.cpp             numbers it, records it, hands it to the group's CallBackend
 //   CallBackend::start()  completes it (the eager path of shm) or returns an Operation to wait for
 //
-// c10d stands at both edges. ToC10d makes a CallBackend of any c10d::Backend (Gloo, NCCL, a vendor's).
-// FromC10d makes a c10d::Backend of a CallBackend, for callers that know c10d only (LibTorch, Python).
+// c10d is at both edges. ToC10d makes a CallBackend of any c10d::Backend (Gloo, NCCL, a third-party one).
+// FromC10d makes a c10d::Backend of a CallBackend, for callers that use c10d (LibTorch, Python).
 
 namespace lockstep::comm {
 
 // The peer of a receive from any rank.
 inline constexpr int kAnyRank = std::numeric_limits<int>::min();
 
-// One call on a process group. The tensors belong to the caller; whoever keeps the call under way after
+// One call on a process group. The tensors belong to the caller; a backend that continues the call after
 // start() copies them.
 struct Call {
   CallKind kind = CallKind::barrier;
@@ -44,7 +44,7 @@ struct Call {
   int tag = 0;                          // of send and recv
   c10::IntArrayRef output_splits = {};  // of all_to_all_single: rows for each rank; empty: equal parts
   c10::IntArrayRef input_splits = {};
-  bool blocking = false;                           // the caller waits for the end at once
+  bool blocking = false;                           // the caller waits for the end immediately
   bool monitored = false;                          // a monitored_barrier
   bool wait_all_ranks = false;                     // of a monitored_barrier
   std::chrono::milliseconds timeout = kNoTimeout;  // kNoTimeout: the backend's
@@ -80,7 +80,7 @@ inline std::vector<at::Tensor> tensors_of(const Call& call) {
   return tensors;
 }
 
-// A call under way.
+// A call in progress.
 class Operation {
  public:
   Operation() = default;
@@ -88,9 +88,9 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Returns when the results are there, or throws. kNoTimeout: the backend's limit.
+  // Returns when the results are available, or throws. kNoTimeout: the backend's limit.
   virtual void wait(std::chrono::milliseconds timeout) = 0;
-  // Whether wait() would return or throw at once.
+  // Whether wait() would return or throw without blocking.
   virtual bool is_completed() = 0;
   // The sender of a finished receive.
   virtual int source_rank() const { return -1; }
@@ -103,7 +103,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 // How a backend reports on a call that it starts.
 enum class CallStage : std::uint8_t {
   posted,     // the other ranks can see the call
-  may_block,  // start() may wait for other ranks from now on; comes first where both hold
+  may_block,  // start() may wait for other ranks from now on; reported first if both apply
 };
 using Report = c10::function_ref<void(CallStage)>;
 

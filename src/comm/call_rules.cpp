@@ -237,7 +237,7 @@ class CallCheck {
 
   void splits(c10::IntArrayRef sizes, const char* name, const at::Tensor& tensor,
               const char* tensor_name) const {
-    if (tensor.dim() == 0) refuse(fmt::format("{} has no dimension to cut along", tensor_name));
+    if (tensor.dim() == 0) refuse(fmt::format("{} has no dimension to split along", tensor_name));
     const auto rows = tensor.size(0);
     if (sizes.empty()) {
       if (rows % rules_.size_ == 0) return;

@@ -17,7 +17,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
 
-// The tensor as a backend takes it: without gradient, complex numbers as pairs of reals.
+// The tensor in the form that backends accept: without gradient, complex numbers as pairs of reals.
 Tensor plain(const Tensor& tensor) {
   const Tensor detached = tensor.requires_grad() ? tensor.detach() : tensor;
   return detached.is_complex() ? at::view_as_real(detached) : detached;
@@ -41,7 +41,7 @@ Tensor flat(const Tensor& tensor) {
   return row.is_complex() ? at::view_as_real(row) : row;
 }
 
-// The list of lists that c10d wants: none where this rank passes no list.
+// The list of lists that c10d expects; empty if this rank passes no list.
 std::vector<Tensors> lists(at::TensorList tensors) {
   if (tensors.empty()) return {};
   return {plain(tensors)};

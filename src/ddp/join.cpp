@@ -74,11 +74,12 @@ void Join::shadow_until_all_joined() {
     is_last = false;
     if (options_.throw_on_early_termination) {
       group.all_reduce(filled(*joinables_.front(), true));
-      throw Error(fmt::format("rank {} of {}: Join: this rank has no data left, others have; all stop",
-                              group.rank(), group.size()));
+      throw Error(
+          fmt::format("rank {} of {}: Join: this rank has no data left, but other ranks have; all stop",
+                      group.rank(), group.size()));
     }
     if (iteration == kWarnAfter) {
-      log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches less than others",
+      log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches fewer than others",
                                          group.rank(), group.size(), kWarnAfter));
     }
     for (auto* joinable : joinables_) joinable->shadow_iteration();

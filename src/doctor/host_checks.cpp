@@ -57,7 +57,7 @@ Finding check_dev_shm(const SharedMemoryFacts& facts, bool has_gpus) {
       "start the container with --ipc=host or --shm-size=8g, or remount /dev/shm larger";
   const auto text = facts.dev_shm_total ? fmt::format("{} of {} free", bytes_text(facts.dev_shm_free),
                                                       bytes_text(facts.dev_shm_total))
-                                        : "it is not there";
+                                        : "it does not exist";
   // Only NCCL and other programs' data loaders keep their memory there.
   if (!has_gpus || facts.dev_shm_free >= little) return ok("/dev/shm", text);
   return warning("/dev/shm", text + ", which NCCL needs for GPUs of one host", remedy);
@@ -83,7 +83,7 @@ Finding check_open_files(const Limits& limits) {
   const auto text = "limit " + limit_text(limits.open_files);
   const auto limit = limits.open_files.value_or(enough);
   if (limit >= enough) return ok("open files", text);
-  const auto longer = text + ", and each rank needs one for every other and for every file of its data";
+  const auto longer = text + ", but each rank needs one for every other rank and for every file of its data";
   return limit < least ? problem("open files", longer, remedy) : warning("open files", longer, remedy);
 }
 
@@ -114,7 +114,7 @@ Finding check_core_files(const Limits& limits) {
   }
   const auto program = core_program(limits.core_pattern);
   if (!program.empty() && !std::filesystem::exists(program)) {
-    return warning("core files", fmt::format("go to {}, which is not there", program),
+    return warning("core files", fmt::format("go to {}, which does not exist", program),
                    "sysctl kernel.core_pattern=core.%p, or install that program");
   }
   return ok("core files", fmt::format("go to \"{}\"", limits.core_pattern));

@@ -38,7 +38,7 @@ LibTorch describe() {
   try {
     read_description(nlohmann::json::parse(answer.out), libtorch);
   } catch (const nlohmann::json::exception& error) {
-    libtorch.error = fmt::format("{} is of another version: {}", doctor_program(), error.what());
+    libtorch.error = fmt::format("{} has another version: {}", doctor_program(), error.what());
   }
   return libtorch;
 }

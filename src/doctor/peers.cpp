@@ -191,11 +191,10 @@ Findings check_peers(const std::vector<Peer>& peers, int port) {
     if (peer.error.empty()) {
       findings.push_back(ok(check, fmt::format("reached at port {}", port)));
     } else {
-      findings.push_back(
-          problem(check, peer.error,
-                  fmt::format("look at the name (getent hosts {}), and at firewalls for port {} and "
-                              "for the ports above 1024 between these hosts",
-                              peer.host, port)));
+      findings.push_back(problem(check, peer.error,
+                                 fmt::format("check the name (getent hosts {}), and firewalls for port {} "
+                                             "and for the ports above 1024 between these hosts",
+                                             peer.host, port)));
     }
   }
   return findings;

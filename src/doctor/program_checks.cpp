@@ -21,7 +21,7 @@ Optional check_launch_blocking(const Env& env) {
   const auto value = env.get("CUDA_LAUNCH_BLOCKING");
   if (!value || value == "0") return std::nullopt;
   return warning("CUDA_LAUNCH_BLOCKING",
-                 fmt::format("is {}: every kernel is waited for, and nothing overlaps", *value),
+                 fmt::format("is {}: the host waits for every kernel, and nothing overlaps", *value),
                  "unset it unless you are looking for a failing kernel");
 }
 
@@ -40,7 +40,7 @@ Optional check_master_port(const Env& env, const Ports& ports) {
   const auto value = env.get("MASTER_PORT");
   if (!value) return std::nullopt;
   if (!ports.master_port) {
-    return problem("MASTER_PORT", fmt::format("is \"{}\", which is no port", *value),
+    return problem("MASTER_PORT", fmt::format("is \"{}\", which is not a port", *value),
                    "unset it, or set a port");
   }
   if (ports.master_port_error.empty()) return std::nullopt;
@@ -51,18 +51,18 @@ Optional check_master_port(const Env& env, const Ports& ports) {
 Optional check_rank_variables(const Env& env) {
   for (const char* name : {"RANK", "WORLD_SIZE"}) {
     if (!env.has(name)) continue;
-    return warning(name,
-                   fmt::format("is {}: a program started by hand takes itself for a rank of a run, and "
-                               "waits for the others",
-                               *env.get(name)),
-                   "unset RANK and WORLD_SIZE outside of runs");
+    return warning(
+        name,
+        fmt::format("is {}: a program started by hand acts as a rank of a run, and waits for the others",
+                    *env.get(name)),
+        "unset RANK and WORLD_SIZE outside of runs");
   }
   return std::nullopt;
 }
 
 Optional check_debug_variable(const Env& env) {
   if (env.get("TORCH_DISTRIBUTED_DEBUG") != "DETAIL") return std::nullopt;
-  return warning("TORCH_DISTRIBUTED_DEBUG", "is DETAIL: ranks compare every call before they make it",
+  return warning("TORCH_DISTRIBUTED_DEBUG", "is DETAIL: ranks compare every call before they run it",
                  "unset it for speed");
 }
 

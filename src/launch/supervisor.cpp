@@ -246,10 +246,10 @@ void NodeSupervisor::check_output() {
     logs_.print(fmt::format("warning: stdout of the ranks is lost from here on: {}", errno_text(error)));
     return;
   }
-  logs_.print("nobody reads stdout any more: stopping all ranks");
+  logs_.print("stdout has no reader any more: stopping all ranks");
   if (stop_signal_ == 0) {
     stop_signal_ = SIGPIPE;
-    client_->send(Leaving{"nobody reads its output any more"});
+    client_->send(Leaving{"its output has no reader any more"});
   }
   begin_stop(SIGTERM);
 }

@@ -62,7 +62,7 @@ Clock::time_point time_of_last_tick() {
   return Clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
 }
 
-// Messages have other numbers on other ranks: nobody can ask which rank was the last to begin one.
+// Numbers of messages differ between ranks, so the last rank to start one is not defined.
 Clock::time_point issue_time_of(CallKind kind) {
   const bool is_message = kind == CallKind::send || kind == CallKind::recv;
   return is_message ? time_of_last_tick() : Clock::now();
@@ -97,7 +97,7 @@ void FlightRecorder::set_state(std::uint64_t number, CallState state) {
   if (state == CallState::completed) note_completed(number);
 }
 
-// Written where the record of an earlier call lies, whose memory serves for the shape.
+// Overwrites the record of an earlier call and reuses its memory for the shape.
 std::uint64_t FlightRecorder::Turn::begin(const CallDraft& draft) {
   const auto number = log_.last_number_ + 1;
   log_.ring_[number % kKept].shape.reserve(draft.shape.size());

@@ -56,7 +56,7 @@ class FileSource : public ByteSource {
     struct stat status {};
     if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_to_read(name_, errno);
     if (S_ISDIR(status.st_mode)) fail("it is a folder, not a file");
-    if (!S_ISREG(status.st_mode)) fail("it is no regular file");
+    if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
     size_ = static_cast<std::uint64_t>(status.st_size);
     if (mapped && size_ > 0) mapping_ = std::make_shared<Mapping>(fd_.get(), size_, name_);
   }
@@ -108,7 +108,7 @@ class PartSource : public ByteSource {
   PartSource(std::unique_ptr<ByteSource> whole, const FilePart& part)
       : whole_(std::move(whole)), part_(part) {
     if (part.offset <= whole_->size() && part.length <= whole_->size() - part.offset) return;
-    throw_error("{}: it is cut short: {} bytes are wanted at {}, but it ends at {}", name(), part.length,
+    throw_error("{}: it is cut short: {} bytes are expected at {}, but it ends at {}", name(), part.length,
                 part.offset, whole_->size());
   }
   const std::string& name() const override { return whole_->name(); }
@@ -154,7 +154,7 @@ class MemorySource : public ByteSource {
 
 void ByteSource::check_range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset <= size() && bytes <= size() - offset) return;
-  throw_error("{}: it is damaged or cut short: {} bytes are wanted at {}, but it ends at {}", name(), bytes,
+  throw_error("{}: it is damaged or cut short: {} bytes are expected at {}, but it ends at {}", name(), bytes,
               offset, size());
 }
 

@@ -121,7 +121,7 @@ std::unordered_map<std::string, Extent> find_extents(const ByteSource& source, s
       throw_error("{}: the data of storage {} is cut short", source.name(), name);
     const auto bytes = static_cast<std::uint64_t>(count) * element->second;
     if (!extents.emplace(name, Extent{.offset = offset, .bytes = bytes}).second)
-      throw_error("{}: storage {} is there twice", source.name(), name);
+      throw_error("{}: storage {} occurs twice", source.name(), name);
     offset += bytes;
   }
   return extents;
@@ -129,7 +129,7 @@ std::unordered_map<std::string, Extent> find_extents(const ByteSource& source, s
 
 [[noreturn]] void refuse_as_foreign(const ByteSource& source) {
   throw_error(
-      "{}: it is no file of torch.save: neither a zip file nor one that starts with "
+      "{}: it is not a file of torch.save: neither a zip file nor one that starts with "
       "PyTorch's magic number",
       source.name());
 }

@@ -109,7 +109,7 @@ class Reader {
     auto full = fmt::format("{} {}", module, name);
     if (!std::ranges::binary_search(allowed_, std::string_view(full))) {
       throw_error(
-          "the checkpoint names {}.{}, which is none of the things that a checkpoint may hold (tensors, "
+          "the checkpoint names {}.{}, which a checkpoint may not hold (it may hold tensors, "
           "numbers, "
           "strings, containers); nothing was run. Save a state_dict instead, or convert the object in Python",
           module, name);
@@ -120,7 +120,7 @@ class Reader {
   void push_stack_global() {
     const Node& name = pickle_.nodes[pop()];
     const Node& module = pickle_.nodes[pop()];
-    if (name.kind != Kind::text || module.kind != Kind::text) fail("a global's name is no string");
+    if (name.kind != Kind::text || module.kind != Kind::text) fail("a global's name is not a string");
     if (name.text.size() + module.text.size() > kLongestName) fail("a global's name is too long");
     push_global(module.text, name.text);
   }
@@ -128,22 +128,22 @@ class Reader {
   void push_call() {
     const Ref args = pop();
     const Ref callee = pop();
-    if (pickle_[callee].kind != Kind::global) fail("something that is no function is called");
-    if (pickle_[args].kind != Kind::tuple) fail("the arguments of a call are no tuple");
+    if (pickle_[callee].kind != Kind::global) fail("an object that is not a function is called");
+    if (pickle_[args].kind != Kind::tuple) fail("the arguments of a call are not a tuple");
     push({.kind = Kind::call, .callee = callee, .args = args});
   }
 
   void build() {
     const Ref state = pop();
     Node& object = pickle_.nodes[top()];
-    if (object.kind != Kind::call) fail("a state is given to something that takes none");
+    if (object.kind != Kind::call) fail("a state is given to an object that takes none");
     object.state = state;
   }
 
   void append(std::vector<Ref> items, Kind kind) {
     Node& container = pickle_.nodes[top()];
     const bool fits = container.kind == kind || (kind == Kind::dict && container.kind == Kind::call);
-    if (!fits) fail("items are put into something that takes none");
+    if (!fits) fail("items are added to an object that takes none");
     if (kind == Kind::dict && items.size() % 2 != 0) fail("a key has no value");
     container.items.insert(container.items.end(), items.begin(), items.end());
   }
@@ -161,7 +161,7 @@ class Reader {
     memo_count_ = std::max<std::uint64_t>(memo_count_, key + 1);
   }
   void recall(std::uint64_t key) {
-    if (key >= memo_.size() || memo_[key] == kNoRef) fail("a memo is read that was never written");
+    if (key >= memo_.size() || memo_[key] == kNoRef) fail("a memo entry is read before it was written");
     stack_.push_back(memo_[key]);
   }
 

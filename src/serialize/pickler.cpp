@@ -35,7 +35,7 @@ class Pickler {
   }
   void operator()(const std::string& value) {
     if (!pickle::is_utf8(value))
-      throw_error("{} is not UTF-8, so it is no str for Python: save it as Bytes", repr(value, 100));
+      throw_error("{} is not UTF-8, so Python cannot read it as a str: save it as Bytes", repr(value, 100));
     writer_.text(value);
   }
   void operator()(const Bytes& value);

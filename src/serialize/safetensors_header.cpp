@@ -21,12 +21,13 @@ std::uint64_t header_length(const serialize::ByteSource& source) {
   std::uint64_t length = 0;
   std::memcpy(&length, source.read_text(0, kLengthSize).data(), kLengthSize);
   if (length > kLargestHeader) {
-    throw_error("it is no safetensors file: its header would have {} bytes, but has at most {}", length,
+    throw_error("it is not a safetensors file: its header would have {} bytes, but the limit is {}", length,
                 kLargestHeader);
   }
   if (length > source.size() - kLengthSize) {
-    throw_error("it is cut short, or no safetensors file: its header should have {} bytes, but {} are left",
-                length, source.size() - kLengthSize);
+    throw_error(
+        "it is cut short, or not a safetensors file: its header should have {} bytes, but {} are left",
+        length, source.size() - kLengthSize);
   }
   return length;
 }
@@ -60,8 +61,8 @@ void check_places(const std::vector<TensorInfo>& tensors, std::uint64_t data_siz
                 data_size - filled);
   }
   if (filled > data_size) {
-    throw_error("it is cut short: the tensors have {} bytes, but {} are there; copy it again", filled,
-                data_size);
+    throw_error("it is cut short: the tensors have {} bytes, but the file has {} of them; copy it again",
+                filled, data_size);
   }
 }
 

@@ -28,7 +28,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool boolean(bool /*value*/) override { unexpected("a bool"); }
   bool number_integer(number_integer_t /*value*/) override { unexpected("a negative number"); }
   bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
-    unexpected("a number that is no integer of 64 bits");
+    unexpected("a number that is not a 64-bit integer");
   }
   bool binary(binary_t& /*value*/) override { unexpected("binary data"); }
 
@@ -108,7 +108,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
-    throw_error("its header is no valid JSON: see byte {} of it", position);
+    throw_error("its header is not valid JSON: see byte {} of it", position);
   }
 
  private:
@@ -207,7 +207,7 @@ std::string quoted(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const Json::type_error&) {
-    throw_error("{} is no UTF-8, which the format demands", shown(text));
+    throw_error("{} is not UTF-8, which the format requires", shown(text));
   }
 }
 
@@ -227,10 +227,10 @@ std::string metadata_entry(const Metadata& metadata) {
 
 Header parse_header(const std::string& text) {
   if (!text.starts_with('{'))
-    throw CheckpointError("it is no safetensors file: its header does not start with '{'");
+    throw CheckpointError("it is not a safetensors file: its header does not start with '{'");
   // Where the parser would stop, as at the end.
   if (text.find('\0') != std::string::npos)
-    throw_error("its header is no valid JSON: byte {} of it is 0", text.find('\0'));
+    throw_error("its header is not valid JSON: byte {} of it is 0", text.find('\0'));
   HeaderReader reader;
   Json::sax_parse(text, &reader);
   return reader.take();

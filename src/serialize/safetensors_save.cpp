@@ -43,7 +43,7 @@ std::vector<NamedTensor> named_tensors(const Dict& dict) {
     if (name == nullptr)
       throw_error("the key {} is a {}; the format has strings only", repr(key, 100), key.type_name());
     if (*name == kMetadataKey)
-      throw_error("no tensor can be named {}, which has a meaning of its own", *name);
+      throw_error("no tensor can be named {}, because the format reserves this name", *name);
     if (!value.is<at::Tensor>() && !value.is<Parameter>()) {
       throw_error("the entry {} is a {}, not a Tensor; the format holds a flat dict of tensors", shown(*name),
                   value.type_name());

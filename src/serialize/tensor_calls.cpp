@@ -85,7 +85,7 @@ Value TensorCalls::call(std::string_view callee, const Args& args) {
 StorageRecord TensorCalls::storage_record(Ref ref) {
   const Node& node = pickle_[ref];
   const auto malformed = [] {
-    return CheckpointError("the checkpoint describes a storage as PyTorch does not");
+    return CheckpointError("the checkpoint describes a storage in a way that PyTorch does not use");
   };
   if (node.kind != Kind::persistent || pickle_[node.args].kind != Kind::tuple) throw malformed();
   const auto& id = pickle_[node.args].items;
@@ -112,7 +112,7 @@ at::ScalarType TensorCalls::dtype_arg(Ref ref) const {
 
 at::ScalarType TensorCalls::storage_dtype(Ref ref) const {
   const Node& node = pickle_[ref];
-  if (node.kind != Kind::global) throw CheckpointError("the checkpoint has a storage of no type");
+  if (node.kind != Kind::global) throw CheckpointError("the checkpoint has a storage without a type");
   if (node.text == "torch.storage UntypedStorage") return at::kByte;
   const auto name = node.text.substr(node.text.find(' ') + 1);
   if (const auto* dtype = dtype_of_storage_class(name)) return dtype->type;

@@ -58,7 +58,8 @@ class Unpickler {
         return global(node.text);
       case Kind::persistent:
         throw CheckpointError(
-            "the checkpoint holds a bare torch storage, which has no equal here: save the tensor instead");
+            "the checkpoint holds a bare torch storage, which has no equivalent here: save the tensor "
+            "instead");
       default:
         return container(ref, node);
     }
@@ -98,7 +99,7 @@ class Unpickler {
     if (name.starts_with("torch ")) {
       if (const auto* dtype = dtype_named(name.substr(6))) return dtype->type;
     }
-    throw_error("the checkpoint holds {} itself, which is no value", name);
+    throw_error("the checkpoint holds {} itself, which is not a value", name);
   }
 
   Value container(Ref ref, const Node& node) {
@@ -235,7 +236,7 @@ Value unpickle(const pickle::Pickle& pickle, StorageSource& storages) {
   try {
     return Unpickler(pickle, storages).value(pickle.root);
   } catch (const c10::Error& error) {
-    throw_error("the checkpoint holds what LibTorch refuses: {}", error.what_without_backtrace());
+    throw_error("the checkpoint holds a value that LibTorch rejects: {}", error.what_without_backtrace());
   }
 }
 

@@ -68,7 +68,7 @@ class DeviceDispatchBackend final : public comm::FromC10d, public comm::StreamBa
 
  private:
   std::size_t part(const c10::Device& device) const;
-  // The device's first; all of them, whatever one throws.
+  // Ends all parts, that of the device first, even if one throws.
   void for_each_part(void (c10d::Backend::*action)());
   const comm::StreamBackend* streams_of(const c10d::Work& work) const;
 

@@ -57,7 +57,7 @@ void set_parts(std::vector<Part>& parts, at::TensorList tensors) {
   for (const auto& tensor : tensors) parts.push_back(part_of<Part>(tensor));
 }
 
-// One tensor for all ranks: equal parts, or as many rows as `splits` gives each.
+// One tensor for all ranks: equal parts, or the numbers of rows in `splits`.
 template <class Part>
 void set_cut(std::vector<Part>& parts, const at::Tensor& tensor, c10::IntArrayRef splits, int size) {
   const auto whole = part_of<Part>(tensor);

@@ -86,7 +86,7 @@ struct WatchedGroup {
   }
 };
 
-TEST(StreamWatch, NotesTheEndOfACallThatNobodyWaitsFor) {
+TEST(StreamWatch, RecordsTheEndOfACallWithoutAWait) {
   WatchedGroup gpus;
   auto work = gpus.group.all_reduce_async(at::ones({3}));
   work.wait();
@@ -99,7 +99,7 @@ TEST(StreamWatch, NotesTheEndOfACallThatNobodyWaitsFor) {
   EXPECT_EQ(gpus.backend->prepared, 1);
 }
 
-TEST(StreamWatch, AFailureEndsEverythingAndIsToldAtTheNextCall) {
+TEST(StreamWatch, AFailureEndsAllCallsAndIsThrownByTheNext) {
   WatchedGroup gpus;
   const auto first = gpus.group.all_reduce_async(at::ones({3}));
   gpus.backend->last->end(std::make_exception_ptr(std::runtime_error("Connection reset by peer")));
@@ -111,7 +111,7 @@ TEST(StreamWatch, AFailureEndsEverythingAndIsToldAtTheNextCall) {
   EXPECT_THAT([&] { gpus.group.barrier(); }, ::testing::Throws<PeerLost>()) << "and at every later one";
 }
 
-TEST(StreamWatch, AFailureIsToldByWaitToo) {
+TEST(StreamWatch, WaitThrowsAFailure) {
   WatchedGroup gpus;
   auto work = gpus.group.all_reduce_async(at::ones({3}));
   gpus.backend->last->end(std::make_exception_ptr(std::runtime_error("unhandled system error")));
@@ -149,7 +149,7 @@ std::vector<std::function<void()>> capture_two_calls(const WatchedGroup& gpus) {
   return take_replay_actions();
 }
 
-TEST(StreamWatch, WhatIsCapturedIsWatchedAtEachReplay) {
+TEST(StreamWatch, CapturedCallsAreWatchedAtEachReplay) {
   WatchedGroup gpus;
   const auto actions = capture_two_calls(gpus);
   EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong)) << "nothing is under way";
@@ -162,7 +162,7 @@ TEST(StreamWatch, WhatIsCapturedIsWatchedAtEachReplay) {
   EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
-TEST(StreamWatch, AReplayThatDoesNotEndIsToldAtTheNext) {
+TEST(StreamWatch, AHungReplayIsReportedByTheNext) {
   WatchedGroup gpus(50ms);
   const auto actions = capture_two_calls(gpus);
   actions.at(0)();
@@ -170,7 +170,7 @@ TEST(StreamWatch, AReplayThatDoesNotEndIsToldAtTheNext) {
   EXPECT_THAT([&] { actions[0](); }, ThrowsMessage<TimeoutError>(HasSubstr("all_reduce #1 of Float[3]")));
 }
 
-TEST(StreamWatch, AReplayAfterTheGroupsEndIsNobodysBusiness) {
+TEST(StreamWatch, AReplayAfterTheEndOfTheGroupIsIgnored) {
   std::vector<std::function<void()>> actions;
   {
     const WatchedGroup gpus;
@@ -202,7 +202,7 @@ std::shared_ptr<RevocableGraph> capture_graph(const WatchedGroup& gpus, std::ato
   return graph;
 }
 
-TEST(StreamWatch, GraphsAreTakenAwayWhereACallFails) {
+TEST(StreamWatch, GraphsAreDestroyedWhenACallFails) {
   WatchedGroup gpus;
   std::atomic<int> alive = 0;
   const auto graph = capture_graph(gpus, alive);
@@ -219,7 +219,7 @@ TEST(StreamWatch, GraphsAreTakenAwayWhereACallFails) {
   EXPECT_EQ(alive, 0) << "which a communicator waits for";
 }
 
-TEST(StreamWatch, GraphsAreTakenAwayBeforeTheGroupCloses) {
+TEST(StreamWatch, GraphsAreDestroyedBeforeTheGroupCloses) {
   std::atomic<int> alive = 0;
   std::shared_ptr<RevocableGraph> graph;
   {
@@ -231,14 +231,14 @@ TEST(StreamWatch, GraphsAreTakenAwayBeforeTheGroupCloses) {
   EXPECT_THAT([&] { graph->replay(); }, ThrowsMessage<Error>(HasSubstr("which is closed")));
 }
 
-TEST(StreamWatch, AGraphThatIsGoneIsNobodysBusiness) {
+TEST(StreamWatch, ADestroyedGraphIsIgnored) {
   std::atomic<int> alive = 0;
   const WatchedGroup gpus;
   capture_graph(gpus, alive);
   EXPECT_EQ(alive, 0);
 }
 
-TEST(StreamWatch, ADeviceThatHasFailedIsTold) {
+TEST(StreamWatch, AFailedDeviceIsReported) {
   WatchedGroup gpus;
   auto work = gpus.group.all_reduce_async(at::ones({3}));
   gpus.backend->last->break_device();
@@ -265,7 +265,7 @@ TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {
   device.join();
 }
 
-TEST(StreamWatch, AnEndByAnExceptionDoesNot) {
+TEST(StreamWatch, AnEndByAnExceptionDoesNotWait) {
   const auto backend = c10::make_intrusive<StreamBackend>();
   try {
     const ProcessGroup group(backend, {.timeout = kLong, .traits = backends::FakeBackend::traits()});

@@ -28,7 +28,7 @@ std::vector<Peer> meet_as(ConnectivityTest test, std::size_t self,
   return test_connectivity(test, timeout);
 }
 
-TEST(ConnectivityTest, BringsAllTogether) {
+TEST(ConnectivityTest, ConnectsAllHosts) {
   const ReservedPort port;
   const ConnectivityTest test{
       .token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}};
@@ -47,7 +47,7 @@ TEST(ConnectivityTest, BringsAllTogether) {
   EXPECT_EQ(first[1].host, "127.0.0.3");
 }
 
-TEST(ConnectivityTest, TellsWhomItDidNotMeet) {
+TEST(ConnectivityTest, ReportsMissingHosts) {
   const ReservedPort port;
   const ConnectivityTest test{.token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
   const auto peers = meet_as(test, 0, std::chrono::milliseconds(1));
@@ -55,7 +55,7 @@ TEST(ConnectivityTest, TellsWhomItDidNotMeet) {
   EXPECT_THAT(check_peers(peers, port.port()), ElementsAre(is_problem("refused")));
 }
 
-TEST(ConnectivityTest, DoesNotTakeOthersForItsOwn) {
+TEST(ConnectivityTest, RejectsOtherRuns) {
   const ReservedPort port;
   const std::vector<std::string> hosts{"127.0.0.1", "127.0.0.2"};
   auto stranger = std::async(std::launch::async, [&] {
@@ -75,7 +75,7 @@ TEST(ConnectivityTest, NeedsItsPort) {
   EXPECT_THROW(test_connectivity(test, kPatience), Error);
 }
 
-TEST(ConnectivityTest, IsOneWord) {
+TEST(ConnectivityTest, ArgumentIsOneWord) {
   const ConnectivityTest test{.token = "abc", .self = 1, .port = 5000, .hosts = {"a", "b.c"}};
   EXPECT_EQ(to_text(test), "abc,1,5000,a,b.c");
   const auto parsed = parse_connectivity_test("abc,1,5000,a,b.c");

@@ -38,7 +38,7 @@ std::string complaint(const RunArguments& arguments) {
   return "";
 }
 
-TEST(RunCommandLine, TakesBothSpellings) {
+TEST(RunCommandLine, AcceptsBothSpellings) {
   for (const Words& words :
        {Words{"--nproc-per-node", "3", "--node-rank=1", "--master-addr", "a", "--master-port", "5"},
         Words{"--nproc_per_node=3", "--node_rank", "1", "--master_addr=a", "--master_port=5"}}) {
@@ -50,7 +50,7 @@ TEST(RunCommandLine, TakesBothSpellings) {
   }
 }
 
-TEST(RunCommandLine, LeavesEverythingFromTheProgramOnToTheProgram) {
+TEST(RunCommandLine, PassesArgumentsAfterTheProgramToTheProgram) {
   const auto arguments =
       parse({"--nproc-per-node", "2", "./train", "--nproc-per-node", "9", "--help", "run"});
   EXPECT_EQ(arguments.nproc_per_node, "2");
@@ -64,11 +64,11 @@ TEST(RunCommandLine, EndsItsOptionsAtTheFirstDashesOnly) {
   EXPECT_THAT(parse({}, {"--"}).command, IsEmpty());
 }
 
-TEST(RunCommandLine, RefusesAnUnknownOptionInsteadOfRunningIt) {
+TEST(RunCommandLine, RejectsAnUnknownOption) {
   EXPECT_THROW(parse({"--nproc-per-nod", "2", "./train"}), ArgumentError);
 }
 
-TEST(RunCommandLine, TurnsIntoLaunchOptions) {
+TEST(RunCommandLine, IsConvertedToLaunchOptions) {
   const auto options = launch_options({.nproc_per_node = "cpu",
                                        .nnodes = "2:2",
                                        .node_rank = 1,
@@ -93,7 +93,7 @@ TEST(RunCommandLine, GivesAStandaloneRunItsOwnId) {
   EXPECT_NE(launch_options(arguments, {}).run_id, launch_options(arguments, {}).run_id);
 }
 
-TEST(RunCommandLine, SaysWhatMakesNoSense) {
+TEST(RunCommandLine, ReportsInvalidOptions) {
   const Words x{"x"};
   EXPECT_EQ(complaint({.command = x}), "");
   EXPECT_THAT(complaint({}), HasSubstr("no program"));
@@ -124,7 +124,7 @@ TEST(RunCommandLine, SaysWhatMakesNoSense) {
   EXPECT_THAT(complaint({.grace_period = -1, .command = x}), HasSubstr("--grace-period"));
 }
 
-TEST(CommandLine, ExitsWith2WhenItIsWrong) {
+TEST(CommandLine, ExitsWith2WhenInvalid) {
   for (const Words& words :
        {Words{}, Words{"bogus"}, Words{"run"}, Words{"run", "--nproc-per-node"},
         Words{"run", "--nproc-per-node", "0", "true"}, Words{"run", "--bogus", "true"}}) {
@@ -132,7 +132,7 @@ TEST(CommandLine, ExitsWith2WhenItIsWrong) {
   }
 }
 
-TEST(CommandLine, TellsItsVersion) {
+TEST(CommandLine, PrintsTheVersion) {
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(run({"--version"}), 0);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),

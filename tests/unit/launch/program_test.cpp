@@ -18,7 +18,7 @@ class FindProgram : public ::testing::Test {
   FindProgram() {
     std::string name = ::testing::TempDir() + "/programsXXXXXX";
     folder_ = ::mkdtemp(name.data());
-    std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is passed over
+    std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is skipped
     std::filesystem::create_directories(folder_ / "b");
     std::ofstream(folder_ / "a" / "plain") << "text";
     std::ofstream(folder_ / "b" / "tool") << "#!/bin/sh\n";
@@ -48,11 +48,11 @@ TEST_F(FindProgram, SearchesPathInOrder) {
   EXPECT_EQ(find_program("sh", Env(std::map<std::string, std::string>{})), "/bin/sh");
 }
 
-TEST_F(FindProgram, TakesANameWithASlashAsItIs) {
+TEST_F(FindProgram, UsesANameWithASlashUnchanged) {
   EXPECT_EQ(find_program(b() + "/tool", path("")), b() + "/tool");
 }
 
-TEST_F(FindProgram, SaysWhatIsWrongAndExitsLikeAShell) {
+TEST_F(FindProgram, ReportsTheReasonAndExitsLikeAShell) {
   expect_refusal("nosuch", path(a()), 127, "not found");
   expect_refusal(a() + "/nosuch", path(a()), 127, "No such file");
   expect_refusal("plain", path(a()), 126, "chmod +x");

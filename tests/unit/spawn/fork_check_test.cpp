@@ -11,7 +11,7 @@ namespace lockstep::spawning {
 namespace {
 
 // /proc/self/fd is a folder of links like these.
-TEST(ForkCheck, SeesWhetherCudaIsInitialized) {
+TEST(ForkCheck, DetectsInitializedCuda) {
   const testing::TempFolder folder;
   std::filesystem::create_symlink("/dev/null", folder.file("0"));
   std::filesystem::create_symlink("socket:[1]", folder.file("1"));
