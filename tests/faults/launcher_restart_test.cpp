@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "launcher_process.h"
 #include "support/temp_folder.h"
 

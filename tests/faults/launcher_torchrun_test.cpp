@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "launcher_process.h"
 #include "support/python.h"
 #include "support/temp_folder.h"

@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "base/deadline.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::testing {

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
 #include "faults/launcher_process.h"
 #include "support/temp_folder.h"

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep_bench/sizes.h"
+#include "base/text.h"
 
 namespace lockstep::bench {
 namespace {

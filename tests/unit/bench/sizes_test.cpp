@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "lockstep_bench/sizes.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+
+#include "lockstep_bench/options.h"
 
 namespace lockstep::bench {
 namespace {

@@ -8,8 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/reserved_port.h"
-#include "doctor/sockets.h"
+#include "base/sockets.h"
 #include "unit/doctor/findings.h"
 
 namespace lockstep::doctor {
@@ -71,7 +70,7 @@ TEST(ConnectivityTest, NeedsItsPort) {
   const Deadline deadline(kPatience);
   const auto taken = listen_at(resolve("127.0.0.1", deadline).at(0));
   const ConnectivityTest test{
-      .token = "t", .port = address_of(taken).port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
+      .token = "t", .port = address_of(taken.get()).port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
   EXPECT_THROW(test_connectivity(test, kPatience), Error);
 }
 

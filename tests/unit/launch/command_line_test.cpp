@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "command_line.h"
-
 #include <algorithm>
 
 #include <gmock/gmock.h>
@@ -8,7 +6,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "run_command.h"
+#include "commands.h"
+#include "run_arguments.h"
 
 namespace lockstep::cli {
 namespace {
@@ -22,11 +21,13 @@ using Words = std::vector<std::string>;
 // `words` stand after "lockstep run".
 RunArguments parse(Words words, const Words& rest = {}) {
   CLI::App app;
-  const RunCommand command(app);
+  RunArguments arguments;
+  const auto& run = add_run_options(app, arguments);
   words.insert(words.begin(), "run");
   std::ranges::reverse(words);
   app.parse(words);
-  return command.arguments(rest);
+  arguments.command = program_words(run, rest);
+  return arguments;
 }
 
 std::string complaint(const RunArguments& arguments) {

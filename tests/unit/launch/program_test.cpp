@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/rank_process.h"
+#include "launch/worker_group.h"
 
 namespace lockstep::launch {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/slurm_allocation.h"
-
 #include <map>
 
 #include <gmock/gmock.h>

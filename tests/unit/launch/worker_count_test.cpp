@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/worker_count.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+
+#include "launch/options.h"
 
 namespace lockstep::launch {
 namespace {

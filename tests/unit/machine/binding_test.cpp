@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "machine/topology.h"
+#include "machine/host.h"
 
 namespace lockstep::machine {
 namespace {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "machine/topology.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "machine/host.h"
 #include "unit/machine/file_tree.h"
 
 namespace lockstep::machine {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/init_method.h"
-
 #include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+
+#include "rendezvous/rank_info.h"
 
 namespace lockstep::rendezvous {
 namespace {

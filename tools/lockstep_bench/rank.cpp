@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rank_sync.h"
+#include "rank.h"
 
 #include <cerrno>
 #include <chrono>
@@ -9,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/host.h"
+
 namespace lockstep::bench {
 namespace {
 
@@ -17,24 +19,16 @@ using Clock = std::chrono::steady_clock;
 // Longer than an all-reduce of one number.
 constexpr std::chrono::microseconds kStartDelay{5};
 
-void check(int result, const char* call) {
-  if (result == 0) return;
-  throw Error(fmt::format("cannot bind this rank to a core: {}: {}; use --no-bind", call, errno_text(errno)));
-}
-
 }  // namespace
 
 void bind_to_core(int local_rank) {
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  check(::sched_getaffinity(0, sizeof(usable), &usable), "sched_getaffinity");
-  int skip = local_rank % CPU_COUNT(&usable);
-  int core = 0;
-  while (!CPU_ISSET(core, &usable) || skip-- > 0) ++core;
+  const auto cpus = affinity_cpus();
   cpu_set_t one;
   CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  check(::sched_setaffinity(0, sizeof(one), &one), "sched_setaffinity");
+  CPU_SET(cpus[static_cast<std::size_t>(local_rank) % cpus.size()], &one);
+  if (::sched_setaffinity(0, sizeof(one), &one) == 0) return;
+  throw Error(fmt::format("cannot bind this rank to a core: sched_setaffinity: {}; use --no-bind",
+                          errno_text(errno)));
 }
 
 bool can_start_together(int ranks, int local_ranks, int cores) {

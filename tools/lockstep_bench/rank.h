@@ -1,12 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What the ranks of a benchmark do around a call, also those without LibTorch.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 namespace lockstep::bench {
+
+// Binds this process to one of the cores that it may use: number `local_rank` modulo their count. Throws
+// Error.
+void bind_to_core(int local_rank);
+
+// An all-reduce with MAX of one number.
+using MaxOverRanks = std::function<std::int64_t(std::int64_t)>;
+
+// Whether all ranks run on this host with a core each.
+bool can_start_together(int ranks, int local_ranks, int cores);
+
+// Synchronizes the ranks. With `by_clock` they return at the same time of their common clock: they leave a
+// barrier at different times, and the first rank would add the difference to its call.
+void start_together(const MaxOverRanks& max_over_ranks, bool by_clock);
 
 // The values that ranks put in repeat after so many elements.
 constexpr std::int64_t kPeriod = 5;
