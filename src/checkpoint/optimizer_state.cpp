@@ -77,11 +77,9 @@ class FieldWriter {
   void operator()(const char* name, const std::optional<Tensors>& value) const {
     if (value) dict_.set(name, tensor_list(*value));
   }
-  void operator()(const char* name, const std::optional<std::int64_t>& value) const {
-    dict_.set(name, value ? Value(*value) : Value(None{}));
-  }
-  void operator()(const char* name, const std::optional<std::string>& value) const {
-    dict_.set(name, value ? Value(*value) : Value(None{}));
+  template <typename Plain>
+  void operator()(const char* name, const std::optional<Plain>& value) const {
+    dict_.set(name, value ? Value(*value) : Value());
   }
 
  private:
@@ -163,18 +161,18 @@ class FieldReader {
       value = at::full({}, count, parameter_->options().dtype(at::kFloat).requires_grad(false));
       return;
     }
-    const auto* given = dict_.find(name);
-    if (given == nullptr || given->is<None>()) return;
+    const auto* given = find(name);
+    if (given == nullptr) return;
     value = tensor(name, given->is<at::Tensor>() ? given->as_tensor() : at::scalar_tensor(number_of(*given)));
   }
   void operator()(const char* name, std::deque<at::Tensor>& value) const {
-    const auto* given = dict_.find(name);
-    if (given == nullptr || given->is<None>()) return;
+    const auto* given = find(name);
+    if (given == nullptr) return;
     for (const auto& item : given->as_items()) value.push_back(tensor(name, item.as_tensor()));
   }
   void operator()(const char* name, std::optional<Tensors>& value) const {
-    const auto* given = dict_.find(name);
-    if (given == nullptr || given->is<None>()) return;
+    const auto* given = find(name);
+    if (given == nullptr) return;
     value.emplace();
     for (const auto& item : given->as_items()) {
       value->push_back(item.is<None>() ? at::Tensor() : tensor(name, item.as_tensor()));
@@ -193,6 +191,12 @@ class FieldReader {
   bool is_absent_for_lbfgs(const char* name) const {
     const std::string_view text(name);
     return parameter_ != nullptr && (text == "t" || text == "prev_loss") && !dict_.contains(name);
+  }
+
+  // nullptr for None, too.
+  const Value* find(const char* name) const {
+    const auto* value = dict_.find(name);
+    return value == nullptr || value->is<None>() ? nullptr : value;
   }
 
   const Value& required(const char* name) const {

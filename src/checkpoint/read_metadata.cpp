@@ -7,7 +7,6 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/distributed_metadata.h"
-#include "checkpoint/shard_coverage.h"
 #include "serialize/byte_source.h"
 #include "serialize/errors.h"
 #include "serialize/unpickler.h"
@@ -134,7 +133,8 @@ class Paths {
     if (path.items.size() > deepest) fail("'{}' is nested more than {} deep", name, deepest);
     std::size_t node = 0;
     for (const auto& step : path.items)
-      node = step.is<std::string>() ? key(node, step.as_string()) : index(node, step.as_int());
+      node = step.is<std::string>() ? below(&Node::keys, node, step.as_string())
+                                    : below(&Node::indices, node, step.as_int());
   }
   void check() const {
     for (const auto& node : nodes_) {
@@ -151,15 +151,13 @@ class Paths {
     std::map<std::string, std::size_t> keys{};
     std::map<std::int64_t, std::size_t> indices{};
   };
-  std::size_t key(std::size_t node, const std::string& name) {
-    return below(nodes_[node].keys.try_emplace(name, nodes_.size()).first->second);
-  }
-  std::size_t index(std::size_t node, std::int64_t number) {
-    return below(nodes_[node].indices.try_emplace(number, nodes_.size()).first->second);
-  }
-  std::size_t below(std::size_t node) {
-    if (node == nodes_.size()) nodes_.emplace_back();
-    return node;
+  // The node below a key or an index.
+  template <typename Steps>
+  std::size_t below(Steps Node::*steps, std::size_t node, const typename Steps::key_type& step) {
+    const auto [found, is_new] = (nodes_[node].*steps).try_emplace(step, nodes_.size());
+    const auto place = found->second;
+    if (is_new) nodes_.emplace_back();
+    return place;
   }
   std::vector<Node> nodes_ = std::vector<Node>(1);
 };
@@ -213,11 +211,10 @@ Metadata read_metadata(const std::filesystem::path& file) {
 }
 
 Metadata parse_metadata(std::string_view text) {
-  serialize::NoStorages none;
   const auto parts = without_trailer(text);
-  const auto pickle = pickle::read_pickle(parts.pickle, serialize::names_in_distributed_checkpoints());
+  const auto pickle = pickle::read_pickle(parts.pickle, serialize::is_in_distributed_checkpoints);
   if (pickle.size != parts.pickle.size()) fail("there is data after its end");
-  const auto metadata = serialize::unpickle(pickle, none);
+  const auto metadata = serialize::unpickle(pickle, serialize::no_storages);
   if (!is_record(metadata, "Metadata")) fail("it is not a Metadata object");
   if (find_field(metadata, kHasTrailer) != nullptr && parts.structure.empty()) fail("it is cut short");
   auto entries = entries_of(metadata);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "lockstep_ckpt/tensor_difference.h"
-
 #include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include "lockstep_ckpt/leaves.h"
 
 namespace lockstep::ckpt {
 namespace {

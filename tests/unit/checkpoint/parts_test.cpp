@@ -12,8 +12,7 @@
 
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
-#include "checkpoint/shard_coverage.h"
-#include "checkpoint/training_parts.h"
+#include "checkpoint/generator_states.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/checksum.h"
-
 #include <cerrno>
 #include <dlfcn.h>
 #include <pthread.h>

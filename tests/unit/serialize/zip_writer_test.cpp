@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Our zip files beside those of LibTorch's own writer.
-#include "serialize/zip_writer.h"
-
 #include <caffe2/serialize/inline_container.h>
 #include <cstdlib>
 #include <memory>
@@ -13,8 +11,9 @@
 
 #include <lockstep/serialize/torch_file.h>
 
-#include "serialize/checksum.h"
-#include "serialize/torch_writer.h"
+#include "serialize/storage.h"
+#include "serialize/torch_format.h"
+#include "serialize/zip.h"
 
 namespace lockstep::testing {
 namespace {

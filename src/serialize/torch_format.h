@@ -12,11 +12,16 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/atomic_file.h"
-#include "serialize/zip_writer.h"
+#include "serialize/byte_source.h"
+#include "serialize/zip.h"
 
-// save() in two steps: pickling, which reads the value, and writing, which reads the storages.
+// load() and save() of files of torch.save, in steps.
 namespace lockstep::serialize {
 
+// load() of a whole source.
+Value load_source(const ByteSource& source, const LoadOptions& options);
+
+// What save() takes from a value before it reads the storages.
 struct Pickled {
   std::string pickle{};
   // Storage i has the key "i".

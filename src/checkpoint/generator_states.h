@@ -5,13 +5,10 @@
 #include <vector>
 
 #include <ATen/core/Generator.h>
-#include <torch/nn/module.h>
 
 #include <lockstep/serialize/value.h>
 
-#include "checkpoint/share.h"
-
-// The parts of TrainingState that every rank has its own state of.
+// The states of the random generators of a rank.
 namespace lockstep::checkpointing {
 
 // The default generators of the GPUs.
@@ -21,8 +18,6 @@ struct GpuGenerators {
   bool only_own = false;             // the others are, or may be, those of other ranks
 };
 
-GpuGenerators gpu_generators(bool only_own);
-
 // The state of the CPU generator or, with GPUs, {"cpu": state, "cuda": [state, ...]}; with `only_own`
 // {"cpu": state, "own_cuda": state}. PyTorch: `torch.get_rng_state()`, `torch.cuda.get_rng_state_all()`.
 Value generator_states(at::Generator cpu, GpuGenerators gpus);
@@ -31,13 +26,5 @@ Value generator_states(at::Generator cpu, GpuGenerators gpus);
 // keep theirs; states of missing GPUs are ignored with a warning. Throws CheckpointError for an invalid
 // state.
 void set_generator_states(at::Generator cpu, GpuGenerators gpus, const Value& states);
-
-// The gradients of a module's parameters by name, or None. Collective. {"all": gradients} if they are equal
-// on all ranks; otherwise {rank: gradients} with every rank's on rank 0, and only its own elsewhere.
-Value gradients_of(const torch::nn::Module& module, const Group& group);
-
-// Restores every parameter's gradient in place. Throws CheckpointError: names or shapes do not fit, or the
-// gradients belong to another number of ranks.
-void set_gradients(const torch::nn::Module& module, const Group& group, const Value& saved);
 
 }  // namespace lockstep::checkpointing
