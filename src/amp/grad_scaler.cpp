@@ -66,8 +66,7 @@ GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allo
       if (gradient.scalar_type() == at::kHalf && !allow_half) {
         throw ArgumentError(
             "GradScaler: unscale_(): a gradient is in float16, where dividing would lose what scaling saved; "
-            "keep "
-            "the parameters in float32 and let Autocast cast them");
+            "keep the parameters in float32 and let Autocast cast them");
       }
       lists.add(gradient.is_sparse() ? gradient._values() : gradient);
     }
@@ -142,8 +141,8 @@ GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
 void GradScaler::check_scaled(const char* function) const {
   if (scale_.defined()) return;
   throw_error<ArgumentError>(
-      "GradScaler: {} before any scale(): multiply the loss by it, scaler.scale(loss).backward(), "
-      "earlier in the iteration",
+      "GradScaler: {} before any scale(): multiply the loss by it, scaler.scale(loss).backward(), earlier in "
+      "the iteration",
       function);
 }
 
@@ -280,8 +279,8 @@ void GradScaler::update(const Tensor& new_scale) {
   check_scaled("update()");
   if (new_scale.device().type() != device_ || new_scale.numel() != 1 || new_scale.requires_grad()) {
     throw_error<ArgumentError>(
-        "GradScaler: update(): a tensor has to have one element, be on {} and require no gradient; "
-        "this has {} on {}{}",
+        "GradScaler: update(): a tensor has to have one element, be on {} and require no gradient; this has "
+        "{} on {}{}",
         c10::DeviceTypeName(device_, /*lower_case=*/true), new_scale.numel(), new_scale.device().str(),
         new_scale.requires_grad() ? " and requires one" : "");
   }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/data/sampler.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::data {
 namespace {
@@ -44,8 +43,8 @@ BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions
     : sampler_(std::move(sampler)), options_(options) {
   if (!sampler_) throw ArgumentError("BatchSampler: no sampler was given (null pointer)");
   if (options_.batch_size <= 0) {
-    throw ArgumentError(fmt::format("BatchSampler: batch_size should be a positive number, but it is {}",
-                                    options_.batch_size));
+    throw_error<ArgumentError>("BatchSampler: batch_size should be a positive number, but it is {}",
+                               options_.batch_size);
   }
 }
 

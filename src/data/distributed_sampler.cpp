@@ -2,12 +2,10 @@
 #include <algorithm>
 #include <string_view>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/throw_error.h"
 #include "data/index_streams.h"
 #include "data/random_draw.h"
 
@@ -16,9 +14,9 @@ namespace {
 
 void check_rank(std::string_view sampler, int rank, int num_replicas) {
   if (rank >= 0 && rank < num_replicas) return;
-  throw ArgumentError(
-      fmt::format("{}: rank {} is not one of the {} replicas; rank should be in 0 .. num_replicas-1", sampler,
-                  rank, num_replicas));
+  throw_error<ArgumentError>(
+      "{}: rank {} is not one of the {} replicas; rank should be in 0 .. num_replicas-1", sampler, rank,
+      num_replicas);
 }
 
 // A rank's strided share of an order from `first` on, padded by repeating the order from its front.

@@ -10,13 +10,12 @@
 #include <sys/stat.h>
 #include <vector>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <zlib.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/data/mnist.h>
 
+#include "base/throw_error.h"
 #include "base/unique_fd.h"
 
 // The format: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian 32-bit
@@ -33,9 +32,9 @@ GzipFile open_file(const std::filesystem::path& file, std::int64_t& size) {
   UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
   if (!fd || ::fstat(fd.get(), &status) != 0) {
-    throw DataError(fmt::format("{}: cannot be read: {}", file.string(), errno_text(errno)));
+    throw_error<DataError>("{}: cannot be read: {}", file.string(), errno_text(errno));
   }
-  if (!S_ISREG(status.st_mode)) throw DataError(fmt::format("{}: is not a regular file", file.string()));
+  if (!S_ISREG(status.st_mode)) throw_error<DataError>("{}: is not a regular file", file.string());
   size = status.st_size;
   GzipFile gzip(::gzdopen(fd.get(), "rb"), &::gzclose);
   if (!gzip) throw DataError("zlib could not be started");
@@ -46,9 +45,9 @@ GzipFile open_file(const std::filesystem::path& file, std::int64_t& size) {
 void check_gzip(const GzipFile& gzip, const std::string& name) {
   int code = Z_OK;
   const char* const message = ::gzerror(gzip.get(), &code);
-  if (code == Z_ERRNO) throw DataError(fmt::format("{}: cannot be read: {}", name, errno_text(errno)));
-  if (code == Z_BUF_ERROR) throw DataError(fmt::format("{}: the gzip data is cut short", name));
-  if (code < 0) throw DataError(fmt::format("{}: the gzip data is damaged ({})", name, message));
+  if (code == Z_ERRNO) throw_error<DataError>("{}: cannot be read: {}", name, errno_text(errno));
+  if (code == Z_BUF_ERROR) throw_error<DataError>("{}: the gzip data is cut short", name);
+  if (code < 0) throw_error<DataError>("{}: the gzip data is damaged ({})", name, message);
 }
 
 struct Header {
@@ -86,20 +85,20 @@ std::int64_t big_endian(ByteSpan bytes) {
 Header parse_header(ByteSpan bytes, const std::string& name) {
   const auto type = bytes.size() < 4 || bytes[0] != 0 || bytes[1] != 0 ? std::nullopt : scalar_type(bytes[2]);
   if (!type || bytes[3] == 0) {
-    throw DataError(fmt::format("{}: is not an IDX file (its first bytes are {:02x})", name,
-                                fmt::join(bytes.first(std::min<std::size_t>(bytes.size(), 4)), " ")));
+    throw_error<DataError>("{}: is not an IDX file (its first bytes are {:02x})", name,
+                           fmt::join(bytes.first(std::min<std::size_t>(bytes.size(), 4)), " "));
   }
   Header header{.type = *type, .size = 4 + 4 * std::int64_t{bytes[3]}};
   if (static_cast<std::int64_t>(bytes.size()) < header.size) {
-    throw DataError(fmt::format("{}: is cut short in its header, after {} bytes", name, bytes.size()));
+    throw_error<DataError>("{}: is cut short in its header, after {} bytes", name, bytes.size());
   }
   header.payload = static_cast<std::int64_t>(c10::elementSize(header.type));
   for (std::int64_t at = 4; at < header.size; at += 4) {
     const auto dim = big_endian(bytes.subspan(static_cast<std::size_t>(at)));
     header.dims.push_back(dim);
     if (dim != 0 && header.payload > std::numeric_limits<std::int64_t>::max() / dim / 2) {
-      throw DataError(fmt::format("{}: the dimensions [{}, ...] in the header are too large", name,
-                                  fmt::join(header.dims, ", ")));
+      throw_error<DataError>("{}: the dimensions [{}, ...] in the header are too large", name,
+                             fmt::join(header.dims, ", "));
     }
     header.payload *= dim;
   }
@@ -133,9 +132,9 @@ at::Tensor parse_idx(const at::Tensor& bytes, const std::string& name) {
   const auto header = parse_header(as_bytes(bytes), name);
   const auto found = bytes.numel() - header.size;
   if (found != header.payload) {
-    throw DataError(fmt::format("{}: {}: the header specifies [{}], {} bytes of values, but the file has {}",
-                                name, found < header.payload ? "is cut short" : "has too many bytes",
-                                fmt::join(header.dims, ", "), header.payload, found));
+    throw_error<DataError>("{}: {}: the header specifies [{}], {} bytes of values, but the file has {}", name,
+                           found < header.payload ? "is cut short" : "has too many bytes",
+                           fmt::join(header.dims, ", "), header.payload, found);
   }
   auto values = bytes.narrow(0, header.size, header.payload);
   const auto width = static_cast<std::int64_t>(c10::elementSize(header.type));

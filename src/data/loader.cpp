@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <thread>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/throw_error.h"
 #include "data/worker_pool.h"
 
 namespace lockstep::data {
@@ -32,15 +30,14 @@ void check_options(const LoaderOptions& options) {
 
 void check_worker_options(const LoaderOptions& options) {
   if (options.num_workers < 0) {
-    throw ArgumentError(
-        fmt::format("make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without "
-                    "workers",
-                    options.num_workers));
+    throw_error<ArgumentError>(
+        "make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without workers",
+        options.num_workers);
   }
   if (options.timeout.count() < 0) throw ArgumentError("make_loader: timeout should be non-negative");
   if (options.prefetch_factor && *options.prefetch_factor <= 0) {
-    throw ArgumentError(fmt::format("make_loader: prefetch_factor should be positive, but it is {}",
-                                    *options.prefetch_factor));
+    throw_error<ArgumentError>("make_loader: prefetch_factor should be positive, but it is {}",
+                               *options.prefetch_factor);
   }
   if (options.num_workers > 0) return;
   const char* const option = options.prefetch_factor        ? "prefetch_factor"
@@ -48,17 +45,16 @@ void check_worker_options(const LoaderOptions& options) {
                              : options.timeout.count() != 0 ? "timeout"
                                                             : nullptr;
   if (option != nullptr) {
-    throw ArgumentError(fmt::format("make_loader: {} needs num_workers > 0", option));
+    throw_error<ArgumentError>("make_loader: {} needs num_workers > 0", option);
   }
 }
 
 void warn_about_many_workers(int num_workers) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cores == 0 || num_workers <= cores) return;
-  log(LogLevel::warning,
-      fmt::format("make_loader: {} workers, but this process may use {} cores; more workers than cores slow "
-                  "loading down",
-                  num_workers, cores));
+  log(LogLevel::warning, fmt::format("make_loader: {} workers, but this process may use {} cores; more "
+                                     "workers than cores slow loading down",
+                                     num_workers, cores));
 }
 
 std::shared_ptr<const TransferStream> make_transfer(const std::optional<c10::Device>& device) {
@@ -107,10 +103,10 @@ LoaderBase::LoaderBase(std::int64_t dataset_size, const LoaderOptions& options,
       transfer_(make_transfer(options.device)) {
   pin_memory_ = pin_memory_ || transfer_;
   if (pin_memory_ && !is_pytree) {
-    throw ArgumentError(
-        fmt::format("make_loader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
-                    "visit_tensors() member or specialize lockstep::TensorVisitor",
-                    type_name(batch_type)));
+    throw_error<ArgumentError>(
+        "make_loader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
+        "visit_tensors() member or specialize lockstep::TensorVisitor",
+        type_name(batch_type));
   }
   warn_about_many_workers(options.num_workers);
 }
@@ -125,8 +121,7 @@ LoaderPosition LoaderBase::position() const {
   if (position.batches > 0 && options_.num_workers > 0 && !options_.in_order) {
     throw ArgumentError(
         "loader: with in_order = false a position in the middle of a pass is not defined; save between "
-        "passes, "
-        "or leave in_order on");
+        "passes, or leave in_order on");
   }
   return position;
 }

@@ -111,8 +111,7 @@ std::unique_ptr<BatchStream> LoaderProgress::resume(const BatchSource& source, c
   if (!from.pass_generator.defined() && source.uses_default_generator()) {
     throw ArgumentError(
         "loader: a thread rank cannot resume a pass whose order came from the default generator; give the "
-        "loader a "
-        "seed or a generator");
+        "loader a seed or a generator");
   }
   // Draws the order again from the generator's state at the start of the pass. A generator of the loader's
   // own ends in its saved state; the default generator keeps its current state.

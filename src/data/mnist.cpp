@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/data/mnist.h>
 
+#include "base/throw_error.h"
 #include "data/download/dataset_files.h"
 
 namespace lockstep::data {
@@ -36,8 +34,8 @@ Batch load_mnist(const std::filesystem::path& root, const MNISTOptions& options)
   auto values = load_dataset_files(files, root, {files.files[first], files.files[first + 1]},
                                    {.download = options.download, .timeout = options.timeout});
   if (values[1].max().item<int>() >= kClasses) {
-    throw DataError(
-        fmt::format("{} in {}: has labels other than 0 to 9", files.files[first + 1].name, root.string()));
+    throw_error<DataError>("{} in {}: has labels other than 0 to 9", files.files[first + 1].name,
+                           root.string());
   }
   return {.data = std::move(values[0]), .target = values[1].to(at::kLong)};
 }

@@ -2,11 +2,9 @@
 #include <algorithm>
 #include <array>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/throw_error.h"
 #include "data/index_streams.h"
 #include "data/random_draw.h"
 
@@ -73,8 +71,8 @@ RandomSampler::RandomSampler(SampleCount dataset, RandomSamplerOptions options)
       options_(std::move(options)) {
   if (count_ <= 0) throw ArgumentError("RandomSampler: the dataset is empty; there is nothing to draw from");
   if (num_samples_ <= 0) {
-    throw ArgumentError(
-        fmt::format("RandomSampler: num_samples should be a positive number, but it is {}", num_samples_));
+    throw_error<ArgumentError>("RandomSampler: num_samples should be a positive number, but it is {}",
+                               num_samples_);
   }
 }
 

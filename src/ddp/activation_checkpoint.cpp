@@ -162,8 +162,7 @@ class Recomputation : public torch::autograd::Node {
     if (reentrant_ && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(
           "checkpoint: with use_reentrant, gradients can be had by backward() alone, not by grad() or with "
-          "inputs "
-          "given; leave use_reentrant false");
+          "inputs given; leave use_reentrant false");
     }
     if (c10::GradMode::is_enabled()) {
       throw Error(

@@ -5,10 +5,10 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/utils.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -21,10 +21,9 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
                 ": with optimizer_in_backward gradients are gone when backward ends; clip inside of it");
   }
   if (!ddp.has_averaged_gradients()) {
-    throw Error(
-        who +
-        ": the gradients are not averaged over the ranks, since the last backward was made in no_sync() or "
-        "did not come to its end; clip after the backward that reduces them");
+    throw Error(who +
+                ": the gradients are not averaged over the ranks, since the last backward was made in "
+                "no_sync() or did not come to its end; clip after the backward that reduces them");
   }
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : ddp.averaged_parameters()) {
@@ -56,8 +55,7 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
   const auto total = norm_of(at::stack(norms), options.norm_type);
   const auto norm = total.item().toDouble();
   if (options.error_if_nonfinite && !std::isfinite(norm)) {
-    throw Error(
-        fmt::format("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped", norm));
+    throw_error<Error>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped", norm);
   }
   const auto factor = at::clamp((total + 1e-6).reciprocal() * max_norm, std::nullopt, 1.0);
   for (const auto& gradient : gradients) gradient.mul_(factor.to(gradient.device()));

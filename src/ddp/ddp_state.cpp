@@ -7,12 +7,11 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/throw_error.h"
 #include "ddp/module_sync.h"
 #include "graphs/graph_phase.h"
 
@@ -25,8 +24,7 @@ constexpr std::size_t kBucketBytes = 25 * kMiB;
 
 std::size_t to_bytes(double mebibytes, const char* name) {
   if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
-    throw ArgumentError(
-        fmt::format("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes));
+    throw_error<ArgumentError>("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes);
   }
   return static_cast<std::size_t>(mebibytes * static_cast<double>(kMiB));
 }
@@ -56,8 +54,7 @@ void check_options(const DistributedDataParallelOptions& options) {
   if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {
     throw ArgumentError(
         "DistributedDataParallel: skip_all_reduce_unused_params needs find_unused_parameters or "
-        "static_graph, "
-        "which find the unused ones");
+        "static_graph, which find the unused ones");
   }
 }
 
@@ -65,7 +62,7 @@ void check_mixed_precision(const DistributedDataParallelOptions& options) {
   if (!options.mixed_precision) return;
   const auto refuse = [](bool set, const char* name) {
     if (set) {
-      throw ArgumentError(fmt::format("DistributedDataParallel: mixed_precision excludes {}", name));
+      throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
     }
   };
   refuse(options.static_graph, "static_graph");
@@ -74,8 +71,8 @@ void check_mixed_precision(const DistributedDataParallelOptions& options) {
   const auto& types = *options.mixed_precision;
   for (const auto& dtype : {types.param_dtype, types.reduce_dtype, types.buffer_dtype}) {
     if (!dtype || c10::isFloatingType(*dtype)) continue;
-    throw ArgumentError(fmt::format(
-        "DistributedDataParallel: mixed_precision: {} is not a floating-point type", c10::toString(*dtype)));
+    throw_error<ArgumentError>("DistributedDataParallel: mixed_precision: {} is not a floating-point type",
+                               c10::toString(*dtype));
   }
 }
 
@@ -166,7 +163,7 @@ std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
   for (const auto& name : names) {
     const auto at = std::ranges::find(tensors, name, &NamedTensor::name);
     if (at == tensors.end()) {
-      throw ArgumentError(fmt::format("DistributedDataParallel: {}: the module has no {}", option, name));
+      throw_error<ArgumentError>("DistributedDataParallel: {}: the module has no {}", option, name);
     }
     found.push_back(*at);
   }
@@ -177,10 +174,9 @@ c10::Device common_device(const std::vector<NamedTensor>& parameters) {
   const auto device = parameters.front().tensor.device();
   for (const auto& [name, tensor] : parameters) {
     if (tensor.device().type() == device.type()) continue;
-    throw ArgumentError(
-        fmt::format("DistributedDataParallel: the parameters are on devices of several types: {} "
-                    "is on {}, {} on {}",
-                    parameters.front().name, device.str(), name, tensor.device().str()));
+    throw_error<ArgumentError>(
+        "DistributedDataParallel: the parameters are on devices of several types: {} is on {}, {} on {}",
+        parameters.front().name, device.str(), name, tensor.device().str());
   }
   return device;
 }
@@ -190,10 +186,10 @@ std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
   const auto trained =
       std::ranges::any_of(parameters, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
   if (trained) return parameters;
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
-                  "is nothing to reduce; use it unwrapped",
-                  module.name()));
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: {} has no parameter that requires a gradient, so there is nothing to reduce; "
+      "use it unwrapped",
+      module.name());
 }
 
 }  // namespace
@@ -264,8 +260,8 @@ int DdpState::find_common_rank(bool candidate) const {
   group_.all_reduce(highest, ReduceOp::MAX, where_);
   const int rank = highest.item().toInt();
   if (rank < 0) {
-    throw Error(fmt::format("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
-                            group_.rank(), group_.size()));
+    throw_error<Error>("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
+                       group_.rank(), group_.size());
   }
   return rank;
 }
@@ -291,7 +287,7 @@ void DdpState::prepare_for_forward(bool sync, bool in_join) {
 
 void DdpState::check_join() const {
   const auto refuse = [](bool set, const char* name) {
-    if (set) throw ArgumentError(fmt::format("DistributedDataParallel: join() does not support {}", name));
+    if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
   };
   refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
   refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");

@@ -3,11 +3,10 @@
 #include <cxxabi.h>
 
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
+#include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
 #include "nn/synced_batch_norm.h"
@@ -48,11 +47,11 @@ void DistributedDataParallelModule::check_join() const {
   state_->check_join();
   const auto layer = nn::find_synced_layer(*this);
   if (layer.empty()) return;
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: join() does not support {}, a SyncBatchNorm: its ranks exchange "
-                  "statistics within forward, which a rank without data does not run. Give all ranks as many "
-                  "batches (DistributedSampler does), or keep BatchNorm",
-                  layer));
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: join() does not support {}, a SyncBatchNorm: its ranks exchange statistics "
+      "within forward, which a rank without data does not run. Give all ranks as many batches "
+      "(DistributedSampler does), or keep BatchNorm",
+      layer);
 }
 
 std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() const {
@@ -85,12 +84,11 @@ void DistributedDataParallelModule::throw_unknown_output(const char* type) {
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> readable(
       abi::__cxa_demangle(type, nullptr, nullptr, &status), &std::free);
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
-                  "find_unused_parameters, static_graph and output_device need it; give it a visit_tensors() "
-                  "or specialize "
-                  "lockstep::TensorVisitor",
-                  status == 0 ? readable.get() : type));
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
+      "find_unused_parameters, static_graph and output_device need it; give it a visit_tensors() or "
+      "specialize lockstep::TensorVisitor",
+      status == 0 ? readable.get() : type);
 }
 
 void DistributedDataParallelModule::register_comm_hook(CommHook hook) {

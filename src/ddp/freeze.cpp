@@ -3,10 +3,9 @@
 #include <string_view>
 #include <unordered_set>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/utils.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -33,7 +32,7 @@ void refuse_idle(const torch::OrderedDict<std::string, at::Tensor>& parameters,
   for (const auto& pattern : patterns) {
     const bool used =
         std::ranges::any_of(parameters.keys(), [&](const auto& name) { return matches(name, pattern); });
-    if (!used) throw ArgumentError(fmt::format("{}: no parameter's name matches {}", function, pattern));
+    if (!used) throw_error<ArgumentError>("{}: no parameter's name matches {}", function, pattern);
   }
 }
 

@@ -5,11 +5,9 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "ddp/reducer.h"
 
 namespace lockstep::ddp {
@@ -52,11 +50,10 @@ void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
     return;
   }
   if (gradient.is_sparse()) {
-    throw Error(
-        fmt::format("{}: {} has a sparse gradient, which only the weight of an Embedding or EmbeddingBag "
-                    "with sparse(true) "
-                    "may have",
-                    whoami(), parameter.name));
+    throw_error<Error>(
+        "{}: {} has a sparse gradient, which only the weight of an Embedding or EmbeddingBag with "
+        "sparse(true) may have",
+        whoami(), parameter.name);
   }
   if (options_.batched_grad_copy) return;
   if (aliases(gradient, slot.view)) {
@@ -93,9 +90,8 @@ void Reducer::take_sparse_gradient(Bucket& bucket) {
   const auto& parameter = parameters_[bucket.slots.front().parameter];
   const auto& gradient = parameter.tensor.mutable_grad();
   if (gradient.defined() && !gradient.is_sparse()) {
-    throw Error(
-        fmt::format("{}: {} belongs to an embedding with sparse(true), but its gradient is not sparse",
-                    whoami(), parameter.name));
+    throw_error<Error>("{}: {} belongs to an embedding with sparse(true), but its gradient is not sparse",
+                       whoami(), parameter.name);
   }
   if (!gradient.defined()) {
     bucket.flat = zeros_of(bucket, parameters_, group_);
@@ -126,8 +122,8 @@ void Reducer::finish_sparse(Bucket& bucket) {
 void Reducer::finish_dense(Bucket& bucket) {
   const auto reduced = bucket.work.wait();
   if (!reduced.defined() || reduced.numel() != bucket.numel) {
-    throw Error(fmt::format("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
-                            reduced.defined() ? reduced.numel() : 0, bucket.numel));
+    throw_error<Error>("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
+                       reduced.defined() ? reduced.numel() : 0, bucket.numel);
   }
   if (options_.gradient_dtype) {
     finish_cast(bucket, reduced);

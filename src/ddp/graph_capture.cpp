@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The part of the reducer for GraphedStep. The host's part of a step runs during capture only.
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "ddp/reducer.h"
 #include "graphs/graph_phase.h"
 
@@ -39,11 +37,11 @@ void Reducer::follow_stream() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto made_on = hooks_->node(i)->stream();
     if (!made_on || *made_on == stream) continue;
-    throw Error(fmt::format(
+    throw_error<Error>(
         "{}: a tensor of an earlier forward is alive, such as a loss or an output, and keeps the node that "
         "accumulates the gradient of {} on a stream that GraphedStep does not capture: drop it before the "
         "first call of the step",
-        whoami(), parameters_[i].name));
+        whoami(), parameters_[i].name);
   }
   hooks_stream_ = stream;
 }

@@ -3,11 +3,11 @@
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/ddp/join.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -74,8 +74,8 @@ void Join::shadow_until_all_joined() {
     is_last = false;
     if (options_.throw_on_early_termination) {
       group.all_reduce(filled(*joinables_.front(), true));
-      throw Error(fmt::format("rank {} of {}: Join: this rank has no data left, others have; all stop",
-                              group.rank(), group.size()));
+      throw_error<Error>("rank {} of {}: Join: this rank has no data left, others have; all stop",
+                         group.rank(), group.size());
     }
     if (iteration == kWarnAfter) {
       log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches less than others",
@@ -96,8 +96,8 @@ std::optional<Joinable::Notice> Joinable::notify_join_context() const {
     group.all_reduce(ended);
     work.wait();
     if (ended.item().toInt() != 0) {
-      throw Error(fmt::format("rank {} of {}: Join: at least one rank has no data left; all stop",
-                              group.rank(), group.size()));
+      throw_error<Error>("rank {} of {}: Join: at least one rank has no data left; all stop", group.rank(),
+                         group.size());
     }
   }
   return Notice{std::move(work), std::move(active)};

@@ -7,12 +7,12 @@
 
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/utils.h>
 #include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::ddp {
 
@@ -98,8 +98,8 @@ void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, s
   const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own.lines)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
   const auto texts = group.all_gather_object(own.lines, where);
-  throw DesyncError(fmt::format("rank {} of {}: {}: the ranks' modules differ: {}. {}", group.rank(),
-                                group.size(), own.user, first_difference(texts), own.advice));
+  throw_error<DesyncError>("rank {} of {}: {}: the ranks' modules differ: {}. {}", group.rank(), group.size(),
+                           own.user, first_difference(texts), own.advice);
 }
 
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,

@@ -13,10 +13,10 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/comm_hooks.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -244,15 +244,14 @@ at::Tensor PowerSGD::State::decompress(Step& step, int ranks) {
 
 PowerSGD::PowerSGD(const PowerSGDOptions& options) : state_(std::make_shared<State>(options)) {
   if ((options.use_error_feedback || options.warm_start) && options.start_powerSGD_iter <= 1) {
-    throw ArgumentError(
-        fmt::format("PowerSGD: start_powerSGD_iter is {}; with error feedback or warm start it must be above "
-                    "1, since buckets "
-                    "are laid out anew after the first iteration",
-                    options.start_powerSGD_iter));
+    throw_error<ArgumentError>(
+        "PowerSGD: start_powerSGD_iter is {}; with error feedback or warm start it must be above 1, since "
+        "buckets are laid out anew after the first iteration",
+        options.start_powerSGD_iter);
   }
   if (options.matrix_approximation_rank < 1) {
-    throw ArgumentError(fmt::format("PowerSGD: matrix_approximation_rank is {}; it must be positive",
-                                    options.matrix_approximation_rank));
+    throw_error<ArgumentError>("PowerSGD: matrix_approximation_rank is {}; it must be positive",
+                               options.matrix_approximation_rank);
   }
 }
 

@@ -6,11 +6,9 @@
 
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
@@ -59,8 +57,8 @@ bool Reducer::may_follow(Phase now, Phase next) {
 
 void Reducer::enter(Phase next) {
   if (!may_follow(step_.phase, next)) {
-    throw Error(fmt::format("{}: internal error: phase {} cannot follow phase {}", whoami(),
-                            static_cast<int>(next), static_cast<int>(step_.phase)));
+    throw_error<Error>("{}: internal error: phase {} cannot follow phase {}", whoami(),
+                       static_cast<int>(next), static_cast<int>(step_.phase));
   }
   step_.phase = next;
 }
@@ -210,26 +208,25 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
 
 void Reducer::count_hook_call(std::size_t parameter) {
   if (step_.hooks_left[parameter] == 0) {
-    throw Error(
-        fmt::format("{}: the graph has changed: {} is used more often than in the first backward, which "
-                    "static_graph forbids; use find_unused_parameters instead",
-                    whoami(), parameters_[parameter].name));
+    throw_error<Error>(
+        "{}: the graph has changed: {} is used more often than in the first backward, which static_graph "
+        "forbids; use find_unused_parameters instead",
+        whoami(), parameters_[parameter].name);
   }
   --step_.hooks_left[parameter];
 }
 
 void Reducer::check_first_gradient(std::size_t parameter) const {
   if (!step_.ready[parameter]) return;
-  throw Error(fmt::format(
+  throw_error<Error>(
       "{}: the gradient of {} became ready a second time before the backward was finished. Either backward "
-      "was "
-      "called twice on parts of one forward: sum the losses and call it once; or a module's parameters are "
-      "used by several re-entrant backward passes (checkpoint): set static_graph if the graph is always the "
-      "same{}",
+      "was called twice on parts of one forward: sum the losses and call it once; or a module's parameters "
+      "are used by several re-entrant backward passes (checkpoint): set static_graph if the graph is always "
+      "the same{}",
       whoami(), parameters_[parameter].name,
-      finds_unused() ? "; or forward() returned its tensors in a type that hides them: see "
-                       "lockstep::TensorVisitor"
-                     : ""));
+      finds_unused()
+          ? "; or forward() returned its tensors in a type that hides them: see lockstep::TensorVisitor"
+          : "");
 }
 
 void Reducer::mark_ready(std::size_t parameter) {

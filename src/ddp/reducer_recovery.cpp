@@ -17,12 +17,11 @@
 #include <numeric>
 
 #include <ATen/ops/isnan.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "ddp/reducer.h"
 #include "graphs/graph_phase.h"
 
@@ -51,11 +50,11 @@ bool Reducer::recover_if_failed() {
 void Reducer::check_recoverable() {
   if (group_.size() == 1 || (abort_.is_local() && options_.no_recovery.empty()) || can_announce()) return;
   abort_.abort(kExceptionReason, true);
-  throw Error(fmt::format(
-      "{}: the last step was ended by an exception, and the ranks cannot continue {}: end the run "
-      "and resume from a checkpoint",
+  throw_error<Error>(
+      "{}: the last step was ended by an exception, and the ranks cannot continue {}: end the run and resume "
+      "from a checkpoint",
       whoami(),
-      options_.no_recovery.empty() ? "with ranks on several hosts" : "with " + options_.no_recovery));
+      options_.no_recovery.empty() ? "with ranks on several hosts" : "with " + options_.no_recovery);
 }
 
 void Reducer::recover() {
@@ -131,8 +130,7 @@ void Reducer::check_last_backward() {
   const auto message = fmt::format(
       "{}: these parameters took no part in the last backward, so its gradients were not averaged: {}. Set "
       "find_unused_parameters if that differs from step to step, static_graph if it is always so, or call "
-      "requires_grad_(false) on those that never do before wrapping the module. The same on the other "
-      "ranks:",
+      "requires_grad_(false) on those that never do before wrapping the module. The same on the other ranks:",
       whoami(), own);
   if (group_.size() == 1) throw Error(message + " there are none");
   if (!can_announce()) {
@@ -148,8 +146,8 @@ void Reducer::shadow_backward() {
   if (in_first_static_step()) {
     const std::string reason = "it has no data for the first step of a static graph";
     abort_.abort(reason, true);
-    throw Error(fmt::format("{}: {}, so it cannot follow the others; give each rank at least one batch",
-                            whoami(), reason));
+    throw_error<Error>("{}: {}, so it cannot follow the others; give each rank at least one batch", whoami(),
+                       reason);
   }
   const StepAbort::Listening listening(abort_);
   begin_buckets();

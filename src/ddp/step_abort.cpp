@@ -4,11 +4,8 @@
 #include <algorithm>
 #include <thread>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 
 namespace lockstep::ddp {
@@ -41,7 +38,7 @@ void StepAbort::throw_if_aborted() const {
 
 void StepAbort::throw_with(const std::string& lines) const {
   if (lines.empty()) return;
-  throw DesyncError(fmt::format("{}: other ranks aborted this backward:{}", group_.state().whoami(), lines));
+  throw_error<DesyncError>("{}: other ranks aborted this backward:{}", group_.state().whoami(), lines);
 }
 
 std::string StepAbort::reasons_of_others() const {

@@ -6,10 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
+#include "base/throw_error.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -74,7 +73,7 @@ StepTimes StepClock::mean() const {
 
 void StepTrace::begin(std::string path, int steps) {
   if (path.empty()) throw ArgumentError("trace: the file's name is empty");
-  if (steps < 1) throw ArgumentError(fmt::format("trace: {} steps; it must be at least 1", steps));
+  if (steps < 1) throw_error<ArgumentError>("trace: {} steps; it must be at least 1", steps);
   if (!path_.empty()) throw ArgumentError("trace: " + path_ + " has not been written yet");
   path_ = std::move(path);
   steps_left_ = steps;

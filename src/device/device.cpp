@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <fmt/format.h>
 #ifdef LOCKSTEP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #endif
 
-#include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -19,8 +19,8 @@ const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
 void require_device(const char* caller, const c10::Device& device) {
   const int count = device_count(device.type());
   if (count > 0 && (!device.has_index() || device.index() < count)) return;
-  throw ArgumentError(fmt::format("{}: there is no {}; this process can use {} devices of that type", caller,
-                                  device.str(), count));
+  throw_error<ArgumentError>("{}: there is no {}; this process can use {} devices of that type", caller,
+                             device.str(), count);
 }
 
 }  // namespace

@@ -2,11 +2,11 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 #include <lockstep/device/transfer.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -15,16 +15,16 @@ c10::Stream side_stream(const c10::Device& device) {
   if (device.is_cpu()) throw ArgumentError("TransferStream: the CPU has no streams; copy to it directly");
   const int count = device_count(device.type());
   if (count == 0 || device.index() >= count) {
-    throw ArgumentError(fmt::format(
-        "TransferStream: there is no {}; this process can use {} devices of that type", device.str(), count));
+    throw_error<ArgumentError>("TransferStream: there is no {}; this process can use {} devices of that type",
+                               device.str(), count);
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto target = device.has_index() ? device : guard.getDevice();
   try {
     return guard.getStreamFromGlobalPool(target);
   } catch (const c10::Error& error) {
-    throw ArgumentError(
-        fmt::format("TransferStream: {} has no streams: {}", target.str(), error.what_without_backtrace()));
+    throw_error<ArgumentError>("TransferStream: {} has no streams: {}", target.str(),
+                               error.what_without_backtrace());
   }
 }
 

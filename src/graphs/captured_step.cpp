@@ -3,10 +3,7 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::graphs {
@@ -61,9 +58,9 @@ Tensors detached(const Tensors& outputs, c10::Device device) {
   Tensors detached_outputs;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].defined() && outputs[i].device().type() != device.type()) {
-      throw Error(fmt::format(
+      throw_error<Error>(
           "GraphedStep: output {} of the step is on {}, which requires a synchronization; return it on {}", i,
-          outputs[i].device().str(), device.str()));
+          outputs[i].device().str(), device.str());
     }
     detached_outputs.push_back(outputs[i].defined() ? outputs[i].detach() : outputs[i]);
   }
@@ -82,9 +79,8 @@ void check_not_modified(const Tensors& inputs, const std::vector<std::uint32_t>&
   const auto now = versions_of(inputs);
   const auto [written, before] = std::ranges::mismatch(now, versions);
   if (written == now.end()) return;
-  throw Error(
-      fmt::format("GraphedStep: the step writes to its input {}, which a graph copies; write to a clone",
-                  written - now.begin()));
+  throw_error<Error>("GraphedStep: the step writes to its input {}, which a graph copies; write to a clone",
+                     written - now.begin());
 }
 
 CapturedStep::CapturedStep(c10::Device device, const GraphedStep::Step& step, const Tensors& inputs,
@@ -133,16 +129,14 @@ void CapturedStep::check(const OperatorTrace& eager, const OperatorTrace& trace,
   if (states_of(optimizers).size() != states_before_.size()) {
     throw Error(
         "GraphedStep: an optimizer created state for a parameter during the capture, so every replay would "
-        "repeat "
-        "its first step; raise warmup until every trained parameter has had a gradient");
+        "repeat its first step; raise warmup until every trained parameter has had a gradient");
   }
   const auto difference = eager.difference(trace);
   if (difference.empty()) return;
-  throw Error(
-      fmt::format("GraphedStep: the step differs between calls, which a graph cannot: {}. Pass what changes "
-                  "as an input tensor, or "
-                  "move it out of the step",
-                  difference));
+  throw_error<Error>(
+      "GraphedStep: the step differs between calls, which a graph cannot: {}. Pass what changes as an input "
+      "tensor, or move it out of the step",
+      difference);
 }
 
 // The capture ran the host part of each optimizer step once.

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Replaces graph_cuda.cpp in builds without CUDA.
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/graphs/graphed_step.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 
 std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
-  throw ArgumentError(
-      fmt::format("GraphedStep: graphs need a GPU and a LibTorch with CUDA; {} has no graphs in this build. "
-                  "Set .enabled = "
-                  "false to run every step eagerly",
-                  device.str()));
+  throw_error<ArgumentError>(
+      "GraphedStep: graphs need a GPU and a LibTorch with CUDA; {} has no graphs in this build. Set .enabled "
+      "= false to run every step eagerly",
+      device.str());
 }
 
 }  // namespace lockstep

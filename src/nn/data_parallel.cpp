@@ -3,12 +3,11 @@
 
 #include <ATen/ops/_unsafe_view.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <torch/cuda.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/nn/data_parallel.h>
 
+#include "base/throw_error.h"
 #include "nn/replicas.h"
 #include "nn/synced_batch_norm.h"
 
@@ -28,18 +27,18 @@ std::vector<c10::Device> devices_of(const DataParallelOptions& options) {
 void check_module(const torch::nn::Module& module) {
   const auto synced = nn::find_synced_layer(module);
   if (synced.empty()) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or keep "
       "BatchNorm",
-      synced));
+      synced);
 }
 
 void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {
   const auto check = [&](const std::string& name, const Tensor& tensor) {
     if (!tensor.defined() || tensor.device() == device_ids.front()) return;
-    throw ArgumentError(
-        fmt::format("DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it first",
-                    device_ids.front().str(), name, tensor.device().str()));
+    throw_error<ArgumentError>(
+        "DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it first",
+        device_ids.front().str(), name, tensor.device().str());
   };
   for (const auto& item : module.named_parameters()) check(item.key(), item.value());
   for (const auto& item : module.named_buffers()) check(item.key(), item.value());
@@ -57,9 +56,9 @@ void make_leaves(std::vector<Tensors>& parts, const Tensors& inputs, nn::Replica
 void check_outputs(const std::vector<Tensors>& outputs) {
   for (std::size_t i = 1; i < outputs.size(); ++i) {
     if (outputs[i].size() == outputs[0].size()) continue;
-    throw Error(
-        fmt::format("DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be gathered",
-                    i, outputs[i].size(), outputs[0].size()));
+    throw_error<Error>(
+        "DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be gathered", i,
+        outputs[i].size(), outputs[0].size());
   }
 }
 
@@ -68,7 +67,7 @@ void check_outputs(const std::vector<Tensors>& outputs) {
 DeviceId::DeviceId(int cuda_index)
     : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
   if (cuda_index == device_.index()) return;
-  throw ArgumentError(fmt::format("DataParallel: {} is not the index of a CUDA device", cuda_index));
+  throw_error<ArgumentError>("DataParallel: {} is not the index of a CUDA device", cuda_index);
 }
 
 DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
@@ -107,10 +106,10 @@ void DataParallelModule::check_placed(const Tensors& found, const Tensors& expec
   const bool placed =
       std::ranges::equal(found, expected, [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
   if (placed) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "DataParallel: tensors in {} can be found but not replaced (a dictionary in a c10::IValue?), so they "
       "cannot be shared among replicas; use containers of the standard library",
-      what));
+      what);
 }
 
 void DataParallelModule::refuse_shared() {

@@ -13,13 +13,12 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/runtime/random.h>
 
+#include "base/throw_error.h"
 #include "device/thread_generator.h"
 #include "runtime/intra_op_threads.h"
 
@@ -53,10 +52,10 @@ std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
   try {
     return module.clone();
   } catch (const c10::Error& error) {
-    throw ArgumentError(
-        fmt::format("DataParallel: the module {} cannot be cloned; derive it and its submodules from "
-                    "torch::nn::Cloneable, or set options.make_replica. LibTorch's error: {}",
-                    module.name(), error.what_without_backtrace()));
+    throw_error<ArgumentError>(
+        "DataParallel: the module {} cannot be cloned; derive it and its submodules from "
+        "torch::nn::Cloneable, or set options.make_replica. LibTorch's error: {}",
+        module.name(), error.what_without_backtrace());
   }
 }
 
@@ -81,10 +80,10 @@ void check_same_names(const torch::OrderedDict<std::string, Tensor>& original,
                       return replica.contains(item.key());
                     });
   if (same) return;
-  throw ArgumentError(
-      fmt::format("DataParallel: a replica has {} {}, and the module has {} with other names; check that its "
-                  "constructor or reset() registers all of them",
-                  replica.size(), what, original.size()));
+  throw_error<ArgumentError>(
+      "DataParallel: a replica has {} {}, and the module has {} with other names; check that its constructor "
+      "or reset() registers all of them",
+      replica.size(), what, original.size());
 }
 
 bool is_same_memory(const Tensor& a, const Tensor& b) {
@@ -155,9 +154,9 @@ void Replicas::check_parameters() const {
   const auto is_same = [](const NamedTensor& a, const NamedTensor& b) { return a.tensor.is_same(b.tensor); };
   if (std::ranges::equal(now, parameters_, is_same)) return;
   const auto [changed, before] = std::ranges::mismatch(now, parameters_, is_same);
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "DataParallel: parameter {} has been replaced since the module was wrapped; wrap the module again",
-      changed == now.end() ? before->name : changed->name));
+      changed == now.end() ? before->name : changed->name);
 }
 
 void Replicas::update(std::size_t count) {

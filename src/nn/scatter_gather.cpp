@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "nn/replicas.h"
 
 namespace lockstep::nn {
@@ -18,18 +16,18 @@ std::vector<std::vector<Tensor>> scatter(const std::vector<Tensor>& tensors, std
   for (std::size_t k = 0; k < tensors.size(); ++k) {
     const auto dims = tensors[k].dim();
     if (dim < -dims || dim >= dims) {
-      throw ArgumentError(
-          fmt::format("DataParallel: tensor {} of the arguments, [{}], has no dimension {} to scatter along",
-                      k, fmt::join(tensors[k].sizes(), ", "), dim));
+      throw_error<ArgumentError>(
+          "DataParallel: tensor {} of the arguments, [{}], has no dimension {} to scatter along", k,
+          fmt::join(tensors[k].sizes(), ", "), dim);
     }
     auto chunks = tensors[k].chunk(static_cast<std::int64_t>(count), dim);
     if (k == 0) parts.resize(chunks.size());
     if (chunks.size() != parts.size()) {
-      throw ArgumentError(
-          fmt::format("DataParallel: tensor 0 of the arguments, [{}], makes {} parts along dimension {}, and "
-                      "tensor {}, [{}], makes {}",
-                      fmt::join(tensors[0].sizes(), ", "), parts.size(), dim, k,
-                      fmt::join(tensors[k].sizes(), ", "), chunks.size()));
+      throw_error<ArgumentError>(
+          "DataParallel: tensor 0 of the arguments, [{}], makes {} parts along dimension {}, and tensor {}, "
+          "[{}], makes {}",
+          fmt::join(tensors[0].sizes(), ", "), parts.size(), dim, k, fmt::join(tensors[k].sizes(), ", "),
+          chunks.size());
     }
     for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(std::move(chunks[i]));
   }

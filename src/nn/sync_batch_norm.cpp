@@ -2,11 +2,10 @@
 #include <ostream>
 
 #include <ATen/ops/batch_norm.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
+#include "base/throw_error.h"
 #include "nn/synced_batch_norm.h"
 #include "runtime/run.h"
 
@@ -18,12 +17,11 @@ SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& layer,
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (input.dim() < 2) {
-    throw ArgumentError(
-        fmt::format("SyncBatchNorm: input has {} dimensions; it must be [N, C, ...]", input.dim()));
+    throw_error<ArgumentError>("SyncBatchNorm: input has {} dimensions; it must be [N, C, ...]", input.dim());
   }
   if (input.size(1) != options.num_features()) {
-    throw ArgumentError(fmt::format("SyncBatchNorm: input has {} channels, but num_features is {}",
-                                    input.size(1), options.num_features()));
+    throw_error<ArgumentError>("SyncBatchNorm: input has {} channels, but num_features is {}", input.size(1),
+                               options.num_features());
   }
   if (input.size(1) == 0) throw ArgumentError("SyncBatchNorm: input has no channels");
 }

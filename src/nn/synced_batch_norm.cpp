@@ -8,15 +8,13 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "nn/batch_norm_kernels.h"
 #include "nn/node_pointer.h"
 
@@ -123,10 +121,10 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
 
 void check_count(double count, const Tensor& input) {
   if (count != 1) return;
-  throw ArgumentError(fmt::format(
-      "SyncBatchNorm: all ranks together have one value per channel (input of [{}] here); training "
-      "needs more",
-      fmt::join(input.sizes(), ", ")));
+  throw_error<ArgumentError>(
+      "SyncBatchNorm: all ranks together have one value per channel (input of [{}] here); training needs "
+      "more",
+      fmt::join(input.sizes(), ", "));
 }
 
 Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, double momentum, double eps,

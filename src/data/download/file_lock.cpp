@@ -7,10 +7,9 @@
 #include <sys/file.h>
 #include <thread>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::data {
 namespace {
@@ -25,19 +24,18 @@ constexpr milliseconds kNextMessages{30'000};
 
 FileLock::FileLock(const std::filesystem::path& file, const Deadline& deadline, std::string_view activity)
     : fd_(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-  if (!fd_)
-    throw DataError(fmt::format("{}: cannot be opened for locking: {}", file.string(), errno_text(errno)));
+  if (!fd_) throw_error<DataError>("{}: cannot be opened for locking: {}", file.string(), errno_text(errno));
   // flock(2) has no timeout, so poll.
   Deadline message(kFirstMessage);
   while (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
-      throw DataError(fmt::format("{}: cannot be locked: {}", file.string(), errno_text(errno)));
+      throw_error<DataError>("{}: cannot be locked: {}", file.string(), errno_text(errno));
     }
     if (deadline.expired()) {
-      throw TimeoutError(
-          fmt::format("waited {} s for another process that is {} (it holds {}); check that process, or "
-                      "raise the timeout",
-                      deadline.timeout().count() / 1000, activity, file.string()));
+      throw_error<TimeoutError>(
+          "waited {} s for another process that is {} (it holds {}); check that process, or raise the "
+          "timeout",
+          deadline.timeout().count() / 1000, activity, file.string());
     }
     if (message.expired()) {
       log(LogLevel::info, fmt::format("waiting for another process that is {}", activity));

@@ -12,11 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::data {
@@ -50,7 +48,7 @@ Child start(const std::vector<std::string>& command, const std::filesystem::path
   const pid_t parent = ::getpid();
   child.pid = ::fork();
   if (child.pid == 0) exec_command(arguments.data(), folder.c_str(), child.output.get(), parent);
-  if (child.pid < 0) throw DataError(fmt::format("{}: cannot be started: {}", command[0], errno_text(errno)));
+  if (child.pid < 0) throw_error<DataError>("{}: cannot be started: {}", command[0], errno_text(errno));
   child.handle.reset(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
   return child;
 }
@@ -84,14 +82,14 @@ void run_command(const std::vector<std::string>& command, const std::filesystem:
   while (::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
   }
   const auto text = fmt::format("{}", fmt::join(command, " "));
-  if (!in_time) throw DataError(fmt::format("\"{}\" was not complete at the deadline", text));
+  if (!in_time) throw_error<DataError>("\"{}\" was not complete at the deadline", text);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
   if (WIFEXITED(status) && WEXITSTATUS(status) == kCannotStart) {
-    throw DataError(fmt::format("\"{}\" could not be started; is {} installed?", text, command[0]));
+    throw_error<DataError>("\"{}\" could not be started; is {} installed?", text, command[0]);
   }
   const auto outcome = WIFSIGNALED(status) ? fmt::format("was killed by signal {}", WTERMSIG(status))
                                            : fmt::format("failed with exit code {}", WEXITSTATUS(status));
-  throw DataError(fmt::format("\"{}\" {}: {}", text, outcome, end_of_output(child.output.get())));
+  throw_error<DataError>("\"{}\" {}: {}", text, outcome, end_of_output(child.output.get()));
 }
 
 }  // namespace lockstep::data
