@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "data/idx_file.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sys/stat.h>
@@ -17,6 +16,7 @@
 
 #include "base/throw_error.h"
 #include "base/unique_fd.h"
+#include "data/download/dataset_files.h"
 
 // The format: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian 32-bit
 // number, then the values, big-endian and row-major.
@@ -58,22 +58,11 @@ struct Header {
 };
 
 std::optional<at::ScalarType> scalar_type(std::uint8_t code) {
-  switch (code) {
-    case 0x08:
-      return at::kByte;
-    case 0x09:
-      return at::kChar;
-    case 0x0b:
-      return at::kShort;
-    case 0x0c:
-      return at::kInt;
-    case 0x0d:
-      return at::kFloat;
-    case 0x0e:
-      return at::kDouble;
-    default:
-      return std::nullopt;
-  }
+  static const std::map<std::uint8_t, at::ScalarType> types{{0x08, at::kByte},  {0x09, at::kChar},
+                                                            {0x0b, at::kShort}, {0x0c, at::kInt},
+                                                            {0x0d, at::kFloat}, {0x0e, at::kDouble}};
+  const auto found = types.find(code);
+  return found == types.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::int64_t big_endian(ByteSpan bytes) {

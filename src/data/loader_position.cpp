@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -10,7 +9,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/data/loader_position.h>
 
-#include "data/random_draw.h"
+#include "device/thread_generator.h"
 
 namespace lockstep::data {
 namespace {
@@ -19,17 +18,9 @@ at::Generator generator_or_default(const std::optional<at::Generator>& generator
   return generator ? *generator : at::detail::getDefaultCPUGenerator();
 }
 
-at::Tensor generator_state(const std::optional<at::Generator>& generator) {
-  auto used = generator_or_default(generator);
-  const std::lock_guard<std::mutex> lock(used.mutex());
-  return used.get_state();
-}
-
 void set_generator_state(const std::optional<at::Generator>& generator, const at::Tensor& state) {
-  auto used = generator_or_default(generator);
-  const std::lock_guard<std::mutex> lock(used.mutex());
   try {
-    used.set_state(state);
+    device::set_state(generator_or_default(generator), state);
   } catch (const c10::Error& error) {
     throw DataError(std::string("loader: this is not the state of a generator: ") +
                     error.what_without_backtrace());
@@ -63,7 +54,7 @@ void LoaderProgress::set_epoch(std::int64_t epoch) {
 
 LoaderPosition LoaderProgress::position() const {
   auto now = resume_ ? *resume_ : position_;
-  if (generator_) now.own_generator = generator_state(generator_);
+  if (generator_) now.own_generator = device::state_of(*generator_);
   return now;
 }
 
@@ -95,9 +86,10 @@ LoaderProgress::Start LoaderProgress::start(const BatchSource& source) {
 
 void LoaderProgress::draw_base_seed() {
   // The default generator of a thread rank is not part of a checkpoint.
-  if (generator_ || !is_thread_rank()) position_.pass_generator = generator_state(generator_);
+  if (generator_ || !is_thread_rank())
+    position_.pass_generator = device::state_of(generator_or_default(generator_));
   // Python draws it before the sampler draws.
-  base_seed_ = position_.base_seed ? *position_.base_seed : draw_seed(generator_);
+  base_seed_ = position_.base_seed ? *position_.base_seed : device::draw_seed(generator_);
 }
 
 std::unique_ptr<BatchStream> LoaderProgress::begin(const BatchSource& source) {
@@ -118,7 +110,7 @@ std::unique_ptr<BatchStream> LoaderProgress::resume(const BatchSource& source, c
   position_ = from;
   passes_started_ = from.passes + 1;
   if (!from.pass_generator.defined()) return source.iter_from(from.batches, from.samples);
-  const auto now = generator_state(std::nullopt);
+  const auto now = device::state_of(generator_or_default({}));
   set_generator_state(generator_, from.pass_generator);
   draw_base_seed();
   auto stream = source.iter_from(from.batches, from.samples);

