@@ -26,7 +26,7 @@ const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module
 DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_ptr<torch::nn::Module>& module,
                                                              const DistributedDataParallelOptions& options,
                                                              std::source_location where)
-    : torch::nn::Module("DistributedDataParallel"),
+    : nn::WrapperModule("DistributedDataParallel"),
       watches_outputs_(options.find_unused_parameters || options.static_graph || options.output_device),
       device_(options.device),
       input_dtype_(options.mixed_precision && options.mixed_precision->cast_forward_inputs
@@ -127,14 +127,6 @@ DdpStats DistributedDataParallelModule::stats() const {
           .mean = reducer.clock().mean(),
           .buckets = buckets(),
           .arrived_last = reducer.arrived_last()};
-}
-
-torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelModule::named_parameters() const {
-  return nn::distinct_parameters(*this);
-}
-
-std::vector<at::Tensor> DistributedDataParallelModule::parameters() const {
-  return named_parameters().values();
 }
 
 std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/ScopeExit.h>
 
 #include <lockstep/base/log.h>
 #include <lockstep/ddp/join.h>
@@ -41,24 +42,13 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
 
 Join::~Join() noexcept(false) {
   if (!options_.enable) return;
-  if (std::uncaught_exceptions() > exceptions_) {
-    leave();
-    return;
-  }
-  try {
-    shadow_until_all_joined();
-  } catch (...) {
-    leave();
-    throw;
-  }
-  leave();
-}
-
-void Join::leave() {
-  for (auto* joinable : joinables_) {
-    joinable->join_options_.reset();
-    joinable->is_first_joinable_ = false;
-  }
+  const auto leave = c10::make_scope_exit([this] {
+    for (auto* joinable : joinables_) {
+      joinable->join_options_.reset();
+      joinable->is_first_joinable_ = false;
+    }
+  });
+  if (std::uncaught_exceptions() <= exceptions_) shadow_until_all_joined();
 }
 
 int Join::count_active() {

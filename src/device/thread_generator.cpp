@@ -72,7 +72,7 @@ std::int64_t draw_seed(const std::optional<at::Generator>& generator) {
   return at::empty({}, at::kLong).random_(generator).item<std::int64_t>();
 }
 
-at::Tensor state_of(const at::Generator& generator) {
+at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }

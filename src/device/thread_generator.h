@@ -17,7 +17,7 @@ at::Generator seeded_generator(std::uint64_t seed);
 std::int64_t draw_seed(const std::optional<at::Generator>& generator);
 
 // Take the generator's mutex. set_state() throws LibTorch's error for a tensor that is no state.
-at::Tensor state_of(const at::Generator& generator);
+at::Tensor state_of(at::Generator generator);
 void set_state(at::Generator generator, const at::Tensor& state);
 
 // While it exists, operators that this thread calls on CPU tensors without a generator use this generator.

@@ -72,7 +72,7 @@ DeviceId::DeviceId(int cuda_index)
 
 DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
                                        const DataParallelOptions& options, const IsReplica& is_replica)
-    : torch::nn::Module("DataParallel"),
+    : nn::WrapperModule("DataParallel"),
       options_(options),
       device_ids_(devices_of(options)),
       original_(std::move(module)) {
@@ -90,11 +90,13 @@ c10::Device DataParallelModule::output_device() const {
   return device_ids_.empty() ? c10::Device(c10::kCPU) : device_ids_.front();
 }
 
-torch::OrderedDict<std::string, Tensor> DataParallelModule::named_parameters() const {
-  return nn::distinct_parameters(*this);
+torch::OrderedDict<std::string, Tensor> nn::WrapperModule::named_parameters() const {
+  torch::OrderedDict<std::string, Tensor> once;
+  for (auto& item : distinct(Module::named_parameters())) once.insert(item.name, item.tensor);
+  return once;
 }
 
-std::vector<Tensor> DataParallelModule::parameters() const { return named_parameters().values(); }
+std::vector<Tensor> nn::WrapperModule::parameters() const { return named_parameters().values(); }
 
 bool DataParallelModule::moves_tensors() const {
   return !device_ids_.empty() && !(device_ids_.front().is_cpu() && output_device() == device_ids_.front());
@@ -102,10 +104,13 @@ bool DataParallelModule::moves_tensors() const {
 
 Tensor DataParallelModule::to_device(const Tensor& tensor) const { return tensor.to(device_ids_.front()); }
 
+bool DataParallelModule::is_same(const Tensors& a, const Tensors& b) {
+  return std::ranges::equal(a, b,
+                            [](const Tensor& left, const Tensor& right) { return left.is_same(right); });
+}
+
 void DataParallelModule::check_placed(const Tensors& found, const Tensors& expected, const char* what) {
-  const bool placed =
-      std::ranges::equal(found, expected, [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
-  if (placed) return;
+  if (is_same(found, expected)) return;
   throw_error<ArgumentError>(
       "DataParallel: tensors in {} can be found but not replaced (a dictionary in a c10::IValue?), so they "
       "cannot be shared among replicas; use containers of the standard library",
