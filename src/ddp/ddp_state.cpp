@@ -7,6 +7,7 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/runtime/default_group.h>
@@ -126,30 +127,6 @@ std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vecto
   return first;
 }
 
-// While it lives, writing to the tensors does not count as a change in place: a second forward before
-// backward is fine, because backward of a training BatchNorm does not read its buffers. PyTorch:
-// `_unsafe_preserve_version_counter`.
-class PreservedVersions {
- public:
-  explicit PreservedVersions(const std::vector<NamedTensor>& tensors) : tensors_(tensors) {
-    for (const auto& each : tensors_)
-      versions_.push_back(each.tensor.is_inference() ? 0 : each.tensor._version());
-  }
-  ~PreservedVersions() {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (tensors_[i].tensor.is_inference()) continue;
-      auto counter = tensors_[i].tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
-      counter.set_version(versions_[i]);
-    }
-  }
-  PreservedVersions(const PreservedVersions&) = delete;
-  PreservedVersions& operator=(const PreservedVersions&) = delete;
-
- private:
-  const std::vector<NamedTensor>& tensors_;
-  std::vector<std::int64_t> versions_;
-};
-
 std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
   std::erase_if(tensors,
                 [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
@@ -268,7 +245,17 @@ int DdpState::find_common_rank(bool candidate) const {
 
 void DdpState::sync_buffers(bool in_join, bool has_data) {
   if (!will_sync_buffers()) return;
-  const PreservedVersions preserved(buffers_);
+  // Not counted as changes in place: a second forward before backward is fine, because backward of a training
+  // BatchNorm does not read its buffers. PyTorch: `_unsafe_preserve_version_counter`.
+  std::vector<std::pair<c10::VariableVersion, std::uint32_t>> versions;
+  for (const auto& [name, tensor] : buffers_) {
+    if (tensor.is_inference()) continue;
+    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
+    versions.emplace_back(counter, counter.current_version());
+  }
+  const auto restore = c10::make_scope_exit([&versions] {
+    for (auto& [counter, version] : versions) counter.set_version(version);
+  });
   broadcast_from(group_, in_join ? find_common_rank(has_data) : 0, buffers_, where_);
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <cstdlib>
-#include <cxxabi.h>
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
 
 #include <lockstep/ddp/distributed_data_parallel.h>
 
@@ -81,14 +80,11 @@ std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector
 }
 
 void DistributedDataParallelModule::throw_unknown_output(const char* type) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> readable(
-      abi::__cxa_demangle(type, nullptr, nullptr, &status), &std::free);
   throw_error<ArgumentError>(
       "DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
       "find_unused_parameters, static_graph and output_device need it; give it a visit_tensors() or "
       "specialize lockstep::TensorVisitor",
-      status == 0 ? readable.get() : type);
+      c10::demangle(type));
 }
 
 void DistributedDataParallelModule::register_comm_hook(CommHook hook) {

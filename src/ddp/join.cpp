@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <exception>
 
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 #include <c10/util/ScopeExit.h>
 
 #include <lockstep/base/log.h>
@@ -16,8 +15,7 @@ namespace {
 constexpr int kWarnAfter = 1000;
 
 at::Tensor filled(const Joinable& joinable, bool one) {
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(joinable.join_device());
-  return one ? at::ones({1}, options) : at::zeros({1}, options);
+  return at::full({1}, one ? 1.0 : 0.0, at::TensorOptions().dtype(at::kFloat).device(joinable.join_device()));
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/ddp/comm_hooks.h>
@@ -7,6 +6,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "ddp/module_sync.h"
 
 namespace lockstep {
 
@@ -53,22 +53,15 @@ bool PeriodicModelAverager::is_due() {
 
 void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters) const {
   const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> rows;
   std::vector<at::Tensor> averaged;
   for (const auto& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
-    averaged.push_back(parameter);
-    rows.push_back(parameter.detach().reshape({-1}));
+    if (parameter.grad().defined()) averaged.push_back(parameter);
   }
-  if (rows.empty()) return;
-  const auto flat = at::cat(rows);
+  if (averaged.empty()) return;
+  const auto flat = ddp::flattened(averaged);
   flat.div_(group_.size());
   group_.all_reduce(flat);
-  std::int64_t offset = 0;
-  for (auto& parameter : averaged) {
-    parameter.copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
-    offset += parameter.numel();
-  }
+  ddp::unflatten_into(averaged, flat);
 }
 
 void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {

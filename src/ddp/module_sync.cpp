@@ -74,16 +74,9 @@ void broadcast_flattened(const ProcessGroup& group, int source, const std::vecto
     broadcast_in_place(group, source, tensors.front(), where);
     return;
   }
-  std::vector<at::Tensor> rows;
-  for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
-  const auto flat = at::cat(rows);
+  const auto flat = flattened(tensors);
   group.broadcast(flat, source, where);
-  if (group.rank() == source) return;
-  std::int64_t offset = 0;
-  for (const auto& tensor : tensors) {
-    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
-    offset += tensor.numel();
-  }
+  if (group.rank() != source) unflatten_into(tensors, flat);
 }
 
 }  // namespace
@@ -91,6 +84,20 @@ void broadcast_flattened(const ProcessGroup& group, int source, const std::vecto
 std::string describe(const std::string& kind, const NamedTensor& item) {
   return fmt::format("{} {}\t{}[{}]{}", kind, item.name, c10::toString(item.tensor.scalar_type()),
                      fmt::join(item.tensor.sizes(), ", "), strides_of(item.tensor));
+}
+
+at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> rows;
+  for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
+  return at::cat(rows);
+}
+
+void unflatten_into(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
+  std::int64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
+  }
 }
 
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where) {

@@ -16,7 +16,6 @@
 #include <limits>
 #include <numeric>
 
-#include <ATen/ops/isnan.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/log.h>
@@ -26,11 +25,8 @@
 #include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
-namespace {
 
 constexpr const char* kExceptionReason = "its last step was ended by an exception";
-
-}  // namespace
 
 bool Reducer::recover_if_failed() {
   const std::lock_guard lock(mutex_);
@@ -75,7 +71,7 @@ void Reducer::recover() {
 
 // Completes the step's calls. Returns the ranks' reasons if the gradients announce the failure.
 std::vector<std::string> Reducer::announce(const std::string& reason) {
-  const StepAbort::Listening listening(abort_);
+  const auto listening = abort_.listen();
   const bool announces = can_announce();
   if (in_first_static_step() && step_.next_bucket == 0) used_.reduce(group_, options_.where);
   complete_with(announces ? Contribution::announcement : Contribution::zeros);
@@ -114,10 +110,6 @@ bool Reducer::can_announce() const {
   return bucket && *bucket >= step_.next_bucket;
 }
 
-bool Reducer::is_announcement(const at::Tensor& reduced) {
-  return at::isnan(reduced.narrow(0, 0, 1)).item<bool>();
-}
-
 void Reducer::check_last_backward() {
   const std::lock_guard lock(mutex_);
   if (!in(Phase::incomplete)) return;
@@ -149,7 +141,7 @@ void Reducer::shadow_backward() {
     throw_error<Error>("{}: {}, so it cannot follow the others; give each rank at least one batch", whoami(),
                        reason);
   }
-  const StepAbort::Listening listening(abort_);
+  const auto listening = abort_.listen();
   begin_buckets();
   const bool announced = complete_with(Contribution::zeros);
   if (finds_unused()) used_.clear();

@@ -19,11 +19,8 @@ StepAbort::StepAbort(ProcessGroup group) : group_(std::move(group)), number_(gro
 
 bool StepAbort::is_local() const { return group_.state().node_group() != nullptr; }
 
-StepAbort::Listening::Listening(const StepAbort& abort) : abort_(abort) { set_scope(abort_.scope()); }
-StepAbort::Listening::~Listening() { set_scope(0); }
-
-void StepAbort::Listening::set_scope(std::uint64_t scope) const {
-  const auto host = abort_.group_.state().node_group();
+void StepAbort::set_scope(std::uint64_t scope) const {
+  const auto host = group_.state().node_group();
   if (host) host->own_status().scope.store(scope, std::memory_order_relaxed);
 }
 

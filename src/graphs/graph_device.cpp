@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// CUDA graphs. The only file of this layer that needs CUDA's headers.
+// CUDA graphs. The only file of this layer that needs CUDA's headers, where they are present.
+#include <lockstep/graphs/graphed_step.h>
+
+#include "base/throw_error.h"
+
+#ifdef LOCKSTEP_HAS_CUDA
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -10,9 +15,6 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <lockstep/device/device.h>
-#include <lockstep/graphs/graphed_step.h>
-
-#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -173,3 +175,18 @@ std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
 }
 
 }  // namespace lockstep
+
+#else
+
+namespace lockstep {
+
+std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
+  throw_error<ArgumentError>(
+      "GraphedStep: graphs need a GPU and a LibTorch with CUDA; {} has no graphs in this build. Set .enabled "
+      "= false to run every step eagerly",
+      device.str());
+}
+
+}  // namespace lockstep
+
+#endif
