@@ -76,7 +76,7 @@ class Downloader {
       try {
         if (deadline_.expired()) throw_error<DataError>("{}: not tried, the timeout has expired", source);
         download_from(source, missing);
-      } catch (const DataError& error) {
+      } catch (const Error& error) {
         failures.emplace_back(error.what());
         log(LogLevel::warning, error.what());
       }
