@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 
 #include <lockstep/amp/grad_scaler.h>
 #include <lockstep/base/log.h>
@@ -21,44 +23,14 @@ namespace {
 
 using at::Tensor;
 
-// The gradients of an optimizer's parameters, those of one device and one type together: as one operator
-// takes them.
-class GradientLists {
- public:
-  void add(const at::Tensor& gradient);
-
-  // Multiplies each in place. [i] of the result, one a device: `found_inf` or, where something is not finite,
-  // 1. Both arguments are of one element; they are copied to the devices.
-  std::vector<at::Tensor> unscale(const at::Tensor& inverse_scale, const at::Tensor& found_inf);
-
- private:
-  using Lists = std::map<at::ScalarType, std::vector<at::Tensor>>;
-  std::vector<std::pair<c10::Device, Lists>> devices_;
+// The gradients of one device, by dtype: as one operator takes them.
+struct GradientLists {
+  c10::Device device;
+  std::map<at::ScalarType, std::vector<Tensor>> lists = {};
 };
 
-void GradientLists::add(const at::Tensor& gradient) {
-  auto at = std::ranges::find(devices_, gradient.device(), &std::pair<c10::Device, Lists>::first);
-  if (at == devices_.end()) at = devices_.emplace(devices_.end(), gradient.device(), Lists{});
-  at->second[gradient.scalar_type()].push_back(gradient);
-}
-
-std::vector<at::Tensor> GradientLists::unscale(const at::Tensor& inverse_scale, const at::Tensor& found_inf) {
-  std::vector<at::Tensor> found;
-  for (auto& [device, lists] : devices_) {
-    const auto copied = [&, to = device](const at::Tensor& tensor) {
-      return tensor.to(tensor.options().device(to), /*non_blocking=*/!to.is_cpu(), /*copy=*/true);
-    };
-    found.push_back(copied(found_inf));
-    const auto inverse = copied(inverse_scale);
-    for (auto& [dtype, gradients] : lists) {
-      at::_amp_foreach_non_finite_check_and_unscale_(gradients, found.back(), inverse);
-    }
-  }
-  return found;
-}
-
-GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half) {
-  GradientLists lists;
+std::vector<GradientLists> gradient_lists(const torch::optim::Optimizer& optimizer, bool allow_half) {
+  std::vector<GradientLists> devices;
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
@@ -66,13 +38,32 @@ GradientLists gradient_lists(const torch::optim::Optimizer& optimizer, bool allo
       if (gradient.scalar_type() == at::kHalf && !allow_half) {
         throw ArgumentError(
             "GradScaler: unscale_(): a gradient is in float16, where dividing would lose what scaling saved; "
-            "keep "
-            "the parameters in float32 and let Autocast cast them");
+            "keep the parameters in float32 and let Autocast cast them");
       }
-      lists.add(gradient.is_sparse() ? gradient._values() : gradient);
+      auto at = std::ranges::find(devices, gradient.device(), &GradientLists::device);
+      if (at == devices.end()) at = devices.insert(at, GradientLists{gradient.device()});
+      at->lists[gradient.scalar_type()].push_back(gradient.is_sparse() ? gradient._values() : gradient);
     }
   }
-  return lists;
+  return devices;
+}
+
+// Multiplies each gradient in place. Returns one tensor for each device: `found_inf` or, where a gradient is
+// not finite, 1. Both arguments have one element and are copied to the devices.
+std::vector<Tensor> unscale_lists(std::vector<GradientLists> gradients, const Tensor& inverse_scale,
+                                  const Tensor& found_inf) {
+  std::vector<Tensor> found;
+  for (auto& [device, lists] : gradients) {
+    const auto copied = [to = device](const Tensor& tensor) {
+      return tensor.to(tensor.options().device(to), /*non_blocking=*/!to.is_cpu(), /*copy=*/true);
+    };
+    found.push_back(copied(found_inf));
+    const auto inverse = copied(inverse_scale);
+    for (auto& [dtype, list] : lists) {
+      at::_amp_foreach_non_finite_check_and_unscale_(list, found.back(), inverse);
+    }
+  }
+  return found;
 }
 
 // Synchronizes only for copies to the CPU, which would otherwise be read before they are complete.
@@ -107,21 +98,6 @@ Tensor sum_on(c10::Device device, const std::vector<Tensor>& flags) {
   return sum;
 }
 
-// For one step of an optimizer, which forgets both afterwards, as in PyTorch.
-class ScaledStep {
- public:
-  explicit ScaledStep(optim::FusedOptimizer& optimizer) : optimizer_(optimizer) {}
-  ~ScaledStep() {
-    optimizer_.grad_scale({});
-    optimizer_.found_inf({});
-  }
-  ScaledStep(const ScaledStep&) = delete;
-  ScaledStep& operator=(const ScaledStep&) = delete;
-
- private:
-  optim::FusedOptimizer& optimizer_;
-};
-
 Tensor single(double value, at::ScalarType dtype, c10::Device device) {
   return at::full({}, value, at::TensorOptions().dtype(dtype).device(device));
 }
@@ -142,8 +118,8 @@ GradScaler::GradScaler(c10::Device device, const GradScalerOptions& options)
 void GradScaler::check_scaled(const char* function) const {
   if (scale_.defined()) return;
   throw_error<ArgumentError>(
-      "GradScaler: {} before any scale(): multiply the loss by it, scaler.scale(loss).backward(), "
-      "earlier in the iteration",
+      "GradScaler: {} before any scale(): multiply the loss by it, scaler.scale(loss).backward(), earlier in "
+      "the iteration",
       function);
 }
 
@@ -196,7 +172,7 @@ void GradScaler::look_for_infs(const torch::optim::Optimizer& optimizer, Optimiz
   // The reciprocal in double, as in PyTorch: in float it may be off by a bit.
   const auto factor =
       unscale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones({}, scale_.options());
-  auto found_infs = gradients.unscale(factor, at::zeros({}, scale_.options()));
+  auto found_infs = unscale_lists(std::move(gradients), factor, at::zeros({}, scale_.options()));
   if (unscale) state.stage = Stage::unscaled;  // also where the other ranks do not answer: not a second time
   if (group_) found_infs = {agreed(found_infs)};
   state.found_infs = std::move(found_infs);
@@ -230,7 +206,11 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::step_fused(optim::FusedOptimizer& optimizer, const OptimizerState& state) const {
-  const ScaledStep scope(optimizer);
+  // The optimizer forgets both after the step, as in PyTorch.
+  const auto forget = c10::make_scope_exit([&optimizer] {
+    optimizer.grad_scale({});
+    optimizer.found_inf({});
+  });
   const c10::NoGradGuard no_grad;
   // The kernels compare with 1, which the sum of what two devices found is not.
   optimizer.found_inf(sum_on(scale_.device(), state.found_infs).clamp_max(1));
@@ -280,8 +260,8 @@ void GradScaler::update(const Tensor& new_scale) {
   check_scaled("update()");
   if (new_scale.device().type() != device_ || new_scale.numel() != 1 || new_scale.requires_grad()) {
     throw_error<ArgumentError>(
-        "GradScaler: update(): a tensor has to have one element, be on {} and require no gradient; "
-        "this has {} on {}{}",
+        "GradScaler: update(): a tensor has to have one element, be on {} and require no gradient; this has "
+        "{} on {}{}",
         c10::DeviceTypeName(device_, /*lower_case=*/true), new_scale.numel(), new_scale.device().str(),
         new_scale.requires_grad() ? " and requires one" : "");
   }
@@ -312,19 +292,13 @@ void GradScaler::load_state_dict(const Dict& state_dict) {
         "GradScaler: the state dict is empty; was it saved from a scaler that was not enabled?");
   }
   // All is read before anything is changed.
-  const double scale = state_dict.at("scale").as_double();
-  const double growth_factor = state_dict.at("growth_factor").as_double();
-  const double backoff_factor = state_dict.at("backoff_factor").as_double();
-  const auto growth_interval = state_dict.at("growth_interval").as_int();
-  const auto growth_tracker = state_dict.at("_growth_tracker").as_int();
-  init_scale_ = scale;
-  growth_factor_ = growth_factor;
-  backoff_factor_ = backoff_factor;
-  growth_interval_ = growth_interval;
-  init_growth_tracker_ = growth_tracker;
+  std::tie(init_scale_, growth_factor_, backoff_factor_, growth_interval_, init_growth_tracker_) =
+      std::tuple{state_dict.at("scale").as_double(), state_dict.at("growth_factor").as_double(),
+                 state_dict.at("backoff_factor").as_double(), state_dict.at("growth_interval").as_int(),
+                 state_dict.at("_growth_tracker").as_int()};
   if (!scale_.defined()) return;
-  scale_.fill_(scale);
-  growth_tracker_.fill_(growth_tracker);
+  scale_.fill_(init_scale_);
+  growth_tracker_.fill_(init_growth_tracker_);
 }
 
 }  // namespace lockstep::amp

@@ -61,7 +61,8 @@ void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
       std::ranges::find_if(digests, [&](const auto& digest) { return digest != digests.front(); });
   if (other == digests.end()) return;
   throw_error(
-      "rank {} of {}: the starting weights that rank {} read from {} differ from those that rank 0 wrote: do all hosts see the same file? With CheckpointReading::broadcast only rank 0 needs it",
+      "rank {} of {}: the starting weights that rank {} read from {} differ from those that rank 0 wrote: do "
+      "all hosts see the same file? With CheckpointReading::broadcast only rank 0 needs it",
       group.rank(), group.size(), other - digests.begin(), file.string());
 }
 

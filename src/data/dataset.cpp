@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <string_view>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/device/transfer.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::data {
 namespace {
@@ -20,13 +20,13 @@ std::string shape_text(const at::Tensor& tensor) {
 
 void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tensor& target) {
   if (!data.defined() || !target.defined() || data.device() != target.device()) {
-    throw ArgumentError(
-        fmt::format("{}: samples and targets should be defined tensors on the same device", dataset));
+    throw_error<ArgumentError>("{}: samples and targets should be defined tensors on the same device",
+                               dataset);
   }
   if (data.dim() == 0 || target.dim() == 0 || data.size(0) != target.size(0)) {
-    throw ArgumentError(
-        fmt::format("{}: samples of shape {} and targets of shape {} differ in their first dimension",
-                    dataset, shape_text(data), shape_text(target)));
+    throw_error<ArgumentError>(
+        "{}: samples of shape {} and targets of shape {} differ in their first dimension", dataset,
+        shape_text(data), shape_text(target));
   }
 }
 
@@ -37,10 +37,10 @@ void check_indices(const at::Tensor& indices, std::int64_t size) {
   const auto values = indices.accessor<std::int64_t, 1>();
   for (std::int64_t i = 0; i < values.size(0); ++i) {
     if (values[i] < 0 || values[i] >= size) {
-      throw ArgumentError(
-          fmt::format("get_batch: index {} is out of range for a dataset of {} samples; check that the "
-                      "sampler belongs to this dataset",
-                      values[i], size));
+      throw_error<ArgumentError>(
+          "get_batch: index {} is out of range for a dataset of {} samples; check that the sampler belongs "
+          "to this dataset",
+          values[i], size);
     }
   }
 }
@@ -53,10 +53,10 @@ at::Tensor indices_for(const at::Tensor& samples, const at::Tensor& indices) {
 
 at::Tensor as_image_storage(const at::Tensor& images) {
   if (images.scalar_type() != at::kByte || images.dim() < 3 || images.dim() > 4) {
-    throw ArgumentError(
-        fmt::format("ImageDataset: images should be uint8 [n, height, width] or [n, channels, height, "
-                    "width], but they are {} {}",
-                    c10::toString(images.scalar_type()), shape_text(images)));
+    throw_error<ArgumentError>(
+        "ImageDataset: images should be uint8 [n, height, width] or [n, channels, height, width], but they "
+        "are {} {}",
+        c10::toString(images.scalar_type()), shape_text(images));
   }
   return (images.dim() == 3 ? images.unsqueeze(1) : images).contiguous();
 }
@@ -64,8 +64,8 @@ at::Tensor as_image_storage(const at::Tensor& images) {
 // One value broadcasts to all channels, as in torchvision.
 at::Tensor channel_values(std::string_view name, const std::vector<double>& values, std::int64_t channels) {
   if (values.size() != 1 && static_cast<std::int64_t>(values.size()) != channels) {
-    throw ArgumentError(
-        fmt::format("Normalize: {} has {} values for images of {} channels", name, values.size(), channels));
+    throw_error<ArgumentError>("Normalize: {} has {} values for images of {} channels", name, values.size(),
+                               channels);
   }
   return at::tensor(at::ArrayRef<double>(values), at::kFloat).view({-1, 1});
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <thread>
 
-#include <fmt/format.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/util/Exception.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/throw_error.h"
 #include "data/worker_pool.h"
+#include "device/thread_generator.h"
 
 namespace lockstep::data {
 namespace {
@@ -32,15 +34,14 @@ void check_options(const LoaderOptions& options) {
 
 void check_worker_options(const LoaderOptions& options) {
   if (options.num_workers < 0) {
-    throw ArgumentError(
-        fmt::format("make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without "
-                    "workers",
-                    options.num_workers));
+    throw_error<ArgumentError>(
+        "make_loader: num_workers should be non-negative, but it is {}; 0 loads batches without workers",
+        options.num_workers);
   }
   if (options.timeout.count() < 0) throw ArgumentError("make_loader: timeout should be non-negative");
   if (options.prefetch_factor && *options.prefetch_factor <= 0) {
-    throw ArgumentError(fmt::format("make_loader: prefetch_factor should be positive, but it is {}",
-                                    *options.prefetch_factor));
+    throw_error<ArgumentError>("make_loader: prefetch_factor should be positive, but it is {}",
+                               *options.prefetch_factor);
   }
   if (options.num_workers > 0) return;
   const char* const option = options.prefetch_factor        ? "prefetch_factor"
@@ -48,17 +49,16 @@ void check_worker_options(const LoaderOptions& options) {
                              : options.timeout.count() != 0 ? "timeout"
                                                             : nullptr;
   if (option != nullptr) {
-    throw ArgumentError(fmt::format("make_loader: {} needs num_workers > 0", option));
+    throw_error<ArgumentError>("make_loader: {} needs num_workers > 0", option);
   }
 }
 
 void warn_about_many_workers(int num_workers) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   if (cores == 0 || num_workers <= cores) return;
-  log(LogLevel::warning,
-      fmt::format("make_loader: {} workers, but this process may use {} cores; more workers than cores slow "
-                  "loading down",
-                  num_workers, cores));
+  log(LogLevel::warning, fmt::format("make_loader: {} workers, but this process may use {} cores; more "
+                                     "workers than cores slow loading down",
+                                     num_workers, cores));
 }
 
 std::shared_ptr<const TransferStream> make_transfer(const std::optional<c10::Device>& device) {
@@ -86,6 +86,27 @@ std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const Loader
   return std::make_shared<RandomSampler>(dataset_size, RandomSamplerOptions{.generator = options.generator});
 }
 
+at::Generator generator_or_default(const std::optional<at::Generator>& generator) {
+  return generator ? *generator : at::detail::getDefaultCPUGenerator();
+}
+
+void set_generator_state(const std::optional<at::Generator>& generator, const at::Tensor& state) {
+  try {
+    device::set_state(generator_or_default(generator), state);
+  } catch (const c10::Error& error) {
+    throw DataError(std::string("loader: this is not the state of a generator: ") +
+                    error.what_without_backtrace());
+  }
+}
+
+// The finalizer of SplitMix64.
+std::uint64_t mixed(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15U;
+  value = (value ^ (value >> 30U)) * 0xbf58476d1ce4e5b9U;
+  value = (value ^ (value >> 27U)) * 0x94d049bb133111ebU;
+  return value ^ (value >> 31U);
+}
+
 }  // namespace
 
 std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options) {
@@ -107,10 +128,10 @@ LoaderBase::LoaderBase(std::int64_t dataset_size, const LoaderOptions& options,
       transfer_(make_transfer(options.device)) {
   pin_memory_ = pin_memory_ || transfer_;
   if (pin_memory_ && !is_pytree) {
-    throw ArgumentError(
-        fmt::format("make_loader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
-                    "visit_tensors() member or specialize lockstep::TensorVisitor",
-                    type_name(batch_type)));
+    throw_error<ArgumentError>(
+        "make_loader: pin_memory and device cannot find the tensors in a batch of type {}; add a "
+        "visit_tensors() member or specialize lockstep::TensorVisitor",
+        type_name(batch_type));
   }
   warn_about_many_workers(options.num_workers);
 }
@@ -125,8 +146,7 @@ LoaderPosition LoaderBase::position() const {
   if (position.batches > 0 && options_.num_workers > 0 && !options_.in_order) {
     throw ArgumentError(
         "loader: with in_order = false a position in the middle of a pass is not defined; save between "
-        "passes, "
-        "or leave in_order on");
+        "passes, or leave in_order on");
   }
   return position;
 }
@@ -146,6 +166,97 @@ std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& 
                                                                       .dataset_type = &type});
   if (options_.persistent_workers) persistent_workers_ = workers;
   return workers;
+}
+
+std::uint64_t BatchSeeds::seed_of(std::int64_t batch) const {
+  std::uint64_t seed = mixed(base);
+  for (const auto part : {epoch, passes, static_cast<std::int64_t>(rank), batch}) {
+    seed = mixed(seed ^ static_cast<std::uint64_t>(part));
+  }
+  return seed;
+}
+
+void LoaderProgress::set_epoch(std::int64_t epoch) {
+  if (resume_ && resume_->epoch != epoch) resume_.reset();
+  if (position_.epoch == epoch) return;
+  passes_started_ = 0;
+  position_ = LoaderPosition{.epoch = epoch, .base_seed = kept_base_seed_};
+}
+
+LoaderPosition LoaderProgress::position() const {
+  auto now = resume_ ? *resume_ : position_;
+  if (generator_) now.own_generator = device::state_of(*generator_);
+  return now;
+}
+
+void LoaderProgress::seek(const LoaderPosition& position) {
+  resume_.reset();
+  position_ =
+      LoaderPosition{.epoch = position.epoch, .passes = position.passes, .base_seed = position.base_seed};
+  passes_started_ = position.passes;
+  kept_base_seed_ = position.base_seed;
+  if (generator_ && position.own_generator.defined()) set_generator_state(generator_, position.own_generator);
+  if (position.batches > 0) resume_ = position;
+}
+
+LoaderProgress::Start LoaderProgress::start(const BatchSource& source) {
+  const auto from = std::exchange(resume_, std::nullopt);
+  auto stream = from ? resume(source, *from) : begin(source);
+  if (keep_base_seed_) kept_base_seed_ = base_seed_;
+  const World world = current_world();
+  // With several ranks the base comes from the seed, because a checkpoint has the generator of one rank only.
+  const bool use_seed = seed_ || world.size > 1 || is_thread_rank();
+  const auto base = use_seed ? seed_.value_or(0) : base_seed_;
+  return {.stream = std::move(stream),
+          .seeds = {.base = static_cast<std::uint64_t>(base),
+                    .epoch = position_.epoch,
+                    .passes = position_.passes,
+                    .rank = world.rank},
+          .first_batch = position_.batches};
+}
+
+void LoaderProgress::draw_base_seed() {
+  // The default generator of a thread rank is not part of a checkpoint.
+  if (generator_ || !is_thread_rank())
+    position_.pass_generator = device::state_of(generator_or_default(generator_));
+  // Python draws it before the sampler draws.
+  base_seed_ = position_.base_seed ? *position_.base_seed : device::draw_seed(generator_);
+}
+
+std::unique_ptr<BatchStream> LoaderProgress::begin(const BatchSource& source) {
+  position_ =
+      LoaderPosition{.epoch = position_.epoch, .passes = passes_started_++, .base_seed = kept_base_seed_};
+  draw_base_seed();
+  return source.iter();
+}
+
+std::unique_ptr<BatchStream> LoaderProgress::resume(const BatchSource& source, const LoaderPosition& from) {
+  if (!from.pass_generator.defined() && source.uses_default_generator()) {
+    throw ArgumentError(
+        "loader: a thread rank cannot resume a pass whose order came from the default generator; give the "
+        "loader a seed or a generator");
+  }
+  // Draws the order again from the generator's state at the start of the pass. A generator of the loader's
+  // own ends in its saved state; the default generator keeps its current state.
+  position_ = from;
+  passes_started_ = from.passes + 1;
+  if (!from.pass_generator.defined()) return source.iter_from(from.batches, from.samples);
+  const auto now = device::state_of(generator_or_default({}));
+  set_generator_state(generator_, from.pass_generator);
+  draw_base_seed();
+  auto stream = source.iter_from(from.batches, from.samples);
+  if (!generator_) set_generator_state(std::nullopt, now);
+  return stream;
+}
+
+void LoaderProgress::count(std::int64_t samples) {
+  position_.batches += 1;
+  position_.samples += samples;
+}
+
+void LoaderProgress::finish() {
+  position_ =
+      LoaderPosition{.epoch = position_.epoch, .passes = passes_started_, .base_seed = kept_base_seed_};
 }
 
 }  // namespace lockstep::data

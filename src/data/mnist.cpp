@@ -1,15 +1,98 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <utility>
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sys/stat.h>
+#include <vector>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <zlib.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/data/mnist.h>
 
+#include "base/throw_error.h"
+#include "base/unique_fd.h"
 #include "data/download/dataset_files.h"
 
+// The format: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian 32-bit
+// number, then the values, big-endian and row-major.
 namespace lockstep::data {
 namespace {
+
+constexpr std::int64_t kMinBuffer = std::int64_t{1} << 16;
+constexpr std::int64_t kMaxRead = std::int64_t{1} << 30;  // gzread() takes an unsigned int
+
+using GzipFile = std::unique_ptr<gzFile_s, decltype(&::gzclose)>;
+
+GzipFile open_file(const std::filesystem::path& file, std::int64_t& size) {
+  UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) {
+    throw_error<DataError>("{}: cannot be read: {}", file.string(), errno_text(errno));
+  }
+  if (!S_ISREG(status.st_mode)) throw_error<DataError>("{}: is not a regular file", file.string());
+  size = status.st_size;
+  GzipFile gzip(::gzdopen(fd.get(), "rb"), &::gzclose);
+  if (!gzip) throw DataError("zlib could not be started");
+  fd.release();
+  return gzip;
+}
+
+void check_gzip(const GzipFile& gzip, const std::string& name) {
+  int code = Z_OK;
+  const char* const message = ::gzerror(gzip.get(), &code);
+  if (code == Z_ERRNO) throw_error<DataError>("{}: cannot be read: {}", name, errno_text(errno));
+  if (code == Z_BUF_ERROR) throw_error<DataError>("{}: the gzip data is cut short", name);
+  if (code < 0) throw_error<DataError>("{}: the gzip data is damaged ({})", name, message);
+}
+
+struct Header {
+  at::ScalarType type = at::kByte;
+  std::vector<std::int64_t> dims{};
+  std::int64_t size = 0;     // bytes of the header itself
+  std::int64_t payload = 0;  // bytes that should follow
+};
+
+std::optional<at::ScalarType> scalar_type(std::uint8_t code) {
+  static const std::map<std::uint8_t, at::ScalarType> types{{0x08, at::kByte},  {0x09, at::kChar},
+                                                            {0x0b, at::kShort}, {0x0c, at::kInt},
+                                                            {0x0d, at::kFloat}, {0x0e, at::kDouble}};
+  const auto found = types.find(code);
+  return found == types.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::int64_t big_endian(ByteSpan bytes) {
+  std::int64_t value = 0;
+  for (const std::uint8_t byte : bytes.first(4)) value = value << 8 | byte;
+  return value;
+}
+
+Header parse_header(ByteSpan bytes, const std::string& name) {
+  const auto type = bytes.size() < 4 || bytes[0] != 0 || bytes[1] != 0 ? std::nullopt : scalar_type(bytes[2]);
+  if (!type || bytes[3] == 0) {
+    throw_error<DataError>("{}: is not an IDX file (its first bytes are {:02x})", name,
+                           fmt::join(bytes.first(std::min<std::size_t>(bytes.size(), 4)), " "));
+  }
+  Header header{.type = *type, .size = 4 + 4 * std::int64_t{bytes[3]}};
+  if (static_cast<std::int64_t>(bytes.size()) < header.size) {
+    throw_error<DataError>("{}: is cut short in its header, after {} bytes", name, bytes.size());
+  }
+  header.payload = static_cast<std::int64_t>(c10::elementSize(header.type));
+  for (std::int64_t at = 4; at < header.size; at += 4) {
+    const auto dim = big_endian(bytes.subspan(static_cast<std::size_t>(at)));
+    header.dims.push_back(dim);
+    if (dim != 0 && header.payload > std::numeric_limits<std::int64_t>::max() / dim / 2) {
+      throw_error<DataError>("{}: the dimensions [{}, ...] in the header are too large", name,
+                             fmt::join(header.dims, ", "));
+    }
+    header.payload *= dim;
+  }
+  return header;
+}
 
 constexpr int kClasses = 10;
 
@@ -36,13 +119,53 @@ Batch load_mnist(const std::filesystem::path& root, const MNISTOptions& options)
   auto values = load_dataset_files(files, root, {files.files[first], files.files[first + 1]},
                                    {.download = options.download, .timeout = options.timeout});
   if (values[1].max().item<int>() >= kClasses) {
-    throw DataError(
-        fmt::format("{} in {}: has labels other than 0 to 9", files.files[first + 1].name, root.string()));
+    throw_error<DataError>("{} in {}: has labels other than 0 to 9", files.files[first + 1].name,
+                           root.string());
   }
   return {.data = std::move(values[0]), .target = values[1].to(at::kLong)};
 }
 
 }  // namespace
+
+ByteSpan as_bytes(const at::Tensor& bytes) {
+  return {bytes.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(bytes.numel())};
+}
+
+at::Tensor read_file_bytes(const std::filesystem::path& file) {
+  std::int64_t capacity = 0;
+  const auto gzip = open_file(file, capacity);
+  // One byte more than a plain file has, so that its end is found without growing the buffer.
+  auto bytes = at::empty({std::max(capacity + 1, kMinBuffer)}, at::kByte);
+  std::int64_t size = 0;
+  while (true) {
+    const auto room = std::min(bytes.numel() - size, kMaxRead);
+    const int count =
+        ::gzread(gzip.get(), bytes.mutable_data_ptr<std::uint8_t>() + size, static_cast<unsigned>(room));
+    if (count <= 0) check_gzip(gzip, file.string());
+    if (count <= 0) return bytes.narrow(0, 0, size);
+    size += count;
+    if (size == bytes.numel()) bytes.resize_({2 * size});
+  }
+}
+
+at::Tensor parse_idx(const at::Tensor& bytes, const std::string& name) {
+  const auto header = parse_header(as_bytes(bytes), name);
+  const auto found = bytes.numel() - header.size;
+  if (found != header.payload) {
+    throw_error<DataError>("{}: {}: the header specifies [{}], {} bytes of values, but the file has {}", name,
+                           found < header.payload ? "is cut short" : "has too many bytes",
+                           fmt::join(header.dims, ", "), header.payload, found);
+  }
+  auto values = bytes.narrow(0, header.size, header.payload);
+  const auto width = static_cast<std::int64_t>(c10::elementSize(header.type));
+  // Converts from big-endian; contiguous() also aligns the values.
+  if (width > 1) values = values.view({-1, width}).flip(1).contiguous().view({-1});
+  return values.view(header.type).view(header.dims);
+}
+
+at::Tensor read_idx(const std::filesystem::path& file) {
+  return parse_idx(read_file_bytes(file), file.string());
+}
 
 MNIST::MNIST(const std::filesystem::path& root, const MNISTOptions& options)
     : MNIST(load_mnist(root, options), options.normalize) {}

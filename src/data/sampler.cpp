@@ -1,45 +1,116 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <utility>
 
-#include <fmt/format.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randperm.h>
 
-#include <lockstep/base/error.h>
+#include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
-#include "data/index_streams.h"
-#include "data/random_draw.h"
+#include "base/throw_error.h"
+#include "device/thread_generator.h"
 
 namespace lockstep::data {
 namespace {
 
 constexpr std::int64_t kReplacementPart = 32;  // Python draws as many at once, which determines the values
 
-// The indices of one pass of RandomSampler, part by part.
-class RandomDraw {
+// `first`, `first + step`, ... below `end`.
+class StridedStream : public IndexStream {
  public:
-  RandomDraw(std::int64_t count, std::int64_t num_samples, const RandomSamplerOptions& options)
-      : count_(count), left_(num_samples), replacement_(options.replacement), generator_(options.generator) {}
+  StridedStream(std::int64_t first, std::int64_t step, std::int64_t end)
+      : next_(first), step_(step), end_(end) {}
 
-  at::Tensor operator()() {
-    if (ended_) return {};
-    if (!generator_) generator_ = seeded_generator(draw_seed(std::nullopt));
-    const std::int64_t part = replacement_ ? kReplacementPart : count_;
-    const std::int64_t take = std::min(part, left_);
-    // Python draws a last part even when nothing is left.
-    ended_ = take < part;
-    left_ -= take;
-    if (replacement_) return at::randint(count_, {take}, generator_, at::kLong);
-    return at::randperm(count_, generator_, at::kLong).narrow(0, 0, take);
+  std::int64_t read(std::span<std::int64_t> out) override {
+    std::int64_t count = 0;
+    for (auto& index : out) {
+      if (next_ >= end_) break;
+      index = next_;
+      next_ += step_;
+      ++count;
+    }
+    return count;
   }
 
  private:
-  std::int64_t count_;
-  std::int64_t left_;
-  bool replacement_;
-  std::optional<at::Generator> generator_;
+  std::int64_t next_;
+  std::int64_t step_;
+  std::int64_t end_;
+};
+
+// Concatenates the contiguous tensors that `draw` returns, up to an undefined tensor.
+class DrawnStream : public IndexStream {
+ public:
+  explicit DrawnStream(std::function<at::Tensor()> draw) : draw_(std::move(draw)) {}
+
+  std::int64_t read(std::span<std::int64_t> out) override {
+    std::size_t written = 0;
+    while (written < out.size() && refill()) {
+      const auto count = std::min(out.size() - written, static_cast<std::size_t>(part_.numel() - used_));
+      std::copy_n(part_.const_data_ptr<std::int64_t>() + used_, count,
+                  out.begin() + static_cast<std::ptrdiff_t>(written));
+      used_ += static_cast<std::int64_t>(count);
+      written += count;
+    }
+    return static_cast<std::int64_t>(written);
+  }
+
+ private:
+  bool refill() {
+    while (!ended_ && (!part_.defined() || used_ == part_.numel())) {
+      part_ = draw_();
+      used_ = 0;
+      ended_ = !part_.defined();
+    }
+    return !ended_;
+  }
+
+  std::function<at::Tensor()> draw_;
+  at::Tensor part_;
+  std::int64_t used_ = 0;
   bool ended_ = false;
 };
+
+class BatchedStream : public BatchStream {
+ public:
+  BatchedStream(std::unique_ptr<IndexStream> indices, BatchSamplerOptions options)
+      : indices_(std::move(indices)), options_(options) {}
+
+  at::Tensor next() override {
+    if (ended_) return {};
+    auto batch = at::empty({options_.batch_size}, at::kLong);
+    const auto count = indices_->read(
+        {batch.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(options_.batch_size)});
+    ended_ = count < options_.batch_size;
+    if (!ended_) return batch;
+    if (count == 0 || options_.drop_last) return {};
+    return batch.narrow(0, 0, count);
+  }
+
+ private:
+  std::unique_ptr<IndexStream> indices_;
+  BatchSamplerOptions options_;
+  bool ended_ = false;
+};
+
+void check_rank(std::string_view sampler, int rank, int num_replicas) {
+  if (rank >= 0 && rank < num_replicas) return;
+  throw_error<ArgumentError>(
+      "{}: rank {} is not one of the {} replicas; rank should be in 0 .. num_replicas-1", sampler, rank,
+      num_replicas);
+}
+
+// The number of samples of each rank's share.
+std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
+  return (drop_last ? count : count + num_replicas - 1) / num_replicas;
+}
 
 }  // namespace
 
@@ -73,13 +144,90 @@ RandomSampler::RandomSampler(SampleCount dataset, RandomSamplerOptions options)
       options_(std::move(options)) {
   if (count_ <= 0) throw ArgumentError("RandomSampler: the dataset is empty; there is nothing to draw from");
   if (num_samples_ <= 0) {
-    throw ArgumentError(
-        fmt::format("RandomSampler: num_samples should be a positive number, but it is {}", num_samples_));
+    throw_error<ArgumentError>("RandomSampler: num_samples should be a positive number, but it is {}",
+                               num_samples_);
   }
 }
 
 std::unique_ptr<IndexStream> RandomSampler::iter() const {
-  return std::make_unique<DrawnStream<RandomDraw>>(RandomDraw(count_, num_samples_, options_));
+  return std::make_unique<DrawnStream>([count = count_, left = num_samples_, generator = options_.generator,
+                                        replacement = options_.replacement, ended = false]() mutable {
+    if (ended) return at::Tensor();
+    if (!generator) generator = device::seeded_generator(static_cast<std::uint64_t>(device::draw_seed({})));
+    const std::int64_t part = replacement ? kReplacementPart : count;
+    const std::int64_t take = std::min(part, left);
+    // Python draws a last part even when nothing is left.
+    ended = take < part;
+    left -= take;
+    if (replacement) return at::randint(count, {take}, generator, at::kLong);
+    return at::randperm(count, generator, at::kLong).narrow(0, 0, take);
+  });
+}
+
+std::unique_ptr<BatchStream> BatchSource::iter_from(std::int64_t batches, std::int64_t /*samples*/) const {
+  auto stream = iter();
+  for (std::int64_t i = 0; i < batches && stream->next().defined(); ++i) {
+  }
+  return stream;
+}
+
+BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, BatchSamplerOptions options)
+    : sampler_(std::move(sampler)), options_(options) {
+  if (!sampler_) throw ArgumentError("BatchSampler: no sampler was given (null pointer)");
+  if (options_.batch_size <= 0) {
+    throw_error<ArgumentError>("BatchSampler: batch_size should be a positive number, but it is {}",
+                               options_.batch_size);
+  }
+}
+
+std::unique_ptr<BatchStream> BatchSampler::iter() const {
+  return std::make_unique<BatchedStream>(sampler_->iter(), options_);
+}
+
+std::unique_ptr<BatchStream> BatchSampler::iter_from(std::int64_t /*batches*/, std::int64_t samples) const {
+  return std::make_unique<BatchedStream>(sampler_->iter_from(samples), options_);
+}
+
+std::int64_t BatchSampler::size() const {
+  const auto samples = sampler_->size();
+  return (options_.drop_last ? samples : samples + options_.batch_size - 1) / options_.batch_size;
+}
+
+DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOptions options)
+    : count_(dataset.value),
+      num_replicas_(options.num_replicas.value_or(current_world().size)),
+      rank_(options.rank.value_or(current_world().rank)),
+      options_(options) {
+  check_rank("DistributedSampler", rank_, num_replicas_);
+  num_samples_ = share_of(count_, num_replicas_, options_.drop_last);
+}
+
+std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
+  const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), num_replicas_, options_.drop_last);
+  // Every num_replicas-th of the order, padded by repeating it from its front.
+  auto share = at::arange(size, at::kLong).mul_(num_replicas_).add_(samples + rank_).remainder_(count_);
+  if (options_.shuffle) {
+    // Unsigned, because seed + epoch may overflow, as in Python.
+    const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
+    share = at::randperm(count_, device::seeded_generator(seed), at::kLong).index_select(0, share);
+  }
+  return std::make_unique<DrawnStream>(
+      [share = std::move(share)]() mutable { return std::exchange(share, at::Tensor()); });
+}
+
+DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options)
+    : count_(dataset.value),
+      num_replicas_(options.num_replicas.value_or(current_world().size)),
+      rank_(options.rank.value_or(current_world().rank)) {
+  check_rank("DistributedEvalSampler", rank_, num_replicas_);
+}
+
+std::unique_ptr<IndexStream> DistributedEvalSampler::iter_from(std::int64_t samples) const {
+  return std::make_unique<StridedStream>(samples + rank_, num_replicas_, count_);
+}
+
+std::int64_t DistributedEvalSampler::size() const {
+  return rank_ >= count_ ? 0 : (count_ - rank_ + num_replicas_ - 1) / num_replicas_;
 }
 
 }  // namespace lockstep::data

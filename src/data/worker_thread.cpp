@@ -8,14 +8,12 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/device/device.h>
 
-#include "data/random_draw.h"
+#include "base/throw_error.h"
 #include "data/worker_pool.h"
 #include "device/thread_generator.h"
 
@@ -74,7 +72,9 @@ std::exception_ptr with_context(std::exception_ptr thrown, const std::string& wh
 class Worker {
  public:
   Worker(WorkerPool& pool, int id)
-      : pool_(pool), id_(id), generator_(seeded_generator(static_cast<std::int64_t>(pool.info.seed) + id)) {}
+      : pool_(pool),
+        id_(id),
+        generator_(device::seeded_generator(pool.info.seed + static_cast<std::uint64_t>(id))) {}
 
   void run() {
     const device::ThreadGenerator random(generator_);
@@ -153,9 +153,9 @@ std::optional<WorkerInfo> get_worker_info() { return thread_worker_info(); }
 
 const void* WorkerInfo::dataset_of(const std::type_info& type) const {
   if (dataset_type == nullptr || *dataset_type != type) {
-    throw ArgumentError(fmt::format("WorkerInfo: the loader's dataset is a {}, not a {}",
-                                    dataset_type == nullptr ? "nothing" : type_name(*dataset_type),
-                                    type_name(type)));
+    throw_error<ArgumentError>("WorkerInfo: the loader's dataset is a {}, not a {}",
+                               dataset_type == nullptr ? "nothing" : type_name(*dataset_type),
+                               type_name(type));
   }
   return dataset_address;
 }

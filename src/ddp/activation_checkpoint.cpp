@@ -6,6 +6,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -18,6 +19,7 @@
 #include <lockstep/runtime/random.h>
 
 #include "ddp/autograd_hooks.h"
+#include "device/thread_generator.h"
 #include "nn/node_pointer.h"
 
 namespace lockstep::ddp {
@@ -26,51 +28,23 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
+using RandomState = std::vector<std::pair<at::Generator, Tensor>>;
+
 // The default generators' states, of the CPU and of the devices that the tensors are on.
-class RandomState {
- public:
-  explicit RandomState(const Tensors& tensors) {
-    keep(default_generator());
-    std::unordered_set<c10::Device> seen;
-    for (const auto& tensor : tensors) {
-      if (tensor.is_cpu() || !seen.insert(tensor.device()).second) continue;
-      keep(at::globalContext().defaultGenerator(tensor.device()));
-    }
+RandomState random_state(const Tensors& tensors) {
+  RandomState states{{default_generator(), Tensor()}};
+  std::unordered_set<c10::Device> seen;
+  for (const auto& tensor : tensors) {
+    if (tensor.is_cpu() || !seen.insert(tensor.device()).second) continue;
+    states.emplace_back(at::globalContext().defaultGenerator(tensor.device()), Tensor());
   }
-  void restore() {
-    for (auto& [generator, state] : states_) {
-      const std::lock_guard lock(generator.mutex());
-      generator.set_state(state);
-    }
-  }
+  for (auto& [generator, state] : states) state = device::state_of(generator);
+  return states;
+}
 
- private:
-  void keep(at::Generator generator) {
-    const std::lock_guard lock(generator.mutex());
-    auto state = generator.get_state();
-    states_.emplace_back(std::move(generator), std::move(state));
-  }
-
-  std::vector<std::pair<at::Generator, Tensor>> states_;
-};
-
-// While it lives, random numbers are those that followed the state `then`.
-class RandomScope {
- public:
-  RandomScope(std::optional<RandomState>& then, const Tensors& tensors) {
-    if (!then) return;
-    now_.emplace(tensors);
-    then->restore();
-  }
-  ~RandomScope() {
-    if (now_) now_->restore();
-  }
-  RandomScope(const RandomScope&) = delete;
-  RandomScope& operator=(const RandomScope&) = delete;
-
- private:
-  std::optional<RandomState> now_;
-};
+void restore(const RandomState& states) {
+  for (const auto& [generator, state] : states) device::set_state(generator, state);
+}
 
 Tensors leaves_like(const Tensors& inputs, const std::vector<bool>& require_grad) {
   Tensors leaves;
@@ -112,7 +86,7 @@ class Recomputation : public torch::autograd::Node {
       inputs_.push_back(input.detach());
       versions_.push_back(input.is_inference() ? 0 : input._version());
     }
-    if (options.preserve_rng_state) random_.emplace(inputs);
+    if (options.preserve_rng_state) random_ = random_state(inputs);
   }
 
   // The first run. What it returns has no history yet.
@@ -141,7 +115,9 @@ class Recomputation : public torch::autograd::Node {
     const at::ThreadLocalStateGuard as_then(state_);
     const c10::AutoGradMode enable(true);
     const auto inputs = leaves_like(inputs_, require_grad_);
-    const RandomScope random(random_, inputs_);
+    const auto now = random_.empty() ? RandomState() : random_state(inputs_);
+    const auto restore_now = c10::make_scope_exit([&now] { restore(now); });
+    restore(random_);
     const auto outputs = function_(inputs, false);
     Tensors ends;
     Tensors end_gradients;
@@ -162,8 +138,7 @@ class Recomputation : public torch::autograd::Node {
     if (reentrant_ && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(
           "checkpoint: with use_reentrant, only backward() computes gradients, not grad() or backward() with "
-          "inputs "
-          "given; leave use_reentrant false");
+          "inputs given; leave use_reentrant false");
     }
     if (c10::GradMode::is_enabled()) {
       throw Error(
@@ -212,7 +187,7 @@ class Recomputation : public torch::autograd::Node {
   std::vector<bool> require_grad_;
   Tensors inputs_;
   std::vector<std::int64_t> versions_;
-  std::optional<RandomState> random_;
+  RandomState random_;          // before the first run; empty if it is not preserved
   at::ThreadLocalState state_;  // autocast and the like
   Tensors leaves_;
   std::vector<bool> output_requires_;

@@ -11,15 +11,6 @@ at::Tensor only_dense(const GradBucket& bucket, const char* hook) {
                       bucket.parameters().front().name + " is sparse");
 }
 
-BucketWork compress(const GradBucket& bucket, at::ScalarType dtype, const char* hook) {
-  const auto buffer = only_dense(bucket, hook);
-  auto compressed = buffer.to(dtype).div_(bucket.process_group().size());
-  auto work = bucket.process_group().all_reduce_async(compressed);
-  return BucketWork(std::move(work), compressed).then([buffer](const at::Tensor& reduced) {
-    return buffer.copy_(reduced);
-  });
-}
-
 CommHook wrapped(CommHook hook, at::ScalarType dtype, const char* name) {
   if (!hook) throw ArgumentError(std::string(name) + ": the hook to wrap is empty");
   return [hook = std::move(hook), dtype, name](GradBucket& bucket) {
@@ -69,11 +60,11 @@ BucketWork allreduce_hook(GradBucket& bucket) {
 }
 
 BucketWork fp16_compress_hook(GradBucket& bucket) {
-  return compress(bucket, at::kHalf, "fp16_compress_hook");
+  return wrapped(allreduce_hook, at::kHalf, "fp16_compress_hook")(bucket);
 }
 
 BucketWork bf16_compress_hook(GradBucket& bucket) {
-  return compress(bucket, at::kBFloat16, "bf16_compress_hook");
+  return wrapped(allreduce_hook, at::kBFloat16, "bf16_compress_hook")(bucket);
 }
 
 CommHook fp16_compress_wrapper(CommHook hook) {

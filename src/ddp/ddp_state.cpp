@@ -7,12 +7,12 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/throw_error.h"
 #include "ddp/module_sync.h"
 #include "graphs/graph_phase.h"
 
@@ -25,8 +25,7 @@ constexpr std::size_t kBucketBytes = 25 * kMiB;
 
 std::size_t to_bytes(double mebibytes, const char* name) {
   if (!std::isfinite(mebibytes) || mebibytes <= 0 || mebibytes > 1e9) {
-    throw ArgumentError(
-        fmt::format("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes));
+    throw_error<ArgumentError>("DistributedDataParallel: {} is {} MiB; it must be positive", name, mebibytes);
   }
   return static_cast<std::size_t>(mebibytes * static_cast<double>(kMiB));
 }
@@ -56,8 +55,7 @@ void check_options(const DistributedDataParallelOptions& options) {
   if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {
     throw ArgumentError(
         "DistributedDataParallel: skip_all_reduce_unused_params needs find_unused_parameters or "
-        "static_graph, "
-        "which find the unused ones");
+        "static_graph, which find the unused ones");
   }
 }
 
@@ -65,7 +63,7 @@ void check_mixed_precision(const DistributedDataParallelOptions& options) {
   if (!options.mixed_precision) return;
   const auto refuse = [](bool set, const char* name) {
     if (set) {
-      throw ArgumentError(fmt::format("DistributedDataParallel: mixed_precision excludes {}", name));
+      throw_error<ArgumentError>("DistributedDataParallel: mixed_precision excludes {}", name);
     }
   };
   refuse(options.static_graph, "static_graph");
@@ -74,8 +72,8 @@ void check_mixed_precision(const DistributedDataParallelOptions& options) {
   const auto& types = *options.mixed_precision;
   for (const auto& dtype : {types.param_dtype, types.reduce_dtype, types.buffer_dtype}) {
     if (!dtype || c10::isFloatingType(*dtype)) continue;
-    throw ArgumentError(fmt::format(
-        "DistributedDataParallel: mixed_precision: {} is not a floating-point type", c10::toString(*dtype)));
+    throw_error<ArgumentError>("DistributedDataParallel: mixed_precision: {} is not a floating-point type",
+                               c10::toString(*dtype));
   }
 }
 
@@ -129,30 +127,6 @@ std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vecto
   return first;
 }
 
-// While it lives, writing to the tensors does not count as a change in place: a second forward before
-// backward is fine, because backward of a training BatchNorm does not read its buffers. PyTorch:
-// `_unsafe_preserve_version_counter`.
-class PreservedVersions {
- public:
-  explicit PreservedVersions(const std::vector<NamedTensor>& tensors) : tensors_(tensors) {
-    for (const auto& each : tensors_)
-      versions_.push_back(each.tensor.is_inference() ? 0 : each.tensor._version());
-  }
-  ~PreservedVersions() {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (tensors_[i].tensor.is_inference()) continue;
-      auto counter = tensors_[i].tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
-      counter.set_version(versions_[i]);
-    }
-  }
-  PreservedVersions(const PreservedVersions&) = delete;
-  PreservedVersions& operator=(const PreservedVersions&) = delete;
-
- private:
-  const std::vector<NamedTensor>& tensors_;
-  std::vector<std::int64_t> versions_;
-};
-
 std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
   std::erase_if(tensors,
                 [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
@@ -166,7 +140,7 @@ std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
   for (const auto& name : names) {
     const auto at = std::ranges::find(tensors, name, &NamedTensor::name);
     if (at == tensors.end()) {
-      throw ArgumentError(fmt::format("DistributedDataParallel: {}: the module has no {}", option, name));
+      throw_error<ArgumentError>("DistributedDataParallel: {}: the module has no {}", option, name);
     }
     found.push_back(*at);
   }
@@ -177,10 +151,9 @@ c10::Device common_device(const std::vector<NamedTensor>& parameters) {
   const auto device = parameters.front().tensor.device();
   for (const auto& [name, tensor] : parameters) {
     if (tensor.device().type() == device.type()) continue;
-    throw ArgumentError(
-        fmt::format("DistributedDataParallel: the parameters are on devices of several types: {} "
-                    "is on {}, {} on {}",
-                    parameters.front().name, device.str(), name, tensor.device().str()));
+    throw_error<ArgumentError>(
+        "DistributedDataParallel: the parameters are on devices of several types: {} is on {}, {} on {}",
+        parameters.front().name, device.str(), name, tensor.device().str());
   }
   return device;
 }
@@ -190,10 +163,10 @@ std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
   const auto trained =
       std::ranges::any_of(parameters, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
   if (trained) return parameters;
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: {} has no parameter that requires a gradient, so there "
-                  "is nothing to reduce; use it unwrapped",
-                  module.name()));
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: {} has no parameter that requires a gradient, so there is nothing to reduce; "
+      "use it unwrapped",
+      module.name());
 }
 
 }  // namespace
@@ -264,15 +237,25 @@ int DdpState::find_common_rank(bool candidate) const {
   group_.all_reduce(highest, ReduceOp::MAX, where_);
   const int rank = highest.item().toInt();
   if (rank < 0) {
-    throw Error(fmt::format("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
-                            group_.rank(), group_.size()));
+    throw_error<Error>("rank {} of {}: DistributedDataParallel: no rank has data left in this join",
+                       group_.rank(), group_.size());
   }
   return rank;
 }
 
 void DdpState::sync_buffers(bool in_join, bool has_data) {
   if (!will_sync_buffers()) return;
-  const PreservedVersions preserved(buffers_);
+  // Not counted as changes in place: a second forward before backward is fine, because backward of a training
+  // BatchNorm does not read its buffers. PyTorch: `_unsafe_preserve_version_counter`.
+  std::vector<std::pair<c10::VariableVersion, std::uint32_t>> versions;
+  for (const auto& [name, tensor] : buffers_) {
+    if (tensor.is_inference()) continue;
+    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();  // shared with the tensor
+    versions.emplace_back(counter, counter.current_version());
+  }
+  const auto restore = c10::make_scope_exit([&versions] {
+    for (auto& [counter, version] : versions) counter.set_version(version);
+  });
   broadcast_from(group_, in_join ? find_common_rank(has_data) : 0, buffers_, where_);
 }
 
@@ -291,7 +274,7 @@ void DdpState::prepare_for_forward(bool sync, bool in_join) {
 
 void DdpState::check_join() const {
   const auto refuse = [](bool set, const char* name) {
-    if (set) throw ArgumentError(fmt::format("DistributedDataParallel: join() does not support {}", name));
+    if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
   };
   refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
   refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");

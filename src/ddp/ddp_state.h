@@ -10,11 +10,62 @@
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
 
-#include "ddp/delayed_reduction.h"
-#include "ddp/precision_switch.h"
 #include "ddp/reducer.h"
 
 namespace lockstep::ddp {
+
+// Parameters whose gradients share one flat tensor of their own, which is averaged after the gradient of
+// another parameter has been computed. PyTorch: `delay_all_reduce_named_params`.
+class DelayedReduction {
+ public:
+  DelayedReduction(std::vector<NamedTensor> parameters, const at::Tensor& trigger, ProcessGroup group,
+                   std::source_location where);
+  ~DelayedReduction();
+  DelayedReduction(const DelayedReduction&) = delete;
+  DelayedReduction& operator=(const DelayedReduction&) = delete;
+
+  // After a forward: moves the gradients into the flat tensor; dropped ones become zeros.
+  void prepare(bool sync);
+
+ private:
+  void reduce();
+
+  std::vector<NamedTensor> parameters_;
+  at::Tensor trigger_;
+  ProcessGroup group_;
+  std::source_location where_;
+  at::Tensor flat_;
+  std::vector<at::Tensor> views_;
+  unsigned hook_ = 0;
+  bool sync_ = false;
+  Work work_;
+};
+
+// Gives parameters low-precision copies from forward to the end of backward, and their own values for the
+// optimizer. PyTorch: DDP's native mixed precision.
+class PrecisionSwitch {
+ public:
+  PrecisionSwitch(const std::vector<nn::NamedTensor>& parameters, const std::vector<nn::NamedTensor>& buffers,
+                  const MixedPrecision& options);
+  ~PrecisionSwitch() { raise(); }
+  PrecisionSwitch(const PrecisionSwitch&) = delete;
+  PrecisionSwitch& operator=(const PrecisionSwitch&) = delete;
+
+  // Before forward. Also casts gradients, so that backward can add to them. Returns false if already low.
+  bool lower();
+  // After backward.
+  void raise();
+
+ private:
+  struct Parameter {
+    at::Tensor tensor;
+    at::Tensor full = {};  // its own values, while the tensor holds the copy
+  };
+
+  MixedPrecision options_;
+  std::vector<Parameter> parameters_;
+  bool is_low_ = false;
+};
 
 // Keeps one rank's module equal to the others': parameters by equal gradients, buffers by broadcasts.
 class DdpState {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ddp/delayed_reduction.h"
-
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
@@ -10,6 +8,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
+
+#include "ddp/ddp_state.h"
 
 namespace lockstep::ddp {
 

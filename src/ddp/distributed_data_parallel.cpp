@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <cstdlib>
-#include <cxxabi.h>
 
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
+#include <c10/util/Type.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
+#include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
 #include "nn/synced_batch_norm.h"
@@ -27,7 +25,7 @@ const torch::nn::Module& moved_to_device(const std::shared_ptr<torch::nn::Module
 DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_ptr<torch::nn::Module>& module,
                                                              const DistributedDataParallelOptions& options,
                                                              std::source_location where)
-    : torch::nn::Module("DistributedDataParallel"),
+    : nn::WrapperModule("DistributedDataParallel"),
       watches_outputs_(options.find_unused_parameters || options.static_graph || options.output_device),
       device_(options.device),
       input_dtype_(options.mixed_precision && options.mixed_precision->cast_forward_inputs
@@ -48,11 +46,11 @@ void DistributedDataParallelModule::check_join() const {
   state_->check_join();
   const auto layer = nn::find_synced_layer(*this);
   if (layer.empty()) return;
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: join() does not support {}, a SyncBatchNorm: the ranks exchange "
-                  "statistics in forward, which a rank without data does not run. Give all ranks the same "
-                  "number of batches (DistributedSampler does), or keep BatchNorm",
-                  layer));
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: join() does not support {}, a SyncBatchNorm: the ranks exchange statistics "
+      "in forward, which a rank without data does not run. Give all ranks the same number of batches "
+      "(DistributedSampler does), or keep BatchNorm",
+      layer);
 }
 
 std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() const {
@@ -82,15 +80,11 @@ std::vector<at::Tensor> DistributedDataParallelModule::after_forward(std::vector
 }
 
 void DistributedDataParallelModule::throw_unknown_output(const char* type) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> readable(
-      abi::__cxa_demangle(type, nullptr, nullptr, &status), &std::free);
-  throw ArgumentError(
-      fmt::format("DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
-                  "find_unused_parameters, static_graph and output_device need it; give it a visit_tensors() "
-                  "or specialize "
-                  "lockstep::TensorVisitor",
-                  status == 0 ? readable.get() : type));
+  throw_error<ArgumentError>(
+      "DistributedDataParallel: forward() returns {}, in which tensors cannot be found, as "
+      "find_unused_parameters, static_graph and output_device need it; give it a visit_tensors() or "
+      "specialize lockstep::TensorVisitor",
+      c10::demangle(type));
 }
 
 void DistributedDataParallelModule::register_comm_hook(CommHook hook) {
@@ -129,14 +123,6 @@ DdpStats DistributedDataParallelModule::stats() const {
           .mean = reducer.clock().mean(),
           .buckets = buckets(),
           .arrived_last = reducer.arrived_last()};
-}
-
-torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelModule::named_parameters() const {
-  return nn::distinct_parameters(*this);
-}
-
-std::vector<at::Tensor> DistributedDataParallelModule::parameters() const {
-  return named_parameters().values();
 }
 
 std::vector<BucketInfo> DistributedDataParallelModule::buckets() const {

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 
-// The part of the reducer that moves gradients into buckets and back.
+// The part of the reducer that makes buckets, and moves gradients into them and back.
+#include <algorithm>
+#include <optional>
+
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "ddp/reducer.h"
+#include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -20,6 +25,56 @@ bool aliases(const at::Tensor& gradient, const at::Tensor& view) {
 }
 
 }  // namespace
+
+BucketPlan Reducer::first_plan() const {
+  // With find_unused_parameters the gradient order is never final, so these buckets stay.
+  return initial_plan(parameters_, finds_unused() ? options_.limits.rebuilt : options_.limits.initial);
+}
+
+void Reducer::set_buckets(const BucketPlan& plan) {
+  buckets_ = has_nothing_to_reduce() ? std::vector<Bucket>{}
+                                     : make_buckets(plan, parameters_, options_.gradient_dtype);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
+      locations_[buckets_[b].slots[s].parameter] = {b, s};
+    }
+    if (optimizers_.empty()) allocate(buckets_[b], parameters_, group_);
+  }
+  if (options_.gradient_as_bucket_view && optimizers_.empty()) move_gradients_into_buckets();
+}
+
+std::vector<std::int64_t> Reducer::ready_order_of_rank_0() const {
+  // Ranks may see their gradients in different orders; all must use one.
+  auto order = at::tensor(learned_.ready_order, at::TensorOptions().dtype(at::kLong))
+                   .to(parameters_.front().tensor.device());
+  group_.broadcast(order, 0, options_.where);
+  order = order.to(at::kCPU);
+  return {order.data_ptr<std::int64_t>(), order.data_ptr<std::int64_t>() + order.numel()};
+}
+
+void Reducer::rebuild_buckets_if_due() {
+  const std::lock_guard lock(mutex_);
+  if (learned_.order != Learned::Order::known) return;
+  learned_.order = Learned::Order::applied;
+  // Hidden from a GraphedStep that warms up and compares this step with the next.
+  std::optional<at::DisableRecordFunctionGuard> unseen;
+  if (graph_phase() != GraphPhase::none) unseen.emplace();
+  if (has_nothing_to_reduce()) return;
+  set_buckets(plan_by_order(parameters_, ready_order_of_rank_0(), options_.limits.rebuilt));
+}
+
+void Reducer::begin_buckets() {
+  step_.divisor = 0;
+  step_.next_bucket = 0;
+  for (auto& bucket : buckets_) {
+    bucket.pending = bucket.slots.size();
+    bucket.finished = false;
+    bucket.skipped = options_.skip_all_reduce_unused_params &&
+                     std::ranges::all_of(bucket.slots, [this](const Bucket::Slot& slot) {
+                       return std::ranges::binary_search(learned_.unused, slot.parameter);
+                     });
+  }
+}
 
 // Gradients that are kept (zero_grad(false), accumulation) move before the next backward, as in PyTorch:
 // copy_to_bucket() then divides them in place, which for a world size that is no power of two rounds
@@ -52,11 +107,10 @@ void Reducer::copy_to_bucket(Bucket& bucket, Bucket::Slot& slot) {
     return;
   }
   if (gradient.is_sparse()) {
-    throw Error(
-        fmt::format("{}: {} has a sparse gradient, which only the weight of an Embedding or EmbeddingBag "
-                    "with sparse(true) "
-                    "may have",
-                    whoami(), parameter.name));
+    throw_error<Error>(
+        "{}: {} has a sparse gradient, which only the weight of an Embedding or EmbeddingBag with "
+        "sparse(true) may have",
+        whoami(), parameter.name);
   }
   if (options_.batched_grad_copy) return;
   if (aliases(gradient, slot.view)) {
@@ -93,9 +147,8 @@ void Reducer::take_sparse_gradient(Bucket& bucket) {
   const auto& parameter = parameters_[bucket.slots.front().parameter];
   const auto& gradient = parameter.tensor.mutable_grad();
   if (gradient.defined() && !gradient.is_sparse()) {
-    throw Error(
-        fmt::format("{}: {} belongs to an embedding with sparse(true), but its gradient is not sparse",
-                    whoami(), parameter.name));
+    throw_error<Error>("{}: {} belongs to an embedding with sparse(true), but its gradient is not sparse",
+                       whoami(), parameter.name);
   }
   if (!gradient.defined()) {
     bucket.flat = zeros_of(bucket, parameters_, group_);
@@ -109,25 +162,26 @@ void Reducer::finish(Bucket& bucket) {
   const c10::NoGradGuard no_grad;
   bucket.finished = true;
   if (bucket.skipped) return;
-  bucket.sparse ? finish_sparse(bucket) : finish_dense(bucket);
+  if (bucket.sparse) {
+    const auto parameter = bucket.slots.front().parameter;
+    if (was_used(parameter)) parameters_[parameter].tensor.mutable_grad() = bucket.work.wait();
+    bucket.flat.reset();
+  } else {
+    finish_dense(bucket);
+  }
   if (optimizers_.empty()) {
     bucket.work = {};
   } else {
-    apply_optimizers(bucket);
+    for (const auto& slot : bucket.slots) step_in_backward(slot.parameter);
+    release(bucket);
   }
-}
-
-void Reducer::finish_sparse(Bucket& bucket) {
-  const auto parameter = bucket.slots.front().parameter;
-  if (was_used(parameter)) parameters_[parameter].tensor.mutable_grad() = bucket.work.wait();
-  bucket.flat.reset();
 }
 
 void Reducer::finish_dense(Bucket& bucket) {
   const auto reduced = bucket.work.wait();
   if (!reduced.defined() || reduced.numel() != bucket.numel) {
-    throw Error(fmt::format("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
-                            reduced.defined() ? reduced.numel() : 0, bucket.numel));
+    throw_error<Error>("{}: the communication hook returned {} elements for a bucket of {}", whoami(),
+                       reduced.defined() ? reduced.numel() : 0, bucket.numel);
   }
   if (options_.gradient_dtype) {
     finish_cast(bucket, reduced);
@@ -159,9 +213,30 @@ void Reducer::finish_cast(const Bucket& bucket, const at::Tensor& reduced) {
   }
 }
 
-void Reducer::apply_optimizers(Bucket& bucket) {
-  for (const auto& slot : bucket.slots) step_in_backward(slot.parameter);
-  release(bucket);
+UsedParameters::UsedParameters(std::size_t parameters, c10::Device device)
+    : here_(at::zeros({static_cast<std::int64_t>(parameters)}, at::kInt)),
+      sent_(at::zeros_like(here_, at::TensorOptions().device(device))) {}
+
+void UsedParameters::reduce(const ProcessGroup& group, std::source_location where) {
+  sent_.copy_(here_);
+  work_ = group.all_reduce_async(sent_, ReduceOp::SUM, where);
+  waited_ = false;
+}
+
+void UsedParameters::wait() {
+  if (std::exchange(waited_, true)) return;
+  work_.wait();
+  here_.copy_(sent_);
+}
+
+bool UsedParameters::used_anywhere(std::size_t parameter) {
+  if (here_.data_ptr<std::int32_t>()[parameter] == 0) wait();
+  return here_.data_ptr<std::int32_t>()[parameter] != 0;
+}
+
+void UsedParameters::clear() {
+  wait();
+  here_.zero_();
 }
 
 }  // namespace lockstep::ddp

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <exception>
 
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <fmt/format.h>
+#include <ATen/ops/full.h>
+#include <c10/util/ScopeExit.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/ddp/join.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -15,8 +15,7 @@ namespace {
 constexpr int kWarnAfter = 1000;
 
 at::Tensor filled(const Joinable& joinable, bool one) {
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(joinable.join_device());
-  return one ? at::ones({1}, options) : at::zeros({1}, options);
+  return at::full({1}, one ? 1.0 : 0.0, at::TensorOptions().dtype(at::kFloat).device(joinable.join_device()));
 }
 
 }  // namespace
@@ -41,24 +40,13 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
 
 Join::~Join() noexcept(false) {
   if (!options_.enable) return;
-  if (std::uncaught_exceptions() > exceptions_) {
-    leave();
-    return;
-  }
-  try {
-    shadow_until_all_joined();
-  } catch (...) {
-    leave();
-    throw;
-  }
-  leave();
-}
-
-void Join::leave() {
-  for (auto* joinable : joinables_) {
-    joinable->join_options_.reset();
-    joinable->is_first_joinable_ = false;
-  }
+  const auto leave = c10::make_scope_exit([this] {
+    for (auto* joinable : joinables_) {
+      joinable->join_options_.reset();
+      joinable->is_first_joinable_ = false;
+    }
+  });
+  if (std::uncaught_exceptions() <= exceptions_) shadow_until_all_joined();
 }
 
 int Join::count_active() {
@@ -74,9 +62,8 @@ void Join::shadow_until_all_joined() {
     is_last = false;
     if (options_.throw_on_early_termination) {
       group.all_reduce(filled(*joinables_.front(), true));
-      throw Error(
-          fmt::format("rank {} of {}: Join: this rank has no data left, but other ranks have; all stop",
-                      group.rank(), group.size()));
+      throw_error<Error>("rank {} of {}: Join: this rank has no data left, but other ranks have; all stop",
+                         group.rank(), group.size());
     }
     if (iteration == kWarnAfter) {
       log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches fewer than others",
@@ -97,8 +84,8 @@ std::optional<Joinable::Notice> Joinable::notify_join_context() const {
     group.all_reduce(ended);
     work.wait();
     if (ended.item().toInt() != 0) {
-      throw Error(fmt::format("rank {} of {}: Join: at least one rank has no data left; all stop",
-                              group.rank(), group.size()));
+      throw_error<Error>("rank {} of {}: Join: at least one rank has no data left; all stop", group.rank(),
+                         group.size());
     }
   }
   return Notice{std::move(work), std::move(active)};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
+#include "ddp/module_sync.h"
 
 namespace lockstep {
 
@@ -18,8 +18,8 @@ struct PostLocalSGD::State {
 PostLocalSGD::PostLocalSGD(const PostLocalSGDOptions& options)
     : state_(std::make_shared<State>(State{.options = options})) {
   if (options.start_localSGD_iter < 0) {
-    throw ArgumentError(fmt::format("PostLocalSGD: start_localSGD_iter is {}; it must not be negative",
-                                    options.start_localSGD_iter));
+    throw_error<ArgumentError>("PostLocalSGD: start_localSGD_iter is {}; it must not be negative",
+                               options.start_localSGD_iter);
   }
 }
 
@@ -38,12 +38,11 @@ BucketWork PostLocalSGD::operator()(GradBucket& bucket) const {
 PeriodicModelAverager::PeriodicModelAverager(const PeriodicModelAveragerOptions& options)
     : options_(options), group_(options.process_group ? *options.process_group : default_group()) {
   if (options.period < 1) {
-    throw ArgumentError(
-        fmt::format("PeriodicModelAverager: period is {}; it must be positive", options.period));
+    throw_error<ArgumentError>("PeriodicModelAverager: period is {}; it must be positive", options.period);
   }
   if (options.warmup_steps < 0) {
-    throw ArgumentError(fmt::format("PeriodicModelAverager: warmup_steps is {}; it must not be negative",
-                                    options.warmup_steps));
+    throw_error<ArgumentError>("PeriodicModelAverager: warmup_steps is {}; it must not be negative",
+                               options.warmup_steps);
   }
 }
 
@@ -54,22 +53,15 @@ bool PeriodicModelAverager::is_due() {
 
 void PeriodicModelAverager::average(const std::vector<at::Tensor>& parameters) const {
   const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> rows;
   std::vector<at::Tensor> averaged;
   for (const auto& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
-    averaged.push_back(parameter);
-    rows.push_back(parameter.detach().reshape({-1}));
+    if (parameter.grad().defined()) averaged.push_back(parameter);
   }
-  if (rows.empty()) return;
-  const auto flat = at::cat(rows);
+  if (averaged.empty()) return;
+  const auto flat = ddp::flattened(averaged);
   flat.div_(group_.size());
   group_.all_reduce(flat);
-  std::int64_t offset = 0;
-  for (auto& parameter : averaged) {
-    parameter.copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
-    offset += parameter.numel();
-  }
+  ddp::unflatten_into(averaged, flat);
 }
 
 void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {

@@ -7,12 +7,12 @@
 
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/utils.h>
 #include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep::ddp {
 
@@ -74,16 +74,9 @@ void broadcast_flattened(const ProcessGroup& group, int source, const std::vecto
     broadcast_in_place(group, source, tensors.front(), where);
     return;
   }
-  std::vector<at::Tensor> rows;
-  for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
-  const auto flat = at::cat(rows);
+  const auto flat = flattened(tensors);
   group.broadcast(flat, source, where);
-  if (group.rank() == source) return;
-  std::int64_t offset = 0;
-  for (const auto& tensor : tensors) {
-    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
-    offset += tensor.numel();
-  }
+  if (group.rank() != source) unflatten_into(tensors, flat);
 }
 
 }  // namespace
@@ -93,13 +86,27 @@ std::string describe(const std::string& kind, const NamedTensor& item) {
                      fmt::join(item.tensor.sizes(), ", "), strides_of(item.tensor));
 }
 
+at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> rows;
+  for (const auto& tensor : tensors) rows.push_back(tensor.reshape({-1}));
+  return at::cat(rows);
+}
+
+void unflatten_into(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
+  std::int64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
+  }
+}
+
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where) {
   // The long texts are sent only if the hashes differ.
   const auto sums = group.all_gather_object(fmt::format("{:x}", std::hash<std::string>{}(own.lines)), where);
   if (std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums.front(); })) return;
   const auto texts = group.all_gather_object(own.lines, where);
-  throw DesyncError(fmt::format("rank {} of {}: {}: the ranks' modules differ: {}. {}", group.rank(),
-                                group.size(), own.user, first_difference(texts), own.advice));
+  throw_error<DesyncError>("rank {} of {}: {}: the ranks' modules differ: {}. {}", group.rank(), group.size(),
+                           own.user, first_difference(texts), own.advice);
 }
 
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,

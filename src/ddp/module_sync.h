@@ -31,4 +31,8 @@ void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, s
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
                     std::source_location where);
 
+// The tensors' values in one new row, which must not be empty, and back from it.
+at::Tensor flattened(const std::vector<at::Tensor>& tensors);
+void unflatten_into(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
+
 }  // namespace lockstep::ddp

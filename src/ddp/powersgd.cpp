@@ -5,7 +5,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/norm.h>
@@ -13,29 +12,23 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/comm_hooks.h>
+
+#include "base/throw_error.h"
+#include "ddp/module_sync.h"
 
 namespace lockstep {
 namespace {
 
 // numpy.random.RandomState(seed).randint(10**9), which PyTorch seeds the matrices with.
-class SeedSource {
- public:
-  explicit SeedSource(std::uint32_t seed) : engine_(seed) {}
-  std::uint64_t next() {
-    constexpr std::uint32_t kMask = (1U << 30U) - 1;
-    constexpr std::uint32_t kLast = 999'999'999;
-    std::uint32_t drawn = kLast + 1;
-    while (drawn > kLast) drawn = static_cast<std::uint32_t>(engine_()) & kMask;
-    return drawn;
-  }
-
- private:
-  std::mt19937 engine_;
-};
+std::uint64_t next_seed(std::mt19937& engine) {
+  constexpr std::uint32_t kMask = (1U << 30U) - 1;
+  constexpr std::uint32_t kLast = 999'999'999;
+  std::uint32_t drawn = kLast + 1;
+  while (drawn > kLast) drawn = static_cast<std::uint32_t>(engine()) & kMask;
+  return drawn;
+}
 
 // The columns of each matrix [batch, rows, columns] become orthonormal.
 void orthogonalize_by_gram_schmidt(const at::Tensor& matrices, double epsilon) {
@@ -82,13 +75,6 @@ struct Step {
   bool is_last = false;
 };
 
-at::Tensor row_of(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
-  if (tensors.empty()) return at::empty({0}, like.options());
-  std::vector<at::Tensor> rows;
-  for (const auto& tensor : tensors) rows.push_back(tensor.view({-1}));
-  return at::cat(rows);
-}
-
 // By shape, in the order in which shapes come first.
 std::vector<std::vector<at::Tensor>> by_shape(const std::vector<at::Tensor>& matrices) {
   std::vector<std::vector<at::Tensor>> groups;
@@ -117,7 +103,7 @@ struct PowerSGD::State {
   at::Tensor decompress(Step& step, int ranks);
 
   PowerSGDOptions options;
-  SeedSource seeds;
+  std::mt19937 seeds;
   std::int64_t iteration = 0;
   std::int64_t numel_before = 0;
   std::int64_t numel_after = 0;
@@ -152,7 +138,8 @@ Step PowerSGD::State::begin(GradBucket& bucket) {
       step.uncompressed.push_back(gradient);
     }
   }
-  step.uncompressed_row = row_of(step.uncompressed, step.input);
+  step.uncompressed_row =
+      step.uncompressed.empty() ? at::empty({0}, step.input.options()) : ddp::flattened(step.uncompressed);
   make_factors(step, matrices);
   return step;
 }
@@ -196,7 +183,7 @@ void PowerSGD::State::make_factors(Step& step, const std::vector<at::Tensor>& ma
 
 void PowerSGD::State::fill_q(Step& step, bool randomly) {
   at::Generator generator;
-  if (randomly) generator = at::make_generator<at::CPUGeneratorImpl>(seeds.next());
+  if (randomly) generator = at::make_generator<at::CPUGeneratorImpl>(next_seed(seeds));
   for (auto& factor : step.factors) {
     if (randomly) {
       const auto on_cpu = at::TensorOptions().dtype(factor.q.scalar_type());
@@ -208,11 +195,7 @@ void PowerSGD::State::fill_q(Step& step, bool randomly) {
 
 BucketWork PowerSGD::State::send_p(const std::shared_ptr<Step>& step, const ProcessGroup& group) {
   step->uncompressed_row.div_(group.size());
-  std::int64_t at = 0;
-  for (auto& tensor : step->uncompressed) {
-    tensor.copy_(step->uncompressed_row.narrow(0, at, tensor.numel()).view_as(tensor));
-    at += tensor.numel();
-  }
+  ddp::unflatten_into(step->uncompressed, step->uncompressed_row);
   return {group.all_reduce_async(step->p_row), [this, step, group] { return send_q(step, group); }};
 }
 
@@ -244,15 +227,14 @@ at::Tensor PowerSGD::State::decompress(Step& step, int ranks) {
 
 PowerSGD::PowerSGD(const PowerSGDOptions& options) : state_(std::make_shared<State>(options)) {
   if ((options.use_error_feedback || options.warm_start) && options.start_powerSGD_iter <= 1) {
-    throw ArgumentError(
-        fmt::format("PowerSGD: start_powerSGD_iter is {}; with error feedback or warm start it must be above "
-                    "1, since buckets "
-                    "are laid out anew after the first iteration",
-                    options.start_powerSGD_iter));
+    throw_error<ArgumentError>(
+        "PowerSGD: start_powerSGD_iter is {}; with error feedback or warm start it must be above 1, since "
+        "buckets are laid out anew after the first iteration",
+        options.start_powerSGD_iter);
   }
   if (options.matrix_approximation_rank < 1) {
-    throw ArgumentError(fmt::format("PowerSGD: matrix_approximation_rank is {}; it must be positive",
-                                    options.matrix_approximation_rank));
+    throw_error<ArgumentError>("PowerSGD: matrix_approximation_rank is {}; it must be positive",
+                               options.matrix_approximation_rank);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ddp/precision_switch.h"
-
 #include <c10/core/GradMode.h>
+
+#include "ddp/ddp_state.h"
 
 namespace lockstep::ddp {
 

@@ -2,15 +2,13 @@
 #include "ddp/reducer.h"
 
 #include <algorithm>
-#include <optional>
+#include <array>
 
-#include <ATen/ops/tensor.h>
-#include <ATen/record_function.h>
-#include <fmt/format.h>
+#include <ATen/ops/isnan.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
@@ -36,42 +34,63 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
   set_buckets(first_plan());
 }
 
-bool Reducer::may_follow(Phase now, Phase next) {
-  using enum Step::Phase;
-  switch (now) {
-    case idle:
-      return next == forward || next == awaiting;
-    case forward:
-      return next == idle || next == awaiting;
-    case awaiting:
-      return next == forward || next == awaiting || next == backward;
-    case backward:
-      return next == idle || next == awaiting || next == incomplete || next == finishing;
-    case incomplete:
-      return next == backward;
-    case finishing:
-      return next == idle || next == aborted;
-    case aborted:
-      return next == idle;
-  }
-  return false;
-}
-
 void Reducer::enter(Phase next) {
-  if (!may_follow(step_.phase, next)) {
-    throw Error(fmt::format("{}: internal error: phase {} cannot follow phase {}", whoami(),
-                            static_cast<int>(next), static_cast<int>(step_.phase)));
+  using enum Step::Phase;
+  constexpr auto phases = [](auto... all) { return ((1U << static_cast<unsigned>(all)) | ...); };
+  constexpr std::array kNext{
+      phases(forward, awaiting),                      // after idle
+      phases(idle, awaiting),                         // after forward
+      phases(forward, awaiting, backward),            // after awaiting
+      phases(idle, awaiting, incomplete, finishing),  // after backward
+      phases(backward),                               // after incomplete
+      phases(idle, aborted),                          // after finishing
+      phases(idle),                                   // after aborted
+  };
+  if ((kNext[static_cast<std::size_t>(step_.phase)] & phases(next)) == 0) {
+    throw_error<Error>("{}: internal error: phase {} cannot follow phase {}", whoami(),
+                       static_cast<int>(next), static_cast<int>(step_.phase));
   }
   step_.phase = next;
 }
 
-BucketPlan Reducer::first_plan() const {
-  // With find_unused_parameters the gradient order is never final, so these buckets stay.
-  return initial_plan(parameters_, finds_unused() ? options_.limits.rebuilt : options_.limits.initial);
-}
-
 std::string Reducer::whoami() const {
   return fmt::format("rank {} of {}: DistributedDataParallel", group_.rank(), group_.size());
+}
+
+// The host's part of a step runs only while a GraphedStep captures it.
+void Reducer::enter_graph(bool in_join) {
+  const auto phase = graph_phase();
+  if (phase == GraphPhase::none) return;
+  const auto refuse = [](bool set, const char* what, const char* remedy) {
+    if (set) refuse_in_graph(fmt::format("DistributedDataParallel with {}", what), remedy);
+  };
+  refuse(finds_unused(), "find_unused_parameters",
+         "the host asks in every step which parameters were used; static_graph asks in the first only");
+  refuse(!optimizers_.empty(), "optimizer_in_backward",
+         "the order of steps depends on the speed of reductions; step after backward");
+  refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
+         "parameters change their memory in every step; use Autocast");
+  refuse(in_join, "join()",
+         "the host asks in every step which ranks have data; give all ranks the same number of batches");
+  refuse(phase == GraphPhase::capture && learned_.order == Learned::Order::known,
+         "buckets that are rebuilt in this step", "raise warmup");
+  if (phase != GraphPhase::warm_up) return;
+  // The hooks' nodes run on the stream on which they were made. It must be the captured one, which the
+  // warm-up already uses.
+  const auto device = parameters_.front().tensor.device();
+  const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (hooks_stream_ == stream) return;
+  renew_hooks();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto made_on = hooks_->node(i)->stream();
+    if (!made_on || *made_on == stream) continue;
+    throw_error<Error>(
+        "{}: a tensor of an earlier forward is alive, such as a loss or an output, and keeps the node that "
+        "accumulates the gradient of {} on a stream that GraphedStep does not capture: drop it before the "
+        "first call of the step",
+        whoami(), parameters_[i].name);
+  }
+  hooks_stream_ = stream;
 }
 
 void Reducer::renew_hooks() {
@@ -83,18 +102,6 @@ void Reducer::renew_hooks() {
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
   return !step_.has_local_gradients && (in(Phase::idle) || in(Phase::forward) || in(Phase::awaiting));
-}
-
-void Reducer::set_buckets(const BucketPlan& plan) {
-  buckets_ = has_nothing_to_reduce() ? std::vector<Bucket>{}
-                                     : make_buckets(plan, parameters_, options_.gradient_dtype);
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
-      locations_[buckets_[b].slots[s].parameter] = {b, s};
-    }
-    if (optimizers_.empty()) allocate(buckets_[b], parameters_, group_);
-  }
-  if (options_.gradient_as_bucket_view && optimizers_.empty()) move_gradients_into_buckets();
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
@@ -112,43 +119,10 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (had_no_buckets) set_buckets(first_plan());
 }
 
-std::vector<std::int64_t> Reducer::ready_order_of_rank_0() const {
-  // Ranks may see their gradients in different orders; all must use one.
-  auto order = at::tensor(learned_.ready_order, at::TensorOptions().dtype(at::kLong))
-                   .to(parameters_.front().tensor.device());
-  group_.broadcast(order, 0, options_.where);
-  order = order.to(at::kCPU);
-  return {order.data_ptr<std::int64_t>(), order.data_ptr<std::int64_t>() + order.numel()};
-}
-
-void Reducer::rebuild_buckets_if_due() {
-  const std::lock_guard lock(mutex_);
-  if (learned_.order != Learned::Order::known) return;
-  learned_.order = Learned::Order::applied;
-  // Hidden from a GraphedStep that warms up and compares this step with the next.
-  std::optional<at::DisableRecordFunctionGuard> unseen;
-  if (graph_phase() != GraphPhase::none) unseen.emplace();
-  if (has_nothing_to_reduce()) return;
-  set_buckets(plan_by_order(parameters_, ready_order_of_rank_0(), options_.limits.rebuilt));
-}
-
 void Reducer::begin_forward() {
   const std::lock_guard lock(mutex_);
   step_.before_forward = step_.phase;
   enter(Phase::forward);
-}
-
-void Reducer::begin_buckets() {
-  step_.divisor = 0;
-  step_.next_bucket = 0;
-  for (auto& bucket : buckets_) {
-    bucket.pending = bucket.slots.size();
-    bucket.finished = false;
-    bucket.skipped = options_.skip_all_reduce_unused_params &&
-                     std::ranges::all_of(bucket.slots, [this](const Bucket::Slot& slot) {
-                       return std::ranges::binary_search(learned_.unused, slot.parameter);
-                     });
-  }
 }
 
 void Reducer::expect_backward(const std::vector<at::Tensor>& outputs) {
@@ -210,26 +184,25 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
 
 void Reducer::count_hook_call(std::size_t parameter) {
   if (step_.hooks_left[parameter] == 0) {
-    throw Error(
-        fmt::format("{}: the graph has changed: {} is used more often than in the first backward, which "
-                    "static_graph forbids; use find_unused_parameters instead",
-                    whoami(), parameters_[parameter].name));
+    throw_error<Error>(
+        "{}: the graph has changed: {} is used more often than in the first backward, which static_graph "
+        "forbids; use find_unused_parameters instead",
+        whoami(), parameters_[parameter].name);
   }
   --step_.hooks_left[parameter];
 }
 
 void Reducer::check_first_gradient(std::size_t parameter) const {
   if (!step_.ready[parameter]) return;
-  throw Error(fmt::format(
+  throw_error<Error>(
       "{}: the gradient of {} became ready a second time before the backward was finished. Either backward "
-      "was "
-      "called twice on parts of one forward: sum the losses and call it once; or a module's parameters are "
-      "used by several re-entrant backward passes (checkpoint): set static_graph if the graph is always the "
-      "same{}",
+      "was called twice on parts of one forward: sum the losses and call it once; or a module's parameters "
+      "are used by several re-entrant backward passes (checkpoint): set static_graph if the graph is always "
+      "the same{}",
       whoami(), parameters_[parameter].name,
-      finds_unused() ? "; or forward() returned its tensors in a type that hides them: see "
-                       "lockstep::TensorVisitor"
-                     : ""));
+      finds_unused()
+          ? "; or forward() returned its tensors in a type that hides them: see lockstep::TensorVisitor"
+          : "");
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
@@ -345,7 +318,7 @@ bool Reducer::wait_for_reductions(Results results) {
         more = true;
         continue;
       }
-      if (announcing == b) announced = is_announcement(bucket.work.wait());
+      if (announcing == b) announced = at::isnan(bucket.work.wait().narrow(0, 0, 1)).item<bool>();
       if (results == Results::discard) {
         bucket.finished = true;
         continue;
@@ -358,7 +331,7 @@ bool Reducer::wait_for_reductions(Results results) {
 }
 
 void Reducer::finish_backward() {
-  const StepAbort::Listening listening(abort_);
+  const auto listening = abort_.listen();
   enter(Phase::finishing);
   clock_.end_gradients();
   const bool announced = wait_for_reductions(Results::deliver);
@@ -376,7 +349,13 @@ void Reducer::end_step() {
   abort_.end_step();
   if (options_.after_reduction) options_.after_reduction();
   clock_.end_step();
-  if (trace_.is_on()) trace_step();
+  if (trace_.is_on()) {
+    using Lane = StepTrace::Lane;
+    trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
+    trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
+    trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
+    trace_.end_step();
+  }
   if (const int last = abort_.last_to_issue(abort_.last_call()); last >= 0 && !buckets_.empty()) {
     ++arrived_last_[static_cast<std::size_t>(last)];
   }
@@ -405,14 +384,6 @@ void Reducer::trace_bucket(const Bucket& bucket) {
              fmt::format("bucket {} ({} bytes, {} first)", index, bucket.bytes,
                          parameters_[bucket.slots.front().parameter].name),
              bucket.launched, StepTrace::Clock::now());
-}
-
-void Reducer::trace_step() {
-  using Lane = StepTrace::Lane;
-  trace_.add(Lane::compute, "forward", clock_.forward_begin(), clock_.forward_end());
-  trace_.add(Lane::compute, "backward", clock_.forward_end(), clock_.gradients_end());
-  trace_.add(Lane::compute, "waiting for reductions", clock_.gradients_end(), StepTrace::Clock::now());
-  trace_.end_step();
 }
 
 }  // namespace lockstep::ddp

@@ -18,9 +18,31 @@
 #include "ddp/bucket.h"
 #include "ddp/step_abort.h"
 #include "ddp/step_trace.h"
-#include "ddp/used_parameters.h"
 
 namespace lockstep::ddp {
+
+// Which parameters have had a gradient since the last reduction: on this rank, and then on any rank. PyTorch:
+// the reducer's `local_used_map`.
+class UsedParameters {
+ public:
+  UsedParameters(std::size_t parameters, c10::Device device);
+
+  void mark(std::size_t parameter) { here_.data_ptr<std::int32_t>()[parameter] = 1; }
+  // A collective call; used_anywhere() returns its result.
+  void reduce(const ProcessGroup& group, std::source_location where);
+  // Waits for the reduction if this rank did not use the parameter.
+  bool used_anywhere(std::size_t parameter);
+  // Waits for the reduction and starts over.
+  void clear();
+
+ private:
+  void wait();
+
+  at::Tensor here_;  // int32, on the CPU
+  at::Tensor sent_;  // on the parameters' device
+  Work work_;
+  bool waited_ = true;
+};
 
 // Note [The reducer]
 //
@@ -145,7 +167,6 @@ class Reducer {
     std::size_t slot;
   };
 
-  static bool may_follow(Phase now, Phase next);
   void enter(Phase next);  // throws Error unless it may follow
   bool in(Phase phase) const { return step_.phase == phase; }
 
@@ -163,10 +184,8 @@ class Reducer {
   void take_sparse_gradient(Bucket& bucket);
   void copy_all_to_bucket(Bucket& bucket);
   void finish(Bucket& bucket);
-  void finish_sparse(Bucket& bucket);
   void finish_dense(Bucket& bucket);
   void finish_cast(const Bucket& bucket, const at::Tensor& reduced);
-  void apply_optimizers(Bucket& bucket);
 
   // Reductions.
   BucketWork start_reduction(std::size_t bucket, const at::Tensor& buffer);
@@ -179,7 +198,6 @@ class Reducer {
   bool wait_for_reductions(Results results);
   void end_step();
   void trace_bucket(const Bucket& bucket);
-  void trace_step();
   int divisor();
 
   // Failed steps.
@@ -190,7 +208,6 @@ class Reducer {
   std::vector<std::string> announce(const std::string& reason);
   std::optional<std::size_t> announcing_bucket() const;
   bool can_announce() const;
-  static bool is_announcement(const at::Tensor& reduced);
 
   // Buckets.
   BucketPlan first_plan() const;
@@ -206,7 +223,6 @@ class Reducer {
   // A group of one has nothing to reduce: gradients stay where autograd puts them.
   bool has_nothing_to_reduce() const { return group_.size() == 1 && !hook_; }
   std::string whoami() const;
-  void follow_stream();
 
   std::vector<TrainedParameter> parameters_;
   ProcessGroup group_;

@@ -16,22 +16,17 @@
 #include <limits>
 #include <numeric>
 
-#include <ATen/ops/isnan.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "ddp/reducer.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
-namespace {
 
 constexpr const char* kExceptionReason = "its last step was ended by an exception";
-
-}  // namespace
 
 bool Reducer::recover_if_failed() {
   const std::lock_guard lock(mutex_);
@@ -51,11 +46,11 @@ bool Reducer::recover_if_failed() {
 void Reducer::check_recoverable() {
   if (group_.size() == 1 || (abort_.is_local() && options_.no_recovery.empty()) || can_announce()) return;
   abort_.abort(kExceptionReason, true);
-  throw Error(fmt::format(
-      "{}: the last step was ended by an exception, and the ranks cannot continue {}: end the run "
-      "and resume from a checkpoint",
+  throw_error<Error>(
+      "{}: the last step was ended by an exception, and the ranks cannot continue {}: end the run and resume "
+      "from a checkpoint",
       whoami(),
-      options_.no_recovery.empty() ? "with ranks on several hosts" : "with " + options_.no_recovery));
+      options_.no_recovery.empty() ? "with ranks on several hosts" : "with " + options_.no_recovery);
 }
 
 void Reducer::recover() {
@@ -76,7 +71,7 @@ void Reducer::recover() {
 
 // Completes the step's calls. Returns the ranks' reasons if the gradients announce the failure.
 std::vector<std::string> Reducer::announce(const std::string& reason) {
-  const StepAbort::Listening listening(abort_);
+  const auto listening = abort_.listen();
   const bool announces = can_announce();
   if (in_first_static_step() && step_.next_bucket == 0) used_.reduce(group_, options_.where);
   complete_with(announces ? Contribution::announcement : Contribution::zeros);
@@ -115,10 +110,6 @@ bool Reducer::can_announce() const {
   return bucket && *bucket >= step_.next_bucket;
 }
 
-bool Reducer::is_announcement(const at::Tensor& reduced) {
-  return at::isnan(reduced.narrow(0, 0, 1)).item<bool>();
-}
-
 void Reducer::check_last_backward() {
   const std::lock_guard lock(mutex_);
   if (!in(Phase::incomplete)) return;
@@ -131,8 +122,7 @@ void Reducer::check_last_backward() {
   const auto message = fmt::format(
       "{}: these parameters took no part in the last backward, so its gradients were not averaged: {}. Set "
       "find_unused_parameters if that differs from step to step, static_graph if it is always so, or call "
-      "requires_grad_(false) on those that never do before wrapping the module. The same on the other "
-      "ranks:",
+      "requires_grad_(false) on those that never do before wrapping the module. The same on the other ranks:",
       whoami(), own);
   if (group_.size() == 1) throw Error(message + " there are none");
   if (!can_announce()) {
@@ -148,10 +138,10 @@ void Reducer::shadow_backward() {
   if (in_first_static_step()) {
     const std::string reason = "it has no data for the first step of a static graph";
     abort_.abort(reason, true);
-    throw Error(fmt::format("{}: {}, so it cannot follow the others; give each rank at least one batch",
-                            whoami(), reason));
+    throw_error<Error>("{}: {}, so it cannot follow the others; give each rank at least one batch", whoami(),
+                       reason);
   }
-  const StepAbort::Listening listening(abort_);
+  const auto listening = abort_.listen();
   begin_buckets();
   const bool announced = complete_with(Contribution::zeros);
   if (finds_unused()) used_.clear();

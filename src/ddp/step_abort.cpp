@@ -4,11 +4,8 @@
 #include <algorithm>
 #include <thread>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
 #include "base/deadline.h"
+#include "base/throw_error.h"
 #include "comm/group_state.h"
 
 namespace lockstep::ddp {
@@ -23,11 +20,8 @@ StepAbort::StepAbort(ProcessGroup group)
 
 bool StepAbort::is_local() const { return comm::state_of(group_).node_group() != nullptr; }
 
-StepAbort::Listening::Listening(const StepAbort& abort) : abort_(abort) { set_scope(abort_.scope()); }
-StepAbort::Listening::~Listening() { set_scope(0); }
-
-void StepAbort::Listening::set_scope(std::uint64_t scope) const {
-  const auto host = comm::state_of(abort_.group_).node_group();
+void StepAbort::set_scope(std::uint64_t scope) const {
+  const auto host = comm::state_of(group_).node_group();
   if (host) host->own_status().scope.store(scope, std::memory_order_relaxed);
 }
 
@@ -42,8 +36,8 @@ void StepAbort::throw_if_aborted() const {
 
 void StepAbort::throw_with(const std::string& lines) const {
   if (lines.empty()) return;
-  throw DesyncError(
-      fmt::format("{}: other ranks aborted this backward:{}", comm::state_of(group_).whoami(), lines));
+  throw_error<DesyncError>("{}: other ranks aborted this backward:{}", comm::state_of(group_).whoami(),
+                           lines);
 }
 
 std::string StepAbort::reasons_of_others() const {

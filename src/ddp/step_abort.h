@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include <lockstep/comm/process_group.h>
 
 namespace lockstep::ddp {
@@ -20,19 +22,11 @@ class StepAbort {
   // Whether there is a node-local group.
   bool is_local() const;
 
-  // While it lives, this rank's waits end when another one aborts the step.
-  class [[nodiscard]] Listening {
-   public:
-    explicit Listening(const StepAbort& abort);
-    ~Listening();
-    Listening(const Listening&) = delete;
-    Listening& operator=(const Listening&) = delete;
-
-   private:
-    void set_scope(std::uint64_t scope) const;
-
-    const StepAbort& abort_;
-  };
+  // While the result lives, this rank's waits end when another one aborts the step.
+  [[nodiscard]] auto listen() const {
+    set_scope(scope());
+    return c10::make_scope_exit([this] { set_scope(0); });
+  }
 
   // All ranks have left the step.
   void end_step() { ++step_; }
@@ -61,6 +55,7 @@ class StepAbort {
   int last_to_issue(std::uint64_t call) const;
 
  private:
+  void set_scope(std::uint64_t scope) const;
   void throw_with(const std::string& lines) const;
   std::uint64_t scope() const { return (number_ << 40U) + step_; }
 

@@ -2,17 +2,20 @@
 #include "ddp/step_trace.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
+#include <array>
+#include <span>
+#include <system_error>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
+#include "base/atomic_file.h"
+#include "base/throw_error.h"
 
 namespace lockstep::ddp {
 namespace {
+
+constexpr std::array kParts{&StepTimes::forward, &StepTimes::backward, &StepTimes::communication_exposed,
+                            &StepTimes::communication_hidden};
 
 double milliseconds(StepClock::Clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
@@ -32,19 +35,15 @@ std::string escaped(const std::string& text) {
 }
 
 void write_file(const std::string& path, const std::vector<std::string>& parts) {
-  const auto temporary = path + ".part";
-  {
-    std::ofstream file(temporary, std::ios::trunc);
-    file << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n"
-         << fmt::format("{}", fmt::join(parts, ",\n")) << "\n]}\n";
-    file.flush();
-    if (!file) {
-      std::error_code ignored;
-      std::filesystem::remove(temporary, ignored);
-      throw Error("trace: cannot write " + path + "; check that the folder exists and has space");
-    }
+  const auto text =
+      fmt::format("{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n{}\n]}}\n", fmt::join(parts, ",\n"));
+  try {
+    AtomicFile file(path, {.sync = false});
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+  } catch (const std::system_error&) {
+    throw Error("trace: cannot write " + path + "; check that the folder exists and has space");
   }
-  std::filesystem::rename(temporary, path);
 }
 
 }  // namespace
@@ -58,23 +57,18 @@ void StepClock::end_step() {
            .communication_hidden =
                launched && first_launch_ < gradients_end_ ? milliseconds(gradients_end_ - first_launch_) : 0};
   ++steps_;
-  sum_.forward += last_.forward;
-  sum_.backward += last_.backward;
-  sum_.communication_exposed += last_.communication_exposed;
-  sum_.communication_hidden += last_.communication_hidden;
+  for (const auto part : kParts) sum_.*part += last_.*part;
 }
 
 StepTimes StepClock::mean() const {
-  const auto steps = static_cast<double>(steps_ == 0 ? 1 : steps_);
-  return {.forward = sum_.forward / steps,
-          .backward = sum_.backward / steps,
-          .communication_exposed = sum_.communication_exposed / steps,
-          .communication_hidden = sum_.communication_hidden / steps};
+  auto mean = sum_;
+  for (const auto part : kParts) mean.*part /= static_cast<double>(steps_ == 0 ? 1 : steps_);
+  return mean;
 }
 
 void StepTrace::begin(std::string path, int steps) {
   if (path.empty()) throw ArgumentError("trace: the file's name is empty");
-  if (steps < 1) throw ArgumentError(fmt::format("trace: {} steps; it must be at least 1", steps));
+  if (steps < 1) throw_error<ArgumentError>("trace: {} steps; it must be at least 1", steps);
   if (!path_.empty()) throw ArgumentError("trace: " + path_ + " has not been written yet");
   path_ = std::move(path);
   steps_left_ = steps;

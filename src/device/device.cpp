@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <fmt/format.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #ifdef LOCKSTEP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #endif
 
-#include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
+#include <lockstep/device/transfer.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -19,8 +23,21 @@ const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
 void require_device(const char* caller, const c10::Device& device) {
   const int count = device_count(device.type());
   if (count > 0 && (!device.has_index() || device.index() < count)) return;
-  throw ArgumentError(fmt::format("{}: there is no {}; this process can use {} devices of that type", caller,
-                                  device.str(), count));
+  throw_error<ArgumentError>("{}: there is no {}; this process can use {} devices of that type", caller,
+                             device.str(), count);
+}
+
+c10::Stream side_stream(const c10::Device& device) {
+  if (device.is_cpu()) throw ArgumentError("TransferStream: the CPU has no streams; copy to it directly");
+  require_device("TransferStream", device);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const auto target = device.has_index() ? device : guard.getDevice();
+  try {
+    return guard.getStreamFromGlobalPool(target);
+  } catch (const c10::Error& error) {
+    throw_error<ArgumentError>("TransferStream: {} has no streams: {}", target.str(),
+                               error.what_without_backtrace());
+  }
 }
 
 }  // namespace
@@ -56,6 +73,34 @@ std::string device_identity(const c10::Device& device) {
 #else
   return "";
 #endif
+}
+
+bool can_pin_memory() {
+  const auto kind = at::getAccelerator(false);
+  return kind && at::globalContext().getAcceleratorHooksInterface(*kind).isAvailable();
+}
+
+at::Tensor pin_memory(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor.pin_memory() : tensor; }
+
+c10::Event record_event(const c10::Device& device) {
+  c10::Event event(device.type());
+  event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
+}
+
+void wait_and_record_stream(const at::Tensor& tensor, const c10::Event& event) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  const auto stream = guard.getStream(tensor.device());
+  event.block(stream);
+  // The allocator would return freed memory to the stream that allocated it, without waiting for this one.
+  if (tensor.has_storage()) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+}
+
+TransferStream::TransferStream(const c10::Device& device) : stream_(side_stream(device)) {}
+
+at::Tensor TransferStream::copy_to_device(const at::Tensor& tensor) const {
+  return tensor.to(device(), tensor.scalar_type(), /*non_blocking=*/true);
 }
 
 }  // namespace lockstep

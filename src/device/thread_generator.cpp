@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 
-#include <ATen/core/Tensor.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 namespace lockstep::device {
@@ -63,6 +65,22 @@ void register_once() {
 }
 
 }  // namespace
+
+at::Generator seeded_generator(std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
+
+std::int64_t draw_seed(const std::optional<at::Generator>& generator) {
+  return at::empty({}, at::kLong).random_(generator).item<std::int64_t>();
+}
+
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
 
 ThreadGenerator::ThreadGenerator(at::Generator generator)
     : key_((register_once(), c10::DispatchKeySet(kKey))) {

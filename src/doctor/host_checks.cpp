@@ -184,7 +184,8 @@ Finding check_cuda(const LibTorch& libtorch, const machine::Gpus& gpus) {
   const int shown = shown_gpus(gpus);
   if (!libtorch.error.empty() || shown == 0) return ok("cuda", "no GPU that LibTorch should use");
   if (libtorch.cuda.empty()) {
-    return warning("cuda", fmt::format("this host has {} GPUs, but this LibTorch was built without CUDA", shown),
+    return warning("cuda",
+                   fmt::format("this host has {} GPUs, but this LibTorch was built without CUDA", shown),
                    "build Lockstep with a LibTorch that has CUDA (Torch_DIR), to train on them");
   }
   if (libtorch.cuda_devices == 0) {

@@ -68,9 +68,10 @@ Findings check_environment(const Env& env, const Ports& ports, const machine::Pr
                 "unset it: lockstep run shares the cores among the ranks"));
   }
   if (const auto value = env.get("CUDA_LAUNCH_BLOCKING"); value && value != "0") {
-    findings.push_back(warning("CUDA_LAUNCH_BLOCKING",
-                               fmt::format("is {}: the host waits for every kernel, and nothing overlaps", *value),
-                               "unset it unless you are looking for a failing kernel"));
+    findings.push_back(
+        warning("CUDA_LAUNCH_BLOCKING",
+                fmt::format("is {}: the host waits for every kernel, and nothing overlaps", *value),
+                "unset it unless you are looking for a failing kernel"));
   }
   const char* proxy =
       first_set(env, {"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
@@ -80,10 +81,11 @@ Findings check_environment(const Env& env, const Ports& ports, const machine::Pr
   }
   for (const auto& finding : check_master_port(env, ports)) findings.push_back(finding);
   if (const char* name = first_set(env, {"RANK", "WORLD_SIZE"})) {
-    findings.push_back(warning(name,
-                               fmt::format("is {}: a program started by hand acts as a rank of a run, and waits for the others",
-                                           *env.get(name)),
-                               "unset RANK and WORLD_SIZE outside of runs"));
+    findings.push_back(warning(
+        name,
+        fmt::format("is {}: a program started by hand acts as a rank of a run, and waits for the others",
+                    *env.get(name)),
+        "unset RANK and WORLD_SIZE outside of runs"));
   }
   if (env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL") {
     findings.push_back(warning("TORCH_DISTRIBUTED_DEBUG",

@@ -2,17 +2,37 @@
 #include "graphs/captured_step.h"
 
 #include <algorithm>
+#include <unordered_set>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::graphs {
 namespace {
 
 using Tensors = GraphedStep::Tensors;
+
+std::vector<TensorLocation> locations_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<TensorLocation> places;
+  places.reserve(tensors.size());
+  for (const auto& tensor : tensors) places.emplace_back(tensor);
+  return places;
+}
+
+bool all_match(const std::vector<TensorLocation>& places, const std::vector<at::Tensor>& tensors) {
+  return std::ranges::equal(places, tensors, [](const TensorLocation& place, const at::Tensor& tensor) {
+    return place.matches(tensor);
+  });
+}
+
+std::vector<at::Tensor> without_duplicates(const std::vector<at::Tensor>& tensors) {
+  std::unordered_set<const void*> seen;
+  std::vector<at::Tensor> once;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) once.push_back(tensor);
+  }
+  return once;
+}
 
 std::vector<at::Tensor> concatenated(std::vector<at::Tensor> first, const std::vector<at::Tensor>& second) {
   first.insert(first.end(), second.begin(), second.end());
@@ -21,6 +41,11 @@ std::vector<at::Tensor> concatenated(std::vector<at::Tensor> first, const std::v
 
 std::vector<at::Tensor> trained_tensors(const ModuleParts& parts, const Optimizers& optimizers) {
   return without_duplicates(concatenated(parts.parameters, parameters_of(optimizers)));
+}
+
+// Parameters, each once, then buffers.
+std::vector<at::Tensor> module_and_optimizer_tensors(const ModuleParts& parts, const Optimizers& optimizers) {
+  return concatenated(trained_tensors(parts, optimizers), parts.buffers);
 }
 
 std::vector<at::Tensor> state_tensors(const Optimizers& optimizers) {
@@ -53,17 +78,77 @@ Tensors cloned(const Tensors& tensors) {
 
 }  // namespace
 
-std::vector<at::Tensor> module_and_optimizer_tensors(const ModuleParts& parts, const Optimizers& optimizers) {
-  return concatenated(trained_tensors(parts, optimizers), parts.buffers);
+TensorLocation::TensorLocation(const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  dtype_ = tensor.scalar_type();
+  requires_grad_ = tensor.requires_grad();
+  sizes_ = tensor.sizes().vec();
+  if (tensor.layout() != at::kStrided) return;  // matches nothing
+  storage_ = tensor.storage();
+  data_ = tensor.const_data_ptr();
+  strides_ = tensor.strides().vec();
+}
+
+bool TensorLocation::matches(const at::Tensor& now) const {
+  if (!now.defined() || !storage_) return !now.defined() && !storage_ && sizes_.empty();
+  return now.layout() == at::kStrided && now.const_data_ptr() == data_ && now.scalar_type() == dtype_ &&
+         now.requires_grad() == requires_grad_ && now.sizes() == at::IntArrayRef(sizes_) &&
+         now.strides() == at::IntArrayRef(strides_);
+}
+
+ModuleParts::ModuleParts(const std::vector<std::shared_ptr<torch::nn::Module>>& roots) {
+  for (const auto& root : roots) {
+    for (auto& module : root->modules()) modules.push_back(std::move(module));
+    for (auto& tensor : root->parameters()) parameters.push_back(std::move(tensor));
+    for (auto& tensor : root->buffers()) buffers.push_back(std::move(tensor));
+  }
+  parameters = without_duplicates(parameters);
+  buffers = without_duplicates(buffers);
+}
+
+std::vector<bool> ModuleParts::modes() const {
+  std::vector<bool> training;
+  training.reserve(modules.size());
+  for (const auto& module : modules) training.push_back(module->is_training());
+  return training;
+}
+
+CapturedGradients::CapturedGradients(std::vector<at::Tensor> parameters)
+    : parameters_(std::move(parameters)) {
+  for (const auto& parameter : parameters_) before_.push_back(parameter.grad());
+  before_locations_ = locations_of(before_);
+}
+
+void CapturedGradients::record_results() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    after_.push_back(parameters_[i].grad());
+    is_input_.push_back(!before_[i].defined() || before_locations_[i].matches(after_[i]));
+  }
+  before_.clear();  // before_locations_ keeps the memory
+}
+
+bool CapturedGradients::still_match() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (is_input_[i] && !before_locations_[i].matches(parameters_[i].grad())) return false;
+  }
+  return true;
+}
+
+void CapturedGradients::assign_results() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = after_[i];
+}
+
+void CapturedGradients::restore() const {
+  for (std::size_t i = 0; i < before_.size(); ++i) parameters_[i].mutable_grad() = before_[i];
 }
 
 Tensors detached(const Tensors& outputs, c10::Device device) {
   Tensors detached_outputs;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].defined() && outputs[i].device().type() != device.type()) {
-      throw Error(fmt::format(
+      throw_error<Error>(
           "GraphedStep: output {} of the step is on {}, which requires a synchronization; return it on {}", i,
-          outputs[i].device().str(), device.str()));
+          outputs[i].device().str(), device.str());
     }
     detached_outputs.push_back(outputs[i].defined() ? outputs[i].detach() : outputs[i]);
   }
@@ -82,9 +167,8 @@ void check_not_modified(const Tensors& inputs, const std::vector<std::uint32_t>&
   const auto now = versions_of(inputs);
   const auto [written, before] = std::ranges::mismatch(now, versions);
   if (written == now.end()) return;
-  throw Error(
-      fmt::format("GraphedStep: the step writes to its input {}, which a graph copies; write to a clone",
-                  written - now.begin()));
+  throw_error<Error>("GraphedStep: the step writes to its input {}, which a graph copies; write to a clone",
+                     written - now.begin());
 }
 
 CapturedStep::CapturedStep(c10::Device device, const GraphedStep::Step& step, const Tensors& inputs,
@@ -133,15 +217,14 @@ void CapturedStep::check(const OperatorTrace& eager, const OperatorTrace& trace,
   if (states_of(optimizers).size() != states_before_.size()) {
     throw Error(
         "GraphedStep: an optimizer created state for a parameter during the capture, so every replay would "
-        "repeat "
-        "its first step; raise warmup until every trained parameter has had a gradient");
+        "repeat its first step; raise warmup until every trained parameter has had a gradient");
   }
   const auto difference = eager.difference(trace);
   if (difference.empty()) return;
-  throw Error(
-      fmt::format("GraphedStep: the step differs between calls, but a graph repeats the same work: {}. Pass "
-                  "what changes as an input tensor, or move it out of the step",
-                  difference));
+  throw_error<Error>(
+      "GraphedStep: the step differs between calls, but a graph repeats the same work: {}. Pass what changes "
+      "as an input tensor, or move it out of the step",
+      difference);
 }
 
 // The capture ran the host part of each optimizer step once.

@@ -1,18 +1,103 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include <c10/core/Storage.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
 #include <lockstep/graphs/graphed_step.h>
 
-#include "graphs/captured_tensors.h"
-#include "graphs/graph_optimizers.h"
 #include "graphs/graph_trace.h"
 #include "graphs/revocable_graph.h"
 
 namespace lockstep::graphs {
+
+using Optimizers = std::vector<torch::optim::Optimizer*>;
+
+// Throws ArgumentError for null, and for an optimizer whose step() differs between calls, with the reason and
+// the remedy.
+void check_capturable(const torch::optim::Optimizer* optimizer);
+
+// A copy of the hyper-parameters of all groups, for comparison.
+class HyperParameters {
+ public:
+  explicit HyperParameters(const Optimizers& optimizers);
+  bool operator==(const HyperParameters& other) const;
+
+ private:
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> groups_;
+};
+
+// Copies the learning rates to the tensors that a graph reads.
+void sync_learning_rates(const Optimizers& optimizers);
+
+std::vector<at::Tensor> parameters_of(const Optimizers& optimizers);
+
+// The state of each parameter that has one.
+struct ParameterState {
+  torch::optim::Optimizer* optimizer;
+  void* key;
+  std::vector<at::Tensor> tensors;
+  std::int64_t step;  // -1: the optimizer has no step count on the host
+};
+std::vector<ParameterState> states_of(const Optimizers& optimizers);
+// Sets the step count of a state of states_of().
+void set_step(const ParameterState& state, std::int64_t step);
+// Adds to the step count.
+void advance_step(const ParameterState& state, std::int64_t steps);
+
+// The memory and layout of a tensor at the capture, which the graph reads and writes. Keeps the memory alive.
+class TensorLocation {
+ public:
+  explicit TensorLocation(const at::Tensor& tensor);
+  // Whether `now` has the same memory, layout and dtype, or both are undefined.
+  bool matches(const at::Tensor& now) const;
+
+ private:
+  std::optional<c10::Storage> storage_;
+  const void* data_ = nullptr;
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> strides_;
+  at::ScalarType dtype_ = at::kFloat;
+  bool requires_grad_ = false;
+};
+
+// The submodules, parameters and buffers of some modules, each once.
+struct ModuleParts {
+  explicit ModuleParts(const std::vector<std::shared_ptr<torch::nn::Module>>& roots);
+  std::vector<bool> modes() const;  // training or evaluation, per module
+
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> buffers;
+};
+
+// The gradients of some parameters before and after a capture.
+class CapturedGradients {
+ public:
+  explicit CapturedGradients(std::vector<at::Tensor> parameters);
+  // Called after the capture: records the gradients that the step produced.
+  void record_results();
+  // Whether a replay with the current gradients is equivalent to the step. Gradients that the step replaces
+  // do not matter.
+  bool still_match() const;
+  // Sets the parameters' gradients to those that the graph writes.
+  void assign_results() const;
+  // Restores the gradients before the capture.
+  void restore() const;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> before_;
+  std::vector<TensorLocation> before_locations_;
+  std::vector<bool> is_input_;
+  std::vector<at::Tensor> after_;
+};
 
 // Host state that a graph freezes.
 struct HostState {
@@ -55,8 +140,6 @@ class CapturedStep {
   bool replayed_ = false;
 };
 
-// Parameters, each once, then buffers.
-std::vector<at::Tensor> module_and_optimizer_tensors(const ModuleParts& parts, const Optimizers& optimizers);
 // Detaches the outputs from autograd. Throws Error when one is on another device.
 GraphedStep::Tensors detached(const GraphedStep::Tensors& outputs, c10::Device device);
 // Throws Error when a tensor's version differs from `versions`, that is, when the step wrote to it.

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "graphs/graph_optimizers.h"
-
 #include <algorithm>
 #include <optional>
 #include <typeinfo>
 
-#include <fmt/format.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -13,8 +10,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/optim/fused.h>
+
+#include "base/throw_error.h"
+#include "graphs/captured_step.h"
 
 namespace lockstep::graphs {
 namespace {
@@ -95,7 +94,7 @@ void check_capturable(const Optimizer* optimizer) {
   if (optimizer == nullptr) throw ArgumentError("GraphedStep: one of the optimizers is null");
   const auto reason = reason_not_capturable(*optimizer);
   if (reason.empty()) return;
-  throw ArgumentError(fmt::format("GraphedStep: {}; a graph would freeze it. {}", reason, kRemedy));
+  throw_error<ArgumentError>("GraphedStep: {}; a graph would freeze it. {}", reason, kRemedy);
 }
 
 HyperParameters::HyperParameters(const Optimizers& optimizers) {

@@ -7,11 +7,8 @@
 #include <string_view>
 #include <type_traits>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
-
-#include "graphs/graph_context.h"
+#include "base/throw_error.h"
+#include "graphs/revocable_graph.h"
 
 namespace lockstep {
 namespace {
@@ -37,10 +34,10 @@ std::unique_lock<std::timed_mutex> lock_capture() {
   static std::timed_mutex mutex;
   std::unique_lock lock(mutex, kCaptureTimeout);
   if (lock) return lock;
-  throw Error(fmt::format(
+  throw_error<Error>(
       "GraphedStep: another thread of this process has been capturing a step for {} minutes; captures of "
       "several threads run one at a time",
-      kCaptureTimeout.count()));
+      kCaptureTimeout.count());
 }
 
 }  // namespace
@@ -66,7 +63,7 @@ GraphPhase graph_phase() noexcept {
 
 void refuse_in_graph(std::string_view what, std::string_view remedy) {
   if (graph_phase() == GraphPhase::none) return;
-  throw Error(fmt::format("GraphedStep: {} cannot be captured in a graph: {}", what, remedy));
+  throw_error<Error>("GraphedStep: {} cannot be captured in a graph: {}", what, remedy);
 }
 
 void add_replay_action(const void* owner, std::function<void()> action) {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "graphs/graph_context.h"
+#include "graphs/revocable_graph.h"
 
 namespace lockstep::graphs {
 namespace {
@@ -71,10 +71,10 @@ void OperatorTrace::add_tensor(std::string& text, const at::Tensor& tensor, cons
     return;
   }
   if (tensor.device().type() != device_.type()) {
-    set_error(fmt::format(
-        "{} takes a tensor on {}, whose values a graph would freeze; move it to {} before the step and "
-        "pass it as an input",
-        name, tensor.device().str(), device_.str()));
+    set_error(
+        fmt::format("{} takes a tensor on {}, whose values a graph would freeze; move it to {} before the "
+                    "step and pass it as an input",
+                    name, tensor.device().str(), device_.str()));
   }
   if (tensor.layout() != at::kStrided) {
     set_error(fmt::format("{} takes a sparse tensor, whose number of entries may change", name));

@@ -8,13 +8,12 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/graphs/graphed_step.h>
 
+#include "base/throw_error.h"
 #include "graphs/captured_step.h"
 #include "graphs/graph_phase.h"
 
@@ -33,11 +32,10 @@ void check_graph_options(const GraphedStep::Step& step, const GraphedStepOptions
   if (!step) throw ArgumentError("GraphedStep: the step is empty");
   if (!options.enabled) return;
   if (options.warmup < 2) {
-    throw ArgumentError(
-        fmt::format("GraphedStep: warmup must be 2 or more, not {}: the first run creates gradients and "
-                    "state, so it cannot be "
-                    "compared with the captured one",
-                    options.warmup));
+    throw_error<ArgumentError>(
+        "GraphedStep: warmup must be 2 or more, not {}: the first run creates gradients and state, so it "
+        "cannot be compared with the captured one",
+        options.warmup);
   }
   if (options.max_graphs == 0) throw ArgumentError("GraphedStep: max_graphs must be 1 or more");
   for (const auto& module : options.modules) {
@@ -48,7 +46,7 @@ void check_graph_options(const GraphedStep::Step& step, const GraphedStepOptions
 
 void check_input(std::size_t index, const at::Tensor& input, c10::Device device) {
   const auto reject = [index](const std::string& problem) {
-    throw ArgumentError(fmt::format("GraphedStep: input {} {}", index, problem));
+    throw_error<ArgumentError>("GraphedStep: input {} {}", index, problem);
   };
   if (!input.defined()) reject("is undefined");
   const bool there = input.device().type() == device.type() &&
@@ -76,8 +74,7 @@ void check_autocast(c10::Device device) {
   if (!in_autocast(device) || !at::autocast::is_autocast_cache_enabled()) return;
   throw ArgumentError(
       "GraphedStep: called within an Autocast that caches cast weights; create the Autocast within the step, "
-      "or with "
-      "cache_enabled = false");
+      "or with cache_enabled = false");
 }
 
 // Identifies the inputs and the global settings that select kernels.
@@ -163,10 +160,9 @@ class GraphedStep::Impl {
     entry.warmup_runs = std::min(entry.warmup_runs, options_.warmup - 1);
     if (++changes_ != kMaxChanges) return;
     log(LogLevel::warning,
-        fmt::format(
-            "GraphedStep: hyper-parameters, modes, parameters, optimizer state or gradients have changed "
-            "{} times without a replay in between; such steps run eagerly, without a speedup",
-            kMaxChanges));
+        fmt::format("GraphedStep: hyper-parameters, modes, parameters, optimizer state or gradients have "
+                    "changed {} times without a replay in between; such steps run eagerly, without a speedup",
+                    kMaxChanges));
   }
 
   Tensors run_eagerly(Entry& entry, const Tensors& inputs, HostState host) {

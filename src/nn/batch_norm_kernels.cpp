@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "nn/batch_norm_kernels.h"
-
 #include <algorithm>
 
 #include <ATen/Dispatch.h>
@@ -11,6 +9,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+
+#include "nn/synced_batch_norm.h"
 
 namespace lockstep::nn {
 namespace {

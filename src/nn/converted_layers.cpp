@@ -53,29 +53,17 @@ class Table {
   // The living layer that this weight belongs to, if any.
   std::optional<Found> find(const Tensor& weight) {
     if (!used_.load(std::memory_order_acquire)) return std::nullopt;
-    std::shared_lock lock(mutex_);
+    const std::shared_lock lock(mutex_);
     const auto found = layers_.find(weight.unsafeGetTensorImpl());
     if (found == layers_.end()) return std::nullopt;
     const auto alive = found->second.module.lock();
-    if (alive && found->second.weight->is_same(weight)) {
-      return Found{
-          .is_training = alive->is_training(), .affine = found->second.affine, .group = found->second.group};
-    }
-    // The layer's weight is gone and another tensor has its address.
-    lock.unlock();
-    forget(weight.unsafeGetTensorImpl());
-    return std::nullopt;
+    // Otherwise the layer's weight is gone and another tensor has its address.
+    if (!alive || !found->second.weight->is_same(weight)) return std::nullopt;
+    return Found{
+        .is_training = alive->is_training(), .affine = found->second.affine, .group = found->second.group};
   }
 
  private:
-  void forget(const void* key) {
-    const std::unique_lock lock(mutex_);
-    const auto found = layers_.find(key);
-    if (found == layers_.end()) return;
-    const auto alive = found->second.module.lock();
-    if (!alive || found->second.weight->unsafeGetTensorImpl() != key) layers_.erase(found);
-  }
-
   std::atomic<bool> used_{false};
   std::shared_mutex mutex_;
   std::unordered_map<const void*, Layer> layers_;
@@ -107,35 +95,31 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                            momentum, eps, *group);
 }
 
-template <typename BatchNorm>
-bool convert_if(const std::shared_ptr<torch::nn::Module>& module, const std::optional<ProcessGroup>& group) {
-  auto* const layer = module->as<BatchNorm>();
-  if (layer == nullptr) return false;
-  // A layer without a weight gets one for the look-up. It is no parameter, and nothing is multiplied by it.
-  if (!layer->weight.defined()) layer->weight = at::ones({1});
-  table().add(
-      layer->weight.unsafeGetTensorImpl(),
-      {.module = module, .weight = &layer->weight, .affine = layer->options.affine(), .group = group});
-  return true;
+// Calls use(layer) if the module is a BatchNorm layer.
+template <typename Module, typename Use>
+void if_batch_norm(Module& module, const Use& use) {
+  if (auto* const layer = module.template as<torch::nn::BatchNorm1d>()) use(*layer);
+  if (auto* const layer = module.template as<torch::nn::BatchNorm2d>()) use(*layer);
+  if (auto* const layer = module.template as<torch::nn::BatchNorm3d>()) use(*layer);
 }
 
-bool convert_layer(const std::shared_ptr<torch::nn::Module>& layer,
+void convert_layer(const std::shared_ptr<torch::nn::Module>& module,
                    const std::optional<ProcessGroup>& group) {
-  return convert_if<torch::nn::BatchNorm1d>(layer, group) ||
-         convert_if<torch::nn::BatchNorm2d>(layer, group) || convert_if<torch::nn::BatchNorm3d>(layer, group);
+  if_batch_norm(*module, [&](auto& layer) {
+    // A layer without a weight gets one for the look-up. It is no parameter, and nothing is multiplied by it.
+    if (!layer.weight.defined()) layer.weight = at::ones({1});
+    table().add(
+        layer.weight.unsafeGetTensorImpl(),
+        {.module = module, .weight = &layer.weight, .affine = layer.options.affine(), .group = group});
+  });
 }
 
-template <typename BatchNorm>
-const Tensor* weight_of(const torch::nn::Module& module) {
-  const auto* const layer = module.as<BatchNorm>();
-  return layer == nullptr ? nullptr : &layer->weight;
-}
-
-bool is_converted(const torch::nn::Module& layer) {
-  const Tensor* weight = weight_of<torch::nn::BatchNorm1d>(layer);
-  if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm2d>(layer);
-  if (weight == nullptr) weight = weight_of<torch::nn::BatchNorm3d>(layer);
-  return weight != nullptr && weight->defined() && table().find(*weight).has_value();
+bool is_converted(const torch::nn::Module& module) {
+  bool converted = false;
+  if_batch_norm(module, [&](const auto& layer) {
+    converted = layer.weight.defined() && table().find(layer.weight).has_value();
+  });
+  return converted;
 }
 
 // at::batch_norm is composite and has no kernels under these keys, which cover training and inference mode.

@@ -3,12 +3,11 @@
 
 #include <ATen/ops/_unsafe_view.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <torch/cuda.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/nn/data_parallel.h>
 
+#include "base/throw_error.h"
 #include "nn/replicas.h"
 #include "nn/synced_batch_norm.h"
 
@@ -28,18 +27,18 @@ std::vector<c10::Device> devices_of(const DataParallelOptions& options) {
 void check_module(const torch::nn::Module& module) {
   const auto synced = nn::find_synced_layer(module);
   if (synced.empty()) return;
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or keep "
       "BatchNorm",
-      synced));
+      synced);
 }
 
 void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {
   const auto check = [&](const std::string& name, const Tensor& tensor) {
     if (!tensor.defined() || tensor.device() == device_ids.front()) return;
-    throw ArgumentError(
-        fmt::format("DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it first",
-                    device_ids.front().str(), name, tensor.device().str()));
+    throw_error<ArgumentError>(
+        "DataParallel: the module must be on {}, device_ids[0], but {} is on {}; move it first",
+        device_ids.front().str(), name, tensor.device().str());
   };
   for (const auto& item : module.named_parameters()) check(item.key(), item.value());
   for (const auto& item : module.named_buffers()) check(item.key(), item.value());
@@ -57,9 +56,9 @@ void make_leaves(std::vector<Tensors>& parts, const Tensors& inputs, nn::Replica
 void check_outputs(const std::vector<Tensors>& outputs) {
   for (std::size_t i = 1; i < outputs.size(); ++i) {
     if (outputs[i].size() == outputs[0].size()) continue;
-    throw Error(
-        fmt::format("DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be gathered",
-                    i, outputs[i].size(), outputs[0].size()));
+    throw_error<Error>(
+        "DataParallel: replica {} returned {} tensors and replica 0 {}; they cannot be gathered", i,
+        outputs[i].size(), outputs[0].size());
   }
 }
 
@@ -68,12 +67,12 @@ void check_outputs(const std::vector<Tensors>& outputs) {
 DeviceId::DeviceId(int cuda_index)
     : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(std::clamp(cuda_index, 0, 127))) {
   if (cuda_index == device_.index()) return;
-  throw ArgumentError(fmt::format("DataParallel: {} is not the index of a CUDA device", cuda_index));
+  throw_error<ArgumentError>("DataParallel: {} is not the index of a CUDA device", cuda_index);
 }
 
 DataParallelModule::DataParallelModule(std::shared_ptr<torch::nn::Module> module,
                                        const DataParallelOptions& options, const IsReplica& is_replica)
-    : torch::nn::Module("DataParallel"),
+    : nn::WrapperModule("DataParallel"),
       options_(options),
       device_ids_(devices_of(options)),
       original_(std::move(module)) {
@@ -91,11 +90,13 @@ c10::Device DataParallelModule::output_device() const {
   return device_ids_.empty() ? c10::Device(c10::kCPU) : device_ids_.front();
 }
 
-torch::OrderedDict<std::string, Tensor> DataParallelModule::named_parameters() const {
-  return nn::distinct_parameters(*this);
+torch::OrderedDict<std::string, Tensor> nn::WrapperModule::named_parameters() const {
+  torch::OrderedDict<std::string, Tensor> once;
+  for (auto& item : distinct(Module::named_parameters())) once.insert(item.name, item.tensor);
+  return once;
 }
 
-std::vector<Tensor> DataParallelModule::parameters() const { return named_parameters().values(); }
+std::vector<Tensor> nn::WrapperModule::parameters() const { return named_parameters().values(); }
 
 bool DataParallelModule::moves_tensors() const {
   return !device_ids_.empty() && !(device_ids_.front().is_cpu() && output_device() == device_ids_.front());
@@ -103,14 +104,17 @@ bool DataParallelModule::moves_tensors() const {
 
 Tensor DataParallelModule::to_device(const Tensor& tensor) const { return tensor.to(device_ids_.front()); }
 
+bool DataParallelModule::is_same(const Tensors& a, const Tensors& b) {
+  return std::ranges::equal(a, b,
+                            [](const Tensor& left, const Tensor& right) { return left.is_same(right); });
+}
+
 void DataParallelModule::check_placed(const Tensors& found, const Tensors& expected, const char* what) {
-  const bool placed =
-      std::ranges::equal(found, expected, [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
-  if (placed) return;
-  throw ArgumentError(fmt::format(
+  if (is_same(found, expected)) return;
+  throw_error<ArgumentError>(
       "DataParallel: tensors in {} can be found but not replaced (a dictionary in a c10::IValue?), so they "
       "cannot be shared among replicas; use containers of the standard library",
-      what));
+      what);
 }
 
 void DataParallelModule::refuse_shared() {

@@ -25,11 +25,4 @@ inline std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, a
   return all;
 }
 
-// The same as the dictionary that torch::nn::Module::named_parameters() returns.
-inline torch::OrderedDict<std::string, at::Tensor> distinct_parameters(const torch::nn::Module& module) {
-  torch::OrderedDict<std::string, at::Tensor> once;
-  for (auto& item : distinct(module.named_parameters())) once.insert(item.name, item.tensor);
-  return once;
-}
-
 }  // namespace lockstep::nn

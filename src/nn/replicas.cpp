@@ -3,23 +3,20 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/runtime/random.h>
 
+#include "base/throw_error.h"
 #include "device/thread_generator.h"
 #include "runtime/intra_op_threads.h"
 
@@ -29,41 +26,23 @@ namespace {
 using at::Tensor;
 using runtime::IntraOpThreads;
 
-// Restores the default generator: the initial weights of a replica must not consume the user's random
-// numbers.
-class KeptRandomNumbers {
- public:
-  KeptRandomNumbers() : generator_(default_generator()) {
-    const std::lock_guard lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~KeptRandomNumbers() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-  KeptRandomNumbers(const KeptRandomNumbers&) = delete;
-  KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
-
- private:
-  at::Generator generator_;
-  Tensor state_;
-};
-
 std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module) {
   try {
     return module.clone();
   } catch (const c10::Error& error) {
-    throw ArgumentError(
-        fmt::format("DataParallel: the module {} cannot be cloned; derive it and its submodules from "
-                    "torch::nn::Cloneable, or set options.make_replica. LibTorch's error: {}",
-                    module.name(), error.what_without_backtrace()));
+    throw_error<ArgumentError>(
+        "DataParallel: the module {} cannot be cloned; derive it and its submodules from "
+        "torch::nn::Cloneable, or set options.make_replica. LibTorch's error: {}",
+        module.name(), error.what_without_backtrace());
   }
 }
 
 std::shared_ptr<torch::nn::Module> new_replica(
     const torch::nn::Module& original, const Replicas::Make& make,
     const std::function<bool(const torch::nn::Module&)>& is_replica) {
-  const KeptRandomNumbers kept;
+  // The initial weights of a replica must not consume the user's random numbers.
+  const auto restore = c10::make_scope_exit(
+      [state = device::state_of(default_generator())] { device::set_state(default_generator(), state); });
   auto replica = make ? make() : copy_of(original);
   if (!replica || !is_replica(*replica)) {
     throw ArgumentError("DataParallel: options.make_replica must return a module of the wrapped type");
@@ -81,10 +60,10 @@ void check_same_names(const torch::OrderedDict<std::string, Tensor>& original,
                       return replica.contains(item.key());
                     });
   if (same) return;
-  throw ArgumentError(
-      fmt::format("DataParallel: a replica has {} {}, and the module has {} with other names; check that its "
-                  "constructor or reset() registers all of them",
-                  replica.size(), what, original.size()));
+  throw_error<ArgumentError>(
+      "DataParallel: a replica has {} {}, and the module has {} with other names; check that its constructor "
+      "or reset() registers all of them",
+      replica.size(), what, original.size());
 }
 
 bool is_same_memory(const Tensor& a, const Tensor& b) {
@@ -126,7 +105,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vecto
                    const Make& make, const std::function<bool(const torch::nn::Module&)>& is_replica)
     : original_(std::move(original)),
       parameters_(distinct(original_->named_parameters())),
-      threads_(std::make_unique<ThreadPool>(devices.size())) {
+      threads_(static_cast<int>(devices.size())) {
   device::ThreadGenerator::register_kernels();
   for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
@@ -155,9 +134,9 @@ void Replicas::check_parameters() const {
   const auto is_same = [](const NamedTensor& a, const NamedTensor& b) { return a.tensor.is_same(b.tensor); };
   if (std::ranges::equal(now, parameters_, is_same)) return;
   const auto [changed, before] = std::ranges::mismatch(now, parameters_, is_same);
-  throw ArgumentError(fmt::format(
+  throw_error<ArgumentError>(
       "DataParallel: parameter {} has been replaced since the module was wrapped; wrap the module again",
-      changed == now.end() ? before->name : changed->name));
+      changed == now.end() ? before->name : changed->name);
 }
 
 void Replicas::update(std::size_t count) {
@@ -202,8 +181,7 @@ void Replicas::update_modes(torch::nn::Module& replica) const {
 }
 
 void Replicas::seed() {
-  const auto base =
-      static_cast<std::uint64_t>(at::empty({}, at::kLong).random_(default_generator()).item<std::int64_t>());
+  const auto base = static_cast<std::uint64_t>(device::draw_seed(default_generator()));
   for (std::size_t i = 0; i < replicas_.size(); ++i) replicas_[i].generator.set_current_seed(base + i);
 }
 
@@ -234,14 +212,21 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
   if (on_cpu > 0) runtime::release_idle_threads();
   const IntraOpThreads intra_op(share);
   const CallerState state(replicas_);
-  const auto errors = threads_->run(count, [&](std::size_t i) {
-    const at::ThreadLocalStateGuard as_caller(state.local);
-    state.set_autocast_types();
-    const device::ThreadGenerator random(replicas_[i].generator);
-    const c10::OptionalStreamGuard stream(state.streams[i]);
-    IntraOpThreads::set(share);
-    job(i);
-  });
+  std::vector<std::exception_ptr> errors(count);
+  const auto run_one = [&](std::size_t i) {
+    try {
+      const at::ThreadLocalStateGuard as_caller(state.local);
+      state.set_autocast_types();
+      const device::ThreadGenerator random(replicas_[i].generator);
+      const c10::OptionalStreamGuard stream(state.streams[i]);
+      IntraOpThreads::set(share);
+      job(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  for (std::size_t i = 0; i < count; ++i) threads_.run([&run_one, i] { run_one(i); });
+  threads_.waitWorkComplete();
   for (std::size_t i = 0; i < count; ++i) {
     if (!errors[i]) continue;
     const auto where = fmt::format("DataParallel: replica {} on {}", i, replicas_[i].device.str());

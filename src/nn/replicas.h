@@ -1,19 +1,45 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include <ATen/core/Generator.h>
+#include <c10/core/thread_pool.h>
+#include <c10/util/ScopeExit.h>
 
 #include <lockstep/nn/data_parallel.h>
 
-#include "nn/gradient_sums.h"
 #include "nn/named_tensors.h"
-#include "nn/thread_pool.h"
 
 namespace lockstep::nn {
+
+// Sums the gradients of several replicas in the replicas' order, as they arrive: the thread that completes
+// the sum adds, while its own gradient is still in the cache. Safe from any thread.
+class GradientSums {
+ public:
+  GradientSums(std::size_t parameters, std::size_t replicas);
+
+  // Adds a gradient. A replica may add several for one parameter.
+  void add(std::size_t replica, std::size_t parameter, at::Tensor gradient);
+  // After the last add(): [i] is the sum of parameter i, undefined if no replica had a gradient.
+  std::vector<at::Tensor> take();
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    std::size_t next = 0;             // the replica that is added next
+    at::Tensor sum;                   // of those before it
+    std::vector<at::Tensor> waiting;  // of those from it on
+  };
+  static void add_next(Slot& slot);
+
+  std::size_t replicas_;
+  std::vector<Slot> slots_;
+};
 
 // A module's replicas and the threads that run them.
 class Replicas {
@@ -35,17 +61,10 @@ class Replicas {
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
 
   // While it lives, gradients of the replicas' parameters go to `sums` and not to .grad. One at a time.
-  class Collection {
-   public:
-    Collection(GradientSums*& slot, GradientSums& sums) : slot_(slot) { slot_ = &sums; }
-    ~Collection() { slot_ = nullptr; }
-    Collection(const Collection&) = delete;
-    Collection& operator=(const Collection&) = delete;
-
-   private:
-    GradientSums*& slot_;
-  };
-  [[nodiscard]] Collection collect_gradients(GradientSums& sums) { return {*sums_, sums}; }
+  [[nodiscard]] auto collect_gradients(GradientSums& sums) {
+    *sums_ = &sums;
+    return c10::make_scope_exit([slot = sums_] { *slot = nullptr; });
+  }
 
   // Runs job(i) for the first `count` replicas in parallel, each in its thread with the caller's LibTorch
   // state and its own device, share of the cores and generator. Throws Error naming the first that failed.
@@ -75,7 +94,7 @@ class Replicas {
   std::vector<NamedTensor> parameters_;
   std::vector<Replica> replicas_;
   std::shared_ptr<GradientSums*> sums_ = std::make_shared<GradientSums*>(nullptr);  // shared with hooks
-  std::unique_ptr<ThreadPool> threads_;
+  c10::ThreadPool threads_;
 };
 
 // The result of a forward on replicas: [i] is replica i's.

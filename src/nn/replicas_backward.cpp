@@ -3,17 +3,17 @@
 #include <utility>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <lockstep/base/error.h>
-
-#include "nn/gradient_sums.h"
+#include "base/throw_error.h"
 #include "nn/node_pointer.h"
 #include "nn/replicas.h"
 
@@ -128,6 +128,22 @@ class ReplicasBackward : public torch::autograd::Node {
   std::shared_ptr<Replicas> replicas_;
 };
 
+// Two parameters may share a gradient tensor, which must then not be changed in place.
+bool is_unshared(const Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.has_storage() &&
+         tensor.storage().use_count() == 1 && tensor.is_non_overlapping_and_dense();
+}
+
+void add_to(Tensor& sum, Tensor gradient) {
+  if (!sum.defined()) {
+    sum = std::move(gradient);
+  } else if (is_unshared(sum) && gradient.layout() == at::kStrided) {
+    sum.add_(gradient);
+  } else {
+    sum = sum + gradient;
+  }
+}
+
 }  // namespace
 
 void record_backward(const Tensors& gathered, const Tensors& inputs, ReplicasForward forward,
@@ -148,6 +164,84 @@ void record_backward(const Tensors& gathered, const Tensors& inputs, ReplicasFor
   for (std::size_t j = 0; j < gathered.size(); ++j) {
     if (require_grad[j]) torch::autograd::set_history(gathered[j], node);
   }
+}
+
+std::vector<std::vector<Tensor>> scatter(const std::vector<Tensor>& tensors, std::size_t count,
+                                         std::int64_t dim, std::size_t parts_of_none) {
+  std::vector<std::vector<Tensor>> parts(tensors.empty() ? parts_of_none : 0);
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    const auto dims = tensors[k].dim();
+    if (dim < -dims || dim >= dims) {
+      throw_error<ArgumentError>(
+          "DataParallel: tensor {} of the arguments, [{}], has no dimension {} to scatter along", k,
+          fmt::join(tensors[k].sizes(), ", "), dim);
+    }
+    auto chunks = tensors[k].chunk(static_cast<std::int64_t>(count), dim);
+    if (k == 0) parts.resize(chunks.size());
+    if (chunks.size() != parts.size()) {
+      throw_error<ArgumentError>(
+          "DataParallel: tensor 0 of the arguments, [{}], makes {} parts along dimension {}, and tensor {}, "
+          "[{}], makes {}",
+          fmt::join(tensors[0].sizes(), ", "), parts.size(), dim, k, fmt::join(tensors[k].sizes(), ", "),
+          chunks.size());
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(std::move(chunks[i]));
+  }
+  return parts;
+}
+
+Tensor gather(const std::vector<Tensor>& parts, c10::Device device, std::int64_t dim) {
+  std::vector<Tensor> moved;
+  moved.reserve(parts.size());
+  for (const auto& part : parts) moved.push_back(part.to(device));
+  return parts.front().dim() == 0 ? at::stack(moved) : at::cat(moved, dim);
+}
+
+std::vector<Tensor> scatter_gradient(const Tensor& gradient, const std::vector<Tensor>& parts,
+                                     std::int64_t dim) {
+  std::vector<Tensor> cut(parts.size());
+  if (!gradient.defined()) return cut;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].dim() == 0) {
+      cut[i] = gradient[static_cast<std::int64_t>(i)].to(parts[i].device());
+      continue;
+    }
+    const auto length = parts[i].size(dim);
+    cut[i] = gradient.narrow(dim, begin, length).to(parts[i].device());
+    begin += length;
+  }
+  return cut;
+}
+
+GradientSums::GradientSums(std::size_t parameters, std::size_t replicas)
+    : replicas_(replicas), slots_(parameters) {
+  for (auto& slot : slots_) slot.waiting.resize(replicas);
+}
+
+void GradientSums::add_next(Slot& slot) {
+  auto gradient = std::exchange(slot.waiting[slot.next++], {});
+  if (gradient.defined()) add_to(slot.sum, std::move(gradient));
+}
+
+void GradientSums::add(std::size_t replica, std::size_t parameter, Tensor gradient) {
+  auto& slot = slots_[parameter];
+  const std::lock_guard lock(slot.mutex);
+  if (replica < slot.next) {
+    add_to(slot.sum, std::move(gradient));
+    return;
+  }
+  add_to(slot.waiting[replica], std::move(gradient));
+  while (slot.next < replicas_ && slot.waiting[slot.next].defined()) add_next(slot);
+}
+
+std::vector<Tensor> GradientSums::take() {
+  std::vector<Tensor> sums;
+  for (auto& slot : slots_) {
+    while (slot.next < replicas_) add_next(slot);  // past replicas without one
+    sums.push_back(std::move(slot.sum));
+  }
+  return sums;
 }
 
 }  // namespace lockstep::nn

@@ -10,8 +10,6 @@
 #include <lockstep/optim/fused.h>
 
 #include "optim/fused_lists.h"
-#include "optim/fused_optimizer_of.h"
-#include "serialize/errors.h"
 
 namespace lockstep::optim {
 namespace {
@@ -42,18 +40,17 @@ class FusedAdamStep {
     for (auto& call : calls_.all()) {
       const auto grad_scale = on_device(optimizer_.grad_scale(), call.device);
       const auto found_inf = on_device(optimizer_.found_inf(), call.device);
-      count(call.lists, 1);
+      at::_foreach_add_(call.lists.steps, 1.0);
       kernel(call.lists, rate_on(lr, call.device), grad_scale, found_inf);
-      if (found_inf) uncount(call.lists, *found_inf);
+      if (found_inf) {
+        at::_foreach_sub_(call.lists.steps, std::vector<at::Tensor>(call.lists.steps.size(), *found_inf));
+      }
       if (grad_scale) call.lists.gradients.copy_back();
     }
   }
 
  private:
-  void add(const ParameterName& name, bool amsgrad);
   FusedAdamParamState& state_of(const ParameterName& name, bool amsgrad);
-  static void count(Lists& lists, double steps);
-  static void uncount(Lists& lists, const at::Tensor& found_inf);
 
   FusedOptimizer& optimizer_;
   const char* name_;
@@ -62,21 +59,18 @@ class FusedAdamStep {
 
 void FusedAdamStep::gather(const torch::optim::OptimizerParamGroup& group, std::size_t index, bool amsgrad) {
   for (std::size_t i = 0; i < group.params().size(); ++i) {
-    const auto& parameter = group.params()[i];
-    if (parameter.grad().defined()) add({name_, index, i, parameter}, amsgrad);
+    const ParameterName name{name_, index, i, group.params()[i]};
+    if (!name.parameter.grad().defined()) continue;
+    check_parameter(name);
+    auto& lists = calls_.at(name.parameter);
+    lists.gradients.add(name);
+    auto& state = state_of(name, amsgrad);
+    lists.parameters.push_back(name.parameter);
+    lists.exp_avgs.push_back(state.exp_avg());
+    lists.exp_avg_sqs.push_back(state.exp_avg_sq());
+    if (amsgrad) lists.max_exp_avg_sqs.push_back(state.max_exp_avg_sq());
+    lists.steps.push_back(state.step());
   }
-}
-
-void FusedAdamStep::add(const ParameterName& name, bool amsgrad) {
-  check_parameter(name);
-  auto& lists = calls_.at(name.parameter);
-  lists.gradients.add(name);
-  auto& state = state_of(name, amsgrad);
-  lists.parameters.push_back(name.parameter);
-  lists.exp_avgs.push_back(state.exp_avg());
-  lists.exp_avg_sqs.push_back(state.exp_avg_sq());
-  if (amsgrad) lists.max_exp_avg_sqs.push_back(state.max_exp_avg_sq());
-  lists.steps.push_back(state.step());
 }
 
 FusedAdamParamState& FusedAdamStep::state_of(const ParameterName& name, bool amsgrad) {
@@ -95,12 +89,6 @@ FusedAdamParamState& FusedAdamStep::state_of(const ParameterName& name, bool ams
   state.exp_avg_sq(laid_out(state.exp_avg_sq(), name, "exp_avg_sq"));
   if (amsgrad) state.max_exp_avg_sq(laid_out(state.max_exp_avg_sq(), name, "max_exp_avg_sq"));
   return state;
-}
-
-void FusedAdamStep::count(Lists& lists, double steps) { at::_foreach_add_(lists.steps, steps); }
-
-void FusedAdamStep::uncount(Lists& lists, const at::Tensor& found_inf) {
-  at::_foreach_sub_(lists.steps, std::vector<at::Tensor>(lists.steps.size(), found_inf));
 }
 
 void read_tensor(torch::serialize::InputArchive& archive, const char* key, at::Tensor& tensor) {

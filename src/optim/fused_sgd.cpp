@@ -5,8 +5,6 @@
 #include <lockstep/optim/fused.h>
 
 #include "optim/fused_lists.h"
-#include "optim/fused_optimizer_of.h"
-#include "serialize/errors.h"
 
 namespace lockstep::optim {
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include <lockstep/optim/lr_scheduler.h>
@@ -16,16 +17,6 @@ std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
   for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
   return rates;
-}
-
-List list_of(const std::vector<double>& numbers) {
-  return List(std::vector<Value>(numbers.begin(), numbers.end()));
-}
-
-std::vector<double> numbers_in(const Value& list) {
-  std::vector<double> numbers;
-  for (const auto& item : list.as_items()) numbers.push_back(number_of(item));
-  return numbers;
 }
 
 bool is_mode(const std::string& mode) { return mode == "min" || mode == "max"; }
@@ -49,13 +40,35 @@ void check_options(const ReduceLROnPlateauOptions& options, std::size_t groups) 
     refuse(fmt::format("there are {} min_lrs for {} parameter groups", options.min_lrs.size(), groups));
 }
 
-// take(name, field, convert) sets a field from an entry of the dict, if it exists.
-auto taker(const char* scheduler, const Dict& state_dict) {
-  return [scheduler, &state_dict](const char* name, auto& field, auto convert) {
+Value to_value(const std::vector<double>& numbers) {
+  return List(std::vector<Value>(numbers.begin(), numbers.end()));
+}
+Value to_value(const std::optional<double>& number) { return number ? Value(*number) : Value(); }
+Value to_value(const auto& field) { return Value(field); }
+
+void read(const Value& value, std::int64_t& field) { field = value.as_int(); }
+void read(const Value& value, double& field) { field = number_of(value); }
+void read(const Value& value, std::string& field) { field = value.as_string(); }
+void read(const Value& value, std::optional<double>& field) {
+  field = value.is<None>() ? std::nullopt : std::optional(value.as_double());
+}
+void read(const Value& list, std::vector<double>& field) {
+  field.clear();
+  for (const auto& item : list.as_items()) field.push_back(number_of(item));
+}
+
+// For visit_fields(): adds each field to a dict.
+auto writer(Dict& state_dict) {
+  return [&state_dict](const char* name, const auto& field) { state_dict.set(name, to_value(field)); };
+}
+
+// For visit_fields(): sets the fields that the dict has.
+auto reader(const char* scheduler, const Dict& state_dict) {
+  return [scheduler, &state_dict](const char* name, auto& field) {
     const auto* value = state_dict.find(name);
     if (value == nullptr) return;
     try {
-      field = convert(*value);
+      read(*value, field);
     } catch (const CheckpointError& error) {
       throw_error("{}: '{}': {}", scheduler, name, error.what());
     }
@@ -84,27 +97,29 @@ void StepLR::step() {
   last_lr_ = rates_of(*optimizer_);
 }
 
+template <typename Scheduler, typename Visit>
+void StepLR::visit_fields(Scheduler& scheduler, const Visit& visit) {
+  visit("step_size", scheduler.step_size_);
+  visit("gamma", scheduler.gamma_);
+  visit("base_lrs", scheduler.base_lrs_);
+  visit("last_epoch", scheduler.last_epoch_);
+  visit("_step_count", scheduler.step_count_);
+  if constexpr (std::is_const_v<Scheduler>) {  // what only Python needs
+    visit("_is_initial", false);
+    visit("_get_lr_called_within_step", false);
+  }
+  visit("_last_lr", scheduler.last_lr_);
+}
+
 Dict StepLR::state_dict() const {
-  return {{"step_size", step_size_},
-          {"gamma", gamma_},
-          {"base_lrs", list_of(base_lrs_)},
-          {"last_epoch", last_epoch_},
-          {"_step_count", step_count_},
-          {"_is_initial", false},
-          {"_get_lr_called_within_step", false},
-          {"_last_lr", list_of(last_lr_)}};
+  Dict dict;
+  visit_fields(*this, writer(dict));
+  return dict;
 }
 
 void StepLR::load_state_dict(const Dict& state_dict) {
   auto loaded = *this;
-  const auto take = taker("StepLR", state_dict);
-  const auto count = [](const Value& value) { return value.as_int(); };
-  take("step_size", loaded.step_size_, count);
-  take("gamma", loaded.gamma_, number_of);
-  take("base_lrs", loaded.base_lrs_, numbers_in);
-  take("last_epoch", loaded.last_epoch_, count);
-  take("_step_count", loaded.step_count_, count);
-  take("_last_lr", loaded.last_lr_, numbers_in);
+  visit_fields(loaded, reader("StepLR", state_dict));
   if (state_dict.find("last_epoch") == nullptr) throw CheckpointError("StepLR: 'last_epoch' is missing");
   const auto groups = optimizer_->param_groups().size();
   for (const auto& [name, rates] :
@@ -179,45 +194,34 @@ void ReduceLROnPlateau::reduce() {
   }
 }
 
+template <typename Scheduler, typename Visit>
+void ReduceLROnPlateau::visit_fields(Scheduler& scheduler, const Visit& visit) {
+  visit("factor", scheduler.factor_);
+  visit("default_min_lr", scheduler.default_min_lr_);
+  visit("min_lrs", scheduler.min_lrs_);
+  visit("patience", scheduler.patience_);
+  visit("cooldown", scheduler.cooldown_);
+  visit("eps", scheduler.eps_);
+  visit("last_epoch", scheduler.last_epoch_);
+  visit("_last_lr", scheduler.last_lr_);
+  if constexpr (std::is_const_v<Scheduler>) visit("mode_worse", worst_in(scheduler.mode_));
+  visit("mode", scheduler.mode_);
+  visit("threshold", scheduler.threshold_);
+  visit("threshold_mode", scheduler.threshold_mode_);
+  visit("best", scheduler.best_);
+  visit("cooldown_counter", scheduler.cooldown_counter_);
+  visit("num_bad_epochs", scheduler.num_bad_epochs_);
+}
+
 Dict ReduceLROnPlateau::state_dict() const {
-  return {{"factor", factor_},
-          {"default_min_lr", default_min_lr_ ? Value(*default_min_lr_) : Value()},
-          {"min_lrs", list_of(min_lrs_)},
-          {"patience", patience_},
-          {"cooldown", cooldown_},
-          {"eps", eps_},
-          {"last_epoch", last_epoch_},
-          {"_last_lr", list_of(last_lr_)},
-          {"mode_worse", worst_in(mode_)},
-          {"mode", mode_},
-          {"threshold", threshold_},
-          {"threshold_mode", threshold_mode_},
-          {"best", best_},
-          {"cooldown_counter", cooldown_counter_},
-          {"num_bad_epochs", num_bad_epochs_}};
+  Dict dict;
+  visit_fields(*this, writer(dict));
+  return dict;
 }
 
 void ReduceLROnPlateau::load_state_dict(const Dict& state_dict) {
   auto loaded = *this;
-  const auto take = taker("ReduceLROnPlateau", state_dict);
-  const auto number = [](const Value& value) { return value.as_double(); };
-  const auto count = [](const Value& value) { return value.as_int(); };
-  const auto text = [](const Value& value) { return value.as_string(); };
-  take("factor", loaded.factor_, number);
-  take("default_min_lr", loaded.default_min_lr_,
-       [](const Value& value) { return value.is<None>() ? std::nullopt : std::optional(value.as_double()); });
-  take("min_lrs", loaded.min_lrs_, numbers_in);
-  take("patience", loaded.patience_, count);
-  take("cooldown", loaded.cooldown_, count);
-  take("eps", loaded.eps_, number);
-  take("last_epoch", loaded.last_epoch_, count);
-  take("_last_lr", loaded.last_lr_, numbers_in);
-  take("mode", loaded.mode_, text);
-  take("threshold", loaded.threshold_, number);
-  take("threshold_mode", loaded.threshold_mode_, text);
-  take("best", loaded.best_, number);
-  take("cooldown_counter", loaded.cooldown_counter_, count);
-  take("num_bad_epochs", loaded.num_bad_epochs_, count);
+  visit_fields(loaded, reader("ReduceLROnPlateau", state_dict));
   if (!is_mode(loaded.mode_)) throw_error("mode {} is unknown!", loaded.mode_);
   if (!is_threshold_mode(loaded.threshold_mode_))
     throw_error("threshold mode {} is unknown!", loaded.threshold_mode_);

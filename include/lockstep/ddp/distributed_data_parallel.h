@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
 #include <lockstep/ddp/comm_hooks.h>
@@ -72,7 +71,7 @@ class [[nodiscard]] NoSync {
 };
 
 /// The functions of DistributedDataParallel that do not depend on the type of the wrapped module.
-class DistributedDataParallelModule : public torch::nn::Module, public Joinable {
+class DistributedDataParallelModule : public nn::WrapperModule, public Joinable {
  public:
   ~DistributedDataParallelModule() override;
 
@@ -85,12 +84,6 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook);
-
-  /// The parameters of the wrapped module, each once, as in Python. LibTorch's own function repeats shared
-  /// ones, and an optimizer would step them twice.
-  std::vector<at::Tensor> parameters() const;
-  /// The same with names, which begin with "module.".
-  torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
   /// The wrapped module's parameters without those of params_and_buffers_to_ignore.
   std::vector<at::Tensor> averaged_parameters() const;

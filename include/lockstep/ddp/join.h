@@ -46,7 +46,6 @@ class [[nodiscard]] Join {
  private:
   void shadow_until_all_joined();
   int count_active();
-  void leave();
 
   std::vector<Joinable*> joinables_;
   JoinOptions options_;

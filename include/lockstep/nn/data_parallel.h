@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <c10/core/Device.h>
-#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
 #include <lockstep/device/pytree.h>
@@ -61,14 +60,9 @@ concept Scattered = PyTree<T> && !NonTensorLeaf<T> && std::copy_constructible<T>
 }  // namespace nn
 
 /// The functions of DataParallel that do not depend on the type of the wrapped module.
-class DataParallelModule : public torch::nn::Module {
+class DataParallelModule : public nn::WrapperModule {
  public:
   ~DataParallelModule() override;
-
-  /// Parameters of the wrapped module, each once even when modules share it, as in Python.
-  std::vector<at::Tensor> parameters() const;
-  /// The same with names, which begin with "module.".
-  torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
 
   const std::vector<c10::Device>& device_ids() const { return device_ids_; }
   c10::Device output_device() const;
@@ -95,6 +89,7 @@ class DataParallelModule : public torch::nn::Module {
   // Runs a replica for each of the parts and returns the gathered outputs.
   Tensors run(const Tensors& inputs, std::vector<Tensors> parts, const Call& call);
 
+  static bool is_same(const Tensors& a, const Tensors& b);
   // Throw ArgumentError for values whose tensors cannot be replaced for each replica.
   static void check_placed(const Tensors& found, const Tensors& expected, const char* what);
   [[noreturn]] static void refuse_shared();
@@ -230,14 +225,6 @@ class DataParallelImpl : public DataParallelModule {
       replace(const_cast<std::remove_cvref_t<Argument>&>(argument),  // NOLINT: as it was
               [&](const at::Tensor&) { return inputs[position++]; });
     }
-  }
-
-  static bool is_same(const Tensors& a, const Tensors& b) {
-    if (a.size() != b.size()) return false;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      if (!a[i].is_same(b[i])) return false;
-    }
-    return true;
   }
 
   template <typename Output, typename... Arguments>

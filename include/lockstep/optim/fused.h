@@ -14,37 +14,32 @@
 
 namespace lockstep::optim {
 
-/// The common options of FusedAdam and FusedAdamW, with chainable setters.
-template <typename Derived, typename Base>
-class FusedAdamOptionsOf : public FusedOptionsOf<Derived, Base> {
+/// The options of FusedAdam and FusedAdamW: those of LibTorch (`Base`) with `maximize` and a tensor as the
+/// learning rate.
+template <typename Base>
+class FusedAdamOptionsOf : public FusedOptionsOf<FusedAdamOptionsOf<Base>, Base> {
+  using Parent = FusedOptionsOf<FusedAdamOptionsOf<Base>, Base>;
+
  public:
-  using FusedOptionsOf<Derived, Base>::FusedOptionsOf;
+  using Parent::Parent;
   using Betas = std::tuple<double, double>;
+
+  FusedAdamOptionsOf(double lr = 1e-3) : Parent(lr) {}  // NOLINT: implicit as in LibTorch
 
   const Betas& betas() const noexcept { return Base::betas(); }
   Betas& betas() noexcept { return Base::betas(); }
-  Derived& betas(Betas value) { return Base::betas(value), this->self(); }
+  FusedAdamOptionsOf& betas(Betas value) { return Base::betas(value), *this; }
   const double& eps() const noexcept { return Base::eps(); }
   double& eps() noexcept { return Base::eps(); }
-  Derived& eps(double value) { return Base::eps(value), this->self(); }
+  FusedAdamOptionsOf& eps(double value) { return Base::eps(value), *this; }
   const bool& amsgrad() const noexcept { return Base::amsgrad(); }
   bool& amsgrad() noexcept { return Base::amsgrad(); }
-  Derived& amsgrad(bool value) { return Base::amsgrad(value), this->self(); }
+  FusedAdamOptionsOf& amsgrad(bool value) { return Base::amsgrad(value), *this; }
+  bool operator==(const FusedAdamOptionsOf& other) const { return this->equals(other); }
 };
 
-/// torch::optim::AdamOptions with `maximize` and a tensor as the learning rate.
-struct FusedAdamOptions : FusedAdamOptionsOf<FusedAdamOptions, torch::optim::AdamOptions> {
-  using FusedAdamOptionsOf::FusedAdamOptionsOf;
-  FusedAdamOptions(double lr = 1e-3) : FusedAdamOptionsOf(lr) {}  // NOLINT: implicit as in LibTorch
-  bool operator==(const FusedAdamOptions& other) const { return equals(other); }
-};
-
-/// torch::optim::AdamWOptions with `maximize` and a tensor as the learning rate.
-struct FusedAdamWOptions : FusedAdamOptionsOf<FusedAdamWOptions, torch::optim::AdamWOptions> {
-  using FusedAdamOptionsOf::FusedAdamOptionsOf;
-  FusedAdamWOptions(double lr = 1e-3) : FusedAdamOptionsOf(lr) {}  // NOLINT: implicit as in LibTorch
-  bool operator==(const FusedAdamWOptions& other) const { return equals(other); }
-};
+using FusedAdamOptions = FusedAdamOptionsOf<torch::optim::AdamOptions>;
+using FusedAdamWOptions = FusedAdamOptionsOf<torch::optim::AdamWOptions>;
 
 /// The state of FusedAdam and FusedAdamW per parameter, on its device: `step` in float32, the others in the
 /// parameter's dtype and layout. `max_exp_avg_sq` is undefined without amsgrad.
@@ -63,16 +58,10 @@ extern template class FusedOptimizerOf<FusedAdamOptions>;
 extern template class FusedOptimizerOf<FusedAdamWOptions>;
 
 /// Adam with fused kernels, bitwise equal to PyTorch: `torch.optim.Adam(params, fused=True)`.
-class FusedAdam : public FusedOptimizerOf<FusedAdamOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-};
+using FusedAdam = FusedOptimizerOf<FusedAdamOptions>;
 
 /// AdamW with fused kernels, bitwise equal to PyTorch: `torch.optim.AdamW(params, fused=True)`.
-class FusedAdamW : public FusedOptimizerOf<FusedAdamWOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-};
+using FusedAdamW = FusedOptimizerOf<FusedAdamWOptions>;
 
 /// torch::optim::SGDOptions with `maximize`, a tensor as the learning rate, and Python's default rate.
 struct FusedSGDOptions : FusedOptionsOf<FusedSGDOptions, torch::optim::SGDOptions> {
@@ -99,9 +88,6 @@ extern template class FusedOptimizerOf<FusedSGDOptions>;
 /// Two differences from Python: parameters of one group may get their first gradients in different steps, and
 /// if found_inf skips the very first step, momentum starts at zero instead of uninitialized memory. The next
 /// step then counts as the second, with dampening, because the host does not know that the first was skipped.
-class FusedSGD : public FusedOptimizerOf<FusedSGDOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-};
+using FusedSGD = FusedOptimizerOf<FusedSGDOptions>;
 
 }  // namespace lockstep::optim

@@ -33,6 +33,9 @@ class StepLR {
   void load_state_dict(const Dict& state_dict);
 
  private:
+  template <typename Scheduler, typename Visit>
+  static void visit_fields(Scheduler& scheduler, const Visit& visit);
+
   torch::optim::Optimizer* optimizer_;
   std::int64_t step_size_;
   double gamma_;
@@ -76,6 +79,8 @@ class ReduceLROnPlateau {
   void load_state_dict(const Dict& state_dict);
 
  private:
+  template <typename Scheduler, typename Visit>
+  static void visit_fields(Scheduler& scheduler, const Visit& visit);
   bool is_better(double metric) const;
   void reduce();
 

@@ -6,12 +6,11 @@
 #include <openssl/evp.h>
 #include <utility>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/throw_error.h"
 #include "data/download/download.h"
 
 namespace lockstep::data {
@@ -31,8 +30,8 @@ at::Tensor read_checked(const fs::path& path, const DatasetFile& file) {
   // Before the hash, because its messages are more specific.
   auto values = parse_idx(bytes, path.string());
   if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
-    throw DataError(fmt::format("{}: is damaged or a different file: its SHA-256 is {}, expected {}",
-                                path.string(), hash, file.sha256));
+    throw_error<DataError>("{}: is damaged or a different file: its SHA-256 is {}, expected {}",
+                           path.string(), hash, file.sha256);
   }
   return values;
 }
@@ -68,9 +67,9 @@ ReadResult read_all(const fs::path& folder, const std::vector<DatasetFile>& file
                            : fmt::format("was not found: no such folder: {}", root.string());
   std::vector<std::string> names;
   for (const auto& file : dataset.files) names.push_back(file.name);
-  throw DataError(fmt::format(
+  throw_error<DataError>(
       "{0} {1}\nSet download = true to fetch it, or put these files (plain or .gz) into {2} or {2}/{3}: {4}",
-      dataset.name, problem, root.string(), dataset.subfolder, fmt::join(names, ", ")));
+      dataset.name, problem, root.string(), dataset.subfolder, fmt::join(names, ", "));
 }
 
 }  // namespace

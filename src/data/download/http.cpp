@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/throw_error.h"
 #include "data/download/download.h"
 
 #ifdef LOCKSTEP_WITH_CURL
@@ -51,7 +49,7 @@ CurlHandle make_curl(const std::string& url) {
 void download_url(const std::string& url, const std::filesystem::path& file, const Deadline& deadline,
                   std::chrono::milliseconds connect_timeout) {
   const std::unique_ptr<std::FILE, decltype(&std::fclose)> out(std::fopen(file.c_str(), "wb"), &std::fclose);
-  if (!out) throw DataError(fmt::format("{}: cannot be written: {}", file.string(), errno_text(errno)));
+  if (!out) throw_error<DataError>("{}: cannot be written: {}", file.string(), errno_text(errno));
   const auto curl = make_curl(url);
   std::array<char, CURL_ERROR_SIZE> detail{};
   ::curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, out.get());
@@ -62,11 +60,10 @@ void download_url(const std::string& url, const std::filesystem::path& file, con
                      std::max(1L, static_cast<long>(deadline.remaining().count())));
   const CURLcode code = ::curl_easy_perform(curl.get());
   if (code != CURLE_OK) {
-    throw DataError(
-        fmt::format("{}: {}", url, detail[0] != '\0' ? detail.data() : ::curl_easy_strerror(code)));
+    throw_error<DataError>("{}: {}", url, detail[0] != '\0' ? detail.data() : ::curl_easy_strerror(code));
   }
   if (std::fflush(out.get()) != 0) {
-    throw DataError(fmt::format("{}: cannot be written: {}", file.string(), errno_text(errno)));
+    throw_error<DataError>("{}: cannot be written: {}", file.string(), errno_text(errno));
   }
 }
 
@@ -76,7 +73,7 @@ namespace lockstep::data {
 
 void download_url(const std::string& url, const std::filesystem::path&, const Deadline&,
                   std::chrono::milliseconds) {
-  throw DataError(fmt::format("{}: this build of Lockstep cannot download (LOCKSTEP_WITH_CURL=OFF)", url));
+  throw_error<DataError>("{}: this build of Lockstep cannot download (LOCKSTEP_WITH_CURL=OFF)", url);
 }
 
 }  // namespace lockstep::data

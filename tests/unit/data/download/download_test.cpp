@@ -12,7 +12,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/deadline.h"
-#include "data/download/file_lock.h"
 #include "support/ranks.h"
 #include "unit/data/fixtures.h"
 

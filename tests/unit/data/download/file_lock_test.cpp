@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "data/download/file_lock.h"
-
 #include <cstdlib>
 #include <signal.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "data/download/download.h"
 #include "support/ranks.h"
 #include "unit/data/fixtures.h"
 

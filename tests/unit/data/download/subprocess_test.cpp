@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "data/download/subprocess.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
 
+#include "data/download/download.h"
 #include "unit/data/fixtures.h"
 
 namespace lockstep::data {
@@ -23,19 +22,19 @@ const Deadline& soon() {
 
 TEST(RunCommand, RunsInTheFolder) {
   const TempFolder folder;
-  run_command({"sh", "-c", "echo hello > made-here"}, folder.path(), soon());
+  run_in_folder(folder.path(), {"sh", "-c", "echo hello > made-here"}, soon());
   EXPECT_EQ(read_file(folder / "made-here"), "hello\n");
 }
 
 TEST(RunCommand, ShowsTheLastOutputOfAFailedCommand) {
   EXPECT_THAT(
       [] {
-        run_command({"sh", "-c", "echo first; echo last words >&2; exit 7"}, "/", soon());
+        run_in_folder("/", {"sh", "-c", "echo first; echo last words >&2; exit 7"}, soon());
       },
       ThrowsMessage<DataError>(AllOf(HasSubstr("exit code 7"), HasSubstr("last words"))));
   EXPECT_THAT(
       [] {
-        run_command({"sh", "-c", "kill -9 $$"}, "/", soon());
+        run_in_folder("/", {"sh", "-c", "kill -9 $$"}, soon());
       },
       ThrowsMessage<DataError>(HasSubstr("signal 9")));
 }
@@ -43,7 +42,7 @@ TEST(RunCommand, ShowsTheLastOutputOfAFailedCommand) {
 TEST(RunCommand, NamesAMissingCommand) {
   EXPECT_THAT(
       [] {
-        run_command({"lockstep-no-such-command", "x"}, "/", soon());
+        run_in_folder("/", {"lockstep-no-such-command", "x"}, soon());
       },
       ThrowsMessage<DataError>(HasSubstr("is lockstep-no-such-command installed?")));
 }
@@ -52,7 +51,7 @@ TEST(RunCommand, StopsACommandAtTheDeadline) {
   const Deadline now(std::chrono::milliseconds(0));
   EXPECT_THAT(
       [&] {
-        run_command({"sleep", "600"}, "/", now);
+        run_in_folder("/", {"sleep", "600"}, now);
       },
       ThrowsMessage<DataError>(HasSubstr("not complete at the deadline")));
 }

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// CUDA graphs. The only file of this layer that needs CUDA's headers.
+// CUDA graphs. The only file of this layer that needs CUDA's headers, where they are present.
+#include <lockstep/graphs/graphed_step.h>
+
+#include "base/throw_error.h"
+
+#ifdef LOCKSTEP_HAS_CUDA
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -8,11 +13,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
-#include <lockstep/graphs/graphed_step.h>
 
 namespace lockstep {
 namespace {
@@ -128,8 +130,8 @@ class CudaGraphDevice : public GraphDevice {
       graph.capture_end();
     } catch (const c10::Error& error) {
       graph.clean_up_failed_capture(device_, *pool);
-      throw Error(fmt::format("GraphedStep: the device could not record the step: {}",
-                              error.what_without_backtrace()));
+      throw_error<Error>("GraphedStep: the device could not record the step: {}",
+                         error.what_without_backtrace());
     }
     return recorded;
   }
@@ -160,16 +162,31 @@ class CudaGraphDevice : public GraphDevice {
 
 std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
   if (!device.is_cuda()) {
-    throw ArgumentError(fmt::format(
+    throw_error<ArgumentError>(
         "GraphedStep: graphs need a GPU; {} has none. Set .enabled = false to run every step eagerly",
-        device.str()));
+        device.str());
   }
   if (device_count(c10::kCUDA) == 0) {
-    throw ArgumentError(fmt::format(
+    throw_error<ArgumentError>(
         "GraphedStep: {}: this process cannot use any GPU. Set .enabled = false to run every step eagerly",
-        device.str()));
+        device.str());
   }
   return std::make_shared<CudaGraphDevice>(device.has_index() ? device.index() : c10::cuda::current_device());
 }
 
 }  // namespace lockstep
+
+#else
+
+namespace lockstep {
+
+std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
+  throw_error<ArgumentError>(
+      "GraphedStep: graphs need a GPU and a LibTorch with CUDA; {} has no graphs in this build. Set .enabled "
+      "= false to run every step eagerly",
+      device.str());
+}
+
+}  // namespace lockstep
+
+#endif

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <cmath>
+#include <fnmatch.h>
+#include <string_view>
+#include <unordered_set>
 
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/ddp/utils.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 namespace {
@@ -21,10 +25,9 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
                 ": with optimizer_in_backward gradients are gone when backward ends; clip inside of it");
   }
   if (!ddp.has_averaged_gradients()) {
-    throw Error(
-        who +
-        ": the gradients are not averaged over the ranks, since the last backward was made in no_sync() or "
-        "did not finish; clip after the backward that reduces them");
+    throw Error(who +
+                ": the gradients are not averaged over the ranks, since the last backward was made in "
+                "no_sync() or did not finish; clip after the backward that reduces them");
   }
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : ddp.averaged_parameters()) {
@@ -42,6 +45,43 @@ at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
                                 half ? std::optional(at::kFloat) : std::nullopt);
 }
 
+// The name itself or that of a module that it is in.
+bool matches(std::string_view name, const std::string& pattern) {
+  for (auto end = name.size(); end != std::string_view::npos && end > 0; end = name.rfind('.', end - 1)) {
+    if (::fnmatch(pattern.c_str(), std::string(name.substr(0, end)).c_str(), FNM_NOESCAPE) == 0) return true;
+  }
+  return false;
+}
+
+void refuse_idle(const torch::OrderedDict<std::string, at::Tensor>& parameters,
+                 const std::vector<std::string>& patterns, const char* function) {
+  for (const auto& pattern : patterns) {
+    const bool used =
+        std::ranges::any_of(parameters.keys(), [&](const auto& name) { return matches(name, pattern); });
+    if (!used) throw_error<ArgumentError>("{}: no parameter's name matches {}", function, pattern);
+  }
+}
+
+std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vector<std::string>& patterns,
+                                      bool matching, const char* function) {
+  const auto parameters = module.named_parameters();
+  refuse_idle(parameters, patterns, function);
+  // A tied parameter has several names, of which one suffices.
+  std::unordered_set<const void*> matched;
+  for (const auto& item : parameters) {
+    const bool any =
+        std::ranges::any_of(patterns, [&](const auto& pattern) { return matches(item.key(), pattern); });
+    if (any) matched.insert(item.value().unsafeGetTensorImpl());
+  }
+  std::vector<std::string> frozen;
+  for (const auto& item : parameters) {
+    if (matched.contains(item.value().unsafeGetTensorImpl()) != matching) continue;
+    item.value().set_requires_grad(false);
+    frozen.push_back(item.key());
+  }
+  return frozen;
+}
+
 }  // namespace
 
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
@@ -56,8 +96,7 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
   const auto total = norm_of(at::stack(norms), options.norm_type);
   const auto norm = total.item().toDouble();
   if (options.error_if_nonfinite && !std::isfinite(norm)) {
-    throw Error(
-        fmt::format("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped", norm));
+    throw_error<Error>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped", norm);
   }
   const auto factor = at::clamp((total + 1e-6).reciprocal() * max_norm, std::nullopt, 1.0);
   for (const auto& gradient : gradients) gradient.mul_(factor.to(gradient.device()));
@@ -69,6 +108,14 @@ void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_valu
   for (const auto& gradient : averaged_gradients(ddp, "clip_grad_value_")) {
     gradient.clamp_(-clip_value, clip_value);
   }
+}
+
+std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std::string>& patterns) {
+  return freeze_where(module, patterns, true, "freeze");
+}
+
+std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns) {
+  return freeze_where(module, patterns, false, "freeze_all_but");
 }
 
 }  // namespace lockstep
