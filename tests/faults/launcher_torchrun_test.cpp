@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/reserved_port.h"
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 
