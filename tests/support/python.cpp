@@ -70,7 +70,7 @@ class PythonServer {
     if (pid_ == 0) become_python(theirs.get());
   }
   ~PythonServer() {
-    ::kill(pid_, SIGKILL);
+    ::kill(-pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
   PythonServer(const PythonServer&) = delete;
@@ -91,6 +91,7 @@ class PythonServer {
  private:
   [[noreturn]] static void become_python(int socket) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::setpgid(0, 0);  // to end with the server: ranks that a script has forked
     ::fcntl(socket, F_SETFD, 0);
     ::setenv("OMP_NUM_THREADS", "1", 0);
     const auto path = fmt::format("{}/support/python_server.py", LOCKSTEP_TESTS_FOLDER);
