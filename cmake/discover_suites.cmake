@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# Read by ctest when it starts: makes every suite of one googletest program a ctest. The including file, which
-# lockstep_discover_suites() writes, sets name, program, list (a file beside it), timeout and properties.
+# Read by ctest when it starts: makes every suite of one googletest program a ctest. While building, a program that
+# crashes would break the build of the others. The including file, which lockstep_discover_suites() writes, sets name,
+# program, list (a file beside it), timeout and labels.
 
 if(NOT EXISTS "${program}")
   # As gtest_discover_tests() does: a test that ctest reports as not found.
@@ -27,8 +28,9 @@ foreach(line IN LISTS lines)
   endif()
 endforeach()
 foreach(suite IN LISTS suites)
-  # The limit of a single case holds for each of them; a suite may take as long as all its cases.
-  math(EXPR limit "${timeout} * ${cases_of_${suite}}")
+  # A single case may take the whole limit. Hanging cases end by watchdogs of their own, so the others add little.
+  math(EXPR limit "${timeout} + ${timeout} * ${cases_of_${suite}} / 10")
   add_test("${name}.${suite}" "${program}" "--gtest_filter=${suite}.*")
-  set_tests_properties("${name}.${suite}" PROPERTIES TIMEOUT ${limit} ${properties})
+  # ctest starts those with the highest cost first, so that none of them runs alone at the end.
+  set_tests_properties("${name}.${suite}" PROPERTIES LABELS "${labels}" TIMEOUT ${limit} COST ${limit})
 endforeach()

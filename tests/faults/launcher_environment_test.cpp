@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "base/sockets.h"
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {

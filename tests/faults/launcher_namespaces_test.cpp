@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {

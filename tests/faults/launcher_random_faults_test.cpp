@@ -14,7 +14,7 @@
 
 #include <lockstep/base/env.h>
 
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {

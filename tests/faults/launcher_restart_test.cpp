@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "base/sockets.h"
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Command lines of torchrun's users, run by live torchrun and by lockstep run: ranks must be given the same.
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -11,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/sockets.h"
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 
@@ -185,8 +186,8 @@ std::vector<int> run_torchrun(const fs::path& folder, const std::vector<Case>& a
                     {"environment", sides[i].environment()}});
   }
   std::ofstream(folder / "cases.json") << list;
-  std::istringstream lines(
-      run_python("faults/torchrun_cases.py", {.args = {(folder / "cases.json").string()}}));
+  std::istringstream lines(run_python("faults/torchrun_cases.py", {.args = {(folder / "cases.json").string()},
+                                                                   .timeout = std::chrono::seconds(200)}));
   std::vector<int> codes;
   for (int code = 0; lines >> code;) codes.push_back(code);
   return codes;

@@ -19,23 +19,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "parity"))
 import models  # noqa: E402
 
 
-class MnistNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.dropout1 = nn.Dropout2d(0.25)
-        self.fc1 = nn.Linear(1600, 500)
-        self.dropout2 = nn.Dropout(0.5)
-        self.fc2 = nn.Linear(500, 10)
-
-    def forward(self, x):
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = self.dropout1(x).flatten(1)
-        return self.fc2(self.dropout2(F.relu(self.fc1(x))))
-
-
 def conv(in_channels, out_channels, kernel, stride=1):
     return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
 
@@ -82,7 +65,7 @@ def make(name, size):
         targets = torch.randint(8192, (size, 256))
         torch.manual_seed(0)
         return models.Gpt(vocabulary=8192, context=256, width=512, heads=8, layers=8), ids, targets
-    shape, classes, net = {"mnist": ((1, 28, 28), 10, MnistNet), "resnet50": ((3, 224, 224), 1000, ResNet50)}[name]
+    shape, classes, net = {"mnist": ((1, 28, 28), 10, models.MnistNet), "resnet50": ((3, 224, 224), 1000, ResNet50)}[name]
     images = torch.randn(size, *shape)
     labels = torch.randint(classes, (size,))
     torch.manual_seed(0)

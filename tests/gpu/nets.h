@@ -6,26 +6,10 @@
 #include <torch/torch.h>
 
 #include "parity/models/gpt.h"
+#include "parity/models/mnist_nets.h"
 
 // The nets of gpu_training, whose Python twins are in gpu_training.py; modules are made in the same order.
 namespace lockstep::gpu {
-
-struct MnistNetImpl : torch::nn::Module {
-  torch::nn::Conv2d conv1{register_module("conv1", torch::nn::Conv2d(1, 32, 3))};
-  torch::nn::Conv2d conv2{register_module("conv2", torch::nn::Conv2d(32, 64, 3))};
-  torch::nn::Dropout2d dropout1{register_module("dropout1", torch::nn::Dropout2d(0.25))};
-  torch::nn::Linear fc1{register_module("fc1", torch::nn::Linear(1600, 500))};
-  torch::nn::Dropout dropout2{register_module("dropout2", torch::nn::Dropout(0.5))};
-  torch::nn::Linear fc2{register_module("fc2", torch::nn::Linear(500, 10))};
-
-  at::Tensor forward(at::Tensor x) {
-    x = torch::relu(torch::max_pool2d(conv1->forward(x), 2));
-    x = torch::relu(torch::max_pool2d(conv2->forward(x), 2));
-    x = dropout1->forward(x).flatten(1);
-    return fc2->forward(dropout2->forward(torch::relu(fc1->forward(x))));
-  }
-};
-TORCH_MODULE(MnistNet);
 
 inline torch::nn::Conv2d conv(std::int64_t from, std::int64_t to, std::int64_t kernel,
                               std::int64_t stride = 1) {
@@ -114,7 +98,7 @@ auto with_net(const std::string& name, std::int64_t size, Use use) {
   const auto images = torch::randn({size, 1, 28, 28});
   const auto labels = classes_of(10);
   torch::manual_seed(0);
-  return use(MnistNet(), Batch{images, labels});
+  return use(testing::MnistNet(), Batch{images, labels});
 }
 
 }  // namespace lockstep::gpu

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "faults/launcher_process.h"
 #include "lockstep_bench/kinds.h"
+#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {

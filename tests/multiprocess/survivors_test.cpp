@@ -20,6 +20,7 @@
 
 #include "base/shared_memory.h"
 #include "multiprocess/backends.h"
+#include "support/error_of.h"
 #include "support/temp_folder.h"
 
 namespace lockstep {
@@ -27,18 +28,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-template <class Failing>
-std::string error_of(const Failing& failing) {
-  try {
-    failing();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // -- a death, and life after it
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <memory>
 
 #include <ATen/Parallel.h>
 
@@ -31,6 +33,25 @@ std::map<std::string, std::string> environment(const std::filesystem::path& fold
   return env;
 }
 
+// The folder with what Python has found. A script runs once for a world size: every backend is compared with
+// the same.
+const std::filesystem::path& run_python_side(const std::string& script, const std::vector<std::string>& cases,
+                                             int world_size) {
+  static std::map<std::pair<std::string, int>, std::unique_ptr<TempFolder>> done;
+  auto& folder = done[{script, world_size}];
+  if (folder) return folder->path();
+  auto fresh = std::make_unique<TempFolder>();
+  {
+    std::ofstream file(fresh->path() / "cases");
+    for (const auto& words : cases) file << words << '\n';
+  }
+  run_python(script, {.args = {fresh->path().string(), std::to_string(world_size)},
+                      .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
+                      .timeout = kWatchdog});
+  folder = std::move(fresh);
+  return folder->path();
+}
+
 }  // namespace
 
 std::string record_folder() { return std::getenv(kFolderVariable); }
@@ -46,21 +67,15 @@ void as_parity_ranks(const std::function<void(const Context&)>& body) {
 }
 
 BothSides::BothSides(const std::string& script, const Scenario& scenario,
-                     const std::vector<std::string>& cases, const std::string& backend, int world_size) {
-  {
-    std::ofstream file(python_.path() / "cases");
-    for (const auto& words : cases) file << words << '\n';
-  }
-  run_python(script, {.args = {python_.path().string(), std::to_string(world_size)},
-                      .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}},
-                      .timeout = kWatchdog});
+                     const std::vector<std::string>& cases, const std::string& backend, int world_size)
+    : python_(run_python_side(script, cases, world_size)) {
   expect_all_passed(run_ranks(scenario, {.world_size = backend.starts_with(kThreadsPrefix) ? 1 : world_size,
                                          .env = environment(ours_.path(), backend, world_size),
                                          .timeout = kWatchdog}));
 }
 
 std::string BothSides::python_file(const std::string& name, int rank) const {
-  return record_file(python_.path(), name, rank).string();
+  return record_file(python_, name, rank).string();
 }
 
 std::string BothSides::our_file(const std::string& name, int rank) const {

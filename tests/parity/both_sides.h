@@ -30,13 +30,13 @@ class BothSides {
   BothSides(const std::string& script, const Scenario& scenario, const std::vector<std::string>& cases,
             const std::string& backend, int world_size);
 
-  const std::filesystem::path& python_folder() const { return python_.path(); }
+  const std::filesystem::path& python_folder() const { return python_; }
   const std::filesystem::path& our_folder() const { return ours_.path(); }
   std::string python_file(const std::string& name, int rank) const;
   std::string our_file(const std::string& name, int rank) const;
 
  private:
-  TempFolder python_;
+  std::filesystem::path python_;
   TempFolder ours_;
 };
 

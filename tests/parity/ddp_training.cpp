@@ -7,7 +7,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "parity/ddp_nets.h"
+#include "parity/models/mnist_nets.h"
 
 namespace lockstep::testing {
 namespace {

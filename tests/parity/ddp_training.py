@@ -12,41 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+import models
+
 SEED = 17
-
-
-class MnistNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.dropout1 = nn.Dropout2d(0.25)
-        self.fc1 = nn.Linear(1600, 500)
-        self.dropout2 = nn.Dropout(0.5)
-        self.fc2 = nn.Linear(500, 10)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = self.dropout1(x).flatten(1)
-        return self.fc2(self.dropout2(F.relu(self.fc1(x))))
-
-
-class TiedNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 8, 5, stride=2)
-        self.norm = nn.BatchNorm2d(8)
-        self.input = nn.Linear(1152, 32)
-        self.a = nn.Linear(32, 32)
-        self.b = nn.Linear(32, 32)
-        self.b.weight = self.a.weight
-        self.out = nn.Linear(32, 10)
-
-    def forward(self, x):
-        x = F.relu(self.norm(self.conv(x))).flatten(1)
-        x = F.relu(self.input(x))
-        return self.out(F.relu(self.b(torch.tanh(self.a(x)))))
 
 
 class Images(Dataset):
@@ -110,7 +78,7 @@ class Training:
 
 def train(case):
     torch.manual_seed(SEED + (dist.get_rank() if case["seed_by_rank"] == "1" else 0))
-    net = MnistNet() if case["net"] == "mnist" else TiedNet()
+    net = models.MnistNet() if case["net"] == "mnist" else models.TiedNet()
     if case["gradients_first"] == "1":
         net(torch.ones(2, 1, 28, 28)).square().mean().backward()
     cap = float(case["bucket_cap_mb"])

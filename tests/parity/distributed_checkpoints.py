@@ -55,7 +55,7 @@ def main():
         dcp.save(contents(), checkpoint_id=os.path.join(folder, "plain"))
         torch.save(strings(contents()), os.path.join(folder, "plain.pt"))
         meeting = os.path.join(folder, "meeting")
-        torch.multiprocessing.spawn(save_shards, (meeting, folder), nprocs=2)
+        torch.multiprocessing.start_processes(save_shards, (meeting, folder), nprocs=2, start_method="fork")
         return
     with tempfile.TemporaryDirectory() as temp:
         dcp_to_torch_save(os.path.join(folder, "cpp"), os.path.join(temp, "cpp.pt"))

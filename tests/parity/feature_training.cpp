@@ -7,8 +7,8 @@
 
 #include <lockstep/lockstep.h>
 
-#include "parity/ddp_nets.h"
 #include "parity/models/gpt.h"
+#include "parity/models/mnist_nets.h"
 #include "parity/models/resnet.h"
 #include "parity/models/special_nets.h"
 

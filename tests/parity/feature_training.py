@@ -11,7 +11,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn import functional as F
 
 import models
-from ddp_training import TiedNet, run_everywhere
+from ddp_training import run_everywhere
 
 SEED = 23
 BATCH = 8
@@ -28,7 +28,7 @@ def make_net(case):
         return models.Gpt(checkpoint=case["checkpoint"])
     if kind == "resnet18":
         return models.ResNet18(8, 1)
-    return {"sparse": models.SparseNet, "kinds": models.Kinds, "tied": TiedNet}[kind]()
+    return {"sparse": models.SparseNet, "kinds": models.Kinds, "tied": models.TiedNet}[kind]()
 
 
 def register_hook(ddp, name):

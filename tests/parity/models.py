@@ -146,3 +146,37 @@ class Reuse(nn.Module):
         for _ in range(3):
             h = recomputed(self.checkpoint, lambda y: self.dropout(torch.tanh(self.block(y))), h)
         return self.out(h)
+
+
+class MnistNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1 = nn.Dropout2d(0.25)
+        self.fc1 = nn.Linear(1600, 500)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc2 = nn.Linear(500, 10)
+
+    def forward(self, x):
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = self.dropout1(x).flatten(1)
+        return self.fc2(self.dropout2(F.relu(self.fc1(x))))
+
+
+class TiedNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 5, stride=2)
+        self.norm = nn.BatchNorm2d(8)
+        self.input = nn.Linear(1152, 32)
+        self.a = nn.Linear(32, 32)
+        self.b = nn.Linear(32, 32)
+        self.b.weight = self.a.weight
+        self.out = nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.conv(x))).flatten(1)
+        x = F.relu(self.input(x))
+        return self.out(F.relu(self.b(torch.tanh(self.a(x)))))

@@ -64,7 +64,7 @@ def main():
         return
     read_whole(sys.argv[2])
     with tempfile.TemporaryDirectory() as temp:
-        torch.multiprocessing.spawn(read_parts, (os.path.join(temp, "meeting"), sys.argv[2]), nprocs=2)
+        torch.multiprocessing.start_processes(read_parts, (os.path.join(temp, "meeting"), sys.argv[2]), nprocs=2, start_method="fork")
     print("same")
 
 

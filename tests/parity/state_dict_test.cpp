@@ -5,6 +5,7 @@
 #include <lockstep/lockstep.h>
 
 #include "parity/models/resnet.h"
+#include "support/error_of.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
 
@@ -12,12 +13,7 @@ namespace lockstep::testing {
 namespace {
 
 std::string message_of(torch::nn::Sequential& net, const Dict& dict, bool strict) {
-  try {
-    load_state_dict(net, dict, {.strict = strict});
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
+  return error_of<CheckpointError>([&] { load_state_dict(net, dict, {.strict = strict}); });
 }
 
 TEST(StateDict, MismatchesAreReportedInPythonsWords) {

@@ -8,11 +8,12 @@
 
 namespace lockstep::testing {
 
-/// What the Lockstep error says that `action` throws; "" when it throws none.
-inline std::string error_of(const std::function<void()>& action) {
+/// What the error of that type says that `action` throws; "" when it throws none.
+template <class Expected = Error>
+std::string error_of(const std::function<void()>& action) {
   try {
     action();
-  } catch (const Error& error) {
+  } catch (const Expected& error) {
     return error.what();
   }
   return "";

@@ -34,15 +34,19 @@ bool carries(pid_t pid, const std::string& entry_wanted) {
   return false;
 }
 
-pid_t parent_in_stat(pid_t pid) {
-  std::string text;
-  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text, '\0');
-  const auto name_end = text.rfind(')');
-  if (name_end == std::string::npos) return 0;
+struct Stat {
   char state = '?';
   pid_t parent = 0;
-  std::istringstream(text.substr(name_end + 1)) >> state >> parent;
-  return parent;
+};
+
+Stat stat_of(pid_t pid) {
+  std::string text;
+  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text, '\0');
+  Stat stat;
+  const auto name_end = text.rfind(')');
+  if (name_end != std::string::npos)
+    std::istringstream(text.substr(name_end + 1)) >> stat.state >> stat.parent;
+  return stat;
 }
 
 }  // namespace
@@ -68,7 +72,7 @@ std::vector<pid_t> Family::members() const {
 
 std::vector<pid_t> Family::children_of(pid_t parent) const {
   auto pids = members();
-  std::erase_if(pids, [&](pid_t pid) { return parent_in_stat(pid) != parent; });
+  std::erase_if(pids, [&](pid_t pid) { return parent_of(pid) != parent; });
   return pids;
 }
 
@@ -86,6 +90,27 @@ void Family::wait_for_none() const {
     if (deadline.expired()) throw std::runtime_error(fmt::format("{} processes are left", left.size()));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+}
+
+pid_t parent_of(pid_t pid) { return stat_of(pid).parent; }
+
+void wait_for_state(pid_t pid, char state) {
+  const Deadline deadline(kFamilyPatience);
+  while (stat_of(pid).state != state) {
+    if (deadline.expired())
+      throw std::runtime_error(fmt::format("process {} never was in state {}", pid, state));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void wait_for_wait(pid_t pid, std::string_view function) {
+  const Deadline deadline(kFamilyPatience);
+  std::string where;
+  do {
+    if (deadline.expired()) throw std::runtime_error(fmt::format("process {} waits in {}", pid, where));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::getline(std::ifstream(fmt::format("/proc/{}/wchan", pid)), where);
+  } while (where.find(function) == std::string::npos);
 }
 
 }  // namespace lockstep::testing

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <sys/types.h>
 #include <vector>
 
@@ -30,5 +31,12 @@ class Family {
  private:
   std::map<std::string, std::string> mark_;
 };
+
+/// The parent of a living process.
+pid_t parent_of(pid_t pid);
+/// Waits until a process is in `state`, as in /proc/<pid>/stat.
+void wait_for_state(pid_t pid, char state);
+/// Waits until a process waits in that function of the kernel.
+void wait_for_wait(pid_t pid, std::string_view function);
 
 }  // namespace lockstep::testing

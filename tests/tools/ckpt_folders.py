@@ -48,7 +48,7 @@ def save_shards(rank, meeting, folder):
 def make(folder):
     dcp.save(run(), checkpoint_id=os.path.join(folder, "run"))
     torch.save(run(), os.path.join(folder, "run_source.pt"))
-    torch.multiprocessing.spawn(save_shards, (os.path.join(folder, "meeting"), os.path.join(folder, "sharded")), nprocs=2)
+    torch.multiprocessing.start_processes(save_shards, (os.path.join(folder, "meeting"), os.path.join(folder, "sharded")), nprocs=2, start_method="fork")
     for name in ("run", "sharded"):
         dcp_to_torch_save(os.path.join(folder, name), os.path.join(folder, name + ".pt"))
 

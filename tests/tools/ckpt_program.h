@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "faults/launcher_process.h"
+#include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {

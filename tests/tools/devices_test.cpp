@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
-#include "faults/launcher_process.h"
-#include "unit/machine/fake_smi.h"
+#include "support/fake_smi.h"
+#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {

@@ -14,9 +14,9 @@
 #include "base/host.h"
 #include "base/sockets.h"
 #include "base/unique_fd.h"
-#include "faults/launcher_process.h"
+#include "support/fake_smi.h"
+#include "support/launcher_process.h"
 #include "support/temp_folder.h"
-#include "unit/machine/fake_smi.h"
 
 namespace lockstep::testing {
 namespace {

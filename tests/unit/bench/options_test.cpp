@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 
 #include "lockstep_bench/kinds.h"
+#include "support/error_of.h"
 
 namespace lockstep::bench {
 namespace {
@@ -18,12 +19,7 @@ using Words = std::vector<std::string>;
 Options parse(const Words& words) { return parse_options(Tool::lockstep_bench, words); }
 
 std::string complaint(const Words& words, Tool tool = Tool::lockstep_bench) {
-  try {
-    parse_options(tool, words);
-  } catch (const ArgumentError& error) {
-    return error.what();
-  }
-  return "";
+  return lockstep::testing::error_of<ArgumentError>([&] { parse_options(tool, words); });
 }
 
 TEST(BenchOptions, HaveDefaults) {

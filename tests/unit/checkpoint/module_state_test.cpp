@@ -8,6 +8,8 @@
 
 #include <lockstep/lockstep.h>
 
+#include "support/error_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -28,12 +30,7 @@ std::vector<std::string> keys_of(const Dict& dict) {
 }
 
 std::string error_of(torch::nn::Sequential& net, const Dict& dict, const LoadStateDictOptions& options = {}) {
-  try {
-    load_state_dict(net, dict, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of([&] { load_state_dict(net, dict, options); });
 }
 
 TEST(ModuleState, HasPythonsNamesInPythonsOrderAndSharesTheData) {

@@ -6,6 +6,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
 
+#include "support/error_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -20,12 +22,7 @@ Optimizer stepped(torch::nn::Linear& net, Options options) {
 }
 
 std::string error_of(torch::optim::Optimizer& optimizer, const Dict& dict) {
-  try {
-    load_state_dict(optimizer, dict);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of([&] { load_state_dict(optimizer, dict); });
 }
 
 TEST(OptimizerState, AnotherKindOfOptimizerIsRejectedAndNothingChanges) {

@@ -6,6 +6,8 @@
 #include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
+#include "support/error_of.h"
+
 namespace lockstep::data {
 namespace {
 
@@ -19,12 +21,7 @@ class DistributedSamplers : public ::testing::Test {
 
 template <typename Sampler, typename Options>
 std::string refusal(const Options& options) {
-  try {
-    Sampler(10, options);
-  } catch (const ArgumentError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return lockstep::testing::error_of<ArgumentError>([&] { Sampler(10, options); });
 }
 
 TEST_F(DistributedSamplers, UseTheCurrentWorldByDefault) {

@@ -33,17 +33,6 @@ std::string tar_header(const std::string& name, std::size_t size) {
 
 }  // namespace
 
-TempFolder::TempFolder() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-  path_ = pattern;
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 ScopedVariable::ScopedVariable(std::string name, const std::string& value) : name_(std::move(name)) {
   if (const char* old = ::getenv(name_.c_str())) old_ = old;
   ::setenv(name_.c_str(), value.c_str(), 1);

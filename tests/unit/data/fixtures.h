@@ -7,23 +7,11 @@
 #include <vector>
 
 #include "data/download/dataset_files.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::data::testing {
 
-/// A new folder under the system's temporary one; removed with all in it at the end.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
+using lockstep::testing::TempFolder;
 
 /// Sets an environment variable and puts the old value back.
 class ScopedVariable {

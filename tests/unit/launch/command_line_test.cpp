@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "run_arguments.h"
+#include "support/error_of.h"
 
 namespace lockstep::cli {
 namespace {
@@ -31,12 +32,7 @@ RunArguments parse(Words words, const Words& rest = {}) {
 }
 
 std::string complaint(const RunArguments& arguments) {
-  try {
-    launch_options(arguments, {.cores = 4, .gpus = 0});
-  } catch (const ArgumentError& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of<ArgumentError>([&] { launch_options(arguments, {.cores = 4, .gpus = 0}); });
 }
 
 TEST(RunCommandLine, AcceptsBothSpellings) {

@@ -6,6 +6,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/error_of.h"
+
 namespace lockstep::launch {
 namespace {
 
@@ -86,12 +88,7 @@ TEST(Environment, KeepsTheUsersVariables) {
 }
 
 std::string complaint(const LaunchOptions& options) {
-  try {
-    validate(options);
-  } catch (const ArgumentError& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of<ArgumentError>([&] { validate(options); });
 }
 
 TEST(LaunchOptions, AreCheckedBeforeAnythingStarts) {

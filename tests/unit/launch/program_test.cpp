@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/worker_group.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::launch {
 namespace {
@@ -16,15 +17,12 @@ using ::testing::HasSubstr;
 class FindProgram : public ::testing::Test {
  protected:
   FindProgram() {
-    std::string name = ::testing::TempDir() + "/programsXXXXXX";
-    folder_ = ::mkdtemp(name.data());
     std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is skipped
     std::filesystem::create_directories(folder_ / "b");
     std::ofstream(folder_ / "a" / "plain") << "text";
     std::ofstream(folder_ / "b" / "tool") << "#!/bin/sh\n";
     ::chmod((folder_ / "b" / "tool").c_str(), 0755);
   }
-  ~FindProgram() override { std::filesystem::remove_all(folder_); }
 
   std::string a() const { return folder_ / "a"; }
   std::string b() const { return folder_ / "b"; }
@@ -40,7 +38,7 @@ class FindProgram : public ::testing::Test {
     }
   }
 
-  std::filesystem::path folder_;
+  testing::TempFolder folder_;
 };
 
 TEST_F(FindProgram, SearchesPathInOrder) {

@@ -10,7 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "unit/machine/fake_smi.h"
+#include "support/fake_smi.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::machine {
 namespace {
@@ -156,15 +157,13 @@ TEST(Gpus, AreHiddenAsByCuda) {
 class VisibleGpus : public ::testing::Test {
  protected:
   VisibleGpus() {
-    std::string name = ::testing::TempDir() + "/gpusXXXXXX";
-    folder_ = ::mkdtemp(name.data());
     for (const char* node : {"nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia"}) {
-      std::ofstream(folder_ / node) << "";
+      std::ofstream(temp_ / node) << "";
     }
   }
-  ~VisibleGpus() override { std::filesystem::remove_all(folder_); }
 
-  std::filesystem::path folder_;
+  lockstep::testing::TempFolder temp_;
+  const std::filesystem::path& folder_ = temp_.path();
 };
 
 TEST_F(VisibleGpus, AreTheNumberedNodes) {

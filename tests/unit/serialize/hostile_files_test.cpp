@@ -10,6 +10,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "support/error_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -18,13 +20,9 @@ using ::testing::HasSubstr;
 constexpr const char* kName = "evil.pt";
 
 std::string error_of(const std::string& bytes, const LoadOptions& options = {}) {
-  try {
-    load_bytes(bytes, options, kName);
-  } catch (const CheckpointError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(kName));
-    return error.what();
-  }
-  return "";
+  auto text = testing::error_of<CheckpointError>([&] { load_bytes(bytes, options, kName); });
+  EXPECT_THAT(text, ::testing::AnyOf("", HasSubstr(kName)));
+  return text;
 }
 
 // A file of torch.save with this pickle, and a storage "0" of 16 bytes.

@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "support/family.h"
 
 namespace lockstep::testing {
 
@@ -56,16 +57,16 @@ class LauncherProcess {
   const std::string& err() const { return err_; }
 
   // Living processes that were started by or under this launcher, itself included.
-  std::vector<pid_t> family() const;
+  std::vector<pid_t> family() const { return family_.members(); }
   // Waits until family() has at least `size` members.
-  void wait_for_family(std::size_t size) const;
+  void wait_for_family(std::size_t size) const { family_.wait_for(size); }
   // Waits until family() is empty.
-  void wait_for_no_family() const;
+  void wait_for_no_family() const { family_.wait_for_none(); }
 
  private:
   bool read_some();
 
-  std::string marker_;
+  Family family_;
   Deadline deadline_;
   pid_t pid_ = -1;
   UniqueFd out_fd_;
@@ -73,13 +74,6 @@ class LauncherProcess {
   std::string out_;
   std::string err_;
 };
-
-// The parent of a living process.
-pid_t parent_of(pid_t pid);
-// Waits until a process waits in that function of the kernel.
-void wait_for_wait(pid_t pid, std::string_view function);
-// Waits until a process is in `state`, as in /proc/<pid>/stat.
-void wait_for_state(pid_t pid, char state);
 
 std::vector<std::string> lines_of(const std::string& text);
 

@@ -15,8 +15,8 @@ struct MnistNetImpl : torch::nn::Module {
   torch::nn::Linear fc2{register_module("fc2", torch::nn::Linear(500, 10))};
 
   at::Tensor forward(at::Tensor x) {
-    x = at::max_pool2d(at::relu(conv1->forward(x)), 2);
-    x = at::max_pool2d(at::relu(conv2->forward(x)), 2);
+    x = at::relu(at::max_pool2d(conv1->forward(x), 2));
+    x = at::relu(at::max_pool2d(conv2->forward(x), 2));
     x = dropout1->forward(x).flatten(1);
     x = dropout2->forward(at::relu(fc1->forward(x)));
     return fc2->forward(x);

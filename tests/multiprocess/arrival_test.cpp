@@ -15,28 +15,12 @@
 
 #include "base/deadline.h"
 #include "support/ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "lockstep-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) std::abort();
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string file(const std::string& name) const { return path_ / name; }
-  bool empty() const { return fs::is_empty(path_); }
-
- private:
-  fs::path path_;
-};
 
 int own_rank() { return static_cast<int>(*Env().get_int("TEST_RANK")); }
 int own_world() { return static_cast<int>(*Env().get_int("TEST_WORLD")); }
@@ -88,14 +72,14 @@ const testing::Scenario by_file("by file", [] {
 });
 
 TEST(Arrival, FileIsRemovedAfterwards) {
-  const Folder folder;
+  const testing::TempFolder folder;
   testing::expect_all_passed(
       testing::run_ranks(by_file, unnamed(3, {{"TEST_FILE", folder.file("meeting")}})));
-  EXPECT_TRUE(folder.empty());
+  EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
 TEST(Arrival, IgnoresTheFileOfAKilledRun) {
-  const Folder folder;
+  const testing::TempFolder folder;
   const auto path = folder.file("meeting");
   // A run of three ranks, of which one never arrives: the others are killed while they wait.
   auto options = unnamed(3, {{"TEST_FILE", path}});
@@ -128,7 +112,7 @@ const testing::Scenario by_own_store("by a user-provided store", [] {
   }
 });
 TEST(Arrival, UserProvidedStore) {
-  const Folder folder;
+  const testing::TempFolder folder;
   testing::expect_all_passed(
       testing::run_ranks(by_own_store, unnamed(2, {{"TEST_FILE", folder.file("store")}})));
 }

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launcher_process.h"
+#include "support/launcher_process.h"
 
 #include <array>
-#include <atomic>
-#include <charconv>
 #include <cstdlib>
 #include <fcntl.h>
-#include <filesystem>
-#include <fstream>
 #include <poll.h>
 #include <pty.h>
 #include <regex>
@@ -16,7 +12,6 @@
 #include <stdexcept>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 #include <utmp.h>
 
@@ -24,13 +19,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-constexpr const char* kMarkerVariable = "LOCKSTEP_TEST_MARKER";
-
-std::string new_marker() {
-  static std::atomic<int> count = 0;
-  return fmt::format("{}={}.{}", kMarkerVariable, ::getpid(), count++);
-}
 
 struct Ends {
   UniqueFd ours{};
@@ -53,7 +41,7 @@ Ends make_terminal() {
 }
 
 [[noreturn]] void become_launcher(const std::vector<std::string>& arguments,
-                                  const LauncherProcess::Options& options, const std::string& marker, int out,
+                                  const LauncherProcess::Options& options, const Family& family, int out,
                                   int err, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(125);
@@ -63,8 +51,7 @@ Ends make_terminal() {
     ::dup2(out, STDOUT_FILENO);
     ::dup2(err, STDERR_FILENO);
   }
-  const auto equals = marker.find('=');
-  ::setenv(marker.substr(0, equals).c_str(), marker.substr(equals + 1).c_str(), 1);
+  for (const auto& [name, value] : family.mark()) ::setenv(name.c_str(), value.c_str(), 1);
   for (const auto& [name, value] : options.env) {
     if (value.empty()) {
       ::unsetenv(name.c_str());
@@ -91,29 +78,6 @@ bool append_from(UniqueFd& fd, std::string& text) {
   return false;
 }
 
-bool carries(pid_t pid, const std::string& marker) {
-  std::ifstream file(fmt::format("/proc/{}/environ", pid));
-  for (std::string entry; std::getline(file, entry, '\0');) {
-    if (entry == marker) return true;
-  }
-  return false;
-}
-
-struct Stat {
-  char state = '?';
-  pid_t parent = 0;
-};
-
-Stat stat_of(pid_t pid) {
-  std::string text;
-  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text);
-  Stat stat;
-  const auto name_end = text.rfind(')');
-  if (name_end != std::string::npos)
-    std::istringstream(text.substr(name_end + 1)) >> stat.state >> stat.parent;
-  return stat;
-}
-
 std::vector<std::string> run_arguments(int ranks, const std::vector<std::string>& more_options,
                                        const std::vector<std::string>& command) {
   std::vector<std::string> arguments{"run", "--nproc-per-node", std::to_string(ranks)};
@@ -132,14 +96,14 @@ int occurrences(const std::string& text, std::string_view part) {
 }  // namespace
 
 LauncherProcess::LauncherProcess(const std::vector<std::string>& arguments, const Options& options)
-    : marker_(new_marker()), deadline_(options.watchdog) {
+    : deadline_(options.watchdog) {
   Ends out = options.output == Output::terminal ? make_terminal() : make_pipe();
   Ends err = options.output == Output::two_pipes ? make_pipe() : Ends{};
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {
-    become_launcher(arguments, options, marker_, out.theirs.get(), (err.theirs ? err : out).theirs.get(),
+    become_launcher(arguments, options, family_, out.theirs.get(), (err.theirs ? err : out).theirs.get(),
                     parent);
   }
   out_fd_ = std::move(out.ours);
@@ -147,11 +111,9 @@ LauncherProcess::LauncherProcess(const std::vector<std::string>& arguments, cons
 }
 
 LauncherProcess::~LauncherProcess() {
-  if (pid_ > 0) {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  for (const pid_t pid : family()) ::kill(pid, SIGKILL);
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
 }
 
 void LauncherProcess::send(int signal) const { ::kill(pid_, signal); }
@@ -194,53 +156,6 @@ pid_t LauncherProcess::rank_pid(int rank) const {
   std::smatch match;
   if (!std::regex_search(out_, match, line)) throw std::runtime_error("that rank has told no pid");
   return std::stoi(match[1]);
-}
-
-std::vector<pid_t> LauncherProcess::family() const {
-  std::vector<pid_t> pids;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
-    if (carries(pid, marker_)) pids.push_back(pid);
-  }
-  return pids;
-}
-
-void LauncherProcess::wait_for_family(std::size_t size) const {
-  for (auto found = family().size(); found < size; found = family().size()) {
-    if (deadline_.expired()) throw std::runtime_error(fmt::format("there are only {} processes", found));
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-}
-
-void LauncherProcess::wait_for_no_family() const {
-  for (auto left = family(); !left.empty(); left = family()) {
-    if (deadline_.expired()) throw std::runtime_error(fmt::format("{} processes are left", left.size()));
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-}
-
-pid_t parent_of(pid_t pid) { return stat_of(pid).parent; }
-
-void wait_for_state(pid_t pid, char state) {
-  const Deadline deadline(std::chrono::seconds(60));
-  while (stat_of(pid).state != state) {
-    if (deadline.expired())
-      throw std::runtime_error(fmt::format("process {} never was in state {}", pid, state));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
-void wait_for_wait(pid_t pid, std::string_view function) {
-  const Deadline deadline(std::chrono::seconds(60));
-  std::string where;
-  do {
-    if (deadline.expired()) throw std::runtime_error(fmt::format("process {} waits in {}", pid, where));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::getline(std::ifstream(fmt::format("/proc/{}/wchan", pid)), where);
-  } while (where.find(function) == std::string::npos);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
