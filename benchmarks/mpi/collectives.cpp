@@ -4,7 +4,7 @@
 #include <map>
 #include <mpi.h>
 
-#include "lockstep_bench/pattern.h"
+#include "lockstep_bench/rank.h"
 
 namespace mpi_bench {
 namespace {

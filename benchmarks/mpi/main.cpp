@@ -15,10 +15,8 @@
 #include "collectives.h"
 #include "lockstep_bench/kinds.h"
 #include "lockstep_bench/options.h"
-#include "lockstep_bench/pattern.h"
-#include "lockstep_bench/rank_sync.h"
+#include "lockstep_bench/rank.h"
 #include "lockstep_bench/report.h"
-#include "lockstep_bench/statistics.h"
 
 namespace mpi_bench {
 namespace {

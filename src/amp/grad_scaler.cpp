@@ -256,8 +256,8 @@ Tensor GradScaler::found_any() const {
   }
   if (!flags.empty()) return sum_on(scale_.device(), flags);
   throw ArgumentError(
-      "GradScaler: update() without any step() or unscale_() since the last one: nothing is known of the "
-      "gradients");
+      "GradScaler: update() without any step() or unscale_() since the last update(): the gradients were not "
+      "checked for infs");
 }
 
 void GradScaler::update() {

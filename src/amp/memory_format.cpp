@@ -36,7 +36,7 @@ void lay_out(at::Tensor tensor, at::MemoryFormat format) {
 void to_memory_format(torch::nn::Module& module, at::MemoryFormat format) {
   if (format == at::MemoryFormat::Preserve) {
     throw ArgumentError(
-        "to_memory_format: Preserve is no layout; take ChannelsLast, ChannelsLast3d or Contiguous");
+        "to_memory_format: Preserve is not a layout; use ChannelsLast, ChannelsLast3d or Contiguous");
   }
   const c10::NoGradGuard no_grad;
   for (const auto& parameter : module.parameters()) lay_out(parameter, format);

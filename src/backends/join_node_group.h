@@ -8,7 +8,7 @@
 
 namespace lockstep::backends {
 
-// The ranks of a group that all run on one host meet, through the group's store.
+// Connects the ranks of a group that all run on one host, through the group's store.
 std::shared_ptr<node::NodeGroup> join_node_group(const BackendRequest& request, node::NodeGroup::Part part);
 
 }  // namespace lockstep::backends

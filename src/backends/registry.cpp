@@ -11,15 +11,9 @@
 #include <lockstep/backends/fake.h>
 #include <lockstep/base/error.h>
 
-#include "backends/device_dispatch/device_dispatch_backend.h"
-#include "backends/host_staged/host_staged_backend.h"
-#include "backends/shm/shm_backend.h"
+#include "backends/factories.h"
 #ifdef LOCKSTEP_HAS_GLOO
-#include "backends/gloo/gloo_backend.h"
 #include "backends/gloo/route.h"
-#endif
-#ifdef LOCKSTEP_HAS_NCCL
-#include "backends/nccl/nccl_backend.h"
 #endif
 
 namespace lockstep::backends {
@@ -112,7 +106,7 @@ void check_device(const std::string& name, const GroupTopology& ranks) {
   }
 }
 
-// PyTorch's gloo takes GPU tensors too.
+// PyTorch's gloo also accepts GPU tensors.
 BackendChoice resolve_name(const std::string& name, const GroupTopology& ranks) {
   require_built(name);
   check_device(name, ranks);

@@ -66,8 +66,8 @@ struct GroupTopology {
 // not fit the device.
 BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ranks);
 
-// Before ranks connect: throws RendezvousError when environment variables of the backends name what this host
-// does not have.
+// Call it before ranks connect. Throws RendezvousError if environment variables of the backends name
+// something that this host lacks.
 void check_environment(const BackendSpec& spec, const Env& env);
 
 // Connects the ranks. `spec` must come from resolve_backend(). Blocks until all ranks have called it; throws

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -16,7 +15,15 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/sockets.h"
+
 namespace lockstep {
+
+void UniqueFd::reset(int fd) {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = fd;
+}
+
 namespace {
 
 constexpr std::size_t kMostFds = 8;
@@ -32,20 +39,8 @@ UniqueFd local_socket() {
   return fd;
 }
 
-// False when the deadline passes first.
-bool ready(int fd, short events, const Deadline& deadline) {
-  while (true) {
-    pollfd entry{.fd = fd, .events = events, .revents = 0};
-    const auto limit = std::min<std::chrono::milliseconds>(deadline.remaining(), std::chrono::hours(1));
-    const int count = ::poll(&entry, 1, static_cast<int>(limit.count()));
-    if (count > 0) return true;
-    if (count < 0 && errno != EINTR) fail("poll");
-    if (deadline.expired()) return false;
-  }
-}
-
 void await(int fd, short events, const Deadline& deadline) {
-  if (!ready(fd, events, deadline)) {
+  if (!wait_for(fd, events, deadline)) {
     throw TimeoutError(fmt::format("local socket: another rank of this host did not answer within {} ms",
                                    deadline.timeout().count()));
   }
@@ -109,7 +104,7 @@ LocalListener listen_locally() {
 }
 
 UniqueFd accept_local(const LocalListener& listener, const Deadline& deadline, uid_t user) {
-  while (ready(listener.socket.get(), POLLIN, deadline)) {
+  while (wait_for(listener.socket.get(), POLLIN, deadline)) {
     UniqueFd connection(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection && errno != EINTR && errno != ECONNABORTED) fail("accept");
     if (connection && is_of(user, connection.get())) return connection;

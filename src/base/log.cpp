@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <system_error>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/env.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
@@ -34,5 +36,7 @@ void log(LogLevel level, std::string_view message) {
   // One write(2) a line, so that lines of several threads and processes do not tear.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
+
+std::string errno_text(int code) { return std::generic_category().message(code); }
 
 }  // namespace lockstep

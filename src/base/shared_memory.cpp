@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <fcntl.h>
-#include <fstream>
 #include <limits>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,7 +14,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/cgroup.h"
+#include "base/host.h"
 
 namespace lockstep {
 namespace {
@@ -36,23 +34,12 @@ constexpr double kMegabyte = 1024.0 * 1024.0;
                    static_cast<double>(bytes) / kMegabyte));
 }
 
-std::size_t meminfo(const std::string& wanted) {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::size_t kilobytes = 0;
-  std::string unit;
-  while (file >> key >> kilobytes) {
-    if (key == wanted + ":") return kilobytes * 1024;
-    std::getline(file, unit);
-  }
-  return std::numeric_limits<std::size_t>::max();
-}
-
 }  // namespace
 
 std::size_t available_memory() {
-  const auto of_cgroup = Cgroups().memory_left().value_or(std::numeric_limits<std::size_t>::max());
-  return std::min<std::size_t>(of_cgroup, meminfo("MemAvailable"));
+  constexpr auto unknown = std::numeric_limits<std::size_t>::max();
+  return std::min<std::size_t>(Cgroups().memory_left().value_or(unknown),
+                               meminfo_bytes("/proc/meminfo", "MemAvailable").value_or(unknown));
 }
 
 std::size_t total_memory() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,8 @@
 
 namespace lockstep {
 
-// SLURM's variables for the tasks of a step, which srun starts. All functions but the first REQUIRE
-// in_slurm_step() and throw RendezvousError naming a variable that is missing or malformed.
+// SLURM's variables for the tasks of a step, which srun starts. All functions but the first and
+// the last REQUIRE in_slurm_step() and throw RendezvousError naming a variable that is missing or malformed.
 
 // Whether this process is a task of a step or was started by one. The shells of sbatch and salloc are not,
 // although they have most of the same variables.
@@ -34,5 +35,19 @@ std::vector<std::string> expand_node_list(const std::string& list);
 
 // SLURM's tasks per node, e.g. "4(x2),3": 4, 4, 3. Throws RendezvousError likewise.
 std::vector<int> expand_tasks_per_node(const std::string& list);
+
+// The nodes of a run whose launchers are the tasks of a SLURM step, one per node.
+struct SlurmNodes {
+  int nnodes = 1;
+  int node_rank = 0;
+  std::string master_addr{};  // the first node's name
+  std::uint16_t port = 0;     // of the coordinator; the same on all nodes
+};
+
+// The nodes of "srun --ntasks-per-node=1 lockstep run ...". nullopt if the run has this node only: without
+// SLURM, in the shell of sbatch or salloc, in a step with one node, and below a rank of another launch.
+// Throws ArgumentError if the step has several tasks per node, because each would start all ranks of the
+// node, and RendezvousError if SLURM's variables are incomplete.
+std::optional<SlurmNodes> slurm_nodes(const Env& env);
 
 }  // namespace lockstep

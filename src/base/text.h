@@ -3,9 +3,12 @@
 
 #include <charconv>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <fmt/format.h>
 
 namespace lockstep {
 
@@ -16,6 +19,14 @@ std::optional<Number> parse_number(std::string_view text) {
   const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (code != std::errc() || stop != text.data() + text.size()) return std::nullopt;
   return value;
+}
+
+// `words` random numbers of 8 hexadecimal digits each, unique in practice.
+inline std::string random_hex(int words) {
+  std::random_device source;
+  std::string text;
+  for (int word = 0; word < words; ++word) text += fmt::format("{:08x}", source());
+  return text;
 }
 
 // The parts between separators, without a last empty one.

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <map>
 #include <ranges>
-#include <set>
 #include <span>
 #include <system_error>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <charconv>
 #include <system_error>
 #include <utility>
 
@@ -21,17 +20,13 @@ using checkpointing::CheckpointFolder;
 using checkpointing::Group;
 
 void check(const CheckpointManagerOptions& options) {
-  const auto refuse_negative = [](const char* name, std::int64_t value) {
+  for (const auto& [name, value] :
+       {std::pair{"keep_last", options.keep_last}, std::pair{"keep_best", options.keep_best},
+        std::pair{"keep_every", options.keep_every}}) {
     if (value < 0)
       throw_error<ArgumentError>("CheckpointManager: {} = {} is negative; give 0 or more", name, value);
-  };
-  refuse_negative("keep_last", options.keep_last);
-  refuse_negative("keep_best", options.keep_best);
-  refuse_negative("keep_every", options.keep_every);
+  }
 }
-
-constexpr char kInParts = 'p';
-constexpr char kInOneFile = 'f';
 
 // Reads a file, or the folder of a distributed checkpoint, which cannot be mapped.
 Value read_checkpoint(const std::filesystem::path& file, const LoadOptions& options) {
@@ -48,13 +43,6 @@ Value read_checkpoint(const std::filesystem::path& file, const LoadOptions& opti
     contents = reader.read_all(options.map_location);
   });
   return contents;
-}
-
-// "" if nullopt.
-std::string text_of(const std::optional<CheckpointInfo>& info) {
-  if (!info) return "";
-  return fmt::format("{} {}{}", info->step, info->file.has_extension() ? kInOneFile : kInParts,
-                     info->metric ? fmt::format("{}", *info->metric) : "-");
 }
 
 }  // namespace
@@ -86,23 +74,8 @@ class CheckpointManager::Implementation {
                   : checkpointing::write_on_first_rank(options_, folder_, group_);
   }
 
-  void save(std::int64_t step, const Value& contents, std::optional<double> metric) {
-    if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
-    writer_->save(step, contents, metric);
-  }
-
-  void remove_after(std::int64_t step) {
-    writer_->drain();
-    checkpointing::on_first(group_, [&] { checkpointing::remove_after(options_, folder_, info_of(step)); });
-  }
-
-  void wait() { writer_->wait(); }
-
-  std::vector<CheckpointInfo> list() const { return folder_.list(); }
-  const std::filesystem::path& path() const { return folder_.path(); }
-
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
-    std::optional<CheckpointInfo> chosen;
+    std::vector<CheckpointInfo> chosen;
     std::optional<Value> contents;
     writer_->drain();
     checkpointing::on_first(group_, [&] {
@@ -112,37 +85,35 @@ class CheckpointManager::Implementation {
         contents = try_load(candidate, options, reasons);
         if (!contents) continue;
         folder_.found_whole(candidate.step);
-        chosen = std::move(candidate);
+        chosen.push_back(std::move(candidate));
         return;
       }
       if (!candidates.empty()) fail_all(candidates.size(), reasons);
     });
-    chosen = shared(chosen);
-    if (!chosen) return std::nullopt;
-    return Checkpoint{.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
+    const auto shared = shared_infos(chosen);
+    if (shared.empty()) return std::nullopt;
+    return Checkpoint{.info = shared[0], .contents = distribute(shared[0], std::move(contents), options)};
   }
 
   Checkpoint load(std::int64_t step, const LoadOptions& options) {
-    std::optional<CheckpointInfo> chosen;
+    std::vector<CheckpointInfo> chosen;
     std::optional<Value> contents;
     writer_->drain();
     checkpointing::on_first(group_, [&] {
-      chosen = info_of(step);
-      contents = read_checkpoint(chosen->file, first_look(options));
+      chosen.push_back(info_of(step));
+      contents = read_checkpoint(chosen[0].file, first_look(options));
     });
-    chosen = shared(chosen);
-    return {.info = *chosen, .contents = distribute(*chosen, std::move(contents), options)};
+    auto info = shared_infos(chosen).at(0);
+    return {.info = info, .contents = distribute(info, std::move(contents), options)};
   }
 
   std::optional<CheckpointInfo> load_first_whole(bool by_metric, Dict& contents) {
     std::vector<CheckpointInfo> candidates;
     writer_->drain();
     checkpointing::on_first(group_, [&] { candidates = candidates_for(by_metric); });
-    const auto count = std::stoull(checkpointing::share_text(group_, fmt::format("{}", candidates.size())));
-    candidates.resize(count);
+    candidates = shared_infos(candidates);
     std::string reasons;
     for (auto& candidate : candidates) {
-      candidate = *shared(candidate);
       if (const auto damage = damage_of(candidate)) {
         skip(candidate, *damage, reasons);
         continue;
@@ -152,21 +123,20 @@ class CheckpointManager::Implementation {
       distributed_checkpoint::load(contents, candidate.file, group_);
       return candidate;
     }
-    if (count > 0) fail_all(count, reasons);
+    if (!candidates.empty()) fail_all(candidates.size(), reasons);
     return std::nullopt;
   }
 
   CheckpointInfo load(std::int64_t step, Dict& contents) {
-    std::optional<CheckpointInfo> chosen;
+    std::vector<CheckpointInfo> chosen;
     writer_->drain();
-    checkpointing::on_first(group_, [&] { chosen = info_of(step); });
-    chosen = shared(chosen);
-    if (const auto damage = damage_of(*chosen)) throw CheckpointError(*damage);
-    distributed_checkpoint::load(contents, chosen->file, group_);
-    return *chosen;
+    checkpointing::on_first(group_, [&] { chosen.push_back(info_of(step)); });
+    auto info = shared_infos(chosen).at(0);
+    if (const auto damage = damage_of(info)) throw CheckpointError(*damage);
+    distributed_checkpoint::load(contents, info.file, group_);
+    return info;
   }
 
- private:
   // In the order in which they are tried.
   std::vector<CheckpointInfo> candidates_for(bool by_metric) const {
     auto candidates = folder_.list();
@@ -179,11 +149,11 @@ class CheckpointManager::Implementation {
     const auto infos = folder_.list();
     const auto found = std::ranges::find(infos, step, &CheckpointInfo::step);
     if (found != infos.end()) return *found;
-    throw_error("{}: there is no checkpoint of step {}", path().string(), step);
+    throw_error("{}: there is no checkpoint of step {}", folder_.path().string(), step);
   }
 
   [[noreturn]] void fail_all(std::size_t count, const std::string& reasons) const {
-    throw_error("{}: none of the {} checkpoints can be loaded:{}", path().string(), count, reasons);
+    throw_error("{}: none of the {} checkpoints can be loaded:{}", folder_.path().string(), count, reasons);
   }
 
   void skip(const CheckpointInfo& info, const std::string& damage, std::string& reasons) {
@@ -214,10 +184,10 @@ class CheckpointManager::Implementation {
         own = error.what();
       }
     });
-    if (!group_ || group_->size() == 1) return own.empty() ? std::nullopt : std::optional(own);
-    const auto all = group_->all_gather_object(own);
+    const auto all = checkpointing::gather_texts(group_, own);
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (!all[rank].empty()) return fmt::format("rank {}: {}", rank, all[rank]);
+      if (all[rank].empty()) continue;
+      return all.size() == 1 ? own : fmt::format("rank {}: {}", rank, all[rank]);
     }
     return std::nullopt;
   }
@@ -229,10 +199,10 @@ class CheckpointManager::Implementation {
   }
 
   void verify_share(const CheckpointInfo& info) const {
-    const std::size_t rank = group_ ? static_cast<std::size_t>(group_->rank()) : 0;
     const std::size_t ranks = group_ ? static_cast<std::size_t>(group_->size()) : 1;
-    distributed_checkpoint::read_again_if_replaced(
-        info.file, [&] { distributed_checkpoint::Reader(info.file).verify(rank, ranks); });
+    distributed_checkpoint::read_again_if_replaced(info.file, [&] {
+      distributed_checkpoint::Reader(info.file).verify(checkpointing::rank_of(group_), ranks);
+    });
   }
 
   // If every rank reads the file, rank 0 only verifies it.
@@ -254,18 +224,23 @@ class CheckpointManager::Implementation {
     }
   }
 
-  // Rank 0's choice on all ranks.
-  std::optional<CheckpointInfo> shared(const std::optional<CheckpointInfo>& chosen) const {
-    const auto text = checkpointing::share_text(group_, text_of(chosen));
-    if (text.empty()) return std::nullopt;
-    const auto space = text.find(' ');
-    CheckpointInfo info;
-    std::from_chars(text.data(), text.data() + space, info.step);
-    info.file = folder_.file_of(info.step, text[space + 1] == kInParts);
-    double metric = 0;
-    const auto [stop, code] = std::from_chars(text.data() + space + 2, text.data() + text.size(), metric);
-    if (code == std::errc()) info.metric = metric;
-    return info;
+  // Rank 0's on all ranks.
+  std::vector<CheckpointInfo> shared_infos(const std::vector<CheckpointInfo>& own) const {
+    List list;
+    for (const auto& info : own) {
+      const auto metric = info.metric ? Value(*info.metric) : Value();
+      list.items.emplace_back(Tuple{info.step, !info.file.has_extension(), metric});
+    }
+    const auto all = load_bytes(checkpointing::share_text(group_, save_bytes(Value(std::move(list)))));
+    std::vector<CheckpointInfo> infos;
+    for (const auto& each : all.as_items()) {
+      const auto& parts = each.as_items();
+      auto& info = infos.emplace_back();
+      info.step = parts[0].as_int();
+      info.file = folder_.file_of(info.step, parts[1].as_bool());
+      if (!parts[2].is<None>()) info.metric = parts[2].as_double();
+    }
+    return infos;
   }
 
   Value distribute(const CheckpointInfo& info, std::optional<Value> contents,
@@ -294,14 +269,20 @@ CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointMan
 CheckpointManager::~CheckpointManager() = default;
 
 void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric) {
-  implementation_->save(step, contents, metric);
+  if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
+  implementation_->writer_->save(step, contents, metric);
 }
 
-void CheckpointManager::remove_after(std::int64_t step) { implementation_->remove_after(step); }
+void CheckpointManager::remove_after(std::int64_t step) {
+  auto& own = *implementation_;
+  own.writer_->drain();
+  checkpointing::on_first(own.group_,
+                          [&] { checkpointing::remove_after(own.options_, own.folder_, own.info_of(step)); });
+}
 
-void CheckpointManager::wait() { implementation_->wait(); }
+void CheckpointManager::wait() { implementation_->writer_->wait(); }
 
-std::vector<CheckpointInfo> CheckpointManager::checkpoints() const { return implementation_->list(); }
+std::vector<CheckpointInfo> CheckpointManager::checkpoints() const { return implementation_->folder_.list(); }
 
 std::optional<Checkpoint> CheckpointManager::load_latest(const LoadOptions& options) {
   return implementation_->load_first_whole(false, options);
@@ -327,6 +308,6 @@ CheckpointInfo CheckpointManager::load(std::int64_t step, Dict& contents) {
   return implementation_->load(step, contents);
 }
 
-const std::filesystem::path& CheckpointManager::folder() const { return implementation_->path(); }
+const std::filesystem::path& CheckpointManager::folder() const { return implementation_->folder_.path(); }
 
 }  // namespace lockstep

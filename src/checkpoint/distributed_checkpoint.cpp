@@ -16,11 +16,10 @@
 
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
-#include "checkpoint/shard_coverage.h"
 #include "checkpoint/share.h"
 #include "serialize/byte_source.h"
 #include "serialize/errors.h"
-#include "serialize/torch_reader.h"
+#include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -31,15 +30,6 @@ Value read_place(const fs::path& folder, const Place& place, const LoadOptions& 
   const auto source =
       serialize::open_part(folder / place.file, {.offset = place.offset, .length = place.length});
   return serialize::load_source(*source, options);
-}
-
-std::vector<Place> places_of(const Entries& entries) {
-  std::vector<Place> places;
-  for (const auto& [key, entry] : entries) {
-    if (!entry.is_tensor) places.push_back(entry.place);
-    for (const auto& piece : entry.pieces) places.push_back(piece.place);
-  }
-  return places;
 }
 
 // The steps of `path` below those that make `name`; none where it leads elsewhere.
@@ -59,8 +49,8 @@ at::Tensor make_empty(const fs::path& folder, const Sizes& sizes, at::TensorOpti
   try {
     return at::empty(sizes, options);
   } catch (const c10::Error& error) {
-    throw_error<CheckpointReadError>("{}: there is no memory for a tensor of the sizes [{}]: {}",
-                                     folder.string(), fmt::join(sizes, ", "), error.what_without_backtrace());
+    throw_error<CheckpointReadError>("{}: not enough memory for a tensor of shape [{}]: {}", folder.string(),
+                                     fmt::join(sizes, ", "), error.what_without_backtrace());
   }
 }
 
@@ -70,7 +60,7 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
   const auto& tensor = value.as_tensor();
   if (tensor.sizes() == at::IntArrayRef(piece.sizes) && tensor.scalar_type() == entry.dtype)
     return tensor.detach().resolve_conj().resolve_neg();
-  throw_error("{}: a piece of '{}' is {} [{}] instead of {} [{}], as the metadata says",
+  throw_error("{}: a piece of '{}' is {} [{}], but the metadata says {} [{}]",
               (folder / piece.place.file).string(), key, c10::toString(tensor.scalar_type()),
               fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(piece.sizes, ", "));
 }
@@ -78,9 +68,9 @@ at::Tensor read_piece(const fs::path& folder, const std::string& key, const Entr
 [[noreturn]] void refuse_unfinished(const fs::path& folder) {
   const auto files = data_files(folder).size();
   if (files == 0)
-    throw_error("{}: it is no distributed checkpoint: it has no {}", folder.string(), kMetadataName);
+    throw_error("{}: it is not a distributed checkpoint: it has no {}", folder.string(), kMetadataName);
   throw_error(
-      "{}: its writing was not finished: the files of ranks are there ({}), but not {}, which is "
+      "{}: the save was not completed: it has files of ranks ({}), but no {}, which is "
       "written last",
       folder.string(), files, kMetadataName);
 }
@@ -121,22 +111,24 @@ class Reader::Contents {
   const Entry& find_tensor(const std::string& key) const {
     const auto& entry = find(key);
     if (entry.is_tensor) return entry;
-    throw_error("{}: entry '{}' is no tensor", folder.string(), key);
+    throw_error("{}: entry '{}' is not a tensor", folder.string(), key);
   }
 
-  // The entries below a dict of that name, nested as they were saved; an empty dict if there are none.
-  Value read_below(const std::string& name, const std::function<Value(const std::string&)>& read) const {
+  // The entries that have a path, nested as they were saved; an empty dict if there are none.
+  // `known_structure` may be nullptr.
+  Value nested(const Value* known_structure, const std::function<Value(const std::string&)>& read,
+               const std::function<std::vector<Value>(const Tuple&)>& path_of) const {
     std::set<std::string> known;
     const auto read_one = [&](const std::string& key) {
       known.insert(key);
       return read(key);
     };
     Value root = Dict();
-    if (const auto* found = find_structure(structure, name)) root = fill_structure(*found, read_one);
-    // As in read_all().
+    if (known_structure != nullptr) root = fill_structure(*known_structure, read_one);
+    // Entries that rank 0 did not have when it saved, or all of them where Python did.
     for (const auto& [key, entry] : entries) {
       if (known.contains(key)) continue;
-      if (const auto rest = path_below(name, entry.path); !rest.empty()) place_at(root, rest, read_one(key));
+      if (const auto path = path_of(entry.path); !path.empty()) place_at(root, path, read_one(key));
     }
     return root;
   }
@@ -150,16 +142,20 @@ class Reader::Contents {
   // Entries that share a location would use more memory than the files have.
   void check_lengths() const {
     std::map<std::string, std::uint64_t> used;
-    for (const auto& place : places_of(entries)) {
+    const auto use = [&](const Place& place) {
       auto& bytes = used[place.file];
       if (__builtin_add_overflow(bytes, place.length, &bytes)) bytes = UINT64_MAX;
+    };
+    for (const auto& [key, entry] : entries) {
+      if (!entry.is_tensor) use(entry.place);
+      for (const auto& piece : entry.pieces) use(piece.place);
     }
     for (const auto& [file, bytes] : used) {
       std::error_code code;
       const auto there = fs::file_size(folder / file, code);
       if (code) serialize::fail_to_read((folder / file).string(), code.value());
       if (bytes > there) {
-        throw_error("{}: the metadata says that {} bytes of it are used, but it has {}",
+        throw_error("{}: the metadata refers to {} bytes of this file, but it has {}",
                     (folder / file).string(), bytes, there);
       }
     }
@@ -204,7 +200,7 @@ at::Tensor Reader::read_part(const std::string& key, const Sizes& offsets, const
                       return offsets[i] >= 0 && sizes[i] >= 0 && offsets[i] <= entry.sizes[i] &&
                              sizes[i] <= entry.sizes[i] - offsets[i];
                     });
-  if (!fits) throw_error<ArgumentError>("'{}' has no part of this shape at this place", key);
+  if (!fits) throw_error<ArgumentError>("'{}' has no part of this shape at these offsets", key);
   const auto is_wanted = [&](const Piece& piece) { return piece.offsets == offsets && piece.sizes == sizes; };
   if (const auto whole = std::ranges::find_if(entry.pieces, is_wanted); whole != entry.pieces.end())
     return read_piece(contents_->folder, key, entry, *whole).contiguous();
@@ -217,9 +213,7 @@ at::Tensor Reader::read_part(const std::string& key, const Sizes& offsets, const
 }
 
 Dict Reader::read_all(at::Device map_location) const {
-  std::set<std::string> known;
   const auto read_one = [&](const std::string& key) {
-    known.insert(key);
     const auto& entry = contents_->find(key);
     if (entry.is_tensor && map_location.is_meta()) {
       return Value(
@@ -229,12 +223,8 @@ Dict Reader::read_all(at::Device map_location) const {
     if (auto* tensor = value.get_if<at::Tensor>()) *tensor = tensor->to(map_location);
     return value;
   };
-  Value root = Dict();
-  if (contents_->structure.is<Dict>()) root = fill_structure(contents_->structure, read_one);
-  // Entries that rank 0 did not have when it saved, or all of them where Python did.
-  for (const auto& [key, entry] : contents_->entries) {
-    if (!known.contains(key)) place_at(root, entry.path.items, read_one(key));
-  }
+  const auto* structure = contents_->structure.is<Dict>() ? &contents_->structure : nullptr;
+  auto root = contents_->nested(structure, read_one, [](const Tuple& path) { return path.items; });
   return std::move(root.as_dict());
 }
 
@@ -273,7 +263,9 @@ void Reader::read_into(const std::string& key, Value& value) const {
   } else if (distributed_checkpoint::is_tensor(value)) {
     value.as_tensor().copy_(read(key).as_tensor());
   } else if (is_empty_dict(value) && !contents_->places.contains(key)) {
-    value = contents_->read_below(key, [&](const std::string& name) { return read(name); });
+    value = contents_->nested(
+        find_structure(contents_->structure, key), [&](const std::string& name) { return read(name); },
+        [&](const Tuple& path) { return path_below(key, path); });
   } else {
     value = read(key);
   }

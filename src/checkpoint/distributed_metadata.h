@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/serialize/value.h>
@@ -35,6 +36,20 @@ struct Entry {
   Place place{};                // of an object
   Tuple path{};                 // the keys and indices that lead to it
 };
+
+// The number of elements of a tensor of these sizes. Throws CheckpointError on overflow.
+std::int64_t element_count(const Sizes& sizes);
+
+// Whether the pieces, which must lie within the whole, cover each element exactly once. Takes time
+// proportional to their number. Throws CheckpointError for tensors that are split along more than 12
+// dimensions, or into 2^24 / 2^dimensions pieces or more.
+bool covers(const Sizes& whole, const std::vector<Piece>& pieces);
+
+// Describes why covers() is false: two pieces that overlap, or the number of missing elements.
+std::string coverage_problem(const Sizes& whole, const std::vector<Piece>& pieces);
+
+// Whether a part and a piece have an element in common.
+bool overlap(const Sizes& offsets, const Sizes& sizes, const Piece& piece);
 
 // By name, in the order of the metadata.
 using Entries = std::vector<std::pair<std::string, Entry>>;

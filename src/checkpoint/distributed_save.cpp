@@ -2,8 +2,6 @@
 #include "checkpoint/distributed_save.h"
 
 #include <fstream>
-#include <map>
-#include <optional>
 #include <random>
 #include <span>
 #include <system_error>
@@ -14,9 +12,8 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "base/atomic_file.h"
-#include "checkpoint/save_plan.h"
 #include "serialize/errors.h"
-#include "serialize/torch_writer.h"
+#include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -38,10 +35,6 @@ std::uint64_t saved_size(const at::Tensor& tensor) {
   return serialize::zip_size(serialize::pickle_value(at::empty(tensor.sizes(), tensor.scalar_type())));
 }
 
-std::vector<std::string> from_all(const checkpointing::Group& group, const std::string& own) {
-  return group && group->size() > 1 ? group->all_gather_object(own) : std::vector<std::string>{own};
-}
-
 }  // namespace
 
 DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group,
@@ -52,13 +45,13 @@ DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Grou
     leaves = flatten(contents);
     own = describe(leaves, !group || group->size() == 1);
   });
-  auto plan = plan_save(from_all(group, own));
-  const auto rank = group ? static_cast<std::size_t>(group->rank()) : 0;
+  auto plan = plan_save(checkpointing::gather_texts(group, own));
+  const auto rank = checkpointing::rank_of(group);
   checkpointing::on_every(group, [&] { take_items(plan, leaves, rank, copies); });
   if (!items_.empty()) file_ = data_file(rank, token);
   List sizes;
   for (const auto& item : items_) sizes.items.emplace_back(item.size);
-  const auto all = from_all(group, save_bytes(Value(std::move(sizes))));
+  const auto all = checkpointing::gather_texts(group, save_bytes(Value(std::move(sizes))));
   if (rank != 0) return;
   place_all(std::move(plan), all, token);
   metadata_.structure = structure_of(contents);

@@ -93,8 +93,7 @@ class EveryRankWriter : public CheckpointWriter {
     } catch (...) {
       written = false;  // finish() throws it
     }
-    if (!group_ || group_->size() == 1) return written;
-    const auto all = group_->all_gather_object(written ? "y" : "n");
+    const auto all = gather_texts(group_, written ? "y" : "n");
     return std::ranges::find(all, "n") == all.end();
   }
 
@@ -110,24 +109,16 @@ class EveryRankWriter : public CheckpointWriter {
   }
 
   void write_now(const CheckpointInfo& info) {
-    try {
+    or_abandon([&] {
       on_every(group_, [&] { write(); });
       on_first(group_, [&] { commit(info); });
-    } catch (...) {
-      abandon();
-      throw;
-    }
+    });
     saving_.reset();
   }
 
   void start(const CheckpointInfo& info) {
     stop_ = {};
-    try {
-      on_every(group_, [&] { start_threads(info); });
-    } catch (...) {
-      abandon();
-      throw;
-    }
+    or_abandon([&] { on_every(group_, [&] { start_threads(info); }); });
   }
 
   void start_threads(const CheckpointInfo& info) {
@@ -189,18 +180,24 @@ class EveryRankWriter : public CheckpointWriter {
   // Collective.
   void finish() {
     if (!saving_) return;
-    try {
+    or_abandon([&] {
       on_every(group_, [&] {
         if (writing_.valid()) writing_.get();
       });
       on_first(group_, [&] {
         if (publishing_.valid()) publishing_.get();
       });
+    });
+    saving_.reset();
+  }
+
+  void or_abandon(const std::function<void()>& action) {
+    try {
+      action();
     } catch (...) {
       abandon();
       throw;
     }
-    saving_.reset();
   }
 
   // Does not remove the files of other ranks: if only this rank knows of an error, rank 0 has published them.

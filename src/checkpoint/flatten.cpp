@@ -26,33 +26,42 @@ Tuple longer(const Tuple& path, Value step) {
   return result;
 }
 
-// `value` is a Value or a const one.
+// Calls `visit` with each item of a list or a dict and its path. `value` is a Value or a const one.
+template <typename AnyValue, typename Visit>
+void for_each_item(AnyValue& value, const Tuple& path, const Visit& visit) {
+  if (auto* list = value.template get_if<List>()) {
+    for (std::size_t i = 0; i < list->items.size(); ++i) visit(list->items[i], longer(path, i));
+  } else if (auto* dict = value.template get_if<Dict>()) {
+    for (const auto& [key, item] : *dict) visit(*dict->find(key), longer(path, step_of_key(key)));
+  }
+}
+
 template <typename AnyValue, typename Visit>
 void walk(AnyValue& value, const Tuple& path, const Visit& visit) {
-  if (is_leaf(value)) {
-    visit(path, value);
-  } else if (auto* list = value.template get_if<List>()) {
-    for (std::size_t i = 0; i < list->items.size(); ++i) walk(list->items[i], longer(path, i), visit);
-  } else {
-    auto& dict = value.as_dict();
-    for (const auto& [key, item] : dict) walk(*dict.find(key), longer(path, step_of_key(key)), visit);
-  }
+  if (is_leaf(value)) return visit(path, value);
+  for_each_item(value, path, [&](AnyValue& item, const Tuple& below) { walk(item, below, visit); });
+}
+
+// A copy of a dict in which `map(item, path)` replaces each item.
+template <typename Map>
+Dict mapped(const Dict& dict, const Tuple& path, const Map& map) {
+  Dict result(dict.kind());
+  for (const auto& [key, item] : dict) result.set(key, map(item, longer(path, step_of_key(key))));
+  result.set_attributes(dict.attributes());
+  return result;
+}
+
+template <typename Map>
+List mapped(const List& list, const Tuple& path, const Map& map) {
+  List result;
+  for (const auto& item : list.items) result.items.push_back(map(item, longer(path, result.items.size())));
+  return result;
 }
 
 Value structure_below(const Value& value, const Tuple& path) {
   if (is_leaf(value)) return name_of(path);
-  if (const auto* list = value.get_if<List>()) {
-    List items;
-    for (std::size_t i = 0; i < list->items.size(); ++i) {
-      items.items.push_back(structure_below(list->items[i], longer(path, i)));
-    }
-    return items;
-  }
-  const auto& dict = value.as_dict();
-  Dict result(dict.kind());
-  for (const auto& [key, item] : dict) result.set(key, structure_below(item, longer(path, step_of_key(key))));
-  if (!dict.attributes().empty()) result.set_attributes(dict.attributes());
-  return result;
+  if (const auto* list = value.get_if<List>()) return mapped(*list, path, structure_below);
+  return mapped(value.as_dict(), path, structure_below);
 }
 
 const Value* find_named(const Value& structure, const Tuple& path, const std::string& name) {
@@ -60,43 +69,11 @@ const Value* find_named(const Value& structure, const Tuple& path, const std::st
   if (!name.starts_with(own)) return nullptr;
   if (own == name) return structure.is<Dict>() || structure.is<List>() ? &structure : nullptr;
   const Value* found = nullptr;
-  if (const auto* list = structure.get_if<List>()) {
-    for (std::size_t i = 0; found == nullptr && i < list->items.size(); ++i) {
-      found = find_named(list->items[i], longer(path, i), name);
-    }
-  } else if (const auto* dict = structure.get_if<Dict>()) {
-    for (const auto& [key, item] : *dict) {
-      if (found == nullptr) found = find_named(item, longer(path, step_of_key(key)), name);
-    }
-  }
+  for_each_item(structure, path, [&](const Value& item, const Tuple& below) {
+    if (found == nullptr) found = find_named(item, below, name);
+  });
   return found;
 }
-
-class Filler {
- public:
-  explicit Filler(const std::function<Value(const std::string&)>& read) : read_(read) {}
-  Value fill(const Value& structure) {
-    if (const auto* list = structure.get_if<List>()) {
-      List items;
-      for (const auto& item : list->items) items.items.push_back(fill(item));
-      return items;
-    }
-    if (!structure.is<Dict>()) return entry(structure.as_string());
-    const auto& dict = structure.as_dict();
-    Dict result(dict.kind());
-    for (const auto& [key, item] : dict) result.set(key, fill(item));
-    if (!dict.attributes().empty()) result.set_attributes(dict.attributes());
-    return result;
-  }
-
- private:
-  Value entry(const std::string& name) {
-    if (!used_.insert(name).second) throw_error("the entry '{}' is in two places", name);
-    return read_(name);
-  }
-  const std::function<Value(const std::string&)>& read_;
-  std::set<std::string> used_;
-};
 
 Value& below_key(Value& root, const Value& key) {
   if (!root.is<Dict>()) root = Dict();
@@ -140,15 +117,19 @@ std::string name_of(const Tuple& path) {
   return name;
 }
 
-Value structure_of(const Dict& contents) {
-  Dict result(contents.kind());
-  for (const auto& [key, item] : contents) result.set(key, structure_below(item, Tuple{step_of_key(key)}));
-  if (!contents.attributes().empty()) result.set_attributes(contents.attributes());
-  return result;
-}
+Value structure_of(const Dict& contents) { return mapped(contents, Tuple{}, structure_below); }
 
 Value fill_structure(const Value& structure, const std::function<Value(const std::string&)>& read) {
-  return Filler(read).fill(structure);
+  std::set<std::string> used;
+  const std::function<Value(const Value&, const Tuple&)> fill = [&](const Value& part,
+                                                                    const Tuple& /*path*/) -> Value {
+    if (const auto* list = part.get_if<List>()) return mapped(*list, Tuple{}, fill);
+    if (const auto* dict = part.get_if<Dict>()) return mapped(*dict, Tuple{}, fill);
+    const auto& name = part.as_string();
+    if (!used.insert(name).second) throw_error("the entry '{}' occurs twice", name);
+    return read(name);
+  };
+  return fill(structure, Tuple{});
 }
 
 const Value* find_structure(const Value& structure, const std::string& name) {

@@ -90,10 +90,8 @@ struct FusedFieldsOf : Plain {
     }
   }
   static Dict constants() {
-    Dict dict;
-    for (const auto& [key, value] : Plain::constants()) {
-      if (key.as_string() != "maximize") dict.set(key, value);
-    }
+    auto dict = Plain::constants();
+    dict.erase("maximize");
     dict.set("fused", true);
     return dict;
   }

@@ -77,11 +77,9 @@ class FieldWriter {
   void operator()(const char* name, const std::optional<Tensors>& value) const {
     if (value) dict_.set(name, tensor_list(*value));
   }
-  void operator()(const char* name, const std::optional<std::int64_t>& value) const {
-    dict_.set(name, value ? Value(*value) : Value(None{}));
-  }
-  void operator()(const char* name, const std::optional<std::string>& value) const {
-    dict_.set(name, value ? Value(*value) : Value(None{}));
+  template <typename Plain>
+  void operator()(const char* name, const std::optional<Plain>& value) const {
+    dict_.set(name, value ? Value(*value) : Value());
   }
 
  private:
@@ -148,7 +146,7 @@ class FieldReader {
   void operator()(const char* name, std::int64_t& value) const {
     const auto given = number_of(required(name));
     constexpr double most = 9e18;
-    if (!(std::abs(given) < most)) throw_error("{}: {} is {}, no count", where_, name, given);
+    if (!(std::abs(given) < most)) throw_error("{}: {} is {}, not a count", where_, name, given);
     value = static_cast<std::int64_t>(given);
   }
   void operator()(const char* name, Betas& value) const {
@@ -163,18 +161,18 @@ class FieldReader {
       value = at::full({}, count, parameter_->options().dtype(at::kFloat).requires_grad(false));
       return;
     }
-    const auto* given = dict_.find(name);
-    if (given == nullptr || given->is<None>()) return;
+    const auto* given = find(name);
+    if (given == nullptr) return;
     value = tensor(name, given->is<at::Tensor>() ? given->as_tensor() : at::scalar_tensor(number_of(*given)));
   }
   void operator()(const char* name, std::deque<at::Tensor>& value) const {
-    const auto* given = dict_.find(name);
-    if (given == nullptr || given->is<None>()) return;
+    const auto* given = find(name);
+    if (given == nullptr) return;
     for (const auto& item : given->as_items()) value.push_back(tensor(name, item.as_tensor()));
   }
   void operator()(const char* name, std::optional<Tensors>& value) const {
-    const auto* given = dict_.find(name);
-    if (given == nullptr || given->is<None>()) return;
+    const auto* given = find(name);
+    if (given == nullptr) return;
     value.emplace();
     for (const auto& item : given->as_items()) {
       value->push_back(item.is<None>() ? at::Tensor() : tensor(name, item.as_tensor()));
@@ -193,6 +191,12 @@ class FieldReader {
   bool is_absent_for_lbfgs(const char* name) const {
     const std::string_view text(name);
     return parameter_ != nullptr && (text == "t" || text == "prev_loss") && !dict_.contains(name);
+  }
+
+  // nullptr for None, too.
+  const Value* find(const char* name) const {
+    const auto* value = dict_.find(name);
+    return value == nullptr || value->is<None>() ? nullptr : value;
   }
 
   const Value& required(const char* name) const {
@@ -222,7 +226,8 @@ void refuse_maximize(const Dict& group) {
   const auto* maximize = group.find("maximize");
   if (maximize != nullptr && maximize->is<bool>() && maximize->as_bool()) {
     throw CheckpointError(
-        "the checkpoint's optimizer has maximize=True, which LibTorch's do not know: negate the loss");
+        "the checkpoint's optimizer has maximize=True, which LibTorch's optimizers do not support: negate "
+        "the loss");
   }
 }
 
@@ -317,7 +322,7 @@ auto with_fields(const Optimizer& optimizer, Action action) {
   if (dynamic_cast<const optim::FusedAdamW*>(&optimizer)) return action(FusedAdamWFields());
   if (dynamic_cast<const optim::FusedAdam*>(&optimizer)) return action(FusedAdamFields());
   throw_error<ArgumentError>(
-      "the state dict of an optimizer is known for SGD, Adam, AdamW (fused, too), RMSprop, "
+      "state dicts are supported for the optimizers SGD, Adam, AdamW (each also fused), RMSprop, "
       "Adagrad and LBFGS; this is {}",
       c10::demangle(typeid(optimizer).name()));
 }
@@ -338,7 +343,7 @@ void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {
   try {
     with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
   } catch (const c10::Error& error) {
-    throw_error("the state of the optimizer cannot be taken over: {}", error.what_without_backtrace());
+    throw_error("the state of the optimizer cannot be loaded: {}", error.what_without_backtrace());
   }
 }
 

@@ -7,7 +7,6 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/distributed_metadata.h"
-#include "checkpoint/shard_coverage.h"
 #include "serialize/byte_source.h"
 #include "serialize/errors.h"
 #include "serialize/unpickler.h"
@@ -30,7 +29,7 @@ bool is_record(const Value& value, std::string_view name) {
 
 const Value* find_field(const Value& record, std::string_view name) {
   const auto* parts = record.get_if<Tuple>();
-  if (parts == nullptr || parts->items.size() != 2) fail("{} is no record", repr(record, 60));
+  if (parts == nullptr || parts->items.size() != 2) fail("{} is not a record", repr(record, 60));
   const auto* fields = parts->items[1].get_if<Tuple>();
   if (fields == nullptr) return nullptr;
   for (const auto& field : fields->items) {
@@ -48,18 +47,18 @@ const Value& field(const Value& record, std::string_view name) {
 
 Sizes sizes_of(const Value& value) {
   const auto* size = value.get_if<Size>();
-  if (size == nullptr) fail("{} is no torch.Size", repr(value, 60));
+  if (size == nullptr) fail("{} is not a torch.Size", repr(value, 60));
   if (std::ranges::any_of(size->sizes, [](auto each) { return each < 0; })) fail("a size is below 0");
   return size->sizes;
 }
 
 std::uint64_t count_of(const Value& value) {
-  if (value.as_int() < 0) fail("a place in a file is below 0");
+  if (value.as_int() < 0) fail("a position in a file is below 0");
   return static_cast<std::uint64_t>(value.as_int());
 }
 
 Place place_of(const Value& info) {
-  if (!is_record(info, "_StorageInfo")) fail("an entry has no place");
+  if (!is_record(info, "_StorageInfo")) fail("an entry has no position");
   if (const auto* transforms = find_field(info, "transform_descriptors");
       transforms != nullptr && !transforms->is<None>() && !transforms->as_items().empty()) {
     throw CheckpointError(
@@ -78,7 +77,7 @@ std::uint64_t bytes_of(at::ScalarType dtype, const Sizes& sizes) {
   std::int64_t bytes = 0;
   const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
   if (__builtin_mul_overflow(element_count(sizes), size, &bytes))
-    fail("a tensor of the sizes [{}] is too large", fmt::join(sizes, ", "));
+    fail("a tensor of shape [{}] is too large", fmt::join(sizes, ", "));
   return static_cast<std::uint64_t>(bytes);
 }
 
@@ -120,7 +119,7 @@ void put_place(Entry& entry, const Value& index, const Value& info) {
     if (piece.offsets != offsets) continue;
     piece.place = place_of(info);
     if (bytes_of(entry.dtype, piece.sizes) > piece.place.length)
-      fail("a piece is larger than its place in a file");
+      fail("a piece is larger than its space in the file");
   }
 }
 
@@ -134,7 +133,8 @@ class Paths {
     if (path.items.size() > deepest) fail("'{}' is nested more than {} deep", name, deepest);
     std::size_t node = 0;
     for (const auto& step : path.items)
-      node = step.is<std::string>() ? key(node, step.as_string()) : index(node, step.as_int());
+      node = step.is<std::string>() ? below(&Node::keys, node, step.as_string())
+                                    : below(&Node::indices, node, step.as_int());
   }
   void check() const {
     for (const auto& node : nodes_) {
@@ -151,15 +151,13 @@ class Paths {
     std::map<std::string, std::size_t> keys{};
     std::map<std::int64_t, std::size_t> indices{};
   };
-  std::size_t key(std::size_t node, const std::string& name) {
-    return below(nodes_[node].keys.try_emplace(name, nodes_.size()).first->second);
-  }
-  std::size_t index(std::size_t node, std::int64_t number) {
-    return below(nodes_[node].indices.try_emplace(number, nodes_.size()).first->second);
-  }
-  std::size_t below(std::size_t node) {
-    if (node == nodes_.size()) nodes_.emplace_back();
-    return node;
+  // The node below a key or an index.
+  template <typename Steps>
+  std::size_t below(Steps Node::*steps, std::size_t node, const typename Steps::key_type& step) {
+    const auto [found, is_new] = (nodes_[node].*steps).try_emplace(step, nodes_.size());
+    const auto place = found->second;
+    if (is_new) nodes_.emplace_back();
+    return place;
   }
   std::vector<Node> nodes_ = std::vector<Node>(1);
 };
@@ -190,7 +188,7 @@ void put_places(Entries& entries, const Value& metadata) {
   const auto missing = [](const Place& place) { return place.file.empty(); };
   for (const auto& [name, entry] : entries) {
     if (entry.is_tensor ? std::ranges::any_of(entry.pieces, missing, &Piece::place) : missing(entry.place))
-      fail("'{}' has no place in a file", name);
+      fail("'{}' has no position in a file", name);
   }
 }
 
@@ -213,11 +211,10 @@ Metadata read_metadata(const std::filesystem::path& file) {
 }
 
 Metadata parse_metadata(std::string_view text) {
-  serialize::NoStorages none;
   const auto parts = without_trailer(text);
-  const auto pickle = pickle::read_pickle(parts.pickle, serialize::names_in_distributed_checkpoints());
+  const auto pickle = pickle::read_pickle(parts.pickle, serialize::is_in_distributed_checkpoints);
   if (pickle.size != parts.pickle.size()) fail("there is data after its end");
-  const auto metadata = serialize::unpickle(pickle, none);
+  const auto metadata = serialize::unpickle(pickle, serialize::no_storages);
   if (!is_record(metadata, "Metadata")) fail("it is not a Metadata object");
   if (find_field(metadata, kHasTrailer) != nullptr && parts.structure.empty()) fail("it is cut short");
   auto entries = entries_of(metadata);

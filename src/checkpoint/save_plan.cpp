@@ -9,7 +9,6 @@
 
 #include <lockstep/serialize/torch_file.h>
 
-#include "checkpoint/shard_coverage.h"
 #include "checkpoint/share.h"
 #include "serialize/dtypes.h"
 #include "serialize/errors.h"
@@ -27,7 +26,7 @@ template <typename... Args>
 void check_data(const std::string& name, const at::Tensor& tensor) {
   const bool fits = tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
                     !tensor.is_quantized() && serialize::find_dtype(tensor.scalar_type()) != nullptr;
-  if (!fits) refuse(name, "is no tensor that a distributed checkpoint can hold");
+  if (!fits) refuse(name, "is not a tensor that a distributed checkpoint can hold");
 }
 
 void check_shard(const std::string& name, const ShardedTensor& whole, const Shard& shard) {
@@ -55,8 +54,6 @@ std::string digest_of_data(const at::Tensor& tensor) {
   return checkpointing::digest_of({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
 }
 
-Value described_dtype(std::optional<at::ScalarType> dtype) { return dtype ? Value(*dtype) : Value(); }
-
 // (path, kind, dtype, sizes, pieces, digest), a piece being (offsets, sizes). The dtype is None where this
 // rank does not know it, the digest is of what ranks should have alike.
 Tuple describe_one(const Leaf& leaf, bool alone) {
@@ -64,7 +61,7 @@ Tuple describe_one(const Leaf& leaf, bool alone) {
   Tuple described{leaf.path};
   const auto add = [&](LeafKind kind, std::optional<at::ScalarType> dtype, Sizes sizes, List pieces,
                        const std::string& digest) {
-    described.items.insert(described.items.end(), {static_cast<int>(kind), described_dtype(dtype),
+    described.items.insert(described.items.end(), {static_cast<int>(kind), dtype ? Value(*dtype) : Value(),
                                                    Size{std::move(sizes)}, std::move(pieces), digest});
   };
   if (const auto* sharded = leaf.value->get_if<ShardedTensor>()) {
@@ -126,139 +123,127 @@ struct Merged {
   Described described;
   std::size_t told_by;    // the rank that `described` is of
   std::size_t last_rank;  // that has it
-  std::map<std::pair<Sizes, Sizes>, std::size_t> known;
-  std::vector<Ranks> owners;  // of each piece; of an object's only one
-  bool differs = false;       // what ranks should have alike
+  std::map<std::pair<Sizes, Sizes>, std::size_t> known{};
+  std::vector<Ranks> owners{};  // of each piece; of an object's only one
+  bool differs = false;         // what ranks should have alike
 };
 
 class Planner {
  public:
-  void add(std::size_t rank, const Value& description);
-  SavePlan finish(std::size_t ranks);
+  void add(std::size_t rank, const Value& description) {
+    for (const auto& item : description.as_items()) {
+      const Described own(item);
+      const auto name = name_of(own.path);
+      const auto [place, is_new] = places_.try_emplace(name, all_.size());
+      if (is_new) {
+        all_.emplace_back(name, Merged{.described = own, .told_by = rank, .last_rank = rank});
+        all_.back().second.described.pieces.clear();
+      }
+      auto& merged = all_[place->second].second;
+      if (!is_new && merged.last_rank == rank)
+        refuse(name, "is the name of two entries on rank {}; rename one", rank);
+      merged.last_rank = rank;
+      auto& there = merged.described;
+      if (!there.agrees(own)) {
+        refuse(name, "is {} on rank {}, but {} on rank {}; it must be alike on all ranks that have it",
+               there.shown(), merged.told_by, own.shown(), rank);
+      }
+      if (!there.dtype && own.dtype) {
+        there.dtype = own.dtype;
+        merged.told_by = rank;
+      }
+      merged.differs = merged.differs || own.digest != there.digest;
+      add_pieces(merged, rank, own);
+    }
+  }
+
+  SavePlan finish(std::size_t ranks) {
+    SavePlan plan;
+    std::vector<std::uint64_t> load(ranks, 0);
+    const auto assign = [&](std::size_t entry, std::size_t piece, std::size_t rank) {
+      load[rank] += bytes_of_piece(all_[entry].second, piece);
+      plan.assignments.push_back({.entry = entry, .piece = piece, .rank = rank});
+    };
+    const auto each = [&](const auto& action) {
+      for (std::size_t entry = 0; entry < all_.size(); ++entry) {
+        const auto& owners = all_[entry].second.owners;
+        for (std::size_t piece = 0; piece < owners.size(); ++piece) action(entry, piece, owners[piece]);
+      }
+    };
+    for (auto& [name, merged] : all_) {
+      complete(name, merged);
+      // All that differ from one rank: together they are a state that some rank was in.
+      if (!merged.differs) continue;
+      for (auto& owners : merged.owners) owners.resize(1);
+    }
+    each([&](auto entry, auto piece, const Ranks& owners) {
+      if (owners.size() == 1) assign(entry, piece, owners[0]);
+    });
+    each([&](auto entry, auto piece, const Ranks& owners) {
+      if (owners.size() > 1)
+        assign(entry, piece, *std::ranges::min_element(owners, {}, [&](auto r) { return load[r]; }));
+    });
+    std::ranges::sort(plan.assignments, {},
+                      [](const Assignment& one) { return std::pair(one.entry, one.piece); });
+    for (auto& [name, merged] : all_) {
+      auto& whole = merged.described;
+      plan.entries.emplace_back(name, Entry{.is_tensor = whole.kind != LeafKind::object,
+                                            .dtype = whole.dtype.value_or(at::kFloat),
+                                            .sizes = std::move(whole.sizes),
+                                            .pieces = std::move(whole.pieces),
+                                            .place = {},
+                                            .path = std::move(whole.path)});
+    }
+    return plan;
+  }
 
  private:
-  static void add_pieces(Merged& merged, std::size_t rank, const Described& own);
-  static void complete(const std::string& name, Merged& merged);
-  static std::uint64_t bytes_of_piece(const Merged& merged, std::size_t piece);
+  static void add_pieces(Merged& merged, std::size_t rank, const Described& own) {
+    const auto add_owner = [&](std::size_t piece) {
+      if (merged.owners.size() <= piece) merged.owners.resize(piece + 1);
+      merged.owners[piece].push_back(rank);
+    };
+    if (own.kind == LeafKind::object) return add_owner(0);
+    // Without an element there is nothing to share out: one rank writes the tensor as it is.
+    if (element_count(own.sizes) == 0) {
+      if (merged.described.pieces.empty()) {
+        merged.described.pieces.push_back({.offsets = Sizes(own.sizes.size(), 0), .sizes = own.sizes});
+      }
+      return add_owner(0);
+    }
+    for (const auto& piece : own.pieces) {
+      if (element_count(piece.sizes) == 0) continue;
+      const auto [place, is_new] =
+          merged.known.try_emplace(std::pair(piece.offsets, piece.sizes), merged.described.pieces.size());
+      if (is_new) merged.described.pieces.push_back(piece);
+      if (!is_new && merged.owners[place->second].back() == rank) {
+        refuse(name_of(own.path), "has the part [{}] at [{}] twice on rank {}", fmt::join(piece.sizes, ", "),
+               fmt::join(piece.offsets, ", "), rank);
+      }
+      add_owner(place->second);
+    }
+  }
+
+  static void complete(const std::string& name, Merged& merged) {
+    const auto& whole = merged.described;
+    if (whole.kind == LeafKind::object) return;
+    if (!whole.dtype) refuse(name, "is a ShardedTensor without parts on all ranks: give it a dtype");
+    if (covers(whole.sizes, whole.pieces)) return;
+    refuse(name, "of [{}] is not whole: {}", fmt::join(whole.sizes, ", "),
+           coverage_problem(whole.sizes, whole.pieces));
+  }
+
+  static std::uint64_t bytes_of_piece(const Merged& merged, std::size_t piece) {
+    constexpr std::uint64_t file_around = 1024;
+    const auto& whole = merged.described;
+    if (whole.kind == LeafKind::object) return file_around;
+    const auto& sizes = whole.pieces[piece].sizes;
+    return file_around + static_cast<std::uint64_t>(element_count(sizes)) * c10::elementSize(*whole.dtype);
+  }
 
   std::vector<std::pair<std::string, Merged>> all_;
   std::map<std::string, std::size_t> places_;
 };
-
-void Planner::add(std::size_t rank, const Value& description) {
-  for (const auto& item : description.as_items()) {
-    const Described own(item);
-    const auto name = name_of(own.path);
-    const auto [place, is_new] = places_.try_emplace(name, all_.size());
-    if (is_new) {
-      all_.emplace_back(name, Merged{.described = own,
-                                     .told_by = rank,
-                                     .last_rank = rank,
-                                     .known = {},
-                                     .owners = {},
-                                     .differs = false});
-      all_.back().second.described.pieces.clear();
-    }
-    auto& merged = all_[place->second].second;
-    if (!is_new && merged.last_rank == rank)
-      refuse(name, "is the name of two entries on rank {}; rename one", rank);
-    merged.last_rank = rank;
-    auto& there = merged.described;
-    if (!there.agrees(own)) {
-      refuse(name, "is {} on rank {}, but {} on rank {}; it must be alike on all ranks that have it",
-             there.shown(), merged.told_by, own.shown(), rank);
-    }
-    if (!there.dtype && own.dtype) {
-      there.dtype = own.dtype;
-      merged.told_by = rank;
-    }
-    merged.differs = merged.differs || own.digest != there.digest;
-    add_pieces(merged, rank, own);
-  }
-}
-
-void Planner::add_pieces(Merged& merged, std::size_t rank, const Described& own) {
-  const auto add_owner = [&](std::size_t piece) {
-    if (merged.owners.size() <= piece) merged.owners.resize(piece + 1);
-    merged.owners[piece].push_back(rank);
-  };
-  if (own.kind == LeafKind::object) return add_owner(0);
-  // Without an element there is nothing to share out: one rank writes the tensor as it is.
-  if (element_count(own.sizes) == 0) {
-    if (merged.described.pieces.empty()) {
-      merged.described.pieces.push_back({.offsets = Sizes(own.sizes.size(), 0), .sizes = own.sizes});
-    }
-    return add_owner(0);
-  }
-  for (const auto& piece : own.pieces) {
-    if (element_count(piece.sizes) == 0) continue;
-    const auto [place, is_new] =
-        merged.known.try_emplace(std::pair(piece.offsets, piece.sizes), merged.described.pieces.size());
-    if (is_new) merged.described.pieces.push_back(piece);
-    if (!is_new && merged.owners[place->second].back() == rank) {
-      refuse(name_of(own.path), "has the part [{}] at [{}] twice on rank {}", fmt::join(piece.sizes, ", "),
-             fmt::join(piece.offsets, ", "), rank);
-    }
-    add_owner(place->second);
-  }
-}
-
-void Planner::complete(const std::string& name, Merged& merged) {
-  const auto& whole = merged.described;
-  if (whole.kind == LeafKind::object) return;
-  if (!whole.dtype) refuse(name, "is a ShardedTensor without parts on all ranks: give it a dtype");
-  if (covers(whole.sizes, whole.pieces)) return;
-  refuse(name, "of [{}] is not whole: {}", fmt::join(whole.sizes, ", "),
-         coverage_problem(whole.sizes, whole.pieces));
-}
-
-std::uint64_t Planner::bytes_of_piece(const Merged& merged, std::size_t piece) {
-  constexpr std::uint64_t file_around = 1024;
-  const auto& whole = merged.described;
-  if (whole.kind == LeafKind::object) return file_around;
-  const auto& sizes = whole.pieces[piece].sizes;
-  return file_around + static_cast<std::uint64_t>(element_count(sizes)) * c10::elementSize(*whole.dtype);
-}
-
-SavePlan Planner::finish(std::size_t ranks) {
-  SavePlan plan;
-  std::vector<std::uint64_t> load(ranks, 0);
-  const auto assign = [&](std::size_t entry, std::size_t piece, std::size_t rank) {
-    load[rank] += bytes_of_piece(all_[entry].second, piece);
-    plan.assignments.push_back({.entry = entry, .piece = piece, .rank = rank});
-  };
-  const auto each = [&](const auto& action) {
-    for (std::size_t entry = 0; entry < all_.size(); ++entry) {
-      const auto& owners = all_[entry].second.owners;
-      for (std::size_t piece = 0; piece < owners.size(); ++piece) action(entry, piece, owners[piece]);
-    }
-  };
-  for (auto& [name, merged] : all_) {
-    complete(name, merged);
-    // All that differ from one rank: together they are a state that some rank was in.
-    if (!merged.differs) continue;
-    for (auto& owners : merged.owners) owners.resize(1);
-  }
-  each([&](auto entry, auto piece, const Ranks& owners) {
-    if (owners.size() == 1) assign(entry, piece, owners[0]);
-  });
-  each([&](auto entry, auto piece, const Ranks& owners) {
-    if (owners.size() > 1)
-      assign(entry, piece, *std::ranges::min_element(owners, {}, [&](auto r) { return load[r]; }));
-  });
-  std::ranges::sort(plan.assignments, {},
-                    [](const Assignment& one) { return std::pair(one.entry, one.piece); });
-  for (auto& [name, merged] : all_) {
-    auto& whole = merged.described;
-    plan.entries.emplace_back(name, Entry{.is_tensor = whole.kind != LeafKind::object,
-                                          .dtype = whole.dtype.value_or(at::kFloat),
-                                          .sizes = std::move(whole.sizes),
-                                          .pieces = std::move(whole.pieces),
-                                          .place = {},
-                                          .path = std::move(whole.path)});
-  }
-  return plan;
-}
 
 }  // namespace
 

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/share.h"
 
+#include <algorithm>
 #include <span>
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/runtime/default_group.h>
 
-#include "serialize/checksum.h"
 #include "serialize/errors.h"
 #include "serialize/storage.h"
-#include "serialize/torch_writer.h"
+#include "serialize/torch_format.h"
 #include "serialize/unpickler.h"
 
-namespace lockstep::checkpointing {
+namespace lockstep {
+namespace checkpointing {
 namespace {
 
 // The first byte of an outcome.
@@ -32,34 +34,35 @@ std::string outcome_of(const std::function<void()>& action) {
   }
 }
 
-class ReceivedStorages : public serialize::StorageSource {
- public:
-  ReceivedStorages(std::vector<c10::Storage> storages, at::Device device)
-      : storages_(std::move(storages)), placed_(storages_.size()), device_(device) {}
-  c10::Storage load(const serialize::StorageRecord& record) override {
-    const auto index = std::stoull(record.key);
-    if (!placed_.at(index)) placed_[index] = serialize::place_storage(storages_[index], device_);
-    return placed_[index];
-  }
-
- private:
-  std::vector<c10::Storage> storages_;
-  std::vector<c10::Storage> placed_;
-  at::Device device_;
-};
-
-c10::Storage on_cpu(const c10::Storage& storage) {
-  return storage.device().is_cpu() ? storage : serialize::storage_bytes(storage).cpu().storage();
-}
-
 // A buffer for each storage; on rank 0 the data to send.
 std::vector<at::Tensor> places_for(const std::vector<c10::Storage>& sent, const List& sizes, bool first) {
   std::vector<at::Tensor> places;
   for (std::size_t i = 0; i < sizes.items.size(); ++i) {
-    places.push_back(first ? serialize::storage_bytes(on_cpu(sent[i]))
+    places.push_back(first ? serialize::storage_bytes(sent[i]).cpu()
                            : at::empty({sizes.items[i].as_int()}, at::kByte));
   }
   return places;
+}
+
+std::string digest_of_weights(const Dict& weights) {
+  std::string digests;
+  for (const auto& [name, value] : weights) {
+    const auto data = value.as_tensor().cpu().contiguous();
+    digests += digest_of({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
+  }
+  return digest_of(digests);
+}
+
+// If each rank reads the file, another host may have another or an older file.
+void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
+                             const std::filesystem::path& file) {
+  const auto digests = group.all_gather_object(digest_of_weights(weights));
+  const auto other =
+      std::ranges::find_if(digests, [&](const auto& digest) { return digest != digests.front(); });
+  if (other == digests.end()) return;
+  throw_error(
+      "rank {} of {}: the starting weights that rank {} read from {} differ from those that rank 0 wrote: do all hosts see the same file? With CheckpointReading::broadcast only rank 0 needs it",
+      group.rank(), group.size(), other - digests.begin(), file.string());
 }
 
 }  // namespace
@@ -68,10 +71,16 @@ Group group_or_default(const Group& group) {
   return group || !is_initialized() ? group : Group(default_group());
 }
 
-bool is_first(const Group& group) { return !group || group->rank() == 0; }
+std::size_t rank_of(const Group& group) { return group ? static_cast<std::size_t>(group->rank()) : 0; }
+
+bool is_first(const Group& group) { return rank_of(group) == 0; }
 
 std::string share_text(const Group& group, const std::string& text) {
   return group && group->size() > 1 ? group->broadcast_object(text, 0) : text;
+}
+
+std::vector<std::string> gather_texts(const Group& group, const std::string& text) {
+  return group && group->size() > 1 ? group->all_gather_object(text) : std::vector{text};
 }
 
 void on_first(const Group& group, const std::function<void()>& action) {
@@ -87,15 +96,12 @@ std::string digest_of(std::string_view bytes) {
 }
 
 void on_every(const Group& group, const std::function<void()>& action) {
-  const auto own = outcome_of(action);
-  if (!group || group->size() == 1) {
-    if (own.front() != kFine) throw CheckpointError(own.substr(1));
-    return;
-  }
-  const auto outcomes = group->all_gather_object(own);
+  const auto outcomes = gather_texts(group, outcome_of(action));
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (outcomes[rank].front() == kFine) continue;
-    throw_error("rank {}: {}", rank, outcomes[rank].substr(1));
+    const auto& outcome = outcomes[rank];
+    if (outcome.front() == kFine) continue;
+    if (outcomes.size() == 1) throw CheckpointError(outcome.substr(1));
+    throw_error("rank {}: {}", rank, outcome.substr(1));
   }
 }
 
@@ -119,13 +125,39 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
   auto result = value;
   on_every(group, [&] {
     if (first) return;
-    std::vector<c10::Storage> storages;
-    for (const auto& place : places) storages.push_back(place.storage());
-    ReceivedStorages source(std::move(storages), device);
+    std::vector<c10::Storage> placed(places.size());
+    const auto load_storage = [&](const serialize::StorageRecord& record) {
+      const auto index = std::stoull(record.key);
+      if (!placed.at(index)) placed[index] = serialize::place_storage(places[index].storage(), device);
+      return placed[index];
+    };
     result =
-        serialize::unpickle(pickle::read_pickle(pickled.pickle, serialize::names_in_checkpoints()), source);
+        serialize::unpickle(pickle::read_pickle(pickled.pickle, serialize::is_in_checkpoints), load_storage);
   });
   return result;
 }
 
-}  // namespace lockstep::checkpointing
+}  // namespace checkpointing
+
+Value load_on_all(const std::filesystem::path& file, const LoadOptions& options, CheckpointReading reading,
+                  const std::optional<ProcessGroup>& process_group) {
+  const auto group = checkpointing::group_or_default(process_group);
+  const auto on_readers =
+      reading == CheckpointReading::every_rank ? checkpointing::on_every : checkpointing::on_first;
+  Value value;
+  on_readers(group, [&] { value = load(file, options); });
+  if (reading == CheckpointReading::every_rank) return value;
+  return checkpointing::share_value(group, value, options.map_location);
+}
+
+void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
+                            CheckpointReading reading, const std::optional<ProcessGroup>& process_group) {
+  const auto group = checkpointing::group_or_default(process_group);
+  checkpointing::on_first(group, [&] { save(state_dict(module), file); });
+  const auto weights = load_on_all(file, {}, reading, group);
+  if (reading != CheckpointReading::broadcast && group)
+    checkpointing::check_all_read_the_same(*group, weights.as_dict(), file);
+  checkpointing::on_every(group, [&] { load_state_dict(module, weights.as_dict()); });
+}
+
+}  // namespace lockstep

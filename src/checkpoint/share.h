@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <lockstep/comm/process_group.h>
 #include <lockstep/serialize/torch_file.h>
@@ -18,6 +20,8 @@ using Group = std::optional<ProcessGroup>;
 Group group_or_default(const Group& group);
 
 bool is_first(const Group& group);
+// 0 without a group.
+std::size_t rank_of(const Group& group);
 
 // Runs `action` on rank 0. If it throws, all ranks throw CheckpointError with its message.
 void on_first(const Group& group, const std::function<void()>& action);
@@ -27,6 +31,9 @@ void on_every(const Group& group, const std::function<void()>& action);
 
 // A digest that is equal on all ranks for equal bytes.
 std::string digest_of(std::string_view bytes);
+
+// Every rank's text, by rank.
+std::vector<std::string> gather_texts(const Group& group, const std::string& text);
 
 // Broadcasts rank 0's text.
 std::string share_text(const Group& group, const std::string& text);

@@ -6,7 +6,7 @@
 
 #include <lockstep/serialize/value.h>
 
-#include "serialize/torch_writer.h"
+#include "serialize/torch_format.h"
 
 namespace lockstep::checkpointing {
 

@@ -1,32 +1,164 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <mutex>
 
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/log.h>
 #include <lockstep/checkpoint/training_state.h>
+#include <lockstep/device/device.h>
 #include <lockstep/runtime/random.h>
 #include <lockstep/serialize/torch_file.h>
 
-#include "checkpoint/training_parts.h"
+#include "checkpoint/generator_states.h"
+#include "checkpoint/share.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
+namespace checkpointing {
 namespace {
 
+constexpr const char* kAllGpus = "cuda";
+constexpr const char* kOwnGpu = "own_cuda";
+
+void warn_of_missing(std::size_t saved, std::size_t here) {
+  log(LogLevel::warning, fmt::format("the checkpoint has the random numbers of {} GPUs, but this process has "
+                                     "{}",
+                                     saved, here));
+}
+
+at::Tensor state_of(at::Generator& generator) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_state(at::Generator& generator, const at::Tensor& state) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  try {
+    generator.set_state(state.cpu());
+  } catch (const c10::Error& error) {
+    throw_error("this is not the state of a generator: {}", error.what_without_backtrace());
+  }
+}
+
+constexpr const char* kOfAll = "all";
+constexpr const char* kRanks = "ranks";
+
+Dict own_gradients(const torch::nn::Module& module) {
+  Dict gradients;
+  for (const auto& parameter : module.named_parameters()) {
+    const auto& gradient = parameter.value().grad();
+    // Only its own part of a shared bucket, and on the CPU, because a device index would make equal gradients
+    // differ.
+    gradients.set(parameter.key(), gradient.defined() ? Value(gradient.detach().cpu().clone()) : Value());
+  }
+  return gradients;
+}
+
+void check_gradient(const std::string& name, const at::Tensor& parameter, const Value* saved) {
+  if (saved == nullptr) throw_error("there is no gradient for '{}'", name);
+  if (saved->is<None>() || saved->as_tensor().sizes() == parameter.sizes()) return;
+  throw_error("the gradient of '{}' is of shape [{}] instead of [{}]", name,
+              fmt::join(saved->as_tensor().sizes(), ", "), fmt::join(parameter.sizes(), ", "));
+}
+
+void set_gradient(const at::Tensor& parameter, const Value& saved) {
+  auto& gradient = parameter.mutable_grad();
+  if (saved.is<None>()) {
+    gradient.reset();
+  } else if (gradient.defined()) {
+    // It may lie in a bucket.
+    const at::NoGradGuard no_grad;
+    gradient.copy_(saved.as_tensor());
+  } else {
+    gradient = at::empty_like(parameter.detach()).copy_(saved.as_tensor());
+  }
+}
+
+const Dict& gradients_for(const Group& group, const Dict& saved) {
+  if (const auto* of_all = saved.find(kOfAll)) return of_all->as_dict();
+  const auto ranks = group ? group->size() : 1;
+  if (saved.at(kRanks).as_int() != ranks) {
+    throw_error(
+        "gradients that {} ranks accumulated cannot be loaded by {}: use as many ranks, or a checkpoint "
+        "saved "
+        "after an optimizer step",
+        saved.at(kRanks).as_int(), ranks);
+  }
+  return saved.at(rank_of(group)).as_dict();
+}
+
 // One of several ranks has one GPU; a process that is alone has all that it may use.
-checkpointing::GpuGenerators gpus_of_rank(const std::optional<ProcessGroup>& group) {
-  return checkpointing::gpu_generators(group && group->size() > 1);
+GpuGenerators gpus_of_rank(const Group& group) {
+  GpuGenerators gpus{.only_own = group && group->size() > 1};
+  for (int i = 0; i < device_count(at::kCUDA); ++i) {
+    gpus.all.push_back(at::globalContext().defaultGenerator({at::kCUDA, static_cast<c10::DeviceIndex>(i)}));
+  }
+  if (!gpus.all.empty()) {
+    gpus.own = static_cast<std::size_t>(c10::impl::getDeviceGuardImpl(at::kCUDA)->getDevice().index());
+  }
+  return gpus;
 }
 
-Value own_states(const std::optional<ProcessGroup>& group) {
-  return checkpointing::generator_states(default_generator(), gpus_of_rank(group));
+Value own_states(const Group& group) { return generator_states(default_generator(), gpus_of_rank(group)); }
+
+void set_own_states(const Group& group, const Value& states) {
+  set_generator_states(default_generator(), gpus_of_rank(group), states);
 }
 
-void set_own_states(const std::optional<ProcessGroup>& group, const Value& states) {
-  checkpointing::set_generator_states(default_generator(), gpus_of_rank(group), states);
+// The gradients of a module's parameters by name, or None. Collective. {"all": gradients} if they are equal
+// on all ranks; otherwise {rank: gradients} with every rank's on rank 0, and only its own elsewhere.
+Value gradients_of(const torch::nn::Module& module, const Group& group) {
+  auto own = own_gradients(module);
+  if (!group || group->size() == 1) return Dict{{kOfAll, std::move(own)}};
+  const auto bytes = save_bytes(own);
+  const auto sums = group->all_gather_object(digest_of(bytes));
+  if (std::ranges::count(sums, sums[0]) == std::ssize(sums)) return Dict{{kOfAll, std::move(own)}};
+  const auto all = group->gather_object(bytes, 0);
+  Dict states{{kRanks, group->size()}, {group->rank(), std::move(own)}};
+  for (std::size_t rank = 1; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
+  return states;
 }
 
-std::int64_t rank_in(const std::optional<ProcessGroup>& group) { return group ? group->rank() : 0; }
+// Restores every parameter's gradient in place. Throws CheckpointError: names or shapes do not fit, or the
+// gradients belong to another number of ranks.
+void set_gradients(const torch::nn::Module& module, const Group& group, const Value& saved) {
+  const auto& gradients = gradients_for(group, saved.as_dict());
+  const auto parameters = module.named_parameters();
+  for (const auto& each : parameters) check_gradient(each.key(), each.value(), gradients.find(each.key()));
+  for (const auto& each : parameters) set_gradient(each.value(), gradients.at(each.key()));
+}
 
 }  // namespace
+
+Value generator_states(at::Generator cpu, GpuGenerators gpus) {
+  if (gpus.all.empty()) return state_of(cpu);
+  if (gpus.only_own) return Dict{{"cpu", state_of(cpu)}, {kOwnGpu, state_of(gpus.all.at(gpus.own))}};
+  List states;
+  for (auto& gpu : gpus.all) states.items.emplace_back(state_of(gpu));
+  return Dict{{"cpu", state_of(cpu)}, {kAllGpus, std::move(states)}};
+}
+
+void set_generator_states(at::Generator cpu, GpuGenerators gpus, const Value& states) {
+  // A bare tensor is what Python's torch.get_rng_state() gives.
+  if (states.is<at::Tensor>()) return set_state(cpu, states.as_tensor());
+  set_state(cpu, states["cpu"].as_tensor());
+  if (const auto* own = states.as_dict().find(kOwnGpu)) {
+    if (gpus.all.empty()) return warn_of_missing(1, 0);
+    return set_state(gpus.all.at(gpus.own), own->as_tensor());
+  }
+  const auto& saved = states[kAllGpus].as_items();
+  if (saved.size() > gpus.all.size()) warn_of_missing(saved.size(), gpus.all.size());
+  for (std::size_t i = 0; i < std::min(saved.size(), gpus.all.size()); ++i) {
+    if (!gpus.only_own || i == gpus.own) set_state(gpus.all[i], saved[i].as_tensor());
+  }
+}
+
+}  // namespace checkpointing
 
 Dict position_dict(const data::LoaderPosition& position) {
   Dict dict{{"epoch", position.epoch}, {"batches", position.batches}, {"samples", position.samples}};
@@ -46,7 +178,7 @@ data::LoaderPosition position_of(const Dict& dict) {
   if (const auto* passes = dict.find("passes")) position.passes = passes->as_int();
   if (const auto* seed = dict.find("base_seed")) position.base_seed = seed->as_int();
   if (position.batches < 0 || position.samples < 0 || position.passes < 0)
-    throw CheckpointError("a loader cannot be before the front");
+    throw CheckpointError("a loader's position cannot be negative");
   if (const auto* state = dict.find("pass_generator")) position.pass_generator = state->as_tensor().cpu();
   if (const auto* state = dict.find("own_generator")) position.own_generator = state->as_tensor().cpu();
   return position;
@@ -66,19 +198,15 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
 TrainingState& TrainingState::add_generator(const std::string& name) {
   const auto save_all = [group = group_] {
     Dict states;
-    if (!group || group->size() == 1) {
-      states.set(0, own_states(group));
-      return Value(std::move(states));
-    }
-    const auto all = group->all_gather_object(save_bytes(own_states(group)));
+    const auto all = checkpointing::gather_texts(group, save_bytes(checkpointing::own_states(group)));
     for (std::size_t rank = 0; rank < all.size(); ++rank) states.set(rank, load_bytes(all[rank]));
     return Value(std::move(states));
   };
   const auto load_own = [group = group_](const Value& value) {
     // A bare tensor is what Python's torch.get_rng_state() gives.
-    if (value.is<at::Tensor>()) return set_own_states(group, value);
-    const auto* own = value.as_dict().find(rank_in(group));
-    if (own != nullptr) set_own_states(group, *own);
+    if (value.is<at::Tensor>()) return checkpointing::set_own_states(group, value);
+    const auto* own = value.as_dict().find(checkpointing::rank_of(group));
+    if (own != nullptr) checkpointing::set_own_states(group, *own);
   };
   return add_functions(name, save_all, load_own);
 }

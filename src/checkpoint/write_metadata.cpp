@@ -10,10 +10,10 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/distributed_metadata.h"
-#include "serialize/checksum.h"
 #include "serialize/dtypes.h"
-#include "serialize/pickle_writer.h"
-#include "serialize/torch_writer.h"
+#include "serialize/pickle.h"
+#include "serialize/storage.h"
+#include "serialize/torch_format.h"
 
 namespace lockstep::distributed_checkpoint {
 namespace {
@@ -28,7 +28,28 @@ constexpr const char* kFileModule = "torch.distributed.checkpoint.filesystem";
 // Python makes the object without calling anything, and then sets its attributes.
 class MetadataWriter {
  public:
-  std::string write(const Entries& entries);
+  std::string write(const Entries& entries) {
+    record(kModule, "Metadata", [&] {
+      dict("state_dict_metadata", entries, [&](const std::string& name, const Entry& entry) {
+        writer_.text(name);
+        metadata_of(entry);
+        writer_.op(Opcode::set_item);
+      });
+      dict("planner_data", entries, [&](const std::string& name, const Entry& entry) {
+        field(name, entry.path);
+        writer_.op(Opcode::set_item);
+      });
+      dict("storage_data", entries, [&](const std::string& name, const Entry& entry) {
+        if (!entry.is_tensor) storage(name, None{}, None{}, entry.place);
+        for (std::size_t i = 0; i < entry.pieces.size(); ++i)
+          storage(name, entry.pieces[i].offsets, i, entry.pieces[i].place);
+      });
+      field("storage_meta", None{});
+      field("version", std::string("1.0.0"));
+      field(kHasTrailer, true);
+    });
+    return writer_.finish();
+  }
 
  private:
   // Created without a call of its constructor.
@@ -46,121 +67,81 @@ class MetadataWriter {
     writer_.op(Opcode::set_items);
     writer_.op(Opcode::build);
   }
-  void size(const Sizes& sizes) {
-    writer_.call("torch", "Size", [&] { writer_.integers(sizes); });
+  template <typename Items>
+  void dict(const char* name, const Entries& entries, Items items) {
+    writer_.text(name);
+    writer_.op(Opcode::empty_dict);
+    for (const auto& [key, entry] : entries) items(key, entry);
   }
-  void write(const Sizes& sizes) { size(sizes); }
+
+  void write(None) { writer_.none(); }
+  void write(bool flag) { writer_.boolean(flag); }
   void write(const std::string& text) { writer_.text(text); }
   void write(std::uint64_t number) { writer_.integer(static_cast<std::int64_t>(number)); }
+  void write(const Sizes& sizes) {
+    writer_.call("torch", "Size", [&] { writer_.integers(sizes); });
+  }
+  void write(const Tuple& path) {
+    writer_.tuple([&] {
+      for (const auto& step : path.items)
+        step.is<std::string>() ? writer_.text(step.as_string()) : writer_.integer(step.as_int());
+    });
+  }
   template <typename Item>
-  void field(const char* name, const Item& item) {
+  void field(std::string_view name, const Item& item) {
     writer_.text(name);
     write(item);
   }
-  void properties(at::ScalarType dtype);
-  void metadata_of(const Entry& entry);
-  void index(const std::string& name, const Piece* piece, std::size_t number);
-  void info(const Place& place);
-  void path(const Tuple& path);
+
+  void properties(at::ScalarType dtype) {
+    object(kModule, "TensorProperties");
+    writer_.tuple([&] {
+      writer_.global("torch", serialize::find_dtype(dtype)->name);
+      writer_.call("torch.serialization", "_get_layout", [&] { writer_.text("torch.strided"); });
+      writer_.boolean(false);
+      writer_.call(kModule, "_MEM_FORMAT_ENCODING", [&] { writer_.integer(0); });
+      writer_.boolean(false);
+    });
+    writer_.op(Opcode::build);
+  }
+
+  void metadata_of(const Entry& entry) {
+    if (!entry.is_tensor) return object(kModule, "BytesStorageMetadata");
+    record(kModule, "TensorStorageMetadata", [&] {
+      writer_.text("properties");
+      properties(entry.dtype);
+      field("size", entry.sizes);
+      writer_.text("chunks");
+      writer_.op(Opcode::empty_list);
+      for (const auto& piece : entry.pieces) {
+        record(kModule, "ChunkStorageMetadata", [&] {
+          field("offsets", piece.offsets);
+          field("sizes", piece.sizes);
+        });
+        writer_.op(Opcode::append);
+      }
+    });
+  }
+
+  // The place of a piece of a tensor, or of an object, which has neither offsets nor a number.
+  template <typename Offsets, typename Number>
+  void storage(const std::string& name, const Offsets& offsets, Number number, const Place& place) {
+    record(kModule, "MetadataIndex", [&] {
+      field("fqn", name);
+      field("offset", offsets);
+      field("index", number);
+    });
+    record(kFileModule, "_StorageInfo", [&] {
+      field("relative_path", place.file);
+      field("offset", place.offset);
+      field("length", place.length);
+    });
+    writer_.op(Opcode::set_item);
+  }
 
   pickle::Writer writer_;
 };
 
-void MetadataWriter::properties(at::ScalarType dtype) {
-  object(kModule, "TensorProperties");
-  writer_.tuple([&] {
-    writer_.global("torch", serialize::find_dtype(dtype)->name);
-    writer_.call("torch.serialization", "_get_layout", [&] { writer_.text("torch.strided"); });
-    writer_.boolean(false);
-    writer_.call(kModule, "_MEM_FORMAT_ENCODING", [&] { writer_.integer(0); });
-    writer_.boolean(false);
-  });
-  writer_.op(Opcode::build);
-}
-
-void MetadataWriter::metadata_of(const Entry& entry) {
-  if (!entry.is_tensor) return object(kModule, "BytesStorageMetadata");
-  record(kModule, "TensorStorageMetadata", [&] {
-    writer_.text("properties");
-    properties(entry.dtype);
-    field("size", entry.sizes);
-    writer_.text("chunks");
-    writer_.op(Opcode::empty_list);
-    for (const auto& piece : entry.pieces) {
-      record(kModule, "ChunkStorageMetadata", [&] {
-        field("offsets", piece.offsets);
-        field("sizes", piece.sizes);
-      });
-      writer_.op(Opcode::append);
-    }
-  });
-}
-
-void MetadataWriter::index(const std::string& name, const Piece* piece, std::size_t number) {
-  record(kModule, "MetadataIndex", [&] {
-    field("fqn", name);
-    writer_.text("offset");
-    piece != nullptr ? size(piece->offsets) : writer_.none();
-    writer_.text("index");
-    piece != nullptr ? write(number) : writer_.none();
-  });
-}
-
-void MetadataWriter::info(const Place& place) {
-  record(kFileModule, "_StorageInfo", [&] {
-    field("relative_path", place.file);
-    field("offset", place.offset);
-    field("length", place.length);
-  });
-}
-
-void MetadataWriter::path(const Tuple& path) {
-  writer_.tuple([&] {
-    for (const auto& step : path.items) {
-      step.is<std::string>() ? writer_.text(step.as_string()) : writer_.integer(step.as_int());
-    }
-  });
-}
-
-std::string MetadataWriter::write(const Entries& entries) {
-  const auto dict = [&](const char* name, auto items) {
-    writer_.text(name);
-    writer_.op(Opcode::empty_dict);
-    for (const auto& [key, entry] : entries) items(key, entry);
-  };
-  record(kModule, "Metadata", [&] {
-    dict("state_dict_metadata", [&](const std::string& key, const Entry& entry) {
-      writer_.text(key);
-      metadata_of(entry);
-      writer_.op(Opcode::set_item);
-    });
-    dict("planner_data", [&](const std::string& key, const Entry& entry) {
-      writer_.text(key);
-      path(entry.path);
-      writer_.op(Opcode::set_item);
-    });
-    dict("storage_data", [&](const std::string& key, const Entry& entry) {
-      if (!entry.is_tensor) {
-        index(key, nullptr, 0);
-        info(entry.place);
-        writer_.op(Opcode::set_item);
-      }
-      for (std::size_t i = 0; i < entry.pieces.size(); ++i) {
-        index(key, &entry.pieces[i], i);
-        info(entry.pieces[i].place);
-        writer_.op(Opcode::set_item);
-      }
-    });
-    writer_.text("storage_meta");
-    writer_.none();
-    field("version", std::string("1.0.0"));
-    writer_.text(kHasTrailer);
-    writer_.boolean(true);
-  });
-  return writer_.finish();
-}
-
-namespace fs = std::filesystem;
 constexpr std::string_view kDataSuffix = ".distcp";
 
 // Python's "__1_0.distcp", and what a killed writer left, "__1_0.distcp.part", too.
@@ -209,7 +190,7 @@ MetadataParts without_trailer(std::string_view text) {
   std::from_chars(digits, digits + 16, structure, 16);
   if (trailer != trailer_of(front, structure) || structure > front.size()) {
     throw CheckpointError(
-        "the metadata of the distributed checkpoint is damaged: its checksum is another one");
+        "the metadata of the distributed checkpoint is damaged: its checksum does not match");
   }
   return {.pickle = front.substr(0, front.size() - structure),
           .structure = front.substr(front.size() - structure)};

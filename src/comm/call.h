@@ -17,22 +17,22 @@
 
 // Note [One call path]
 //
-// Every collective and message takes this path, whoever asks for it:
+// Every collective and message takes this path:
 //
 //   ProcessGroup          describes the call: one Call
 //   CallRules::check()    checks its arguments, once
 //   issue.cpp             numbers it, records it, hands it to the group's CallBackend
 //   CallBackend::start()  completes it (the eager path of shm) or returns an Operation to wait for
 //
-// c10d stands at both edges. ToC10d makes a CallBackend of any c10d::Backend (Gloo, NCCL, a vendor's).
-// FromC10d makes a c10d::Backend of a CallBackend, for callers that know c10d only (LibTorch, Python).
+// c10d is at both edges. ToC10d makes a CallBackend of any c10d::Backend (Gloo, NCCL, a third-party one).
+// FromC10d makes a c10d::Backend of a CallBackend, for callers that use c10d (LibTorch, Python).
 
 namespace lockstep::comm {
 
 // The peer of a receive from any rank.
 inline constexpr int kAnyRank = std::numeric_limits<int>::min();
 
-// One call on a process group. The tensors belong to the caller; whoever keeps the call under way after
+// One call on a process group. The tensors belong to the caller; a backend that continues the call after
 // start() copies them.
 struct Call {
   CallKind kind = CallKind::barrier;
@@ -44,7 +44,7 @@ struct Call {
   int tag = 0;                          // of send and recv
   c10::IntArrayRef output_splits = {};  // of all_to_all_single: rows for each rank; empty: equal parts
   c10::IntArrayRef input_splits = {};
-  bool blocking = false;                           // the caller waits for the end at once
+  bool blocking = false;                           // the caller waits for the end immediately
   bool monitored = false;                          // a monitored_barrier
   bool wait_all_ranks = false;                     // of a monitored_barrier
   std::chrono::milliseconds timeout = kNoTimeout;  // kNoTimeout: the backend's
@@ -52,16 +52,35 @@ struct Call {
   std::source_location where = {};
 };
 
-bool is_message(CallKind kind);
-bool has_operation(CallKind kind);
-// Whether tensors may differ in shape from rank to rank.
-bool is_uneven(CallKind kind);
-// The tensor whose dtype and shape describe the call; nullptr for a barrier.
-const at::Tensor* main_tensor(const Call& call);
-// Every tensor of the call, kept alive.
-std::vector<at::Tensor> tensors_of(const Call& call);
+constexpr bool is_message(CallKind kind) { return kind == CallKind::send || kind == CallKind::recv; }
 
-// A call under way.
+constexpr bool has_operation(CallKind kind) {
+  return kind == CallKind::all_reduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter ||
+         kind == CallKind::reduce_scatter_tensor;
+}
+
+// Whether tensors may differ in shape from rank to rank.
+constexpr bool is_uneven(CallKind kind) {
+  return kind == CallKind::all_gather || kind == CallKind::gather || kind == CallKind::all_to_all ||
+         kind == CallKind::all_to_all_single;
+}
+
+// The tensor whose dtype and shape describe the call; nullptr for a barrier.
+inline const at::Tensor* main_tensor(const Call& call) {
+  const bool by_input =
+      is_uneven(call.kind) || call.kind == CallKind::all_gather_into_tensor || call.kind == CallKind::send;
+  const auto& tensors = by_input ? call.inputs : call.outputs;
+  return tensors.empty() ? nullptr : &tensors.front();
+}
+
+// Every tensor of the call, kept alive.
+inline std::vector<at::Tensor> tensors_of(const Call& call) {
+  auto tensors = call.inputs.vec();
+  tensors.insert(tensors.end(), call.outputs.begin(), call.outputs.end());
+  return tensors;
+}
+
+// A call in progress.
 class Operation {
  public:
   Operation() = default;
@@ -69,9 +88,9 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Returns when the results are there, or throws. kNoTimeout: the backend's limit.
+  // Returns when the results are available, or throws. kNoTimeout: the backend's limit.
   virtual void wait(std::chrono::milliseconds timeout) = 0;
-  // Whether wait() would return or throw at once.
+  // Whether wait() would return or throw without blocking.
   virtual bool is_completed() = 0;
   // The sender of a finished receive.
   virtual int source_rank() const { return -1; }
@@ -84,7 +103,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 // How a backend reports on a call that it starts.
 enum class CallStage : std::uint8_t {
   posted,     // the other ranks can see the call
-  may_block,  // start() may wait for other ranks from now on; comes first where both hold
+  may_block,  // start() may wait for other ranks from now on; reported first if both apply
 };
 using Report = c10::function_ref<void(CallStage)>;
 

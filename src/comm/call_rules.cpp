@@ -237,7 +237,7 @@ class CallCheck {
 
   void splits(c10::IntArrayRef sizes, const char* name, const at::Tensor& tensor,
               const char* tensor_name) const {
-    if (tensor.dim() == 0) refuse(fmt::format("{} has no dimension to cut along", tensor_name));
+    if (tensor.dim() == 0) refuse(fmt::format("{} has no dimension to split along", tensor_name));
     const auto rows = tensor.size(0);
     if (sizes.empty()) {
       if (rows % rules_.size_ == 0) return;
@@ -286,8 +286,8 @@ class CallCheck {
 
   const CallRules& rules_;
   const Call& call_;
-  at::TensorList in_;
-  at::TensorList out_;
+  const at::TensorList& in_;
+  const at::TensorList& out_;
 };
 
 void CallRules::check(const Call& call) const { CallCheck(*this, call).run(); }

@@ -15,7 +15,7 @@
 
 namespace lockstep::comm {
 
-// The argument checks of one rank's calls: what its backend carries, in bits, so that a check costs
+// The argument checks of one rank's calls. Keeps what its backend supports in bits, so that a check costs
 // nanoseconds.
 class CallRules {
  public:

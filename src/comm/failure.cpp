@@ -16,7 +16,7 @@
 namespace lockstep::comm {
 namespace {
 
-// Backends throw plain runtime errors; only their text tells what happened.
+// Backends throw plain runtime errors; only their text shows what happened.
 constexpr std::array kTimeoutSigns = {"Timed out",
                                       "timed out",
                                       "Timeout",
@@ -31,7 +31,7 @@ constexpr std::array kPeerSigns = {"Connection closed by peer",
                                    "connection closed"};
 
 constexpr auto kDeathLimit = std::chrono::milliseconds(50);
-constexpr auto kNoteLimit = std::chrono::milliseconds(500);  // it may have lost its core between the two
+constexpr auto kNoteLimit = std::chrono::milliseconds(500);  // the rank may have lost its core
 
 bool mentions(std::string_view text, const auto& signs) {
   return std::ranges::any_of(signs,
@@ -66,7 +66,7 @@ struct FailedCall {
                   failed.begin(), reason, failed.end()));
 }
 
-// A rank's post may be seen a moment before its note.
+// A rank's descriptor may be visible a moment before its rank status.
 void await_notes(const FailedCall& failed) {
   const auto others = failed.group.node_group();
   const bool is_message = failed.call.kind == CallKind::send || failed.call.kind == CallKind::recv;
@@ -75,7 +75,7 @@ void await_notes(const FailedCall& failed) {
   while (!others->have_all_issued(failed.call.number) && !deadline.expired()) std::this_thread::yield();
 }
 
-// A connection breaks a moment before its process is seen to be dead.
+// A connection may break a moment before the process is detected as dead.
 int dead_rank_soon(const std::shared_ptr<node::NodeGroup>& group) {
   if (group == nullptr) return -1;
   const Deadline deadline(kDeathLimit);

@@ -7,13 +7,13 @@
 
 namespace lockstep::comm {
 
-// Throws the failure of one call again as the member of our error family that fits: TimeoutError, PeerLost,
-// DesyncError, ArgumentError or Error. The message says who did which call, what happened, and, where all
-// ranks run on one host, what each other rank is doing.
+// Rethrows the failure of one call as the matching type: TimeoutError, PeerLost, DesyncError, ArgumentError
+// or Error. The message names the rank, the call and the event and, if all ranks run on one host, what each
+// other rank is doing.
 [[noreturn]] void rethrow_as_ours(const std::exception_ptr& cause, const GroupState& group,
                                   const CallRecord& call);
 
-// Throws DesyncError with the other ranks' reasons when they refuse the call.
+// Throws DesyncError with the other ranks' reasons if they reject the call.
 void throw_if_refused(const GroupState& group, const CallRecord& call);
 
 }  // namespace lockstep::comm

@@ -22,7 +22,7 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
   return hash ^ hash >> 29U;
 }
 
-// How a dense tensor lies in memory: 0 where it is contiguous.
+// The memory layout of a dense tensor; 0 if it is contiguous.
 std::uint64_t layout_of(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return 0;
   std::uint64_t layout = 1;
@@ -33,7 +33,7 @@ std::uint64_t layout_of(const at::Tensor& tensor) {
   return layout;
 }
 
-// What has to be equal, then a line break, then what a reader wants to know.
+// The part that must be equal, a line break, then information for the reader.
 std::string description(const CallRecord& record) {
   std::string key = fmt::format("{} {} {} {}", name_of(record.kind), c10::toString(record.dtype), record.root,
                                 record.op ? name_of(*record.op) : "");

@@ -50,26 +50,8 @@ class OperationWork : public c10d::Work {
 };
 
 ReduceOp reduce_op(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOp::SUM;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::AVG;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::PRODUCT;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::MIN;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::MAX;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::BAND;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::BOR;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::BXOR;
-    default:
-      throw ArgumentError("PREMUL_SUM and custom reductions are not supported");
-  }
+  if (op.op_ <= c10d::ReduceOp::BXOR) return static_cast<ReduceOp>(op.op_);
+  throw ArgumentError("PREMUL_SUM and custom reductions are not supported");
 }
 
 std::chrono::milliseconds limit(std::chrono::milliseconds asked) {

@@ -14,7 +14,7 @@ namespace lockstep::comm {
 
 class OperationFutures;
 
-// Makes a c10d::Backend of a CallBackend, for callers that know c10d only: one Call for each of its virtual
+// Makes a c10d::Backend of a CallBackend, for callers that use c10d: one Call for each of its virtual
 // functions, checked here, not recorded. See Note [One call path]. A derived class implements start().
 //
 // Its works have futures (`Work::getFuture`). The first future of a backend starts a thread that completes
@@ -55,7 +55,7 @@ class FromC10d : public c10d::Backend, public CallBackend {
   std::uint64_t getSequenceNumberForGroup() final { return sequence_number_.load(); }
 
  protected:
-  // The limit of a call: its own, or else the backend's.
+  // The timeout of a call: its own if set, otherwise the backend's.
   std::chrono::milliseconds limit_of(const Call& call) const {
     return call.timeout == kNoTimeout ? timeout_.load() : call.timeout;
   }

@@ -80,7 +80,7 @@ void GroupState::remember(const OperationPtr& operation) {
 
 bool GroupState::has_calls_under_way() { return !std::ranges::all_of(under_way_, finished); }
 
-// A rank's death is known before its connections are seen to be closed, which ends the calls over them.
+// The death of a rank is known before its connections are detected as closed, which ends the calls over them.
 bool GroupState::calls_end_soon() {
   const Deadline deadline(kEndLimit);
   while (has_calls_under_way()) {
@@ -90,12 +90,12 @@ bool GroupState::calls_end_soon() {
   return true;
 }
 
-// False where calls on a device had to be left unfinished.
+// False if calls on a device had to be left unfinished.
 bool GroupState::end_watch() {
   const auto watch = this->watch();
   if (!watch) return true;
-  // What is still running on the device has been asked for, and the other ranks need it. The watch ends it
-  // when it takes longer than the group's timeout.
+  // Waits for the calls that still run on the device, because the other ranks need them. The watch ends them
+  // when they take longer than the group's timeout.
   const bool drained =
       watch->drain(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : info_.timeout);
   watch->stop();
@@ -109,7 +109,7 @@ bool GroupState::end_watch() {
     watch->revoke_graphs(closed);
     shut_down_backend();
   } else {
-    // Which waits until aborting has freed the device.
+    // Waits until aborting has freed the device.
     revoking_ = std::jthread([watch, closed] { watch->revoke_graphs(closed); });
   }
   return drained;
@@ -118,7 +118,7 @@ bool GroupState::end_watch() {
 void GroupState::close() {
   const bool broken_off = !end_watch();
   {
-    const node::FlightRecorder::Turn turn(log_);  // no call begins after it
+    const node::FlightRecorder::Turn turn(log_);  // no call starts after it
     calls_.reset();
   }
   const std::lock_guard lock(mutex_);
@@ -138,12 +138,11 @@ void GroupState::shut_down_backend() noexcept {
   try {
     backend_->shutdown();
   } catch (const std::exception& error) {
-    lockstep::log(LogLevel::warning,
-                  fmt::format("{}: it could not be left in order: {}", whoami(), error.what()));
+    lockstep::log(LogLevel::warning, fmt::format("{}: leaving the group failed: {}", whoami(), error.what()));
   }
 }
 
-// Also part of a destructor, so a backend that cannot abort must not end the program.
+// Also runs in a destructor, so a backend that cannot abort must not end the program.
 void GroupState::abort_backend() noexcept {
   try {
     backend_->abort();

@@ -20,7 +20,7 @@
 
 namespace lockstep::comm {
 
-// What all copies of one ProcessGroup share.
+// The state that all copies of one ProcessGroup share.
 class GroupState {
  public:
   GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
@@ -36,23 +36,23 @@ class GroupState {
   int size() const { return size_; }
   const std::string& backend_name() const { return backend_name_; }
   node::FlightRecorder& log() { return log_; }
-  // Where all ranks run on one host and the group is open; else nullptr.
+  // The node-local group if all ranks run on one host and the group is open, otherwise nullptr.
   std::shared_ptr<node::NodeGroup> node_group() const;
   const CallRules& rules() const { return rules_; }
-  // What takes the group's calls; nullptr when the group is closed. Valid until the turn ends or pauses.
+  // The backend of the group's calls; nullptr when the group is closed. Valid until the turn ends or pauses.
   CallBackend* calls(const node::FlightRecorder::Turn&) const { return calls_.get(); }
   // The same, valid as long as the result.
   std::shared_ptr<CallBackend> keep_calls(const node::FlightRecorder::Turn&) const { return calls_; }
-  // A number for something that all ranks make on the group, in the same order: 1, 2, ...
+  // A number for objects that all ranks create on the group in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
-  // Where calls end on a device's stream; else nullptr.
+  // The watch if calls end on a device's stream, otherwise nullptr.
   std::shared_ptr<StreamWatch> watch() const;
   // "rank 1 of 2 (group default, gloo)"
   const std::string& whoami() const { return whoami_; }
 
   void remember(const OperationPtr& operation);
-  // Ends the connections, once the device has done what ends on its stream. A backend whose calls are still
-  // under way, and do not end soon, is left behind: its destructor would block until their timeout.
+  // Closes the connections after the calls on the device's stream have ended. A backend whose calls are still
+  // in progress and do not end soon is leaked: its destructor would block until their timeout.
   void close();
 
  private:
@@ -74,7 +74,7 @@ class GroupState {
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::deque<std::weak_ptr<Operation>> under_way_;
-  bool watched_ = false;  // whether there was a watch when the group was made
+  bool watched_ = false;  // whether there was a watch when the group was created
   std::shared_ptr<StreamWatch> watch_;
   std::jthread revoking_;  // graphs, while the backend is aborted
 };

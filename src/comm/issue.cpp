@@ -38,21 +38,21 @@ CallRecord record_of(const Call& call) {
           .where = call.where};
 }
 
-// A call that does not end on a device's stream would run while a graph is captured, and never again.
+// A call that does not end on a device's stream would run during the capture of a graph, but in no replay.
 void refuse_to_be_captured(const GroupState& group, const Call& call) {
   if (graph_phase() == GraphPhase::none) return;
   refuse_in_graph(fmt::format("{} over {}", record_of(call).describe(), group.backend_name()),
                   "make it outside of the step, or use NCCL and tensors on the GPU");
 }
 
-// One call from its number to the backend's answer, in one turn of the flight recorder.
+// One call from its number to the backend's result, in one turn of the flight recorder.
 class Issue {
  public:
   // Gives the call its number.
   Issue(GroupState& group, Call& call)
       : group_(group), call_(call), draft_(draft_of(call)), turn_(group.log()) {}
 
-  // What is left to wait for; nullptr where the call is complete.
+  // The operation to wait for; nullptr if the call is complete.
   OperationPtr start() {
     auto* const calls = group_.calls(turn_);
     if (calls == nullptr) {
@@ -72,16 +72,16 @@ class Issue {
     }
   }
 
-  // Valid where there is something to wait for, and for calls that do not block.
+  // Valid if there is an operation to wait for, and for calls that do not block.
   const CallRecord& record() const { return record_; }
   bool ends_on_stream() const { return ends_on_stream_; }
 
  private:
-  // The ranks wait for the call's descriptor, not for its record.
+  // Other ranks wait for the call's descriptor, not for its record.
   void report(CallStage stage) {
     write();
     if (stage != CallStage::may_block || kept_) return;
-    // Another call may take the record's place, and another thread may close the group.
+    // Another call may overwrite the record, and another thread may close the group.
     keep_record();
     kept_ = group_.keep_calls(turn_);
     turn_.pause();
@@ -93,7 +93,7 @@ class Issue {
     if (call_.blocking) turn_.await(call_.number);
   }
 
-  // A copy costs memory, so a call that is complete at once goes without.
+  // A copy costs memory, so a call that completes immediately has none.
   void keep_record() {
     if (record_.number == 0) record_ = turn_.record(call_.number);
   }
@@ -149,7 +149,7 @@ void check(GroupState& group, const Call& call) {
 
 }  // namespace
 
-Work start(const std::shared_ptr<GroupState>& group, Call call) {
+Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
   check(*group, call);
   Issue issue(*group, call);
   auto operation = issue.start();
@@ -157,7 +157,7 @@ Work start(const std::shared_ptr<GroupState>& group, Call call) {
       std::make_shared<PendingCall>(group, issue.record(), std::move(operation), issue.ends_on_stream()));
 }
 
-int run(const std::shared_ptr<GroupState>& group, Call call) {
+int run(const std::shared_ptr<GroupState>& group, Call&& call) {
   call.blocking = true;
   check(*group, call);
   Issue issue(*group, call);

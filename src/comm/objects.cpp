@@ -17,7 +17,7 @@ namespace lockstep {
 namespace {
 
 c10::TensorOptions on_device(const comm::GroupState& group, c10::ScalarType dtype) {
-  // A backend for one kind of device only (NCCL) needs the bytes there.
+  // A backend for one device type (NCCL) needs the bytes on that device.
   const auto& devices = group.info().traits.devices;
   const bool host = devices.empty() || devices.contains(c10::DeviceType::CPU);
   return c10::TensorOptions().dtype(dtype).device(host ? c10::DeviceType::CPU : *devices.begin());
@@ -63,7 +63,7 @@ void check_root(const comm::GroupState& group, CallKind kind, int root, const ch
                        fmt::format("{} is {}; this group has ranks 0 to {}", name, root, group.size() - 1));
 }
 
-// scatter_object: one object for each rank on src, none elsewhere.
+// scatter_object: one object per rank on src, none on other ranks.
 void check_count(const comm::GroupState& group, std::size_t count, int src,
                  const std::source_location& where) {
   const bool is_root = group.rank() == src;

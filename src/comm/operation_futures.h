@@ -12,9 +12,9 @@
 
 namespace lockstep::comm {
 
-// The futures of one backend's operations. A c10 future has to be completed by somebody: the first one starts
-// a thread that completes them all, each as soon as its operation ends, in any order. The thread polls: a
-// blocking wait for one operation would delay the others. Safe from any thread.
+// The futures of one backend's operations. A c10 future must be completed by a thread: the first future
+// starts one that completes them all, each as soon as its operation ends, in any order. The thread polls,
+// because a blocking wait for one operation would delay the others. Safe from any thread.
 class OperationFutures {
  public:
   OperationFutures() = default;
@@ -22,8 +22,8 @@ class OperationFutures {
   OperationFutures(const OperationFutures&) = delete;
   OperationFutures& operator=(const OperationFutures&) = delete;
 
-  // Its value is `outputs`, a list of tensors. Fails with what the operation's wait() throws,
-  // at the latest after `timeout`.
+  // Its value is `outputs`, a list of tensors. Fails with the exception of the operation's wait(), at the
+  // latest after `timeout`.
   c10::intrusive_ptr<c10::ivalue::Future> future_of(OperationPtr operation, std::vector<at::Tensor> outputs,
                                                     std::chrono::milliseconds timeout);
 

@@ -11,7 +11,7 @@
 
 namespace lockstep::comm {
 
-// What a Work refers to: an issued call of a group and, until it is complete, the operation to wait for.
+// The state behind a Work: an issued call of a group and, until it is complete, the operation to wait for.
 class PendingCall {
  public:
   // `operation` is nullptr for a call that is complete.
@@ -38,7 +38,7 @@ class PendingCall {
   std::shared_ptr<GroupState> group_;
   CallRecord record_;
   OperationPtr operation_;
-  bool on_stream_ = false;  // the group's StreamWatch notes its end
+  bool on_stream_ = false;  // the group's StreamWatch records its end
   bool done_ = false;
 };
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <ATen/record_function.h>
 
@@ -21,7 +23,14 @@ class ProfilerEvent {
   void end() { event_.reset(); }
 
  private:
-  void begin(at::StepCallbacks&& callbacks, const char* backend, const Call& call);
+  C10_NOINLINE void begin(at::StepCallbacks&& callbacks, const char* backend, const Call& call) {
+    event_ = std::make_unique<at::RecordFunction>(std::move(callbacks));
+    event_->_setAsync();
+    std::vector<c10::IValue> inputs;
+    for (const auto& tensor : tensors_of(call)) inputs.emplace_back(tensor);
+    event_->before(std::string(backend) + ":" + std::string(name_of(call.kind)),
+                   c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+  }
 
   std::unique_ptr<at::RecordFunction> event_;
 };

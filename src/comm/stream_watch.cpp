@@ -31,7 +31,7 @@ std::string text_of(const std::exception_ptr& failure) {
   }
 }
 
-// The failure of one call in the words and of the type that a wait on the host would have thrown.
+// The failure of one call, with the type and text that a wait on the host would have thrown.
 std::exception_ptr as_ours(const std::exception_ptr& cause, const GroupState& group, const CallRecord& call) {
   try {
     throw_if_refused(group, call);
@@ -90,7 +90,7 @@ void StreamWatch::revoke_graphs(const std::exception_ptr& reason) {
   }
 }
 
-// A loop of replays makes no other call that could tell what has failed.
+// A loop of replays makes no other call that could report the failure.
 void StreamWatch::watch_replay(CallRecord record) {
   throw_if_failed();
   {
@@ -139,7 +139,7 @@ void StreamWatch::run() {
   }
 }
 
-// A device that has failed throws at the first question.
+// A failed device throws at the first query.
 void StreamWatch::look() {
   try {
     look_once();
@@ -153,14 +153,14 @@ void StreamWatch::look_once() {
   if (const auto entry = oldest()) look_at(*entry);
 }
 
-// nullptr where nothing is under way any more.
+// nullptr if no call is in progress any more.
 std::shared_ptr<const StreamWatch::Entry> StreamWatch::oldest() const {
   const std::lock_guard lock(mutex_);
   return under_way_.empty() || failure_ ? nullptr : under_way_.front();
 }
 
-// Calls to different ranks may overtake each other, so all of them are asked. Only this thread takes entries
-// away.
+// Calls to different ranks may overtake each other, so all of them are polled. Only this thread removes
+// entries.
 void StreamWatch::drop_ended() {
   std::vector<std::shared_ptr<const Entry>> entries;
   {
@@ -200,14 +200,14 @@ void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {
     const std::lock_guard lock(mutex_);
     failure_ = failure;
   }
-  // The host may be waiting for the device, and learns of it only when it comes back.
+  // The host may be waiting for the device, and detects the failure only when the wait returns.
   lockstep::log(LogLevel::error, text_of(failure));
   end_everything();
   changed_.notify_all();
 }
 
-// Aborting waits until no graph holds a call, and a graph until its last replay has ended, which aborting
-// sees to. Both may wait for a device that does not answer any more.
+// Aborting waits until no graph holds a call. Destroying a graph waits until its last replay has ended, which
+// aborting causes. Both may wait for a device that does not respond any more.
 void StreamWatch::end_everything() {
   const auto deadline = std::chrono::steady_clock::now() + kAbortLimit;
   std::packaged_task<void()> abort(abort_);

@@ -15,35 +15,48 @@
 #include <lockstep/comm/backend.h>
 #include <lockstep/node/call_record.h>
 
-#include "comm/stream_backend.h"
 #include "graphs/revocable_graph.h"
 
 namespace lockstep::comm {
 
 class GroupState;
 
-// Watches over the calls of one group that end on a device's stream, on a thread of its own: notes in the log
-// when one has ended, and when one fails, takes longer than the group's timeout, or lost a rank, ends them
-// all, and keeps the failure for whoever comes next. Safe from any thread.
+// A backend whose calls may end on a device's stream. Waiting for such a Work makes the stream wait, not the
+// host, so StreamWatch detects a call that fails or never ends.
+class StreamBackend {
+ public:
+  virtual ~StreamBackend() = default;
+  virtual bool ends_on_stream(const c10d::Work& work) const = 0;
+  // A handle of the call for another thread that asks whether it has ended; keeps no tensor alive. Null for a
+  // call that is captured into a graph, because it does not run now.
+  virtual c10::intrusive_ptr<c10d::Work> observer_of(const c10::intrusive_ptr<c10d::Work>& work) const = 0;
+  // Ends when the work that is now queued on the current stream is complete.
+  virtual c10::intrusive_ptr<c10d::Work> mark_stream() const = 0;
+  // Called once by the thread that asks.
+  virtual void prepare_observing_thread() const = 0;
+};
+
+// Watches the calls of one group that end on a device's stream, in its own thread. Records the end of each
+// call. When a call fails, exceeds the group's timeout or loses a rank, it ends all calls and keeps the
+// failure for the next call. Safe from any thread.
 class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
  public:
-  // Both must live until stop() has returned. `abort` ends what is under way; it may block.
+  // Both must live until stop() has returned. `abort` ends the calls in progress; it may block.
   StreamWatch(GroupState& group, const StreamBackend& backend, std::function<void()> abort);
   ~StreamWatch();
   StreamWatch(const StreamWatch&) = delete;
   StreamWatch& operator=(const StreamWatch&) = delete;
 
-  // Afterwards nothing is watched any more.
+  // Ends the watch.
   void stop();
-  // Whether `work` is of the kind that is watched here; from now on it is, or, where it is being captured
-  // into a graph, at each replay of that.
+  // Returns whether `work` ends on a stream. If so, watches it from now on or, if it is captured into a
+  // graph, at each replay of the graph.
   bool add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work);
   // Throws the failure; a stream that waited for the failed call continues with invalid data.
   void throw_if_failed() const;
-  // Whether all calls have ended well; waits for that for at most `limit`.
+  // Whether all calls have succeeded; waits for this at most for `limit`.
   bool drain(std::chrono::milliseconds limit);
-  // Takes the group's graphs away from those who replay them, which throw `reason` from then on. May take as
-  // long as the device.
+  // Destroys the group's graphs; replays throw `reason` from then on. May wait for the device.
   void revoke_graphs(const std::exception_ptr& reason);
 
  private:
@@ -56,7 +69,7 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   void run();
   void watch(const CallRecord& record, c10::intrusive_ptr<c10d::Work> observer);
   void watch_replay(CallRecord record);
-  // One look at all calls under way, outside of the lock.
+  // Polls all calls in progress, without the lock.
   void look();
   void look_once();
   void look_at(const Entry& oldest);

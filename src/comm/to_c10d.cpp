@@ -15,29 +15,9 @@ using Tensor = at::Tensor;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::SUM:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::AVG:
-      return c10d::ReduceOp::AVG;
-    case ReduceOp::PRODUCT:
-      return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::MIN:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::MAX:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::BAND:
-      return c10d::ReduceOp::BAND;
-    case ReduceOp::BOR:
-      return c10d::ReduceOp::BOR;
-    case ReduceOp::BXOR:
-      return c10d::ReduceOp::BXOR;
-  }
-  return c10d::ReduceOp::UNUSED;
-}
+c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
 
-// The tensor as a backend takes it: without gradient, complex numbers as pairs of reals.
+// The tensor in the form that backends accept: without gradient, complex numbers as pairs of reals.
 Tensor plain(const Tensor& tensor) {
   const Tensor detached = tensor.requires_grad() ? tensor.detach() : tensor;
   return detached.is_complex() ? at::view_as_real(detached) : detached;
@@ -61,7 +41,7 @@ Tensor flat(const Tensor& tensor) {
   return row.is_complex() ? at::view_as_real(row) : row;
 }
 
-// The list of lists that c10d wants: none where this rank passes no list.
+// The list of lists that c10d expects; empty if this rank passes no list.
 std::vector<Tensors> lists(at::TensorList tensors) {
   if (tensors.empty()) return {};
   return {plain(tensors)};

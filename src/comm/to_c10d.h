@@ -5,9 +5,15 @@
 
 namespace lockstep::comm {
 
+// Both enumerations list the operations in the same order.
+static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
+              static_cast<int>(ReduceOp::AVG) == c10d::ReduceOp::AVG &&
+              static_cast<int>(ReduceOp::MAX) == c10d::ReduceOp::MAX &&
+              static_cast<int>(ReduceOp::BXOR) == c10d::ReduceOp::BXOR);
+
 // Makes a CallBackend of any c10d::Backend: one virtual call for each Call. See Note [One call path].
 //
-// Where the backend lacks AVG, the adapter asks for a sum and divides it when the call is waited for.
+// If the backend lacks AVG, the adapter requests a sum and divides it in wait().
 class ToC10d : public CallBackend {
  public:
   ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits)
@@ -22,7 +28,7 @@ class ToC10d : public CallBackend {
   BackendTraits traits_;
 };
 
-// The backend itself where it is a CallBackend, else a ToC10d around it. Keeps the backend alive.
+// The backend itself if it is a CallBackend, otherwise a ToC10d around it. Keeps the backend alive.
 std::shared_ptr<CallBackend> calls_of(const c10::intrusive_ptr<c10d::Backend>& backend,
                                       const BackendTraits& traits);
 

@@ -37,7 +37,7 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
   }
 }
 
-// c10d's own wait with a limit aborts the communicator when that is over, and with it all other calls.
+// c10d's own wait with a limit aborts the communicator at the limit, and with it all other calls.
 void PendingCall::await_device(std::chrono::milliseconds timeout) const {
   refuse_in_graph("a wait with a limit", "wait without one");
   const Deadline deadline(timeout);
@@ -64,7 +64,7 @@ void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {
 
 void PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
   const bool watched = group_->node_group() != nullptr && !group_->info().traits.notices_death;
-  // Gloo ends a send or receive whose wait has timed out, and sees by itself when the other side is gone.
+  // Gloo ends a send or receive whose wait has timed out, and itself detects the loss of the other rank.
   if (watched && !is_message(record_.kind)) {
     wait_watching(timeout == kNoTimeout ? group_->info().timeout : timeout);
   } else {
@@ -72,7 +72,7 @@ void PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
   }
 }
 
-// In slices, with a look at the other ranks between them.
+// Waits in slices and checks the other ranks between them.
 void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
   while (true) {
@@ -81,7 +81,7 @@ void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
     } catch (const std::exception&) {
       if (deadline.expired()) throw;
     }
-    // It may have ended just after the slice: then this returns, or throws the real reason.
+    // The call may have ended just after the slice: then this returns, or throws the actual failure.
     if (operation_->is_completed()) return operation_->wait(kNoTimeout);
     const auto others = group_->node_group();
     if (others && !others->refusals().empty()) {

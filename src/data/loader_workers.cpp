@@ -21,7 +21,7 @@ std::string indices_text(const at::Tensor& indices) {
   const auto shown = std::min(indices.numel(), kMaxIndicesShown);
   const auto* const begin = indices.const_data_ptr<std::int64_t>();
   return fmt::format("[{}{}]", fmt::join(begin, begin + shown, ", "),
-                     shown < indices.numel() ? fmt::format(", ... {} in all", indices.numel()) : "");
+                     shown < indices.numel() ? fmt::format(", ... {} in total", indices.numel()) : "");
 }
 
 std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) {

@@ -161,7 +161,7 @@ class Recomputation : public torch::autograd::Node {
   void check_supported() const {
     if (reentrant_ && !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(
-          "checkpoint: with use_reentrant, gradients can be had by backward() alone, not by grad() or with "
+          "checkpoint: with use_reentrant, only backward() computes gradients, not grad() or backward() with "
           "inputs "
           "given; leave use_reentrant false");
     }

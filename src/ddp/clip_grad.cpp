@@ -24,7 +24,7 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
     throw Error(
         who +
         ": the gradients are not averaged over the ranks, since the last backward was made in no_sync() or "
-        "did not come to its end; clip after the backward that reduces them");
+        "did not finish; clip after the backward that reduces them");
   }
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : ddp.averaged_parameters()) {

@@ -50,7 +50,7 @@ BucketLimits limits_from(const DistributedDataParallelOptions& options) {
 void check_options(const DistributedDataParallelOptions& options) {
   if (options.delay_all_reduce_named_params.empty() != options.param_to_hook_all_reduce.empty()) {
     throw ArgumentError(
-        "DistributedDataParallel: give both or none of delay_all_reduce_named_params and "
+        "DistributedDataParallel: set both or none of delay_all_reduce_named_params and "
         "param_to_hook_all_reduce");
   }
   if (options.skip_all_reduce_unused_params && !options.find_unused_parameters && !options.static_graph) {

@@ -49,9 +49,9 @@ void DistributedDataParallelModule::check_join() const {
   const auto layer = nn::find_synced_layer(*this);
   if (layer.empty()) return;
   throw ArgumentError(
-      fmt::format("DistributedDataParallel: join() does not support {}, a SyncBatchNorm: its ranks exchange "
-                  "statistics within forward, which a rank without data does not run. Give all ranks as many "
-                  "batches (DistributedSampler does), or keep BatchNorm",
+      fmt::format("DistributedDataParallel: join() does not support {}, a SyncBatchNorm: the ranks exchange "
+                  "statistics in forward, which a rank without data does not run. Give all ranks the same "
+                  "number of batches (DistributedSampler does), or keep BatchNorm",
                   layer));
 }
 

@@ -22,7 +22,8 @@ void Reducer::enter_graph(bool in_join) {
          "the order of steps depends on the speed of reductions; step after backward");
   refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
          "parameters change their memory in every step; use Autocast");
-  refuse(in_join, "join()", "the host asks in every step who has data; give all ranks as many batches");
+  refuse(in_join, "join()",
+         "the host asks in every step which ranks have data; give all ranks the same number of batches");
   refuse(phase == GraphPhase::capture && learned_.order == Learned::Order::known,
          "buckets that are rebuilt in this step", "raise warmup");
   follow_stream();

@@ -26,7 +26,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
   if (joinables_.empty()) throw ArgumentError("Join: it needs at least one joinable");
   const auto group = joinables_.front()->join_process_group();
   for (auto* joinable : joinables_) {
-    if (&joinable->join_process_group().state() != &group.state()) {
+    if (&comm::state_of(joinable->join_process_group()) != &comm::state_of(group)) {
       throw ArgumentError("Join: the joinables have different process groups");
     }
     if (joinable->join_options_) throw ArgumentError("Join: a joinable is part of another Join already");
@@ -74,11 +74,12 @@ void Join::shadow_until_all_joined() {
     is_last = false;
     if (options_.throw_on_early_termination) {
       group.all_reduce(filled(*joinables_.front(), true));
-      throw Error(fmt::format("rank {} of {}: Join: this rank has no data left, others have; all stop",
-                              group.rank(), group.size()));
+      throw Error(
+          fmt::format("rank {} of {}: Join: this rank has no data left, but other ranks have; all stop",
+                      group.rank(), group.size()));
     }
     if (iteration == kWarnAfter) {
-      log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches less than others",
+      log(LogLevel::warning, fmt::format("rank {} of {}: Join: this rank had {} batches fewer than others",
                                          group.rank(), group.size(), kWarnAfter));
     }
     for (auto* joinable : joinables_) joinable->shadow_iteration();

@@ -18,34 +18,36 @@ constexpr std::chrono::milliseconds kLongestDelay{2000};
 
 }  // namespace
 
-StepAbort::StepAbort(ProcessGroup group) : group_(std::move(group)), number_(group_.state().next_scope()) {}
+StepAbort::StepAbort(ProcessGroup group)
+    : group_(std::move(group)), number_(comm::state_of(group_).next_scope()) {}
 
-bool StepAbort::is_local() const { return group_.state().node_group() != nullptr; }
+bool StepAbort::is_local() const { return comm::state_of(group_).node_group() != nullptr; }
 
 StepAbort::Listening::Listening(const StepAbort& abort) : abort_(abort) { set_scope(abort_.scope()); }
 StepAbort::Listening::~Listening() { set_scope(0); }
 
 void StepAbort::Listening::set_scope(std::uint64_t scope) const {
-  const auto host = abort_.group_.state().node_group();
+  const auto host = comm::state_of(abort_.group_).node_group();
   if (host) host->own_status().scope.store(scope, std::memory_order_relaxed);
 }
 
 void StepAbort::abort(const std::string& reason, bool is_final) const {
-  if (const auto host = group_.state().node_group()) host->refuse(scope(), reason, is_final);
+  if (const auto host = comm::state_of(group_).node_group()) host->refuse(scope(), reason, is_final);
 }
 
 void StepAbort::throw_if_aborted() const {
-  const auto host = group_.state().node_group();
+  const auto host = comm::state_of(group_).node_group();
   if (host) throw_with(host->refusals());
 }
 
 void StepAbort::throw_with(const std::string& lines) const {
   if (lines.empty()) return;
-  throw DesyncError(fmt::format("{}: other ranks aborted this backward:{}", group_.state().whoami(), lines));
+  throw DesyncError(
+      fmt::format("{}: other ranks aborted this backward:{}", comm::state_of(group_).whoami(), lines));
 }
 
 std::string StepAbort::reasons_of_others() const {
-  const auto host = group_.state().node_group();
+  const auto host = comm::state_of(group_).node_group();
   if (!host) return "";
   // It has given its reason, or it will not get as far as giving one.
   const auto is_settled = [&](int rank) {
@@ -82,10 +84,10 @@ std::string StepAbort::to_lines(const std::vector<std::string>& reasons) const {
   return text;
 }
 
-std::uint64_t StepAbort::last_call() const { return group_.state().log().last_number(); }
+std::uint64_t StepAbort::last_call() const { return comm::state_of(group_).log().last_number(); }
 
 int StepAbort::last_to_issue(std::uint64_t call) const {
-  const auto host = group_.state().node_group();
+  const auto host = comm::state_of(group_).node_group();
   return host ? host->last_to_issue(call) : -1;
 }
 

@@ -80,7 +80,7 @@ class CachingCpuAllocator : public c10::Allocator {
     void* const start = block_pool().allocate(bytes);
     if (start == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
-      TORCH_CHECK(false, "there is no memory for a tensor of ", bytes, " bytes");
+      TORCH_CHECK(false, "not enough memory for a tensor of ", bytes, " bytes");
     }
     c10::profiledCPUMemoryReporter().New(start, bytes);
     return start;

@@ -4,7 +4,6 @@
 #include <lockstep/base/env.h>
 
 #include "doctor/facts.h"
-#include "doctor/finding.h"
 
 namespace lockstep::doctor {
 

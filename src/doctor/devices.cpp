@@ -13,7 +13,6 @@ namespace lockstep::doctor {
 namespace {
 
 using machine::Gpu;
-using machine::GpuProcess;
 
 std::string used_of(std::optional<std::uint64_t> used, std::optional<std::uint64_t> total) {
   if (!total) return "-";
@@ -92,15 +91,13 @@ nlohmann::json text_or_null(const std::string& text) {
   return text.empty() ? nlohmann::json() : nlohmann::json(text);
 }
 
-nlohmann::json process_json(const GpuProcess& process) {
-  return {{"pid", process.pid},
-          {"command", text_or_null(process.command)},
-          {"memory_bytes", or_null(process.memory)}};
-}
-
 nlohmann::json gpu_json(const Gpu& gpu) {
   auto processes = nlohmann::json::array();
-  for (const auto& process : gpu.processes) processes.push_back(process_json(process));
+  for (const auto& process : gpu.processes) {
+    processes.push_back({{"pid", process.pid},
+                         {"command", text_or_null(process.command)},
+                         {"memory_bytes", or_null(process.memory)}});
+  }
   return {{"index", gpu.index},
           {"name", text_or_null(gpu.name)},
           {"uuid", text_or_null(gpu.uuid)},

@@ -2,12 +2,12 @@
 #include "doctor/hosts.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <future>
+#include <iterator>
 #include <map>
-#include <random>
 #include <set>
 #include <sstream>
 
@@ -17,6 +17,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/host.h"
+#include "base/text.h"
 #include "doctor/table.h"
 #include "machine/command.h"
 
@@ -30,10 +32,8 @@ constexpr double kMostOffset = 0.1;
 
 std::vector<std::string> shell_words(const std::string& ssh) {
   if (ssh.empty()) return {"ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"};
-  std::vector<std::string> words;
   std::istringstream stream(ssh);
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
+  return {std::istream_iterator<std::string>(stream), {}};
 }
 
 std::string quoted(const std::string& word) {
@@ -47,21 +47,16 @@ std::string quoted(const std::string& word) {
 // The address for the other hosts: without the user.
 std::string address_part(const std::string& host) { return host.substr(host.rfind('@') + 1); }
 
-std::string random_token() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
-}
-
 ConnectivityTest test_of(const HostsOptions& options) {
-  ConnectivityTest test{.token = random_token(), .port = options.port.value_or(kDefaultPort)};
+  ConnectivityTest test{.token = random_hex(2), .port = options.port.value_or(kDefaultPort)};
   for (const auto& host : options.hosts) test.hosts.push_back(address_part(host));
   return test;
 }
 
 std::string remote_command(const HostsOptions& options, const ConnectivityTest& test) {
-  const auto own = std::filesystem::read_symlink("/proc/self/exe").string();
   auto command = fmt::format("{} doctor --json --meeting {}",
-                             quoted(options.program.empty() ? own : options.program), quoted(to_text(test)));
+                             quoted(options.program.empty() ? own_program().string() : options.program),
+                             quoted(to_text(test)));
   if (options.port) command += fmt::format(" --port {}", *options.port);
   return command;
 }
@@ -94,19 +89,34 @@ Finding no_report(const HostReport& host) {
 // [value]: the hosts that have it.
 using Groups = std::map<std::string, std::vector<std::string>>;
 
-template <typename Value>
-void compare(const std::vector<HostReport>& reports, const std::string& what, const std::string& remedy,
-             Value value_of, Findings& findings) {
+struct Property {
+  const char* name;
+  std::string (*of)(const Report& report);
+  const char* remedy;
+};
+
+constexpr std::array kEqual{
+    Property{"Lockstep", [](const Report& report) { return report.lockstep; },
+             "install the same version on all hosts"},
+    Property{"LibTorch", [](const Report& report) { return report.libtorch; },
+             "install the same version on all hosts: results and protocols of other versions may differ"},
+    Property{"cores", [](const Report& report) { return std::to_string(report.cores); },
+             "every step waits for the slowest host: use equal hosts, or fewer ranks on smaller ones"},
+    Property{"GPUs", [](const Report& report) { return std::to_string(report.gpus); },
+             "every step waits for the slowest host: use equal hosts"}};
+
+void compare(const std::vector<HostReport>& reports, const Property& property, Findings& findings) {
   Groups groups;
   for (const auto& host : reports) {
-    if (host.error.empty()) groups[value_of(host.report)].push_back(host.host);
+    if (host.error.empty()) groups[property.of(host.report)].push_back(host.host);
   }
   if (groups.size() < 2) return;
   std::vector<std::string> parts;
   for (const auto& [value, hosts] : groups) {
     parts.push_back(fmt::format("{} on {}", value.empty() ? "unknown" : value, fmt::join(hosts, ", ")));
   }
-  findings.push_back(warning(what, fmt::format("differs: {}", fmt::join(parts, "; ")), remedy));
+  findings.push_back(
+      warning(property.name, fmt::format("differs: {}", fmt::join(parts, "; ")), property.remedy));
 }
 
 // The first host, as seen from `host`.
@@ -169,20 +179,7 @@ Findings compare_hosts(const std::vector<HostReport>& reports) {
   for (const auto& host : reports) {
     if (!host.error.empty()) findings.push_back(no_report(host));
   }
-  compare(
-      reports, "Lockstep", "install the same version on all hosts",
-      [](const Report& report) { return report.lockstep; }, findings);
-  compare(
-      reports, "LibTorch",
-      "install the same version on all hosts: results and protocols of other versions may differ",
-      [](const Report& report) { return report.libtorch; }, findings);
-  compare(
-      reports, "cores",
-      "every step waits for the slowest host: use equal hosts, or fewer ranks on smaller ones",
-      [](const Report& report) { return std::to_string(report.cores); }, findings);
-  compare(
-      reports, "GPUs", "every step waits for the slowest host: use equal hosts",
-      [](const Report& report) { return std::to_string(report.gpus); }, findings);
+  for (const auto& property : kEqual) compare(reports, property, findings);
   compare_clocks(reports, findings);
   return findings;
 }

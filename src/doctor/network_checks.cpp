@@ -66,7 +66,7 @@ Finding check_own_address(const Ports& ports) {
                    "no action for one host; for several, configure the network (ip addr, ip link)");
   }
   if (ports.own_error.empty())
-    return ok("own address", fmt::format("{} can be connected to", ports.own_address));
+    return ok("own address", fmt::format("{} accepts connections", ports.own_address));
   return problem("own address", ports.own_error, kFirewall);
 }
 

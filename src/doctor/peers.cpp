@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <poll.h>
+#include <future>
+#include <memory>
 #include <sstream>
 #include <sys/socket.h>
 #include <thread>
@@ -15,7 +16,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
-#include "doctor/sockets.h"
 
 namespace lockstep::doctor {
 namespace {
@@ -31,7 +31,7 @@ double wall_clock() {
 
 std::string read_line(const UniqueFd& fd, const Deadline& deadline) {
   std::string line;
-  while (line.find('\n') == std::string::npos && line.size() < 256 && wait_for(fd, POLLIN, deadline)) {
+  while (line.find('\n') == std::string::npos && line.size() < 256 && wait_for(fd.get(), POLLIN, deadline)) {
     std::array<char, 256> buffer{};
     const auto count = ::recv(fd.get(), buffer.data(), buffer.size(), 0);
     if (count <= 0) break;
@@ -80,7 +80,7 @@ class Listener {
  private:
   void serve(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      if (!wait_for(socket_, POLLIN, Deadline(kPause))) continue;
+      if (!wait_for(socket_.get(), POLLIN, Deadline(kPause))) continue;
       const UniqueFd guest(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (guest) answer(guest);
     }
@@ -117,7 +117,7 @@ void take_answer(const std::string& line, const std::string& expected, double as
 
 void try_address(const ConnectivityTest& test, std::size_t other, const SocketAddress& address,
                  const Deadline& deadline, Peer& peer) {
-  const auto connection = connect_to(address.with_port(test.port), deadline);
+  const auto connection = connected_socket(address.with_port(test.port), deadline);
   const double asked = wall_clock();
   send_line(connection, greeting(test, test.self));
   take_answer(read_line(connection, deadline), greeting(test, other) + " ", asked, peer);
@@ -146,6 +146,39 @@ std::size_t number_in(const std::string& text) {
 }
 
 }  // namespace
+
+std::vector<SocketAddress> resolve(const std::string& name, const Deadline& deadline) {
+  // Left behind when it takes too long: there is no way to stop it.
+  auto task = std::make_shared<std::packaged_task<Resolution()>>([name] { return resolve_now(name); });
+  auto answer = task->get_future();
+  std::thread([task] { (*task)(); }).detach();
+  if (answer.wait_for(deadline.remaining()) != std::future_status::ready) {
+    throw Error(
+        fmt::format("{} cannot be resolved: no answer within {} ms", name, deadline.timeout().count()));
+  }
+  auto result = answer.get();
+  if (!result.error.empty()) throw Error(fmt::format("{} cannot be resolved: {}", name, result.error));
+  return std::move(result.addresses);
+}
+
+UniqueFd listen_at(const SocketAddress& address) {
+  UniqueFd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw Error("socket: " + errno_text(errno));
+  const int on = 1;
+  const int off = 0;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (address.is_ipv6()) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
+    throw Error(
+        fmt::format("listening on {} port {}: {}", address.text(), address.port(), errno_text(errno)));
+  }
+  return fd;
+}
+
+UniqueFd connected_socket(const SocketAddress& address, const Deadline& deadline) {
+  if (auto fd = connect_to(address, deadline)) return fd;
+  throw Error(fmt::format("connecting to {} port {}: {}", address.text(), address.port(), errno_text(errno)));
+}
 
 std::string to_text(const ConnectivityTest& test) {
   return fmt::format("{},{},{},{}", test.token, test.self, test.port, fmt::join(test.hosts, ","));
@@ -191,11 +224,10 @@ Findings check_peers(const std::vector<Peer>& peers, int port) {
     if (peer.error.empty()) {
       findings.push_back(ok(check, fmt::format("reached at port {}", port)));
     } else {
-      findings.push_back(
-          problem(check, peer.error,
-                  fmt::format("look at the name (getent hosts {}), and at firewalls for port {} and "
-                              "for the ports above 1024 between these hosts",
-                              peer.host, port)));
+      findings.push_back(problem(check, peer.error,
+                                 fmt::format("check the name (getent hosts {}), and firewalls for port {} "
+                                             "and for the ports above 1024 between these hosts",
+                                             peer.host, port)));
     }
   }
   return findings;

@@ -7,9 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "doctor/finding.h"
+#include "base/sockets.h"
+#include "doctor/facts.h"
 
 namespace lockstep::doctor {
+
+// The addresses of a host name or an address in text. Waits no longer than the deadline, which the resolver
+// itself does not know. Throws Error.
+std::vector<SocketAddress> resolve(const std::string& name, const Deadline& deadline);
+
+// Sockets that do not block, listening (port 0: a free one) and connected. Throw Error.
+UniqueFd listen_at(const SocketAddress& address);
+UniqueFd connected_socket(const SocketAddress& address, const Deadline& deadline);
 
 // A test of the connections between several hosts.
 struct ConnectivityTest {

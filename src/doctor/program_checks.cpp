@@ -8,62 +8,23 @@
 namespace lockstep::doctor {
 namespace {
 
-using Optional = std::optional<Finding>;
-
-Optional check_threads_variable(const Env& env, const machine::Processor& processor) {
-  if (env.get("OMP_NUM_THREADS") != "1" || processor.usable < 2) return std::nullopt;
-  return warning("OMP_NUM_THREADS",
-                 fmt::format("is 1, so that every rank computes on 1 of {} cores", processor.usable),
-                 "unset it: lockstep run shares the cores among the ranks");
-}
-
-Optional check_launch_blocking(const Env& env) {
-  const auto value = env.get("CUDA_LAUNCH_BLOCKING");
-  if (!value || value == "0") return std::nullopt;
-  return warning("CUDA_LAUNCH_BLOCKING",
-                 fmt::format("is {}: every kernel is waited for, and nothing overlaps", *value),
-                 "unset it unless you are looking for a failing kernel");
-}
-
-Optional check_proxy(const Env& env) {
-  if (env.has("no_proxy") || env.has("NO_PROXY")) return std::nullopt;
-  for (const char* name :
-       {"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"}) {
-    if (!env.has(name)) continue;
-    return warning(name, fmt::format("sends requests between hosts through {}", *env.get(name)),
-                   "name the hosts of the cluster in no_proxy");
-  }
-  return std::nullopt;
-}
-
-Optional check_master_port(const Env& env, const Ports& ports) {
+// MASTER_PORT, if it is no port or is taken.
+Findings check_master_port(const Env& env, const Ports& ports) {
   const auto value = env.get("MASTER_PORT");
-  if (!value) return std::nullopt;
+  if (!value) return {};
   if (!ports.master_port) {
-    return problem("MASTER_PORT", fmt::format("is \"{}\", which is no port", *value),
-                   "unset it, or set a port");
+    return {problem("MASTER_PORT", fmt::format("is \"{}\", which is not a port", *value),
+                    "unset it, or set a port")};
   }
-  if (ports.master_port_error.empty()) return std::nullopt;
-  return problem("MASTER_PORT", "is taken: " + ports.master_port_error,
-                 "unset it, so that the launcher finds a free one, or set another");
+  if (ports.master_port_error.empty()) return {};
+  return {problem("MASTER_PORT", "is taken: " + ports.master_port_error,
+                  "unset it, so that the launcher finds a free one, or set another")};
 }
 
-Optional check_rank_variables(const Env& env) {
-  for (const char* name : {"RANK", "WORLD_SIZE"}) {
-    if (!env.has(name)) continue;
-    return warning(name,
-                   fmt::format("is {}: a program started by hand takes itself for a rank of a run, and "
-                               "waits for the others",
-                               *env.get(name)),
-                   "unset RANK and WORLD_SIZE outside of runs");
-  }
-  return std::nullopt;
-}
-
-Optional check_debug_variable(const Env& env) {
-  if (env.get("TORCH_DISTRIBUTED_DEBUG") != "DETAIL") return std::nullopt;
-  return warning("TORCH_DISTRIBUTED_DEBUG", "is DETAIL: ranks compare every call before they make it",
-                 "unset it for speed");
+// The first of `names` that is set.
+const char* first_set(const Env& env, std::initializer_list<const char*> names) {
+  const auto* const found = std::ranges::find_if(names, [&](const char* name) { return env.has(name); });
+  return found == names.end() ? nullptr : *found;
 }
 
 }  // namespace
@@ -100,10 +61,34 @@ Findings check_backends(const LibTorch& libtorch) {
 
 Findings check_environment(const Env& env, const Ports& ports, const machine::Processor& processor) {
   Findings findings;
-  for (auto& finding :
-       {check_threads_variable(env, processor), check_launch_blocking(env), check_proxy(env),
-        check_master_port(env, ports), check_rank_variables(env), check_debug_variable(env)}) {
-    if (finding) findings.push_back(*finding);
+  if (env.get("OMP_NUM_THREADS") == "1" && processor.usable >= 2) {
+    findings.push_back(
+        warning("OMP_NUM_THREADS",
+                fmt::format("is 1, so that every rank computes on 1 of {} cores", processor.usable),
+                "unset it: lockstep run shares the cores among the ranks"));
+  }
+  if (const auto value = env.get("CUDA_LAUNCH_BLOCKING"); value && value != "0") {
+    findings.push_back(warning("CUDA_LAUNCH_BLOCKING",
+                               fmt::format("is {}: the host waits for every kernel, and nothing overlaps", *value),
+                               "unset it unless you are looking for a failing kernel"));
+  }
+  const char* proxy =
+      first_set(env, {"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
+  if (proxy != nullptr && !first_set(env, {"no_proxy", "NO_PROXY"})) {
+    findings.push_back(warning(proxy, fmt::format("sends requests between hosts through {}", *env.get(proxy)),
+                               "name the hosts of the cluster in no_proxy"));
+  }
+  for (const auto& finding : check_master_port(env, ports)) findings.push_back(finding);
+  if (const char* name = first_set(env, {"RANK", "WORLD_SIZE"})) {
+    findings.push_back(warning(name,
+                               fmt::format("is {}: a program started by hand acts as a rank of a run, and waits for the others",
+                                           *env.get(name)),
+                               "unset RANK and WORLD_SIZE outside of runs"));
+  }
+  if (env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL") {
+    findings.push_back(warning("TORCH_DISTRIBUTED_DEBUG",
+                               "is DETAIL: ranks compare every call before they run it",
+                               "unset it for speed"));
   }
   if (findings.empty()) findings.push_back(ok("environment", "no variable that is known to hurt"));
   return findings;

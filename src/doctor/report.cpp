@@ -18,7 +18,7 @@ const char* name_of(Severity severity) { return kSeverities.at(static_cast<std::
 
 Severity severity_of(const std::string& name) {
   const auto* found = std::ranges::find(kSeverities, name);
-  if (found == kSeverities.end()) throw Error(fmt::format("\"{}\" is no severity", name));
+  if (found == kSeverities.end()) throw Error(fmt::format("\"{}\" is not a severity", name));
   return static_cast<Severity>(found - kSeverities.begin());
 }
 

@@ -8,7 +8,6 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "doctor/facts.h"
-#include "doctor/finding.h"
 #include "doctor/peers.h"
 
 namespace lockstep::doctor {

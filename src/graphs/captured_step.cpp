@@ -139,9 +139,8 @@ void CapturedStep::check(const OperatorTrace& eager, const OperatorTrace& trace,
   const auto difference = eager.difference(trace);
   if (difference.empty()) return;
   throw Error(
-      fmt::format("GraphedStep: the step differs between calls, which a graph cannot: {}. Pass what changes "
-                  "as an input tensor, or "
-                  "move it out of the step",
+      fmt::format("GraphedStep: the step differs between calls, but a graph repeats the same work: {}. Pass "
+                  "what changes as an input tensor, or move it out of the step",
                   difference));
 }
 

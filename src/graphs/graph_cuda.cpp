@@ -166,7 +166,7 @@ std::shared_ptr<GraphDevice> make_graph_device(c10::Device device) {
   }
   if (device_count(c10::kCUDA) == 0) {
     throw ArgumentError(fmt::format(
-        "GraphedStep: {}: this process can use no GPU. Set .enabled = false to run every step eagerly",
+        "GraphedStep: {}: this process cannot use any GPU. Set .enabled = false to run every step eagerly",
         device.str()));
   }
   return std::make_shared<CudaGraphDevice>(device.has_index() ? device.index() : c10::cuda::current_device());

@@ -39,8 +39,7 @@ void Coordinator::join(Node node, const NodeInfo& info, Clock::time_point now) {
     gather(now);
   } else if (state_ == State::running && has_room() && !new_node_joined_ && !suspect_) {
     new_node_joined_ = true;
-    deadline_ = now + kJoinPause;
-    next_tick_ = deadline_;
+    set_deadline(kJoinPause);
   }
 }
 
@@ -139,6 +138,11 @@ void Coordinator::tick(Clock::time_point now) {
   }
 }
 
+void Coordinator::set_deadline(Clock::duration limit) {
+  deadline_ = now_ + limit;
+  next_tick_ = deadline_;
+}
+
 void Coordinator::lose_silent_members() {
   const auto is_silent = [&](Node node) { return nodes_.at(node).state != NodeState::stopped; };
   for (const Node node : members_) {
@@ -203,8 +207,7 @@ void Coordinator::begin_attempt() {
   skip_last_call_ = false;
   suspect_.reset();
   new_node_joined_ = false;
-  deadline_ = now_ + kReserveLimit;
-  next_tick_ = deadline_;
+  set_deadline(kReserveLimit);
   state_ = State::reserving;
   send(members_.front(), Reserve{});
 }
@@ -261,8 +264,7 @@ void Coordinator::on(Node /*node*/, const Failed& failed) {
     fail(failed.report, headline(failed.report));
   } else if (!suspect_) {
     suspect_ = failed.report;
-    deadline_ = now_ + kDoubtLimit;
-    next_tick_ = deadline_;
+    set_deadline(kDoubtLimit);
   }
 }
 
@@ -280,8 +282,7 @@ void Coordinator::fail(const FailureReport& report, const std::string& notice) {
 
 void Coordinator::stop_members(const std::string& notice) {
   state_ = State::stopping;
-  deadline_ = now_ + kStopLimit;
-  next_tick_ = deadline_;
+  set_deadline(kStopLimit);
   for (const Node node : members_) send(node, Stop{.attempt = attempt_, .notice = notice});
   continue_when_all_stopped();
 }

@@ -6,73 +6,11 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "launch/environment.h"
-#include "launch/failure_report.h"
+#include "launch/messages.h"
 
 namespace lockstep::launch {
-
-// A launcher's description of its node when it joins a run.
-struct NodeInfo {
-  std::optional<int> node_rank{};
-  int ranks = 1;
-  std::string role = "default";
-  std::string host{};
-  bool is_host = false;  // the coordinator runs in its launcher
-};
-
-// Messages from a node. `attempt` is that of the Start to which the message refers.
-
-// The port for rank 0 of the next attempt, reserved on this node, and this node's address.
-struct Reserved {
-  std::string address{};
-  std::uint16_t port = 0;
-};
-// A rank failed; this node stops its other ranks.
-struct Failed {
-  int attempt = 0;
-  bool consequence = false;  // the rank reported that another rank was gone
-  FailureReport report{};
-};
-// After a Stop: no process of this node's ranks is left.
-struct Stopped {
-  int attempt = 0;
-};
-// All ranks of this node succeeded.
-struct Finished {
-  int attempt = 0;
-};
-// This launcher ends.
-struct Leaving {
-  std::string reason{};
-};
-using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
-
-// Messages to a node.
-
-// The node has joined; further messages follow.
-struct Welcome {};
-// Reserve a port for rank 0 and answer with Reserved.
-struct Reserve {};
-struct Start {
-  NodeAssignment assignment{};
-};
-// Stop the ranks and answer with Stopped. `notice` is for the user.
-struct Stop {
-  int attempt = 0;
-  std::string notice{};
-};
-// The run has succeeded, or failed with this failure.
-struct End {
-  std::optional<FailureReport> failure{};
-};
-// The node cannot take part.
-struct Refused {
-  std::string reason{};
-};
-using ToNode = std::variant<Welcome, Reserve, Start, Stop, End, Refused>;
 
 struct CoordinatorOptions {
   int min_nodes = 1;
@@ -146,6 +84,7 @@ class Coordinator {
   std::string reason_to_refuse(const NodeInfo& info) const;
   void gather(Clock::time_point now);
   bool has_room() const;
+  void set_deadline(Clock::duration limit);
   void lose_silent_members();
   void begin_attempt();
   void choose_members();

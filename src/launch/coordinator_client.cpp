@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "launch/addresses.h"
+#include "base/sockets.h"
 
 namespace lockstep::launch {
 
@@ -48,12 +48,6 @@ constexpr milliseconds kPause{100};
 constexpr milliseconds kConnectLimit{5'000};
 constexpr milliseconds kWelcomeLimit{20'000};
 
-int pending_error(int socket) {
-  int code = 0;
-  socklen_t length = sizeof(code);
-  return ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &code, &length) == 0 ? code : errno;
-}
-
 }  // namespace
 
 TcpCoordinatorClient::TcpCoordinatorClient(const NodesOptions& nodes, Hello hello, std::string local_addr)
@@ -84,8 +78,7 @@ void TcpCoordinatorClient::advance() {
   if (connected_) {
     connection_.advance();
   } else if (connecting_) {
-    pollfd event{.fd = connecting_.get(), .events = POLLOUT, .revents = 0};
-    if (::poll(&event, 1, 0) > 0) {
+    if (wait_for(connecting_.get(), POLLOUT, Deadline(milliseconds(0)))) {
       finish_attempt();
     } else if (limit_.expired() || deadline_.expired()) {
       connecting_.reset();
@@ -121,39 +114,28 @@ void TcpCoordinatorClient::check_welcome() const {
 // A node that connects through the loopback interface is on the coordinator's host.
 std::string TcpCoordinatorClient::address() const {
   if (!local_addr_.empty()) return local_addr_;
-  const auto own = own_address(connection_.fd());
-  const bool loopback = own.starts_with("127.") || own == "::1";
-  return loopback ? nodes_.endpoint.host : own;
+  const auto own = address_of(connection_.fd()).text();
+  if (own.empty()) throw LaunchError("the address of this node is unknown; set local-addr");
+  constexpr std::string_view mapped = "::ffff:";  // IPv4
+  const auto plain = own.starts_with(mapped) ? own.substr(mapped.size()) : own;
+  const bool loopback = plain.starts_with("127.") || plain == "::1";
+  return loopback ? nodes_.endpoint.host : plain;
 }
 
 void TcpCoordinatorClient::begin_attempt() {
-  try {
-    if (connect_to_next()) return;
-    try_again(errno_text(errno));
-  } catch (const UnknownHost& error) {
-    try_again(error.what());
-  }
-}
-
-// Each attempt tries the next address of the name.
-bool TcpCoordinatorClient::connect_to_next() {
-  const auto addresses = resolve(nodes_.endpoint);
-  std::size_t count = 0;
-  for (const auto* at = addresses.get(); at != nullptr; at = at->ai_next) ++count;
-  const auto* address = addresses.get();
-  for (std::size_t skipped = attempts_++ % count; skipped > 0; --skipped) address = address->ai_next;
-  connecting_.reset(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   limit_ = Deadline(kConnectLimit);
-  if (connecting_ &&
-      (::connect(connecting_.get(), address->ai_addr, address->ai_addrlen) == 0 || errno == EINPROGRESS)) {
-    return true;
+  const auto found = resolve_now(nodes_.endpoint.host, nodes_.endpoint.port);
+  if (!found.error.empty()) {
+    try_again(fmt::format("host {} cannot be resolved: {}", nodes_.endpoint.host, found.error));
+    return;
   }
-  connecting_.reset();
-  return false;
+  // Each attempt tries the next address of the name.
+  connecting_ = begin_connecting(found.addresses[attempts_++ % found.addresses.size()]);
+  if (!connecting_) try_again(errno_text(errno));
 }
 
 void TcpCoordinatorClient::finish_attempt() {
-  if (const int code = pending_error(connecting_.get()); code != 0) {
+  if (const int code = connect_error(connecting_.get()); code != 0) {
     connecting_.reset();
     try_again(errno_text(code));
     return;

@@ -11,7 +11,6 @@
 #include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "launch/coordinator.h"
-#include "launch/line_connection.h"
 #include "launch/messages.h"
 #include "launch/options.h"
 
@@ -70,7 +69,6 @@ class TcpCoordinatorClient : public CoordinatorClient {
 
  private:
   void begin_attempt();
-  bool connect_to_next();
   void finish_attempt();
   void try_again(const std::string& reason);
   void check_welcome() const;

@@ -12,7 +12,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "launch/messages.h"
 
 namespace lockstep::launch {

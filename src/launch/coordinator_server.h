@@ -8,7 +8,7 @@
 #include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "launch/coordinator.h"
-#include "launch/line_connection.h"
+#include "launch/messages.h"
 #include "launch/options.h"
 
 namespace lockstep::launch {

@@ -105,9 +105,10 @@ class FailureTracker {
   std::vector<int> stopped_;
 };
 
-nlohmann::json to_json(const FailureReport& report);
-
-// Reverses to_json(). Throws nlohmann::json::exception.
-FailureReport failure_report_from(const nlohmann::json& json);
+// For nlohmann::json.
+void to_json(nlohmann::json& json, const RankExit& exit);
+void from_json(const nlohmann::json& json, RankExit& exit);
+void to_json(nlohmann::json& json, const FailureReport& report);
+void from_json(const nlohmann::json& json, FailureReport& report);
 
 }  // namespace lockstep::launch

@@ -21,7 +21,6 @@
 
 #include "launch/failure_report.h"
 #include "launch/process_tree.h"
-#include "launch/signals.h"
 
 namespace lockstep::launch {
 namespace {
@@ -122,6 +121,17 @@ GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOpt
   if (!options.beside) return wait_for_guard(guard, life.get(), signals.get(), options.owner);
   const Companion companion(options.beside);
   return wait_for_guard(guard, life.get(), signals.get(), options.owner);
+}
+
+sigset_t watched_signals(const std::set<int>& stop_signals) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (const int signal : stop_signals) sigaddset(&set, signal);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);
+  return set;
 }
 
 }  // namespace lockstep::launch

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <set>
+#include <signal.h>
 #include <string>
 #include <sys/types.h>
 #include <vector>
@@ -55,5 +56,20 @@ GuardExit run_guarded(const std::function<int(int parent)>& body, const GuardOpt
 
 // A descriptor that becomes readable when the process has ended. Throws LaunchError.
 UniqueFd open_pidfd(pid_t pid);
+
+// SIGCHLD and `stop_signals`, without SIGHUP if it is ignored (nohup).
+sigset_t watched_signals(const std::set<int>& stop_signals);
+
+// Blocks `signals` in this thread while it exists.
+class BlockedSignals {
+ public:
+  explicit BlockedSignals(const sigset_t& signals) { ::pthread_sigmask(SIG_BLOCK, &signals, &before_); }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
 
 }  // namespace lockstep::launch

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/launch.h"
 
+#include <algorithm>
 #include <fcntl.h>
 #include <memory>
 
@@ -10,14 +11,12 @@
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
-#include "launch/addresses.h"
 #include "launch/coordinator_server.h"
 #include "launch/environment.h"
 #include "launch/guard.h"
-#include "launch/rank_process.h"
-#include "launch/supervisor.h"
+#include "launch/worker_group.h"
 
 namespace lockstep::launch {
 namespace {
@@ -42,29 +41,21 @@ void check_ahead(const LaunchOptions& options) {
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
     rank_environment(options, {}, local_rank, 1, Env());
   }
-  if (options.nodes || !options.master_port) return;
-  try {
-    const ReservedPort free(*options.master_port);
-  } catch (const LaunchError& error) {
-    throw LaunchError(
-        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
-  }
+  if (!options.nodes && options.master_port) (void)reserve_port(options);
 }
 
-bool is_busy(const Endpoint& endpoint) {
-  try {
-    const ReservedPort free(endpoint.port);
-    return false;
-  } catch (const LaunchError&) {
-    return true;
-  }
+// bind() succeeds only for an address of this machine.
+bool can_bind(const SocketAddress& address) {
+  const UniqueFd socket(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return socket && ::bind(socket.get(), address.with_port(0).get(), address.length) == 0;
 }
 
 // The first launcher on the endpoint's host gets the port; others on that host join it.
 bool hosts_coordinator(const NodesOptions& nodes) {
   if (nodes.is_host) return *nodes.is_host;
   if (nodes.node_rank) return *nodes.node_rank == 0;
-  return is_local(nodes.endpoint) && !is_busy(nodes.endpoint);
+  const bool is_here = std::ranges::any_of(resolve_now(nodes.endpoint.host).addresses, can_bind);
+  return is_here && bound_socket(nodes.endpoint.port);
 }
 
 std::unique_ptr<CoordinatorServer> make_server(const LaunchOptions& options) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -150,6 +151,98 @@ void LogMultiplexer::write_to_file(const UniqueFd& file, std::string_view text) 
       return;
     }
     text.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+void LineSplitter::feed(std::string_view bytes, Clock::time_point now, const Sink& sink) {
+  while (!bytes.empty()) {
+    const std::size_t length = std::min(bytes.find_first_of("\r\n"), bytes.size());
+    if (length > 0) {
+      append(bytes.substr(0, length), now, sink);
+      bytes.remove_prefix(length);
+      continue;
+    }
+    if (bytes.front() == '\n') {
+      end_line(sink);
+    } else {
+      returned_ = true;
+    }
+    bytes.remove_prefix(1);
+  }
+}
+
+void LineSplitter::finish(const Sink& sink) {
+  if (!line_.empty()) end_line(sink);
+}
+
+void LineSplitter::append(std::string_view text, Clock::time_point now, const Sink& sink) {
+  if (returned_) redraw(now, sink);
+  while (line_.size() + text.size() > options_.max_line) {
+    const std::size_t room = options_.max_line - line_.size();
+    line_ += text.substr(0, room);
+    text.remove_prefix(room);
+    sink(line_);
+    line_.clear();
+    continued_ = true;
+  }
+  line_ += text;
+}
+
+void LineSplitter::redraw(Clock::time_point now, const Sink& sink) {
+  returned_ = false;
+  if (line_.empty()) return;
+  if (!last_redraw_ || now - *last_redraw_ >= options_.redraw_interval) {
+    last_redraw_ = now;
+    sink(line_);
+  }
+  line_.clear();
+}
+
+void LineSplitter::end_line(const Sink& sink) {
+  // A long line may end exactly at the end of a piece.
+  if (!line_.empty() || !continued_) sink(line_);
+  line_.clear();
+  returned_ = false;
+  continued_ = false;
+  last_redraw_.reset();
+}
+
+namespace {
+
+// A stopped terminal (Ctrl-S, a dead connection) polls as writable, but blocks. Empty for files, and for
+// terminals of other users, which cannot be opened.
+UniqueFd opened_for_this_process(int fd) {
+  struct stat file {};
+  if (::fstat(fd, &file) != 0 || !(S_ISFIFO(file.st_mode) || ::isatty(fd) == 1)) return {};
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  return UniqueFd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+}  // namespace
+
+OutputQueue::OutputQueue(int fd) : own_(opened_for_this_process(fd)), fd_(own_ ? own_.get() : fd) {}
+
+std::size_t OutputQueue::next_piece() const {
+  const std::size_t most = std::min<std::size_t>(PIPE_BUF, buffer_.size() - written_);
+  const auto end = std::string_view(buffer_).substr(written_, most).rfind('\n');
+  return end == std::string_view::npos ? most : end + 1;
+}
+
+void OutputQueue::write_some() {
+  const std::size_t size = next_piece();
+  const ssize_t count = ::write(fd_, buffer_.data() + written_, size);
+  if (count < 0) {
+    if (errno == EINTR || errno == EAGAIN) return;
+    error_ = errno;
+    buffer_.clear();
+    written_ = 0;
+    return;
+  }
+  written_ += static_cast<std::size_t>(count);
+  // Moving the rest is cheap when it happens once in many writes.
+  if (written_ == buffer_.size() || written_ > kFull) {
+    buffer_.erase(0, written_);
+    written_ = 0;
   }
 }
 

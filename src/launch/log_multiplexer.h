@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <poll.h>
 #include <string>
 #include <string_view>
@@ -11,10 +15,76 @@
 
 #include "base/unique_fd.h"
 #include "launch/failure_report.h"
-#include "launch/line_splitter.h"
-#include "launch/output_queue.h"
 
 namespace lockstep::launch {
+
+// Splits a stream of bytes, read in pieces of any size, into lines.
+//
+// A carriage return without a newline redraws the line, as progress bars do. At most one redrawn state per
+// redraw_interval is emitted as a line, and always the final one. So a progress bar does not flood a
+// log.
+//
+// A line longer than max_line bytes is emitted in pieces of that size, so memory is bounded.
+class LineSplitter {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Sink = std::function<void(std::string_view line)>;  // called once per line, without its newline
+
+  struct Options {
+    std::size_t max_line = std::size_t{64} * 1024;
+    std::chrono::milliseconds redraw_interval{1000};
+  };
+
+  LineSplitter() = default;
+  explicit LineSplitter(Options options) : options_(options) {}
+
+  void feed(std::string_view bytes, Clock::time_point now, const Sink& sink);
+  // At the end of the stream: emits the last line if it has no newline.
+  void finish(const Sink& sink);
+
+ private:
+  void append(std::string_view text, Clock::time_point now, const Sink& sink);
+  void redraw(Clock::time_point now, const Sink& sink);
+  void end_line(const Sink& sink);
+
+  Options options_{};
+  std::string line_;
+  bool returned_ = false;   // the last byte was a carriage return
+  bool continued_ = false;  // pieces of this line have been emitted
+  std::optional<Clock::time_point> last_redraw_;
+};
+
+// Lines to write to a descriptor that other programs share and that must therefore stay blocking: a terminal
+// or pipe is opened again for this queue alone. The caller polls for POLLOUT and calls write_some(). It
+// writes at most PIPE_BUF bytes, and only whole lines if they fit, so that lines of several programs on one
+// pipe stay whole.
+class OutputQueue {
+ public:
+  explicit OutputQueue(int fd);  // not owned
+
+  void push(std::string_view text) {
+    if (error_ == 0) buffer_ += text;
+  }
+  void write_some();
+
+  int fd() const { return fd_; }
+  bool empty() const { return buffer_.empty(); }
+  // The producer should wait until the queue is not full.
+  bool full() const { return buffer_.size() - written_ > kFull; }
+  // The errno value of the write that failed, or 0. Everything pushed afterwards is dropped.
+  int error() const { return error_; }
+
+ private:
+  static constexpr std::size_t kFull = std::size_t{256} * 1024;
+
+  std::size_t next_piece() const;
+
+  UniqueFd own_;
+  int fd_;
+  std::string buffer_;
+  std::size_t written_ = 0;
+  int error_ = 0;
+};
 
 // A file for the lines of all ranks that contain one of `texts`.
 struct FilteredLog {

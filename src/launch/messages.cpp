@@ -1,12 +1,26 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "launch/messages.h"
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <concepts>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
 
-#include "launch/failure_report.h"
+template <typename Value>
+struct nlohmann::adl_serializer<std::optional<Value>> {
+  static void to_json(json& to, const std::optional<Value>& value) { to = value ? json(*value) : json(); }
+  static void from_json(const json& from, std::optional<Value>& value) {
+    if (!from.is_null()) value = from.get<Value>();
+  }
+};
 
 namespace lockstep::launch {
 namespace {
@@ -16,57 +30,93 @@ using Json = nlohmann::json;
 // Incremented with every incompatible change.
 constexpr int kProtocol = 2;
 
-Json json_of(const Reserved& message) {
-  return {{"kind", "reserved"}, {"address", message.address}, {"port", message.port}};
-}
-Json json_of(const Failed& message) {
-  return {{"kind", "failed"},
-          {"attempt", message.attempt},
-          {"consequence", message.consequence},
-          {"report", to_json(message.report)}};
-}
-Json json_of(const Stopped& message) { return {{"kind", "stopped"}, {"attempt", message.attempt}}; }
-Json json_of(const Finished& message) { return {{"kind", "finished"}, {"attempt", message.attempt}}; }
-Json json_of(const Leaving& message) { return {{"kind", "leaving"}, {"reason", message.reason}}; }
-Json json_of(const Welcome& /*message*/) { return {{"kind", "welcome"}}; }
-Json json_of(const Reserve& /*message*/) { return {{"kind", "reserve"}}; }
-Json json_of(const Stop& message) {
-  return {{"kind", "stop"}, {"attempt", message.attempt}, {"notice", message.notice}};
-}
-Json json_of(const Refused& message) { return {{"kind", "refused"}, {"reason", message.reason}}; }
-Json json_of(const End& message) {
-  return {{"kind", "end"}, {"failure", message.failure ? to_json(*message.failure) : Json(nullptr)}};
-}
-Json json_of(const Start& message) {
-  const NodeAssignment& assignment = message.assignment;
-  return {{"kind", "start"},
-          {"attempt", assignment.attempt},
-          {"restarts", assignment.restarts},
-          {"node_rank", assignment.node_rank},
-          {"nodes", assignment.nodes},
-          {"first_rank", assignment.first_rank},
-          {"world_size", assignment.world_size},
-          {"first_role_rank", assignment.first_role_rank},
-          {"role_world_size", assignment.role_world_size},
-          {"master_addr", assignment.master_addr},
-          {"master_port", assignment.master_port}};
+// The kinds of messages, in the order of the variants.
+constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving"};
+constexpr std::array kToNode{"welcome", "reserve", "start", "stop", "end", "refused"};
+
+template <typename Type, typename Message>
+concept Is = std::same_as<std::remove_const_t<Type>, Message>;
+
+template <typename Value>
+struct Field {
+  const char* name;
+  Value& value;
+};
+template <typename Value>
+Field(const char* name, Value& value) -> Field<Value>;
+
+// visit_fields() passes the fields of a message to `visit`, to write and to read them.
+
+template <typename Message>
+  requires std::is_empty_v<Message>
+void visit_fields(Message& /*message*/, const auto& /*visit*/) {}
+
+template <typename Message>
+  requires Is<Message, Stopped> || Is<Message, Finished>
+void visit_fields(Message& message, const auto& visit) {
+  visit(Field{"attempt", message.attempt});
 }
 
-NodeAssignment assignment_from(const Json& json) {
-  return {.attempt = json.at("attempt"),
-          .restarts = json.at("restarts"),
-          .node_rank = json.at("node_rank"),
-          .nodes = json.at("nodes"),
-          .first_rank = json.at("first_rank"),
-          .world_size = json.at("world_size"),
-          .first_role_rank = json.at("first_role_rank"),
-          .role_world_size = json.at("role_world_size"),
-          .master_addr = json.at("master_addr"),
-          .master_port = json.at("master_port")};
+template <typename Message>
+  requires Is<Message, Leaving> || Is<Message, Refused>
+void visit_fields(Message& message, const auto& visit) {
+  visit(Field{"reason", message.reason});
 }
 
-std::string line_of(const Json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+void visit_fields(Is<Reserved> auto& message, const auto& visit) {
+  visit(Field{"address", message.address}, Field{"port", message.port});
+}
+
+void visit_fields(Is<Failed> auto& message, const auto& visit) {
+  visit(Field{"attempt", message.attempt}, Field{"consequence", message.consequence},
+        Field{"report", message.report});
+}
+
+void visit_fields(Is<Stop> auto& message, const auto& visit) {
+  visit(Field{"attempt", message.attempt}, Field{"notice", message.notice});
+}
+
+void visit_fields(Is<End> auto& message, const auto& visit) { visit(Field{"failure", message.failure}); }
+
+void visit_fields(Is<Start> auto& message, const auto& visit) {
+  auto& start = message.assignment;
+  visit(Field{"attempt", start.attempt}, Field{"restarts", start.restarts},
+        Field{"node_rank", start.node_rank}, Field{"nodes", start.nodes},
+        Field{"first_rank", start.first_rank}, Field{"world_size", start.world_size},
+        Field{"first_role_rank", start.first_role_rank}, Field{"role_world_size", start.role_world_size},
+        Field{"master_addr", start.master_addr}, Field{"master_port", start.master_port});
+}
+
+void visit_fields(Is<Hello> auto& message, const auto& visit) {
+  auto& node = message.node;
+  visit(Field{"run_id", message.run_id}, Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks},
+        Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host});
+}
+
+std::string line_of(const auto& message, Json json) {
+  visit_fields(message, [&](const auto&... field) { ((json[field.name] = field.value), ...); });
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+template <typename Message>
+Message read(const Json& json) {
+  Message message;
+  visit_fields(message, [&](const auto&... field) { (json.at(field.name).get_to(field.value), ...); });
+  return message;
+}
+
+[[noreturn]] void refuse_kind(const std::string& kind) {
+  throw LaunchError(fmt::format("unknown kind of message: \"{}\"", kind));
+}
+
+template <typename Variant, std::size_t index = 0>
+Variant read_one_of(const Json& json, const std::array<const char*, std::variant_size_v<Variant>>& kinds) {
+  if constexpr (index < std::variant_size_v<Variant>) {
+    if (json.at("kind") != kinds[index]) return read_one_of<Variant, index + 1>(json, kinds);
+    return read<std::variant_alternative_t<index, Variant>>(json);
+  } else {
+    refuse_kind(json.at("kind"));
+  }
 }
 
 // Another program may send anything to this port.
@@ -80,49 +130,15 @@ auto decode(const std::string& line, const Read& read) {
   }
 }
 
-[[noreturn]] void refuse_kind(const std::string& kind) {
-  throw LaunchError(fmt::format("unknown kind of message: \"{}\"", kind));
-}
-
-FromNode from_node(const Json& json) {
-  const std::string kind = json.at("kind");
-  if (kind == "reserved") return Reserved{.address = json.at("address"), .port = json.at("port")};
-  if (kind == "failed") {
-    return Failed{.attempt = json.at("attempt"),
-                  .consequence = json.at("consequence"),
-                  .report = failure_report_from(json.at("report"))};
-  }
-  if (kind == "stopped") return Stopped{json.at("attempt")};
-  if (kind == "finished") return Finished{json.at("attempt")};
-  if (kind == "leaving") return Leaving{json.at("reason")};
-  refuse_kind(kind);
-}
-
-ToNode to_node(const Json& json) {
-  const std::string kind = json.at("kind");
-  if (kind == "welcome") return Welcome{};
-  if (kind == "reserve") return Reserve{};
-  if (kind == "start") return Start{assignment_from(json)};
-  if (kind == "stop") return Stop{.attempt = json.at("attempt"), .notice = json.at("notice")};
-  if (kind == "refused") return Refused{json.at("reason")};
-  if (kind != "end") refuse_kind(kind);
-  End end;
-  if (!json.at("failure").is_null()) end.failure = failure_report_from(json.at("failure"));
-  return end;
+std::string encode_one_of(const auto& message, const auto& kinds) {
+  const Json kind{{"kind", kinds[message.index()]}};
+  return std::visit([&](const auto& content) { return line_of(content, kind); }, message);
 }
 
 }  // namespace
 
 std::string encode(const Hello& hello) {
-  const NodeInfo& node = hello.node;
-  return line_of({{"kind", "hello"},
-                  {"protocol", kProtocol},
-                  {"run_id", hello.run_id},
-                  {"node_rank", node.node_rank ? Json(*node.node_rank) : Json(nullptr)},
-                  {"ranks", node.ranks},
-                  {"role", node.role},
-                  {"host", node.host},
-                  {"is_host", node.is_host}});
+  return line_of(hello, {{"kind", "hello"}, {"protocol", kProtocol}});
 }
 
 Hello decode_hello(const std::string& line) {
@@ -132,12 +148,7 @@ Hello decode_hello(const std::string& line) {
       throw LaunchError(
           "the launchers have different versions of Lockstep; use the same version on all nodes");
     }
-    Hello hello{.run_id = json.at("run_id"),
-                .node = {.ranks = json.at("ranks"),
-                         .role = json.at("role"),
-                         .host = json.at("host"),
-                         .is_host = json.at("is_host")}};
-    if (!json.at("node_rank").is_null()) hello.node.node_rank = json.at("node_rank").get<int>();
+    auto hello = read<Hello>(json);
     constexpr int most = 1'000'000;
     if (hello.node.ranks < 1 || hello.node.ranks > most || hello.node.node_rank.value_or(0) < 0) {
       throw LaunchError("a launcher's first message has numbers that are out of range");
@@ -146,14 +157,83 @@ Hello decode_hello(const std::string& line) {
   });
 }
 
-std::string encode(const FromNode& message) {
-  return line_of(std::visit([](const auto& content) { return json_of(content); }, message));
+std::string encode(const FromNode& message) { return encode_one_of(message, kFromNode); }
+FromNode decode_from_node(const std::string& line) {
+  return decode(line, [](const Json& json) { return read_one_of<FromNode>(json, kFromNode); });
 }
-FromNode decode_from_node(const std::string& line) { return decode(line, from_node); }
 
-std::string encode(const ToNode& message) {
-  return line_of(std::visit([](const auto& content) { return json_of(content); }, message));
+std::string encode(const ToNode& message) { return encode_one_of(message, kToNode); }
+ToNode decode_to_node(const std::string& line) {
+  return decode(line, [](const Json& json) { return read_one_of<ToNode>(json, kToNode); });
 }
-ToNode decode_to_node(const std::string& line) { return decode(line, to_node); }
+
+namespace {
+
+void set_option(int fd, int level, int name, int value) {
+  ::setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+bool must_wait(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+
+}  // namespace
+
+void LineConnection::set_silence_limit(std::chrono::milliseconds limit) const {
+  constexpr int kProbes = 3;
+  const int seconds = std::max(1, static_cast<int>(limit.count()) / 1000 / kProbes);
+  set_option(fd(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, seconds);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPINTVL, seconds);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPCNT, kProbes - 1);
+  set_option(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()));
+  set_option(fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+void LineConnection::send(const std::string& line) {
+  out_ += line + "\n";
+  if (socket_ && broken_.empty()) write_some();
+}
+
+void LineConnection::advance() {
+  if (broken_.empty()) write_some();
+  if (broken_.empty()) read_some();
+}
+
+std::optional<std::string> LineConnection::take_line() {
+  const auto end = in_.find('\n');
+  if (end == std::string::npos) return std::nullopt;
+  std::string line = in_.substr(0, end);
+  in_.erase(0, end + 1);
+  return line;
+}
+
+void LineConnection::read_some() {
+  std::array<char, 64 * 1024> buffer;
+  for (;;) {
+    const ssize_t count = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (count > 0) {
+      in_.append(buffer.data(), static_cast<std::size_t>(count));
+      if (in_.size() > kMaxLine) broken_ = "it sent a line that is too long for a launcher";
+      if (!broken_.empty()) return;
+      continue;
+    }
+    if (count == 0) {
+      broken_ = "its connection closed";
+    } else if (!must_wait(errno)) {
+      broken_ = errno_text(errno);
+    }
+    return;
+  }
+}
+
+void LineConnection::write_some() {
+  while (!out_.empty()) {
+    const ssize_t count = ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count < 0) {
+      if (!must_wait(errno)) broken_ = errno_text(errno);
+      return;
+    }
+    out_.erase(0, static_cast<std::size_t>(count));
+  }
+}
 
 }  // namespace lockstep::launch

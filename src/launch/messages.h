@@ -1,11 +1,79 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <poll.h>
 #include <string>
+#include <string_view>
+#include <variant>
 
-#include "launch/coordinator.h"
+#include "base/unique_fd.h"
+#include "launch/environment.h"
+#include "launch/failure_report.h"
 
 namespace lockstep::launch {
+
+// A launcher's description of its node when it joins a run.
+struct NodeInfo {
+  std::optional<int> node_rank{};
+  int ranks = 1;
+  std::string role = "default";
+  std::string host{};
+  bool is_host = false;  // the coordinator runs in its launcher
+};
+
+// Messages from a node. `attempt` is that of the Start to which the message refers.
+
+// The port for rank 0 of the next attempt, reserved on this node, and this node's address.
+struct Reserved {
+  std::string address{};
+  std::uint16_t port = 0;
+};
+// A rank failed; this node stops its other ranks.
+struct Failed {
+  int attempt = 0;
+  bool consequence = false;  // the rank reported that another rank was gone
+  FailureReport report{};
+};
+// After a Stop: no process of this node's ranks is left.
+struct Stopped {
+  int attempt = 0;
+};
+// All ranks of this node succeeded.
+struct Finished {
+  int attempt = 0;
+};
+// This launcher ends.
+struct Leaving {
+  std::string reason{};
+};
+using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
+
+// Messages to a node.
+
+// The node has joined; further messages follow.
+struct Welcome {};
+// Reserve a port for rank 0 and answer with Reserved.
+struct Reserve {};
+struct Start {
+  NodeAssignment assignment{};
+};
+// Stop the ranks and answer with Stopped. `notice` is for the user.
+struct Stop {
+  int attempt = 0;
+  std::string notice{};
+};
+// The run has succeeded, or failed with this failure.
+struct End {
+  std::optional<FailureReport> failure{};
+};
+// The node cannot take part.
+struct Refused {
+  std::string reason{};
+};
+using ToNode = std::variant<Welcome, Reserve, Start, Stop, End, Refused>;
 
 // The first message of a launcher.
 struct Hello {
@@ -24,5 +92,41 @@ FromNode decode_from_node(const std::string& line);
 
 std::string encode(const ToNode& message);
 ToNode decode_to_node(const std::string& line);
+
+// A TCP connection that carries lines in both directions. Nothing blocks: the owner polls for events() and
+// calls advance().
+class LineConnection {
+ public:
+  // Longer than any message; bounds the memory that a foreign program can use.
+  static constexpr std::size_t kMaxLine = std::size_t{4} * 1024 * 1024;
+
+  LineConnection() = default;
+  explicit LineConnection(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  // The kernel reports the connection as broken when the other host is silent for `limit`.
+  void set_silence_limit(std::chrono::milliseconds limit) const;
+
+  int fd() const { return socket_.get(); }
+  short events() const { return static_cast<short>(POLLIN | (out_.empty() ? 0 : POLLOUT)); }
+  // Writes what is possible now; advance() writes the rest. Does not read: the owner would not be woken for
+  // those lines.
+  void send(const std::string& line);
+  // Reads and writes what is possible now.
+  void advance();
+  // A received line, without its newline.
+  std::optional<std::string> take_line();
+
+  // Why the connection is broken, or empty. Lines received before can still be taken.
+  const std::string& broken() const { return broken_; }
+
+ private:
+  void read_some();
+  void write_some();
+
+  UniqueFd socket_;
+  std::string in_;
+  std::string out_;
+  std::string broken_;
+};
 
 }  // namespace lockstep::launch

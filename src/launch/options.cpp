@@ -3,14 +3,17 @@
 
 #include <optional>
 #include <sstream>
+#include <string.h>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/host.h"
 #include "base/text.h"
 #include "launch/environment.h"
+#include "machine/gpu.h"
 
 namespace lockstep::launch {
 namespace {
@@ -108,6 +111,11 @@ bool read_pair(const std::string& text, StreamChoice& choice) {
 
 }  // namespace
 
+std::string to_text(const Endpoint& endpoint) {
+  const bool v6 = endpoint.host.find(':') != std::string::npos;
+  return fmt::format("{}{}{}:{}", v6 ? "[" : "", endpoint.host, v6 ? "]" : "", endpoint.port);
+}
+
 bool StreamChoice::has_out(int local_rank) const {
   return contains(streams_of(*this, local_rank), Streams::out);
 }
@@ -130,6 +138,51 @@ StreamChoice parse_streams(const std::string& text, const std::string& option) {
       "{} {}: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one of them per local rank, as in "
       "0:3,1:2",
       option, text));
+}
+
+Machine this_machine() { return {.cores = usable_cores(), .gpus = machine::visible_gpus()}; }
+
+int worker_count(const std::string& nproc_per_node, const Machine& machine) {
+  if (nproc_per_node == "cpu") return machine.cores;
+  if (nproc_per_node == "auto") return machine.gpus > 0 ? machine.gpus : machine.cores;
+  if (nproc_per_node == "gpu") {
+    if (machine.gpus > 0) return machine.gpus;
+    throw ArgumentError(
+        "nproc-per-node is \"gpu\", but no GPU is visible: /dev has no nvidia0, nvidia1, ..., or "
+        "CUDA_VISIBLE_DEVICES hides them. Use a number, \"cpu\" or \"auto\"");
+  }
+  const auto count = parse_number<int>(nproc_per_node);
+  if (count && *count > 0) return *count;
+  throw ArgumentError(fmt::format(
+      "nproc-per-node is \"{}\": use a whole number above 0, \"gpu\", \"cpu\" or \"auto\"", nproc_per_node));
+}
+
+namespace {
+
+// 0 if there is no such signal.
+int signal_number(std::string name) {
+  if (name.starts_with("SIG")) name.erase(0, 3);
+  for (int number = 1; number < SIGRTMIN; ++number) {
+    const char* known = ::sigabbrev_np(number);
+    if (known != nullptr && name == known) return number;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::set<int> parse_signals(const std::string& text) {
+  std::set<int> signals;
+  for (auto name : split(text, ',')) {
+    std::erase(name, ' ');
+    const int number = signal_number(name);
+    if (number == 0 || number == SIGKILL || number == SIGSTOP || number == SIGCHLD) {
+      throw ArgumentError(
+          fmt::format("signals-to-handle: \"{}\" is not a signal that a program can handle", name));
+    }
+    signals.insert(number);
+  }
+  return signals;
 }
 
 }  // namespace lockstep::launch

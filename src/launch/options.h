@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "machine/topology.h"
+#include "machine/host.h"
 
 namespace lockstep::launch {
 
@@ -36,6 +36,9 @@ struct Endpoint {
   std::string host{};
   std::uint16_t port = 0;
 };
+
+// "host:port", with brackets around an IPv6 address.
+std::string to_text(const Endpoint& endpoint);
 
 // A run on several nodes, with one launcher per node.
 struct NodesOptions {
@@ -103,5 +106,23 @@ struct LaunchOptions {
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.
 void validate(const LaunchOptions& options);
+
+// Resources for ranks.
+struct Machine {
+  int cores = 1;  // cores that this process may use
+  int gpus = 0;   // NVIDIA GPUs that a process started now would see
+};
+
+// The resources of this machine.
+Machine this_machine();
+
+// The number of ranks for `nproc_per_node`: a whole number above 0, "cpu" (one per core), "gpu" (one per GPU)
+// or "auto" (one per GPU, or one per core without GPUs). Throws ArgumentError for anything else, and for
+// "gpu" if no GPU is visible. PyTorch: torch.distributed.run.determine_local_world_size.
+int worker_count(const std::string& nproc_per_node, const Machine& machine);
+
+// Parses "SIGTERM,SIGUSR1" for LaunchOptions::stop_signals. Throws ArgumentError for a name that is not a
+// signal or cannot be handled.
+std::set<int> parse_signals(const std::string& text);
 
 }  // namespace lockstep::launch

@@ -11,8 +11,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "launch/guard.h"
 #include "launch/process_tree.h"
-#include "launch/signals.h"
 
 namespace lockstep::launch {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/supervisor.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -15,10 +13,10 @@
 
 #include "base/deadline.h"
 #include "base/host.h"
-#include "base/reserved_port.h"
-#include "launch/addresses.h"
+#include "base/sockets.h"
 #include "launch/coordinator_client.h"
 #include "launch/coordinator_server.h"
+#include "launch/launch.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
 #include "launch/worker_group.h"
@@ -46,16 +44,6 @@ std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, boo
   info.node_rank = options.nodes->node_rank;
   return std::make_unique<TcpCoordinatorClient>(
       *options.nodes, Hello{.run_id = options.run_id, .node = std::move(info)}, options.local_addr);
-}
-
-ReservedPort reserve_port(const LaunchOptions& options) {
-  if (options.nodes || !options.master_port) return {};
-  try {
-    return ReservedPort(*options.master_port);
-  } catch (const LaunchError& error) {
-    throw LaunchError(
-        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
-  }
 }
 
 // Note: one launch on one node
@@ -246,10 +234,10 @@ void NodeSupervisor::check_output() {
     logs_.print(fmt::format("warning: stdout of the ranks is lost from here on: {}", errno_text(error)));
     return;
   }
-  logs_.print("nobody reads stdout any more: stopping all ranks");
+  logs_.print("stdout has no reader any more: stopping all ranks");
   if (stop_signal_ == 0) {
     stop_signal_ = SIGPIPE;
-    client_->send(Leaving{"nobody reads its output any more"});
+    client_->send(Leaving{"its output has no reader any more"});
   }
   begin_stop(SIGTERM);
 }
@@ -346,6 +334,16 @@ int NodeSupervisor::result() const {
 }
 
 }  // namespace
+
+ReservedPort reserve_port(const LaunchOptions& options) {
+  if (options.nodes || !options.master_port) return {};
+  try {
+    return ReservedPort(*options.master_port);
+  } catch (const LaunchError& error) {
+    throw LaunchError(
+        fmt::format("master-port: {}; choose another, or leave it out to get a free one", error.what()));
+  }
+}
 
 int supervise(const LaunchOptions& options, const std::string& file, bool is_host, int parent) {
   // Writing to a pipe without a reader must fail instead of ending the process.

@@ -2,15 +2,22 @@
 #include "launch/worker_group.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <fcntl.h>
+#include <sstream>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/error.h>
+
 #include "base/host.h"
 #include "launch/environment.h"
-#include "launch/rank_process.h"
 
 namespace lockstep::launch {
 namespace {
@@ -37,10 +44,10 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
     }
     auto environment = rank_environment(options, assignment, local_rank, cores.threads(local_rank), Env());
     environment["TORCHELASTIC_ERROR_FILE"] = records_.at(local_rank).path();
-    RankProcess process = start_rank({.file = file,
-                                      .arguments = rank_arguments(options, local_rank),
-                                      .environment = std::move(environment),
-                                      .cpus = cores.cpus(local_rank)});
+    auto process = start_rank({.file = file,
+                               .arguments = rank_arguments(options, local_rank),
+                               .environment = std::move(environment),
+                               .cpus = cores.cpus(local_rank)});
     alive_.emplace(process.pid, local_rank);
     logs_.add_rank(assignment_.first_rank + local_rank, stream_of(local_rank, true, std::move(process.out)),
                    stream_of(local_rank, false, std::move(process.err)));
@@ -135,6 +142,71 @@ RankCores::RankCores(const LaunchOptions& options)
 int RankCores::threads(int local_rank) const {
   const int bound = static_cast<int>(cpus(local_rank).size());
   return bound == 0 ? share_ : std::min(bound, share_ + 1);
+}
+
+namespace {
+
+constexpr std::chrono::seconds kExecLimit{60};
+
+// 0, or the errno value that execve(2) would give.
+int exec_error_of(const std::string& path) {
+  struct stat file {};
+  if (::stat(path.c_str(), &file) != 0) return errno;
+  if (S_ISDIR(file.st_mode)) return EISDIR;
+  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
+}
+
+bool is_absent(int code) { return code == ENOENT || code == ENOTDIR; }
+
+[[noreturn]] void refuse(const std::string& name, int code) {
+  if (is_absent(code)) {
+    throw ProgramError(fmt::format("program \"{}\" was not found: {}", name, errno_text(code)),
+                       ProgramError::kNotFound);
+  }
+  const char* advice = code == EISDIR ? "name a file in it"
+                                      : "make it executable (chmod +x), or name its interpreter first, as in "
+                                        "\"-- python3 train.py\"";
+  throw ProgramError(fmt::format("program \"{}\" cannot be run: {}; {}", name, errno_text(code), advice),
+                     ProgramError::kNotExecutable);
+}
+
+std::string search(const std::string& name, const std::string& folders) {
+  int denied = 0;
+  // The colon keeps an empty last element, which means the current folder.
+  std::istringstream list(folders + ":");
+  for (std::string folder; std::getline(list, folder, ':');) {
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    const int code = exec_error_of(path);
+    if (code == 0) return path;
+    if (code == EACCES) denied = code;
+  }
+  if (denied != 0) refuse(name, denied);
+  const char* advice = exec_error_of("./" + name) == 0 ? "; this folder has one: use \"./" : "";
+  throw ProgramError(fmt::format("program \"{}\" was not found in any folder of PATH{}", name,
+                                 *advice != '\0' ? advice + name + "\"" : ""),
+                     ProgramError::kNotFound);
+}
+
+}  // namespace
+
+machine::RunningProgram start_rank(const machine::Program& program) {
+  try {
+    auto running = machine::start_program(program, Deadline(kExecLimit));
+    if (running.error == 0) return running;
+    throw ProgramError(
+        fmt::format("program \"{}\" cannot be executed: {}{}", program.arguments.front(),
+                    errno_text(running.error),
+                    running.error == ENOENT ? " (the interpreter in its first line, or its loader)" : ""),
+        ProgramError::kNotExecutable);
+  } catch (const std::system_error& error) {
+    throw LaunchError(fmt::format("a rank could not be started: {}", error.what()));
+  }
+}
+
+std::string find_program(const std::string& name, const Env& env) {
+  if (name.find('/') == std::string::npos) return search(name, env.get("PATH").value_or("/bin:/usr/bin"));
+  if (const int code = exec_error_of(name); code != 0) refuse(name, code);
+  return name;
 }
 
 }  // namespace lockstep::launch

@@ -7,13 +7,40 @@
 #include <sys/types.h>
 #include <vector>
 
+#include <lockstep/base/env.h>
+#include <lockstep/base/error.h>
+
 #include "launch/environment.h"
 #include "launch/failure_report.h"
 #include "launch/log_files.h"
 #include "launch/log_multiplexer.h"
 #include "launch/options.h"
+#include "machine/command.h"
 
 namespace lockstep::launch {
+
+// Starts one rank, as start_program() does: like torchrun's, it leads its own session, so Ctrl-C reaches it
+// only through the launcher, and its stdin is /dev/null, because ranks would compete for the input of a
+// terminal. Throws ProgramError when it cannot be executed, and LaunchError when the system refuses a process
+// or a pipe.
+machine::RunningProgram start_rank(const machine::Program& program);
+
+// The program cannot be executed; no process was started. `exit_code()`: as in a shell.
+class ProgramError : public LaunchError {
+ public:
+  static constexpr int kNotFound = 127;
+  static constexpr int kNotExecutable = 126;
+
+  ProgramError(const std::string& message, int exit_code) : LaunchError(message), exit_code_(exit_code) {}
+  int exit_code() const { return exit_code_; }
+
+ private:
+  int exit_code_;
+};
+
+// The file that execvp(3) would run for `name`: `name` itself if it has a slash, else the first executable
+// file in PATH. Throws ProgramError with the reason if there is none.
+std::string find_program(const std::string& name, const Env& env);
 
 // This node's ranks in one attempt. PyTorch: WorkerGroup of torch.distributed.elastic.
 class WorkerGroup {
@@ -36,7 +63,6 @@ class WorkerGroup {
   FailureReport report(const RankExit& first) const;
 
  private:
-  void start(int local_rank, const std::string& file, const std::vector<int>& cpus);
   RankStream stream_of(int local_rank, bool is_out, UniqueFd pipe) const;
   std::string prefix_of(int local_rank) const;
   std::filesystem::path file_of(int local_rank, const char* name) const;

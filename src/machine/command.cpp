@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 
@@ -16,8 +18,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/deadline.h"
-#include "base/unique_fd.h"
+#include "base/sockets.h"
 
 namespace lockstep::machine {
 namespace {
@@ -29,15 +30,90 @@ constexpr std::chrono::milliseconds kKillLimit{2'000};
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 
-struct CommandPipe {
+struct Pipe {
   UniqueFd read{};
   UniqueFd write{};
 };
 
-CommandPipe command_pipe() {
+[[noreturn]] void fail(const char* step) { throw std::system_error(errno, std::generic_category(), step); }
+
+Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("a pipe to a command cannot be made: " + errno_text(errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail("pipe");
   return {.read = UniqueFd(ends[0]), .write = UniqueFd(ends[1])};
+}
+
+std::vector<std::string> merged_environment(const std::map<std::string, std::string>& added) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!added.contains(text.substr(0, text.find('=')))) all.push_back(text);
+  }
+  for (const auto& [name, value] : added) all.push_back(name + "=" + value);
+  return all;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (const auto& text : texts) all.push_back(const_cast<char*>(text.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+// exec keeps blocked and ignored signals. An ignored SIGHUP stays ignored (nohup).
+void restore_default_signals() {
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  // A shell starts background jobs with SIGINT and SIGQUIT ignored; a rank must still end when they are
+  // forwarded.
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD, SIGPIPE})
+    ::sigaction(signal, &standard, nullptr);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+// Arguments of exec, prepared before fork so that the child does not allocate.
+struct Image {
+  explicit Image(const Program& program)
+      : file(program.file.c_str()),
+        environment(merged_environment(program.environment)),
+        bound(!program.cpus.empty()),
+        argv(pointers(program.arguments)),
+        envp(pointers(environment)) {
+    CPU_ZERO(&cpus);
+    for (const int cpu : program.cpus) CPU_SET(cpu, &cpus);
+  }
+
+  const char* file;
+  std::vector<std::string> environment;
+  bool bound;
+  cpu_set_t cpus{};
+  std::vector<char*> argv;
+  std::vector<char*> envp;
+};
+
+[[noreturn]] void become(const Image& image, int in, int out, int err, int report, pid_t parent) {
+  ::setsid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(kNotExecutable);
+  ::dup2(in, STDIN_FILENO);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  restore_default_signals();
+  if (image.bound) ::sched_setaffinity(0, sizeof(image.cpus), &image.cpus);
+  // Not execve: a script without a #! line must run, as in a shell.
+  ::execvpe(image.file, image.argv.data(), image.envp.data());
+  const int code = errno;
+  [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
+  ::_exit(kNotExecutable);
+}
+
+// 0 when the program runs (exec closed its end of the pipe), else the errno value of exec.
+int exec_result(int report, const Deadline& deadline) {
+  if (!wait_for(report, POLLIN, deadline)) return ETIMEDOUT;
+  int code = 0;
+  return ::read(report, &code, sizeof(code)) == sizeof(code) ? code : 0;
 }
 
 // A child that leads its own process group. The destructor kills the group and reaps the child.
@@ -77,39 +153,14 @@ class Child {
   pid_t pid_;
 };
 
-// exec keeps blocked and ignored signals.
-void restore_signals() {
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
-}
-
-[[noreturn]] void become_command(char* const* argv, int in, int out, int err, int report, pid_t parent) {
-  ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(kNotExecutable);
-  ::dup2(in, STDIN_FILENO);
-  ::dup2(out, STDOUT_FILENO);
-  ::dup2(err, STDERR_FILENO);
-  restore_signals();
-  ::execvp(argv[0], argv);
-  const int code = errno;
-  [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
-  ::_exit(kNotExecutable);
-}
-
-// False at the end of the stream.
-bool read_available(UniqueFd& fd, std::string& text) {
+// Closes a stream that is at its end.
+void read_once(UniqueFd& fd, std::string& text, bool ready) {
+  if (!ready) return;
   std::array<char, 16384> buffer;
   const auto count = ::read(fd.get(), buffer.data(), buffer.size());
-  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (count <= 0) return fd.reset();
   text.append(buffer.data(), static_cast<std::size_t>(count));
-  return count > 0;
-}
-
-void read_once(UniqueFd& fd, std::string& text, bool ready) {
-  if (ready && !read_available(fd, text)) fd.reset();
 }
 
 // Until both streams are at their end, the child has ended, or the time is over.
@@ -156,61 +207,51 @@ std::string problem_of(const std::string& name, const CommandResult& result,
   return fmt::format("{} failed with exit code {}{}", name, result.exit_code, ending);
 }
 
-std::vector<char*> command_argv(const std::vector<std::string>& words) {
-  std::vector<char*> argv;
-  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  return argv;
-}
+}  // namespace
 
-// 0 when the program runs, else the errno value of exec, or ETIMEDOUT.
-int exec_error(int report, const Deadline& deadline) {
-  pollfd event{.fd = report, .events = POLLIN, .revents = 0};
-  while (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) <= 0) {
-    if (deadline.expired()) return ETIMEDOUT;
-  }
-  int code = 0;
-  return ::read(report, &code, sizeof(code)) == sizeof(code) ? code : 0;
-}
-
-struct Streams {
-  UniqueFd out{};
-  UniqueFd err{};
-  UniqueFd report{};
-};
-
-pid_t start(const std::vector<std::string>& words, Streams& streams) {
-  const auto argv = command_argv(words);
+RunningProgram start_program(const Program& program, const Deadline& deadline) {
+  const Image image(program);
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  CommandPipe out = command_pipe();
-  CommandPipe err = command_pipe();
-  CommandPipe report = command_pipe();
+  if (!null) fail("/dev/null");
+  Pipe out = make_pipe();
+  Pipe err = make_pipe();
+  Pipe report = make_pipe();
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid < 0) throw Error(fmt::format("{} cannot be started: fork: {}", words.front(), errno_text(errno)));
-  if (pid == 0) {
-    become_command(argv.data(), null.get(), out.write.get(), err.write.get(), report.write.get(), parent);
+  if (pid < 0) fail("fork");
+  if (pid == 0) become(image, null.get(), out.write.get(), err.write.get(), report.write.get(), parent);
+  report.write.reset();
+  return {.pid = pid,
+          .out = std::move(out.read),
+          .err = std::move(err.read),
+          .error = exec_result(report.read.get(), deadline)};
+}
+
+namespace {
+
+RunningProgram start_command(const std::vector<std::string>& words, const Deadline& deadline) {
+  try {
+    return start_program({.file = words.front(), .arguments = words}, deadline);
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("{} cannot be started: {}", words.front(), error.what()));
   }
-  ::setpgid(pid, pid);  // the child does so too: either may be first
-  streams = {.out = std::move(out.read), .err = std::move(err.read), .report = std::move(report.read)};
-  for (const auto* stream : {&streams.out, &streams.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
-  return pid;
 }
 
 }  // namespace
 
 CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
-  Streams streams;
-  Child child(start(words, streams));
+  auto program = start_command(words, deadline);
+  Child child(program.pid);
   CommandResult result;
-  if (const int error = exec_error(streams.report.get(), deadline); error != 0) {
+  if (program.error != 0) {
     result.started = false;
-    result.exit_code = error == ENOENT ? kNotFound : kNotExecutable;
-    result.problem = fmt::format("{} cannot be started: {}", words.front(), errno_text(error));
+    result.exit_code = program.error == ENOENT ? kNotFound : kNotExecutable;
+    result.problem = fmt::format("{} cannot be started: {}", words.front(), errno_text(program.error));
     return result;
   }
-  collect(child, streams.out, streams.err, deadline, result);
+  for (const auto* stream : {&program.out, &program.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
+  collect(child, program.out, program.err, deadline, result);
   const int code = child.finish();
   if (!result.timed_out) result.exit_code = code;
   result.problem = problem_of(words.front(), result, timeout);

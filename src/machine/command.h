@@ -2,10 +2,35 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <string>
+#include <sys/types.h>
 #include <vector>
 
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+
 namespace lockstep::machine {
+
+struct Program {
+  std::string file{};                                // found on PATH, if it has no slash
+  std::vector<std::string> arguments{};              // from argv[0] on
+  std::map<std::string, std::string> environment{};  // in addition to this process's
+  std::vector<int> cpus{};                           // its affinity; empty: that of this process
+};
+
+struct RunningProgram {
+  pid_t pid = -1;
+  UniqueFd out{};  // the read end of its stdout
+  UniqueFd err{};  // the read end of its stderr
+  int error = 0;   // not running: the errno value of exec; ETIMEDOUT at the deadline
+};
+
+// Starts a program as a child that leads its own session and process group, so that its children can be
+// signalled with it and Ctrl-C does not reach it. Its stdin is /dev/null, its signals have their default
+// actions, and it dies with this process. Returns when exec has succeeded or failed; the caller reaps the
+// child in both cases. Throws std::system_error when the system refuses a process or a pipe.
+RunningProgram start_program(const Program& program, const Deadline& deadline);
 
 struct CommandResult {
   bool started = true;     // false: `problem` says why not

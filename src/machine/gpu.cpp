@@ -17,10 +17,7 @@ namespace {
 
 constexpr int kSmiNotFound = 127;
 
-std::string base_name(const std::string& path) {
-  const auto slash = path.rfind('/');
-  return slash == std::string::npos ? path : path.substr(slash + 1);
-}
+std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 // The command line of the process; `program` if the pid is of another process or none, as in a container.
 std::string command_line(int pid, const std::string& program) {
@@ -59,11 +56,11 @@ void mark_hidden(std::vector<Gpu>& gpus, const std::optional<std::string>& visib
   for (auto& gpu : gpus) gpu.hidden = true;
   for (auto entry : split(*visible, ',')) {
     std::erase(entry, ' ');
-    if (named_by(gpus, entry) == nullptr) return;
+    const auto* const named = named_by(gpus, entry);
+    if (named == nullptr) return;
     for (auto& gpu : gpus) {
-      const bool shown = &gpu == named_by(gpus, entry);
       const bool maybe = entry.starts_with("MIG-") && gpu.mig_mode == "Enabled";
-      if (shown || maybe) gpu.hidden = false;
+      if (&gpu == named || maybe) gpu.hidden = false;
     }
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "node/flight_recorder.h"
 
+#include <array>
 #include <ctime>
 #include <filesystem>
 
@@ -14,59 +15,29 @@
 namespace lockstep {
 
 std::string_view name_of(CallKind kind) {
-  switch (kind) {
-    case CallKind::all_reduce:
-      return "all_reduce";
-    case CallKind::broadcast:
-      return "broadcast";
-    case CallKind::reduce:
-      return "reduce";
-    case CallKind::all_gather:
-      return "all_gather";
-    case CallKind::all_gather_into_tensor:
-      return "all_gather_into_tensor";
-    case CallKind::gather:
-      return "gather";
-    case CallKind::scatter:
-      return "scatter";
-    case CallKind::reduce_scatter:
-      return "reduce_scatter";
-    case CallKind::reduce_scatter_tensor:
-      return "reduce_scatter_tensor";
-    case CallKind::all_to_all:
-      return "all_to_all";
-    case CallKind::all_to_all_single:
-      return "all_to_all_single";
-    case CallKind::send:
-      return "send";
-    case CallKind::recv:
-      return "recv";
-    case CallKind::barrier:
-      return "barrier";
-  }
-  return "unknown call";
+  static constexpr std::array<std::string_view, 14> names{"all_reduce",
+                                                          "broadcast",
+                                                          "reduce",
+                                                          "all_gather",
+                                                          "all_gather_into_tensor",
+                                                          "gather",
+                                                          "scatter",
+                                                          "reduce_scatter",
+                                                          "reduce_scatter_tensor",
+                                                          "all_to_all",
+                                                          "all_to_all_single",
+                                                          "send",
+                                                          "recv",
+                                                          "barrier"};
+  static_assert(names.size() == static_cast<std::size_t>(CallKind::barrier) + 1);
+  return names[static_cast<std::size_t>(kind)];
 }
 
 std::string_view name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::SUM:
-      return "SUM";
-    case ReduceOp::AVG:
-      return "AVG";
-    case ReduceOp::PRODUCT:
-      return "PRODUCT";
-    case ReduceOp::MIN:
-      return "MIN";
-    case ReduceOp::MAX:
-      return "MAX";
-    case ReduceOp::BAND:
-      return "BAND";
-    case ReduceOp::BOR:
-      return "BOR";
-    case ReduceOp::BXOR:
-      return "BXOR";
-  }
-  return "unknown operation";
+  static constexpr std::array<std::string_view, 8> names{"SUM", "AVG",  "PRODUCT", "MIN",
+                                                         "MAX", "BAND", "BOR",     "BXOR"};
+  static_assert(names.size() == static_cast<std::size_t>(ReduceOp::BXOR) + 1);
+  return names[static_cast<std::size_t>(op)];
 }
 
 std::string CallRecord::describe() const {
@@ -91,7 +62,7 @@ Clock::time_point time_of_last_tick() {
   return Clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
 }
 
-// Messages have other numbers on other ranks: nobody can ask which rank was the last to begin one.
+// Numbers of messages differ between ranks, so the last rank to start one is not defined.
 Clock::time_point issue_time_of(CallKind kind) {
   const bool is_message = kind == CallKind::send || kind == CallKind::recv;
   return is_message ? time_of_last_tick() : Clock::now();
@@ -126,7 +97,7 @@ void FlightRecorder::set_state(std::uint64_t number, CallState state) {
   if (state == CallState::completed) note_completed(number);
 }
 
-// Written where the record of an earlier call lies, whose memory serves for the shape.
+// Overwrites the record of an earlier call and reuses its memory for the shape.
 std::uint64_t FlightRecorder::Turn::begin(const CallDraft& draft) {
   const auto number = log_.last_number_ + 1;
   log_.ring_[number % kKept].shape.reserve(draft.shape.size());

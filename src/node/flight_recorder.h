@@ -13,7 +13,7 @@
 
 namespace lockstep::node {
 
-// A call that is about to be made, as the log takes it down.
+// The data of a new call that the recorder stores.
 struct CallDraft {
   CallKind kind = CallKind::barrier;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -28,44 +28,44 @@ class FlightRecorder {
  public:
   static constexpr std::size_t kKept = 128;
 
-  // Where there is a board, other ranks read there what this one does.
+  // With a rank status, other ranks can read what this rank is doing.
   explicit FlightRecorder(RankStatus* board = nullptr) : status_(board) {}
 
   // Fills in number and time, keeps a copy and returns it.
   CallRecord add(CallRecord record);
   // Does nothing when the record has already been overwritten.
   void set_state(std::uint64_t number, CallState state);
-  // What the rank waits for, or 0.
+  // The number of the call that the rank waits for, or 0.
   void set_awaited(std::uint64_t number);
   std::uint64_t last_number() const;
-  // Writes no more to the board, which may go away.
+  // Detaches the rank status, which may be destroyed afterwards.
   void detach_status();
   // Oldest first.
   std::vector<CallRecord> recent() const;
 
-  // The whole of a call that is most often done at once, with the log locked once.
+  // Records a call that usually completes immediately, and locks the recorder only once.
   class Turn {
    public:
     explicit Turn(FlightRecorder& log) : log_(log), lock_(log.mutex_) {}
 
-    // Takes the call's number. Its record is written by note(), which then asks for no memory.
+    // Takes the call's number. note() writes its record without allocating memory.
     std::uint64_t begin(const CallDraft& draft);
-    // Before the first pause: writes the record and tells the other ranks, with the present as the time at
-    // which the call was made.
+    // Writes the record and the rank status, with the current time as the time of the call. Call it before
+    // the first pause.
     void note(std::uint64_t number, const CallDraft& draft);
-    // The other ranks see that it is waited for, until it is complete.
+    // Shows the other ranks that this rank waits for the call, until it is complete.
     void await(std::uint64_t number);
     void complete(std::uint64_t number);
     // The record of a call that note() wrote in this turn. Before the first pause.
     CallRecord record(std::uint64_t number) const { return log_.ring_[number % kKept]; }
-    // Between the two the log is free for others.
+    // Between the two, other threads may use the recorder.
     void pause() {
       if (lock_.owns_lock()) lock_.unlock();
     }
     void resume() {
       if (!lock_.owns_lock()) lock_.lock();
     }
-    // Before the log is asked for anything else, and before a long wait.
+    // Call it before other uses of the recorder, and before a long wait.
     void end() { pause(); }
 
    private:

@@ -56,13 +56,13 @@ int process_of_pidfd(int pidfd) {
 }
 
 bool is_exiting(int pid) {
-  // The main thread first, which settles it for a process that lives.
+  // The main thread comes first, because it decides for a live process.
   if (!is_thread_exiting(start_of(fmt::format("/proc/{}/stat", pid)))) return false;
   std::error_code gone;
   std::filesystem::directory_iterator threads(fmt::format("/proc/{}/task", pid), gone);
   for (; !gone && threads != std::filesystem::directory_iterator(); threads.increment(gone)) {
     const auto stat = start_of(threads->path() / "stat");
-    // A thread may be gone by now.
+    // The thread may have ended meanwhile.
     if (!stat.empty() && !is_thread_exiting(stat)) return false;
   }
   return true;

@@ -5,19 +5,19 @@
 
 namespace lockstep::node {
 
-// A process that has been killed may take long to be gone: on a busy machine it waits for its turn to die,
-// and then its memory is taken down. Its pidfd tells only when that is over. The kernel tells earlier that
-// none of its threads will run any more of its program.
+// A killed process may take long to disappear: on a busy machine it waits for its turn to exit, and then the
+// kernel releases its memory. Its pidfd becomes readable only after that. The kernel shows earlier that none
+// of its threads will continue the program.
 
-// The process behind a pidfd as this process sees it, or 0 when it cannot: another pid namespace, or it is
-// gone.
+// The pid of the process behind a pidfd, or 0 if this process cannot see it: another pid namespace, or it has
+// exited.
 int process_of_pidfd(int pidfd);
 
-// Whether the process can do nothing any more: each of its threads is ending or has a SIGKILL before it.
-// False where that cannot be seen.
+// Whether the process cannot continue: each of its threads is exiting or has a pending SIGKILL. False if this
+// cannot be determined.
 bool is_exiting(int pid);
 
-// The same of the thread that a line of /proc/<pid>/stat is about.
+// The same for the thread that a line of /proc/<pid>/stat describes.
 bool is_thread_exiting(const std::string& stat);
 
 }  // namespace lockstep::node

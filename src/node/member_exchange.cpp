@@ -26,7 +26,7 @@ UniqueFd own_process() {
   return fd;
 }
 
-// The complaint of a rank that stays away; empty when there is none, or the store is gone.
+// The complaint of a rank that cannot join; empty if there is none or the store is gone.
 std::string complaint_at(const ExchangePoint& point) noexcept {
   try {
     return point.complaint();
@@ -35,7 +35,7 @@ std::string complaint_at(const ExchangePoint& point) noexcept {
   }
 }
 
-// What arrived at rank `rank`.
+// The member in a message that rank `rank` received.
 NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) {
   if (message.fds.size() != 2)
     throw RendezvousError("a rank of this host sent no memory; is it of this version?");
@@ -48,12 +48,12 @@ NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) 
   }
 }
 
-// The next connection. While nobody comes, somebody may say why.
+// The next connection. While none arrives, a rank may report why.
 UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, const Deadline& deadline) {
   while (!deadline.expired()) {
     auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
     if (connection) return connection;
-    if (!complaint_at(point).empty()) throw Error("a rank stays away");
+    if (!complaint_at(point).empty()) throw Error("a rank could not join");
   }
   return {};
 }
@@ -75,13 +75,14 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
   while (!ranks_missing(members).empty()) {
     auto connection = accept_rank(listener, point, deadline);
     if (!connection) {
-      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not come to share memory within {} ms",
+      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not arrive to share memory within {} ms",
                                         members.size(), fmt::join(ranks_missing(members), ", "),
                                         deadline.timeout().count()));
     }
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t rank = message.number;
-    if (rank >= members.size() || connections[rank]) throw RendezvousError("two processes claim one rank");
+    if (rank >= members.size() || connections[rank])
+      throw RendezvousError("two processes claim the same rank");
     members[rank] = member_from(std::move(message), 0, point);
     connections[rank] = std::move(connection);
   }
@@ -99,7 +100,7 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
 void collect_elsewhere(std::vector<NodeMember>& members, int rank, const ExchangePoint& point,
                        const Deadline& deadline) {
   const auto name = point.lookup();
-  if (name.empty()) throw Error("rank 0 stays away");
+  if (name.empty()) throw Error("rank 0 could not join");
   const auto connection = connect_locally(name, deadline);
   const auto own = static_cast<std::size_t>(rank);
   send_fds(connection.get(), static_cast<std::uint32_t>(rank), fds_of(members[own]), deadline);
@@ -107,7 +108,7 @@ void collect_elsewhere(std::vector<NodeMember>& members, int rank, const Exchang
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t about = message.number;
     if (about >= members.size() || about == own)
-      throw RendezvousError("rank 0 told of a rank that cannot be");
+      throw RendezvousError("rank 0 sent the memory of an unexpected rank");
     members[about] = member_from(std::move(message), rank, point);
   }
   // No rank continues before all have mapped everything.
@@ -122,7 +123,7 @@ void decline(int rank, const ExchangePoint& point, const std::string& reason) no
     point.complain(fmt::format("rank {}: {}", rank, reason));
     if (rank == 0) point.publish({});
   } catch (const std::exception&) {
-    // The store is gone, and with it those who would read this.
+    // The store is gone, and with it the ranks that would read this.
   }
 }
 

@@ -13,18 +13,18 @@
 
 namespace lockstep::node {
 
-// One rank as the others of its host see it.
+// The resources of one rank that the other ranks of its host use.
 struct NodeMember {
   std::shared_ptr<const SharedMemory> memory = {};  // its segment
   UniqueFd process = {};  // its pidfd, readable once it has died; good across pid namespaces too
 };
 
-// How rank 0 tells the others the name of its local socket: through the store that they share. Threads of one
-// process need no socket.
+// How rank 0 publishes the name of its local socket: through the common store. Threads of one process need no
+// socket.
 struct ExchangePoint {
   std::function<void(const std::string&)> publish;
   std::function<std::string()> lookup;
-  // Why a rank cannot take part, where all can read it; the first complaint stays. None yet: empty.
+  // Publishes why a rank cannot take part; the first complaint is kept. Empty if there is none.
   std::function<void(const std::string&)> complain;
   std::function<std::string()> complaint;
   std::shared_ptr<ThreadExchange> threads = {};
@@ -34,9 +34,9 @@ struct ExchangePoint {
 // For a rank that cannot take part: gives the others the reason, so that they do not wait for it.
 void decline(int rank, const ExchangePoint& point, const std::string& reason) noexcept;
 
-// Every rank passes its segment and gets all of them, [i] being rank i's. All ranks run on one host as
-// one user. Throws RendezvousError naming the ranks that did not come, on all ranks when one stays away or
-// cannot map the segments of the others.
+// Every rank passes its segment and gets all of them, [i] being rank i's. All ranks run on one host as one
+// user. Throws RendezvousError naming the ranks that did not arrive. Throws it on all ranks if one cannot
+// join or cannot map the segments of the others.
 std::vector<NodeMember> exchange_members(int rank, int size, SharedMemory own, const ExchangePoint& point,
                                          const Deadline& deadline);
 

@@ -18,11 +18,11 @@
 namespace lockstep::node {
 namespace {
 
-// The backend's part begins at a huge page.
+// The backend's part starts at a huge page.
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
-// A reason is read again when it changed meanwhile; its rank may have been stopped in the middle.
+// A reason is read again if it changed meanwhile; its rank may have been stopped while it wrote.
 constexpr int kTries = 1000;
-// Ranks whose process is looked at in one search for a dead one; it costs some 10 us each.
+// Processes that one search for a dead rank inspects; each costs about 10 us.
 constexpr int kLooks = 8;
 static_assert(sizeof(RankStatus) < kHugePage);
 

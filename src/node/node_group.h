@@ -12,19 +12,20 @@
 
 namespace lockstep::node {
 
-// The ranks of a group that run on one host: memory that they share and the means to see when one dies.
-// Whatever backend carries the data, each rank notes its calls here, so that the others can say what a rank
-// was doing that died or did not come. Safe from any thread.
+// The ranks of a group that run on one host: their shared memory and their liveness. With every backend, each
+// rank records its calls here, so that the others can report what a lost or missing rank was doing. Safe from
+// any thread.
 class NodeGroup {
  public:
-  // The part of each rank's segment that a backend uses: address space, whose beginning has real memory.
+  // The part of each rank's segment that a backend uses: address space, of which only the beginning is
+  // committed.
   struct Part {
     std::size_t bytes = 0;
     std::size_t committed = 0;
   };
 
-  // All ranks call it. Throws RendezvousError naming ranks that did not come, and Error, before anyone is
-  // waited for, when memory is short; then the other ranks get a RendezvousError that says so.
+  // All ranks call it. Throws RendezvousError naming ranks that did not arrive. Throws Error before any wait
+  // if memory is short; the other ranks then get a RendezvousError with that reason.
   static std::shared_ptr<NodeGroup> meet(int rank, int size, Part part, const std::string& name,
                                          const ExchangePoint& point, const Deadline& deadline);
 
@@ -33,7 +34,7 @@ class NodeGroup {
   RankStatus& own_status() const { return *statuses_[static_cast<std::size_t>(rank_)]; }
   const RankStatus& board(int rank) const { return *statuses_[static_cast<std::size_t>(rank)]; }
 
-  // Ranks, this one included, that have only cores that this one has too: it shares its cores with them.
+  // The number of ranks, this one included, all of whose cores this rank may use too.
   int ranks_on_own_cores() const;
 
   // The backend's part of the segments.
@@ -41,29 +42,29 @@ class NodeGroup {
   std::byte* backend_part(int rank) const;
   const SharedMemory& own_memory() const { return *members_[static_cast<std::size_t>(rank_)].memory; }
 
-  // Tells ranks apart that are threads of this process; 0 where the process is one rank.
+  // Distinguishes ranks that are threads of this process; 0 if the process is one rank.
   int owner() const { return owner_; }
 
-  // A rank whose process has died, or has been killed and will do nothing any more, or -1. Looks at some
-  // ranks only in one call, at all in a few.
+  // A rank whose process has died or has been killed, or -1. One call checks only some ranks; a few calls
+  // check all.
   int find_dead() const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
-  // The rank that was the last to issue the call; -1 where that is not known (any more).
+  // The rank that issued the call last; -1 if this is not known (any more).
   int last_to_issue(std::uint64_t number) const;
-  // Whether every rank has noted a call of this number, or a later one.
+  // Whether every rank has recorded a call with this number or a later one.
   bool have_all_issued(std::uint64_t number) const;
 
-  // From now on the other ranks' waits in `scope` end with `reason` (all ranks' reasons): this one does not
-  // make the calls, or only for form's sake. The next refusal replaces it.
+  // From now on the other ranks' waits in `scope` end with `reason` (of all ranks): this rank does not make
+  // the calls, or makes them without valid data. The next refusal replaces it.
   void refuse(std::uint64_t scope, const std::string& reason, bool is_final) const;
   bool refuses(int rank, std::uint64_t scope) const;
-  // The reasons of the other ranks that refuse what this rank waits for, a line each; empty when none does.
-  // Where this rank refuses it too, only of those whose refusal is final.
+  // The reasons of the other ranks that refuse the step that this rank waits for, one per line; empty if none
+  // does. If this rank refuses it too, only the reasons of ranks whose refusal is final.
   std::string refusals() const;
   std::string reason_of(int rank) const;
 
-  // What each other rank was doing, a line each.
+  // What each other rank was doing, one per line.
   std::string describe_others() const;
 
  private:
@@ -76,7 +77,7 @@ class NodeGroup {
   int owner_;
   std::vector<NodeMember> members_;
   std::vector<RankStatus*> statuses_;
-  std::vector<int> processes_;  // [rank] its process where that can be seen from here and is another, or 0
+  std::vector<int> processes_;  // [rank] its pid if it is another, visible process, otherwise 0
   mutable std::atomic<unsigned> next_look_{0};
 };
 

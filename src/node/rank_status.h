@@ -11,8 +11,7 @@
 
 namespace lockstep::node {
 
-// A CallRecord in memory that other processes read. Written by its rank alone; `number` is 0 while it
-// changes.
+// A CallRecord in memory that other processes read. Only its rank writes it; `number` is 0 during changes.
 struct alignas(64) StatusEntry {
   static constexpr std::size_t kDims = 5;
 
@@ -22,36 +21,37 @@ struct alignas(64) StatusEntry {
   std::uint32_t line = 0;
   CallKind kind = CallKind::barrier;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  std::uint8_t dims = 0;  // more than kDims: the rest is left out
+  std::uint8_t dims = 0;  // more than kDims: the rest is omitted
   std::array<char, 61> file = {};
 };
 
-// A step that a rank gives up, and why. Written by its rank alone.
+// A step that a rank abandons, and the reason. Only its rank writes it.
 struct AbortNotice {
   std::atomic<std::uint64_t> scope{0};    // which step, see RankStatus::scope; 0 while it changes
   std::atomic<std::uint64_t> changes{0};  // odd while it changes
-  std::atomic<bool> is_final{false};      // it will not make the step's calls even for form's sake
+  std::atomic<bool> is_final{false};      // the rank makes none of the step's calls
   std::array<char, 4000> reason = {};
 };
 
-// What a rank tells the other ranks of its host about its calls in one group. Starts as zero bytes.
+// What a rank publishes to the other ranks of its host about its calls in one group. Starts as zero bytes.
 struct RankStatus {
   static constexpr std::size_t kNotes = 64;
 
   std::int64_t pid = 0;
-  std::int64_t thread = 0;  // that joined the group; of the main thread equal to pid
+  std::int64_t thread = 0;  // that joined the group; equal to pid for the main thread
   std::array<char, 64> host = {};
-  std::array<std::uint64_t, 16> cores = {};          // a bit for each that it may run on, of the first 1024
+  std::array<std::uint64_t, 16> cores = {};  // one bit for each of the first 1024 cores that it may use
   alignas(64) std::atomic<std::uint64_t> issued{0};  // number of the last call issued,
   std::atomic<std::uint64_t> completed{0};           // of the last call known to be complete,
   std::atomic<std::uint64_t> awaited{0};             // and of the one that is waited for, or 0
   std::array<StatusEntry, kNotes> notes = {};
-  // While the rank waits for a step that others may give up: its number, the same on all ranks. Otherwise 0.
+  // While the rank waits for a step that others may abandon: its number, equal on all ranks. Otherwise 0.
   std::atomic<std::uint64_t> scope{0};
   alignas(64) AbortNotice refusal = {};
 };
 
-// The last part of a source file's path, as notes hold it. Calls of one place come in rows, so it is kept.
+// The last part of a source file's path, as records hold it. Consecutive calls often have the same place, so
+// it is cached.
 class FileName {
  public:
   const std::array<char, 61>& name_of(const char* path);
@@ -63,13 +63,13 @@ class FileName {
 
 void write_entry(RankStatus& board, const CallRecord& record, FileName& file);
 
-// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number when the note has been overwritten.
+// "all_reduce #12 of Float[64, 1, 3, 3] at train.cpp:40"; only the number if the record has been overwritten.
 std::string describe_entry(const RankStatus& board, std::uint64_t number);
 
-// When the call was issued, in nanoseconds of the steady clock; 0 when that is not known any more.
+// When the call was issued, in nanoseconds of the steady clock; 0 if this is not known any more.
 std::int64_t issue_time_of_entry(const RankStatus& board, std::uint64_t number);
 
-// How long ago the call was issued; zero when that is not known any more.
+// How long ago the call was issued; zero if this is not known any more.
 std::chrono::milliseconds age_of_entry(const RankStatus& board, std::uint64_t number);
 
 }  // namespace lockstep::node

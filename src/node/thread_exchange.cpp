@@ -35,7 +35,7 @@ std::vector<ThreadExchange::Memory> ThreadExchange::exchange(const std::string& 
   if (!complete()) {
     throw RendezvousError(fmt::format(
         "rank {} of {}: threads of ranks {} {}", rank, size, fmt::join(ranks_missing(table.members), ", "),
-        given_up_ ? "failed or were stopped before they came" : "did not come to share memory in time"));
+        given_up_ ? "failed or were stopped before they arrived" : "did not arrive to share memory in time"));
   }
   auto all = table.members;
   if (++table.seen == size) tables_.erase(group);

@@ -13,25 +13,25 @@
 
 namespace lockstep::node {
 
-// Where ranks that are threads of one process hand each other their memory, which is mapped once for all of
-// them. Safe from any thread.
+// Exchanges the memory of ranks that are threads of one process. It is mapped once for all of them. Safe from
+// any thread.
 class ThreadExchange {
  public:
   using Memory = std::shared_ptr<const SharedMemory>;
 
   // Every rank of a group calls it, with the group's name; [i] is the memory of rank i. Throws
-  // RendezvousError naming the ranks that did not come in time, or when the ranks give up.
+  // RendezvousError naming the ranks that did not arrive in time, or if the ranks give up.
   std::vector<Memory> exchange(const std::string& group, int rank, int size, Memory own,
                                const Deadline& deadline);
 
-  // A rank has failed: nobody is waited for any more.
+  // A rank has failed: the other ranks stop waiting.
   void give_up();
   bool given_up() const;
 
  private:
   struct Table {
     std::vector<Memory> members;
-    int seen = 0;  // ranks that have what they came for
+    int seen = 0;  // ranks that have received the memory
   };
 
   mutable std::mutex mutex_;

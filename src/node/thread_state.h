@@ -5,8 +5,8 @@
 
 namespace lockstep::node {
 
-// What the kernel tells of a thread of any process: "running", "stopped by a signal", "sleeping in
-// futex_wait, called from libfoo.so+0x1234". As much of it as this process may see.
+// What the kernel reports about a thread of any process: "running", "stopped by a signal", "sleeping in
+// futex_wait, called from libfoo.so+0x1234". Contains only what this process may see.
 std::string describe_thread(int tid);
 
 }  // namespace lockstep::node

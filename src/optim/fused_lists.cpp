@@ -30,7 +30,7 @@ std::string ParameterName::text() const {
 
 void check_parameter(const ParameterName& name) {
   if (!name.parameter.is_floating_point()) {
-    throw_error<ArgumentError>("{} is no floating-point tensor; use the optimizer of torch::optim for it",
+    throw_error<ArgumentError>("{} is not a floating-point tensor; use the optimizer of torch::optim for it",
                                name.text());
   }
   if (name.parameter.layout() == at::kStrided && name.parameter.is_non_overlapping_and_dense()) return;

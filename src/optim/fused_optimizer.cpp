@@ -188,7 +188,8 @@ void FusedOptimizer::check_groups() const {
   for (std::size_t g = 0; g < param_groups().size(); ++g) {
     if (has_own_options(param_groups()[g])) continue;
     throw_error<ArgumentError>(
-        "{}: group {} has got options of another class since the last step; call update_lr_tensors(), "
+        "{}: the options of group {} were replaced by options of another class since the last step; call "
+        "update_lr_tensors(), "
         "which converts or refuses them, before it is saved",
         name(), g);
   }

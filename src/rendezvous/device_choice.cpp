@@ -54,7 +54,7 @@ void check_wanted(const DeviceRequest& request, const World& world) {
   const auto& device = *request.wanted;
   const int count = device.is_cuda() ? request.count : device_count(device.type());
   if (device.has_index() && device.index() >= count && !device.is_cpu()) {
-    refuse_device(world, fmt::format("InitOptions::device is {}, but this process can use {} of that kind",
+    refuse_device(world, fmt::format("InitOptions::device is {}, but this process can use {} of that type",
                                      device.str(), count));
   }
 }

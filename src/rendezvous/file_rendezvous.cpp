@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "rendezvous/file_rendezvous.h"
 
-#include <array>
 #include <filesystem>
 #include <fstream>
-#include <ifaddrs.h>
-#include <memory>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <optional>
-#include <random>
+#include <span>
 #include <sstream>
 #include <thread>
 #include <unistd.h>
@@ -20,7 +14,10 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/atomic_file.h"
 #include "base/host.h"
+#include "base/sockets.h"
+#include "base/text.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -30,26 +27,18 @@ namespace fs = std::filesystem;
 
 constexpr auto kPause = 10ms;
 
-std::string random_ticket() {
-  std::random_device source;
-  return fmt::format("{:08x}{:08x}{:08x}", source(), source(), source());
-}
-
 void write_whole(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".tmp";  // a fixed name, so that killed runs do not accumulate files
-  {
-    std::ofstream file(temporary);
-    file << text;
-    if (!file.flush()) {
-      throw RendezvousError(
-          fmt::format("the rendezvous file {} cannot be written: {}", temporary, errno_text(errno)));
-    }
-  }
-  std::error_code code;
-  fs::rename(temporary, path, code);
-  // Rank 0 has just removed it as a file of an earlier run; the caller retries.
-  if (code && code != std::errc::no_such_file_or_directory) {
-    throw RendezvousError(fmt::format("the rendezvous file {} cannot be written: {}", path, code.message()));
+  try {
+    // A fixed suffix, so that killed runs do not accumulate files.
+    AtomicFile file(path, {.suffix = ".tmp", .sync = false});
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+  } catch (const std::system_error& error) {
+    // Rank 0 has just removed it as a file of an earlier run; the caller retries.
+    const bool was_removed = error.code() == std::errc::no_such_file_or_directory;
+    if (was_removed && fs::is_directory(fs::path(path).parent_path())) return;
+    throw RendezvousError(
+        fmt::format("the rendezvous file {} cannot be written: {}", path, error.code().message()));
   }
 }
 
@@ -64,15 +53,11 @@ std::optional<std::string> read_whole(const std::string& path) {
 // Addresses under which other hosts may reach this one.
 std::vector<std::string> public_addresses() {
   std::vector<std::string> addresses;
-  ifaddrs* list = nullptr;
-  ::getifaddrs(&list);
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  for (const auto* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET) continue;
-    if ((at->ifa_flags & IFF_UP) == 0 || (at->ifa_flags & IFF_LOOPBACK) != 0) continue;
-    std::array<char, NI_MAXHOST> text{};
-    ::getnameinfo(at->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-    addresses.emplace_back(text.data());
+  for (const auto& interface : network_interfaces()) {
+    for (const auto& address : interface.addresses) {
+      const bool is_ipv4 = address.find(':') == std::string::npos;
+      if (interface.up && !interface.loopback && is_ipv4) addresses.push_back(address);
+    }
   }
   return addresses;
 }
@@ -88,11 +73,8 @@ bool is_rendezvous_file(std::string ending) {
 }  // namespace
 
 FileRendezvous::FileRendezvous(std::string path, int rank, int world_size)
-    : path_(std::move(path)),
-      rank_(rank),
-      world_size_(world_size),
-      ticket_(random_ticket()),
-      seen_(static_cast<std::size_t>(world_size)) {
+    : path_(std::move(path)), rank_(rank), world_size_(world_size), ticket_(random_hex(3)) {
+  for (int other = 0; other < world_size; ++other) never_seen_.insert(other);
   const auto folder = fs::path(path_).parent_path();
   if (!fs::is_directory(folder)) {
     throw RendezvousError(
@@ -129,29 +111,19 @@ void FileRendezvous::write_ticket() const {
   if (read_whole(rank_path(rank_)) != ticket_) write_whole(rank_path(rank_), ticket_);
 }
 
-std::vector<int> FileRendezvous::missing() {
-  std::vector<int> ranks;
+bool FileRendezvous::all_there() {
+  bool all = true;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (fs::exists(rank_path(rank))) {
-      seen_[static_cast<std::size_t>(rank)] = true;
-    } else {
-      ranks.push_back(rank);
-    }
+    const bool is_there = fs::exists(rank_path(rank));
+    if (is_there) never_seen_.erase(rank);
+    all = all && is_there;
   }
-  return ranks;
-}
-
-std::vector<int> FileRendezvous::never_seen() const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world_size_; ++rank) {
-    if (!seen_[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
-  }
-  return ranks;
+  return all;
 }
 
 void FileRendezvous::announce(int port, const Deadline& deadline) {
   write_ticket();
-  while (!missing().empty()) {
+  while (!all_there()) {
     if (deadline.expired()) give_up(deadline);
     std::this_thread::sleep_for(kPause);
   }
@@ -165,20 +137,20 @@ Endpoint FileRendezvous::find(const Deadline& deadline) {
   while (true) {
     write_ticket();
     if (const auto server = server_of_this_run()) return *server;
-    missing();
+    all_there();
     if (deadline.expired()) give_up(deadline);
     std::this_thread::sleep_for(kPause);
   }
 }
 
 void FileRendezvous::give_up(const Deadline& deadline) const {
-  const auto absent = never_seen();
   throw RendezvousError(fmt::format(
       "rank {} of {}: the ranks did not meet at {} within {} ms; missing: {}. Were all ranks started, with "
       "the "
       "same path?",
       rank_, world_size_, path_, deadline.timeout().count(),
-      absent.empty() ? "none, but some gave up early" : fmt::format("{}", fmt::join(absent, ", "))));
+      never_seen_.empty() ? "none, but some gave up early"
+                          : fmt::format("{}", fmt::join(never_seen_, ", "))));
 }
 
 std::optional<Endpoint> FileRendezvous::server_of_this_run() const {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
-#include <vector>
 
 #include "base/deadline.h"
 #include "rendezvous/tcp.h"
@@ -33,10 +33,8 @@ class FileRendezvous {
   std::string run_path() const;
   void remove_leftovers() const;
   void write_ticket() const;
-  // The ranks without a file; records the others in seen_.
-  std::vector<int> missing();
-  // Ranks that never had a file: a rank that gives up removes its file.
-  std::vector<int> never_seen() const;
+  // Whether all ranks have a file.
+  bool all_there();
   [[noreturn]] void give_up(const Deadline& deadline) const;
   // The server, if rank 0 has written a run file with this rank's ticket.
   std::optional<Endpoint> server_of_this_run() const;
@@ -45,7 +43,7 @@ class FileRendezvous {
   int rank_;
   int world_size_;
   std::string ticket_;
-  std::vector<bool> seen_;
+  std::set<int> never_seen_;  // have had no file so far; a rank that gives up removes its file
 };
 
 }  // namespace lockstep::rendezvous

@@ -13,12 +13,10 @@
 #include "backends/registry.h"
 #include "base/deadline.h"
 #include "rendezvous/file_rendezvous.h"
-#include "rendezvous/init_method.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
 #include "rendezvous/tcp.h"
-#include "rendezvous/variables.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -26,11 +24,6 @@ namespace rendezvous {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-struct Plan {
-  RankInfo rank_info;
-  InitMethod method;
-};
 
 void check_options(const InitOptions& options, const InitMethod& method) {
   if (options.timeout.count() <= 0) {

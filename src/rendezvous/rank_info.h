@@ -3,9 +3,9 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <lockstep/base/env.h>
-#include <lockstep/rendezvous/init.h>
 
 namespace lockstep::rendezvous {
 
@@ -26,6 +26,7 @@ struct RankInfo {
 // variables are incomplete or contradict each other.
 std::optional<RankInfo> from_launcher(const Env& env);
 std::optional<RankInfo> from_slurm(const Env& env);
+// mpirun and mpiexec; needs no MPI library.
 std::optional<RankInfo> from_mpi(const Env& env);
 
 // The first of the three that has a value; nullopt for a plain process.
@@ -33,5 +34,45 @@ std::optional<RankInfo> from_environment(const Env& env);
 
 // Throws RendezvousError if the numbers contradict each other.
 void check(const RankInfo& rank_info);
+
+// A parsed InitOptions::init_method.
+struct InitMethod {
+  enum class Kind { none, env, tcp, file };
+  Kind kind = Kind::none;
+  std::string host = {};                         // tcp
+  int port = 0;                                  // tcp
+  std::string path = {};                         // file
+  std::optional<int> rank = std::nullopt;        // from the query
+  std::optional<int> world_size = std::nullopt;  // from the query
+};
+
+// Throws ArgumentError, which quotes the method.
+InitMethod parse_init_method(const std::string& text);
+
+// The environment variables of one launcher.
+class Variables {
+ public:
+  // If one variable of `required` is set, all must be; `optional` ones are only listed in messages.
+  Variables(const Env& env, std::string source, std::vector<std::string> required,
+            std::vector<std::string> optional = {});
+
+  bool any() const;
+  // Throws RendezvousError listing the variables that are set, with values, and those that are missing.
+  void require_all() const;
+  // A required number that fits an int.
+  int number(const std::string& name) const;
+  std::optional<int> optional_number(const std::string& name) const;
+  // "RANK=1, WORLD_SIZE=2"
+  std::string seen() const;
+
+ private:
+  const Env& env_;
+  std::string source_;
+  std::vector<std::string> required_;
+  std::vector<std::string> optional_;
+};
+
+// Throws RendezvousError unless the port is in 1 .. 65535.
+int checked_port(std::int64_t port, const std::string& name);
 
 }  // namespace lockstep::rendezvous

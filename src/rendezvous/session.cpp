@@ -20,7 +20,6 @@
 #include "base/deadline.h"
 #include "comm/group_state.h"
 #include "rendezvous/device_choice.h"
-#include "rendezvous/store_barrier.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -29,15 +28,9 @@ using namespace std::chrono_literals;
 
 constexpr auto kLeaveLimit = 2'000ms;
 
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 // Calls on a device's stream fail after they have returned.
 void throw_failure_of(const ProcessGroup& group) {
-  if (const auto watch = group.state().watch()) watch->throw_if_failed();
+  if (const auto watch = comm::state_of(group).watch()) watch->throw_if_failed();
 }
 
 DeviceRequest device_request(const InitOptions& options, const backends::BackendSpec& backend) {
@@ -121,7 +114,8 @@ Session::~Session() {
 
 void Session::connect_default_group(const InitOptions& options) {
   const auto& world = config_.world;
-  const Members members{.ranks = all_ranks(world.size), .own = world.rank};
+  Members members{.ranks = std::vector<int>(static_cast<std::size_t>(world.size)), .own = world.rank};
+  std::iota(members.ranks.begin(), members.ranks.end(), 0);
   const auto choice = backends::resolve_backend(config_.backend, topology(members.ranks));
   if (!choice.reason.empty() && world.rank == 0 && world.size > 1) {
     log(LogLevel::info,

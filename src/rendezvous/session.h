@@ -13,8 +13,8 @@
 #include "backends/backend_spec.h"
 #include "backends/registry.h"
 #include "node/thread_exchange.h"
-#include "rendezvous/host_map.h"
 #include "rendezvous/rank_info.h"
+#include "rendezvous/store_barrier.h"
 #include "runtime/run.h"
 
 namespace lockstep::rendezvous {

@@ -4,11 +4,6 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <cerrno>
-#include <memory>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <thread>
 
 #include <fmt/format.h>
@@ -17,7 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -33,34 +28,12 @@ bool is_ipv4(const std::string& host) {
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1;
 }
 
-bool connects(const addrinfo& target, std::chrono::milliseconds limit) {
-  const UniqueFd fd(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return false;
-  if (::connect(fd.get(), target.ai_addr, target.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS) return false;
-  pollfd event{.fd = fd.get(), .events = POLLOUT, .revents = 0};
-  if (::poll(&event, 1, static_cast<int>(limit.count())) <= 0) {
-    errno = ETIMEDOUT;
-    return false;
-  }
-  int failure = 0;
-  socklen_t length = sizeof(failure);
-  ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &length);
-  errno = failure;
-  return failure == 0;
-}
-
 // "" if a server listens there, else the error.
 std::string try_server(const Endpoint& server, std::chrono::milliseconds limit) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int code = ::getaddrinfo(server.host.c_str(), std::to_string(server.port).c_str(), &hints, &list);
-  if (code != 0) return ::gai_strerror(code);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> targets(list, &::freeaddrinfo);
-  std::string reason = "no address";
-  for (const auto* target = list; target != nullptr; target = target->ai_next) {
-    if (connects(*target, limit)) return "";
+  const auto found = resolve_now(server.host, server.port);
+  std::string reason = found.error;
+  for (const auto& address : found.addresses) {
+    if (connect_to(address, Deadline(limit))) return "";
     reason = errno_text(errno);
   }
   return reason;
@@ -98,18 +71,17 @@ c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStor
   }
 }
 
-const char* listen_advice(int code) {
-  if (code == EACCES) return "Permission denied; choose a MASTER_PORT above 1023";
-  return "Another program uses it; choose another MASTER_PORT, or let `lockstep run` choose a free one";
-}
-
 }  // namespace
 
 Listener listen_on(int port, const std::string& host) {
   Listener listener{.socket = bound_socket(static_cast<std::uint16_t>(port), {.only_ipv4 = is_ipv4(host)})};
   if (!listener.socket || ::listen(listener.socket.get(), SOMAXCONN) != 0) {
-    throw RendezvousError(fmt::format("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno),
-                                      listen_advice(errno)));
+    const char* advice =
+        errno == EACCES
+            ? "Permission denied; choose a MASTER_PORT above 1023"
+            : "Another program uses it; choose another MASTER_PORT, or let `lockstep run` choose a free one";
+    throw RendezvousError(
+        fmt::format("rank 0 cannot listen on port {}: {}. {}", port, errno_text(errno), advice));
   }
   listener.port = bound_port(listener.socket.get());
   return listener;

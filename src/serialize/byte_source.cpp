@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <optional>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,13 +52,15 @@ class Mapping {
 
 class FileSource : public ByteSource {
  public:
-  FileSource(const std::filesystem::path& file, bool mapped) : name_(file.string()) {
+  FileSource(const std::filesystem::path& file, bool mapped, const std::optional<FilePart>& part)
+      : name_(file.string()) {
     fd_.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
     if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_to_read(name_, errno);
     if (S_ISDIR(status.st_mode)) fail("it is a folder, not a file");
-    if (!S_ISREG(status.st_mode)) fail("it is no regular file");
+    if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
     size_ = static_cast<std::uint64_t>(status.st_size);
+    if (part) restrict_to(*part);
     if (mapped && size_ > 0) mapping_ = std::make_shared<Mapping>(fd_.get(), size_, name_);
   }
 
@@ -85,7 +88,7 @@ class FileSource : public ByteSource {
  protected:
   void do_read(std::uint64_t offset, std::span<char> into) const override {
     while (!into.empty()) {
-      const auto count = ::pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset));
+      const auto count = ::pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(start_ + offset));
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) fail_to_read(name_, errno);
       if (count == 0) fail("it became shorter while it was read");
@@ -97,35 +100,20 @@ class FileSource : public ByteSource {
  private:
   [[noreturn]] void fail(const std::string& why) const { throw_error("{}: cannot be read: {}", name_, why); }
 
+  void restrict_to(const FilePart& part) {
+    if (part.offset > size_ || part.length > size_ - part.offset) {
+      throw_error("{}: it is cut short: {} bytes are expected at {}, but it ends at {}", name_, part.length,
+                  part.offset, size_);
+    }
+    start_ = part.offset;
+    size_ = part.length;
+  }
+
   std::string name_;
   UniqueFd fd_;
+  std::uint64_t start_ = 0;  // of the part that is read
   std::uint64_t size_ = 0;
   std::shared_ptr<Mapping> mapping_;
-};
-
-class PartSource : public ByteSource {
- public:
-  PartSource(std::unique_ptr<ByteSource> whole, const FilePart& part)
-      : whole_(std::move(whole)), part_(part) {
-    if (part.offset <= whole_->size() && part.length <= whole_->size() - part.offset) return;
-    throw_error("{}: it is cut short: {} bytes are wanted at {}, but it ends at {}", name(), part.length,
-                part.offset, whole_->size());
-  }
-  const std::string& name() const override { return whole_->name(); }
-  std::uint64_t size() const override { return part_.length; }
-  c10::Storage storage(std::uint64_t offset, std::uint64_t bytes, std::size_t alignment) const override {
-    check_range(offset, bytes);
-    return whole_->storage(part_.offset + offset, bytes, alignment);
-  }
-
- protected:
-  void do_read(std::uint64_t offset, std::span<char> into) const override {
-    whole_->read(part_.offset + offset, into);
-  }
-
- private:
-  std::unique_ptr<ByteSource> whole_;
-  FilePart part_;
 };
 
 class MemorySource : public ByteSource {
@@ -154,7 +142,7 @@ class MemorySource : public ByteSource {
 
 void ByteSource::check_range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset <= size() && bytes <= size() - offset) return;
-  throw_error("{}: it is damaged or cut short: {} bytes are wanted at {}, but it ends at {}", name(), bytes,
+  throw_error("{}: it is damaged or cut short: {} bytes are expected at {}, but it ends at {}", name(), bytes,
               offset, size());
 }
 
@@ -171,11 +159,11 @@ std::string ByteSource::read_text(std::uint64_t offset, std::uint64_t bytes) con
 }
 
 std::unique_ptr<ByteSource> open_file(const std::filesystem::path& file, bool mapped) {
-  return std::make_unique<FileSource>(file, mapped);
+  return std::make_unique<FileSource>(file, mapped, std::nullopt);
 }
 
 std::unique_ptr<ByteSource> open_part(const std::filesystem::path& file, const FilePart& part) {
-  return std::make_unique<PartSource>(std::make_unique<FileSource>(file, false), part);
+  return std::make_unique<FileSource>(file, false, part);
 }
 
 void fail_to_read(const std::string& file, int code) {

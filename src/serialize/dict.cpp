@@ -33,30 +33,19 @@ std::size_t mix(std::size_t seed, std::size_t value) {
 }
 
 // A bool, an int, or a float without a fraction, which Python takes for one key.
-bool as_whole_number(const Value& key, std::int64_t& number) {
-  if (const auto* flag = key.get_if<bool>()) {
-    number = *flag ? 1 : 0;
-    return true;
-  }
-  if (const auto* integer = key.get_if<std::int64_t>()) {
-    number = *integer;
-    return true;
-  }
-  if (const auto* real = key.get_if<double>()) {
-    constexpr double limit = 9.2e18;
-    if (std::abs(*real) > limit || std::trunc(*real) != *real) return false;
-    number = static_cast<std::int64_t>(*real);
-    return true;
-  }
-  return false;
+std::optional<std::int64_t> as_whole_number(const Value& key) {
+  if (key.is<bool>() || key.is<std::int64_t>()) return key.as_int();
+  const auto* real = key.get_if<double>();
+  constexpr double limit = 9.2e18;
+  if (real == nullptr || std::abs(*real) > limit || std::trunc(*real) != *real) return std::nullopt;
+  return static_cast<std::int64_t>(*real);
 }
 
 std::size_t hash_of(const Value& key);
 
+// Hashes a key that is no whole number.
 struct Hash {
   std::size_t operator()(None) const { return 1; }
-  std::size_t operator()(bool value) const { return value ? 1 : 0; }
-  std::size_t operator()(std::int64_t value) const { return std::hash<std::int64_t>()(value); }
   std::size_t operator()(const BigInteger& value) const { return std::hash<std::string>()(value.bytes); }
   std::size_t operator()(double value) const { return std::isnan(value) ? 3 : std::hash<double>()(value); }
   std::size_t operator()(const std::complex<double>& value) const {
@@ -85,17 +74,14 @@ struct Hash {
 };
 
 std::size_t hash_of(const Value& key) {
-  std::int64_t number = 0;
-  if (as_whole_number(key, number)) return scattered(static_cast<std::size_t>(number));
+  if (const auto number = as_whole_number(key)) return scattered(static_cast<std::size_t>(*number));
   return scattered(std::visit(Hash{}, key.variant()));
 }
 
 bool same_key(const Value& left, const Value& right) {
-  std::int64_t left_number = 0;
-  std::int64_t right_number = 0;
-  const bool left_whole = as_whole_number(left, left_number);
-  const bool right_whole = as_whole_number(right, right_number);
-  if (left_whole || right_whole) return left_whole && right_whole && left_number == right_number;
+  const auto left_number = as_whole_number(left);
+  const auto right_number = as_whole_number(right);
+  if (left_number || right_number) return left_number == right_number;
   if (left.is<Tuple>() && right.is<Tuple>())
     return std::ranges::equal(left.as_items(), right.as_items(), same_key);
   // NaN is one key, as one NaN object is in Python.
@@ -143,10 +129,7 @@ const Value* Dict::find(const Value& key) const {
   return place == kMissing ? nullptr : &items_[place].value;
 }
 
-Value* Dict::find(const Value& key) {
-  const auto place = position(key);
-  return place == kMissing ? nullptr : &items_[place].value;
-}
+Value* Dict::find(const Value& key) { return const_cast<Value*>(std::as_const(*this).find(key)); }
 
 const Value& Dict::at(const Value& key) const {
   if (const auto* value = find(key)) return *value;

@@ -75,6 +75,15 @@ std::optional<at::ScalarType> dtype_of(const ShardedTensor& tensor) {
   return std::nullopt;
 }
 
+std::vector<at::Tensor> sparse_parts(const at::Tensor& tensor) {
+  const auto layout = tensor.layout();
+  if (layout == at::kSparse) return {tensor._indices(), tensor._values()};
+  if (layout == at::kSparseCsr || layout == at::kSparseBsr)
+    return {tensor.crow_indices(), tensor.col_indices(), tensor.values()};
+  if (layout == at::kMkldnn) return {tensor.to_dense()};
+  return {tensor.ccol_indices(), tensor.row_indices(), tensor.values()};
+}
+
 at::Layout layout_named(std::string_view name) {
   const auto found = std::ranges::find(kLayouts, name, &NamedLayout::name);
   if (found != kLayouts.end()) return found->layout;

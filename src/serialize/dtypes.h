@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
@@ -28,6 +29,9 @@ const Dtype* safetensors_dtype(std::string_view name);
 
 // The dtype that is set or that of the first part; nullopt without either.
 std::optional<at::ScalarType> dtype_of(const ShardedTensor& tensor);
+
+// The tensors that a sparse tensor consists of: indices, then values. It need not be coalesced.
+std::vector<at::Tensor> sparse_parts(const at::Tensor& tensor);
 
 // "torch.sparse_coo" and the like. Both throw CheckpointError for an unsupported layout.
 at::Layout layout_named(std::string_view name);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/pickle_reader.h"
-
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
 #include "serialize/errors.h"
-#include "serialize/pickle_opcodes.h"
+#include "serialize/pickle.h"
 
 namespace lockstep::pickle {
 namespace {
@@ -16,10 +15,10 @@ constexpr std::size_t kLongestName = 4096;
 
 class Reader {
  public:
-  Reader(std::span<const char> bytes, AllowedNames allowed) : bytes_(bytes), allowed_(allowed) {}
+  Reader(std::span<const char> bytes, AllowsName allowed) : bytes_(bytes), allowed_(allowed) {}
 
   Pickle read() {
-    while (!stopped_) step(static_cast<Opcode>(take_byte()));
+    while (!stopped_) step(take_byte());
     pickle_.size = position_;
     return std::move(pickle_);
   }
@@ -29,10 +28,13 @@ class Reader {
     throw_error("the pickle is damaged at byte {}: {}", position_, what);
   }
 
+  [[noreturn]] void fail_cut_short() const {
+    throw_error<CutShort>("the pickle is damaged at byte {}: it is cut short", position_);
+  }
+
   // Bytes.
   std::string_view take(std::size_t count) {
-    if (count > bytes_.size() - position_)
-      throw CutShort(fmt::format("the pickle is damaged at byte {}: it is cut short", position_));
+    if (count > bytes_.size() - position_) fail_cut_short();
     const std::string_view taken(bytes_.data() + position_, count);
     position_ += count;
     return taken;
@@ -49,7 +51,7 @@ class Reader {
     const auto end = rest.substr(0, kLongestName).find('\n');
     if (end == std::string_view::npos) {
       if (rest.size() >= kLongestName) fail("a name has no end");
-      throw CutShort(fmt::format("the pickle is damaged at byte {}: it is cut short", position_));
+      fail_cut_short();
     }
     position_ += end + 1;
     return rest.substr(0, end);
@@ -62,17 +64,15 @@ class Reader {
     return static_cast<Ref>(pickle_.nodes.size() - 1);
   }
   void push(Node node) { stack_.push_back(add(std::move(node))); }
+  Ref top() const {
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("an object is missing on the stack");
+    return stack_.back();
+  }
   Ref pop() {
-    if (stack_.size() <= floor()) fail("an object is missing on the stack");
-    const Ref ref = stack_.back();
+    const Ref ref = top();
     stack_.pop_back();
     return ref;
   }
-  Ref top() const {
-    if (stack_.size() <= floor()) fail("an object is missing on the stack");
-    return stack_.back();
-  }
-  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   std::vector<Ref> pop_to_mark() {
     if (marks_.empty()) fail("a mark is missing on the stack");
     const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
@@ -106,21 +106,23 @@ class Reader {
 
   void push_global(std::string_view module, std::string_view name) {
     if (module == "__builtin__") module = "builtins";
-    auto full = fmt::format("{} {}", module, name);
-    if (!std::ranges::binary_search(allowed_, std::string_view(full))) {
+    if (!allowed_(module, name)) {
       throw_error(
-          "the checkpoint names {}.{}, which is none of the things that a checkpoint may hold (tensors, "
+          "the checkpoint names {}.{}, which a checkpoint may not hold (it may hold tensors, "
           "numbers, "
           "strings, containers); nothing was run. Save a state_dict instead, or convert the object in Python",
           module, name);
     }
-    pickle_.names.push_back(std::move(full));
-    push({.kind = Kind::global, .text = pickle_.names.back()});
+    push({.kind = Kind::global, .text = pickle_.names.emplace_back(fmt::format("{} {}", module, name))});
+  }
+  void push_global() {
+    const auto module = take_line();
+    push_global(module, take_line());
   }
   void push_stack_global() {
     const Node& name = pickle_.nodes[pop()];
     const Node& module = pickle_.nodes[pop()];
-    if (name.kind != Kind::text || module.kind != Kind::text) fail("a global's name is no string");
+    if (name.kind != Kind::text || module.kind != Kind::text) fail("a global's name is not a string");
     if (name.text.size() + module.text.size() > kLongestName) fail("a global's name is too long");
     push_global(module.text, name.text);
   }
@@ -128,22 +130,22 @@ class Reader {
   void push_call() {
     const Ref args = pop();
     const Ref callee = pop();
-    if (pickle_[callee].kind != Kind::global) fail("something that is no function is called");
-    if (pickle_[args].kind != Kind::tuple) fail("the arguments of a call are no tuple");
+    if (pickle_[callee].kind != Kind::global) fail("an object that is not a function is called");
+    if (pickle_[args].kind != Kind::tuple) fail("the arguments of a call are not a tuple");
     push({.kind = Kind::call, .callee = callee, .args = args});
   }
 
   void build() {
     const Ref state = pop();
     Node& object = pickle_.nodes[top()];
-    if (object.kind != Kind::call) fail("a state is given to something that takes none");
+    if (object.kind != Kind::call) fail("a state is given to an object that takes none");
     object.state = state;
   }
 
   void append(std::vector<Ref> items, Kind kind) {
     Node& container = pickle_.nodes[top()];
     const bool fits = container.kind == kind || (kind == Kind::dict && container.kind == Kind::call);
-    if (!fits) fail("items are put into something that takes none");
+    if (!fits) fail("items are added to an object that takes none");
     if (kind == Kind::dict && items.size() % 2 != 0) fail("a key has no value");
     container.items.insert(container.items.end(), items.begin(), items.end());
   }
@@ -161,7 +163,7 @@ class Reader {
     memo_count_ = std::max<std::uint64_t>(memo_count_, key + 1);
   }
   void recall(std::uint64_t key) {
-    if (key >= memo_.size() || memo_[key] == kNoRef) fail("a memo is read that was never written");
+    if (key >= memo_.size() || memo_[key] == kNoRef) fail("a memo entry is read before it was written");
     stack_.push_back(memo_[key]);
   }
 
@@ -171,12 +173,14 @@ class Reader {
     stopped_ = true;
   }
 
-  void step(Opcode opcode);
-  void step_container(Opcode opcode);
-  void step_object(Opcode opcode);
+  void check_protocol(std::uint8_t protocol) const {
+    if (protocol < 2 || protocol > 5) fail(fmt::format("it has protocol {}; 2 to 5 are known", protocol));
+  }
+
+  void step(std::uint8_t code);
 
   std::span<const char> bytes_;
-  AllowedNames allowed_;
+  AllowsName allowed_;
   std::size_t position_ = 0;
   bool stopped_ = false;
   Pickle pickle_;
@@ -186,137 +190,68 @@ class Reader {
   std::uint64_t memo_count_ = 0;
 };
 
-void Reader::step(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::none:
-      return push({.kind = Kind::none});
-    case Opcode::new_true:
-      return push({.kind = Kind::boolean, .flag = true});
-    case Opcode::new_false:
-      return push({.kind = Kind::boolean});
-    case Opcode::bin_int:
-      return push_integer(take_number<std::int32_t>());
-    case Opcode::bin_int1:
-      return push_integer(take_byte());
-    case Opcode::bin_int2:
-      return push_integer(take_number<std::uint16_t>());
-    case Opcode::long1:
-      return push_long(take_byte());
-    case Opcode::long4:
-      return push_long(take_number<std::uint32_t>());
-    case Opcode::bin_float:
-      return push_real();
-    case Opcode::short_bin_unicode:
-      return push_text(Kind::text, take_byte());
-    case Opcode::bin_unicode:
-      return push_text(Kind::text, take_number<std::uint32_t>());
-    case Opcode::bin_unicode8:
-      return push_text(Kind::text, take_number<std::uint64_t>());
+void Reader::step(std::uint8_t code) {
+  using Step = void (*)(Reader&);
+  static constexpr auto kSteps = [] {
+    std::array<Step, 256> steps{};
+    const auto on = [&](Opcode opcode, Step action) { steps[static_cast<std::size_t>(opcode)] = action; };
+    on(Opcode::none, [](Reader& r) { r.push({.kind = Kind::none}); });
+    on(Opcode::new_true, [](Reader& r) { r.push({.kind = Kind::boolean, .flag = true}); });
+    on(Opcode::new_false, [](Reader& r) { r.push({.kind = Kind::boolean}); });
+    on(Opcode::bin_int, [](Reader& r) { r.push_integer(r.take_number<std::int32_t>()); });
+    on(Opcode::bin_int1, [](Reader& r) { r.push_integer(r.take_byte()); });
+    on(Opcode::bin_int2, [](Reader& r) { r.push_integer(r.take_number<std::uint16_t>()); });
+    on(Opcode::long1, [](Reader& r) { r.push_long(r.take_byte()); });
+    on(Opcode::long4, [](Reader& r) { r.push_long(r.take_number<std::uint32_t>()); });
+    on(Opcode::bin_float, [](Reader& r) { r.push_real(); });
+    on(Opcode::short_bin_unicode, [](Reader& r) { r.push_text(Kind::text, r.take_byte()); });
+    on(Opcode::bin_unicode, [](Reader& r) { r.push_text(Kind::text, r.take_number<std::uint32_t>()); });
+    on(Opcode::bin_unicode8, [](Reader& r) { r.push_text(Kind::text, r.take_number<std::uint64_t>()); });
     // Python 2's str: text, as weights_only's encoding "utf-8" has it.
-    case Opcode::short_bin_string:
-      return push_text(Kind::text, take_byte());
-    case Opcode::bin_string:
-      return push_text(Kind::text, take_number<std::uint32_t>());
-    case Opcode::short_bin_bytes:
-      return push_text(Kind::bytes, take_byte());
-    case Opcode::bin_bytes:
-      return push_text(Kind::bytes, take_number<std::uint32_t>());
-    case Opcode::bin_bytes8:
-      return push_text(Kind::bytes, take_number<std::uint64_t>());
-    case Opcode::byte_array8:
-      return push_text(Kind::byte_array, take_number<std::uint64_t>());
-    default:
-      return step_container(opcode);
-  }
-}
-
-void Reader::step_container(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::empty_list:
-      return push({.kind = Kind::list});
-    case Opcode::empty_tuple:
-      return push({.kind = Kind::tuple});
-    case Opcode::empty_dict:
-      return push({.kind = Kind::dict});
-    case Opcode::empty_set:
-      return push({.kind = Kind::set});
-    case Opcode::mark:
-      marks_.push_back(stack_.size());
-      return;
-    case Opcode::tuple:
-      return push({.kind = Kind::tuple, .items = pop_to_mark()});
-    case Opcode::tuple1:
-      return push_tuple(1);
-    case Opcode::tuple2:
-      return push_tuple(2);
-    case Opcode::tuple3:
-      return push_tuple(3);
-    case Opcode::append:
-      return append_one(Kind::list);
-    case Opcode::appends:
-      return append(pop_to_mark(), Kind::list);
-    case Opcode::set_item:
-      return append_one(Kind::dict);
-    case Opcode::set_items:
-      return append(pop_to_mark(), Kind::dict);
-    case Opcode::add_items:
-      return append(pop_to_mark(), Kind::set);
-    case Opcode::pop:
-      pop();
-      return;
-    case Opcode::pop_mark:
-      pop_to_mark();
-      return;
-    default:
-      return step_object(opcode);
-  }
-}
-
-void Reader::step_object(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::proto: {
-      const auto protocol = take_byte();
-      if (protocol < 2 || protocol > 5) fail(fmt::format("it has protocol {}; 2 to 5 are known", protocol));
-      return;
-    }
-    case Opcode::frame:
-      take_number<std::uint64_t>();
-      return;
-    case Opcode::global: {
-      const auto module = take_line();
-      push_global(module, take_line());
-      return;
-    }
-    case Opcode::stack_global:
-      return push_stack_global();
-    case Opcode::reduce:
-    case Opcode::new_object:
-      return push_call();
-    case Opcode::build:
-      return build();
-    case Opcode::bin_persistent_id:
-      return push({.kind = Kind::persistent, .args = pop()});
-    case Opcode::bin_get:
-      return recall(take_byte());
-    case Opcode::long_bin_get:
-      return recall(take_number<std::uint32_t>());
-    case Opcode::bin_put:
-      return memoize(take_byte());
-    case Opcode::long_bin_put:
-      return memoize(take_number<std::uint32_t>());
-    case Opcode::memoize:
-      return memoize(memo_count_);
-    case Opcode::stop:
-      return stop();
-    default:
-      fail(fmt::format("opcode 0x{:02x} does not occur in checkpoints", static_cast<unsigned>(opcode)));
-  }
+    on(Opcode::short_bin_string, [](Reader& r) { r.push_text(Kind::text, r.take_byte()); });
+    on(Opcode::bin_string, [](Reader& r) { r.push_text(Kind::text, r.take_number<std::uint32_t>()); });
+    on(Opcode::short_bin_bytes, [](Reader& r) { r.push_text(Kind::bytes, r.take_byte()); });
+    on(Opcode::bin_bytes, [](Reader& r) { r.push_text(Kind::bytes, r.take_number<std::uint32_t>()); });
+    on(Opcode::bin_bytes8, [](Reader& r) { r.push_text(Kind::bytes, r.take_number<std::uint64_t>()); });
+    on(Opcode::byte_array8, [](Reader& r) { r.push_text(Kind::byte_array, r.take_number<std::uint64_t>()); });
+    on(Opcode::empty_list, [](Reader& r) { r.push({.kind = Kind::list}); });
+    on(Opcode::empty_tuple, [](Reader& r) { r.push({.kind = Kind::tuple}); });
+    on(Opcode::empty_dict, [](Reader& r) { r.push({.kind = Kind::dict}); });
+    on(Opcode::empty_set, [](Reader& r) { r.push({.kind = Kind::set}); });
+    on(Opcode::mark, [](Reader& r) { r.marks_.push_back(r.stack_.size()); });
+    on(Opcode::tuple, [](Reader& r) { r.push({.kind = Kind::tuple, .items = r.pop_to_mark()}); });
+    on(Opcode::tuple1, [](Reader& r) { r.push_tuple(1); });
+    on(Opcode::tuple2, [](Reader& r) { r.push_tuple(2); });
+    on(Opcode::tuple3, [](Reader& r) { r.push_tuple(3); });
+    on(Opcode::append, [](Reader& r) { r.append_one(Kind::list); });
+    on(Opcode::appends, [](Reader& r) { r.append(r.pop_to_mark(), Kind::list); });
+    on(Opcode::set_item, [](Reader& r) { r.append_one(Kind::dict); });
+    on(Opcode::set_items, [](Reader& r) { r.append(r.pop_to_mark(), Kind::dict); });
+    on(Opcode::add_items, [](Reader& r) { r.append(r.pop_to_mark(), Kind::set); });
+    on(Opcode::pop, [](Reader& r) { r.pop(); });
+    on(Opcode::pop_mark, [](Reader& r) { r.pop_to_mark(); });
+    on(Opcode::proto, [](Reader& r) { r.check_protocol(r.take_byte()); });
+    on(Opcode::frame, [](Reader& r) { r.take_number<std::uint64_t>(); });
+    on(Opcode::global, [](Reader& r) { r.push_global(); });
+    on(Opcode::stack_global, [](Reader& r) { r.push_stack_global(); });
+    on(Opcode::reduce, [](Reader& r) { r.push_call(); });
+    on(Opcode::new_object, [](Reader& r) { r.push_call(); });
+    on(Opcode::build, [](Reader& r) { r.build(); });
+    on(Opcode::bin_persistent_id, [](Reader& r) { r.push({.kind = Kind::persistent, .args = r.pop()}); });
+    on(Opcode::bin_get, [](Reader& r) { r.recall(r.take_byte()); });
+    on(Opcode::long_bin_get, [](Reader& r) { r.recall(r.take_number<std::uint32_t>()); });
+    on(Opcode::bin_put, [](Reader& r) { r.memoize(r.take_byte()); });
+    on(Opcode::long_bin_put, [](Reader& r) { r.memoize(r.take_number<std::uint32_t>()); });
+    on(Opcode::memoize, [](Reader& r) { r.memoize(r.memo_count_); });
+    on(Opcode::stop, [](Reader& r) { r.stop(); });
+    return steps;
+  }();
+  if (kSteps[code] == nullptr) fail(fmt::format("opcode 0x{:02x} does not occur in checkpoints", code));
+  kSteps[code](*this);
 }
 
 }  // namespace
 
-Pickle read_pickle(std::span<const char> bytes, AllowedNames allowed) {
-  return Reader(bytes, allowed).read();
-}
+Pickle read_pickle(std::span<const char> bytes, AllowsName allowed) { return Reader(bytes, allowed).read(); }
 
 }  // namespace lockstep::pickle

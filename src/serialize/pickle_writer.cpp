@@ -1,44 +1,30 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/pickle_writer.h"
-
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
 
-#include <lockstep/base/error.h>
+#include "serialize/pickle.h"
 
 namespace lockstep::pickle {
-namespace {
-
-struct Form {
-  int length;
-  std::uint32_t bits;   // of the first byte
-  std::uint32_t least;  // a smaller number has a shorter form
-};
-
-Form form_of(unsigned char first) {
-  if (first < 0x80) return {1, first, 0};
-  if ((first & 0xe0) == 0xc0) return {2, first & 0x1fU, 0x80};
-  if ((first & 0xf0) == 0xe0) return {3, first & 0x0fU, 0x800};
-  if ((first & 0xf8) == 0xf0) return {4, first & 0x07U, 0x10000};
-  return {0, 0, 0};
-}
-
-}  // namespace
-
 bool is_utf8(std::string_view text) {
-  constexpr std::uint32_t last = 0x10ffff;
+  // By the length of the form. A smaller number has a shorter form.
+  constexpr std::array<std::uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
+  constexpr std::uint32_t kLast = 0x10ffff;
   while (!text.empty()) {
-    const auto [length, bits, least] = form_of(static_cast<unsigned char>(text.front()));
-    if (length == 0 || text.size() < static_cast<std::size_t>(length)) return false;
-    auto number = bits;
-    for (int i = 1; i < length; ++i) {
-      const auto byte = static_cast<unsigned char>(text[static_cast<std::size_t>(i)]);
+    const auto first = static_cast<unsigned char>(text.front());
+    const auto ones = static_cast<std::size_t>(std::countl_one(first));
+    const auto length = std::max<std::size_t>(ones, 1);
+    if (ones == 1 || ones >= kLeast.size() || text.size() < length) return false;
+    std::uint32_t number = first & (0xffU >> (ones + 1));
+    for (const char letter : text.substr(1, length - 1)) {
+      const auto byte = static_cast<unsigned char>(letter);
       if ((byte & 0xc0) != 0x80) return false;
       number = (number << 6) | (byte & 0x3fU);
     }
-    if (number < least || number > last) return false;
-    text.remove_prefix(static_cast<std::size_t>(length));
+    if (number < kLeast[length] || number > kLast) return false;
+    text.remove_prefix(length);
   }
   return true;
 }
@@ -107,26 +93,19 @@ void Writer::global(std::string_view module, std::string_view name) {
   globals_.emplace(std::move(full), memoize());
 }
 
-std::uint32_t Writer::memoize() {
-  const auto number = memo_count_++;
+void Writer::op_with(Opcode short_form, Opcode long_form, std::uint32_t number) {
   if (number <= 0xff) {
-    op(Opcode::bin_put);
+    op(short_form);
     raw(static_cast<std::uint8_t>(number));
   } else {
-    op(Opcode::long_bin_put);
+    op(long_form);
     raw(number);
   }
-  return number;
 }
 
-void Writer::recall(std::uint32_t number) {
-  if (number <= 0xff) {
-    op(Opcode::bin_get);
-    raw(static_cast<std::uint8_t>(number));
-  } else {
-    op(Opcode::long_bin_get);
-    raw(number);
-  }
+std::uint32_t Writer::memoize() {
+  op_with(Opcode::bin_put, Opcode::long_bin_put, memo_count_);
+  return memo_count_++;
 }
 
 std::string Writer::finish() {

@@ -6,8 +6,8 @@
 
 #include "serialize/dtypes.h"
 #include "serialize/errors.h"
-#include "serialize/pickle_writer.h"
-#include "serialize/torch_writer.h"
+#include "serialize/pickle.h"
+#include "serialize/torch_format.h"
 
 namespace lockstep::serialize {
 namespace {
@@ -35,10 +35,28 @@ class Pickler {
   }
   void operator()(const std::string& value) {
     if (!pickle::is_utf8(value))
-      throw_error("{} is not UTF-8, so it is no str for Python: save it as Bytes", repr(value, 100));
+      throw_error("{} is not UTF-8, so Python cannot read it as a str: save it as Bytes", repr(value, 100));
     writer_.text(value);
   }
-  void operator()(const Bytes& value);
+  void operator()(const Bytes& value) {
+    const auto latin1 = [&] {
+      std::string text;
+      for (const char letter : value.data) {
+        const auto byte = static_cast<unsigned char>(letter);
+        if (byte < 0x80) {
+          text.push_back(letter);
+        } else {
+          text.push_back(static_cast<char>(0xc0 | (byte >> 6)));
+          text.push_back(static_cast<char>(0x80 | (byte & 0x3f)));
+        }
+      }
+      writer_.call("_codecs", "encode", [&] {
+        writer_.text(text);
+        writer_.text("latin1");
+      });
+    };
+    value.mutable_array ? writer_.call("__builtin__", "bytearray", latin1) : latin1();
+  }
   void operator()(const at::Tensor& value) {
     once(value, kPlain, [&] { add_tensor(value); });
   }
@@ -60,7 +78,28 @@ class Pickler {
   void operator()(const Set& value) {
     writer_.call("__builtin__", "set", [&] { (*this)(static_cast<const List&>(value)); });
   }
-  void operator()(const Dict& value);
+  void operator()(const Dict& value) {
+    const auto items = [&] {
+      if (value.empty()) return;
+      writer_.op(Opcode::mark);
+      for (const auto& [key, item] : value) {
+        add(key);
+        add(item);
+      }
+      writer_.op(Opcode::set_items);
+    };
+    const auto plain = [&] {
+      writer_.op(Opcode::empty_dict);
+      items();
+    };
+    if (value.kind() == DictKind::dict) return plain();
+    if (value.kind() == DictKind::counter) return writer_.call("collections", "Counter", plain);
+    empty_ordered_dict();
+    items();
+    if (value.attributes().empty()) return;
+    (*this)(value.attributes());
+    writer_.op(Opcode::build);
+  }
   void operator()(const Size& value) {
     writer_.call("torch", "Size", [&] { writer_.integers(value.sizes); });
   }
@@ -98,10 +137,7 @@ class Pickler {
       throw CheckpointError("an undefined tensor cannot be saved: leave it out, or save None");
     auto& known = tensors_[as];
     const auto* identity = tensor.unsafeGetTensorImpl();
-    if (const auto found = known.find(identity); found != known.end()) {
-      writer_.recall(found->second);
-      return;
-    }
+    if (const auto found = known.find(identity); found != known.end()) return writer_.recall(found->second);
     add_it();
     known.emplace(identity, writer_.memoize());
   }
@@ -120,11 +156,83 @@ class Pickler {
     });
   }
 
-  void add_tensor(const at::Tensor& tensor);
-  void add_strided(const at::Tensor& tensor);
-  void add_sparse(const at::Tensor& tensor);
-  void add_storage(const at::Tensor& tensor, const Dtype& type, bool typed);
-  void add_view_bits(const at::Tensor& tensor);
+  void add_tensor(const at::Tensor& tensor) {
+    if (tensor.is_quantized())
+      throw CheckpointError("a quantized tensor cannot be saved: dequantize() it first");
+    if (tensor.is_nested()) throw CheckpointError("a nested tensor cannot be saved: unbind() it first");
+    if (tensor.is_mkldnn()) throw CheckpointError("an MKL-DNN tensor cannot be saved: to_dense() it first");
+    if (tensor.is_meta()) {
+      writer_.call("torch._utils", "_rebuild_meta_tensor_no_storage", [&] {
+        writer_.global("torch", dtype(tensor.scalar_type()).name);
+        writer_.integers(tensor.sizes());
+        writer_.integers(tensor.strides());
+        writer_.boolean(tensor.requires_grad());
+      });
+    } else if (tensor.layout() != at::kStrided) {
+      add_sparse(tensor);
+    } else {
+      add_strided(tensor);
+    }
+  }
+
+  void add_strided(const at::Tensor& tensor) {
+    const auto& type = dtype(tensor.scalar_type());
+    const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
+    // Python takes a storage's dtype from the first tensor on it, unless a tensor specifies its own.
+    const bool whole = tensor.storage().nbytes() % c10::elementSize(type.type) == 0;
+    const bool typed = whole && !type.storage_class.empty() &&
+                       (known == storages_.end() || known->second.dtype == type.type);
+    writer_.call("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", [&] {
+      add_storage(tensor, type, typed);
+      writer_.integer(tensor.storage_offset());
+      writer_.integers(tensor.sizes());
+      writer_.integers(tensor.strides());
+      // What was computed from parameters comes back as data.
+      writer_.boolean(tensor.requires_grad() && tensor.is_leaf());
+      empty_ordered_dict();
+      if (!typed) writer_.global("torch", type.name);
+      add_view_bits(tensor);
+    });
+  }
+
+  void add_sparse(const at::Tensor& tensor) {
+    const auto layout = tensor.layout();
+    const auto data = tensor.detach();
+    const auto parts = sparse_parts(data);
+    kept_.insert(kept_.end(), parts.begin(), parts.end());
+    writer_.call("torch._utils", "_rebuild_sparse_tensor", [&] {
+      (*this)(layout);
+      writer_.tuple([&] {
+        for (const auto& part : parts) add_tensor(part);
+        (*this)(Size{tensor.sizes().vec()});
+        if (layout == at::kSparse) writer_.boolean(data.is_coalesced());
+      });
+    });
+  }
+
+  void add_storage(const at::Tensor& tensor, const Dtype& type, bool typed) {
+    const auto& storage = tensor.storage();
+    const auto [entry, is_new] = storages_.try_emplace(storage.unsafeGetStorageImpl(),
+                                                       KnownStorage{result_.storages.size(), type.type});
+    if (is_new) result_.storages.push_back(storage);
+    writer_.tuple([&] {
+      writer_.text("storage");
+      typed ? writer_.global("torch", type.storage_class) : writer_.global("torch.storage", "UntypedStorage");
+      writer_.text(fmt::format("{}", entry->second.key));
+      writer_.text(storage.device().str());
+      const auto element = typed ? c10::elementSize(type.type) : 1;
+      writer_.integer(static_cast<std::int64_t>(storage.nbytes() / element));
+    });
+    writer_.op(Opcode::bin_persistent_id);
+  }
+
+  void add_view_bits(const at::Tensor& tensor) {
+    if (!tensor.is_conj() && !tensor.is_neg()) return;
+    Dict bits;
+    if (tensor.is_conj()) bits.set("conj", true);
+    if (tensor.is_neg()) bits.set("neg", true);
+    (*this)(bits);
+  }
 
   struct KnownStorage {
     std::size_t key;
@@ -138,151 +246,6 @@ class Pickler {
   // Tensors made on the way, so that no other object gets their address.
   std::vector<at::Tensor> kept_;
 };
-
-void Pickler::operator()(const Bytes& value) {
-  const auto latin1 = [&] {
-    std::string text;
-    for (const char letter : value.data) {
-      const auto byte = static_cast<unsigned char>(letter);
-      if (byte < 0x80) {
-        text.push_back(letter);
-      } else {
-        text.push_back(static_cast<char>(0xc0 | (byte >> 6)));
-        text.push_back(static_cast<char>(0x80 | (byte & 0x3f)));
-      }
-    }
-    writer_.call("_codecs", "encode", [&] {
-      writer_.text(text);
-      writer_.text("latin1");
-    });
-  };
-  if (value.mutable_array) {
-    writer_.call("__builtin__", "bytearray", latin1);
-  } else {
-    latin1();
-  }
-}
-
-void Pickler::operator()(const Dict& value) {
-  const auto items = [&] {
-    if (value.empty()) return;
-    writer_.op(Opcode::mark);
-    for (const auto& [key, item] : value) {
-      add(key);
-      add(item);
-    }
-    writer_.op(Opcode::set_items);
-  };
-  switch (value.kind()) {
-    case DictKind::dict:
-      writer_.op(Opcode::empty_dict);
-      items();
-      break;
-    case DictKind::counter:
-      writer_.call("collections", "Counter", [&] {
-        writer_.op(Opcode::empty_dict);
-        items();
-      });
-      break;
-    case DictKind::ordered_dict:
-      empty_ordered_dict();
-      items();
-      if (!value.attributes().empty()) {
-        (*this)(value.attributes());
-        writer_.op(Opcode::build);
-      }
-      break;
-  }
-}
-
-void Pickler::add_tensor(const at::Tensor& tensor) {
-  if (tensor.is_quantized())
-    throw CheckpointError("a quantized tensor cannot be saved: dequantize() it first");
-  if (tensor.is_nested()) throw CheckpointError("a nested tensor cannot be saved: unbind() it first");
-  if (tensor.is_mkldnn()) throw CheckpointError("an MKL-DNN tensor cannot be saved: to_dense() it first");
-  if (tensor.is_meta()) {
-    writer_.call("torch._utils", "_rebuild_meta_tensor_no_storage", [&] {
-      writer_.global("torch", dtype(tensor.scalar_type()).name);
-      writer_.integers(tensor.sizes());
-      writer_.integers(tensor.strides());
-      writer_.boolean(tensor.requires_grad());
-    });
-  } else if (tensor.layout() != at::kStrided) {
-    add_sparse(tensor);
-  } else {
-    add_strided(tensor);
-  }
-}
-
-void Pickler::add_strided(const at::Tensor& tensor) {
-  const auto& type = dtype(tensor.scalar_type());
-  const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
-  // Python takes a storage's dtype from the first tensor on it, unless a tensor specifies its own.
-  const bool whole = tensor.storage().nbytes() % c10::elementSize(type.type) == 0;
-  const bool typed =
-      whole && !type.storage_class.empty() && (known == storages_.end() || known->second.dtype == type.type);
-  writer_.call("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", [&] {
-    add_storage(tensor, type, typed);
-    writer_.integer(tensor.storage_offset());
-    writer_.integers(tensor.sizes());
-    writer_.integers(tensor.strides());
-    // What was computed from parameters comes back as data.
-    writer_.boolean(tensor.requires_grad() && tensor.is_leaf());
-    empty_ordered_dict();
-    if (!typed) writer_.global("torch", type.name);
-    add_view_bits(tensor);
-  });
-}
-
-void Pickler::add_storage(const at::Tensor& tensor, const Dtype& type, bool typed) {
-  const auto& storage = tensor.storage();
-  const auto [entry, is_new] =
-      storages_.try_emplace(storage.unsafeGetStorageImpl(), KnownStorage{result_.storages.size(), type.type});
-  if (is_new) result_.storages.push_back(storage);
-  writer_.tuple([&] {
-    writer_.text("storage");
-    if (typed) {
-      writer_.global("torch", type.storage_class);
-    } else {
-      writer_.global("torch.storage", "UntypedStorage");
-    }
-    writer_.text(fmt::format("{}", entry->second.key));
-    writer_.text(storage.device().str());
-    const auto element = typed ? c10::elementSize(type.type) : 1;
-    writer_.integer(static_cast<std::int64_t>(storage.nbytes() / element));
-  });
-  writer_.op(Opcode::bin_persistent_id);
-}
-
-void Pickler::add_view_bits(const at::Tensor& tensor) {
-  if (!tensor.is_conj() && !tensor.is_neg()) return;
-  Dict bits;
-  if (tensor.is_conj()) bits.set("conj", true);
-  if (tensor.is_neg()) bits.set("neg", true);
-  (*this)(bits);
-}
-
-void Pickler::add_sparse(const at::Tensor& tensor) {
-  const auto layout = tensor.layout();
-  const auto data = tensor.detach();
-  std::vector<at::Tensor> parts;
-  if (layout == at::kSparse) {
-    parts = {data._indices(), data._values()};
-  } else if (layout == at::kSparseCsr || layout == at::kSparseBsr) {
-    parts = {data.crow_indices(), data.col_indices(), data.values()};
-  } else {
-    parts = {data.ccol_indices(), data.row_indices(), data.values()};
-  }
-  kept_.insert(kept_.end(), parts.begin(), parts.end());
-  writer_.call("torch._utils", "_rebuild_sparse_tensor", [&] {
-    (*this)(layout);
-    writer_.tuple([&] {
-      for (const auto& part : parts) add_tensor(part);
-      (*this)(Size{tensor.sizes().vec()});
-      if (layout == at::kSparse) writer_.boolean(data.is_coalesced());
-    });
-  });
-}
 
 }  // namespace
 

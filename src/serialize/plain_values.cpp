@@ -17,7 +17,7 @@ namespace {
 template <typename Number>
 Number number(std::string_view data) {
   if (data.size() != sizeof(Number))
-    throw CheckpointError("the checkpoint has a numpy scalar of a wrong length");
+    throw CheckpointError("the checkpoint has a numpy scalar with a wrong length");
   Number value{};
   std::memcpy(&value, data.data(), sizeof(value));
   return value;
@@ -50,7 +50,7 @@ std::string from_latin1(std::string_view text) {
       ++i;
       bytes.push_back(static_cast<char>((byte << 6) | (text[i] & 0x3f)));
     } else {
-      throw CheckpointError("the checkpoint holds bytes that are no bytes");
+      throw CheckpointError("the checkpoint holds a bytes object whose content is not bytes");
     }
   }
   return bytes;
@@ -74,7 +74,7 @@ Value make_bytes(std::string_view callee, const std::vector<Value>& given) {
 }  // namespace
 
 void refuse_call(std::string_view callee) {
-  throw_error("the checkpoint calls {} in a way that PyTorch does not", callee);
+  throw_error("the checkpoint calls {} in a way that PyTorch does not use", callee);
 }
 
 Value make_plain(std::string_view callee, const std::vector<Value>& given) {
@@ -125,8 +125,7 @@ Value numpy_scalar(std::string_view type, std::string_view order, std::string_vi
     if (type == "b1") return number<std::uint8_t>(data) != 0;
     if (type == "c16") return number<std::complex<double>>(data);
   }
-  throw_error("the checkpoint has a numpy scalar of type {}{}, which is none of the plain numbers", order,
-              type);
+  throw_error("the checkpoint has a numpy scalar of type {}{}, which is not a plain number", order, type);
 }
 
 double number_of(const Value& value) {

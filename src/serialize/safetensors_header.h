@@ -39,13 +39,6 @@ Header read_header(const serialize::ByteSource& source);
 // A name as messages show it: quoted and truncated.
 std::string shown(std::string_view name);
 
-// The size in bytes of a tensor of this shape. Throws CheckpointError on overflow.
-std::uint64_t bytes_of(const std::vector<std::int64_t>& shape, at::ScalarType dtype);
-
-// The tensors, in their order, and the metadata in the JSON text of a header. Sizes and offsets of tensors
-// remain to be checked. Throws CheckpointError.
-Header parse_header(const std::string& text);
-
 // The JSON text for these tensors, in their order, padded to a multiple of 8 bytes. Throws CheckpointError
 // for a name or metadata that is not UTF-8.
 std::string header_text(const std::vector<TensorInfo>& tensors, const Metadata& metadata);

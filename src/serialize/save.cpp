@@ -4,46 +4,45 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "base/atomic_file.h"
-#include "serialize/checksum.h"
 #include "serialize/errors.h"
 #include "serialize/storage.h"
-#include "serialize/torch_writer.h"
+#include "serialize/torch_format.h"
 
 namespace lockstep {
 namespace serialize {
 namespace {
 
-void write_front(ZipWriter& zip, const Pickled& pickled) {
+// `add_storage(zip, key, name)` adds the record of a storage.
+template <typename AddStorage>
+void write_records(const Pickled& pickled, const Sink& sink, const AddStorage& add_storage) {
+  ZipWriter zip(sink);
   zip.add("data.pkl", pickled.pickle);
   zip.add(".format_version", "1");
   zip.add(".storage_alignment", "64");
   zip.add("byteorder", "little");
+  for (std::size_t key = 0; key < pickled.storages.size(); ++key)
+    add_storage(zip, key, fmt::format("data/{}", key));
+  zip.finish();
 }
 
 }  // namespace
 
 void write_zip(const Pickled& pickled, const Sink& sink) {
-  ZipWriter zip(sink);
-  write_front(zip, pickled);
   Checksums checksums(pickled.storages);
-  for (std::size_t key = 0; key < pickled.storages.size(); ++key) {
+  write_records(pickled, sink, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
     auto storage = pickled.storages[key];
     if (!storage.device().is_cpu()) storage = storage_bytes(storage).cpu().storage();
     const auto bytes = bytes_of(storage);
-    zip.add(fmt::format("data/{}", key), bytes, [&] { return checksums.of(key, bytes); });
-  }
-  zip.finish();
+    zip.add(name, bytes, [&] { return checksums.of(key, bytes); });
+  });
 }
 
 std::uint64_t zip_size(const Pickled& pickled) {
   std::uint64_t size = 0;
-  ZipWriter zip([&](std::span<const std::byte> bytes) { size += bytes.size(); });
-  write_front(zip, pickled);
-  for (std::size_t key = 0; key < pickled.storages.size(); ++key) {
-    const std::span bytes(static_cast<const std::byte*>(nullptr), pickled.storages[key].nbytes());
-    zip.add(fmt::format("data/{}", key), bytes, [] { return 0; });
-  }
-  zip.finish();
+  const auto count = [&](std::span<const std::byte> bytes) { size += bytes.size(); };
+  write_records(pickled, count, [&](ZipWriter& zip, std::size_t key, const std::string& name) {
+    zip.add(name, {static_cast<const std::byte*>(nullptr), pickled.storages[key].nbytes()}, [] { return 0; });
+  });
   return size;
 }
 

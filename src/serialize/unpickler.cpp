@@ -2,9 +2,12 @@
 #include "serialize/unpickler.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include "serialize/dtypes.h"
 #include "serialize/errors.h"
@@ -26,11 +29,52 @@ constexpr std::size_t kBytesPerValue = 16;
 constexpr std::size_t kLeastBudget = 1 << 20;
 constexpr std::size_t kValuesPerByte = 4;
 
+using Names = std::map<std::string_view, std::set<std::string_view>>;
+
+// By module. Names of dtypes and of their storages are in the table of dtypes. Quantized storages are known
+// so that the error can name them.
+const Names& plain_names() {
+  static const Names names = {
+      {"_codecs", {"encode"}},
+      {"builtins", {"bytearray", "bytes", "complex", "set"}},
+      {"collections", {"Counter", "OrderedDict"}},
+      {"numpy", {"dtype"}},
+      {"numpy._core.multiarray", {"scalar"}},
+      {"numpy.core.multiarray", {"scalar"}},
+      {"torch",
+       {"QInt32Storage", "QInt8Storage", "QUInt2x4Storage", "QUInt4x2Storage", "QUInt8Storage", "Size",
+        "Tensor", "device", "per_channel_affine", "per_channel_affine_float_qparams", "per_tensor_affine"}},
+      {"torch._tensor", {"_rebuild_from_type_v2"}},
+      {"torch._utils",
+       {"_rebuild_device_tensor_from_cpu_tensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
+        "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_sparse_tensor",
+        "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}},
+      {"torch.nn.parameter", {"Parameter"}},
+      {"torch.serialization", {"_get_layout"}},
+      {"torch.storage", {"UntypedStorage"}}};
+  return names;
+}
+
+const Names& distributed_names() {
+  static const Names names = {
+      {"pathlib", {"PosixPath"}},
+      {"torch.distributed.checkpoint.filesystem", {"_StorageInfo", "_StoragePrefix"}},
+      {"torch.distributed.checkpoint.metadata",
+       {"BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"}}};
+  return names;
+}
+
+bool is_in(const Names& names, std::string_view module, std::string_view name) {
+  const auto found = names.find(module);
+  return found != names.end() && found->second.contains(name);
+}
+
 class Unpickler {
  public:
-  Unpickler(const pickle::Pickle& pickle, StorageSource& storages)
+  Unpickler(const pickle::Pickle& pickle, const LoadStorage& load_storage)
       : pickle_(pickle),
-        tensor_calls_(pickle, storages, [this](Ref ref) { return value(ref); }),
+        tensor_calls_(pickle, load_storage, [this](Ref ref) { return value(ref); }),
         open_(pickle.nodes.size(), false),
         budget_(std::max(kLeastBudget, kValuesPerByte * pickle.size)) {}
 
@@ -58,36 +102,16 @@ class Unpickler {
         return global(node.text);
       case Kind::persistent:
         throw CheckpointError(
-            "the checkpoint holds a bare torch storage, which has no equal here: save the tensor instead");
+            "the checkpoint holds a bare torch storage, which has no equivalent here: save the tensor "
+            "instead");
       default:
         return container(ref, node);
     }
   }
 
-  StorageRecord storage_record(Ref ref) { return tensor_calls_.storage_record(ref); }
+  StorageRecord storage_record(Ref ref) const { return tensor_calls_.storage_record(ref); }
 
  private:
-  // Marks a container while what it holds is read.
-  class Visit {
-   public:
-    Visit(Unpickler& owner, Ref ref) : owner_(owner), ref_(ref) {
-      if (owner_.open_[ref_]) throw CheckpointError("the checkpoint has a container that holds itself");
-      if (owner_.depth_ >= kDeepest) throw_error("the checkpoint is nested more than {} deep", kDeepest);
-      owner_.open_[ref_] = true;
-      ++owner_.depth_;
-    }
-    ~Visit() {
-      owner_.open_[ref_] = false;
-      --owner_.depth_;
-    }
-    Visit(const Visit&) = delete;
-    Visit& operator=(const Visit&) = delete;
-
-   private:
-    Unpickler& owner_;
-    Ref ref_;
-  };
-
   void spend(std::size_t values) {
     if (values > budget_)
       throw CheckpointError("the checkpoint repeats its parts beyond any reasonable size");
@@ -98,11 +122,18 @@ class Unpickler {
     if (name.starts_with("torch ")) {
       if (const auto* dtype = dtype_named(name.substr(6))) return dtype->type;
     }
-    throw_error("the checkpoint holds {} itself, which is no value", name);
+    throw_error("the checkpoint holds {} itself, which is not a value", name);
   }
 
   Value container(Ref ref, const Node& node) {
-    const Visit visit(*this, ref);
+    if (open_[ref]) throw CheckpointError("the checkpoint has a container that holds itself");
+    if (depth_ >= kDeepest) throw_error("the checkpoint is nested more than {} deep", kDeepest);
+    open_[ref] = true;
+    ++depth_;
+    const auto close = c10::make_scope_exit([&] {
+      open_[ref] = false;
+      --depth_;
+    });
     switch (node.kind) {
       case Kind::list:
         return List(values(node.items));
@@ -111,7 +142,7 @@ class Unpickler {
       case Kind::set:
         return Set(values(node.items));
       case Kind::dict:
-        return dict(node, DictKind::dict);
+        return dict(node, Dict());
       default:
         return call(ref, node);
     }
@@ -124,8 +155,8 @@ class Unpickler {
     return items;
   }
 
-  Dict dict(const Node& node, DictKind kind) {
-    Dict dict(kind);
+  // `dict` with the items of a node.
+  Dict dict(const Node& node, Dict dict) {
     dict.reserve(node.items.size() / 2);
     for (std::size_t i = 0; i + 1 < node.items.size(); i += 2) {
       dict.set(value(node.items[i]), value(node.items[i + 1]));
@@ -148,7 +179,8 @@ class Unpickler {
       tensors_.emplace(ref, made);
       return made;
     }
-    return plain_call(callee, args);
+    if (callee.starts_with("numpy")) return numpy_call(callee, args);
+    return make_plain(callee, values(args));
   }
 
   // An object of the tables of distributed checkpoints: ("module name", state), the state of most being the
@@ -172,19 +204,9 @@ class Unpickler {
         made.set(pair.as_items()[0], pair.as_items()[1]);
       }
     }
-    auto entries = dict(node, DictKind::ordered_dict);
-    if (made.empty()) {
-      made = std::move(entries);
-    } else {
-      for (const auto& [key, item] : entries) made.set(key, item);
-    }
+    made = dict(node, std::move(made));
     if (node.state != pickle::kNoRef) made.set_attributes(value(node.state).as_dict());
     return made;
-  }
-
-  Value plain_call(std::string_view callee, const std::vector<Ref>& args) {
-    if (callee.starts_with("numpy")) return numpy_call(callee, args);
-    return make_plain(callee, values(args));
   }
 
   Value numpy_call(std::string_view callee, const std::vector<Ref>& args) {
@@ -217,12 +239,21 @@ class Unpickler {
 
 }  // namespace
 
-c10::Storage NoStorages::load(const StorageRecord& /*record*/) {
+bool is_in_checkpoints(std::string_view module, std::string_view name) {
+  const bool is_dtype = dtype_named(name) != nullptr || dtype_of_storage_class(name) != nullptr;
+  return (module == "torch" && is_dtype) || is_in(plain_names(), module, name);
+}
+
+bool is_in_distributed_checkpoints(std::string_view module, std::string_view name) {
+  return is_in_checkpoints(module, name) || is_in(distributed_names(), module, name);
+}
+
+c10::Storage no_storages(const StorageRecord& /*record*/) {
   throw CheckpointError("the checkpoint has a storage where none belongs");
 }
 
 std::vector<StorageRecord> storages_of(const pickle::Pickle& pickle) {
-  NoStorages none;
+  const LoadStorage none = no_storages;
   Unpickler unpickler(pickle, none);
   std::vector<StorageRecord> records;
   for (Ref ref = 0; ref < pickle.nodes.size(); ++ref) {
@@ -231,11 +262,11 @@ std::vector<StorageRecord> storages_of(const pickle::Pickle& pickle) {
   return records;
 }
 
-Value unpickle(const pickle::Pickle& pickle, StorageSource& storages) {
+Value unpickle(const pickle::Pickle& pickle, const LoadStorage& load_storage) {
   try {
-    return Unpickler(pickle, storages).value(pickle.root);
+    return Unpickler(pickle, load_storage).value(pickle.root);
   } catch (const c10::Error& error) {
-    throw_error("the checkpoint holds what LibTorch refuses: {}", error.what_without_backtrace());
+    throw_error("the checkpoint holds a value that LibTorch rejects: {}", error.what_without_backtrace());
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,15 +11,15 @@
 
 #include <lockstep/serialize/value.h>
 
-#include "serialize/pickle_reader.h"
+#include "serialize/pickle.h"
 
 namespace lockstep::serialize {
 
 // The names that Python's weights_only loader allows by default, as far as Lockstep supports them, and
 // numpy's scalars.
-pickle::AllowedNames names_in_checkpoints();
+bool is_in_checkpoints(std::string_view module, std::string_view name);
 // Also those in the metadata of torch.distributed.checkpoint.
-pickle::AllowedNames names_in_distributed_checkpoints();
+bool is_in_distributed_checkpoints(std::string_view module, std::string_view name);
 
 // The description of a storage in a pickle.
 struct StorageRecord {
@@ -31,18 +32,14 @@ struct StorageRecord {
   std::uint64_t view_bytes = 0;
 };
 
+// The key of a storage, a string or, in old files, a number.
+std::string storage_key(const Value& key);
+
 // Loads storages from the file format around the pickle.
-class StorageSource {
- public:
-  virtual ~StorageSource() = default;
-  virtual c10::Storage load(const StorageRecord& record) = 0;
-};
+using LoadStorage = std::function<c10::Storage(const StorageRecord&)>;
 
 // For pickles without tensors. Throws CheckpointError.
-class NoStorages : public StorageSource {
- public:
-  c10::Storage load(const StorageRecord& record) override;
-};
+c10::Storage no_storages(const StorageRecord& record);
 
 // All storages in a pickle, used or not.
 std::vector<StorageRecord> storages_of(const pickle::Pickle& pickle);
@@ -50,6 +47,6 @@ std::vector<StorageRecord> storages_of(const pickle::Pickle& pickle);
 // The value of a pickle. Throws CheckpointError: containers that contain themselves, excessive nesting,
 // references that multiply objects beyond the file size, tensors beyond the end of their storage, unsupported
 // kinds of tensors.
-Value unpickle(const pickle::Pickle& pickle, StorageSource& storages);
+Value unpickle(const pickle::Pickle& pickle, const LoadStorage& load_storage);
 
 }  // namespace lockstep::serialize

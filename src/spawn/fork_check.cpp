@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "spawn/fork_check.h"
-
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -16,6 +14,7 @@
 
 #include "base/deadline.h"
 #include "runtime/intra_op_threads.h"
+#include "spawn/spawn_processes.h"
 
 namespace lockstep::spawning {
 namespace {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cerrno>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -10,10 +9,9 @@
 #include <lockstep/spawn/spawn.h>
 
 #include "base/deadline.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "launch/failure_report.h"
 #include "machine/gpu.h"
-#include "spawn/fork_check.h"
 #include "spawn/spawn_processes.h"
 
 namespace lockstep {
@@ -41,17 +39,6 @@ sigset_t signals_blocked_now() {
   sigset_t set;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &set);
   return set;
-}
-
-// False if the deadline passes before `fd` is readable or at its end.
-bool wait_readable(int fd, const std::optional<Deadline>& deadline) {
-  while (true) {
-    constexpr std::int64_t hour = 3'600'000;
-    const auto limit = deadline ? std::min<std::int64_t>(deadline->remaining().count(), hour) : hour;
-    pollfd event{.fd = fd, .events = POLLIN, .revents = 0};
-    if (::poll(&event, 1, static_cast<int>(limit)) > 0) return true;
-    if (deadline && deadline->expired()) return false;
-  }
 }
 
 }  // namespace
@@ -99,7 +86,6 @@ SpawnContext::Run::~Run() {
 }
 
 void SpawnContext::Run::await_start() {
-  spawning::wait_readable(guard_.line.get(), std::nullopt);
   if (at_end()) throw_failure();
 }
 
@@ -121,7 +107,7 @@ bool SpawnContext::Run::wait(std::optional<std::chrono::milliseconds> timeout) {
   std::optional<Deadline> deadline;
   if (timeout) deadline.emplace(*timeout);
   while (!ended_) {
-    if (!spawning::wait_readable(guard_.line.get(), deadline)) return false;
+    if (deadline && !wait_for(guard_.line.get(), POLLIN, *deadline)) return false;
     at_end();
   }
   return true;

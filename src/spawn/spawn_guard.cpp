@@ -15,7 +15,6 @@
 #include "launch/guard.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
-#include "launch/signals.h"
 #include "spawn/spawn_processes.h"
 
 namespace lockstep::spawning {

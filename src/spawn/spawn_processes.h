@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <signal.h>
 #include <string>
@@ -100,5 +101,17 @@ SpawnGuard start_spawn_guard(const SpawnRequest& request);
 
 // C and C++ streams.
 void flush_streams();
+
+// The threads of each of `ranks` ranks on this host: `chosen`, LibTorch's number if OMP_NUM_THREADS is set,
+// or a share of the usable cores.
+int threads_per_rank(std::optional<int> chosen, const Env& env, int ranks);
+
+// Ends LibTorch's idle worker threads, which it restarts on demand. Then throws ArgumentError, with the
+// reason and a remedy, if a forked child could not use LibTorch.
+void prepare_to_fork(const Env& env);
+
+// Whether CUDA is initialized, according to the descriptors in `folder` (/proc/self/fd). A call of CUDA would
+// initialize it.
+bool has_cuda_open(const std::filesystem::path& folder);
 
 }  // namespace lockstep::spawning

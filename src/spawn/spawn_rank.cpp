@@ -45,12 +45,6 @@ void close_stdin() {
   if (null != STDIN_FILENO) ::close(null);
 }
 
-int threads_of(const SpawnRequest& request) {
-  if (request.options.threads_per_rank) return *request.options.threads_per_rank;
-  if (Env().has("OMP_NUM_THREADS")) return at::get_num_threads();
-  return std::max(1, usable_cores() / request.options.nprocs);
-}
-
 std::map<std::string, std::string> environment_of(const SpawnRequest& request, int rank, int threads) {
   const int size = request.options.nprocs;
   auto environment =
@@ -100,6 +94,11 @@ void flush_streams() {
   std::fflush(nullptr);
 }
 
+int threads_per_rank(std::optional<int> chosen, const Env& env, int ranks) {
+  if (chosen) return *chosen;
+  return env.has("OMP_NUM_THREADS") ? at::get_num_threads() : std::max(1, usable_cores() / ranks);
+}
+
 void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const std::vector<int>& foreign) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != guard) ::_exit(1);
@@ -110,7 +109,7 @@ void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const 
   ::on_exit(&flush_and_end, nullptr);
   int code = 0;
   try {
-    const int threads = threads_of(request);
+    const int threads = threads_per_rank(request.options.threads_per_rank, Env(), request.options.nprocs);
     for (const auto& [name, value] : environment_of(request, rank, threads)) {
       ::setenv(name.c_str(), value.c_str(), 1);
     }

@@ -15,12 +15,12 @@
 
 #include "backends/registry.h"
 #include "base/deadline.h"
-#include "base/host.h"
 #include "device/thread_generator.h"
 #include "node/thread_exchange.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
 #include "runtime/intra_op_threads.h"
+#include "spawn/spawn_processes.h"
 
 namespace lockstep {
 namespace spawning {
@@ -156,12 +156,6 @@ void check_options(int world_size, const SpawnThreadsOptions& options) {
   backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, options.env);
 }
 
-int threads_per_rank(int world_size, const SpawnThreadsOptions& options) {
-  if (options.threads_per_rank) return *options.threads_per_rank;
-  if (options.env.has("OMP_NUM_THREADS")) return at::get_num_threads();
-  return std::max(1, usable_cores() / world_size);
-}
-
 }  // namespace
 }  // namespace spawning
 
@@ -171,7 +165,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   check_options(world_size, options);
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();
   device::ThreadGenerator::register_kernels();
-  const runtime::IntraOpThreads intra_op(threads_per_rank(world_size, options));
+  const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, options.env, world_size));
   Run run{.world_size = world_size,
           .body = body,
           .options = options,

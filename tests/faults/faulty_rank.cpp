@@ -61,7 +61,7 @@ void train(const Plan& plan, const Victim& victim) {
   lockstep::DistributedDataParallel ddp(net);
   torch::optim::SGD optimizer(ddp->parameters(), 0.01);
   lockstep::CheckpointManager manager(plan.folder);
-  // The folder may have those of runs before, whose numbers the next ones must be above.
+  // The folder may have checkpoints of earlier runs; new step numbers must be above theirs.
   const auto latest = manager.load_latest();
   const auto first = latest ? latest->info.step + 1 : 0;
   for (int step = 0; step < kSteps; ++step) {

@@ -57,7 +57,7 @@ CheckpointManagerOptions options(bool async) {
     const auto from = manager.load_latest(contents);
     if (from && !equal(contents, contents_of(from->step, rank, ranks))) ::_exit(2);
     for (auto step = from ? from->step + 1 : 1;; ++step) {
-      // Every third is written a second time, in the place of the first.
+      // Every third one is written a second time and replaces the first.
       for (int times = 0; times < (step % 3 == 0 ? 2 : 1); ++times) {
         manager.save(step, contents_of(step, rank, ranks), static_cast<double>(step % 7));
       }
@@ -92,7 +92,7 @@ class Ranks {
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  // Until the first checkpoint: ranks need a while to meet.
+  // Waits for the first checkpoint: the rendezvous takes a while.
   std::int64_t first_told() { return next_told().value_or(0); }
 
   void kill_one(std::size_t rank) { ::kill(pids_.at(rank), SIGKILL); }
@@ -141,7 +141,7 @@ TEST(KilledShardedSaves, LeaveTheOldOrTheNewCheckpoint) {
     ASSERT_TRUE(latest) << "kill " << kill;
     const auto step = latest->info.step;
     ASSERT_GE(step, told) << "kill " << kill;
-    // What is newest is whole: nothing was passed over.
+    // The newest checkpoint is complete: none was skipped.
     ASSERT_EQ(manager.checkpoints().back().step, step) << "kill " << kill;
     ASSERT_TRUE(equal(latest->contents["rows"], whole_at(step))) << "kill " << kill;
     ASSERT_TRUE(equal(latest->contents["blocks"], whole_at(-step))) << "kill " << kill;

@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "support/launcher_process.h"
 
 namespace lockstep::testing {
@@ -44,7 +44,7 @@ bool is_launchers(const std::string& name) {
 bool differs_by_design(const std::string& name) {
   const std::set<std::string> names{
       "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
-      // Where a rank leaves its traceback, and what torchrun tells its own processes.
+      // The file of a rank's traceback, and the variables of torchrun's own processes.
       "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"};
   return names.contains(name);
 }
@@ -67,7 +67,7 @@ TEST(LauncherEnvironment, NumbersTheRanks) {
 }
 
 // The oracle: every variable that torchrun adds, with its value, apart from those that differ by design.
-TEST(LauncherEnvironment, IsTorchruns) {
+TEST(LauncherEnvironment, EqualsTorchruns) {
   const std::string script = "env | while read -r line; do echo \"of $RANK $line\"; done";
   const std::string command = fmt::format(
       "{} -m torch.distributed.run --no-python --nproc-per-node 2 --master-port {} /bin/sh -c '{}'",
@@ -96,7 +96,7 @@ TEST(LauncherEnvironment, RanksReadNothingFromTheTerminal) {
   launcher.wait_for("/dev/null\n", 2);
 }
 
-TEST(LauncherEnvironment, ABusyPortIsToldBeforeAnythingStarts) {
+TEST(LauncherEnvironment, ABusyPortIsReportedBeforeAnythingStarts) {
   const ReservedPort port;
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;

@@ -35,7 +35,7 @@ TEST(LauncherFailure, NamesTheRankThatFailedFirstAndStopsTheOthers) {
 }
 
 // On a busy machine several ranks may be dead before the launcher looks; here it is stopped meanwhile.
-TEST(LauncherFailure, NamesTheFirstAlsoWhenOthersDiedBeforeItLooked) {
+TEST(LauncherFailure, NamesTheFirstFailureOfSeveral) {
   for (const std::vector<int>& order :
        {std::vector<int>{2, 0, 1}, std::vector<int>{1, 2, 0}, std::vector<int>{0, 1, 2}}) {
     LauncherProcess launcher(shell_ranks(3, "echo pid $$ of $RANK; exec sleep 1000"));
@@ -52,7 +52,7 @@ TEST(LauncherFailure, NamesTheFirstAlsoWhenOthersDiedBeforeItLooked) {
   }
 }
 
-TEST(LauncherFailure, TellsTheSignalThatKilledARank) {
+TEST(LauncherFailure, ReportsTheSignalThatKilledARank) {
   LauncherProcess crashed(
       shell_ranks(2, fmt::format("test $RANK = 0 && exec sleep 1000; exec {} segv", LAUNCHER_RANK_PROGRAM)));
   EXPECT_EQ(crashed.finish(), 128 + SIGSEGV);
@@ -102,7 +102,7 @@ TEST(LauncherFailure, LeavesNoBackgroundProcessAfterSuccess) {
   launcher.wait_for_no_family();
 }
 
-TEST(LauncherFailure, TellsInOneLineThatAProgramCannotBeStarted) {
+TEST(LauncherFailure, ReportsInOneLineThatAProgramCannotBeStarted) {
   LauncherProcess missing({"run", "--nproc-per-node", "2", "--", "no-such-program", "x"});
   EXPECT_EQ(missing.finish(), 127);
   EXPECT_EQ(lines_of(missing.err()).size(), 1u) << missing.err();
@@ -113,7 +113,7 @@ TEST(LauncherFailure, TellsInOneLineThatAProgramCannotBeStarted) {
   EXPECT_EQ(lines_of(folder.err()).size(), 1u) << folder.err();
 }
 
-TEST(LauncherFailure, TellsThatAnInterpreterIsMissing) {
+TEST(LauncherFailure, ReportsAMissingInterpreter) {
   const std::string script = fmt::format("{}/script{}", ::testing::TempDir(), ::getpid());
   LauncherProcess make(shell_ranks(1, fmt::format("echo '#!/no/such/shell' > {0}; chmod +x {0}", script)));
   ASSERT_EQ(make.finish(), 0);
@@ -124,7 +124,7 @@ TEST(LauncherFailure, TellsThatAnInterpreterIsMissing) {
   ::unlink(script.c_str());
 }
 
-TEST(LauncherFailure, RefusesAWrongCommandLine) {
+TEST(LauncherFailure, RejectsAnInvalidCommandLine) {
   LauncherProcess launcher({"run", "--nproc-per-node", "0", "true"});
   EXPECT_EQ(launcher.finish(), 2);
   EXPECT_EQ(lines_of(launcher.err()).size(), 1u) << launcher.err();

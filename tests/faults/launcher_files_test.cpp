@@ -36,7 +36,7 @@ fs::path run_folder(const fs::path& log_dir) {
 
 const std::string kBothStreams = "echo out $RANK; echo err $RANK >&2";
 
-TEST(LauncherFiles, HoldWhatIsRedirectedAndWhatIsCopied) {
+TEST(LauncherFiles, ContainRedirectedAndCopiedStreams) {
   const TempFolder folder;
   LauncherProcess launcher(
       shell_ranks(2, kBothStreams, {"--log-dir", folder.path(), "-r", "0:1", "-t", "1:3"}));
@@ -61,7 +61,7 @@ TEST(LauncherFiles, KeepEveryByteAndEveryAttempt) {
   EXPECT_EQ(text_of(run / "attempt_1" / "0" / "stdout.log"), "10%\r20%\rdone");
 }
 
-TEST(LauncherFiles, ShowTheLastWordsOfARedirectedRank) {
+TEST(LauncherFiles, ShowTheLastLinesOfARedirectedRank) {
   const TempFolder folder;
   LauncherProcess launcher(
       shell_ranks(1, "echo my last words >&2; exit 3", {"--log-dir", folder.path(), "-r", "3"}));
@@ -70,7 +70,7 @@ TEST(LauncherFiles, ShowTheLastWordsOfARedirectedRank) {
   EXPECT_THAT(launcher.err(), AllOf(HasSubstr("[lockstep]   my last words\n"), HasSubstr(log.string())));
 }
 
-TEST(LauncherFiles, FilterWhatIsShown) {
+TEST(LauncherFiles, FilterTheOutput) {
   LauncherProcess one(shell_ranks(3, kBothStreams, {"--local-ranks-filter", "1"}));
   ASSERT_EQ(one.finish(), 0);
   EXPECT_EQ(one.out(), "[rank 1] out 1\n");
@@ -85,7 +85,7 @@ TEST(LauncherFiles, FilterWhatIsShown) {
               AllOf(HasSubstr("[rank 0] loss 1\n"), HasSubstr("[rank 1] a,b\n"), Not(HasSubstr("chatter"))));
 }
 
-TEST(LauncherFiles, TakeTorchrunsTemplateForPrefixes) {
+TEST(LauncherFiles, UseTorchrunsTemplateForPrefixes) {
   LauncherProcess launcher(
       shell_ranks(1, "echo hello", {"--role", "trainer"}),
       {.env = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${role_name}/${local_rank}/${x}>"}}});
@@ -93,7 +93,7 @@ TEST(LauncherFiles, TakeTorchrunsTemplateForPrefixes) {
   EXPECT_EQ(launcher.out(), "<trainer/0/${x}> hello\n");
 }
 
-TEST(LauncherFiles, TellInJsonWhatFailedFirst) {
+TEST(LauncherFiles, ReportTheFirstFailureInJson) {
   const TempFolder folder;
   const auto file = fs::path(folder.path()) / "error.json";
   LauncherProcess launcher(shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo oh no >&2; exit 9",
@@ -115,7 +115,7 @@ TEST(LauncherFiles, TellInJsonWhatFailedFirst) {
               HasSubstr("/proc/none"));
 }
 
-TEST(LauncherFiles, TellAFolderThatCannotBeMade) {
+TEST(LauncherFiles, ReportAFolderThatCannotBeCreated) {
   LauncherProcess launcher(shell_ranks(1, "echo started", {"--log-dir", "/proc/none", "-r", "3"}));
   EXPECT_EQ(launcher.finish(), 1);
   EXPECT_THAT(launcher.err(), HasSubstr("/proc/none"));
@@ -123,7 +123,7 @@ TEST(LauncherFiles, TellAFolderThatCannotBeMade) {
 }
 
 // What Python's @record leaves is shown, with a log folder and without.
-TEST(LauncherPython, SaysTheExceptionThatARankRecorded) {
+TEST(LauncherPython, ReportsTheRecordedException) {
   const TempFolder folder;
   const auto script = fs::path(folder.path()) / "train.py";
   std::ofstream(script) << "import json, os\n"

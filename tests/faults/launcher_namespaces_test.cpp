@@ -43,7 +43,7 @@ TEST(LauncherNamespaces, BothNodesNameTheRankThatFailed) {
   for (const auto& line : lines_of(nodes.err())) {
     if (line.starts_with("[rank 0] [lockstep] rank 1 failed first: it exited with code 7")) ++verdicts;
   }
-  // The launcher around repeats these lines when it tells what its own rank 0 said last.
+  // The outer launcher repeats these lines when it shows the last output of its own rank 0.
   EXPECT_EQ(verdicts, 2) << nodes.err();
 }
 

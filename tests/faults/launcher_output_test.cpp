@@ -47,7 +47,7 @@ std::vector<std::string> flood() {
           "flood", std::to_string(kLines)};
 }
 
-TEST(LauncherOutput, LosesAndTearsNoLineInAFlood) {
+TEST(LauncherOutput, LosesAndSplitsNoLineUnderLoad) {
   LauncherProcess launcher(flood());
   ASSERT_EQ(launcher.finish(), 0);
   const auto out = checked_flood(launcher.out());
@@ -60,7 +60,7 @@ TEST(LauncherOutput, LosesAndTearsNoLineInAFlood) {
   }
 }
 
-TEST(LauncherOutput, TearsNoLineWhereBothStreamsGoToOneFile) {
+TEST(LauncherOutput, SplitsNoLineIfBothStreamsGoToOneFile) {
   LauncherProcess launcher(flood(), {.output = Output::one_pipe});
   ASSERT_EQ(launcher.finish(), 0);
   const auto lines = checked_flood(launcher.out());
@@ -75,7 +75,7 @@ TEST(LauncherOutput, KeepsStreamsApartAndEndsTheLastLine) {
   EXPECT_EQ(launcher.err(), "[rank 0] to err\n");
 }
 
-TEST(LauncherOutput, PassesALineOnAtOnce) {
+TEST(LauncherOutput, ForwardsALineImmediately) {
   LauncherProcess launcher(shell_ranks(1, "echo first; sleep 1000"));
   launcher.wait_for("[rank 0] first\n");
   launcher.send(SIGTERM);
@@ -99,12 +99,12 @@ TEST(LauncherOutput, IsPlainInPipesAndColouredOnATerminal) {
   EXPECT_THAT(no_colour.out(), AllOf(Not(HasSubstr("\x1b")), HasSubstr("[rank 1] hello")));
 }
 
-TEST(LauncherOutput, EndsARunThatNobodyReadsAnyMore) {
+TEST(LauncherOutput, EndsARunWhoseOutputHasNoReader) {
   LauncherProcess launcher(shell_ranks(2, "while :; do echo more; done"));
   launcher.wait_for("more");
   launcher.stop_reading_stdout();
   EXPECT_EQ(launcher.finish(), 128 + SIGPIPE);
-  EXPECT_THAT(launcher.err(), HasSubstr("nobody reads stdout"));
+  EXPECT_THAT(launcher.err(), HasSubstr("stdout has no reader"));
   launcher.wait_for_no_family();
 }
 

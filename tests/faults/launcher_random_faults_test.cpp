@@ -73,7 +73,7 @@ class Round {
     launcher.wait_for_no_family();
     const std::string last = lines_of(launcher.err()).back();
     EXPECT_EQ(code, harm.code) << launcher.err();
-    // Who is stopped does nothing; the other one gives up at its deadline, and says whom it waited for.
+    // A stopped rank does nothing; the other gives up at its deadline and names the rank that it waited for.
     const bool stopped = std::string_view(harm.name) == "stop";
     EXPECT_THAT(last, HasSubstr(fmt::format("rank {} failed first: it {}", stopped ? 1 - victim : victim,
                                             harm.named)))

@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
@@ -68,7 +68,7 @@ Words as_they_come(const std::string& nnodes, const std::string& port, Words mor
 
 TEST(LauncherRestart, StartsAllRanksAgainWithANewPort) {
   const TempFolder folder;
-  // Rank 1 fails once rank 0 has spoken.
+  // Rank 1 fails after rank 0 has printed a line.
   LauncherProcess launcher(shell_ranks(
       2,
       fmt::format("echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS port $MASTER_PORT;"
@@ -86,7 +86,7 @@ TEST(LauncherRestart, StartsAllRanksAgainWithANewPort) {
   launcher.wait_for_no_family();
 }
 
-TEST(LauncherRestart, EndsClearlyWhenNoneIsLeft) {
+TEST(LauncherRestart, ReportsTheFailureWhenNoRestartIsLeft) {
   LauncherProcess launcher(
       shell_ranks(2, "test $RANK = 1 && kill -9 $$; exec sleep 1000", {"--max-restarts", "2"}));
   EXPECT_EQ(launcher.finish(), 137);
@@ -95,7 +95,7 @@ TEST(LauncherRestart, EndsClearlyWhenNoneIsLeft) {
   launcher.wait_for_no_family();
 }
 
-TEST(LauncherRestart, LeavesNothingOfTheAttemptBefore) {
+TEST(LauncherRestart, LeavesNothingOfThePreviousAttempt) {
   const TempFolder folder;
   const auto pid = folder.file("pid");
   LauncherProcess launcher(shell_ranks(
@@ -109,7 +109,7 @@ TEST(LauncherRestart, LeavesNothingOfTheAttemptBefore) {
   launcher.wait_for_no_family();
 }
 
-TEST(LauncherRestart, EndsWhenItIsToldToWhileItRestarts) {
+TEST(LauncherRestart, EndsOnASignalDuringARestart) {
   LauncherProcess launcher(
       shell_ranks(2,
                   "trap 'echo asked; trap \"\" TERM' TERM; echo up $RANK; test $RANK = 1 && exit 3;"
@@ -122,7 +122,7 @@ TEST(LauncherRestart, EndsWhenItIsToldToWhileItRestarts) {
   launcher.wait_for_no_family();
 }
 
-TEST(LauncherNodes, RunAsOne) {
+TEST(LauncherNodes, RunOneJob) {
   const auto port = free_port();
   const std::string script =
       "echo $RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT";
@@ -166,8 +166,8 @@ TEST(LauncherNodes, NameTheCauseAndNotItsConsequence) {
   EXPECT_THAT(first.err(), HasSubstr("after that, rank 0 exited with code 1"));
 }
 
-TEST(LauncherNodes, GiveUpOnWhatIsNoLauncher) {
-  // A listener that takes connections and says nothing, and later hangs up.
+TEST(LauncherNodes, GiveUpOnAServerThatIsNotALauncher) {
+  // A listener that accepts connections, sends nothing, and later closes them.
   LauncherProcess server(
       {"run", "--nproc-per-node", "2", "--master-port", free_port(), "--", "/bin/sh", "-c",
        fmt::format("test $RANK = 0 && exec {} meet; echo port $MASTER_PORT; exec sleep 1000",
@@ -193,7 +193,7 @@ TEST(LauncherNodes, RestartTogether) {
   EXPECT_THAT(second.out(), AllOf(HasSubstr("up 1 1"), HasSubstr("up 1 2")));
 }
 
-TEST(LauncherNodes, ThatAreNumberedAsTheyComeAgreeToo) {
+TEST(LauncherNodes, WithoutNodeRanksAgreeOnThem) {
   const auto port = free_port();
   std::vector<std::unique_ptr<LauncherProcess>> nodes;
   for (int i = 0; i < 3; ++i) {
@@ -210,7 +210,7 @@ TEST(LauncherNodes, ThatAreNumberedAsTheyComeAgreeToo) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_THAT(all, HasSubstr(fmt::format("rank {} of 3", rank)));
 }
 
-TEST(LauncherNodes, GoOnWithOneLessWhenANodeIsKilled) {
+TEST(LauncherNodes, ContinueWithOneNodeFewerWhenANodeIsKilled) {
   const auto port = free_port();
   const std::string script = "echo up $RANK of $WORLD_SIZE; test $WORLD_SIZE = 1 && exit 0; exec sleep 1000";
   auto first = node(as_they_come("1:2", port, {"--max-restarts", "1", "--rdzv-conf", "is_host=1"}), script);
@@ -225,7 +225,7 @@ TEST(LauncherNodes, GoOnWithOneLessWhenANodeIsKilled) {
   EXPECT_THAT(first.err(), HasSubstr("was lost"));
 }
 
-TEST(LauncherNodes, StopWhenTheOneWhereTheyMeetIsKilled) {
+TEST(LauncherNodes, StopWhenTheCoordinatorIsKilled) {
   const auto port = free_port();
   auto first = node(numbered(0, port), "echo up; exec sleep 1000");
   auto second = node(numbered(1, port), "echo up; exec sleep 1000");
@@ -239,7 +239,7 @@ TEST(LauncherNodes, StopWhenTheOneWhereTheyMeetIsKilled) {
   second.wait_for_no_family();
 }
 
-TEST(LauncherNodes, StopWhenOneIsAskedTo) {
+TEST(LauncherNodes, StopWhenOneIsStopped) {
   const auto port = free_port();
   auto first = node(numbered(0, port), "echo up; exec sleep 1000");
   auto second = node(numbered(1, port), "echo up; exec sleep 1000");
@@ -251,7 +251,7 @@ TEST(LauncherNodes, StopWhenOneIsAskedTo) {
   EXPECT_THAT(last_line(first), AllOf(HasSubstr("node 1"), HasSubstr("its launcher received SIGTERM")));
 }
 
-TEST(LauncherNodes, EndWithoutARestartWhenTheOneWhereTheyMeetIsAskedTo) {
+TEST(LauncherNodes, EndWithoutARestartWhenTheCoordinatorIsStopped) {
   const auto port = free_port();
   auto first = node(numbered(0, port, {"--max-restarts", "3"}), "echo up; exec sleep 1000");
   auto second = node(numbered(1, port, {"--max-restarts", "3"}), "echo up; exec sleep 1000");
@@ -264,7 +264,7 @@ TEST(LauncherNodes, EndWithoutARestartWhenTheOneWhereTheyMeetIsAskedTo) {
   EXPECT_THAT(second.err(), Not(HasSubstr("restart")));
 }
 
-TEST(LauncherNodes, AreRefusedWhenTheyDoNotFit) {
+TEST(LauncherNodes, AreRejectedWhenTheyDoNotMatch) {
   const auto port = free_port();
   auto first = node(numbered(0, port), "echo up; exec sleep 1000");
   wait_for_listener(port);
@@ -276,7 +276,7 @@ TEST(LauncherNodes, AreRefusedWhenTheyDoNotFit) {
   EXPECT_THAT(stranger.err(), HasSubstr("this is the run \"none\", not \"other\""));
 }
 
-TEST(LauncherNodes, SayWhoIsMissing) {
+TEST(LauncherNodes, NameMissingNodes) {
   auto first = node(numbered(0, free_port(), {"--rdzv-conf", "join_timeout=0.3"}), "true");
   EXPECT_EQ(first.finish(), 1);
   EXPECT_THAT(last_line(first), HasSubstr("only 1 of 2 nodes joined within 0.3 s: node-rank 1 is missing"));

@@ -87,7 +87,7 @@ TEST(LauncherSignal, ARankThatIgnoresItIsKilledAfterTheGracePeriod) {
   launcher.wait_for_no_family();
 }
 
-TEST(LauncherSignal, AStoppedRankStillObeys) {
+TEST(LauncherSignal, AStoppedRankEnds) {
   LauncherProcess launcher(helper_ranks(2, "tell-signal", {"--grace-period", "3600"}));
   launcher.wait_for(" of ", 2);
   ::kill(-launcher.rank_pid(1), SIGSTOP);

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "support/launcher_process.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
@@ -27,7 +27,7 @@ using Variables = std::map<std::string, std::string>;
 struct Case {
   Words arguments{};
   Variables environment{};
-  Words ours{};         // where lockstep run spells it otherwise
+  Words ours{};         // if lockstep run spells it differently
   bool launch = false;  // torch.distributed.launch, not torchrun
   bool logs = false;    // compare the files under {logs}, too
   bool fails = false;
@@ -150,8 +150,8 @@ class Side {
   inline static const std::string kShowRank = LOCKSTEP_SHOW_RANK;
 
  private:
-  // Not: what differs by design (see LauncherEnvironment.IsTorchruns), the address and the id that each side
-  // finds.
+  // Excluded: designed differences (see LauncherEnvironment.EqualsTorchruns), the address and the id of each
+  // side.
   static bool is_compared(const std::string& name, bool own_address) {
     if (name == "MASTER_PORT" || name == "MASTER_ADDR" || name == "TORCHELASTIC_RUN_ID")
       return own_address && name != "MASTER_PORT";

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A rank that tells what it was given, into the folder SHOW_TO: show_rank.py [--fail-first | --fail] [anything...]"""
+"""Writes its arguments and environment to the folder SHOW_TO: show_rank.py [--fail-first | --fail] [anything...]"""
 
 import json
 import os

@@ -22,19 +22,15 @@ namespace {
 using lockstep::serialize::StorageRecord;
 
 // Has every storage that a pickle asks for, up to a size.
-class AnyStorage : public lockstep::serialize::StorageSource {
- public:
-  c10::Storage load(const StorageRecord& record) override {
-    constexpr std::uint64_t most = 1 << 16;
-    if (record.bytes > most) throw lockstep::CheckpointError("too large");
-    return at::zeros({static_cast<std::int64_t>(record.bytes)}, at::kByte).storage();
-  }
-};
+c10::Storage any_storage(const StorageRecord& record) {
+  constexpr std::uint64_t most = 1 << 16;
+  if (record.bytes > most) throw lockstep::CheckpointError("too large");
+  return at::zeros({static_cast<std::int64_t>(record.bytes)}, at::kByte).storage();
+}
 
 void read_as_pickle(std::span<const char> bytes) {
-  AnyStorage storages;
-  const auto pickle = lockstep::pickle::read_pickle(bytes, lockstep::serialize::names_in_checkpoints());
-  const auto value = lockstep::serialize::unpickle(pickle, storages);
+  const auto pickle = lockstep::pickle::read_pickle(bytes, lockstep::serialize::is_in_checkpoints);
+  const auto value = lockstep::serialize::unpickle(pickle, any_storage);
   lockstep::repr(value);
   const auto again = lockstep::load_bytes(lockstep::save_bytes(value));
   if (again.type_name() != value.type_name()) __builtin_trap();

@@ -11,10 +11,10 @@ namespace lockstep::gpu {
 
 struct Check {
   std::string name;
-  int ranks = 1;     // that have to run it
-  std::string what;  // is seen when it passes
+  int ranks = 1;     // that must run it
+  std::string what;  // verified when it passes
   std::function<void()> run;
-  int gpus = 1;  // that have to be there
+  int gpus = 1;  // that are required
 };
 
 std::vector<Check> device_checks();

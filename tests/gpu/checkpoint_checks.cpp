@@ -95,7 +95,7 @@ void resume_is_exact() {
 std::vector<Check> checkpoint_checks() {
   return {
       {"checkpoint_devices", 1, "files of GPU tensors to the CPU and back", devices_of_a_file},
-      {"checkpoint_resume", 1, "a resumed run on the GPU is the same bit for bit", resume_is_exact},
+      {"checkpoint_resume", 1, "a resumed run on the GPU continues bit for bit", resume_is_exact},
   };
 }
 

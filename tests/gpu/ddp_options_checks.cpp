@@ -36,7 +36,7 @@ struct Case {
   bool branches = false;     // only some ranks use the branch, in some steps
   bool sparse = false;       // the embedding's gradients
   bool accumulates = false;  // two backwards a step, the first in no_sync()
-  bool uneven = false;       // rank 0 has a step more
+  bool uneven = false;       // rank 0 has one more step
   bool clips = false;
   double tolerance = 1e-5;
 };

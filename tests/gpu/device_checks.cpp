@@ -92,15 +92,15 @@ void nccl_refuses_sharing() {
 std::vector<Check> device_checks() {
   return {
       {"nccl", 1, "every collective over nccl, objects, errors", nccl_alone},
-      {"auto", 1, "nccl and the CPU's backend in one group, options, a subgroup", nccl_beside_cpu},
+      {"auto", 1, "nccl and a CPU backend in one group, options, a subgroup", nccl_beside_cpu},
       {"nccl_options", 1, "collectives with NCCL's options", nccl_options},
       {"two_nccl_options", 2, "the same between two GPUs", nccl_options, 2},
       {"hang", 1, "a call that does not end on the GPU is a TimeoutError", hang_is_reported},
       {"shared_shm", 2, "two ranks on one GPU through shm", [] { shared("shm"); }},
       {"shared_gloo", 2, "two ranks on one GPU through gloo", [] { shared("gloo"); }},
       {"shared_auto", 2, "two ranks on one GPU, backend auto", [] { shared("auto"); }},
-      {"sharing_refused", 2, "two ranks on one GPU are refused unless they share", sharing_is_refused},
-      {"nccl_sharing_refused", 2, "nccl cannot connect them, and says so", nccl_refuses_sharing},
+      {"sharing_refused", 2, "two ranks on one GPU are rejected unless they share", sharing_is_refused},
+      {"nccl_sharing_refused", 2, "nccl reports that it cannot connect them", nccl_refuses_sharing},
   };
 }
 

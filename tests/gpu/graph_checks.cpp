@@ -26,7 +26,7 @@ Result train(const Context& context, bool graphed, int steps) {
   testing::ResNet18 net(16);
   net->to(context.device());
   DistributedDataParallel ddp(net, {.device = context.device()});
-  ddp->register_comm_hook(allreduce_hook);  // with one rank too, which DDP spares itself otherwise
+  ddp->register_comm_hook(allreduce_hook);  // makes DDP reduce with one rank too
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   GraphedStep step(context.device(),
                    [&](const Tensors& batch) -> Tensors {
@@ -120,7 +120,7 @@ void what_cannot_be_captured() {
     for (int i = 0; i < 6; ++i) step({x});
   };
   require_error([&] { call_often(waits); }, "GraphedStep");
-  // What comes up only while capturing: an exception of the step's own, and a wait that nobody could foresee.
+  // Failures that occur only during a capture: an exception of the step, and an unexpected wait.
   GraphedStep throws(device, [](const Tensors& in) -> Tensors {
     if (graph_phase() == GraphPhase::capture) throw Error("of the step");
     return {in[0] * 2};
@@ -142,7 +142,7 @@ void what_cannot_be_captured() {
   const auto pinned = torch::ones({1000}).pin_memory();
   GraphedStep good(device, [](const Tensors& in) -> Tensors { return {in[0] * 2}; });
   call_often(good);
-  good.reset();  // and captured anew when nothing of before is left
+  good.reset();  // captured again when no earlier graph is left
   call_often(good);
   require(good.stats().captures == 2, "a step is captured again");
   require(good.stats().replays > 0 && torch::equal(good({x})[0].cpu(), torch::full({8}, 2.0F)),
@@ -215,10 +215,10 @@ std::vector<Check> graph_checks() {
       {"two_graph", 2, "captured steps of two ranks with a GPU each", [] { a_graph_is_the_step("auto"); }, 2},
       {"two_graph_adamw", 2, "the same with FusedAdamW and a GradScaler", a_graph_holds_optimizer_and_scaler,
        2},
-      {"graph_errors", 1, "what cannot be captured is an error, and the device works on",
+      {"graph_errors", 1, "a step that cannot be captured is an error, and the device keeps working",
        what_cannot_be_captured},
-      {"graph_kept_loss", 1, "what keeps DDP from being captured is named", a_kept_loss_is_told},
-      {"graph_outlives", 1, "a group closes although a graph holds calls of it", a_graph_outlives_its_group},
+      {"graph_kept_loss", 1, "the reason why DDP cannot be captured is named", a_kept_loss_is_told},
+      {"graph_outlives", 1, "a group closes although a graph holds its calls", a_graph_outlives_its_group},
       {"graph_shared", 2, "collectives through host memory cannot be captured", shared_is_refused},
   };
 }

@@ -76,7 +76,7 @@ void batches_are_kept() {
 
 std::vector<Check> loader_checks() {
   return {
-      {"loader", 1, "batches on the GPU by all ways are the same", ways_to_the_gpu},
+      {"loader", 1, "all ways to get batches to the GPU give the same batches", ways_to_the_gpu},
       {"loader_memory", 1, "batches are not overwritten before a slow step has read them", batches_are_kept},
   };
 }

@@ -90,7 +90,7 @@ auto with_net(const std::string& name, std::int64_t size, Use use) {
   }
   if (name == "gpt") {
     const auto ids = torch::randint(8192, {size, 256}, at::kLong);
-    // Others than the inputs, which tied weights would predict from the first step on.
+    // Different from the inputs, which tied weights would predict from the first step on.
     const auto targets = torch::randint(8192, {size, 256}, at::kLong);
     torch::manual_seed(0);
     return use(testing::Gpt(gpt_options()), Batch{ids, targets});

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs what can be seen only where there is a GPU, in parts, and writes one report: scripts/gpu_check.sh calls it, and
+"""Runs the checks that need a GPU, in parts, and writes one report: scripts/gpu_check.sh calls it, and
 scripts/cuda_build_check.sh with simulated GPUs. Standard library and torch only."""
 import argparse
 import datetime
@@ -17,14 +17,14 @@ TWIN = pathlib.Path(__file__).with_name("gpu_training.py")
 
 
 class Report:
-    """Lines on the terminal and in a file; counts what failed."""
+    """Writes lines to the terminal and to a file; counts failures."""
 
     def __init__(self, path):
         self.path, self.failed = path, 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def say(self, line=""):
-        """At once into the file, too: what has been seen is not lost when the time is up."""
+        """Writes to the file immediately, so that no result is lost at the time limit."""
         print(line, flush=True)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -35,7 +35,7 @@ class Report:
 
 
 def run(log, command, timeout, environment=None):
-    """(output, None) or (output, what went wrong). All that the command wrote goes into the log."""
+    """(output, None) or (output, reason of the failure). The output also goes into the log."""
     problem = None
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
@@ -116,7 +116,7 @@ WAYS = {"Python eager": ("Python", "eager", []), "Python compile": ("Python", "c
 
 
 def run_benchmark(report, flags):
-    """Medians of rounds in which all ways take turns."""
+    """Medians over rounds that alternate between all variants."""
     nets = {"mnist": (128, "fp32"), "gpt": (8, "bf16"), "resnet50": (64, "bf16")}
     for net, (size, precision) in nets.items():
         if net not in flags.nets:
@@ -155,7 +155,7 @@ def judge(report, judged, medians):
 
 
 def loader(report, flags):
-    """How much of a step's time with batches from the loader is the step itself, with its batch on the GPU."""
+    """The time of a step whose batch is on the GPU, as a fraction of a step with batches from the loader."""
     for mode in ["graph", "eager"]:
         try:
             resident = train(flags, "C++", "--net", "mnist", "--mode", mode)["seconds"]

@@ -140,8 +140,8 @@ std::vector<Check> several_gpus_checks() {
   return {
       {"two_nccl", 2, "every collective over nccl between two GPUs, groups, objects",
        [] { collectives("nccl"); }, 2},
-      {"two_auto", 2, "the same beside the CPU's backend", [] { collectives("auto"); }, 2},
-      {"two_lost", 1, "a rank that dies is named to the other, whose GPU keeps working", a_rank_dies, 2},
+      {"two_auto", 2, "the same together with a CPU backend", [] { collectives("auto"); }, 2},
+      {"two_lost", 1, "the other rank names a rank that dies, and its GPU keeps working", a_rank_dies, 2},
       {"two_lost_graph", 1, "the same in a loop of replays", a_rank_dies_beside_graphs, 2},
       {"two_hang", 1, "a rank that makes no call: a TimeoutError on the other", a_rank_stays_away, 2},
   };

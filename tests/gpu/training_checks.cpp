@@ -76,7 +76,7 @@ Run train_ddp(const Context& context, const Batches& batches) {
   testing::ResNet18 net(16);
   net->to(context.device());
   DistributedDataParallel ddp(net, {.device = context.device()});
-  ddp->register_comm_hook(allreduce_hook);  // with one rank too, which DDP spares itself otherwise
+  ddp->register_comm_hook(allreduce_hook);  // makes DDP reduce with one rank too
   return train(net, batches.images, batches.labels, [&](const at::Tensor& x, const at::Tensor& y) {
     const auto rows = x.size(0) / context.world_size();
     auto loss = F::cross_entropy(ddp->forward(x.narrow(0, rows * context.rank(), rows)),
@@ -264,8 +264,8 @@ void data_parallel() {
 std::vector<Check> training_checks() {
   return {
       {"ddp", 1, "DDP over nccl equals the bare module bit for bit", ddp_is_the_bare_module},
-      {"own_stream", 1, "DDP on a stream of the user's own", own_stream},
-      {"memory", 1, "freed memory of calls under way is not reused too early", memory_is_kept},
+      {"own_stream", 1, "DDP on a stream of the user", own_stream},
+      {"memory", 1, "freed memory of calls in progress is not reused too early", memory_is_kept},
       {"gradients", 1, "gradients outlive the group", gradients_outlive_the_group},
       {"shared_ddp", 2, "DDP of two ranks on one GPU", [] { ddp_of_two({.share_devices = true}); }},
       {"shared_sync_batch_norm", 2, "SyncBatchNorm of two ranks on one GPU",
@@ -273,8 +273,8 @@ std::vector<Check> training_checks() {
       {"two_ddp", 2, "DDP of two ranks with a GPU each", [] { ddp_of_two({}); }, 2},
       {"two_sync_batch_norm", 2, "SyncBatchNorm of two ranks with a GPU each",
        [] { sync_batch_norm_of_two({}); }, 2},
-      {"two_memory", 2, "freed memory of calls under way, with a GPU each", memory_is_kept, 2},
-      {"two_own_stream", 2, "DDP on streams of the user's own, with a GPU each", own_stream, 2},
+      {"two_memory", 2, "freed memory of calls in progress, with a GPU each", memory_is_kept, 2},
+      {"two_own_stream", 2, "DDP on streams of the user, with a GPU each", own_stream, 2},
       {"two_amp", 2, "fp16 autocast and GradScaler with DDP, with a GPU each", mixed_precision, 2},
       {"amp", 1, "fp16 autocast and GradScaler with DDP", mixed_precision},
       {"data_parallel", 1, "DataParallel on one GPU", data_parallel},

@@ -63,7 +63,7 @@ text
             ("src/comm/a.cpp", '"comm/b.h"'),
             ("src/train/a.cpp", "<lockstep/data/loader.h>"),
             ("src/rendezvous/a.cpp", '"launch/process_tree.h"'),
-            ("src/launch/a.cpp", "<lockstep/machine/topology.h>"),
+            ("src/launch/a.cpp", "<lockstep/machine/host.h>"),
             ("src/data/a.cpp", "<torch/torch.h>"),
             ("src/data/download/a.cpp", '"data/b.h"'),
             ("src/backends/gloo/a.cpp", "<torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Has Spin check the models of the shared-memory protocol, and that it finds faults put into them.
+"""Checks the models of the shared-memory protocol with Spin, and checks that Spin finds faults inserted into them.
 
 check_model.py <spin> <C compiler> <folder of the models>"""
 import pathlib

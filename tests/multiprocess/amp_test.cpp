@@ -75,7 +75,7 @@ void train_alone(const Context& context) {
     optimizer.zero_grad();
     const auto before = weight.detach().clone();
     const bool bad = step % 3 == 1;
-    // In step 4 rank 0 has no gradient at all, and hears of the other's inf all the same.
+    // In step 4 rank 0 has no gradient, but still learns of the other rank's inf.
     const auto loss = (weight * (bad && context.rank() == 1 ? kInf : 1.0F)).sum();
     const auto scaled = scaler.scale(loss);
     if (!(step == 4 && context.rank() == 0)) scaled.backward();
@@ -97,7 +97,7 @@ const testing::Scenario without_ddp("amp without ddp", [] {
   train_alone<optim::FusedSGD>(context);
 });
 
-TEST(Amp, WithAGroupAnInfSkipsTheStepOnRanksWithGradientsOfTheirOwn) {
+TEST(Amp, WithAGroupAnInfSkipsTheStepOnAllRanks) {
   testing::expect_all_passed(testing::run_ranks(without_ddp, {.world_size = 2}));
   testing::expect_all_passed(testing::run_ranks(without_ddp, {.world_size = 3}));
 }
@@ -128,7 +128,7 @@ const testing::Scenario in_threads("amp in threads", [] {
   EXPECT_EQ(parallel->forward(images).scalar_type(), torch::kHalf) << "replicas work as the caller does";
 });
 
-TEST(Amp, IsTheThreadsAndGoesOnToReplicas) {
+TEST(Amp, StateIsPerThreadAndPassesToReplicas) {
   testing::expect_all_passed(testing::run_ranks(in_threads, {.world_size = 1}));
 }
 

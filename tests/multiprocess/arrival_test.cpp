@@ -71,17 +71,17 @@ const testing::Scenario by_file("by file", [] {
   for (int run = 0; run < 2; ++run) expect_whole(init(options), own_rank(), own_world());
 });
 
-TEST(Arrival, ByFileAndNothingIsLeftBehind) {
+TEST(Arrival, FileIsRemovedAfterwards) {
   const testing::TempFolder folder;
   testing::expect_all_passed(
       testing::run_ranks(by_file, unnamed(3, {{"TEST_FILE", folder.file("meeting")}})));
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
-TEST(Arrival, AFileThatAKilledRunLeftDoesNotMatter) {
+TEST(Arrival, IgnoresTheFileOfAKilledRun) {
   const testing::TempFolder folder;
   const auto path = folder.file("meeting");
-  // A run of three of which one never comes: the others are killed while they wait.
+  // A run of three ranks, of which one never arrives: the others are killed while they wait.
   auto options = unnamed(3, {{"TEST_FILE", path}});
   options.absent = {2};
   options.while_running = [&](const std::vector<int>& pids) {
@@ -104,14 +104,14 @@ TEST(Arrival, AFileThatAKilledRunLeftDoesNotMatter) {
   EXPECT_FALSE(fs::exists(path + ".rank2"));
 }
 
-const testing::Scenario by_own_store("by a store of one's own", [] {
+const testing::Scenario by_own_store("by a user-provided store", [] {
   const auto store = c10::make_intrusive<c10d::FileStore>(*Env().get("TEST_FILE"), own_world());
   for (int run = 0; run < 2; ++run) {
     expect_whole(init({.world_size = own_world(), .rank = own_rank(), .store = store}), own_rank(),
                  own_world());
   }
 });
-TEST(Arrival, AStoreOfOnesOwn) {
+TEST(Arrival, UserProvidedStore) {
   const testing::TempFolder folder;
   testing::expect_all_passed(
       testing::run_ranks(by_own_store, unnamed(2, {{"TEST_FILE", folder.file("store")}})));

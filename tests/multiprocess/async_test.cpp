@@ -33,11 +33,11 @@ const testing::Scenario many("async many", [] {
     tensors.push_back(rank_data(context.rank(), 1000 * i));
     works.push_back(context.group().all_reduce_async(tensors.back()));
   }
-  // Each rank waits in an order of its own: forwards, backwards, forwards...
+  // Each rank waits in a different order: forwards, backwards, forwards...
   if (context.rank() % 2 == 1) std::ranges::reverse(works);
   for (auto& work : works) work.wait();
   for (auto& work : works) {
-    work.wait();  // once more does nothing
+    work.wait();  // a second wait does nothing
     EXPECT_TRUE(work.is_completed());
   }
   for (int i = 0; i < 20; ++i)
@@ -102,7 +102,7 @@ const testing::Scenario dropped("async dropped", [] {
   context.group().all_reduce(x);
   expect_equal(x, sum_of_ranks(context.world_size(), 10));
 });
-TEST_P(Async, ADroppedWorkGoesOn) { run(dropped); }
+TEST_P(Async, ADroppedWorkContinues) { run(dropped); }
 
 class Messages : public testing::EveryBackend {};
 class MessagesOfFour : public testing::EveryBackend {};
@@ -135,7 +135,7 @@ const testing::Scenario messages("async messages", [] {
 });
 TEST_P(Messages, GoByTag) { run(messages); }
 
-const testing::Scenario from_anybody("async from anybody", [] {
+const testing::Scenario from_anybody("async from any rank", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   if (context.rank() != 0) {
@@ -153,7 +153,7 @@ const testing::Scenario from_anybody("async from anybody", [] {
   }
   EXPECT_THAT(senders, ::testing::UnorderedElementsAre(1, 2, 3));
 });
-TEST_P(MessagesOfFour, FromAnyRankTellWhoSent) { run(from_anybody); }
+TEST_P(MessagesOfFour, ReceivesFromAnyRankReturnTheSender) { run(from_anybody); }
 
 }  // namespace
 }  // namespace lockstep

@@ -63,7 +63,7 @@ TEST(Bench, TimesTheMemoryLimitToo) {
   EXPECT_THAT(column<int>(rows, "wrong"), Each(0));
 }
 
-TEST(Bench, SaysThatGlooHasNoMemoryOfItsOwn) {
+TEST(Bench, ReportsThatGlooHasNoRegisteredMemory) {
   LauncherProcess launcher({"bench", "broadcast", "--backend", "gloo", "--memory", "ordinary,zero-copy",
                             "--sizes", "1K", "--iterations", "1", "--csv"});
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
@@ -71,14 +71,14 @@ TEST(Bench, SaysThatGlooHasNoMemoryOfItsOwn) {
   EXPECT_EQ(lines_of(launcher.out()).size(), 2U) << launcher.out();
 }
 
-TEST(Bench, TellsAMistakeOnceAndStartsNothing) {
+TEST(Bench, ReportsAnErrorOnceAndStartsNothing) {
   LauncherProcess launcher({"bench", "all-reduce", "--sizes", "1Q"});
   EXPECT_EQ(launcher.finish(), 2);
   EXPECT_EQ(lines_of(launcher.err()).size(), 1U) << launcher.err();
   EXPECT_THAT(launcher.err(), HasSubstr("\"1Q\""));
 }
 
-TEST(Bench, ExplainsItself) {
+TEST(Bench, PrintsHelp) {
   LauncherProcess launcher({"bench", "--help"});
   EXPECT_EQ(launcher.finish(), 0);
   EXPECT_THAT(launcher.out(), HasSubstr("--sizes"));

@@ -29,8 +29,8 @@ class Checkpoints : public testing::EveryBackend {
     run(scenario, std::move(env));
   }
 
-  // To the bit; but Gloo's order of summing three numbers depends on places in a bucket, which the first
-  // backward of a DDP decides anew.
+  // Bitwise equal, except that Gloo's order of summing three numbers depends on positions in a bucket, which
+  // the first backward of a DDP determines again.
   static void expect_same_run(const Value& resumed, const Value& whole) {
     const auto& [backend, ranks] = GetParam();
     if (backend != "gloo" || std::has_single_bit(static_cast<unsigned>(ranks))) {
@@ -63,7 +63,7 @@ Value contents(int rank) {
               {"epoch", 3}};
 }
 
-const testing::Scenario saves_and_loads("rank 0 writes and all have it", [] {
+const testing::Scenario saves_and_loads("rank 0 writes and all ranks load", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const fs::path folder = variable("FOLDER");
   for (const auto reading : {CheckpointReading::broadcast, CheckpointReading::every_rank}) {
@@ -82,7 +82,7 @@ const testing::Scenario saves_and_loads("rank 0 writes and all have it", [] {
 });
 TEST_P(Checkpoints, AreWrittenByOneAndReadByAll) { run_here(saves_and_loads); }
 
-const testing::Scenario fails_together("one rank's failure is that of all", [] {
+const testing::Scenario fails_together("a failure on one rank fails all ranks", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const fs::path folder = variable("FOLDER");
   if (context.is_main()) fs::create_directories(folder);
@@ -105,7 +105,7 @@ const testing::Scenario fails_together("one rank's failure is that of all", [] {
   EXPECT_THAT(error_of([&] { load_on_all(folder / "nothing.pt"); }), HasSubstr("nothing.pt"));
   EXPECT_THAT(error_of([&] { load_on_all(folder / "nothing.pt", {}, CheckpointReading::every_rank); }),
               HasSubstr(context.world_size() > 1 ? "rank 0: " : "nothing.pt"));
-  // One that only some ranks have.
+  // An entry that only some ranks have.
   if (context.is_main()) save(contents(0), folder / "of-rank-0.pt");
   const auto file = folder / fmt::format("of-rank-{}.pt", context.rank());
   const auto error = error_of([&] { load_on_all(file, {}, CheckpointReading::every_rank); });
@@ -113,7 +113,7 @@ const testing::Scenario fails_together("one rank's failure is that of all", [] {
 });
 TEST_P(Checkpoints, FailTogether) { run_here(fails_together); }
 
-const testing::Scenario wrapped_and_bare("a DDP and the bare module fit each other", [] {
+const testing::Scenario wrapped_and_bare("a DDP and the bare module are compatible", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   torch::manual_seed(1);
   testing::ResumeNet inner;
@@ -130,7 +130,7 @@ const testing::Scenario wrapped_and_bare("a DDP and the bare module fit each oth
   EXPECT_TRUE(equal(state_dict(inner), state_dict(other)));
   EXPECT_EQ(load_state_dict(ddp, wrapped).prefix, PrefixChange::none);
 });
-TEST_P(Checkpoints, OfADistributedModuleFitTheBareOne) { run_here(wrapped_and_bare); }
+TEST_P(Checkpoints, DistributedModuleLoadsIntoBareModule) { run_here(wrapped_and_bare); }
 
 const testing::Scenario trains_on("train with checkpoints", [] {
   torch::set_num_threads(1);
@@ -145,7 +145,7 @@ const testing::Scenario trains_on("train with checkpoints", [] {
   manager.save(until, training.state().state_dict());
 });
 
-TEST_P(Checkpoints, HundredStepsAreFiftyAndFifty) {
+TEST_P(Checkpoints, HundredStepsEqualFiftyPlusFifty) {
   const auto whole = temp_.path() / "whole";
   const auto parts = temp_.path() / "parts";
   run(trains_on, {{"FOLDER", whole.string()}, {"FROM", ""}, {"UNTIL", "100"}});
@@ -171,11 +171,11 @@ const testing::Scenario stops_between("train between the steps of the optimizer"
   manager.save(until, state);
 });
 
-TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
-  // With numbers of ranks that are no power of two the last bit may differ. Gradients that were averaged
-  // before come back as tensors of their own, which DDP averages by the reciprocal as in PyTorch, and those
-  // that it has kept by a division; and Gloo's order of summing depends on places in a bucket, which the
-  // first backward of a DDP decides anew.
+TEST_P(Checkpoints, ResumeAccumulatedGradients) {
+  // If the number of ranks is not a power of two, the last bit may differ. Loaded averaged gradients are
+  // separate tensors, which DDP averages by the reciprocal as in PyTorch; gradients in its buckets it
+  // divides. Gloo's order of summing depends on positions in a bucket, which the first backward of a DDP
+  // determines again.
   const auto& [backend, ranks] = GetParam();
   const bool exact = std::has_single_bit(static_cast<unsigned>(ranks));
   for (const std::string local : {"no", "yes"}) {
@@ -194,7 +194,7 @@ TEST_P(Checkpoints, AccumulatedGradientsGoOnToo) {
   }
 }
 
-TEST(AnotherNumberOfRanks, CannotGoOnWithGradientsOfItsOwn) {
+TEST(AnotherNumberOfRanks, RejectsGradientsAccumulatedPerRank) {
   const testing::TempFolder temp;
   const auto go = [&](int ranks, const char* from, const char* until) {
     return testing::run_ranks(
@@ -225,7 +225,7 @@ const testing::Scenario trains_on_together("train with checkpoints of every rank
   manager.save(until, training.state().state_dict());
 });
 
-TEST_P(Checkpoints, HundredStepsAreFiftyAndFiftyWhereEveryRankWrites) {
+TEST_P(Checkpoints, HundredStepsEqualFiftyPlusFiftyIfEveryRankWrites) {
   const auto whole = temp_.path() / "whole";
   const auto parts = temp_.path() / "parts";
   run(trains_on_together, {{"FOLDER", whole.string()}, {"FROM", ""}, {"UNTIL", "100"}});
@@ -260,7 +260,7 @@ const testing::Scenario hands_out("hand out samples", [] {
   }
 });
 
-TEST(AnotherNumberOfRanks, StillSeesEverySampleOfTheEpochOnce) {
+TEST(AnotherNumberOfRanks, SeesEverySampleOfTheEpochOnce) {
   const testing::TempFolder temp;
   const auto run_on = [&](int ranks, int batches) {
     testing::expect_all_passed(testing::run_ranks(
@@ -275,7 +275,7 @@ TEST(AnotherNumberOfRanks, StillSeesEverySampleOfTheEpochOnce) {
     std::ifstream file(entry.path());
     for (int index = 0; file >> index;) seen.insert(index);
   }
-  // 80 and then 3 times 41: nothing has to be repeated to fill up.
+  // 80 and then 3 times 41: no sample is repeated as padding.
   EXPECT_EQ(seen.size(), 203U);
   EXPECT_EQ(std::set<int>(seen.begin(), seen.end()).size(), 203U);
 }

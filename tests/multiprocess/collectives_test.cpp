@@ -8,7 +8,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "backends/host_staged/host_staged_backend.h"
+#include "backends/factories.h"
 #include "comm/group_state.h"
 #include "multiprocess/backends.h"
 #include "support/ranks.h"
@@ -45,7 +45,7 @@ class Member {
   explicit Member(const std::string& backend)
       : context_(init({.backend = host_backend(backend)})), group_(context_.group()) {
     if (!backend.starts_with(kStaged)) return;
-    auto& state = context_.group().state();
+    auto& state = comm::state_of(context_.group());
     auto staged =
         backends::stage_through_host({.backend = state.backend(), .traits = state.info().traits}, at::kCPU);
     group_ = ProcessGroup(staged.backend,

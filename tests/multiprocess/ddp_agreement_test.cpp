@@ -46,7 +46,7 @@ const testing::Scenario other_shape("ddp other shape", [] {
                                                HasSubstr("rank 1 has"))));
 });
 
-TEST(DdpAgreement, AnotherShapeIsNamedOnEveryRank) {
+TEST(DdpAgreement, ADifferentShapeIsNamedOnEveryRank) {
   testing::expect_all_passed(testing::run_ranks(other_shape, {.world_size = 3}));
 }
 
@@ -68,7 +68,9 @@ const testing::Scenario other_options("ddp other options", [] {
               ThrowsMessage<DesyncError>(HasSubstr("broadcast_buffers=false")));
 });
 
-TEST(DdpAgreement, OtherOptionsAreNamed) { testing::expect_all_passed(testing::run_ranks(other_options)); }
+TEST(DdpAgreement, DifferentOptionsAreNamed) {
+  testing::expect_all_passed(testing::run_ranks(other_options));
+}
 
 const testing::Scenario other_modules("ddp other modules", [] {
   const auto context = init();
@@ -94,7 +96,7 @@ const testing::Scenario other_modules("ddp other modules", [] {
   expect_named(in_other_order, "parameter b.weight");
 });
 
-TEST(DdpAgreement, OtherTypesOrdersAndFrozenParametersAreNamed) {
+TEST(DdpAgreement, DifferentTypesOrdersAndFrozenParametersAreNamed) {
   testing::expect_all_passed(testing::run_ranks(other_modules));
 }
 
@@ -142,11 +144,11 @@ const testing::Scenario joined("ddp and a joinable", [] {
   EXPECT_EQ(counter.was_last(), context.rank() == 2);
 });
 
-TEST(DdpJoin, TakesAUsersJoinableBesideTheDdp) {
+TEST(DdpJoin, AcceptsAUserDefinedJoinable) {
   testing::expect_all_passed(testing::run_ranks(joined, {.world_size = 3}));
 }
 
-const testing::Scenario joined_early("ddp joined before a static graph began", [] {
+const testing::Scenario joined_early("ddp joined before the first step of a static graph", [] {
   const auto context = init({.timeout = std::chrono::seconds(20)});
   torch::nn::Linear net(2, 1);
   DistributedDataParallel ddp(net, {.static_graph = true});
@@ -161,7 +163,7 @@ const testing::Scenario joined_early("ddp joined before a static graph began", [
   }
 });
 
-TEST(DdpJoin, ARankWithoutAnyBatchOfAStaticGraphSaysSo) {
+TEST(DdpJoin, ARankWithoutBatchesOfAStaticGraphThrows) {
   testing::expect_all_passed(testing::run_ranks(joined_early));
 }
 
@@ -188,7 +190,7 @@ const testing::Scenario of_a_subgroup("ddp of a subgroup", [] {
   EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({1, 2}, 1.5F)));
 });
 
-TEST(DdpAgreement, TakesASubgroup) {
+TEST(DdpAgreement, AcceptsASubgroup) {
   testing::expect_all_passed(testing::run_ranks(of_a_subgroup, {.world_size = 3}));
 }
 
@@ -208,7 +210,7 @@ const testing::Scenario one_leaves_out("ddp one leaves out", [] {
     ddp->forward(torch::ones({1, 2}), context.rank() == 0).sum().backward();
 });
 
-TEST(DdpAgreement, AParameterLeftOutOnOneRankEndsBoth) {
+TEST(DdpAgreement, AnUnusedParameterOnOneRankStopsBoth) {
   const auto results = testing::run_ranks(one_leaves_out);
   EXPECT_EQ(results[1].exit_code, 1);
   EXPECT_THAT(results[1].err, AllOf(HasSubstr("b.weight"), HasSubstr("rank 1 of 2")));

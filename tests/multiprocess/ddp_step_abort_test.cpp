@@ -53,7 +53,7 @@ DistributedDataParallelOptions small_buckets(std::optional<ProcessGroup> group =
 // The ranks of `context` in a group that does not know that they share a host.
 ProcessGroup without_node_group(const Context& context) {
   const auto group = context.group();
-  auto info = group.state().info();
+  auto info = comm::state_of(group).info();
   info.node_group.reset();
   return {group.backend(), std::move(info)};
 }
@@ -93,7 +93,7 @@ const testing::Scenario unused_on_one("ddp unused on one", [] {
   }
 });
 
-TEST_P(DdpStepAbort, AParameterLeftOutOnOneRankIsNamedOnAll) { run(unused_on_one); }
+TEST_P(DdpStepAbort, AnUnusedParameterOnOneRankIsNamedOnAll) { run(unused_on_one); }
 
 const testing::Scenario unused_on_all("ddp unused on all", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
@@ -113,7 +113,7 @@ const testing::Scenario unused_on_all("ddp unused on all", [] {
   expect_a_right_step(ddp, context.rank(), context.world_size());
 });
 
-TEST_P(DdpStepAbort, AParameterLeftOutOnAllRanksIsNamedForEach) { run(unused_on_all); }
+TEST_P(DdpStepAbort, AnUnusedParameterOnAllRanksIsNamedForEach) { run(unused_on_all); }
 
 // Wherever it happens: in the first backward (one bucket, nothing under way), or later (a bucket under way).
 void throw_and_continue(const Context& context, const std::vector<int>& culprits,
@@ -220,7 +220,7 @@ const testing::Scenario nested_throws("ddp nested backward throws", [] {
   }
 });
 
-TEST_P(DdpStepAbort, AnExceptionAfterANestedBackwardIsNoUnusedParameter) { run(nested_throws); }
+TEST_P(DdpStepAbort, AnExceptionAfterANestedBackwardIsNotAnUnusedParameter) { run(nested_throws); }
 
 const testing::Scenario static_continues("ddp static graph continues", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = std::chrono::seconds(30)});
@@ -308,7 +308,7 @@ const testing::Scenario hosts_unused("ddp unused on one of several hosts", [] {
   }
 });
 
-TEST(DdpStepAbortBetweenHosts, AParameterLeftOutOnOneRankIsNamedOnAll) {
+TEST(DdpStepAbortBetweenHosts, AnUnusedParameterOnOneRankIsNamedOnAll) {
   testing::expect_all_passed(testing::run_ranks(hosts_unused, {.world_size = 2}));
 }
 
@@ -325,7 +325,7 @@ const testing::Scenario hosts_nan("ddp NaN on several hosts", [] {
   }
 });
 
-TEST(DdpStepAbortBetweenHosts, NanGradientsAreNoFailedStep) {
+TEST(DdpStepAbortBetweenHosts, NanGradientsAreNotAFailedStep) {
   testing::expect_all_passed(testing::run_ranks(hosts_nan, {.world_size = 2}));
 }
 

@@ -27,7 +27,7 @@ void expect_desync(const std::function<void(const ProcessGroup&)>& usual,
   EXPECT_THAT([&] { call(context.group()); },
               ThrowsMessage<DesyncError>(AllOf(HasSubstr("the ranks make different calls"), HasSubstr(first),
                                                HasSubstr(second), HasSubstr("disagreement_test.cpp:"))));
-  // No rank is stuck, and no rank continues as if nothing had happened.
+  // No rank hangs, and no rank continues without an error.
   EXPECT_THROW(context.group().barrier(), DesyncError);
 }
 
@@ -42,45 +42,45 @@ const testing::Scenario other_kind("desync: kind", [] {
       reduce_ones, [](const ProcessGroup& group) { group.broadcast(torch::ones({12}), 0); },
       "rank 0: all_reduce of 12 x f32", "rank 1: broadcast of 12 x f32, root 0");
 });
-TEST(Disagreement, OfKind) { testing::expect_all_passed(testing::run_ranks(other_kind, {.world_size = 3})); }
+TEST(Disagreement, Kind) { testing::expect_all_passed(testing::run_ranks(other_kind, {.world_size = 3})); }
 
 const testing::Scenario other_shape("desync: shape", [] {
   expect_desync(
       reduce_ones, [](const ProcessGroup& group) { group.all_reduce(torch::ones({13})); },
       "rank 0: all_reduce of 12 x f32", "rank 1: all_reduce of 13 x f32");
 });
-TEST(Disagreement, OfSize) { testing::expect_all_passed(testing::run_ranks(other_shape, {.world_size = 3})); }
+TEST(Disagreement, Size) { testing::expect_all_passed(testing::run_ranks(other_shape, {.world_size = 3})); }
 
 const testing::Scenario other_dtype("desync: dtype", [] {
   expect_desync(
       reduce_ones, [](const ProcessGroup& group) { group.all_reduce(torch::ones({24}, at::kHalf)); },
       "rank 0: all_reduce of 12 x f32", "rank 1: all_reduce of 24 x f16");
 });
-TEST(Disagreement, OfType) { testing::expect_all_passed(testing::run_ranks(other_dtype)); }
+TEST(Disagreement, Type) { testing::expect_all_passed(testing::run_ranks(other_dtype)); }
 
 const testing::Scenario other_reduction("desync: reduction", [] {
   expect_desync(
       reduce_ones, [](const ProcessGroup& group) { group.all_reduce(torch::ones({12}), ReduceOp::MAX); },
       "(sum)", "(max)");
 });
-TEST(Disagreement, OfReduction) { testing::expect_all_passed(testing::run_ranks(other_reduction)); }
+TEST(Disagreement, Reduction) { testing::expect_all_passed(testing::run_ranks(other_reduction)); }
 
 const testing::Scenario other_root("desync: root", [] {
   expect_desync([](const ProcessGroup& group) { group.broadcast(torch::ones({3}), 0); },
                 [](const ProcessGroup& group) { group.broadcast(torch::ones({3}), 1); }, "root 0", "root 1");
 });
-TEST(Disagreement, OfRoot) { testing::expect_all_passed(testing::run_ranks(other_root)); }
+TEST(Disagreement, Root) { testing::expect_all_passed(testing::run_ranks(other_root)); }
 
 const testing::Scenario large("desync: large", [] {
   expect_desync([](const ProcessGroup& group) { group.all_reduce(torch::ones({1'000'000})); },
                 [](const ProcessGroup& group) { group.all_reduce(torch::ones({1'000'001})); },
                 "1000000 x f32", "1000001 x f32");
 });
-TEST(Disagreement, OfLargeTensors) { testing::expect_all_passed(testing::run_ranks(large)); }
+TEST(Disagreement, LargeTensors) { testing::expect_all_passed(testing::run_ranks(large)); }
 
 const testing::Scenario split_sizes("desync: splits", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
-  // Rank 0 sends two rows to rank 1, which wants three.
+  // Rank 0 sends two rows to rank 1, which expects three.
   auto input = torch::ones({context.rank() == 0 ? 3 : 2, 4});
   auto output = torch::ones({context.rank() == 0 ? 2 : 4, 4});
   const std::vector<std::int64_t> sent =
@@ -89,7 +89,7 @@ const testing::Scenario split_sizes("desync: splits", [] {
       context.rank() == 0 ? std::vector<std::int64_t>{1, 1} : std::vector<std::int64_t>{3, 1};
   EXPECT_THROW(context.group().all_to_all_single(output, input, wanted, sent), DesyncError);
 });
-TEST(Disagreement, OfSplitSizes) { testing::expect_all_passed(testing::run_ranks(split_sizes)); }
+TEST(Disagreement, SplitSizes) { testing::expect_all_passed(testing::run_ranks(split_sizes)); }
 
 const testing::Scenario message_size("desync: message", [] {
   const auto context = init({.backend = "shm", .timeout = 20s});
@@ -101,9 +101,10 @@ const testing::Scenario message_size("desync: message", [] {
       (void)context.group().recv(torch::ones({5}), 0);
     }
   };
-  EXPECT_THAT(exchange, ThrowsMessage<DesyncError>(HasSubstr("a message of another size or element type")));
+  EXPECT_THAT(exchange,
+              ThrowsMessage<DesyncError>(HasSubstr("a message whose size or element type differs")));
 });
-TEST(Disagreement, OfMessages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
+TEST(Disagreement, Messages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
 
 const testing::Scenario over_gloo("desync: gloo", [] {
   const auto context = init({.backend = "gloo", .timeout = 20s, .check_calls = true});
@@ -121,9 +122,9 @@ const testing::Scenario over_gloo("desync: gloo", [] {
                               HasSubstr("root 1"))));
   EXPECT_EQ(x[0].item<float>(), 2);
 });
-TEST(Disagreement, IsFoundOverGlooWhenAskedFor) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
+TEST(Disagreement, IsFoundOverGlooOnRequest) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
 
-const testing::Scenario starts_anew("desync: anew", [] {
+const testing::Scenario starts_anew("desync: new group", [] {
   auto context = std::make_optional(init({.backend = "shm", .timeout = 20s}));
   auto second = context->new_group({0, 1});
   EXPECT_THROW(second->all_reduce(torch::ones({context->rank() + 1})), DesyncError);
@@ -132,7 +133,7 @@ const testing::Scenario starts_anew("desync: anew", [] {
   third->all_reduce(x);
   EXPECT_TRUE(torch::equal(x, torch::full({5}, 2.F)));
 });
-TEST(Disagreement, ANewGroupCanBeMadeAfterwards) {
+TEST(Disagreement, ANewGroupCanBeCreatedAfterwards) {
   testing::expect_all_passed(testing::run_ranks(starts_anew));
 }
 

@@ -25,7 +25,7 @@ const testing::Scenario joins_within_5s("joins within 5 s", [] {
   context.barrier();
 });
 
-TEST(Failures, RanksThatNeverArriveAreNamedOnEveryOther) {
+TEST(Failures, MissingRanksAreNamedOnEveryOtherRank) {
   const auto results = testing::run_ranks(joins_within_5s, {.world_size = 4, .absent = {1, 3}});
   for (const int rank : {0, 2}) {
     EXPECT_EQ(results[rank].exit_code, 1);
@@ -47,7 +47,7 @@ const testing::Scenario meets_by_file_within_5s("meets by file within 5 s", [] {
       init({.init_method = "file:///tmp/lockstep-nobody-else-" + *Env().get("MASTER_PORT"), .timeout = 5s});
 });
 
-TEST(Failures, SoItIsByFile) {
+TEST(Failures, MissingRanksAreNamedWithAFile) {
   const auto results = testing::run_ranks(meets_by_file_within_5s, {.world_size = 3, .absent = {1}});
   for (const int rank : {0, 2}) {
     EXPECT_EQ(results[rank].exit_code, 1);
@@ -74,7 +74,7 @@ class Occupant {
   int port_ = 0;
 };
 
-TEST(Failures, ATakenPortIsNamed) {
+TEST(Failures, AUsedPortIsNamed) {
   const Occupant occupant;
   const auto results = testing::run_ranks(
       joins_within_5s, {.world_size = 2, .env = {{"MASTER_PORT", occupant.port()}}, .absent = {1}});
@@ -92,7 +92,7 @@ TEST(Failures, AMasterAddressThatDoesNotResolveIsNamed) {
   }
 }
 
-TEST(Failures, AnInterfaceThatIsNotThereIsNamedWithThoseThatAre) {
+TEST(Failures, AMissingInterfaceIsNamedWithTheExistingOnes) {
   const auto results = testing::run_ranks(joins_within_5s, {.env = {{"GLOO_SOCKET_IFNAME", "nosuch0"}}});
   for (const auto& result : results) {
     EXPECT_EQ(result.exit_code, 1);
@@ -108,7 +108,7 @@ const testing::Scenario one_throws("one throws", [] {
   for (int i = 0; i < 10; ++i) context.group().all_reduce(x);
 });
 
-TEST(Failures, ARankThatThrowsLeavesAtOnceAndTheOthersSeeIt) {
+TEST(Failures, ARankThatThrowsLeavesImmediatelyAndTheOthersSeeIt) {
   const auto results = testing::run_ranks(one_throws, {.world_size = 2});
   EXPECT_EQ(results[1].exit_code, 1);
   EXPECT_THAT(results[1].err, HasSubstr("out of cheese"));
@@ -129,7 +129,7 @@ const testing::Scenario one_throws_with_calls_under_way("one throws with calls u
   (void)context.group().recv(y, 1, 3);  // never sent: this rank does not make the other call
 });
 
-TEST(Failures, LeavingWithACallUnderWayDoesNotHang) {
+TEST(Failures, LeavingDuringACallDoesNotHang) {
   const auto results = testing::run_ranks(one_throws_with_calls_under_way, {.timeout = 30s});
   EXPECT_EQ(results[1].exit_code, 1);
   EXPECT_FALSE(results[1].timed_out);

@@ -40,7 +40,9 @@ Call reduce(std::vector<std::int64_t> shape, at::ScalarType dtype = at::kFloat) 
 const testing::Scenario shapes("form: shape", [] {
   expect_desync(reduce({3, 4}), reduce({4, 3}), "Float[3, 4]", "Float[4, 3]");
 });
-TEST(DisagreementOfForm, ShapesWithAsManyElements) { testing::expect_all_passed(testing::run_ranks(shapes)); }
+TEST(DisagreementOfForm, ShapesWithEqualElementCounts) {
+  testing::expect_all_passed(testing::run_ranks(shapes));
+}
 
 // Of one shape, but other elements would be added to each other.
 const testing::Scenario formats("form: formats", [] {
@@ -91,7 +93,7 @@ const testing::Scenario not_waited_for("form: not waited for", [] {
       ThrowsMessage<DesyncError>(AllOf(HasSubstr("is in none of the group's calls"),
                                        HasSubstr(", and had begun all_reduce #2 of Float[3000, 1000]"))));
 });
-TEST(DisagreementOfForm, TellsACallThatIsNotWaitedFor) {
+TEST(DisagreementOfForm, ReportsACallThatIsNotWaitedFor) {
   testing::expect_all_passed(testing::run_ranks(not_waited_for));
 }
 
@@ -119,7 +121,7 @@ const testing::Scenario allowed("form: allowed", [] {
     EXPECT_TRUE(tensor.eq(4).all().item<bool>());
   }
 });
-TEST(DisagreementOfForm, IsNoneWhereShapesMayDiffer) {
+TEST(DisagreementOfForm, AllowsShapesThatMayDiffer) {
   testing::expect_all_passed(testing::run_ranks(allowed));
 }
 

@@ -65,7 +65,7 @@ const testing::Scenario two_groups("groups two", [] {
   EXPECT_EQ(mine.broadcast_object(std::to_string(context.rank()), 0), even ? "0" : "3");
   EXPECT_EQ(mine.recent_calls().front().number, 1U);
 });
-TEST_P(Groups, TwoDisjointOnesAtTheSameTime) { run(two_groups); }
+TEST_P(Groups, TwoDisjointGroupsAtTheSameTime) { run(two_groups); }
 
 const testing::Scenario outlives("groups outlives", [] {
   std::optional<ProcessGroup> kept;
@@ -91,13 +91,13 @@ const testing::Scenario barriers("groups barriers", [] {
     }
   }
 });
-TEST_P(Groups, NobodyPassesABarrierBeforeAllHaveComeToIt) { run_in_folder(barriers); }
+TEST_P(Groups, NoRankPassesABarrierBeforeAllHaveArrived) { run_in_folder(barriers); }
 
 const testing::Scenario main_first("groups main first", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const int answer = context.main_process_first([&] {
     if (context.is_main()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // gives the others a chance to be wrong
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // time for ranks that do not wait
       EXPECT_FALSE(std::filesystem::exists(mark("other")));
       std::ofstream(mark("main"));
     } else {
@@ -109,7 +109,7 @@ const testing::Scenario main_first("groups main first", [] {
   EXPECT_EQ(answer, 10 * context.rank());
   context.main_process_first([] {});
 });
-TEST_P(MainProcessFirst, TheOthersFindWhatItMade) { run_in_folder(main_first); }
+TEST_P(MainProcessFirst, TheOthersFindItsFiles) { run_in_folder(main_first); }
 
 const testing::Scenario main_throws("groups main throws", [] {
   const auto context = init({.backend = testing::backend_under_test()});
@@ -128,7 +128,7 @@ const testing::Scenario main_throws("groups main throws", [] {
   }
   context.barrier();  // the group still works
 });
-TEST_P(MainProcessFirst, WhenItThrowsAllThrow) { run(main_throws); }
+TEST_P(MainProcessFirst, IfItThrowsAllRanksThrow) { run(main_throws); }
 
 }  // namespace
 }  // namespace lockstep

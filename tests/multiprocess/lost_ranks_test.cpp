@@ -40,7 +40,7 @@ const testing::Scenario is_killed("lost: killed between calls", [] {
   for (int i = 0; i < 10; ++i) context.group().all_reduce(x);
 });
 
-TEST_P(LostRanks, AKilledOneIsNamedOnEverySurvivor) {
+TEST_P(LostRanks, AKilledRankIsNamedOnEverySurvivor) {
   const auto results = results_of(is_killed);
   EXPECT_EQ(results[1].signal, SIGKILL);
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
@@ -65,7 +65,7 @@ const testing::Scenario is_killed_in_a_call("lost: killed in a call", [] {
   }
 });
 
-TEST_P(LostRanks, OneThatDiesWithinACallToo) {
+TEST_P(LostRanks, ARankThatDiesWithinACallIsNamed) {
   const auto results = results_of(is_killed_in_a_call);
   EXPECT_EQ(results[1].signal, SIGALRM);
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
@@ -84,7 +84,7 @@ const testing::Scenario one_stops("lost: stopped", [] {
   context.group().all_reduce(x);
 });
 
-TEST_P(LostRanks, AStoppedOneIsNamedAtTheTimeout) {
+TEST_P(LostRanks, AStoppedRankIsNamedAtTheTimeout) {
   const auto& [backend, ranks] = GetParam();
   int stopped = 0;
   const auto results = testing::run_ranks(
@@ -104,12 +104,12 @@ TEST_P(LostRanks, AStoppedOneIsNamedAtTheTimeout) {
   }
 }
 
-const testing::Scenario does_not_come("lost: does not come", [] {
+const testing::Scenario does_not_come("lost: does not arrive", [] {
   const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
   context.group().monitored_barrier();
   if (context.rank() == context.world_size() - 1) {
     std::string line;
-    std::getline(std::cin, line);  // nobody writes: until the watchdog comes
+    std::getline(std::cin, line);  // no input: blocks until the watchdog ends the test
     ::pause();
   }
   EXPECT_THAT([&] { context.group().monitored_barrier(1s, true); },
@@ -119,7 +119,7 @@ const testing::Scenario does_not_come("lost: does not come", [] {
                         HasSubstr("is in none of the group's calls"))));
 });
 
-TEST_P(LostRanks, AMonitoredBarrierNamesWhoIsMissing) {
+TEST_P(LostRanks, AMonitoredBarrierNamesMissingRanks) {
   const auto& [backend, ranks] = GetParam();
   const auto results = testing::run_ranks(
       does_not_come, {.world_size = ranks, .env = {{testing::kBackendVariable, backend}}, .timeout = 5s});
@@ -134,7 +134,7 @@ const testing::Scenario one_leaves("lost: leaves", [] {
   context.group().all_reduce(x);
 });
 
-TEST_P(LostRanks, OneThatLeavesEndsTheOthers) {
+TEST_P(LostRanks, ARankThatLeavesEndsTheOthers) {
   const auto results = results_of(one_leaves);
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     EXPECT_EQ(results[rank].exit_code, 1);

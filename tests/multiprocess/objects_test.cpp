@@ -24,7 +24,7 @@ std::string object_of(int rank) {
   return rank == 1 ? bytes : bytes + std::string(static_cast<std::size_t>(rank) * 10'000, 'x');
 }
 
-const testing::Scenario objects("objects between every rank", [] {
+const testing::Scenario objects("objects between all ranks", [] {
   const auto context = init({.backend = testing::backend_under_test()});
   const auto& group = context.group();
   const int size = context.world_size();

@@ -179,14 +179,14 @@ const testing::Scenario other_types("same results: types", [] {
             {SUM, MIN, MAX, PRODUCT, BAND, BOR, BXOR});
   check_all({at::kComplexFloat, at::kComplexDouble}, {SUM, AVG});
 });
-TEST(SameResults, OfIntegersBooleansAndComplexNumbers) {
+TEST(SameResults, IntegersBooleansAndComplexNumbers) {
   testing::expect_all_passed(testing::run_ranks(other_types, {.world_size = 3}));
 }
 
 const testing::Scenario uneven_lists("same results: uneven lists", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(50)});
   const auto& group = context.group();
-  // Rank 0 has nothing; then small ones, then such as come in chunks.
+  // Rank 0 has no data; then small tensors, then tensors that are sent in chunks.
   for (const std::int64_t unit : {3, 30'000}) {
     const auto filled = [&](int from, int to) {
       return torch::full({from * unit + to}, 10.0F * static_cast<float>(from) + static_cast<float>(to));
@@ -208,7 +208,7 @@ const testing::Scenario uneven_lists("same results: uneven lists", [] {
     }
   }
 });
-TEST(SameResults, OfListsOfDifferentLengths) {
+TEST(SameResults, ListsOfDifferentLengths) {
   testing::expect_all_passed(testing::run_ranks(uneven_lists, {.world_size = 3}));
 }
 
@@ -237,7 +237,7 @@ const testing::Scenario buckets("same results: buckets", [] {
     EXPECT_TRUE(lies_in_shared_memory(parameter.grad().const_data_ptr()));
   }
 });
-TEST(Buckets, LieInTheMemoryThatRanksShare) { testing::expect_all_passed(testing::run_ranks(buckets)); }
+TEST(Buckets, AreInSharedMemory) { testing::expect_all_passed(testing::run_ranks(buckets)); }
 
 }  // namespace
 }  // namespace lockstep

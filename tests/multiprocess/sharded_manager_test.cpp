@@ -91,7 +91,7 @@ const Scenario saves_and_loads("every rank writes and reads its parts", [] {
     for (std::int64_t step = 1; step <= 5; ++step) {
       auto contents = contents_at(step, context);
       manager.save(step, contents, step == 2 ? 0.9 : 0.1);
-      // The copy is what counts.
+      // The copy is saved, not the changed tensor.
       if (async) contents["model"]["rows"].get_if<ShardedTensor>()->local_shards[0].tensor.fill_(-1);
     }
     manager.save(5, contents_at(5, context), 0.2);
@@ -115,7 +115,7 @@ const Scenario saves_and_loads("every rank writes and reads its parts", [] {
 });
 TEST_P(ShardedManager, EveryRankWritesAndReadsItsParts) { run_here(saves_and_loads); }
 
-const Scenario falls_back("damage is passed over on all ranks", [] {
+const Scenario falls_back("damage is skipped on all ranks", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   for (const std::int64_t step : {1, 2}) manager.save(step, contents_at(step, context));
@@ -128,7 +128,7 @@ const Scenario falls_back("damage is passed over on all ranks", [] {
   expect_whole(manager.load_latest()->contents, 1);
   EXPECT_THAT(error_of([&] { manager.load(2, there); }), HasSubstr("step-00000002"));
   context.group().barrier();
-  // A metadata whose bits were turned.
+  // Metadata with inverted bits.
   if (context.is_main()) {
     std::ofstream(folder_of_run() / "step-00000001" / ".metadata", std::ios::app) << "x";
     fs::resize_file(folder_of_run() / "step-00000001" / ".metadata", 200);
@@ -137,7 +137,7 @@ const Scenario falls_back("damage is passed over on all ranks", [] {
   EXPECT_THAT(error_of([&] { manager.load_latest(there); }),
               HasSubstr("none of the 2 checkpoints can be loaded"));
 });
-TEST_P(ShardedManager, DamageIsPassedOverOnAllRanks) { run_here(falls_back); }
+TEST_P(ShardedManager, DamageIsSkippedOnAllRanks) { run_here(falls_back); }
 
 const Scenario does_not_fit("a mismatch is an error, and no older checkpoint hides it", [] {
   const auto context = init({.backend = backend_under_test()});
@@ -150,10 +150,10 @@ const Scenario does_not_fit("a mismatch is an error, and no older checkpoint hid
   EXPECT_THAT(error_of([&] { manager.load_latest(more); }), HasSubstr("there is no entry 'more'"));
   context.group().barrier();
 });
-TEST_P(ShardedManager, WhatDoesNotFitIsNoDamage) { run_here(does_not_fit); }
+TEST_P(ShardedManager, AMismatchIsNotDamage) { run_here(does_not_fit); }
 
 // Buffers of BatchNorm, meters, generators.
-const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it", [] {
+const Scenario takes_rank_0s("differing entries are saved from rank 0", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   Dict contents{{"same", torch::ones({500})}};
@@ -168,10 +168,10 @@ const Scenario takes_rank_0s("what differs among ranks is saved as rank 0 has it
   EXPECT_TRUE(loaded["same"].as_tensor().eq(1).all().item<bool>());
   context.group().barrier();
 });
-TEST_P(ShardedManager, WhatDiffersAmongRanksIsSavedAsRank0HasIt) { run_here(takes_rank_0s); }
+TEST_P(ShardedManager, DifferingEntriesAreSavedFromRank0) { run_here(takes_rank_0s); }
 
 // The last rank's part takes longer than rank 0's exception.
-const Scenario unwinds("an exception that has nothing to do with the save", [] {
+const Scenario unwinds("an unrelated exception", [] {
   const auto context = init({.backend = backend_under_test()});
   Dict contents{{"step", 1}};
   if (context.rank() == context.world_size() - 1) contents.set("large", torch::ones({10'000'000}));
@@ -187,10 +187,10 @@ const Scenario unwinds("an exception that has nothing to do with the save", [] {
   EXPECT_TRUE(manager.load_latest());
   context.group().barrier();
 });
-TEST_P(ShardedManager, AnExceptionElsewhereLosesNoSave) { run_here(unwinds); }
+TEST_P(ShardedManager, AnExceptionOnAnotherRankLosesNoSave) { run_here(unwinds); }
 
 // A file that may not grow stands for a disk that is full, on the last rank only.
-const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
+const Scenario fails_together("a full disk on one rank fails all ranks", [] {
   const auto context = init({.backend = backend_under_test()});
   const bool last = context.rank() == context.world_size() - 1;
   std::signal(SIGXFSZ, SIG_IGN);
@@ -218,7 +218,7 @@ const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
     context.group().barrier();
     EXPECT_EQ(steps_in(manager), Steps{1});
     EXPECT_FALSE(fs::exists(folder / "step-00000002.part"));
-    // Saving works afterwards, also in place of an existing checkpoint.
+    // Saving works afterwards, even if it replaces a checkpoint.
     manager.save(1, contents_at(7, context));
     manager.save(3, contents_at(3, context));
     manager.wait();
@@ -227,9 +227,9 @@ const Scenario fails_together("one rank's full disk is all ranks' failure", [] {
     context.group().barrier();
   }
 });
-TEST_P(ShardedManager, OneRanksFullDiskIsTheFailureOfAll) { run_here(fails_together); }
+TEST_P(ShardedManager, AFullDiskOnOneRankFailsAllRanks) { run_here(fails_together); }
 
-const Scenario refuses("what cannot be saved in parts", [] {
+const Scenario refuses("values that cannot be saved in parts", [] {
   const auto context = init({.backend = backend_under_test()});
   CheckpointManager manager(folder_of_run(), by_every_rank(false));
   EXPECT_THAT(error_of([&] { manager.save(1, context.is_main() ? Value(3) : Value(Dict())); }),
@@ -249,11 +249,11 @@ const Scenario refuses("what cannot be saved in parts", [] {
   EXPECT_FALSE(fs::exists(folder_of_run() / "step-00000001"));
   EXPECT_FALSE(fs::is_symlink(folder_of_run() / "last"));
 });
-TEST_P(ShardedManager, RefusesWhatItCannotSaveOrLoad) { run_here(refuses); }
+TEST_P(ShardedManager, RejectsUnsupportedValues) { run_here(refuses); }
 
 const Scenario saves_one("save for another number of ranks", [] {
   const auto context = init({.backend = "gloo"});
-  // Not waited for: the end of the scope does.
+  // No wait(): the end of the scope waits.
   CheckpointManager manager(folder_of_run(), by_every_rank(true));
   manager.save(9, contents_at(9, context));
 });

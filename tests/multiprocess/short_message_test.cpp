@@ -25,7 +25,7 @@ const testing::Scenario at_once("short: at once", [] {
   if (context.rank() == 0) {
     auto tensor = message(7);
     auto work = group.send_async(tensor, 1, 3);
-    tensor.zero_();  // it is with the other already
+    tensor.zero_();  // the other rank already has it
     EXPECT_TRUE(work.is_completed());
     EXPECT_EQ(work.record().kind, CallKind::send);
     EXPECT_EQ(work.record().shape, std::vector<std::int64_t>{200});
@@ -42,7 +42,9 @@ const testing::Scenario at_once("short: at once", [] {
     EXPECT_EQ(last_call(group).state, CallState::completed);
   }
 });
-TEST(ShortMessages, AreDoneWhenTheSendReturns) { testing::expect_all_passed(testing::run_ranks(at_once)); }
+TEST(ShortMessages, AreCompleteWhenTheSendReturns) {
+  testing::expect_all_passed(testing::run_ranks(at_once));
+}
 
 // More than there are places for: the rest becomes calls under way, in order.
 const testing::Scenario many("short: many", [] {
@@ -68,7 +70,7 @@ const testing::Scenario many("short: many", [] {
   }
   group.barrier();
 });
-TEST(ShortMessages, ThatFindNoPlaceGoOnByThemselves) { testing::expect_all_passed(testing::run_ranks(many)); }
+TEST(ShortMessages, WithoutAFreeSlotCompleteLater) { testing::expect_all_passed(testing::run_ranks(many)); }
 
 // A receive from anybody takes what the one before it, from a certain rank, cannot.
 const testing::Scenario any_source("short: any source", [] {
@@ -97,7 +99,7 @@ const testing::Scenario any_source("short: any source", [] {
     group.send(tensor, 1);
   }
 });
-TEST(ShortMessages, FromAnybodyPassReceivesFromOthers) {
+TEST(ShortMessages, FromAnyRankPassReceivesFromOtherRanks) {
   testing::expect_all_passed(testing::run_ranks(any_source, {.world_size = 3}));
 }
 
@@ -112,7 +114,7 @@ const testing::Scenario wrong("short: wrong", [] {
   EXPECT_THROW(group.send_async({}, 1 - context.rank()), ArgumentError);
   group.barrier();
 });
-TEST(ShortMessages, ToNobodyAreRefused) { testing::expect_all_passed(testing::run_ranks(wrong)); }
+TEST(ShortMessages, ToInvalidRanksAreRejected) { testing::expect_all_passed(testing::run_ranks(wrong)); }
 
 }  // namespace
 }  // namespace lockstep

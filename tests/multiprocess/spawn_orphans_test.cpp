@@ -116,7 +116,7 @@ TEST(SpawnOrphans, NoneWhenARankIsKilled) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("of 3 (process "), HasSubstr("was killed by SIGKILL")));
 }
 
-TEST(SpawnOrphans, NoneWhenTheOtherRanksDoNotObey) {
+TEST(SpawnOrphans, NoneWhenOtherRanksIgnoreSignals) {
   const auto result = run_and(stubborn, [](const Tree& tree) { ::kill(tree.ranks[1], SIGKILL); });
   EXPECT_THAT(result.out, AllOf(HasSubstr("of 3 (process "), HasSubstr("was killed by SIGKILL")));
 }
@@ -167,7 +167,7 @@ const testing::Scenario leftovers("spawn orphans: leftovers", [] {
   spawn({.nprocs = 2, .grace_period = std::chrono::milliseconds(100)}, [](int) { start_stubborn_child(); });
 });
 
-TEST(SpawnOrphans, NoneAfterAGoodEnd) {
+TEST(SpawnOrphans, NoneAfterANormalEnd) {
   const testing::Family family;
   testing::expect_all_passed(testing::run_ranks(leftovers, {.world_size = 1, .env = family.mark()}));
   EXPECT_THAT(family.members(), IsEmpty());

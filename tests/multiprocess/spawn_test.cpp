@@ -85,7 +85,7 @@ const testing::Scenario arguments("spawn: arguments", [] {
   EXPECT_EQ(results[2], 13);
   EXPECT_EQ(*number, 10) << "the ranks took from their own copies";
 });
-TEST(Spawn, GivesCapturesAndArgumentsOfAnyType) { expect_passes_alone(arguments); }
+TEST(Spawn, PassesCapturesAndArgumentsOfAnyType) { expect_passes_alone(arguments); }
 
 const testing::Scenario meeting("spawn: meeting", [] {
   for (const char* backend : {"shm", "gloo"}) {
@@ -102,7 +102,7 @@ const testing::Scenario meeting("spawn: meeting", [] {
     for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(results[rank], 6000) << backend;
   }
 });
-TEST(Spawn, RanksMeetInInit) { expect_passes_alone(meeting); }
+TEST(Spawn, RanksJoinInInit) { expect_passes_alone(meeting); }
 
 const testing::Scenario environment("spawn: environment", [] {
   spawn({.nprocs = 2, .threads_per_rank = 3}, [](int rank) {
@@ -145,7 +145,7 @@ const testing::Scenario raised("spawn: raised", [] {
   EXPECT_THAT([] { spawn({}, [](int) { throw OwnError(std::string(100'000, 'x')); }); },
               Throws<RankRaised>(Property(&RankRaised::text, std::string(16'383, 'x'))));
 });
-TEST(Spawn, RethrowsWhatARankThrew) { expect_passes_alone(raised); }
+TEST(Spawn, ReportsTheExceptionOfARank) { expect_passes_alone(raised); }
 
 template <typename Fn>
 void expect_exit(int code, int signal, const std::string& message, Fn&& fn) {
@@ -171,7 +171,7 @@ const testing::Scenario exited("spawn: exited", [] {
               only_one([] { std::thread([] { throw OwnError("in a thread"); }).join(); }));
   spawn({.nprocs = 2}, [](int) { std::exit(0); });
 });
-TEST(Spawn, TellsHowARankExited) { expect_passes_alone(exited); }
+TEST(Spawn, ReportsHowARankExited) { expect_passes_alone(exited); }
 
 const testing::Scenario endings("spawn: endings", [] {
   std::cout << "before. ";
@@ -188,7 +188,7 @@ const testing::Scenario endings("spawn: endings", [] {
     if (rank == 1) std::exit(0);
   });
 });
-TEST(Spawn, RanksFlushAndRunOnlyWhatTheyHaveRegistered) {
+TEST(Spawn, RanksFlushAndRunOnlyTheirOwnExitHandlers) {
   const auto result = run_alone(endings);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(occurrences_of("printed before.", result.out), 1) << result.out;
@@ -203,7 +203,7 @@ const testing::Scenario first_failure("spawn: first failure", [] {
     const auto run = [&] {
       spawn({.nprocs = 3}, [&](int rank) {
         const auto context = init({.backend = backend});
-        // Leaving many groups takes a while, in which the others fail in their turn.
+        // Leaving many groups takes a while, during which the other ranks fail too.
         std::vector<ProcessGroup> groups;
         for (int i = 0; i < 4; ++i) groups.push_back(*context.new_group({0, 1, 2}));
         if (rank == 2) throw OwnError("the cause");
@@ -215,7 +215,7 @@ const testing::Scenario first_failure("spawn: first failure", [] {
         << backend;
   }
 });
-TEST(Spawn, TheCauseIsToldNotWhatItLedTo) { expect_passes_alone(first_failure); }
+TEST(Spawn, ReportsTheCauseNotItsConsequence) { expect_passes_alone(first_failure); }
 
 const testing::Scenario deadline("spawn: timeout", [] {
   const auto run = [] {
@@ -252,7 +252,7 @@ const testing::Scenario not_joined("spawn: not joined", [] {
   EXPECT_THAT([&] { failing.join(); }, ThrowsMessage<RankRaised>(HasSubstr("later")));
   EXPECT_THAT([&] { failing.join(); }, ThrowsMessage<RankRaised>(HasSubstr("later"))) << "a second time";
 });
-TEST(Spawn, NeedNotBeJoinedAtOnce) { expect_passes_alone(not_joined); }
+TEST(Spawn, MayBeJoinedLater) { expect_passes_alone(not_joined); }
 
 const testing::Scenario dropped("spawn: dropped", [] {
   auto context = spawn({.nprocs = 2, .join = false, .grace_period = 50ms}, [](int rank) {
@@ -306,7 +306,7 @@ const testing::Scenario refused("spawn: refused", [] {
   }
   spawn({}, nothing);
 });
-TEST(Spawn, WrongUseIsRefused) { expect_passes_alone(refused); }
+TEST(Spawn, InvalidUseIsRejected) { expect_passes_alone(refused); }
 
 const testing::Scenario threads("spawn: threads", [] {
   int ends[2];
@@ -324,7 +324,7 @@ const testing::Scenario threads("spawn: threads", [] {
   }
   spawn({}, [](int) {});
 });
-TEST(Spawn, AnotherThreadIsNamedAndRefused) { expect_passes_alone(threads); }
+TEST(Spawn, AnotherThreadIsNamedAndRejected) { expect_passes_alone(threads); }
 
 }  // namespace
 }  // namespace lockstep

@@ -100,7 +100,7 @@ const testing::Scenario after_use("spawn training: after use", [] {
     EXPECT_TRUE(torch::equal(trained, trained_by_spawn(backend))) << backend << " after spawn_threads";
   }
 });
-TEST(SpawnTraining, GivesTheBitsOfThreadRanksAfterLibTorchWasUsed) {
+TEST(SpawnTraining, HasTheBitsOfThreadRanksAfterLibTorchWasUsed) {
   testing::expect_all_passed(testing::run_ranks(
       after_use, {.world_size = 1, .env = {{"OMP_NUM_THREADS", ""}}, .timeout = std::chrono::seconds(100)}));
 }
@@ -113,7 +113,7 @@ const testing::Scenario spawned("spawn training: spawned", [] {
   torch::save(trained_by_spawn(*Env().get("TEST_BACKEND")), *Env().get("TEST_FILE"));
 });
 
-TEST(SpawnTraining, GivesTheBitsOfLaunchedRanks) {
+TEST(SpawnTraining, HasTheBitsOfLaunchedRanks) {
   const testing::TempFolder folder;
   for (const char* backend : {"shm", "gloo"}) {
     const auto run = [&](const testing::Scenario& scenario, int world_size) {

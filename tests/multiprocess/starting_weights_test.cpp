@@ -50,7 +50,7 @@ const Scenario from_a_file("weights written by rank 0 and read by all", [] {
 });
 TEST_P(StartingWeights, AreWrittenByOneAndReadByAll) { run_here(from_a_file); }
 
-const Scenario from_a_file_in_vain("weights that cannot be written or do not fit", [] {
+const Scenario from_a_file_in_vain("weights that cannot be written or do not match", [] {
   const auto context = init({.backend = backend_under_test()});
   const std::filesystem::path folder = variable_of_test("FOLDER");
   auto net = net_of(context.rank());
@@ -76,9 +76,9 @@ const Scenario from_other_files("weights from other files", [] {
                 share_starting_weights(net, folder / (is_last ? "old.pt" : "start.pt"),
                                        CheckpointReading::every_rank);
               }),
-              HasSubstr(fmt::format("rank {} has read other starting weights", context.world_size() - 1)));
+              HasSubstr(fmt::format("the starting weights that rank {} read", context.world_size() - 1)));
 });
-TEST_P(StartingWeights, FromOtherFilesAreFound) { run_here(from_other_files); }
+TEST_P(StartingWeights, FromDifferentFilesAreDetected) { run_here(from_other_files); }
 
 const Scenario by_broadcast("weights broadcast without a DDP", [] {
   const auto context = init({.backend = backend_under_test()});
@@ -106,7 +106,7 @@ const Scenario of_other_modules("modules that differ are not broadcast", [] {
   EXPECT_THAT(error_of([&] { broadcast_module(other); }),
               HasSubstr(fmt::format("rank 0 has tensor bias Float[4] on cpu, rank {} has nothing", last)));
 });
-TEST_P(StartingWeights, OfModulesThatDifferAreNamed) { run_here(of_other_modules); }
+TEST_P(StartingWeights, OfDifferentModulesAreNamed) { run_here(of_other_modules); }
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -63,7 +63,7 @@ void meet_and_sum(const std::string& file, int rank, int size, int victim) {
 }
 
 // Ranks 0 and 1 of every round are the same processes; the third of each round dies.
-const testing::Scenario goes_on("survivors: go on", [] {
+const testing::Scenario goes_on("survivors: continue", [] {
   const auto process = static_cast<int>(*Env().get_int("RANK"));
   if (process >= 2) {
     meet_and_sum("three" + std::to_string(process - 2), 2, 3, 2);
@@ -120,7 +120,7 @@ const testing::Scenario is_stuck("survivors: stuck", [] {
   auto x = torch::ones({10});
   auto token = torch::ones({1});
   if (context.rank() == 1) {
-    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // where only parents may look
+    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // if only parents may inspect processes
     auto* const function = ::dlsym(RTLD_DEFAULT, "pause");
     Dl_info library{};
     ::dladdr(function, &library);
@@ -143,10 +143,10 @@ const testing::Scenario is_stuck("survivors: stuck", [] {
   }
 });
 
-class Stuck : public testing::EveryBackend {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Stuck, testing::backends_and_ranks({3}), testing::name_of_case);
+class HungRank : public testing::EveryBackend {};
+INSTANTIATE_TEST_SUITE_P(Ranks, HungRank, testing::backends_and_ranks({3}), testing::name_of_case);
 
-TEST_P(Stuck, TheReportSaysWhereItStandsAndHowLongTheOthersHaveWaited) {
+TEST_P(HungRank, TheReportShowsItsLocationAndTheWaitOfOtherRanks) {
   const auto& [backend, ranks] = GetParam();
   const auto results =
       testing::run_ranks(is_stuck, {.world_size = ranks, .env = {{testing::kBackendVariable, backend}}});
@@ -201,7 +201,7 @@ const testing::Scenario two_are_missing("survivors: two missing", [] {
 
 class TwoMissing : public testing::EveryBackend {};
 INSTANTIATE_TEST_SUITE_P(Ranks, TwoMissing, testing::backends_and_ranks({4}), testing::name_of_case);
-TEST_P(TwoMissing, AreNamedByAMonitoredBarrierOnThoseThatCame) { run(two_are_missing); }
+TEST_P(TwoMissing, AreNamedByAMonitoredBarrier) { run(two_are_missing); }
 
 // -- calls that differ
 
@@ -245,7 +245,9 @@ const testing::Scenario differ("survivors: differ", [] {
 class CallsThatDiffer : public testing::EveryBackend {};
 INSTANTIATE_TEST_SUITE_P(Ranks, CallsThatDiffer, testing::backends_and_ranks({2}), testing::name_of_case);
 // Over gloo the variable alone turns the check on.
-TEST_P(CallsThatDiffer, AreToldWithBothSidesLines) { run(differ, {{"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}); }
+TEST_P(CallsThatDiffer, AreReportedWithTheLinesOfBothRanks) {
+  run(differ, {{"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}});
+}
 
 // -- memory that is short on one rank
 
@@ -286,7 +288,7 @@ const testing::Scenario short_of_addresses("survivors: addresses", [] {
   context.new_group({0, 1})->all_reduce(x);
   EXPECT_EQ(x[0].item<float>(), 2);
 });
-TEST(ShortMemory, OfAGroupOnOneRankIsToldToTheOthers) {
+TEST(ShortMemory, OnOneRankIsReportedToTheGroup) {
   testing::expect_all_passed(testing::run_ranks(short_of_addresses));
 }
 
@@ -310,7 +312,7 @@ const testing::Scenario short_of_memory("survivors: memory", [] {
   }
   context.group().all_reduce(torch::ones({5}));
 });
-TEST(ShortMemory, OfATensorIsAnErrorThereAndEndsTheOthersWait) {
+TEST(ShortMemory, ForATensorIsAnErrorAndEndsTheWaitOfOtherRanks) {
   const auto results = testing::run_ranks(short_of_memory);
   EXPECT_THAT(results[1].err, HasSubstr("out of memory: memory is short"));
   EXPECT_EQ(results[1].out.find("Failure"), std::string::npos) << results[1].out;
@@ -325,7 +327,7 @@ const testing::Scenario picks("survivors: picks", [] {
   (void)context.new_group({0, 1, 2});
   EXPECT_EQ(context.group().backend_name(), "shm");
 });
-TEST(Auto, SaysOnceWhatItPickedAndWhy) {
+TEST(Auto, LogsItsChoiceOnce) {
   const auto results = testing::run_ranks(picks, {.world_size = 3});
   testing::expect_all_passed(results);
   EXPECT_EQ(results[0].err, "[lockstep] backend shm for 3 ranks: all ranks are on one host\n");

@@ -48,7 +48,7 @@ Drawn draw(std::mt19937& random, int world_size) {
       pick(random, std::vector{Layout::contiguous, Layout::channels_last, Layout::permuted, Layout::strided});
   drawn.weights_in_dtype = random() % 2 == 0;
   drawn.converted = random() % 2 == 0;
-  // LibTorch's own layers refuse a single value per channel, and say so in a test of its own.
+  // LibTorch's own layers reject a single value per channel; a separate test covers this.
   std::int64_t places = 1;
   for (std::size_t i = 1; i < drawn.shape.size(); ++i) places *= drawn.shape[i];
   const bool one_is_fine = !drawn.converted || places > 1;
@@ -276,7 +276,7 @@ void expect_same_training(const Context& context, int micro_steps) {
   auto plain = whole;
   const auto expected = train(whole, plain, nullptr, micro_steps);
   auto net = convert_sync_batchnorm(small_resnet());
-  // Converted layers stay so when the module's tensors are replaced, as by a move to a device.
+  // Layers stay converted when the module's tensors are replaced, as by a move to a device.
   net->to(at::kFloat);
   net->to(at::kDouble);
   const auto fresh = small_resnet();
@@ -300,7 +300,7 @@ const testing::Scenario resnet("sync batch norm: resnet", [] {
   expect_same_training(context, 1);
 });
 
-TEST(SyncBatchNorm, AConvertedResNetTrainsAsWithTheWholeBatch) {
+TEST(SyncBatchNorm, AConvertedResNetMatchesTheWholeBatch) {
   testing::expect_all_passed(testing::run_ranks(resnet, {.world_size = 2}));
   testing::expect_all_passed(testing::run_ranks(resnet, {.world_size = 3}));
 }
@@ -310,7 +310,7 @@ const testing::Scenario accumulated("sync batch norm: no_sync", [] {
   expect_same_training(context, 2);
 });
 
-TEST(SyncBatchNorm, GradientsAccumulatedInNoSyncAreThoseOfTheWholeBatches) {
+TEST(SyncBatchNorm, AccumulatedGradientsMatchTheWholeBatches) {
   testing::expect_all_passed(testing::run_ranks(accumulated));
 }
 
@@ -323,7 +323,7 @@ const testing::Scenario joined("sync batch norm: join", [] {
               ThrowsMessage<ArgumentError>(AllOf(HasSubstr("module.1"), HasSubstr("SyncBatchNorm"))));
 });
 
-TEST(SyncBatchNorm, JoinIsRefusedEarlyNamingTheLayer) {
+TEST(SyncBatchNorm, JoinIsRejectedEarlyNamingTheLayer) {
   testing::expect_all_passed(testing::run_ranks(joined));
 }
 
@@ -349,7 +349,7 @@ const testing::Scenario refusals("sync batch norm: refusals", [] {
               ThrowsMessage<std::exception>(HasSubstr("create_graph")));
 });
 
-TEST(SyncBatchNorm, WrongInputIsRefused) { testing::expect_all_passed(testing::run_ranks(refusals)); }
+TEST(SyncBatchNorm, InvalidInputIsRejected) { testing::expect_all_passed(testing::run_ranks(refusals)); }
 
 // Nobody waits for a rank that uses a layer's tensors by itself, or evaluates.
 const testing::Scenario by_itself("sync batch norm: by itself", [] {
@@ -366,7 +366,9 @@ const testing::Scenario by_itself("sync batch norm: by itself", [] {
   }
 });
 
-TEST(SyncBatchNorm, OnlyTrainingNeedsTheOthers) { testing::expect_all_passed(testing::run_ranks(by_itself)); }
+TEST(SyncBatchNorm, OnlyTrainingNeedsOtherRanks) {
+  testing::expect_all_passed(testing::run_ranks(by_itself));
+}
 
 // Statistics in fp32 of bf16 activations, and buffers that stay fp32.
 const testing::Scenario mixed("sync batch norm: mixed precision", [] {
@@ -408,7 +410,7 @@ const testing::Scenario in_threads("sync batch norm: in threads", [] {
   spawn_threads(3, [](Context& context) { expect_same_training(context, 1); });
 });
 
-TEST(SyncBatchNorm, ThreadsTrainAsTheWholeBatchToo) {
+TEST(SyncBatchNorm, ThreadsMatchTheWholeBatch) {
   testing::expect_all_passed(testing::run_ranks(in_threads, {.world_size = 1}));
 }
 
@@ -419,7 +421,7 @@ const testing::Scenario groups("sync batch norm: groups", [] {
   SyncBatchNorm layer(torch::nn::BatchNormOptions(2).momentum(1.0), first ? *first : *second);
   layer->forward(at::full({2, 2}, static_cast<double>(context.rank())));
   EXPECT_NEAR(layer->running_mean[0].item<double>(), context.rank() < 2 ? 0.5 : 2.5, 1e-6);
-  // In eval() nobody waits for anybody.
+  // In eval() no rank waits for another.
   layer->eval();
   if (context.rank() == 0) layer->forward(at::ones({2, 2}));
 });

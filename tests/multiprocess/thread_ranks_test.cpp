@@ -89,7 +89,7 @@ const testing::Scenario random_numbers("threads: random numbers", [] {
     context.barrier();
     manual_seed(100 + rank);
     own[rank] = draw();
-    // And beside generators that are given.
+    // Also with explicit generators.
     const auto given = at::make_generator<at::CPUGeneratorImpl>(7);
     const auto mine = at::make_generator<at::CPUGeneratorImpl>(7);
     EXPECT_TRUE(torch::equal(torch::rand({4}, given), torch::rand({4}, mine)));
@@ -103,7 +103,7 @@ const testing::Scenario random_numbers("threads: random numbers", [] {
   EXPECT_EQ(default_generator(), at::detail::getDefaultCPUGenerator());
 });
 
-TEST(ThreadRanks, HaveRandomNumbersOfTheirOwn) { expect_passes_alone(random_numbers); }
+TEST(ThreadRanks, HaveTheirOwnRandomNumbers) { expect_passes_alone(random_numbers); }
 
 struct Failing : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -124,7 +124,7 @@ const testing::Scenario first_error("threads: first error", [] {
   EXPECT_THAT(run, ThrowsMessage<Error>(AllOf(HasSubstr("rank 1 of 3"), HasSubstr("the cause"))));
 });
 
-TEST(ThreadRanks, TheCauseIsReportedNotWhatItLedTo) { expect_passes_alone(first_error); }
+TEST(ThreadRanks, ReportTheCauseNotItsConsequence) { expect_passes_alone(first_error); }
 
 const testing::Scenario loaders("threads: loaders", [] {
   std::vector<std::vector<std::int64_t>> seen(2);
@@ -174,7 +174,7 @@ const testing::Scenario failures("threads: failures", [] {
   }
 });
 
-TEST(ThreadRanks, AThrowingRankStopsTheOthersAndItsErrorComesOut) { expect_passes_alone(failures); }
+TEST(ThreadRanks, AThrowingRankStopsTheOthersAndItsErrorIsThrown) { expect_passes_alone(failures); }
 
 const testing::Scenario failed_meeting("threads: failed meeting", [] {
   for (const char* backend : {"shm", "gloo"}) {
@@ -190,7 +190,7 @@ const testing::Scenario failed_meeting("threads: failed meeting", [] {
   }
 });
 
-TEST(ThreadRanks, NobodyWaitsForAFailedRankToMeet) { expect_passes_alone(failed_meeting); }
+TEST(ThreadRanks, NoRankWaitsForAFailedRank) { expect_passes_alone(failed_meeting); }
 
 const testing::Scenario refused("threads: refused", [] {
   const auto none = [](Context&) {};
@@ -207,7 +207,7 @@ const testing::Scenario refused("threads: refused", [] {
   });
 });
 
-TEST(ThreadRanks, WrongUseIsRefused) { expect_passes_alone(refused); }
+TEST(ThreadRanks, InvalidUseIsRejected) { expect_passes_alone(refused); }
 
 const testing::Scenario beside("threads: beside a context", [] {
   const auto context = init();
@@ -220,7 +220,7 @@ const testing::Scenario beside("threads: beside a context", [] {
   context.barrier();
 });
 
-TEST(ThreadRanks, LiveBesideTheProcesssOwnContext) { expect_passes_alone(beside); }
+TEST(ThreadRanks, CoexistWithTheContextOfTheProcess) { expect_passes_alone(beside); }
 
 const testing::Scenario intra_op("threads: intra-op", [] {
   at::set_num_threads(3);
@@ -228,7 +228,7 @@ const testing::Scenario intra_op("threads: intra-op", [] {
   EXPECT_EQ(at::get_num_threads(), 3);
 });
 
-TEST(ThreadRanks, HaveThreadsWithinOperatorsAsAsked) { expect_passes_alone(intra_op); }
+TEST(ThreadRanks, HaveTheRequestedIntraOpThreads) { expect_passes_alone(intra_op); }
 
 const testing::Scenario hanging("threads: hanging", [] {
   std::atomic<bool> done = false;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where PyTorch's DDP raises: ddp_errors.py <folder> runs each case on two ranks over Gloo, and rank 0 writes a line
-"<case> <the last thing that was begun, or 'nothing' when all went well>" for each to <folder>/points."""
+"<case> <the last operation that was started, or 'nothing' without an error>" for each to <folder>/points."""
 import datetime
 import sys
 
@@ -14,7 +14,7 @@ import models
 
 
 class Case:
-    """Notes what is begun."""
+    """Records the operation that starts."""
 
     def __init__(self):
         self.point = "nothing"

@@ -125,7 +125,7 @@ std::string text_of(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-TEST(DdpErrors, ComeWherePyTorchsCome) {
+TEST(DdpErrors, OccurAtTheSamePointAsPyTorchs) {
   const BothSides sides("parity/ddp_errors.py", kRunAll, {}, "gloo", 2);
   ASSERT_FALSE(HasFailure());
   const auto python = text_of(sides.python_folder() / "points");

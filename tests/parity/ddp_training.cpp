@@ -84,7 +84,7 @@ class Training {
     losses_.values.push_back(loss.template item<float>());
   }
 
-  // BatchNorm's statistics move, on each rank in its own way.
+  // BatchNorm's statistics change differently on each rank.
   void probe(const at::Generator& source) {
     const torch::NoGradGuard no_grad;
     const auto [images, labels] = draw_batch(source, case_.batch_size);

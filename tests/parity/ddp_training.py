@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """ddp_training.cpp in Python: ddp_training.py <folder> <world size> runs every case of <folder>/cases on that many
-ranks over Gloo, and writes what each rank found to <folder>/<case>.<rank>."""
+ranks over Gloo, and writes the results of each rank to <folder>/<case>.<rank>."""
 import contextlib
 import ctypes
 import datetime
@@ -18,7 +18,7 @@ SEED = 17
 
 
 class Images(Dataset):
-    """As torchvision gives them: one at a time, converted and normalized."""
+    """Like torchvision: images one at a time, converted and normalized."""
 
     def __init__(self):
         source = torch.Generator().manual_seed(1)

@@ -28,7 +28,7 @@ const Scenario saves("write a folder together", [] {
   EXPECT_TRUE(equal(dcp::load(folder / "cpp"), load(folder / "plain.pt")));
 });
 
-TEST(DistributedCheckpoint, TravelsBothWays) {
+TEST(DistributedCheckpoint, IsReadByBothLanguages) {
   const TempFolder folder;
   run_python("parity/distributed_checkpoints.py", {.args = {"make", folder.path().string()}});
   EXPECT_TRUE(equal(dcp::load(folder.path() / "plain"), load(folder.path() / "plain.pt")));
@@ -62,7 +62,7 @@ fs::path data_file_in(const fs::path& folder) {
   return {};
 }
 
-TEST(DistributedCheckpoint, WhatIsNoneOrDamagedIsNamed) {
+TEST(DistributedCheckpoint, ForeignOrDamagedFoldersAreNamed) {
   const TempFolder temp;
   const auto folder = temp.path() / "run";
   EXPECT_THAT(error_of([&] { dcp::load(folder); }), HasSubstr(".metadata"));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether views of one storage in several dtypes are what they should be: dtype_views.py <file>"""
+"""Checks views of one storage in several dtypes: dtype_views.py <file>"""
 import sys
 
 import torch

@@ -49,9 +49,9 @@ class EpochCheckpoints : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(EpochCheckpoints, GoOnInTheOtherLanguage) {
+TEST_F(EpochCheckpoints, ResumeInTheOtherLanguage) {
   in_python("-", kWhole, file("whole.pt"));
-  // As Python's torch.load() has them, order of keys included.
+  // As Python's torch.load() returns them, including the order of keys.
   std::vector<std::string> equal_ones{"compare", file("whole.pt")};
   for (const std::string form : {"float", "int", "tensor", "example"}) {
     SCOPED_TRACE(form);
@@ -71,7 +71,7 @@ TEST_F(EpochCheckpoints, GoOnInTheOtherLanguage) {
   EXPECT_NO_THROW(run_python("parity/epoch_checkpoint.py", {.args = equal_ones}));
 }
 
-TEST_F(EpochCheckpoints, OfABareModuleGoIntoAWrappedOne) {
+TEST_F(EpochCheckpoints, OfABareModuleLoadIntoAWrappedModule) {
   in_python("-", kHalf, file("half.pt"));
   EpochTraining training;
   DataParallel wrapped(training.net, {.device_ids = {at::kCPU, at::kCPU}});

@@ -98,7 +98,7 @@ void add_joins(Cases& cases) {
     }
   }
   cases.push_back({.name = "join_50", .batches = "50,1", .view = true});
-  // One expert: with several, PyTorch's joined ranks go on reporting those that they used last (docs/ddp.md).
+  // One expert: with several, PyTorch's joined ranks keep reporting those that they used last (docs/ddp.md).
   cases.push_back({.name = "join_unused",
                    .net = "one_expert",
                    .batches = "2,5",
@@ -114,7 +114,7 @@ void add_hooks(Cases& cases) {
        {"allreduce", "fp16", "bf16", "fp16_wrapper", "bf16_wrapper", "local_sgd", "local_sgd_off"}) {
     cases.push_back({.name = fmt::format("hook_{}", hook), .hook = hook});
   }
-  // One bucket: PyTorch's hook waits inside of a callback, which over Gloo hangs with several.
+  // One bucket: PyTorch's hook waits in a callback, which hangs over Gloo with several buckets.
   for (const char* hook : {"powersgd", "powersgd_rank3", "powersgd_no_feedback", "powersgd_cold",
                            "powersgd_batched", "powersgd_fp16"}) {
     cases.push_back({.name = fmt::format("hook_{}", hook), .bucket_cap_mb = 0, .hook = hook});

@@ -27,15 +27,15 @@ struct FeatureCase {
   std::string checkpoint = "none";  // "none", "plain" or "reentrant"
   std::string hook = "";            // see feature_training.cpp
   std::string delay = "";           // parameter whose reduction is delayed,
-  std::string trigger = "";         // until this one's gradient is there
-  std::string ignore = "";          // parameter that is left alone
+  std::string trigger = "";         // until this one's gradient is ready
+  std::string ignore = "";          // parameter that is ignored
   bool own_experts = false;         // each rank uses another expert
   bool by_initial_size = true;      // join's divide_by_initial_world_size
   bool stop_early = false;          // join's throw_on_early_termination
   bool in_backward = false;         // the optimizer runs in backward
   int average_every = 0;            // PeriodicModelAverager's period
   double clip = 0;                  // clip_grad_norm_
-  int most_ranks = 4;               // that it is compared at
+  int most_ranks = 4;               // largest world size of the comparison
 };
 
 std::vector<FeatureCase> feature_cases();

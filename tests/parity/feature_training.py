@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""feature_training.cpp in Python: feature_training.py <folder> <world size>, as ddp_training.py."""
+"""feature_training.cpp in Python: feature_training.py <folder> <world size>, like ddp_training.py."""
 import contextlib
 import sys
 

@@ -45,7 +45,7 @@ def make_parameters(case):
 
 
 def make_optimizer(case, parameters, fused=True):
-    """Two groups; the second one with half the rate of the first and weight decay of its own."""
+    """Two groups; the second one with half the rate of the first and its own weight decay."""
     kind, _, arguments, what = CASES[case]
     arguments = dict(arguments)
     if what == "tensor":

@@ -209,7 +209,7 @@ TEST_F(FusedParity, ParametersAndStateAreThoseOfPython) {
   }
 }
 
-TEST_F(FusedParity, GoesOnFromAStateDictOfPythonAndBack) {
+TEST_F(FusedParity, ContinuesFromAStateDictOfPythonAndBack) {
   for (const auto& with : kCases) {
     SCOPED_TRACE(with.name);
     Training resumed(with, load(file(with.name, "half")));
@@ -227,7 +227,7 @@ TEST_F(FusedParity, GoesOnFromAStateDictOfPythonAndBack) {
   }
 }
 
-TEST_F(FusedParity, TakesOverFromAnOptimizerThatIsNotFused) {
+TEST_F(FusedParity, ContinuesFromANonFusedOptimizer) {
   for (const auto& name : kPlain) {
     SCOPED_TRACE(name);
     Training resumed(case_of(name), load(file(name, "plain_half")));

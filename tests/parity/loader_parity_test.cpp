@@ -79,7 +79,7 @@ std::vector<SamplerCase> cases_of(const std::string& kind) {
   return some;
 }
 
-TEST(LoaderParity, BatchesAndDropoutMasksBetweenThem) {
+TEST(LoaderParity, BatchesAndInterleavedDropoutMasks) {
   const auto cases = cases_of("loader");
   ASSERT_GE(cases.size(), 120U);
   for (const auto& each : cases) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""numpy's scalars, each beside the plain number: numpy_scalars.py <file>"""
+"""numpy's scalars, each with the plain number: numpy_scalars.py <file>"""
 import sys
 
 import numpy as np

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that torch.save does not write every day: odd_files.py <folder>"""
+"""Unusual files of torch.save: odd_files.py <folder>"""
 import os
 import sys
 import zipfile
@@ -56,7 +56,7 @@ def with_64_bit_sizes():
 
 
 def from_a_gpu():
-    """As if written on a machine that has one."""
+    """Like a file from a machine with a GPU."""
     tag = torch.serialization.location_tag
     torch.serialization.location_tag = lambda storage: "cuda:0"
     write("cuda.pt", usual())

@@ -56,7 +56,7 @@ class OddFiles : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(OddFiles, AQuantizedTensorIsRefusedByName) {
+TEST_F(OddFiles, AQuantizedTensorIsRejectedByName) {
   for (const auto* name : {"per_tensor.pt", "per_channel.pt", "old_per_tensor.pt"}) {
     EXPECT_THAT(error_of_load(name),
                 AllOf(HasSubstr(folder_.file(name)), HasSubstr("the checkpoint has a quantized tensor"),
@@ -65,7 +65,7 @@ TEST_F(OddFiles, AQuantizedTensorIsRefusedByName) {
 }
 
 // 64 MB in 64 kB: they are never made.
-TEST_F(OddFiles, CompressedRecordsAreRefusedWithoutUnpackingThem) {
+TEST_F(OddFiles, CompressedRecordsAreRejectedWithoutUnpackingThem) {
   reset_peak_memory();
   const auto before = peak_memory();
   for (const bool mmap : {false, true}) {
@@ -76,7 +76,7 @@ TEST_F(OddFiles, CompressedRecordsAreRefusedWithoutUnpackingThem) {
   EXPECT_LT(peak_memory() - before, 16 * kMegabyte);
 }
 
-TEST_F(OddFiles, SizesAndPlacesIn64BitsAreRead) {
+TEST_F(OddFiles, SizesAndOffsetsIn64BitsAreRead) {
   EXPECT_THAT(bytes_of(folder_.file("zip64.pt")), HasSubstr("\xff\xff\xff\xff\xff\xff\xff\xff"));
   EXPECT_THAT(bytes_of(folder_.file("usual.pt")), Not(HasSubstr("\xff\xff\xff\xff\xff\xff\xff\xff")));
   const auto usual = load_it("usual.pt");
@@ -87,7 +87,7 @@ TEST_F(OddFiles, SizesAndPlacesIn64BitsAreRead) {
   }
 }
 
-TEST_F(OddFiles, TensorsOfAGpuLandWhereTheyAreMapped) {
+TEST_F(OddFiles, TensorsOfAGpuLoadToTheMapLocation) {
   const auto usual = load_it("usual.pt");
   for (const auto* name : {"cuda.pt", "old_cuda.pt"}) {
     for (const bool mmap : {false, true}) {

@@ -104,7 +104,7 @@ double own_difference(const std::string& kind) {
   return 0;
 }
 
-TEST_F(OptimizerResume, GoesOnInTheOtherLanguageAsIfNothingHadHappened) {
+TEST_F(OptimizerResume, ContinuesInTheOtherLanguageBitForBit) {
   for (const auto& kind : kKinds) {
     SCOPED_TRACE(kind);
     Side uninterrupted(kind, file(kind, "init"));

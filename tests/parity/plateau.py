@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Python's ReduceLROnPlateau: plateau.py <cases.pt> <out.pt> <steps before> <state to go on from or ->
+"""Python's ReduceLROnPlateau: plateau.py <cases.pt> <out.pt> <steps before> <state to continue from or ->
 
 The cases: a list of {options, metrics}; for each the rates after every step go to <out.pt>, and the state dict."""
 import sys

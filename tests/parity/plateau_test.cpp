@@ -114,7 +114,7 @@ void step_beside(Twin& twin, const Value& metrics, std::size_t first, const Valu
   expect_same_state(twin.scheduler.state_dict(), theirs["state"].as_dict());
 }
 
-TEST(ReduceLROnPlateau, StepsAsPythonsAndGoesOnFromItsStateAndBack) {
+TEST(ReduceLROnPlateau, MatchesPythonAndExchangesItsState) {
   const TempFolder folder;
   const auto all = cases();
   save(all, folder.file("cases.pt"));
@@ -130,7 +130,7 @@ TEST(ReduceLROnPlateau, StepsAsPythonsAndGoesOnFromItsStateAndBack) {
       half.scheduler.step(one.at("metrics").as_items()[step].as_double());
     halves.items.emplace_back(Dict{{"state", half.scheduler.state_dict()}});
   }
-  // The second half in Python, and in C++ from what Python wrote at the end of its own.
+  // The second half in Python, and in C++ from the state that Python wrote after its half.
   save(halves, folder.file("halves.pt"));
   run_python("parity/plateau.py", {.args = {folder.file("cases.pt"), folder.file("second.pt"),
                                             std::to_string(kHalf), folder.file("halves.pt")}});
@@ -145,7 +145,7 @@ TEST(ReduceLROnPlateau, StepsAsPythonsAndGoesOnFromItsStateAndBack) {
   }
 }
 
-TEST(ReduceLROnPlateau, RefusesWhatMakesNoSense) {
+TEST(ReduceLROnPlateau, RejectsInvalidOptions) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.1);
   EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.factor = 1}); }), HasSubstr("factor = 1"));
   EXPECT_THAT(error_of([&] { optim::ReduceLROnPlateau(optimizer, {.mode = "best"}); }), HasSubstr("'best'"));

@@ -30,9 +30,9 @@ void train_on() {
   if (!is_initialized() || get_rank() == 0) save(state, variable("TO"), {.sync = false});
 }
 
-const Scenario go_on("train on from a file to a file", train_on);
+const Scenario go_on("train from a file to a file", train_on);
 
-const Scenario go_on_together("train on from a file to a file on several ranks", [] {
+const Scenario go_on_together("train from a file to a file on several ranks", [] {
   const auto context = init({.backend = "gloo"});
   train_on();
 });
@@ -68,7 +68,7 @@ void expect_same_training(const std::string& left, const std::string& right) {
             b["optimizer"]["param_groups"].as_items()[0]["lr"].as_double());
 }
 
-TEST(Resume, GoesOnInANewProcessOfEitherLanguageBitForBit) {
+TEST(Resume, ContinuesInANewProcessOfEitherLanguageBitForBit) {
   const TempFolder folder;
   const auto file = [&](const char* name) { return folder.file(name); };
   in_cpp("", kWhole, file("whole.pt"));
@@ -87,7 +87,7 @@ TEST(Resume, GoesOnInANewProcessOfEitherLanguageBitForBit) {
       << "the half is not in the middle of an epoch";
 }
 
-TEST(Resume, GoesOnWithSeveralLoaderThreadsBitForBit) {
+TEST(Resume, ContinuesWithSeveralLoaderThreadsBitForBit) {
   const TempFolder folder;
   const auto file = [&](const char* name) { return folder.file(name); };
   for (const int ranks : {0, 2}) {
@@ -99,7 +99,7 @@ TEST(Resume, GoesOnWithSeveralLoaderThreadsBitForBit) {
   }
 }
 
-TEST(Resume, OnAnotherNumberOfRanksDoesNotDependOnLoaderThreads) {
+TEST(Resume, WithAnotherNumberOfRanksDoesNotDependOnLoaderThreads) {
   const TempFolder folder;
   const auto file = [&](const char* name) { return folder.file(name); };
   in_cpp("", kHalf, file("half.pt"), {.ranks = 2, .loader_threads = 2});

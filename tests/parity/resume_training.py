@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The twin of resume_training.h on one process: resume_training.py <until> <file to go on from or -> <file to write>"""
+"""The twin of resume_training.h on one process: resume_training.py <until> <file to continue from or -> <file to write>"""
 import sys
 
 import torch

@@ -67,7 +67,7 @@ TEST(SafetensorsParity, FilesAreThoseOfPython) { expect_same_files({}); }
 
 TEST(SafetensorsParity, FilesAreThoseOfPythonThroughMappedPages) { expect_same_files({.mmap = true}); }
 
-TEST(SafetensorsParity, SafeOpenGivesWhatLoadFileGives) {
+TEST(SafetensorsParity, SafeOpenEqualsLoadFile) {
   const TempFolder folder;
   run_python("parity/safetensors_files.py", {.args = {"make", folder.path().string()}});
   const auto file = folder.path() / "all_dtypes.safetensors";

@@ -69,7 +69,7 @@ TEST_F(SamplerParity, RandomSamplerIndexForIndexAndGeneratorsAfterwards) {
     torch::manual_seed(static_cast<std::uint64_t>(each["default_seed"]));
     const RandomSampler sampler(each["n"], options);
     auto found = to_numbers(sampler.indices());
-    // The same pass again, in small reads, as a loader makes them. One past the end finishes a pass.
+    // The same pass again in small reads, like those of a loader. A read past the end finishes a pass.
     const auto pass = sampler.iter();
     for (std::int64_t index = 0; pass->read({&index, 1}) == 1;) found.push_back(index);
     ASSERT_EQ(sampler.size(), each["length"]) << each.line;

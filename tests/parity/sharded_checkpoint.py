@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tensors of which the other side's ranks had parts: sharded_checkpoint.py read|layouts [<folder>]
+"""Tensors whose parts the ranks of the other language had: sharded_checkpoint.py read|layouts [<folder>]
 
 read:    <folder>/cpp is read whole by one process and in parts by two, and compared with <folder>/whole.pt.
 layouts: prints where DTensor has parts, one case a line.

@@ -36,12 +36,12 @@ Dict contents_of(const Context& context) {
 
 const Scenario writes("write parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
-  // Twice: the second takes the place of the first.
+  // Twice: the second save replaces the first.
   dcp::save(Dict{{"model", Dict{{"rows", torch::zeros({2})}}}}, folder_of_run() / "cpp", {}, context.group());
   dcp::save(contents_of(context), folder_of_run() / "cpp", {}, context.group());
 });
 
-const Scenario reads("read other parts of tensors", [] {
+const Scenario reads("read different parts of tensors", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto model = sharded_tensors(whole_tensors(), context.rank(), context.world_size());
   Dict there{{"model", zeros_like(model)}, {"plain", torch::zeros({3})}, {"epoch", 0}};
@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ShardedCheckpoint,
                          ::testing::Values(std::tuple("gloo", 2), std::tuple("shm", 2), std::tuple("gloo", 3),
                                            std::tuple("shm", 4)));
 
-TEST_P(ShardedCheckpoint, IsReadWholeAndInOtherPartsByBothLanguages) {
+TEST_P(ShardedCheckpoint, IsReadWholeAndInDifferentPartsByBothLanguages) {
   const auto& [backend, ranks] = GetParam();
   const TempFolder folder;
   save(whole_tensors(), folder.path() / "whole.pt");
@@ -87,7 +87,7 @@ TEST_P(ShardedCheckpoint, IsReadWholeAndInOtherPartsByBothLanguages) {
   EXPECT_EQ(data_files_in(folder.path() / "cpp"), static_cast<std::size_t>(ranks));
 }
 
-const Scenario refuses("parts that are no whole", [] {
+const Scenario refuses("incomplete parts", [] {
   const auto context = init({.backend = backend_of_run()});
   const auto folder = folder_of_run() / "refused";
   const int rank = context.rank();
@@ -117,7 +117,7 @@ const Scenario refuses("parts that are no whole", [] {
                           context.group());
               }),
               HasSubstr("'w' is a tensor of Float [3] on rank 0, but no tensor on rank 1"));
-  // One rank cannot write, since files may not grow there: the other fails with it, and what was there stays.
+  // One rank cannot write, since its file size is limited: both ranks fail, and the existing files stay.
   const ShardedTensor half{.size = {2000},
                            .dtype = torch::kFloat,
                            .local_shards = {{.tensor = torch::ones({1000}), .shard_offsets = {rank * 1000}}}};
@@ -135,7 +135,7 @@ const Scenario refuses("parts that are no whole", [] {
   EXPECT_EQ(wanted["epoch"].as_int(), 0);
 });
 
-TEST(ShardedCheckpoint, PartsThatOverlapOrAreMissingAreRefusedOnAllRanks) {
+TEST(ShardedCheckpoint, OverlappingOrMissingPartsAreRejectedOnAllRanks) {
   const TempFolder folder;
   run_on(refuses, folder.path(), "gloo", 2);
 }
@@ -154,7 +154,7 @@ Numbers numbers_in(const std::string& text) {
   return numbers;
 }
 
-TEST(ShardedCheckpoint, PartsLieWhereDTensorHasThem) {
+TEST(ShardedCheckpoint, PartsHaveDTensorsOffsets) {
   std::istringstream lines(run_python("parity/sharded_checkpoint.py", {.args = {"layouts"}}));
   int cases = 0;
   for (std::string line; std::getline(lines, line); ++cases) {

@@ -63,7 +63,7 @@ inline Dict sharded_tensors(const Dict& whole, int rank, int ranks) {
   const auto along = [&](const char* name, std::int64_t dimension) {
     return placed(tensor(name), {ranks}, {rank}, {dimension});
   };
-  // A mesh of two rows where that can be.
+  // A mesh of two rows if possible.
   const std::int64_t height = ranks % 2 == 0 ? 2 : 1;
   const auto width = ranks / height;
   ShardedTensor scalar{.size = {}, .dtype = torch::kFloat};

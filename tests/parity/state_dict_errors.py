@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What Python says when a state dict does not fit: state_dict_errors.py <file>; saves the dict there."""
+"""Python's error messages for a state dict that does not match: state_dict_errors.py <file>; saves the dict there."""
 import sys
 
 import torch

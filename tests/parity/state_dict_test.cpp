@@ -16,7 +16,7 @@ std::string message_of(torch::nn::Sequential& net, const Dict& dict, bool strict
   return error_of<CheckpointError>([&] { load_state_dict(net, dict, {.strict = strict}); });
 }
 
-TEST(StateDict, WhatDoesNotFitIsToldInPythonsWords) {
+TEST(StateDict, MismatchesAreReportedInPythonsWords) {
   const TempFolder folder;
   const auto python = run_python("parity/state_dict_errors.py", {.args = {folder.file("state.pt")}});
   const auto state = load(folder.file("state.pt"));
@@ -25,7 +25,7 @@ TEST(StateDict, WhatDoesNotFitIsToldInPythonsWords) {
                         message_of(net, state.as_dict(), false) + "\n");
 }
 
-TEST(StateDict, OfAResNetFromPythonFitsAndIsTheSameWhenSavedAgain) {
+TEST(StateDict, OfAResNetFromPythonRoundTrips) {
   const TempFolder folder;
   run_python("parity/state_dict_of.py", {.args = {folder.file("net.pt"), folder.file("wrapped.pt")}});
   const auto python = load(folder.file("net.pt"));

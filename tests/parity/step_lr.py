@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Python's StepLR: step_lr.py <cases.pt> <out.pt> <steps before> <until> <states to go on from or ->
+"""Python's StepLR: step_lr.py <cases.pt> <out.pt> <steps before> <until> <states to continue from or ->
 
 The cases: a list of {optimizer, rates, schedulers, changes}: the rate of each parameter group, [step_size, gamma] of
 each scheduler, and rates that are set by hand before a step. For each the rates after every step go to <out.pt>, and

@@ -79,7 +79,7 @@ class Twin {
     }
   }
 
-  // As Python's script: the rates after each step of each scheduler, and the states.
+  // The same as Python's script: the rates after each step of each scheduler, and the states.
   Dict run(std::int64_t before, std::int64_t until) {
     List rates;
     for (auto step = before; step < until; ++step) {
@@ -129,7 +129,7 @@ class Steps : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Optimizers, Steps, ::testing::Values(false, true),
                          [](const auto& chosen) { return chosen.param ? "Fused" : "OfLibTorch"; });
 
-TEST_P(Steps, AreAsPythonsAndGoOnFromItsStateAndBack) {
+TEST_P(Steps, MatchPythonAndExchangeItsState) {
   const auto all = cases();
   save(all, folder_.file("cases.pt"));
   const auto whole = in_python(0, kWhole);
@@ -149,7 +149,7 @@ TEST_P(Steps, AreAsPythonsAndGoOnFromItsStateAndBack) {
   for (std::size_t i = 0; i < all.items.size(); ++i) expect_same(theirs.as_items()[i], second.as_items()[i]);
 }
 
-TEST(StepLR, TakesStepSizeAndGammaFromTheState) {
+TEST(StepLR, LoadsStepSizeAndGamma) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
   optim::StepLR other(optimizer, 7, 0.3);
   optim::StepLR scheduler(optimizer, 2, 0.5);
@@ -157,7 +157,7 @@ TEST(StepLR, TakesStepSizeAndGammaFromTheState) {
   EXPECT_TRUE(equal(scheduler.state_dict(), other.state_dict()));
 }
 
-TEST(StepLR, TakesRatesThatPythonKeepsInTensors) {
+TEST(StepLR, LoadsRatesThatPythonKeepsInTensors) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
   optim::StepLR scheduler(optimizer, 2);
   auto state = scheduler.state_dict();
@@ -168,7 +168,7 @@ TEST(StepLR, TakesRatesThatPythonKeepsInTensors) {
   EXPECT_EQ(scheduler.state_dict().at("gamma").as_double(), 0.5);
 }
 
-TEST(StepLR, RefusesWhatMakesNoSense) {
+TEST(StepLR, RejectsInvalidOptions) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
   EXPECT_THAT(error_of([&] { optim::StepLR(optimizer, 0); }), HasSubstr("step_size = 0"));
   optim::StepLR scheduler(optimizer, 2);
@@ -183,7 +183,7 @@ TEST(StepLR, RefusesWhatMakesNoSense) {
   }
 }
 
-TEST(StepLR, RefusesTheStateOfSomethingElse) {
+TEST(StepLR, RejectsForeignState) {
   torch::optim::SGD optimizer({torch::zeros({1})}, 0.5);
   optim::StepLR scheduler(optimizer, 2);
   EXPECT_THAT(error_of([&] { scheduler.load_state_dict({{"epoch", 3}}); }), HasSubstr("'last_epoch'"));

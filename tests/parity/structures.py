@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What checkpoints hold: structures.py make|check <folder>
+"""Contents of checkpoints: structures.py make|check <folder>
 
 make:  writes every structure to <folder>/<name>.pt, as torch.save does (".legacy" in the name: in the older format).
 check: compares each with <folder>/<name>.out.pt, which the other side wrote after reading it; prints the names of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compares what C++ built and saved with the same built here: structures_from_cpp.py <folder>
+"""Compares structures that C++ built and saved with the same structures built here: structures_from_cpp.py <folder>
 
 Prints the names of the files that are what they should be, sorted; ends with an error that tells what differs, for every
 file that has no expectation, too.

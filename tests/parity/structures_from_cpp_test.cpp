@@ -179,7 +179,7 @@ Structures every_dtype() {
   return made;
 }
 
-TEST(StructuresFromCpp, AreWhatPythonWouldHaveBuilt) {
+TEST(StructuresFromCpp, EqualThoseThatPythonBuilds) {
   const TempFolder folder;
   std::vector<std::string> names;
   for (const auto& group : {plain_values(), containers(), tensors(), every_dtype()}) {

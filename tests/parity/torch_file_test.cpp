@@ -40,17 +40,17 @@ void expect_round_trips(const std::string& group, const LoadOptions& options, in
   EXPECT_GE(lines_of(same), least);
 }
 
-TEST(TorchFile, StructuresOfPythonSurviveARoundTrip) { expect_round_trips("small", {}, 60); }
+TEST(TorchFile, StructuresOfPythonRoundTrip) { expect_round_trips("small", {}, 60); }
 
-TEST(TorchFile, StructuresOfPythonSurviveARoundTripWithChecksums) {
+TEST(TorchFile, StructuresOfPythonRoundTripWithChecksums) {
   expect_round_trips("small", {.verify = true}, 60);
 }
 
-TEST(TorchFile, StructuresOfPythonSurviveARoundTripThroughMappedPages) {
+TEST(TorchFile, StructuresOfPythonRoundTripThroughMappedPages) {
   expect_round_trips("small", {.mmap = true}, 60);
 }
 
-TEST(TorchFile, NumpysScalarsArePlainNumbers) {
+TEST(TorchFile, NumpyScalarsArePlainNumbers) {
   const TempFolder folder;
   run_python("parity/numpy_scalars.py", {.args = {folder.file("numbers.pt")}});
   const auto numbers = load(folder.file("numbers.pt"));
@@ -75,7 +75,7 @@ TEST(TorchFile, ViewsOfOtherDtypesReachPython) {
   EXPECT_EQ(run_python("parity/dtype_views.py", {.args = {folder.file("views.pt")}}), "shared\n");
 }
 
-TEST(TorchFile, Gpt2WithItsOptimizerSurvivesARoundTrip) { expect_round_trips("large", {.mmap = true}, 1); }
+TEST(TorchFile, Gpt2WithItsOptimizerRoundTrips) { expect_round_trips("large", {.mmap = true}, 1); }
 
 }  // namespace
 }  // namespace lockstep::testing

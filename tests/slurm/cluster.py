@@ -53,7 +53,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 class HeldPort:
-    """A free port that nobody else is given, and where a server that allows address reuse can listen all the same."""
+    """A reserved free port, on which a server that allows address reuse can still listen."""
 
     def __init__(self):
         self.socket = socket.socket()
@@ -156,7 +156,7 @@ class Cluster:
         wait_until("all nodes are idle", idle)
 
     def start(self, *command):
-        """A client of the cluster; all it starts on the nodes inherits the marker."""
+        """A client of the cluster; everything that it starts on the nodes inherits the marker."""
         return Client(command, self.env | {MARKER: self.marker})
 
     def run(self, *command, text=None):
@@ -174,7 +174,7 @@ class Cluster:
 
 
 class Client(subprocess.Popen):
-    """A process that is killed when it does not end in time, and with this one."""
+    """A process that is killed when it does not end in time, or when this process dies."""
 
     def __init__(self, command, env):
         pipe = subprocess.PIPE

@@ -35,7 +35,7 @@ class SlurmTest(unittest.TestCase):
         return client.out
 
     def run_script(self, script, *options):
-        """What a script that sbatch runs writes to stdout."""
+        """The stdout of a script that sbatch runs."""
         output = cluster.folder / "batch.out"
         errors = cluster.folder / "batch.err"
         options = ("--wait", f"--output={output}", f"--error={errors}", *options)

@@ -13,7 +13,7 @@ namespace lockstep::testing {
 // A folder with a program "nvidia-smi", a script of ours.
 class FakeSmi {
  public:
-  // `gpus` and `processes` are run when GPUs and processes are asked for.
+  // Runs `gpus` for queries of GPUs and `processes` for queries of processes.
   FakeSmi(const std::string& gpus, const std::string& processes) {
     const auto file = folder_.path() / "nvidia-smi";
     std::ofstream(file) << "#!/bin/sh\ncase \"$1\" in\n--query-gpu=*) " << gpus

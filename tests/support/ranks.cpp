@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "base/deadline.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::testing {
@@ -38,7 +38,13 @@ struct Child {
   UniqueFd err{};
 };
 
-UniqueFd memory_file() { return UniqueFd(::memfd_create("lockstep-test", MFD_CLOEXEC)); }
+// Processes that a rank forks write to the same open file, and only O_APPEND keeps their writes apart: a
+// memfd has no lock for its file offset.
+UniqueFd memory_file() {
+  UniqueFd file(::memfd_create("lockstep-test", MFD_CLOEXEC));
+  ::fcntl(file.get(), F_SETFL, O_APPEND);
+  return file;
+}
 
 std::string contents(int fd) {
   std::string text;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The files that the tests of `lockstep ckpt` work on: ckpt_files.py make <folder> | ckpt_files.py check <folder> <what>...
+"""The files for the tests of `lockstep ckpt`: ckpt_files.py make <folder> | ckpt_files.py check <folder> <what>...
 
 make:  writes them, as Python does.
 check: compares what the command has made of them with what Python makes; ends with an error that tells what differs.

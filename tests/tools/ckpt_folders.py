@@ -60,7 +60,7 @@ def contents_of(path):
 
 
 def plain(value):
-    """Dicts in the order of their keys, which are strings: neither of these does a folder of Python's tell."""
+    """Dicts with string keys in sorted order: a folder of Python's stores neither key types nor order."""
     if isinstance(value, dict):
         return {str(key): plain(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list):

@@ -50,7 +50,7 @@ class CkptFolders : public Ckpt {
   }
 };
 
-TEST_F(CkptFolders, OfPythonAreShownWithoutTheirData) {
+TEST_F(CkptFolders, ShowPythonFoldersWithoutReadingData) {
   make_in_python();
   const auto metadata = expect_success({"show", file("run")});
   EXPECT_THAT(metadata, ContainsRegex("model\\.0\\.weight +Tensor +float32 +\\[4, 3\\] +48\n"));
@@ -63,14 +63,14 @@ TEST_F(CkptFolders, OfPythonAreShownWithoutTheirData) {
 }
 
 // A sparse file stands for one that is too large to be read.
-TEST_F(CkptFolders, AreShownFastHoweverLarge) {
+TEST_F(CkptFolders, LargeFoldersAreShownQuickly) {
   dcp::save({{"w", torch::ones({3})}}, path("large"));
   const auto before = expect_success({"show", file("large")});
   fs::resize_file(data_file_of("large"), std::uint64_t{1} << 40);
   EXPECT_EQ(expect_success({"show", file("large")}), before);
 }
 
-TEST_F(CkptFolders, OfPythonBecomeFilesAsItsOwnToolMakesThem) {
+TEST_F(CkptFolders, ConvertPythonFoldersLikePythonsTool) {
   make_in_python();
   expect_success({"convert", file("run"), file("made.pt")});
   expect_same_in_python("run", "made.pt");
@@ -81,11 +81,11 @@ TEST_F(CkptFolders, OfPythonBecomeFilesAsItsOwnToolMakesThem) {
               AllOf(HasSubstr("run: "), HasSubstr("--key: model")));
 }
 
-TEST_F(CkptFolders, ForPythonAreMadeOfFiles) {
+TEST_F(CkptFolders, AreConvertedFromFilesForPython) {
   make_in_python();
   expect_success({"convert", file("run_source.pt"), file("ours")});
   expect_python_loads("run_source.pt", "ours");
-  // Another one takes its place.
+  // Another one replaces it.
   expect_success({"convert", file("sharded.pt"), file("ours")});
   expect_python_loads("sharded.pt", "ours");
   expect_success({"convert", file("ours"), file("flat.safetensors")});
@@ -95,7 +95,7 @@ TEST_F(CkptFolders, ForPythonAreMadeOfFiles) {
   EXPECT_EQ(expect_success({"diff", file("model"), file("model")}), "no difference in 7 entries\n");
 }
 
-TEST_F(CkptFolders, DifferFromFilesOnlyWhereTheyDo) {
+TEST_F(CkptFolders, AreComparedWithFiles) {
   make_in_python();
   EXPECT_THAT(expect_success({"diff", file("run"), file("run.pt")}), HasSubstr("no difference in "));
   EXPECT_THAT(expect_success({"diff", file("run_source.pt"), file("run")}), HasSubstr("no difference in "));
@@ -110,7 +110,7 @@ TEST_F(CkptFolders, DifferFromFilesOnlyWhereTheyDo) {
                                 HasSubstr("only in A: whole: float32 [3]\n"), HasSubstr("2 differences")));
 }
 
-TEST_F(CkptFolders, MergeAndLosePrefixesAsFilesDo) {
+TEST_F(CkptFolders, MergeAndStripPrefixLikeFiles) {
   dcp::save({{"module.a", torch::ones({2})}, {"b", torch::arange(3)}}, path("first"));
   save(Dict{{"b", torch::arange(3)}, {"c", torch::zeros({1})}}, path("second.pt"));
   expect_success({"merge", file("first"), file("second.pt"), file("both")});
@@ -130,7 +130,7 @@ TEST_F(CkptFolders, AreVerified) {
   EXPECT_THAT(out, HasSubstr("sharded: OK, 3 entries, every part is there, checksums match\n"));
 }
 
-TEST_F(CkptFolders, WithDamageAreNamed) {
+TEST_F(CkptFolders, DamageIsNamed) {
   make_in_python();
   fs::copy(path("sharded"), path("gone"));
   fs::remove(data_file_of("gone"));
@@ -157,7 +157,7 @@ TEST_F(CkptFolders, WithDamageAreNamed) {
 }
 
 // A piece of the right bytes in number and checksum, but not what the metadata says.
-TEST_F(CkptFolders, WithAPieceOfAnotherShapeAreNoneThatVerifies) {
+TEST_F(CkptFolders, APieceOfADifferentShapeFailsVerification) {
   dcp::save({{"w", torch::arange(6, torch::kFloat).view({2, 3})}}, path("one"));
   dcp::save({{"w", torch::arange(6, torch::kFloat).view({3, 2})}}, path("other"));
   ASSERT_EQ(fs::file_size(data_file_of("one")), fs::file_size(data_file_of("other")));
@@ -167,21 +167,22 @@ TEST_F(CkptFolders, WithAPieceOfAnotherShapeAreNoneThatVerifies) {
   EXPECT_THAT(result.out, HasSubstr("a piece of 'w' is Float [3, 2] instead of Float [2, 3]"));
 }
 
-TEST_F(CkptFolders, ThatAreUnfinishedOrNoneAreToldApart) {
+TEST_F(CkptFolders, DistinguishUnfinishedAndForeignFolders) {
   fs::create_directories(path("empty"));
-  EXPECT_THAT(expect_failure({"show", file("empty")}), HasSubstr("empty: it is no distributed checkpoint"));
+  EXPECT_THAT(expect_failure({"show", file("empty")}),
+              HasSubstr("empty: it is not a distributed checkpoint"));
   dcp::save({{"w", torch::ones({3})}}, path("half"));
   fs::remove(path("half") / ".metadata");
-  EXPECT_THAT(expect_failure({"show", file("half")}), HasSubstr("half: its writing was not finished"));
-  EXPECT_THAT(run({"verify", file("half")}).out, HasSubstr("half: its writing was not finished"));
-  EXPECT_THAT(expect_failure({"diff", file("half"), file("half")}), HasSubstr("not finished"));
+  EXPECT_THAT(expect_failure({"show", file("half")}), HasSubstr("half: the save was not completed"));
+  EXPECT_THAT(run({"verify", file("half")}).out, HasSubstr("half: the save was not completed"));
+  EXPECT_THAT(expect_failure({"diff", file("half"), file("half")}), HasSubstr("not completed"));
   // A killed conversion can be repeated.
   save(Dict{{"w", torch::zeros({3})}}, path("w.pt"));
   expect_success({"convert", file("w.pt"), file("half")});
   EXPECT_TRUE(equal(dcp::load(path("half")), Dict{{"w", torch::zeros({3})}}));
 }
 
-TEST_F(CkptFolders, AreNotMadeWhereTheyDoNotBelong) {
+TEST_F(CkptFolders, AreNotCreatedInWrongPlaces) {
   save(Dict{{"w", torch::ones({3})}}, path("w.pt"));
   save(Value(List{torch::ones({3})}), path("list.pt"));
   EXPECT_THAT(expect_failure({"convert", file("w.pt"), path("").string()}, 2),
@@ -193,7 +194,7 @@ TEST_F(CkptFolders, AreNotMadeWhereTheyDoNotBelong) {
               AllOf(HasSubstr("folder"), HasSubstr("holds a dict"), HasSubstr("list")));
   save(Dict{{"s", torch::eye(3).to_sparse()}}, path("sparse.pt"));
   EXPECT_THAT(expect_failure({"convert", file("sparse.pt"), file("folder")}),
-              HasSubstr("'s' is no tensor that"));
+              HasSubstr("'s' is not a tensor that"));
   EXPECT_FALSE(fs::exists(path("folder") / ".metadata"));
 }
 
@@ -214,7 +215,7 @@ const Scenario saves("write checkpoints of every rank", [] {
   }
 });
 
-TEST_F(CkptFolders, OfAManagerWhoseRanksWroteThem) {
+TEST_F(CkptFolders, ReadFoldersOfAManager) {
   expect_all_passed(run_ranks(saves, {.world_size = 2, .env = {{"FOLDER", file("runs")}}}));
   EXPECT_THAT(expect_failure({"show", file("runs")}),
               AllOf(HasSubstr("it is a folder of checkpoints"), HasSubstr("step-00000007\n")));
@@ -226,7 +227,7 @@ TEST_F(CkptFolders, OfAManagerWhoseRanksWroteThem) {
               AllOf(HasSubstr("value: step: 6 in A, 7 in B\n"), HasSubstr("2 differences")));
   expect_success({"convert", file("runs/last"), file("last.pt")});
   expect_same_in_python("runs/step-00000007", "last.pt");
-  // Keys that are no strings, which Python's tool loses, come back.
+  // Keys that are not strings are restored, although Python's tool loses them.
   EXPECT_EQ(load(path("last.pt"))["counts"][3].as_int(), 7);
   for (const auto& [name, tensor] : whole_tensors()) {
     EXPECT_TRUE(equal(load(path("last.pt"))["model"][name], tensor.as_tensor().contiguous())) << repr(name);

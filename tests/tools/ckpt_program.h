@@ -40,7 +40,7 @@ class Ckpt : public ::testing::Test {
     return result.out;
   }
 
-  // What is said about it, in one line.
+  // The message about it, in one line.
   static std::string expect_failure(const Words& words, int code = 1) {
     const auto result = run(words);
     EXPECT_EQ(result.code, code) << result.out << result.err;

@@ -29,7 +29,7 @@ class CkptFiles : public Ckpt {
   }
 };
 
-TEST_F(CkptFiles, ShowsWhatIsInACheckpoint) {
+TEST_F(CkptFiles, ShowsTheContentsOfACheckpoint) {
   const auto metadata = expect_success({"show", file("run.pt")});
   EXPECT_THAT(metadata, ContainsRegex("state_dict\\.0\\.weight +Tensor +float32 +\\[8, 3, 3, 3\\] +864\n"));
   EXPECT_THAT(metadata, ContainsRegex("state_dict\\.1\\.num_batches_tracked +Tensor +int64 +\\[\\] +8\n"));
@@ -75,7 +75,7 @@ TEST_F(CkptFiles, FindsNoDifferenceBetweenTheFormats) {
   EXPECT_EQ(expect_success({"diff", file("legacy.pth"), file("model.pt")}), "no difference in 9 entries\n");
 }
 
-TEST_F(CkptFiles, TellsWhatDiffers) {
+TEST_F(CkptFiles, ReportsDifferences) {
   const auto result = run({"diff", file("model.safetensors"), file("changed.pt")});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("values: 0.weight: 2 of 216 differ, by at most 0.5\n"),
@@ -87,7 +87,7 @@ TEST_F(CkptFiles, TellsWhatDiffers) {
   EXPECT_THAT(result.out, Not(HasSubstr("running_mean")));
 }
 
-TEST_F(CkptFiles, DiffersOnlyBeyondTheTolerance) {
+TEST_F(CkptFiles, DiffRespectsTheTolerance) {
   const auto values = [&](const Words& options) {
     Words words = {"diff", file("model.pt"), file("changed.pt")};
     words.insert(words.end(), options.begin(), options.end());
@@ -97,7 +97,7 @@ TEST_F(CkptFiles, DiffersOnlyBeyondTheTolerance) {
   EXPECT_THAT(values({"--atol", "0.6"}), Not(HasSubstr("0.weight")));
 }
 
-TEST_F(CkptFiles, DiffersInWhatIsNoTensorToo) {
+TEST_F(CkptFiles, DiffComparesOtherValuesToo) {
   const auto result = run({"diff", file("run.pt"), file("parallel_run.pt")});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out,
@@ -105,7 +105,7 @@ TEST_F(CkptFiles, DiffersInWhatIsNoTensorToo) {
                     HasSubstr("only in B: state_dict.module.0.weight")));
 }
 
-TEST_F(CkptFiles, ConvertsWhatPythonReads) {
+TEST_F(CkptFiles, ConvertsFilesForPython) {
   expect_success({"convert", file("model.pt"), file("converted.safetensors")});
   expect_python_agrees("converted");
   expect_success({"convert", file("run.pt"), file("converted.safetensors"), "--key", "ema.model"});
@@ -116,7 +116,7 @@ TEST_F(CkptFiles, ConvertsWhatPythonReads) {
   expect_python_agrees("nested");
 }
 
-TEST_F(CkptFiles, NamesTheDictsThatCanBeConverted) {
+TEST_F(CkptFiles, NamesConvertibleDicts) {
   EXPECT_THAT(
       expect_failure({"convert", file("run.pt"), file("out.safetensors")}),
       AllOf(HasSubstr("run.pt: "), HasSubstr("'epoch' is int 3"), HasSubstr("--key: state_dict, ema.model")));
@@ -125,14 +125,14 @@ TEST_F(CkptFiles, NamesTheDictsThatCanBeConverted) {
   EXPECT_FALSE(fs::exists(path("out.safetensors")));
 }
 
-TEST_F(CkptFiles, ConvertsTiedTensorsWhenToldTo) {
+TEST_F(CkptFiles, ConvertsTiedTensorsOnRequest) {
   EXPECT_THAT(expect_failure({"convert", file("tied.bin"), file("untied.safetensors")}),
               AllOf(HasSubstr("'wte.weight' and 'lm_head.weight' share memory"), HasSubstr("--copy-shared")));
   expect_success({"convert", file("tied.bin"), file("untied.safetensors"), "--copy-shared"});
   expect_python_agrees("untied");
 }
 
-TEST_F(CkptFiles, VerifiesWholeFiles) {
+TEST_F(CkptFiles, VerifiesFiles) {
   const auto out = expect_success({"verify", file("run.pt"), file("legacy.pth"), file("model.safetensors")});
   EXPECT_THAT(out, ContainsRegex("run\\.pt: OK, [0-9]+ entries, checksums match\n"));
   EXPECT_THAT(out, ContainsRegex("legacy\\.pth: OK, 9 entries; the format has no checksums\n"));
@@ -151,7 +151,7 @@ TEST_F(CkptFiles, FindsDamage) {
 }
 
 // A link to itself stands for what may not be read, which root may.
-TEST_F(CkptFiles, DoesNotCountWhatItCannotReadAsDamaged) {
+TEST_F(CkptFiles, UnreadableFilesDoNotCountAsDamaged) {
   fs::create_symlink("loop.pt", path("loop.pt"));
   const auto result = run({"verify", file("loop.pt"), file("run.pt")});
   EXPECT_EQ(result.code, 1);
@@ -174,7 +174,7 @@ TEST_F(CkptFiles, StripsThePrefixOfDataParallel) {
   expect_python_agrees("converted");
 }
 
-TEST_F(CkptFiles, SaysThatThereIsNoSuchPrefix) {
+TEST_F(CkptFiles, ReportsAMissingPrefix) {
   EXPECT_THAT(expect_failure({"strip-prefix", file("parallel.pt"), file("out.pt"), "--prefix", "model."}),
               AllOf(HasSubstr("parallel.pt: no key starts with 'model.'"), HasSubstr("'module.0.weight'")));
   EXPECT_FALSE(fs::exists(path("out.pt")));
@@ -185,13 +185,13 @@ TEST_F(CkptFiles, MergesFilesThatAgree) {
   expect_python_agrees("merged");
 }
 
-TEST_F(CkptFiles, MergesNothingThatDisagrees) {
+TEST_F(CkptFiles, RejectsConflictingFiles) {
   EXPECT_THAT(expect_failure({"merge", file("model.pt"), file("changed.pt"), file("out.pt")}),
               AllOf(HasSubstr("changed.pt: the tensor '0.weight'"), HasSubstr("model.pt")));
   EXPECT_FALSE(fs::exists(path("out.pt")));
 }
 
-TEST_F(Ckpt, EndsWithCode2WhenTheCommandLineIsWrong) {
+TEST_F(Ckpt, ExitsWith2ForAnInvalidCommandLine) {
   EXPECT_THAT(expect_failure({"shw", file("run.pt")}, 2), HasSubstr("lockstep ckpt --help"));
   expect_failure({}, 2);
   expect_failure({"diff", file("run.pt")}, 2);
@@ -201,18 +201,18 @@ TEST_F(Ckpt, EndsWithCode2WhenTheCommandLineIsWrong) {
               HasSubstr("--atol"));
 }
 
-TEST_F(Ckpt, NamesTheFileThatCannotBeRead) {
+TEST_F(Ckpt, NamesAnUnreadableFile) {
   EXPECT_THAT(expect_failure({"show", file("none.pt")}), HasSubstr("none.pt: cannot be read: No such file"));
   EXPECT_THAT(expect_failure({"convert", file("none.safetensors"), file("out.pt")}),
               HasSubstr("none.safetensors: "));
 }
 
-TEST_F(Ckpt, TakesFileNamesThatAreOtherCommands) {
+TEST_F(Ckpt, AcceptsFileNamesThatEqualCommands) {
   EXPECT_THAT(expect_failure({"diff", "run", "bench"}), HasSubstr("run: cannot be read"));
   EXPECT_THAT(expect_failure({"show", "--", "--json"}), HasSubstr("--json: cannot be read"));
 }
 
-TEST_F(Ckpt, Helps) {
+TEST_F(Ckpt, PrintsHelp) {
   EXPECT_THAT(expect_success({"--help"}),
               AllOf(HasSubstr("show"), HasSubstr("strip-prefix"), HasSubstr("merge")));
   EXPECT_THAT(expect_success({"convert", "--help"}), HasSubstr("--copy-shared"));

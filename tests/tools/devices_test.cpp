@@ -39,11 +39,11 @@ TEST(DevicesCommand, ShowsATable) {
               ContainsRegex("gpu 1 .*hidden by CUDA_VISIBLE_DEVICES.*Exclusive_Process.*3 uncorrected"));
 }
 
-TEST(DevicesCommand, SaysThatThereIsNoGpu) {
+TEST(DevicesCommand, ReportsThatThereIsNoGpu) {
   EXPECT_THAT(devices({}, {{"PATH", "/nonexistent"}}), HasSubstr("nvidia-smi is not on PATH\n"));
 }
 
-TEST(DevicesCommand, ShowsWhatNvidiaSmiSaysWhenItFails) {
+TEST(DevicesCommand, ShowsTheErrorOfNvidiaSmi) {
   const FakeSmi smi("echo 'driver mismatch'; exit 18", "exit 18");
   EXPECT_THAT(devices({}, {{"PATH", smi.path()}}), HasSubstr("failed with exit code 18: driver mismatch\n"));
 }
@@ -74,14 +74,14 @@ TEST(DevicesCommand, RedrawsOnATerminal) {
   EXPECT_EQ(process.finish(), 0);
 }
 
-TEST(DevicesCommand, EndsWhenNobodyReads) {
+TEST(DevicesCommand, EndsWhenItsOutputHasNoReader) {
   LauncherProcess process({"devices", "--watch=0.1", "--json"}, {.env = {{"PATH", "/nonexistent"}}});
   process.wait_for("}\n");
   process.stop_reading_stdout();
   EXPECT_EQ(process.finish(), 0);
 }
 
-TEST(DevicesCommand, RefusesOtherTimes) {
+TEST(DevicesCommand, RejectsInvalidIntervals) {
   LauncherProcess process({"devices", "--watch=0"});
   EXPECT_EQ(process.finish(), 2);
   EXPECT_THAT(process.err(), HasSubstr("--watch=0: the seconds must be in"));

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/host.h"
-#include "base/reserved_port.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
 #include "support/fake_smi.h"
 #include "support/launcher_process.h"
@@ -63,7 +63,7 @@ std::map<std::string, nlohmann::json> doctor_findings(Words options, const Env& 
   return findings_of(report);
 }
 
-TEST(DoctorCommand, TriesLibTorchAndTheBackends) {
+TEST(DoctorCommand, ChecksLibTorchAndTheBackends) {
   const auto findings = doctor_findings({});
   EXPECT_THAT(findings.at("libtorch")["text"], ::testing::MatchesRegex("[0-9.]+, .*"));
   for (const char* check : {"libtorch", "backend gloo", "backend shm", "loopback", "shared memory"}) {
@@ -72,13 +72,13 @@ TEST(DoctorCommand, TriesLibTorchAndTheBackends) {
   EXPECT_THAT(findings.at("backend gloo")["text"], HasSubstr("two processes"));
 }
 
-TEST(DoctorCommand, WritesLinesForPeople) {
+TEST(DoctorCommand, PrintsReadableLines) {
   const auto result = doctor({});
   EXPECT_THAT(result.out, AllOf(HasSubstr(host_name() + ": Lockstep "), ContainsRegex("\nok +libtorch +"),
                                 ContainsRegex("\n[0-9]+ problems?, [0-9]+ warnings?, [0-9]+ ok\n")));
 }
 
-TEST(DoctorCommand, FindsABackendThatDoesNotWork) {
+TEST(DoctorCommand, ReportsABrokenBackend) {
   const auto findings = doctor_findings({}, {{"GLOO_SOCKET_IFNAME", "nosuch0"}});
   EXPECT_EQ(findings.at("backend gloo")["severity"], "problem");
   EXPECT_THAT(findings.at("backend gloo")["text"], ::testing::StartsWith("GLOO_SOCKET_IFNAME names"));
@@ -101,7 +101,7 @@ class TakenPort {
   sockaddr_in address_{};
 };
 
-TEST(DoctorCommand, KnowsFreeAndTakenPorts) {
+TEST(DoctorCommand, DistinguishesFreeAndUsedPorts) {
   const ReservedPort free;
   const TakenPort taken;
   const auto findings =
@@ -115,7 +115,7 @@ TEST(DoctorCommand, KnowsFreeAndTakenPorts) {
   EXPECT_EQ(others.at("MASTER_PORT")["severity"], "problem");
 }
 
-TEST(DoctorCommand, LooksAtTheGpus) {
+TEST(DoctorCommand, ChecksTheGpus) {
   const auto smi = two_gpus();
   const auto findings = doctor_findings({}, {{"PATH", smi.path()}, {"CUDA_VISIBLE_DEVICES", "0,1"}});
   EXPECT_EQ(findings.at("gpu 0")["severity"], "warning");
@@ -124,7 +124,7 @@ TEST(DoctorCommand, LooksAtTheGpus) {
   EXPECT_THAT(findings.at("gpu 1")["text"], HasSubstr("3 uncorrected ECC errors"));
 }
 
-TEST(DoctorCommand, RefusesWhatMakesNoSense) {
+TEST(DoctorCommand, RejectsInvalidArguments) {
   for (const Words& words :
        {Words{"--port", "0"}, Words{"--ssh", "x"}, Words{"--hosts", "a,me@a"}, Words{"--meeting", "x"}}) {
     const auto result = doctor(words);
@@ -153,7 +153,7 @@ class DoctorHosts : public ::testing::Test {
   ReservedPort port_;
 };
 
-TEST_F(DoctorHosts, ReachEachOther) {
+TEST_F(DoctorHosts, ChecksConnectionsBetweenHosts) {
   const auto result = ask("127.0.0.1,me@127.0.0.2", {"--json"});
   const auto document = nlohmann::json::parse(result.out);
   ASSERT_EQ(document["hosts"].size(), 2U);
@@ -168,7 +168,7 @@ TEST_F(DoctorHosts, ReachEachOther) {
   EXPECT_EQ(document["findings"].size(), 0U) << document["findings"];
 }
 
-TEST_F(DoctorHosts, ThatCannotBeReachedAreTold) {
+TEST_F(DoctorHosts, ReportsUnreachableHosts) {
   const auto result = ask("127.0.0.1,dead,old");
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out,
@@ -177,7 +177,7 @@ TEST_F(DoctorHosts, ThatCannotBeReachedAreTold) {
                     HasSubstr("/nonexistent/lockstep"), HasSubstr("run ssh dead")));
 }
 
-TEST_F(DoctorHosts, NeedTheProgram) {
+TEST_F(DoctorHosts, ReportsAMissingProgram) {
   const auto result = ask("127.0.0.1", {"--program", "/nonexistent/lockstep"});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("exit code 127"));

@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "command_line.h"
-
 #include <algorithm>
 #include <iostream>
-
-#include <CLI/CLI.hpp>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "bench_command.h"
-#include "ckpt_command.h"
-#include "devices_command.h"
-#include "doctor_command.h"
-#include "launch/rank_process.h"
-#include "run_command.h"
+#include "commands.h"
+#include "launch/worker_group.h"
 
 namespace lockstep::cli {
 namespace {
@@ -22,11 +14,8 @@ namespace {
 int parse_and_run(const std::vector<std::string>& arguments) {
   CLI::App app("Distributed data-parallel training for LibTorch", "lockstep");
   app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
-  RunCommand run_command(app);
-  BenchCommand bench_command(app);
-  CkptCommand ckpt_command(app);
-  DevicesCommand devices_command(app);
-  DoctorCommand doctor_command(app);
+  const std::vector<Command> commands{run_command(app), bench_command(app), ckpt_command(app),
+                                      devices_command(app), doctor_command(app)};
 
   // CLI11 takes arguments in reverse order. Arguments after "--" belong to the program.
   const auto separator = std::ranges::find(arguments, "--");
@@ -37,11 +26,9 @@ int parse_and_run(const std::vector<std::string>& arguments) {
   } catch (const CLI::Success& request) {
     return app.exit(request);
   }
-  if (run_command.chosen()) return run_command.run({separator, arguments.end()});
-  if (bench_command.chosen()) return bench_command.run();
-  if (ckpt_command.chosen()) ckpt_command.run({separator, arguments.end()});
-  if (devices_command.chosen()) return devices_command.run();
-  if (doctor_command.chosen()) return doctor_command.run();
+  for (const auto& command : commands) {
+    if (command.app->parsed()) return command.run({separator, arguments.end()});
+  }
   std::cerr << app.help();
   return kUsageError;
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "devices_command.h"
-
-#include <chrono>
 #include <cmath>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,8 +11,10 @@
 
 #include <lockstep/base/error.h>
 
+#include "commands.h"
 #include "doctor/devices.h"
 #include "doctor/table.h"
+#include "launch/guard.h"
 
 namespace lockstep::cli {
 namespace {
@@ -23,31 +24,13 @@ constexpr double kShortestWatch = 0.1;
 constexpr double kLongestWatch = 24 * 3600;
 constexpr const char* kHomeAndClear = "\x1b[H\x1b[J";
 
-// While it exists, Ctrl-C and SIGTERM end waits instead of the process.
-class Interruption {
- public:
-  Interruption() {
-    ::sigemptyset(&signals_);
-    ::sigaddset(&signals_, SIGINT);
-    ::sigaddset(&signals_, SIGTERM);
-    ::pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  }
-  ~Interruption() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  Interruption(const Interruption&) = delete;
-  Interruption& operator=(const Interruption&) = delete;
-
-  // Whether a signal came within `seconds`.
-  bool within(double seconds) const {
-    const double whole = std::floor(seconds);
-    const timespec time{.tv_sec = static_cast<time_t>(whole),
-                        .tv_nsec = static_cast<long>((seconds - whole) * 1e9)};
-    return ::sigtimedwait(&signals_, nullptr, &time) > 0;
-  }
-
- private:
-  sigset_t signals_{};
-  sigset_t before_{};
-};
+// Whether one of `signals`, which are blocked, came within `seconds`.
+bool signal_within(double seconds, const sigset_t& signals) {
+  const double whole = std::floor(seconds);
+  const timespec time{.tv_sec = static_cast<time_t>(whole),
+                      .tv_nsec = static_cast<long>((seconds - whole) * 1e9)};
+  return ::sigtimedwait(&signals, nullptr, &time) > 0;
+}
 
 double checked_seconds(double seconds) {
   if (seconds >= kShortestWatch && seconds <= kLongestWatch) return seconds;
@@ -64,32 +47,41 @@ std::string snapshot(bool json, bool watching) {
 
 int watch(bool json, double seconds) {
   const bool redraws = !json && ::isatty(STDOUT_FILENO) != 0;
-  const Interruption interruption;
+  // Ctrl-C and SIGTERM end the wait instead of the process.
+  sigset_t signals{};
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGINT);
+  ::sigaddset(&signals, SIGTERM);
+  const launch::BlockedSignals blocked(signals);
   ::signal(SIGPIPE, SIG_IGN);  // without a reader the loop ends
   for (bool first = true; std::cout.good(); first = false) {
     const auto text = snapshot(json, /*watching=*/true);
     if (!first && !json && !redraws) std::cout << '\n';
     std::cout << (redraws ? kHomeAndClear : "") << text << std::flush;
-    if (interruption.within(seconds)) break;
+    if (signal_within(seconds, signals)) break;
   }
   return 0;
 }
 
 }  // namespace
 
-DevicesCommand::DevicesCommand(CLI::App& app)
-    : command_(app.add_subcommand("devices", "Show the cores, memory, NUMA nodes and GPUs of this host")) {
-  command_->add_flag("--json", json_, "Print JSON; with --watch one line per update");
-  command_->add_option("--watch", watch_, "Update every SECONDS (default 2) until Ctrl-C")
+Command devices_command(CLI::App& app) {
+  struct Options {
+    bool json = false;
+    std::optional<double> watch;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* devices = app.add_subcommand("devices", "Show the cores, memory, NUMA nodes and GPUs of this host");
+  devices->add_flag("--json", options->json, "Print JSON; with --watch one line per update");
+  devices->add_option("--watch", options->watch, "Update every SECONDS (default 2) until Ctrl-C")
       ->type_name("SECONDS")
       ->expected(0, 1)
       ->default_str(fmt::format("{}", kDefaultWatch));
-}
-
-int DevicesCommand::run() const {
-  if (watch_) return watch(json_, checked_seconds(*watch_));
-  std::cout << snapshot(json_, /*watching=*/false) << std::flush;
-  return 0;
+  return {.app = devices, .run = [options](const auto& /*rest*/) {
+            if (options->watch) return watch(options->json, checked_seconds(*options->watch));
+            std::cout << snapshot(options->json, /*watching=*/false) << std::flush;
+            return 0;
+          }};
 }
 
 }  // namespace lockstep::cli

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous_arguments.h"
-
 #include <cmath>
 #include <map>
-#include <random>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -11,8 +8,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/slurm.h"
 #include "base/text.h"
-#include "launch/slurm_allocation.h"
+#include "run_arguments.h"
 
 namespace lockstep::cli {
 namespace {
@@ -146,11 +144,6 @@ bool has_own_port(const RunArguments& arguments, const NodeCounts& counts) {
          arguments.rdzv_backend == "static";
 }
 
-std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
-}
-
 void warn_about_ignored(const RunArguments& arguments) {
   const bool ignored = arguments.node_rank.value_or(0) != 0 || arguments.master_addr ||
                        arguments.master_port || !arguments.rdzv_endpoint.empty();
@@ -204,7 +197,7 @@ bool has_no_node_options(const RunArguments& arguments) {
          arguments.rdzv_endpoint.empty() && arguments.rdzv_backend == "static" && !arguments.standalone;
 }
 
-launch::NodesOptions nodes_of_step(const RunArguments& arguments, const launch::SlurmNodes& step) {
+launch::NodesOptions nodes_of_step(const RunArguments& arguments, const SlurmNodes& step) {
   launch::NodesOptions nodes{.min_nodes = step.nnodes, .max_nodes = step.nnodes, .node_rank = step.node_rank};
   apply_settings(arguments.rdzv_conf, nodes);
   nodes.endpoint = {.host = without_brackets(arguments.master_addr.value_or(step.master_addr)),
@@ -225,7 +218,7 @@ void check_backend(const std::string& backend) {
 
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   check_backend(arguments.rdzv_backend);
-  if (const auto step = has_no_node_options(arguments) ? launch::slurm_nodes(env) : std::nullopt) {
+  if (const auto step = has_no_node_options(arguments) ? slurm_nodes(env) : std::nullopt) {
     options.run_id = arguments.rdzv_id;
     options.nodes = nodes_of_step(arguments, *step);
     options.master_addr = options.nodes->endpoint.host;
@@ -233,14 +226,14 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
   }
   const NodeCounts counts = parse_nnodes(arguments.nnodes);
   const bool unnamed = arguments.rdzv_id == "none" && has_own_port(arguments, counts);
-  options.run_id = unnamed ? random_id() : arguments.rdzv_id;
+  options.run_id = unnamed ? random_hex(2) : arguments.rdzv_id;
   if (arguments.standalone) {
     if (counts.max > 1) {
       throw ArgumentError(
           fmt::format("--standalone means one node and contradicts --nnodes {}", arguments.nnodes));
     }
     warn_about_ignored(arguments);
-    options.run_id = random_id();
+    options.run_id = random_hex(2);
   } else if (counts.max == 1) {
     set_one_node(arguments, options);
   } else {

@@ -5,10 +5,11 @@
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+
 #include <lockstep/base/env.h>
 
 #include "launch/options.h"
-#include "launch/worker_count.h"
 
 namespace lockstep::cli {
 
@@ -51,6 +52,16 @@ struct RunArguments {
   double grace_period = 5;
   std::vector<std::string> command{};
 };
+
+// Adds `lockstep run` to `app`; parsing sets `arguments`, except the command.
+CLI::App& add_run_options(CLI::App& app, RunArguments& arguments);
+
+// The command, after `run` has parsed the command line up to the first "--". `rest`: the command line from
+// there on.
+std::vector<std::string> program_words(const CLI::App& run, const std::vector<std::string>& rest);
+
+// Sets the options of the rendezvous: nodes, master_addr, master_port and run_id.
+void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options);
 
 // Throws ArgumentError, which names the option, for wrong values.
 launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,

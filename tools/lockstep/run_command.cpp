@@ -1,16 +1,158 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "run_command.h"
-
 #include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <memory>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/text.h"
+#include "commands.h"
 #include "launch/launch.h"
+#include "launch/worker_group.h"
+#include "machine/host.h"
+#include "run_arguments.h"
 
 namespace lockstep::cli {
+namespace {
+
+using Words = std::initializer_list<const char*>;
+
+constexpr double kMostSeconds = 24 * 3600;
+
+std::chrono::milliseconds checked_grace(double seconds) {
+  if (!(seconds >= 0 && seconds <= kMostSeconds)) {
+    throw ArgumentError(
+        fmt::format("--grace-period {}: the seconds must be in 0 .. {}", seconds, kMostSeconds));
+  }
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
+void check_choice(const char* option, const std::string& value, const Words& allowed) {
+  if (std::ranges::find(allowed, value) != allowed.end()) return;
+  throw ArgumentError(fmt::format("{} {}: use {}", option, value, fmt::join(allowed, ", ")));
+}
+
+// Options of torchrun that have no effect, or that other options replace.
+void check_torchruns_own(const RunArguments& arguments) {
+  // Each rank is a separate program in any case.
+  check_choice("--start-method", arguments.start_method, Words{"spawn", "fork", "forkserver"});
+  check_choice("--event-log-handler", arguments.event_log_handler, Words{"null"});
+  check_choice("--logs-specs", arguments.logs_specs, Words{"default"});
+  if (!(arguments.monitor_interval > 0 && arguments.monitor_interval <= kMostSeconds)) {
+    throw ArgumentError(
+        fmt::format("--monitor-interval {}: use seconds above 0", arguments.monitor_interval));
+  }
+  if (!arguments.numa_binding.empty()) {
+    throw ArgumentError(
+        fmt::format("--numa-binding {} is not supported; use --bind compact (adjacent cores) or --bind "
+                    "spread (ranks distributed over "
+                    "the NUMA nodes)",
+                    arguments.numa_binding));
+  }
+}
+
+std::string python(const Env& env) {
+  if (const auto chosen = env.get("PYTHON_EXEC")) return *chosen;
+  try {
+    launch::find_program("python3", env);
+    return "python3";
+  } catch (const launch::ProgramError&) {
+    return "python";
+  }
+}
+
+bool needs_python(const RunArguments& arguments) {
+  if (arguments.module || arguments.run_path) return true;
+  return !arguments.no_python && !arguments.command.empty() && arguments.command.front().ends_with(".py");
+}
+
+void set_command(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
+  if (arguments.module && arguments.no_python) {
+    throw ArgumentError("--module and --no-python contradict each other");
+  }
+  options.command = arguments.command;
+  if (arguments.command.empty() || !needs_python(arguments)) return;
+  std::vector<std::string> interpreter{python(env), "-u"};
+  if (arguments.module) interpreter.emplace_back("-m");
+  options.program_words = static_cast<int>(interpreter.size()) + 1;
+  options.command.insert(options.command.begin(), interpreter.begin(), interpreter.end());
+}
+
+std::set<int> parse_ranks(const std::string& text) {
+  std::set<int> ranks;
+  for (auto number : split(text, ',')) {
+    std::erase(number, ' ');
+    const auto rank = parse_number<int>(number);
+    if (!rank || *rank < 0) {
+      throw ArgumentError(fmt::format("--local-ranks-filter {}: use local ranks, as in 0,2", text));
+    }
+    ranks.insert(*rank);
+  }
+  return ranks;
+}
+
+// At commas; a double comma is a comma of the text.
+std::vector<std::string> split_texts(const std::string& list) {
+  std::vector<std::string> texts(1);
+  for (std::size_t at = 0; at < list.size(); ++at) {
+    const bool doubled = list[at] == ',' && at + 1 < list.size() && list[at + 1] == ',';
+    if (list[at] == ',' && !doubled) {
+      texts.emplace_back();
+    } else {
+      texts.back() += list[at];
+    }
+    if (doubled) ++at;
+  }
+  std::erase(texts, "");
+  return texts;
+}
+
+launch::OutputOptions output_options(const RunArguments& arguments, const Env& env) {
+  return {.log_dir = arguments.log_dir,
+          .redirects = launch::parse_streams(arguments.redirects, "--redirects"),
+          .tee = launch::parse_streams(arguments.tee, "--tee"),
+          .shown = parse_ranks(arguments.local_ranks_filter),
+          .duplicate_stdout_filters = split_texts(arguments.duplicate_stdout_filters),
+          .duplicate_stderr_filters = split_texts(arguments.duplicate_stderr_filters),
+          .prefix_template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+          .error_file = arguments.error_file};
+}
+
+machine::Binding parse_binding(const std::string& text) {
+  check_choice("--bind", text, Words{"none", "compact", "spread"});
+  if (text == "compact") return machine::Binding::compact;
+  return text == "spread" ? machine::Binding::spread : machine::Binding::none;
+}
+
+}  // namespace
+
+launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
+                                     const Env& env) {
+  check_torchruns_own(arguments);
+  launch::LaunchOptions options{.nproc_per_node = launch::worker_count(arguments.nproc_per_node, machine),
+                                .local_addr = arguments.local_addr,
+                                .role = arguments.role,
+                                .max_restarts = arguments.max_restarts,
+                                .virtual_local_rank = arguments.virtual_local_rank,
+                                .pass_local_rank = arguments.pass_local_rank,
+                                .stop_signals = launch::parse_signals(arguments.signals_to_handle),
+                                .bind = parse_binding(arguments.bind),
+                                .memory_allocator = arguments.memory_allocator,
+                                .output = output_options(arguments, env),
+                                .grace_period = checked_grace(arguments.grace_period)};
+  if (arguments.use_env && arguments.pass_local_rank) {
+    throw ArgumentError("--use-env and --pass-local-rank contradict each other");
+  }
+  set_command(arguments, env, options);
+  set_rendezvous(arguments, env, options);
+  launch::validate(options);
+  return options;
+}
+
 namespace {
 
 // torchrun's two spellings: "--node-rank,--node_rank", with a short one before them ("-r").
@@ -43,18 +185,101 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, bool& value, const
   return app.add_flag(spellings(name, short_name), value, help)->envname(variable_of(name));
 }
 
+void add_node_options(CLI::App& run, RunArguments& parsed) {
+  add(run, "nproc-per-node", parsed.nproc_per_node, "N",
+      "Ranks on this node: a number, gpu (one per GPU), cpu (one per core) or auto (gpu, else cpu)")
+      ->capture_default_str();
+  add(run, "nnodes", parsed.nnodes, "N|MIN:MAX", "Number of nodes; start this launcher once on each node")
+      ->capture_default_str();
+  add(run, "node-rank", parsed.node_rank, "K", "This node's number, from 0 (static rendezvous)");
+  add(run, "master-addr", parsed.master_addr, "ADDRESS", "Address of node 0 (default 127.0.0.1)");
+  add(run, "master-port", parsed.master_port, "PORT",
+      "Free port on node 0 (default: any free port with one node, 29500 with several)");
+  add(run, "local-addr", parsed.local_addr, "ADDRESS",
+      "Address of this node for the other nodes (default: detected)");
+  add_flag(run, "standalone", parsed.standalone, "One node, with its own address, port and run id");
+}
+
+void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
+  add(run, "rdzv-backend", parsed.rdzv_backend, "NAME",
+      "static (each node has its --node-rank) or c10d (nodes get numbers when they join, and may join later)")
+      ->capture_default_str();
+  add(run, "rdzv-endpoint", parsed.rdzv_endpoint, "HOST[:PORT]",
+      "Address of the rendezvous (default port: 29400 for c10d)");
+  add(run, "rdzv-id", parsed.rdzv_id, "ID", "Name of the run, the same on all nodes")->capture_default_str();
+  add(run, "rdzv-conf", parsed.rdzv_conf, "K=V,...",
+      "join_timeout, last_call_timeout (seconds), keep_alive_interval, keep_alive_max_attempt, is_host");
+  add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures")
+      ->capture_default_str();
+}
+
+void add_program_options(CLI::App& run, RunArguments& parsed) {
+  add_flag(run, "module", parsed.module, "PROGRAM is a Python module, as with python -m", "-m");
+  add_flag(run, "no-python", parsed.no_python, "Execute PROGRAM itself, even if its name ends in .py");
+  add_flag(run, "run-path", parsed.run_path, "PROGRAM is a Python script, whatever its name");
+  add(run, "role", parsed.role, "NAME", "ROLE_NAME of the ranks")->capture_default_str();
+  add_flag(run, "use-env", parsed.use_env, "Set LOCAL_RANK (always done)");
+  add_flag(run, "pass-local-rank", parsed.pass_local_rank,
+           "Pass --local-rank=K as the first argument, as torch.distributed.launch does");
+  add_flag(run, "virtual-local-rank", parsed.virtual_local_rank,
+           "LOCAL_RANK is 0 in all ranks, and each rank sees one GPU, as device 0");
+}
+
+void add_output_options(CLI::App& run, RunArguments& parsed) {
+  add(run, "log-dir", parsed.log_dir, "FOLDER", "Folder for the files of --redirects and --tee");
+  add(run, "redirects", parsed.redirects, "STREAMS",
+      "Write to files only: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r")
+      ->capture_default_str();
+  add(run, "tee", parsed.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
+  add(run, "local-ranks-filter", parsed.local_ranks_filter, "K,...", "Show these local ranks only");
+  add(run, "duplicate-stdout-filters", parsed.duplicate_stdout_filters, "TEXT,...",
+      "Copy lines with one of these texts to filtered_stdout.log (,, is a comma)");
+  add(run, "duplicate-stderr-filters", parsed.duplicate_stderr_filters, "TEXT,...",
+      "The same for filtered_stderr.log");
+  run.add_option(spellings("error-file"), parsed.error_file,
+                 "Gets the first failure as JSON when the run fails")
+      ->type_name("FILE")
+      ->envname("TORCHELASTIC_ERROR_FILE");
+}
+
+void add_own_options(CLI::App& run, RunArguments& parsed) {
+  run.add_option(spellings("grace-period") + "," + spellings("shutdown-timeout"), parsed.grace_period,
+                 "Seconds from the stop signal to SIGKILL")
+      ->type_name("SECONDS")
+      ->envname("PET_SHUTDOWN_TIMEOUT")
+      ->capture_default_str();
+  add(run, "signals-to-handle", parsed.signals_to_handle, "NAMES",
+      "Signals that end the run and are forwarded to the ranks")
+      ->capture_default_str();
+  add(run, "bind", parsed.bind, "HOW", "Bind each rank to its own cores: none, compact or spread")
+      ->capture_default_str();
+  add(run, "memory-allocator", parsed.memory_allocator, "NAME",
+      "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc")
+      ->capture_default_str();
+}
+
+void add_torchrun_leftovers(CLI::App& run, RunArguments& parsed) {
+  const std::string group = "Accepted for torchrun, without effect";
+  add(run, "monitor-interval", parsed.monitor_interval, "SECONDS", "Ranks are watched continuously")
+      ->group(group);
+  add(run, "start-method", parsed.start_method, "NAME",
+      "spawn, fork or forkserver; ranks are separate programs")
+      ->group(group);
+  add(run, "event-log-handler", parsed.event_log_handler, "NAME", "null")->group(group);
+  run.add_option(spellings("logs-specs"), parsed.logs_specs, "default")->group(group);
+  run.add_option(spellings("numa-binding"), parsed.numa_binding, "Use --bind")->group("");
+}
+
 }  // namespace
 
-RunCommand::RunCommand(CLI::App& app)
-    : command_(app.add_subcommand(
-          "run", "Run a program as several ranks: lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]")) {
-  add_node_options();
-  add_rendezvous_options();
-  add_program_options();
-  add_output_options();
-  add_own_options();
-  add_torchrun_leftovers();
-  command_->footer(
+CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
+  auto& run = *app.add_subcommand(
+      "run", "Run a program as several ranks: lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]");
+  for (const auto add_some : {add_node_options, add_rendezvous_options, add_program_options,
+                              add_output_options, add_own_options, add_torchrun_leftovers}) {
+    add_some(run, arguments);
+  }
+  run.footer(
       "Ranks get torchrun's environment variables, and /dev/null as stdin. Their lines begin with [rank N], "
       "or\n"
       "[HOST rank N] with several nodes. Python runs a program whose name ends in .py. An option can also be "
@@ -62,115 +287,28 @@ RunCommand::RunCommand(CLI::App& app)
       "in the environment, as PET_NPROC_PER_NODE. The exit code is 0 if all ranks exit with 0, else that of "
       "the\n"
       "rank that failed first (128 + signal).");
-  command_->prefix_command();
+  run.prefix_command();
+  return run;
 }
 
-void RunCommand::add_node_options() {
-  auto& run = *command_;
-  add(run, "nproc-per-node", parsed_.nproc_per_node, "N",
-      "Ranks on this node: a number, gpu (one per GPU), cpu (one per core) or auto (gpu, else cpu)")
-      ->capture_default_str();
-  add(run, "nnodes", parsed_.nnodes, "N|MIN:MAX", "Number of nodes; start this launcher once on each node")
-      ->capture_default_str();
-  add(run, "node-rank", parsed_.node_rank, "K", "This node's number, from 0 (static rendezvous)");
-  add(run, "master-addr", parsed_.master_addr, "ADDRESS", "Address of node 0 (default 127.0.0.1)");
-  add(run, "master-port", parsed_.master_port, "PORT",
-      "Free port on node 0 (default: any free port with one node, 29500 with several)");
-  add(run, "local-addr", parsed_.local_addr, "ADDRESS",
-      "Address of this node for the other nodes (default: detected)");
-  add_flag(run, "standalone", parsed_.standalone, "One node, with its own address, port and run id");
-}
-
-void RunCommand::add_rendezvous_options() {
-  auto& run = *command_;
-  add(run, "rdzv-backend", parsed_.rdzv_backend, "NAME",
-      "static (each node has its --node-rank) or c10d (nodes get numbers when they join, and may join later)")
-      ->capture_default_str();
-  add(run, "rdzv-endpoint", parsed_.rdzv_endpoint, "HOST[:PORT]",
-      "Address of the rendezvous (default port: 29400 for c10d)");
-  add(run, "rdzv-id", parsed_.rdzv_id, "ID", "Name of the run, the same on all nodes")->capture_default_str();
-  add(run, "rdzv-conf", parsed_.rdzv_conf, "K=V,...",
-      "join_timeout, last_call_timeout (seconds), keep_alive_interval, keep_alive_max_attempt, is_host");
-  add(run, "max-restarts", parsed_.max_restarts, "N", "Number of restarts after failures")
-      ->capture_default_str();
-}
-
-void RunCommand::add_program_options() {
-  auto& run = *command_;
-  add_flag(run, "module", parsed_.module, "PROGRAM is a Python module, as with python -m", "-m");
-  add_flag(run, "no-python", parsed_.no_python, "Execute PROGRAM itself, even if its name ends in .py");
-  add_flag(run, "run-path", parsed_.run_path, "PROGRAM is a Python script, whatever its name");
-  add(run, "role", parsed_.role, "NAME", "ROLE_NAME of the ranks")->capture_default_str();
-  add_flag(run, "use-env", parsed_.use_env, "Set LOCAL_RANK (always done)");
-  add_flag(run, "pass-local-rank", parsed_.pass_local_rank,
-           "Pass --local-rank=K as the first argument, as torch.distributed.launch does");
-  add_flag(run, "virtual-local-rank", parsed_.virtual_local_rank,
-           "LOCAL_RANK is 0 in all ranks, and each rank sees one GPU, as device 0");
-}
-
-void RunCommand::add_output_options() {
-  auto& run = *command_;
-  add(run, "log-dir", parsed_.log_dir, "FOLDER", "Folder for the files of --redirects and --tee");
-  add(run, "redirects", parsed_.redirects, "STREAMS",
-      "Write to files only: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r")
-      ->capture_default_str();
-  add(run, "tee", parsed_.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
-  add(run, "local-ranks-filter", parsed_.local_ranks_filter, "K,...", "Show these local ranks only");
-  add(run, "duplicate-stdout-filters", parsed_.duplicate_stdout_filters, "TEXT,...",
-      "Copy lines with one of these texts to filtered_stdout.log (,, is a comma)");
-  add(run, "duplicate-stderr-filters", parsed_.duplicate_stderr_filters, "TEXT,...",
-      "The same for filtered_stderr.log");
-  run.add_option(spellings("error-file"), parsed_.error_file,
-                 "Gets the first failure as JSON when the run fails")
-      ->type_name("FILE")
-      ->envname("TORCHELASTIC_ERROR_FILE");
-}
-
-void RunCommand::add_own_options() {
-  auto& run = *command_;
-  run.add_option(spellings("grace-period") + "," + spellings("shutdown-timeout"), parsed_.grace_period,
-                 "Seconds from the stop signal to SIGKILL")
-      ->type_name("SECONDS")
-      ->envname("PET_SHUTDOWN_TIMEOUT")
-      ->capture_default_str();
-  add(run, "signals-to-handle", parsed_.signals_to_handle, "NAMES",
-      "Signals that end the run and are forwarded to the ranks")
-      ->capture_default_str();
-  add(run, "bind", parsed_.bind, "HOW", "Bind each rank to its own cores: none, compact or spread")
-      ->capture_default_str();
-  add(run, "memory-allocator", parsed_.memory_allocator, "NAME",
-      "default, tuned (keeps freed memory for the next step), jemalloc or tcmalloc")
-      ->capture_default_str();
-}
-
-void RunCommand::add_torchrun_leftovers() {
-  auto& run = *command_;
-  const std::string group = "Accepted for torchrun, without effect";
-  add(run, "monitor-interval", parsed_.monitor_interval, "SECONDS", "Ranks are watched continuously")
-      ->group(group);
-  add(run, "start-method", parsed_.start_method, "NAME",
-      "spawn, fork or forkserver; ranks are separate programs")
-      ->group(group);
-  add(run, "event-log-handler", parsed_.event_log_handler, "NAME", "null")->group(group);
-  run.add_option(spellings("logs-specs"), parsed_.logs_specs, "default")->group(group);
-  run.add_option(spellings("numa-binding"), parsed_.numa_binding, "Use --bind")->group("");
-}
-
-RunArguments RunCommand::arguments(const std::vector<std::string>& rest) const {
-  RunArguments arguments = parsed_;
-  arguments.command = command_->remaining();
-  if (!arguments.command.empty() && arguments.command.front().starts_with('-')) {
-    throw ArgumentError(
-        fmt::format("unknown option {} (see lockstep run --help)", arguments.command.front()));
+std::vector<std::string> program_words(const CLI::App& run, const std::vector<std::string>& rest) {
+  auto words = run.remaining();
+  if (!words.empty() && words.front().starts_with('-')) {
+    throw ArgumentError(fmt::format("unknown option {} (see lockstep run --help)", words.front()));
   }
   // A "--" before the program ends the options; one after it belongs to the program.
-  const bool ours = arguments.command.empty() && !rest.empty();
-  arguments.command.insert(arguments.command.end(), rest.begin() + (ours ? 1 : 0), rest.end());
-  return arguments;
+  const bool ours = words.empty() && !rest.empty();
+  words.insert(words.end(), rest.begin() + (ours ? 1 : 0), rest.end());
+  return words;
 }
 
-int RunCommand::run(const std::vector<std::string>& rest) const {
-  return launch::launch(launch_options(arguments(rest), launch::this_machine()));
+Command run_command(CLI::App& app) {
+  const auto arguments = std::make_shared<RunArguments>();
+  auto& run = add_run_options(app, *arguments);
+  return {.app = &run, .run = [&run, arguments](const auto& rest) {
+            arguments->command = program_words(run, rest);
+            return launch::launch(launch_options(*arguments, launch::this_machine()));
+          }};
 }
 
 }  // namespace lockstep::cli

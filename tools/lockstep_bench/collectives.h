@@ -33,4 +33,20 @@ Trial prepare(const std::string& collective, const TrialRequest& request);
 c10::ScalarType scalar_type(const std::string& name);
 ReduceOp reduce_op(const std::string& name);
 
+// The lower bound of a zero-copy all-reduce of `count` elements, at most `bytes`: each rank sums its part of
+// shared memory, without synchronization. float32 sums only. Collective; all ranks must be on one host.
+std::function<Trial(std::int64_t count)> memory_limit(const ProcessGroup& group, std::size_t bytes);
+
+// kBlock elements of the pattern of `rank` (see rank.h), from `offset` on.
+at::Tensor pattern_block(int rank, c10::ScalarType dtype, std::int64_t offset = 0);
+
+// What a reduction of all ranks' patterns gives, likewise.
+at::Tensor reduced_block(int ranks, ReduceOp op, c10::ScalarType dtype, std::int64_t offset = 0);
+
+// Elements in which `tensor`, flat and contiguous, is not `block` over and over.
+std::int64_t differing(const at::Tensor& tensor, const at::Tensor& block);
+
+// Makes `tensor`, flat and contiguous, `block` over and over.
+void refill(const at::Tensor& tensor, const at::Tensor& block);
+
 }  // namespace lockstep::bench

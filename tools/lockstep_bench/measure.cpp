@@ -6,8 +6,8 @@
 
 #include <ATen/ops/full.h>
 
-#include "rank_sync.h"
-#include "statistics.h"
+#include "rank.h"
+#include "report.h"
 
 namespace lockstep::bench {
 namespace {

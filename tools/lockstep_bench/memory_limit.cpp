@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "memory_limit.h"
-
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include <ATen/ops/from_blob.h>
 
 #include "base/fd_passing.h"
-#include "periodic.h"
+#include "base/shared_memory.h"
+#include "collectives.h"
 
 namespace lockstep::bench {
 namespace {
@@ -67,22 +67,24 @@ SharedMemory shared(const ProcessGroup& group, std::size_t bytes) {
 
 }  // namespace
 
-MemoryLimit::MemoryLimit(const ProcessGroup& group, std::size_t bytes)
-    : group_(group), bytes_(bytes), memory_(shared(group, bytes * static_cast<std::size_t>(group.size()))) {}
-
-Trial MemoryLimit::prepare(std::int64_t count) const {
-  std::vector<float*> rows;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    rows.push_back(reinterpret_cast<float*>(memory_.data() + static_cast<std::size_t>(rank) * bytes_));
-  }
-  const auto begin = count * group_.rank() / group_.size();
-  const auto end = count * (group_.rank() + 1) / group_.size();
-  const auto own = at::from_blob(rows[static_cast<std::size_t>(group_.rank())], {count});
-  const auto block = pattern_block(group_.rank(), at::kFloat);
-  const auto sum = reduced_block(group_.size(), ReduceOp::SUM, at::kFloat);
-  return {.rewrite = [=] { refill(own, block); },
-          .run = [=] { sum_rows(rows, begin, end); },
-          .wrong = [=] { return differing(own, sum); }};
+std::function<Trial(std::int64_t)> memory_limit(const ProcessGroup& group, std::size_t bytes) {
+  const int ranks = group.size();
+  const int rank = group.rank();
+  const auto memory = std::make_shared<SharedMemory>(shared(group, bytes * static_cast<std::size_t>(ranks)));
+  return [=](std::int64_t count) -> Trial {
+    std::vector<float*> rows;
+    for (int row = 0; row < ranks; ++row) {
+      rows.push_back(reinterpret_cast<float*>(memory->data() + static_cast<std::size_t>(row) * bytes));
+    }
+    const auto begin = count * rank / ranks;
+    const auto end = count * (rank + 1) / ranks;
+    const auto own = at::from_blob(rows[static_cast<std::size_t>(rank)], {count});
+    const auto block = pattern_block(rank, at::kFloat);
+    const auto sum = reduced_block(ranks, ReduceOp::SUM, at::kFloat);
+    return {.rewrite = [=] { refill(own, block); },
+            .run = [=] { sum_rows(rows, begin, end); },
+            .wrong = [=] { return differing(own, sum); }};
+  };
 }
 
 }  // namespace lockstep::bench

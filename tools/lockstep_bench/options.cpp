@@ -2,17 +2,55 @@
 #include "options.h"
 
 #include <algorithm>
+#include <cctype>
+#include <limits>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/text.h"
 #include "kinds.h"
-#include "sizes.h"
 
 namespace lockstep::bench {
 namespace {
+
+std::size_t parse_size(const std::string& text) {
+  const auto unit = text.empty() ? std::string_view::npos
+                                 : std::string_view("KMG").find(static_cast<char>(
+                                       std::toupper(static_cast<unsigned char>(text.back()))));
+  const bool has_unit = unit != std::string_view::npos;
+  const auto bytes = has_unit ? std::size_t{1024} << (10 * unit) : 1;
+  const auto digits = std::string_view(text).substr(0, text.size() - (has_unit ? 1 : 0));
+  const auto value = parse_number<std::size_t>(digits).value_or(0);
+  if (value == 0 || value > std::numeric_limits<std::int64_t>::max() / bytes) {
+    throw ArgumentError(fmt::format(
+        "--sizes: \"{}\" is not a size; write a positive integer, optionally with K, M or G", text));
+  }
+  return value * bytes;
+}
+
+std::vector<std::size_t> parse_range(const std::string& text) {
+  const auto parts = split(text, ':');
+  if (parts.size() < 2 || parts.size() > 3) {
+    throw ArgumentError(fmt::format("--sizes: \"{}\" is neither first:last nor first:last:factor", text));
+  }
+  const auto first = parse_size(parts[0]);
+  const auto last = parse_size(parts[1]);
+  const auto factor = parts.size() == 3 ? parse_number<std::size_t>(parts[2]).value_or(0) : 2;
+  if (factor < 2) {
+    throw ArgumentError(
+        fmt::format("--sizes: the factor \"{}\" must be a whole number, 2 or more", parts[2]));
+  }
+  if (first > last) {
+    throw ArgumentError(fmt::format("--sizes: \"{}\" starts above its end", text));
+  }
+  std::vector<std::size_t> sizes{first};
+  while (sizes.back() <= last / factor) sizes.push_back(sizes.back() * factor);
+  return sizes;
+}
 
 // Unparsed option values.
 struct RawOptions {
@@ -98,20 +136,19 @@ void check_memory_limit(const Options& options) {
   throw ArgumentError("--backend memory supports only all-reduce of float32 with --op sum");
 }
 
-void check_not_empty(const std::vector<std::string>& names, const char* option) {
+std::vector<std::string> names_of(const std::string& list, const char* option) {
+  auto names = split(list, ',');
   if (names.empty()) throw ArgumentError(fmt::format("{} is empty", option));
+  return names;
 }
 
 Options checked(const RawOptions& raw, Options options) {
   options.collectives = collectives_of(raw.collectives);
   options.sizes = parse_sizes(raw.sizes);
-  options.backends = split(raw.backends, ',');
-  options.memories = split(raw.memories, ',');
-  options.dtypes = split(raw.dtypes, ',');
+  options.backends = names_of(raw.backends, "--backend");
+  options.memories = names_of(raw.memories, "--memory");
+  options.dtypes = names_of(raw.dtypes, "--dtype");
   options.format = raw.json ? Format::json : raw.csv ? Format::csv : Format::table;
-  check_not_empty(options.backends, "--backend");
-  check_not_empty(options.memories, "--memory");
-  check_not_empty(options.dtypes, "--dtype");
   for (const auto& name : options.dtypes) (void)find_dtype(name);
   check_memories(options.memories);
   check_memory_limit(options);
@@ -119,6 +156,16 @@ Options checked(const RawOptions& raw, Options options) {
 }
 
 }  // namespace
+
+std::vector<std::size_t> parse_sizes(const std::string& text) {
+  std::vector<std::size_t> sizes;
+  for (const auto& part : split(text, ',')) {
+    const auto more = part.find(':') == std::string::npos ? std::vector{parse_size(part)} : parse_range(part);
+    sizes.insert(sizes.end(), more.begin(), more.end());
+  }
+  if (sizes.empty()) throw ArgumentError(fmt::format("--sizes: \"{}\" has no size", text));
+  return sizes;
+}
 
 Options parse_options(Tool tool, std::vector<std::string> arguments) {
   const bool own = tool == Tool::lockstep_bench;

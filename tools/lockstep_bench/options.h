@@ -9,6 +9,10 @@
 
 namespace lockstep::bench {
 
+// "1K:64M" (doubling), "1K:64M:4" (times four) or a list "1K,64K,25M", also of ranges. Bytes; K, M and G are
+// powers of 1024. Throws ArgumentError quoting what it cannot read.
+std::vector<std::size_t> parse_sizes(const std::string& text);
+
 // The validated command line.
 struct Options {
   std::vector<std::string> collectives = {};

@@ -153,10 +153,8 @@ void write_checkpoint(const Value& value, const std::filesystem::path& file,
   }
 }
 
-safetensors::Metadata usual_metadata() { return {{"format", "pt"}}; }
-
 safetensors::Metadata metadata_of(const Checkpoint& checkpoint) {
-  return checkpoint.metadata.empty() ? usual_metadata() : checkpoint.metadata;
+  return checkpoint.metadata.empty() ? kUsualMetadata : checkpoint.metadata;
 }
 
 }  // namespace lockstep::ckpt

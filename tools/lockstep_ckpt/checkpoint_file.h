@@ -40,8 +40,8 @@ void write_checkpoint(const Value& value, const std::filesystem::path& file,
                       const safetensors::Metadata& metadata);
 
 // The metadata that Hugging Face's readers expect for PyTorch tensors.
-safetensors::Metadata usual_metadata();
-// The checkpoint's own metadata or, without any, usual_metadata().
+inline const safetensors::Metadata kUsualMetadata = {{"format", "pt"}};
+// The checkpoint's own metadata or, without any, the usual.
 safetensors::Metadata metadata_of(const Checkpoint& checkpoint);
 
 }  // namespace lockstep::ckpt

@@ -11,7 +11,6 @@
 #include "commands.h"
 #include "leaves.h"
 #include "progress.h"
-#include "tensor_difference.h"
 
 namespace lockstep::ckpt {
 namespace {

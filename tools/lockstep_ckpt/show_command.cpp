@@ -18,8 +18,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kLongestValue = 200;
 
-std::string type_of(const Leaf& leaf) { return std::string(leaf.value->type_name()); }
-
 struct Totals {
   std::size_t entries = 0;
   std::size_t tensors = 0;
@@ -39,7 +37,7 @@ Totals totals_of(const std::vector<Leaf>& leaves) {
 }
 
 Json row(const Leaf& leaf) {
-  Json row = {{"key", leaf.path}, {"type", type_of(leaf)}};
+  Json row = {{"key", leaf.path}, {"type", leaf.value->type_name()}};
   if (const auto* tensor = leaf.tensor()) {
     row["dtype"] = dtype_name(tensor->scalar_type());
     row["shape"] = tensor->sizes().vec();
@@ -68,7 +66,7 @@ std::string table_text(const Checkpoint& checkpoint, const std::vector<Leaf>& le
   auto text = fmt::format("{:<{}}  {:<10}  {:<14}  {:<18}  {:>10}\n", "KEY", width, "TYPE", "DTYPE", "SHAPE",
                           "BYTES");
   for (const auto& leaf : leaves) {
-    text += fmt::format("{:<{}}  {:<10}  ", printable(leaf.path), width, type_of(leaf));
+    text += fmt::format("{:<{}}  {:<10}  ", printable(leaf.path), width, leaf.value->type_name());
     if (const auto* tensor = leaf.tensor()) {
       text += fmt::format("{:<14}  {:<18}  {:>10}\n", dtype_name(tensor->scalar_type()), shape_text(*tensor),
                           bytes_of(*tensor));

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <array>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -11,6 +10,7 @@
 #include "leaves.h"
 #include "progress.h"
 #include "serialize/errors.h"
+#include "serialize/zip.h"
 
 namespace lockstep::ckpt {
 namespace {
@@ -22,12 +22,6 @@ void read_whole(const std::string& file) {
   while (in.read(piece.data(), std::ssize(piece))) {
   }
   if (in.bad() || !in.eof()) throw_error<CheckpointReadError>("{}: cannot be read to its end", file);
-}
-
-bool is_zip(const std::string& file) {
-  std::array<char, 2> start{};
-  std::ifstream(file, std::ios::binary).read(start.data(), start.size());
-  return start[0] == 'P' && start[1] == 'K';
 }
 
 // Assembles nothing, so that a folder larger than memory can be verified.
@@ -45,7 +39,9 @@ std::string verify(const std::string& file) {
   // Mapped, so that a file larger than memory can be verified.
   const auto checkpoint = read_checkpoint(file, {.mmap = true, .verify = true});
   const auto count = leaves_of(checkpoint.value).size();
-  if (kind == FileKind::torch_file && is_zip(file)) return fmt::format("{} entries, checksums match", count);
+  const bool is_zip = kind == FileKind::torch_file &&
+                      serialize::ZipReader::looks_like_zip(*serialize::open_file(file, false));
+  if (is_zip) return fmt::format("{} entries, checksums match", count);
   read_whole(file);
   return fmt::format("{} entries; the format has no checksums", count);
 }

@@ -13,7 +13,7 @@ namespace lockstep::amp {
 
 /// Options of Autocast under PyTorch's names, with PyTorch's defaults.
 struct AutocastOptions {
-  /// The dtype of operators that gain by it. Default: bfloat16 on the CPU, float16 on CUDA.
+  /// The dtype of operators that benefit from it. Default: bfloat16 on the CPU, float16 on CUDA.
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// False disables autocast within an outer scope.
   bool enabled = true;
@@ -39,8 +39,8 @@ struct AutocastOptions {
 /// spawn_threads(). DataParallel's replicas use the state of the thread that calls forward.
 ///
 /// Throws ArgumentError for a device type without autocast. As in PyTorch, logs a warning and leaves autocast
-/// disabled if this process has no CUDA device, and for dtypes other than bfloat16 and float16 except on
-/// CUDA.
+/// disabled in two cases: CUDA if this process has no CUDA device, and dtypes other than bfloat16 and float16
+/// on other device types.
 class [[nodiscard]] Autocast {
  public:
   /// Uses the type of `device`; its index is ignored.

@@ -25,10 +25,10 @@ struct GradScalerOptions {
   std::int64_t growth_interval = 2000;  ///< steps without inf or NaN after which the factor grows
   bool enabled = true;                  ///< false: every function does nothing, except that step() steps
 
-  /// Ranks whose gradients are not averaged: after no_sync(), of unshared parameters, of shards. An inf or
-  /// NaN on one rank then skips the step on all, and unscale_(), or step() without it, is collective, even on
-  /// a rank without gradients. Not needed with DistributedDataParallel, where the averages spread the inf. No
-  /// equivalent in PyTorch.
+  /// The ranks that skip steps together although their gradients are not averaged: after no_sync(), for
+  /// unshared parameters, for shards. An inf or NaN on one rank then skips the step on all ranks. unscale_(),
+  /// or step() without it, is then collective, even on a rank without gradients. Not needed with
+  /// DistributedDataParallel, where the averages spread the inf. No equivalent in PyTorch.
   std::optional<ProcessGroup> process_group = std::nullopt;
 };
 

@@ -12,9 +12,9 @@ namespace lockstep::backends {
 /// A backend in one process that sends nothing and records every call, for tests.
 /// PyTorch: `torch.testing._internal.distributed.fake_pg`.
 ///
-/// It behaves as if every rank held this rank's data and reductions kept it: all-reduce, reduce and
-/// broadcast leave their tensor alone, gathers copy the input to every place, scatters take the part of this
-/// rank. All calls are complete at once. Safe from any thread.
+/// It behaves as if every rank had this rank's data and reductions did not change it: all-reduce, reduce and
+/// broadcast leave their tensor unchanged, gathers copy the input to every output, scatters take the part of
+/// this rank. All calls complete immediately. Safe from any thread.
 class FakeBackend : public c10d::Backend {
  public:
   struct Call {
@@ -27,7 +27,7 @@ class FakeBackend : public c10d::Backend {
 
   std::vector<Call> calls() const;
   void clear_calls();
-  /// The next call is recorded and then throws `failure` when it is waited for.
+  /// Records the next call and makes its wait() throw `failure`.
   void fail_next_call(std::exception_ptr failure);
 
   static BackendTraits traits();

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// This process's numbers in its run, for layers that do not depend on communication (samplers, logging).
+/// Rank and world size of this process, for layers that do not depend on communication (samplers, logging).
 struct World {
   int rank = 0;        ///< 0 .. size-1
   int size = 1;        ///< number of ranks
@@ -13,14 +13,14 @@ struct World {
   int local_size = 1;  ///< number of ranks on this host
 };
 
-/// The world of the default process group, or a world of one without a context. In a thread of
-/// spawn_threads(), that of the thread's rank. Safe from any thread.
+/// The world of the default process group; without a context, a world of one rank. In a thread of
+/// spawn_threads(), the world of the thread's rank. Safe from any thread.
 World current_world();
 
 /// Called by init() and by the destructor of its context.
 void set_current_world(const World& world);
 
-/// Called by a thread that becomes a rank, and with nullopt when it ends as a rank.
+/// Called by a thread when it becomes a rank, and with nullopt when it stops being one.
 void set_thread_world(const std::optional<World>& world);
 
 /// Whether this thread is a rank of spawn_threads().

@@ -30,8 +30,7 @@ enum class CheckpointWriting : std::uint8_t {
   first_rank,
   /// Every rank writes its parts of each ShardedTensor and a share of the other entries to the folder
   /// `step-<number>`, which distributed_checkpoint and Python's `torch.distributed.checkpoint` read. All
-  /// ranks
-  /// must see the same file system. save() takes a dict on every rank.
+  /// ranks must see the same file system. save() takes a dict on every rank.
   every_rank,
 };
 

@@ -44,8 +44,8 @@ class Reader {
   void read_into(const std::string& key, Value& value) const;
   /// Throws unless the entry exists and, if `value` is a tensor, has its shape. An empty dict always fits.
   void check_fits(const std::string& key, const Value& value) const;
-  /// Verifies checksums, and shapes and dtypes against the metadata, of all pieces, or of every `shares`-th
-  /// piece from number `share` on. Needs little memory.
+  /// Verifies the checksums, shapes and dtypes of all pieces, or of every `shares`-th piece starting at piece
+  /// `share`. Needs little memory.
   void verify(std::size_t share = 0, std::size_t shares = 1) const;
 
  private:
@@ -72,7 +72,7 @@ void load(Dict& contents, const std::filesystem::path& folder,
 ///
 /// Every rank writes its parts of each ShardedTensor. Other entries must be equal on all ranks that have
 /// them, and are distributed over these ranks. An existing checkpoint in the folder stays complete until the
-/// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks: a rank cannot write, an
+/// new one replaces it, even if a rank dies. Throws CheckpointError on all ranks if a rank cannot write, an
 /// entry cannot be saved, or the parts of a tensor overlap or leave elements out.
 void save(const Dict& contents, const std::filesystem::path& folder, const SaveOptions& options = {},
           const std::optional<ProcessGroup>& process_group = std::nullopt);

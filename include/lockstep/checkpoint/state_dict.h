@@ -92,9 +92,9 @@ Dict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Loads state and hyperparameters from a state dict of C++ or Python. Tensors are copied to the device and
 /// dtype of their parameter. Entries that do not affect the result (foreach, fused, capturable, initial_lr)
-/// are ignored. Throws CheckpointError, with the optimizer unchanged: other numbers of groups or parameters,
-/// shape mismatches, the state of another kind of optimizer, maximize=True for an optimizer that is not
-/// fused. PyTorch: `Optimizer.load_state_dict()`.
+/// are ignored. Throws CheckpointError, with the optimizer unchanged, for different numbers of groups or
+/// parameters, shape mismatches, the state of another kind of optimizer, and maximize=True for an optimizer
+/// that is not fused. PyTorch: `Optimizer.load_state_dict()`.
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict);
 
 /// {"last_epoch", "_step_count", "_last_lr"} of a LibTorch scheduler. The learning rates are in the

@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-/// A type that keeps its state in a dict: a loader, a meter, a struct of the user's. PyTorch:
+/// A type that keeps its state in a dict: a loader, a meter, a user-defined struct. PyTorch:
 /// `torch.distributed.checkpoint.stateful.Stateful`.
 template <typename T>
 concept Stateful = requires(T& object, const T& constant, const Dict& dict) {

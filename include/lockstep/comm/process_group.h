@@ -17,9 +17,11 @@
 
 namespace lockstep {
 
+class ProcessGroup;
 namespace comm {
 class GroupState;
-}
+GroupState& state_of(const ProcessGroup& group);
+}  // namespace comm
 namespace node {
 class NodeGroup;
 }
@@ -30,25 +32,24 @@ struct ProcessGroupInfo {
   std::vector<int> global_ranks = {};            ///< [i] = the global rank of group rank i; empty: i itself
   std::chrono::milliseconds timeout{1'800'000};  ///< the backend's, for messages
   BackendTraits traits = {};
-  /// Whether ranks tell each other what they are about to call before each collective, so that different
-  /// calls are a DesyncError on all ranks with any backend (with shm they are anyway). PyTorch:
-  /// `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
+  /// Whether the ranks compare each collective before they run it, so that different calls are a DesyncError
+  /// on all ranks with any backend. shm always compares. PyTorch: `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
   bool check_calls = false;
-  /// Where all ranks run on one host, what they know of each other there; made by the backends of Lockstep.
+  /// The node-local group, if all ranks run on one host. Lockstep's backends create it.
   std::shared_ptr<node::NodeGroup> node_group = {};
 };
 
 /// A group of ranks and the collectives between them. PyTorch: `torch.distributed` and its ProcessGroup.
 ///
-/// A value: copies refer to the same group. The calls go straight to any `c10d::Backend`, are numbered, and
-/// are recorded with the caller's source line.
+/// Copies refer to the same group. Any `c10d::Backend` can carry the calls. They are numbered and recorded
+/// with the caller's source line.
 ///
 /// Rules for every collective:
 /// - All ranks of the group make the same calls in the same order, from one thread at a time.
 /// - `src` and `dst` are ranks within this group, 0 .. size()-1 (PyTorch: `group_src`, `group_dst`).
-/// - Tensors are dense, on a device and of a dtype that the backend carries, and contiguous; in-place calls
-///   on one tensor (all_reduce, broadcast, reduce, send, recv) also take any non-overlapping dense layout,
-///   e.g. channels_last, which must then be the same on all ranks. Empty tensors are fine.
+/// - Tensors are dense and contiguous, and the backend supports their device and dtype. In-place calls on one
+///   tensor (all_reduce, broadcast, reduce, send, recv) also accept any non-overlapping dense layout, e.g.
+///   channels_last, which must be the same on all ranks. Tensors may be empty.
 /// - Wrong arguments throw ArgumentError before anything is sent. Blocking calls throw TimeoutError,
 ///   PeerLost or Error as Work::wait() does. The `_async` form returns a Work to wait() for.
 class ProcessGroup {
@@ -57,8 +58,8 @@ class ProcessGroup {
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
 
-  /// Wraps any c10d backend, a vendor's too. `info.traits` says what it can carry; with empty `dtypes`
-  /// element types are not checked here.
+  /// Wraps any c10d backend, including third-party ones. `info.traits` describes what it supports; with empty
+  /// `dtypes`, element types are not checked.
   ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupInfo info);
 
   int rank() const;  ///< of this process within this group
@@ -71,9 +72,9 @@ class ProcessGroup {
 
   /// The last calls (128 at most) on this rank, oldest first.
   std::vector<CallRecord> recent_calls() const;
-  /// The backend underneath. Calls made on it directly are not numbered or recorded.
+  /// The underlying backend. Calls made on it directly are not numbered or recorded.
   c10::intrusive_ptr<c10d::Backend> backend() const;
-  /// Ends the connections; every later call throws. Also done by the end of init()'s context.
+  /// Closes the connections; every later call throws. The destructor of init()'s context does the same.
   void close() const;
 
   /// Every rank's `tensor` becomes the reduction of all, in place. PyTorch: `all_reduce`.
@@ -92,8 +93,8 @@ class ProcessGroup {
   Work reduce_async(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::SUM,
                     Where where = Where::current()) const;
 
-  /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. With a backend that can
-  /// (shm) shapes may differ from rank to rank. PyTorch: `all_gather`.
+  /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. With shm, shapes may
+  /// differ between ranks. PyTorch: `all_gather`.
   void all_gather(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
   Work all_gather_async(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
 
@@ -104,12 +105,12 @@ class ProcessGroup {
   Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
                                     Where where = Where::current()) const;
 
-  /// On `dst` output[i] becomes rank i's `input`; elsewhere `output` is empty. PyTorch: `gather`.
+  /// On rank `dst`, output[i] becomes rank i's `input`. On other ranks `output` is empty. PyTorch: `gather`.
   void gather(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
   Work gather_async(const Tensor& input, const Tensors& output, int dst,
                     Where where = Where::current()) const;
 
-  /// `output` becomes input[rank()] of `src`; elsewhere `input` is empty. PyTorch: `scatter`.
+  /// `output` becomes input[rank()] of rank `src`. On other ranks `input` is empty. PyTorch: `scatter`.
   void scatter(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
   Work scatter_async(const Tensor& output, const Tensors& input, int src,
                      Where where = Where::current()) const;
@@ -121,19 +122,20 @@ class ProcessGroup {
   Work reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
                             Where where = Where::current()) const;
 
-  /// The same from one `input` of size() * output.numel() elements. PyTorch: `reduce_scatter_tensor`.
+  /// Like reduce_scatter(), with one `input` of size() * output.numel() elements. PyTorch:
+  /// `reduce_scatter_tensor`.
   void reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
                              Where where = Where::current()) const;
   Work reduce_scatter_tensor_async(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
                                    Where where = Where::current()) const;
 
-  /// output[i] becomes rank i's input[rank()]; shapes may differ between pairs of ranks, but output[i] here
-  /// has that of input[rank()] there. PyTorch: `all_to_all`.
+  /// output[i] becomes input[rank()] of rank i and must have its shape. Shapes may differ between pairs of
+  /// ranks. PyTorch: `all_to_all`.
   void all_to_all(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
   Work all_to_all_async(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
 
-  /// The same within one tensor, cut along dimension 0: into size() equal parts, or as the split sizes say
-  /// (rows for each rank, summing to the first dimension). PyTorch: `all_to_all_single`.
+  /// Like all_to_all(), with one tensor that is split along dimension 0: into size() equal parts, or into the
+  /// given numbers of rows, one per rank, whose sum is the first dimension. PyTorch: `all_to_all_single`.
   void all_to_all_single(const Tensor& output, const Tensor& input,
                          const std::vector<std::int64_t>& output_split_sizes = {},
                          const std::vector<std::int64_t>& input_split_sizes = {},
@@ -143,12 +145,13 @@ class ProcessGroup {
                                const std::vector<std::int64_t>& input_split_sizes = {},
                                Where where = Where::current()) const;
 
-  /// To one other rank, which receives with the same `tag` (0 or more), shape and dtype; may return only once
-  /// it does (gloo). PyTorch: `send`.
+  /// Sends to one other rank, which receives with the same `tag` (0 or more), shape and dtype. With gloo it
+  /// may block until then. PyTorch: `send`.
   void send(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
   Work send_async(const Tensor& tensor, int dst, int tag = 0, Where where = Where::current()) const;
 
-  /// From one other rank, or from any when `src` is nullopt; returns the rank that sent. PyTorch: `recv`.
+  /// Receives from rank `src`, or from any rank when `src` is nullopt. Returns the sending rank. PyTorch:
+  /// `recv`.
   int recv(const Tensor& tensor, std::optional<int> src = std::nullopt, int tag = 0,
            Where where = Where::current()) const;
   Work recv_async(const Tensor& tensor, std::optional<int> src = std::nullopt, int tag = 0,
@@ -157,29 +160,29 @@ class ProcessGroup {
   /// Returns when every rank has called it. PyTorch: `barrier`.
   void barrier(Where where = Where::current()) const;
   Work barrier_async(Where where = Where::current()) const;
-  /// A barrier with a limit of its own (default: the group's) that names who has not come; with
-  /// `wait_all_ranks` all of them, where a backend (gloo) would otherwise stop at the first. PyTorch:
+  /// A barrier with its own timeout (default: the group's) that names a missing rank. With `wait_all_ranks`
+  /// it names all missing ranks, also with gloo, which otherwise stops at the first. PyTorch:
   /// `monitored_barrier`.
   void monitored_barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt,
                          bool wait_all_ranks = false, Where where = Where::current()) const;
 
-  /// Strings or any bytes, of any length and different on each rank: rank i's in [i]. Blocking.
+  /// Gathers strings or bytes, whose lengths may differ between ranks: [i] is the object of rank i. Blocking.
   /// PyTorch: `all_gather_object`.
   std::vector<std::string> all_gather_object(const std::string& object, Where where = Where::current()) const;
   /// Returns `object` of rank `src`. PyTorch: `broadcast_object_list`.
   std::string broadcast_object(const std::string& object, int src, Where where = Where::current()) const;
-  /// On `dst` rank i's in [i]; elsewhere empty. PyTorch: `gather_object`.
+  /// On rank `dst`, [i] is the object of rank i. On other ranks the result is empty. PyTorch:
+  /// `gather_object`.
   std::vector<std::string> gather_object(const std::string& object, int dst,
                                          Where where = Where::current()) const;
-  /// Returns objects[rank()] of `src`, which gives size() of them; elsewhere `objects` is empty.
+  /// Returns objects[rank()] of rank `src`, which passes size() objects. On other ranks `objects` is empty.
   /// PyTorch: `scatter_object_list`.
   std::string scatter_object(const std::vector<std::string>& objects, int src,
                              Where where = Where::current()) const;
 
-  /// For Lockstep's other layers; no part of the interface.
-  comm::GroupState& state() const { return *state_; }
-
  private:
+  friend comm::GroupState& comm::state_of(const ProcessGroup& group);
+
   std::shared_ptr<comm::GroupState> state_;
 };
 

@@ -38,11 +38,11 @@ class BatchStorage {
 struct WorkerPool;
 struct IterationState;
 
-/// The threads that load batches for a loader. The destructor joins them. With LoaderOptions::timeout it
-/// leaves a thread that has been in get_batch() for longer behind, and logs a warning.
+/// The threads that load batches for a loader. The destructor joins them. With LoaderOptions::timeout, it
+/// abandons a thread whose get_batch() exceeds the timeout, and logs a warning.
 class LoaderWorkers {
  public:
-  /// `info`: that of worker 0.
+  /// `info`: the information about worker 0.
   LoaderWorkers(const LoaderOptions& options, const WorkerInfo& info);
   ~LoaderWorkers();
   LoaderWorkers(const LoaderWorkers&) = delete;
@@ -61,23 +61,23 @@ class LoaderWorkers {
   std::vector<std::thread> threads_;
 };
 
-/// One pass whose batches workers load ahead. For the loop's thread.
+/// One pass over batches that workers load ahead of the loop. Only the loop's thread uses it.
 class WorkerIteration {
  public:
   /// Queues the first batches.
   WorkerIteration(std::shared_ptr<LoaderWorkers> workers, std::shared_ptr<BatchStorage> storage,
                   LoaderProgress::Start start);
-  /// Waits until no worker loads a batch of this pass, or one exceeds the timeout.
+  /// Waits until no worker loads a batch of this pass or a worker exceeds the timeout.
   ~WorkerIteration();
   WorkerIteration(const WorkerIteration&) = delete;
   WorkerIteration& operator=(const WorkerIteration&) = delete;
 
   struct Loaded {
     std::int64_t samples = 0;
-    std::exception_ptr error{};  ///< what get_batch() threw, with the worker's number; no batch was unloaded
+    std::exception_ptr error{};  ///< get_batch()'s exception, with the worker's number; no batch was unloaded
   };
   /// Waits for the next batch and unloads it; nullopt at the end. Throws TimeoutError naming the worker and
-  /// the indices, and what the sampler threw.
+  /// the indices. Rethrows exceptions of the sampler.
   std::optional<Loaded> next();
   /// Whether next() would return a batch without waiting.
   bool next_is_ready() const;

@@ -15,12 +15,12 @@
 
 namespace lockstep::data {
 
-/// A worker's own information. PyTorch: `torch.utils.data.get_worker_info()`.
+/// Information about one worker. PyTorch: `torch.utils.data.get_worker_info()`.
 struct WorkerInfo {
   int id = 0;                    ///< 0 .. num_workers-1
   int num_workers = 0;           ///< of this loader
   std::uint64_t seed = 0;        ///< for worker_init_fn(): the base seed + id
-  std::uint64_t batch_seed = 0;  ///< for generators of your own in get_batch(); does not depend on the worker
+  std::uint64_t batch_seed = 0;  ///< for your own generators in get_batch(); does not depend on the worker
 
   /// The dataset of the loader, shared by all workers. Throws ArgumentError when it has another type.
   template <typename Dataset>
@@ -35,7 +35,7 @@ struct WorkerInfo {
   const void* dataset_of(const std::type_info& type) const;
 };
 
-/// Information about the worker that the calling thread is; nullopt in other threads.
+/// Information about the calling thread if it is a worker, otherwise nullopt.
 std::optional<WorkerInfo> get_worker_info();
 
 /// The arguments of make_loader(). PyTorch: the arguments of DataLoader, in its order.
@@ -56,14 +56,14 @@ struct LoaderOptions {
   bool pin_memory = false;
   /// Drops a last batch that is smaller than the others. Default: false.
   std::optional<bool> drop_last = {};
-  /// Limit for the wait for a batch; 0: none. Needs workers.
+  /// Maximum time to wait for a batch; 0: no limit. Needs workers.
   std::chrono::milliseconds timeout{0};
   /// Each worker calls it with its number, 0 .. num_workers-1, before it loads batches.
   std::function<void(int)> worker_init_fn = {};
   /// The order of epoch e is a function of seed + e, as in DistributedSampler. Used with shuffle. Default: 0
   /// with several ranks; with one rank each epoch's order comes from `generator`.
   std::optional<std::int64_t> seed = {};
-  /// The source of a shuffle on one rank and of each epoch's base seed. Default: LibTorch's default CPU
+  /// The generator for a shuffle on one rank and for each epoch's base seed. Default: LibTorch's default CPU
   /// generator.
   std::optional<at::Generator> generator = {};
   /// Batches that each worker loads ahead; at most num_workers * prefetch_factor batches wait. Default: 2.

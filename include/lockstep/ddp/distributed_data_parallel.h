@@ -44,8 +44,8 @@ struct DdpStats {
   StepTimes last = {};
   StepTimes mean = {};
   std::vector<BucketInfo> buckets = {};  ///< in the order in which they are reduced
-  /// [rank]: the number of steps in which that rank was the last to start the last reduction and the others
-  /// waited for it. All zero unless all ranks run on one host.
+  /// [rank]: the number of steps in which that rank was the last to start the final reduction, so that the
+  /// others waited for it. All zero unless all ranks run on one host.
   std::vector<std::int64_t> arrived_last = {};
 };
 
@@ -53,8 +53,9 @@ namespace ddp {
 class DdpState;
 }
 
-/// Accumulates gradients on this rank only: backward passes of forwards made while it lives are not reduced,
-/// and the first one after it reduces the sum. Guards nest. PyTorch: `DistributedDataParallel.no_sync()`.
+/// While it lives, gradients accumulate on this rank only: the backward passes of forwards made in its scope
+/// are not reduced. The first backward after it reduces the sum. Guards nest. PyTorch:
+/// `DistributedDataParallel.no_sync()`.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
@@ -81,7 +82,7 @@ class DistributedDataParallelModule : public torch::nn::Module, public Joinable 
   /// See Join. Must not outlive this module. PyTorch: `DistributedDataParallel.join()`.
   Join join(const JoinOptions& options = {}) { return Join({this}, options); }
 
-  /// Replaces the averaging of buckets; once, before the first forward. See CommHook. PyTorch:
+  /// Replaces the averaging of buckets. Call it once, before the first forward. See CommHook. PyTorch:
   /// `register_comm_hook`.
   void register_comm_hook(CommHook hook);
 
@@ -169,7 +170,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
   /// Calls the wrapped module's forward, with its argument and return types. Throws Error naming the
   /// parameters that took no part in the last backward. After a forward or backward that threw it first
   /// completes that step's calls, so that all ranks can continue; gradients in buckets become zero. Throws
-  /// Error if they cannot.
+  /// Error if the ranks cannot continue.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
@@ -212,10 +213,11 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
 ///     lockstep::DistributedDataParallel ddp(net, {.device = context.device()});
 ///     torch::optim::SGD optimizer(ddp->parameters(), 1e-2);
 ///
-/// A value like every module holder. All ranks of the group call construction, forward and backward in the
-/// same order. Construction throws ArgumentError for a module without parameters that require gradients and
-/// for invalid options; DesyncError naming parameter, shapes and ranks if the ranks' modules differ.
-/// backward() throws the errors of reductions, and DesyncError with the reason if another rank's step failed.
+/// Copies refer to the same module, as with every module holder. All ranks of the group call construction,
+/// forward and backward in the same order. Construction throws ArgumentError for a module without parameters
+/// that require gradients and for invalid options; DesyncError naming parameter, shapes and ranks if the
+/// ranks' modules differ. backward() throws the errors of reductions, and DesyncError with the reason if
+/// another rank's step failed.
 template <typename Module>
 class DistributedDataParallel
     : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename nn::WrappedBy<Module>::type>> {

@@ -23,9 +23,9 @@ struct PostLocalSGDOptions {
   bool post_local_gradient_allreduce = true;
 };
 
-/// A communication hook that averages gradients first over the whole group and then over a subgroup only;
-/// PeriodicModelAverager averages the subgroups' parameters. Copies share their state. PyTorch:
-/// `post_localSGD_hook`; Lin et al., Don't Use Large Mini-Batches, Use Local SGD (2018).
+/// A communication hook that averages gradients over the whole group in the first iterations, and over a
+/// subgroup afterwards. PeriodicModelAverager averages the subgroups' parameters. Copies share their state.
+/// PyTorch: `post_localSGD_hook`; Lin et al., Don't Use Large Mini-Batches, Use Local SGD (2018).
 class PostLocalSGD {
  public:
   explicit PostLocalSGD(const PostLocalSGDOptions& options);

@@ -15,8 +15,8 @@
 
 namespace lockstep {
 
-/// Element types for DistributedDataParallelOptions::mixed_precision; those not given do not change. PyTorch:
-/// DDP's `_MixedPrecision`.
+/// Element types for DistributedDataParallelOptions::mixed_precision; types that are not set do not change.
+/// PyTorch: DDP's `_MixedPrecision`.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = std::nullopt;   ///< of parameters in forward and backward
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;  ///< of the sums; default: param_dtype
@@ -65,10 +65,10 @@ struct DistributedDataParallelOptions {
   /// the outputs and a small reduction. Buckets stay in the order of construction.
   bool find_unused_parameters = false;
 
-  /// True: gradients share their bucket's memory, which saves a copy and a second gradient; a reference to a
-  /// gradient of an earlier step changes with the next one. False: gradients have their own memory, and the
-  /// averages are copied there. PyTorch's default is false because its bucket views are autograd views, on
-  /// which `detach_()` and hence zero_grad() fail; these are not.
+  /// True: gradients share their bucket's memory, which saves a copy and a second gradient. The next step
+  /// then overwrites gradients that the program still refers to. False: gradients have their own memory, and
+  /// the averages are copied there. PyTorch's default is false because its bucket views are autograd views,
+  /// on which `detach_()` and hence zero_grad() fail; these are not.
   bool gradient_as_bucket_view = true;
 
   /// Declares that every step has the same graph, with the same unused parameters. Allows parameters used by

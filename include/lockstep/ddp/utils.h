@@ -52,9 +52,9 @@ struct ClipGradNormOptions {
   bool error_if_nonfinite = false;  ///< throws Error when the norm is infinite or NaN
 };
 
-/// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before. Call it
-/// after the backward that reduces. It needs no communication: the averaged gradients, and hence the norm,
-/// are equal on all ranks. Norms of half-precision gradients are computed in fp32. Throws Error if the
+/// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before scaling.
+/// Call it after the backward that reduces. It needs no communication: the averaged gradients, and hence the
+/// norm, are equal on all ranks. Norms of half-precision gradients are computed in fp32. Throws Error if the
 /// gradients are not averaged (the last backward was in no_sync()) and with optimizer_in_backward, which
 /// leaves no gradients. PyTorch: `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,

@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-/// Number of devices of a type that this process can use: for CUDA those that CUDA_VISIBLE_DEVICES leaves, 1
-/// for the CPU, 0 when LibTorch does not support the type. Never throws. PyTorch: `torch.cuda.device_count`.
+/// Number of devices of `type` that this process can use. CPU: 1. CUDA: the number of GPUs that
+/// CUDA_VISIBLE_DEVICES does not hide. 0 if LibTorch does not support the type. Never throws. PyTorch:
+/// `torch.cuda.device_count`.
 int device_count(c10::DeviceType type);
 
 /// Makes `device` the calling thread's current device. Does nothing for the CPU. Throws ArgumentError when
@@ -26,15 +27,14 @@ std::string device_identity(const c10::Device& device);
 /// Makes the process keep freed CPU memory instead of returning it to the kernel, which would have to clear
 /// every page again in the next step. Call it from one thread, before other threads allocate tensors.
 ///
-/// - Tensors of 16 MiB and more are cut from cached blocks in huge pages. Up to 2 GiB of idle blocks stay
-/// cached, but
-///   at most an eighth of the memory available at the first call.
+/// - Tensors of 16 MiB and more are cut from cached blocks in huge pages. At most 2 GiB of idle blocks stay
+///   cached, and at most an eighth of the memory available at the first call.
 /// - Smaller blocks come from glibc's heap, which keeps up to 1 GiB.
 ///
 /// Does nothing when one of the variables MALLOC_MMAP_THRESHOLD_, MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ or
-/// MALLOC_TOP_PAD_ is set, or LD_PRELOAD names jemalloc, tcmalloc or mimalloc. Leaves the heap unchanged with
-/// another C library, and tensors unchanged when another allocator is set (c10::SetCPUAllocator) and under
-/// AddressSanitizer. Cached blocks have no NUMA affinity: bind each process to one NUMA node.
+/// MALLOC_TOP_PAD_ is set, or LD_PRELOAD names jemalloc, tcmalloc or mimalloc. With another C library, the
+/// heap stays unchanged. With another allocator (c10::SetCPUAllocator) or AddressSanitizer, tensors stay
+/// unchanged. Cached blocks have no NUMA affinity: bind each process to one NUMA node.
 void enable_caching_cpu_allocator();
 
 }  // namespace lockstep

@@ -38,9 +38,9 @@ std::optional<c10::Event> record_ready_event(T& value) {
   return record_event(*device);
 }
 
-/// Makes the current stream of `tensor`'s device wait for `event`, and keeps the tensor's memory until the
-/// work queued on that stream when the tensor is freed is complete. Does nothing for tensors on the CPU.
-/// PyTorch: `Stream.wait_event` and `Tensor.record_stream`.
+/// Makes the current stream of `tensor`'s device wait for `event`, and records the stream's use of the
+/// tensor: after the tensor is freed, its memory is reused only when the work queued by then is complete.
+/// Does nothing for tensors on the CPU. PyTorch: `Stream.wait_event` and `Tensor.record_stream`.
 void wait_and_record_stream(const at::Tensor& tensor, const c10::Event& event);
 
 /// wait_and_record_stream() for each tensor in `value`.
@@ -49,8 +49,8 @@ void wait_and_record_stream(T& value, const c10::Event& event) {
   visit_tensors(value, [&](at::Tensor& tensor) { wait_and_record_stream(std::as_const(tensor), event); });
 }
 
-/// A side stream of a device, on which batches are copied to the device while the step before runs. Works for
-/// every device type for which LibTorch has streams and events.
+/// A side stream that copies batches to a device while the previous step runs. Works for every device type
+/// for which LibTorch has streams and events.
 class TransferStream {
  public:
   /// `device`: without an index, the current device of its type. Throws ArgumentError when the device does
@@ -63,7 +63,7 @@ class TransferStream {
 
   /// Replaces the tensors in `value` by copies on the device. Copies from pinned memory are asynchronous.
   /// Pass the returned event to wait_and_record_stream() before the tensors are used. Tensors already on the
-  /// device stay. `ready`: the event of record_ready_event() for tensors on a device.
+  /// device are not copied. `ready`: the event that record_ready_event() returned for `value`.
   template <PyTree T>
   c10::Event send(T& value, const std::optional<c10::Event>& ready = std::nullopt) const {
     const c10::StreamGuard guard(stream_);

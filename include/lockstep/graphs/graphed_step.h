@@ -93,8 +93,8 @@ struct GraphedStepStats {
 ///
 /// Throws an Error that names what a graph would freeze: operators that synchronize with the device, CPU
 /// tensors, numbers or operators that differ between the last eager run and the captured one, inputs that the
-/// step writes to, and optimizers that count on the host. docs/graphs.md lists what cannot be detected. After
-/// an error, gradients and optimizers are as before the capture.
+/// step writes to, and optimizers that keep step counts on the host. docs/graphs.md lists what cannot be
+/// detected. After an error, gradients and optimizers are as before the capture.
 ///
 /// Not thread-safe. Several threads may have a GraphedStep each; their captures run one at a time. Optimizers
 /// must outlive the GraphedStep.

@@ -37,9 +37,9 @@ class DeviceId {
 
 /// Options of DataParallel under PyTorch's names.
 struct DataParallelOptions {
-  /// One replica each, e.g. `{0, 1}` or `{at::kCPU, at::kCPU}`. The module must be on the first of them.
-  /// `cpu` may occur several times; its replicas share the cores. Default: all CUDA devices; without any the
-  /// module runs by itself, as in PyTorch.
+  /// The device of each replica, e.g. `{0, 1}` or `{at::kCPU, at::kCPU}`. The module must be on the first of
+  /// them. `cpu` may occur several times; its replicas share the cores. Default: all CUDA devices; without
+  /// any the module runs by itself, as in PyTorch.
   std::vector<DeviceId> device_ids = {};
 
   /// The device of the outputs. Default: device_ids[0].
@@ -121,7 +121,7 @@ class DataParallelImpl : public DataParallelModule {
   /// Calls the wrapped module's forward on the replicas, with its argument and return types. Tensors in the
   /// arguments, also in containers, are scattered along `dim` as torch::chunk does; tensors in the result are
   /// gathered along it, and those without dimensions become a vector. Every replica gets the other arguments
-  /// as const; the rest of the result is replica 0's. Undefined tensors stay undefined.
+  /// as const. The rest of the result is that of replica 0. Undefined tensors stay undefined.
   ///
   /// Throws Error with the index and device of the replica that threw, and its exception nested;
   /// ArgumentError for tensors that do not scatter into equally many parts or that copies of an argument
@@ -267,15 +267,16 @@ class DataParallelImpl : public DataParallelModule {
 /// else, e.g. a layer's options, stays as at construction. Replicas on the module's own device share its
 /// parameters' memory, so parameters must not change between forward and backward. The first replica's
 /// buffers are the module's: its changes in place, e.g. to running statistics, are kept; those of other
-/// replicas are lost. Replicas on the CPU draw random numbers from generators of their own, which each
-/// forward seeds from the default generator.
+/// replicas are lost. Each replica on the CPU draws random numbers from its own generator, which each forward
+/// seeds from the default generator.
 ///
-/// Construct the first one of a process while no other thread runs operators, as for spawn_threads().
+/// Construct the first DataParallel of a process while no other thread runs operators, as for
+/// spawn_threads().
 ///
-/// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced. A value like every module
-/// holder. Throws ArgumentError if the module cannot be replicated, has parameters on other devices, or
-/// contains SyncBatchNorm, which works between ranks. DistributedDataParallel is faster, and supports several
-/// processes and hosts.
+/// `Module` is a TORCH_MODULE holder or a shared_ptr of a module; it is deduced. Copies refer to the same
+/// module, as with every module holder. Throws ArgumentError if the module cannot be replicated, has
+/// parameters on other devices, or contains SyncBatchNorm, which works between ranks. DistributedDataParallel
+/// is faster, and supports several processes and hosts.
 template <typename Module>
 class DataParallel : public torch::nn::ModuleHolder<DataParallelImpl<typename nn::WrappedBy<Module>::type>> {
   using Impl = DataParallelImpl<typename nn::WrappedBy<Module>::type>;

@@ -13,13 +13,13 @@
 
 namespace lockstep {
 
-/// How the tensors of several ranks become one. PyTorch: `torch.distributed.ReduceOp`.
+/// The operation that combines the tensors of several ranks. PyTorch: `torch.distributed.ReduceOp`.
 enum class ReduceOp : std::uint8_t {
   SUM,
   AVG,  ///< the sum divided by the number of ranks; floating point and complex only
   PRODUCT,
-  MIN,   ///< no complex
-  MAX,   ///< no complex
+  MIN,   ///< not complex
+  MAX,   ///< not complex
   BAND,  ///< bitwise and; integers and bool only
   BOR,   ///< bitwise or; integers and bool only
   BXOR,  ///< bitwise exclusive or; integers and bool only
@@ -50,7 +50,7 @@ std::string_view name_of(CallKind kind);
 
 enum class CallState : std::uint8_t { issued, completed, failed };
 
-/// One call on a process group: what was asked, where in the user's source, and how it stands.
+/// One call on a process group: its arguments, its source line and its state.
 struct CallRecord {
   std::uint64_t number = 0;  ///< 1, 2, ... in the order of issue on this rank; equal on all ranks that agree
   CallKind kind = CallKind::barrier;
@@ -59,7 +59,7 @@ struct CallRecord {
   std::optional<ReduceOp> op = {};                     ///< of calls that reduce
   int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
   std::source_location where = {};
-  /// When the call was made; of a send or a receive, exact to a tick of the system (some milliseconds).
+  /// When the call was made. For sends and receives, the resolution is a system tick (a few milliseconds).
   std::chrono::steady_clock::time_point issued_at = {};
   CallState state = CallState::issued;
 

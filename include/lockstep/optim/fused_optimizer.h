@@ -19,7 +19,7 @@ class FusedOptions {
   /// Whether the objective is maximized. PyTorch: `maximize`.
   bool maximize() const noexcept { return maximize_; }
   bool& maximize() noexcept { return maximize_; }
-  /// The learning rate as a tensor, or an undefined one where it is a number. PyTorch: `lr` as a Tensor.
+  /// The learning rate as a tensor; undefined if the rate is a number. PyTorch: `lr` as a Tensor.
   const at::Tensor& lr_tensor() const noexcept { return lr_tensor_; }
 
   /// Fills the tensor, if there is one, with `lr`. Does not synchronize with the device.
@@ -32,8 +32,8 @@ class FusedOptions {
 
  protected:
   FusedOptions() = default;
-  /// Throws ArgumentError unless `lr` has one element and requires no gradient, and is float32 or, on the
-  /// CPU, of any floating-point type.
+  /// Throws ArgumentError unless `lr` has one element, requires no gradient and is float32. On the CPU any
+  /// floating-point type is allowed.
   explicit FusedOptions(at::Tensor lr);
   FusedOptions(const FusedOptions&) = default;
   FusedOptions& operator=(const FusedOptions&) = default;
@@ -130,19 +130,19 @@ class FusedOptimizer : public torch::optim::Optimizer {
   /// added that way, or changed by set_options(), are checked and converted by the next step(),
   /// update_lr_tensors() or load().
   ///
-  /// Throws ArgumentError: a parameter that another group has or that the kernels do not support, options of
-  /// another optimizer, and invalid values.
+  /// Throws ArgumentError for a parameter that is in another group or that the kernels do not support, for
+  /// options of another optimizer, and for invalid values.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  /// Steps all groups. Throws ArgumentError that names the parameter or gradient that the kernels do not
-  /// support; no group has been stepped then.
+  /// Steps all groups. Throws ArgumentError naming a parameter or gradient that the kernels do not support,
+  /// before any group is stepped.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Copies learning rates that were set through LibTorch's options to their tensors. step() calls it, and
   /// GraphedStep before each replay.
   void update_lr_tensors();
 
-  /// step() divides the gradients by it, in place: a float32 tensor of one element, or undefined. GradScaler
+  /// A float32 tensor of one element by which step() divides the gradients in place, or undefined. GradScaler
   /// sets it and found_inf() during its step(). PyTorch: the attributes `grad_scale` and `found_inf`.
   const at::Tensor& grad_scale() const noexcept { return grad_scale_; }
   void grad_scale(at::Tensor scale) { grad_scale_ = std::move(scale); }

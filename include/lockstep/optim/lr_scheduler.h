@@ -64,8 +64,8 @@ class ReduceLROnPlateau {
   /// Throws ArgumentError for an invalid factor, mode or number of min_lrs.
   explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer, ReduceLROnPlateauOptions options = {});
 
-  /// Call it after each validation. Throws ArgumentError, as Python does, when the optimizer has got another
-  /// parameter group and min_lrs was given.
+  /// Call it after each validation. Throws ArgumentError, as Python does, when a parameter group was added to
+  /// the optimizer and min_lrs was given.
   void step(double metric);
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const { return last_lr_; }

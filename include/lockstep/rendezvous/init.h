@@ -21,8 +21,8 @@ namespace lockstep {
 
 /// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "nccl" (GPUs), "shm" (shared memory of one host), "gloo" (TCP), or "fake" (tests: one process is one of
-  /// the ranks, and waits for no other). "auto": CPU tensors use shm on one host and gloo otherwise; GPU
+  /// "nccl" (GPUs), "shm" (shared memory of one host), "gloo" (TCP), or "fake" (tests: one process acts as
+  /// one rank and waits for no other). "auto": CPU tensors use shm on one host and gloo otherwise; GPU
   /// tensors use nccl, in the same group. Rank 0 logs the choice. "cpu:gloo,cuda:nccl" names a backend for
   /// each device type. With "gloo" or "shm" alone training uses the CPU unless `device` is a GPU; GPU tensors
   /// go through host memory then. PyTorch: `backend`.
@@ -33,8 +33,8 @@ struct InitOptions {
   ///   "env://"           only the launcher's environment variables
   ///   "tcp://host:port"  rank 0 listens there; rank and world_size from these options, the query
   ///                      (`?rank=0&world_size=2`) or the environment
-  ///   "file:///path"     an absolute path on a file system that all ranks share; rank and world_size as for
-  ///   tcp
+  ///   "file:///path"     an absolute path on a file system that all ranks share; rank and world_size as
+  ///   above
   std::string init_method = {};
 
   std::optional<int> world_size = std::nullopt;  ///< number of ranks
@@ -63,7 +63,7 @@ struct InitOptions {
   NcclOptions nccl = {};
 
   /// Whether the ranks compare each collective before they run it; different calls are a DesyncError on all
-  /// ranks. shm always compares. Other backends need an all-gather per call, for which async calls wait.
+  /// ranks. shm always compares. Other backends need an all-gather per call; asynchronous calls wait for it.
   /// Default: true if TORCH_DISTRIBUTED_DEBUG is DETAIL, as in PyTorch.
   std::optional<bool> check_calls = std::nullopt;
 
@@ -115,7 +115,7 @@ class [[nodiscard]] Context {
   void barrier(std::source_location where = std::source_location::current()) const;
 
   /// Runs `action` on rank 0, then on all other ranks: for downloads and caches that the other ranks reuse.
-  /// Returns the result of this rank's `action`. If rank 0's throws, every rank throws.
+  /// Returns the result of this rank's `action`. If `action` throws on rank 0, every rank throws.
   template <typename Action>
   auto main_process_first(Action&& action) const;
 
@@ -146,8 +146,8 @@ class [[nodiscard]] Context {
 ///  5. none of these: a group of one, with a message on stderr.
 /// 3 and 4 use MASTER_ADDR and MASTER_PORT if they are set.
 ///
-/// While the context exists, SIGPIPE is ignored, as in Python, unless the program handles it. So a rank that
-/// is gone is an error instead of the end of this process.
+/// While the context exists, SIGPIPE is ignored, as in Python, unless the program handles it. A write to a
+/// lost rank is then an error instead of the end of this process.
 ///
 /// Throws RendezvousError if the environment is incomplete or contradicts itself (listing the variables that
 /// are set and missing) or if ranks have not arrived within the timeout (naming them), and ArgumentError for

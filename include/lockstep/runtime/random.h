@@ -7,12 +7,12 @@
 
 namespace lockstep {
 
-/// The default generator of this thread's random numbers on the CPU: in a rank of spawn_threads() the rank's
-/// own, otherwise LibTorch's default generator.
+/// The default CPU generator of this thread: in a rank of spawn_threads() the rank's own generator, otherwise
+/// LibTorch's default generator.
 at::Generator default_generator();
 
-/// Seeds this rank's default generators, of the CPU and of its device. Unlike torch::manual_seed it does not
-/// affect other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
+/// Seeds this rank's default generators: that of the CPU and that of its device. Unlike torch::manual_seed it
+/// does not affect other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
 void manual_seed(std::uint64_t seed);
 
 }  // namespace lockstep

@@ -23,10 +23,10 @@ struct SpawnOptions {
   int nprocs = 1;    ///< number of ranks, all on this host
   bool join = true;  ///< whether spawn() waits for the end of the ranks
 
-  /// Limit for the whole run, starting with spawn(), also without join(); 0: none.
+  /// Limit for the whole run from the call of spawn(), with or without join(); 0: no limit.
   std::chrono::milliseconds timeout{0};
 
-  /// From SIGTERM to SIGKILL when ranks are stopped.
+  /// Time between SIGTERM and SIGKILL when ranks are stopped.
   std::chrono::milliseconds grace_period{1000};
 
   /// Threads that a rank uses within one operator (at::get_num_threads()). Default: the usable cores divided
@@ -46,7 +46,7 @@ class RankFailed : public LaunchError {
   int pid_;
 };
 
-/// The function of the rank threw. PyTorch: `ProcessRaisedException`.
+/// The rank's function threw an exception. PyTorch: `ProcessRaisedException`.
 class RankRaised : public RankFailed {
  public:
   RankRaised(const std::string& message, int rank, int pid, std::string type, std::string text)
@@ -76,8 +76,8 @@ class RankExited : public RankFailed {
 
 /// The running ranks of a spawn(). PyTorch: `torch.multiprocessing.ProcessContext`.
 ///
-/// The destructor stops ranks that still run: SIGTERM, after the grace period SIGKILL. Movable. One thread at
-/// a time.
+/// The destructor stops ranks that still run: SIGTERM, and SIGKILL after the grace period. Movable. Not
+/// thread-safe.
 class SpawnContext {
  public:
   class Run;
@@ -173,8 +173,8 @@ struct SpawnThreadsOptions {
 /// results (ProcessGroup, DistributedDataParallel, SyncBatchNorm, samplers, loaders). PyTorch:
 /// `torch.multiprocessing.spawn`, with threads.
 ///
-/// In a rank's thread, default_group(), get_rank() and current_world() refer to that rank; in threads that it
-/// starts they do not. A rank's thread must not call init().
+/// In a rank's thread, default_group(), get_rank() and current_world() refer to that rank; in threads that
+/// the rank starts, they refer to the process. A rank's thread must not call init().
 ///
 /// When a rank's body throws, the calls of the others throw PeerLost. When all have ended, this throws Error
 /// with the rank and text of the first exception, which is nested in it (std::rethrow_if_nested). A rank that

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/device_dispatch/device_dispatch_backend.h"
-
 #include <algorithm>
 #include <exception>
 
@@ -9,8 +7,9 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/factories.h"
 #include "comm/from_c10d.h"
-#include "comm/stream_backend.h"
+#include "comm/stream_watch.h"
 #include "comm/to_c10d.h"
 
 namespace lockstep::backends {
@@ -69,7 +68,7 @@ class DeviceDispatchBackend final : public comm::FromC10d, public comm::StreamBa
 
  private:
   std::size_t part(const c10::Device& device) const;
-  // The device's first; all of them, whatever one throws.
+  // Ends all parts, that of the device first, even if one throws.
   void for_each_part(void (c10d::Backend::*action)());
   const comm::StreamBackend* streams_of(const c10d::Work& work) const;
 

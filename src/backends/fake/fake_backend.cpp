@@ -40,7 +40,7 @@ void FakeBackend::fail_next_call(std::exception_ptr failure) {
 }
 
 BackendTraits FakeBackend::traits() {
-  return {.devices = {}, .dtypes = {}, .averages = true, .device_advice = {}};  // empty: everything goes
+  return {.devices = {}, .dtypes = {}, .averages = true, .device_advice = {}};  // empty: all are allowed
 }
 
 FakeBackend::WorkPtr FakeBackend::record(c10d::OpType op, const at::Tensor& tensor) {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The only file that includes Gloo's headers: the distribution's Gloo is older than the one inside LibTorch,
 // so no symbol of these classes may be defined by our objects (a test looks at them).
-#include "backends/gloo/gloo_backend.h"
-
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 
+#include "backends/factories.h"
 #include "backends/gloo/route.h"
 #include "backends/join_node_group.h"
 

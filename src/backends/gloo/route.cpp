@@ -35,7 +35,7 @@ std::string digits(const sockaddr* address, socklen_t length) {
   return text.data();
 }
 
-// The port matters to nobody: connecting a datagram socket only asks the kernel for a route.
+// The port has no effect: connecting a datagram socket only asks the kernel for a route.
 AddressList resolve(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;

@@ -8,17 +8,17 @@
 
 namespace lockstep::backends {
 
-// This host's address on the way to `host`, in digits; throws RendezvousError naming the interfaces there are
-// when the name does not resolve or nothing routes to it.
+// This host's numeric address on the route to `host`. Throws RendezvousError naming the interfaces if the
+// name does not resolve or there is no route.
 std::string local_address_towards(const std::string& host);
 
-// The address on which the other ranks of `request` can reach this one. It is the one that routes to the
-// master, except for ranks on the master's own host when that route is the loopback and other hosts take
-// part: these take the route to a rank elsewhere.
+// The address at which the other ranks of `request` can reach this one. It is the one on the route to the
+// master. Exception: if that route is the loopback and there are other hosts, ranks on the master's host use
+// the route to a rank of another host.
 std::string shared_route(const BackendRequest& request);
 
-// The names in a comma-separated list, as in GLOO_SOCKET_IFNAME; throws RendezvousError when this host does
-// not have one of these interfaces.
+// The names in a comma-separated list, as in GLOO_SOCKET_IFNAME; throws RendezvousError if this host lacks
+// one of these interfaces.
 std::vector<std::string> interfaces_named(const std::string& list);
 
 // "lo (127.0.0.1), eth0 (10.0.0.3)": the interfaces that are up, with addresses.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/host_staged/host_staged_backend.h"
-
 #include <utility>
 
 #include <ATen/ops/empty_like.h>
 
+#include "backends/factories.h"
 #include "comm/from_c10d.h"
 #include "comm/to_c10d.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only file that includes NCCL's header; compiled where LibTorch has CUDA and NCCL.
-#include "backends/nccl/nccl_backend.h"
-
+// The only file that includes NCCL's header; compiled if LibTorch has CUDA and NCCL.
 #include <algorithm>
 #include <future>
 #include <thread>
@@ -13,9 +11,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
+#include "backends/factories.h"
 #include "backends/join_node_group.h"
 #include "base/deadline.h"
-#include "comm/stream_backend.h"
+#include "comm/stream_watch.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {
@@ -23,7 +22,7 @@ namespace {
 
 using Nccl = c10d::ProcessGroupNCCL;
 
-// What the current stream held when it was made.
+// The work on the current stream at construction.
 class StreamMark : public c10d::Work {
  public:
   StreamMark() { event_.record(); }
@@ -56,7 +55,7 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
 
   c10::intrusive_ptr<c10d::Work> mark_stream() const override { return c10::make_intrusive<StreamMark>(); }
 
-  // Questions about events must not break off a capture that another thread has begun.
+  // Event queries must not abort a capture of another thread.
   void prepare_observing_thread() const override {
     auto mode = cudaStreamCaptureModeRelaxed;
     C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -66,7 +65,7 @@ class NcclBackend final : public Nccl, public comm::StreamBackend {
   std::string net_name_;  // NCCL keeps a pointer
 };
 
-// c10d's own limit only has to come after Lockstep's, which tells more.
+// c10d's own limit only has to come after Lockstep's, whose error has more details.
 constexpr auto kAfterOurs = std::chrono::minutes(10);
 constexpr auto kConnectLook = std::chrono::milliseconds(50);
 constexpr auto kLongest = std::chrono::hours(24 * 365);
@@ -125,13 +124,15 @@ BackendHandle create_nccl(const BackendRequest& request) {
   try {
     auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
     auto others = request.one_host && request.size > 1 ? join_node_group(request, {}) : nullptr;
-    // Communicators are made here, where all ranks wait for each other anyway, and not in the first backward.
+    // Creates the communicators here, where all ranks wait for each other anyway, and not in the first
+    // backward.
     connect_in_time(backend, request, others);
     return {.backend = std::move(backend), .traits = nccl_traits(), .node_group = std::move(others)};
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw RendezvousError(fmt::format(
-        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. NCCL_DEBUG=INFO says more",
+        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. Set NCCL_DEBUG=INFO for "
+        "details",
         request.rank, request.size, request.group_name, device.str(), text.substr(0, text.find('\n'))));
   }
 }

@@ -25,7 +25,7 @@ std::byte* append(std::byte* to, std::uint64_t word) {
 }  // namespace
 
 void Arrival::prefetch_next() const {
-  if (communicator_.size() > 2) return;  // several readers of the descriptor would take the line back
+  if (communicator_.size() > 2) return;  // several readers of the descriptor would take the line away again
   const auto next = (number_ + 1) % kSlots;
   prefetch_for_write(&communicator_.own().descriptors[next]);
   prefetch_for_write(communicator_.own().small[next], descriptor_of(communicator_.rank()).payload);
@@ -38,7 +38,7 @@ void Arrival::resume(const Request& request, std::uint64_t number) {
   plan_small(request, communicator_.rank(), communicator_.size(), plan_);
 }
 
-// The post is written in one go: those that look for it take its line away each time.
+// Writes the descriptor in one go: each poll of another rank takes its cache line away.
 void Arrival::post(const Request& request, std::uint64_t number) {
   resume(request, number);
   const auto what = packed(request);
@@ -58,7 +58,7 @@ void Arrival::post(const Request& request, std::uint64_t number) {
   post.number.store(number, std::memory_order_release);
 }
 
-// Where on the heap the call's tensor lies, whose parts are then free to be claimed, or -1.
+// The heap offset of the call's tensor, whose parts can then be claimed, or -1.
 std::int64_t Arrival::offer_zero_copy(std::uint64_t bytes) const {
   if (request_->kind != Kind::all_reduce || bytes <= kSmallBytes) return -1;
   const auto offset = communicator_.heap_offset_of(request_->outputs.front().data, bytes);
@@ -80,7 +80,7 @@ void Arrival::write_small(std::uint64_t payload) const {
   }
 }
 
-// The bytes that this rank has for each, and those that it expects from each.
+// The bytes that this rank has for each rank, and those that it expects from each.
 std::byte* Arrival::write_tables(std::byte* to) const {
   const auto size = static_cast<std::size_t>(communicator_.size());
   for (std::size_t rank = 0; rank < size; ++rank) to = append(to, bytes_for(rank));
@@ -113,7 +113,7 @@ bool Arrival::agrees(int rank) const {
          (is_uneven(request_->kind) || own.bytes == other.bytes);
 }
 
-// Every pair of ranks, so that all of them find the same.
+// Checks every pair of ranks, so that all ranks find the same difference.
 bool Arrival::tables_agree() const {
   const auto size = static_cast<std::size_t>(communicator_.size());
   for (std::size_t from = 0; from < size; ++from) {
@@ -139,7 +139,7 @@ bool Arrival::is_zero_copy() const {
   return true;
 }
 
-// Where in a rank's small data this rank's lane begins.
+// The start of this rank's lane in another rank's small data.
 std::size_t Arrival::small_offset(int rank) const {
   std::size_t offset = table_bytes(request_->kind, communicator_.size());
   if (plan_.lanes == 1) return offset;

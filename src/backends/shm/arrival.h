@@ -11,32 +11,33 @@
 
 namespace lockstep::shm {
 
-// What all collective calls begin with, as one rank goes through it: it posts what it is about to do, with
-// small data right beside it, and sees everybody else post. And the whole of a call whose data all lies
-// beside the posts. Under the engine's lock. Can be used for one call after the other, which then asks for no
-// memory.
+// The first phase of a collective call on one rank: it publishes its descriptor, with small data beside it,
+// and waits for the descriptors of all other ranks. Also runs a whole call whose data is all beside the
+// descriptors. Use it under the engine's lock. An object can be reused for later calls, which then allocate
+// no memory.
 class Arrival {
  public:
   enum class Seen : std::uint8_t { not_all, all, other_call };
 
   explicit Arrival(const Communicator& communicator) : communicator_(communicator) {}
 
-  // Publishes the post of call `number`; nobody is woken yet. `request` stays as it is until the call ends.
+  // Publishes the descriptor of call `number`; wakes no rank yet. `request` must not change until the call
+  // ends.
   void post(const Request& request, std::uint64_t number);
-  // In place of post(), where another Arrival has posted the same.
+  // Instead of post(), if another Arrival has published the same descriptor.
   void resume(const Request& request, std::uint64_t number);
 
-  // Which other ranks have posted, and whether they make the same call.
+  // Checks which other ranks have published, and whether they make the same call.
   Seen look();
-  // Who does not, where look() found other_call.
+  // The rank with a different call, if look() returned other_call.
   int who_differs() const { return arrived_; }
 
-  // After all have been seen.
+  // Call it after all ranks have arrived.
   bool is_small() const;
   bool is_zero_copy() const;
   void finish_small();
 
-  // Makes the post of the next call a little faster, if it is one like this.
+  // Speeds up publishing the next call if it is similar.
   void prefetch_next() const;
 
   const Descriptor& descriptor_of(int rank) const {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/shm/call_request.h"
 
+#include <array>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -14,34 +17,16 @@ namespace {
 
 using comm::Call;
 
-Kind kind_of(CallKind kind) {
-  switch (kind) {
-    case CallKind::all_reduce:
-      return Kind::all_reduce;
-    case CallKind::broadcast:
-      return Kind::broadcast;
-    case CallKind::reduce:
-      return Kind::reduce;
-    case CallKind::all_gather:
-    case CallKind::all_gather_into_tensor:
-      return Kind::all_gather;
-    case CallKind::gather:
-      return Kind::gather;
-    case CallKind::scatter:
-      return Kind::scatter;
-    case CallKind::reduce_scatter:
-    case CallKind::reduce_scatter_tensor:
-      return Kind::reduce_scatter;
-    case CallKind::all_to_all:
-    case CallKind::all_to_all_single:
-      return Kind::all_to_all;
-    case CallKind::barrier:
-    case CallKind::send:
-    case CallKind::recv:
-      break;
-  }
-  return Kind::barrier;
-}
+// By CallKind. A message has no kind.
+constexpr std::array kKinds{Kind::all_reduce,     Kind::broadcast,  Kind::reduce,     Kind::all_gather,
+                            Kind::all_gather,     Kind::gather,     Kind::scatter,    Kind::reduce_scatter,
+                            Kind::reduce_scatter, Kind::all_to_all, Kind::all_to_all, Kind::barrier,
+                            Kind::barrier,        Kind::barrier};
+static_assert(kKinds.size() == static_cast<std::size_t>(CallKind::barrier) + 1 &&
+              kKinds[static_cast<std::size_t>(CallKind::reduce_scatter)] == Kind::reduce_scatter &&
+              kKinds[static_cast<std::size_t>(CallKind::all_to_all_single)] == Kind::all_to_all);
+
+Kind kind_of(CallKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
 // Both enumerations list the operations in the same order.
 Reduction reduction_of(ReduceOp op) { return static_cast<Reduction>(op); }
@@ -72,7 +57,7 @@ void set_parts(std::vector<Part>& parts, at::TensorList tensors) {
   for (const auto& tensor : tensors) parts.push_back(part_of<Part>(tensor));
 }
 
-// One tensor for all ranks: equal parts, or as many rows as `splits` gives each.
+// One tensor for all ranks: equal parts, or the numbers of rows in `splits`.
 template <class Part>
 void set_cut(std::vector<Part>& parts, const at::Tensor& tensor, c10::IntArrayRef splits, int size) {
   const auto whole = part_of<Part>(tensor);
@@ -92,39 +77,26 @@ void set_cut(std::vector<Part>& parts, const at::Tensor& tensor, c10::IntArrayRe
 }  // namespace
 
 Element element_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-    case c10::ScalarType::ComplexFloat:
-      return Element::f32;
-    case c10::ScalarType::Double:
-    case c10::ScalarType::ComplexDouble:
-      return Element::f64;
-    case c10::ScalarType::Half:
-    case c10::ScalarType::ComplexHalf:
-      return Element::f16;
-    case c10::ScalarType::BFloat16:
-      return Element::bf16;
-    case c10::ScalarType::Char:
-      return Element::i8;
-    case c10::ScalarType::Byte:
-      return Element::u8;
-    case c10::ScalarType::Short:
-      return Element::i16;
-    case c10::ScalarType::Int:
-      return Element::i32;
-    case c10::ScalarType::Long:
-      return Element::i64;
-    case c10::ScalarType::UInt16:
-      return Element::u16;
-    case c10::ScalarType::UInt32:
-      return Element::u32;
-    case c10::ScalarType::UInt64:
-      return Element::u64;
-    case c10::ScalarType::Bool:
-      return Element::boolean;
-    default:
-      throw ArgumentError(fmt::format("the shm backend does not carry {} tensors", c10::toString(dtype)));
+  using c10::ScalarType;
+  static constexpr std::array<std::pair<ScalarType, Element>, 13> elements{
+      {{ScalarType::Float, Element::f32},
+       {ScalarType::Double, Element::f64},
+       {ScalarType::Half, Element::f16},
+       {ScalarType::BFloat16, Element::bf16},
+       {ScalarType::Char, Element::i8},
+       {ScalarType::Byte, Element::u8},
+       {ScalarType::Short, Element::i16},
+       {ScalarType::Int, Element::i32},
+       {ScalarType::Long, Element::i64},
+       {ScalarType::UInt16, Element::u16},
+       {ScalarType::UInt32, Element::u32},
+       {ScalarType::UInt64, Element::u64},
+       {ScalarType::Bool, Element::boolean}}};
+  const auto real = c10::isComplexType(dtype) ? c10::toRealValueType(dtype) : dtype;
+  for (const auto& [type, element] : elements) {
+    if (type == real) return element;
   }
+  throw ArgumentError(fmt::format("the shm backend does not carry {} tensors", c10::toString(dtype)));
 }
 
 Source source_of(const at::Tensor& tensor) {

@@ -15,29 +15,30 @@
 
 namespace lockstep::shm {
 
-// One collective call of a group, as one rank goes through it:
-//   post     what the rank is about to do, and small data right beside it;
-//   arrival  everybody has posted, and agrees;
-//   and then one of three ways, which all ranks choose alike from the posts:
-//   small    all data lies beside the posts: read it, done;
-//   in place every rank's tensor lies in its heap (all-reduce): see ZeroCopy;
-//   chunked  through the staging buffers, see Pipeline.
+// One collective call of a group on one rank:
+//   post       publishes the descriptor, with small data beside it;
+//   arrival    all ranks have published, and agree;
+//   then one of three ways, which all ranks choose alike from the descriptors:
+//   small      all data is beside the descriptors: read it, done;
+//   zero-copy  every rank's tensor is in its heap (all-reduce): see ZeroCopy;
+//   chunked    through the staging buffers, see Pipeline.
 class Collective : public Task {
  public:
   Collective(const Communicator& communicator, Request request);
 
-  // Under the engine's lock, once: publishes the post of call `number`. `pipeline_start` counts the
-  // pipeline's chunks of all calls before this one and is moved past this call's as soon as they are known.
+  // Publishes the descriptor of call `number`. Call it once, under the engine's lock. `pipeline_start` counts
+  // the pipeline's chunks of all earlier calls; it is advanced past this call's chunks as soon as they are
+  // known.
   void post(std::uint64_t number, std::uint64_t& pipeline_start);
 
-  // In place of post(), for a call that Engine::start_eager() has posted.
+  // Instead of post(), for a call that Engine::start_eager() has published.
   void resume(std::uint64_t number, std::uint64_t& pipeline_start);
 
   bool advance() override;
   std::vector<int> awaited() const override;
 
   std::uint64_t number() const { return number_; }
-  // What every rank that has posted call `number` says it is, one a line.
+  // The description of call `number` by every rank that has published it, one per line.
   static std::string describe_descriptors(const Communicator& communicator, std::uint64_t number);
 
  private:

@@ -13,7 +13,7 @@ Communicator::Communicator(int rank, std::vector<std::byte*> segments, std::size
       layout_(static_cast<int>(segments_.size())),
       heap_bytes_(segment_bytes - layout_.heap_offset()),
       observer_(std::move(observer)) {
-  // Zero bytes are the initial state of everything in an area.
+  // Zero bytes are the initial state of everything in a control block.
   blocks_.reserve(segments_.size());
   for (auto* start : segments_) blocks_.push_back(reinterpret_cast<ControlBlock*>(start));
 }
@@ -30,7 +30,7 @@ std::int64_t Communicator::heap_offset_of(const std::byte* data, std::size_t byt
 }
 
 void Communicator::ring() const {
-  // Either this sees the sleeper, or the sleeper sees what was published: both sides have a full fence
+  // Either this rank sees the sleeper, or the sleeper sees the publication: both sides have a full fence
   // between their store and their load.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   ring_softly();

@@ -9,19 +9,19 @@
 
 namespace lockstep::shm {
 
-// The state of a communicator's ranks; the communicator itself knows their memory only.
+// Functions that know the state of the ranks; the communicator itself only knows their memory.
 struct RankObserver {
-  std::function<int()> find_dead = {};    // a rank whose process has died, or -1; empty: nobody dies
-  std::function<bool()> is_refused = {};  // whether a rank refuses what this one waits for; empty: none
-  int owner = 0;                          // see node::NodeGroup::owner
+  std::function<int()> find_dead = {};           // a rank whose process has died, or -1; empty: none dies
+  std::function<bool()> is_refused = {};         // whether a rank refuses the awaited step; empty: none
+  int owner = 0;                                 // see node::NodeGroup::owner
   std::function<std::string(int)> name_of = {};  // "rank 1 (pid 4711 on node3)"; empty: "rank 1"
 };
 
-// The memory that the ranks of a group share, as one rank sees it, and their failure on a failure. Safe from
-// any thread.
+// One rank's view of the memory that the ranks of a group share, and the group's failure. Safe from any
+// thread.
 class Communicator {
  public:
-  // segments[i] is where rank i's segment is mapped here; it must stay so.
+  // segments[i] is the address of rank i's segment in this process; it must stay mapped.
   Communicator(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes,
                RankObserver observer = {});
 
@@ -34,13 +34,13 @@ class Communicator {
 
   std::byte* heap(int rank) const { return segment(rank) + layout_.heap_offset(); }
   std::size_t heap_bytes() const { return heap_bytes_; }
-  // Where in this rank's heap the bytes lie, or -1.
+  // The offset of the bytes in this rank's heap, or -1.
   std::int64_t heap_offset_of(const std::byte* data, std::size_t bytes) const;
 
-  // Wakes the ranks that sleep. To be called after every publication that someone may wait for.
+  // Wakes sleeping ranks. Call it after every publication that a rank may wait for.
   void ring() const;
-  // The same without a fence: one who is just falling asleep may be overlooked, and looks at the end of its
-  // nap. For what hardly ever anyone waits for.
+  // The same without a fence: a rank that is just falling asleep may be missed, and checks at the end of its
+  // nap. For publications that ranks rarely wait for.
   void ring_softly() const;
 
   // A rank that died without leaving the group, or -1.
@@ -49,7 +49,7 @@ class Communicator {
   bool is_refused() const { return observer_.is_refused && observer_.is_refused(); }
   std::string name_of(int rank) const;
 
-  // Records a failure unless there is one already, and wakes everybody.
+  // Records a failure unless there is one already, and wakes all ranks.
   void fail(GroupFailure::Cause cause, int culprit, std::uint64_t call) const;
   // The failure that ended the group, or nullptr.
   const GroupFailure* failure() const;

@@ -18,7 +18,7 @@ class Connection {
   Engine& engine() { return engine_; }
   Heap& heap() { return heap_; }
 
-  // The memory that each rank of such a group shares.
+  // The segment that each rank of such a group shares.
   static node::NodeGroup::Part part(int size);
 
  private:

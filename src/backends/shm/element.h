@@ -6,7 +6,7 @@
 
 namespace lockstep::shm {
 
-// What a tensor is made of. A boolean is a byte, of which any but zero means true.
+// The element type of a tensor. A boolean is a byte; any value but zero means true.
 enum class Element : std::uint8_t { f32, f64, f16, bf16, i8, u8, i16, i32, i64, u16, u32, u64, boolean };
 
 enum class Reduction : std::uint8_t { sum, average, product, min, max, band, bor, bxor };

@@ -9,7 +9,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "backends/shm/engines.h"
 #include "base/deadline.h"
 #include "base/futex.h"
 
@@ -25,7 +24,7 @@ bool has_left(const Communicator& communicator, int rank) {
   return communicator.control_block(rank).left.load(std::memory_order_acquire) != 0;
 }
 
-// A rank without which the call cannot be finished and that has left the group, or -1.
+// A rank that has left the group although the call needs it, or -1.
 int missing_for_good(const Communicator& communicator, const Task& call, const std::vector<int>& awaited) {
   const auto* transfer = dynamic_cast<const Transfer*>(&call);
   const auto left = [&](int rank) { return has_left(communicator, rank); };
@@ -87,14 +86,14 @@ void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
   advance();
 }
 
-// False where it has to wait its turn; then nothing has been done.
+// False if it must wait for earlier sends; then nothing has been done.
 bool Engine::post_eager() {
   if (!collectives_.empty() || !transfers_.empty() || !has_free_slot()) return false;
   arrival_.post(eager_, ++number_);
   return true;
 }
 
-// Rings for the post in any case.
+// Rings for the descriptor in any case.
 bool Engine::finish_eager_soon() {
   if (arrival_.look() == Arrival::Seen::all && finish_eager()) {
     communicator_.ring();
@@ -106,7 +105,7 @@ bool Engine::finish_eager_soon() {
   return true;
 }
 
-// False where another rank has more data than fits beside its descriptor.
+// False if another rank has more data than fits beside its descriptor.
 bool Engine::finish_eager() {
   if (!arrival_.is_small()) return false;
   arrival_.finish_small();
@@ -176,8 +175,8 @@ void Engine::advance() {
   advance_transfers();
 }
 
-// A message that comes while the receives are gone through is for the first of those that want it, which may
-// have been passed already.
+// A message that arrives during the pass over the receives is for the first one that requests it, which the
+// pass may have left behind.
 void Engine::advance_transfers() {
   unmatched_.clear();
   for (auto it = transfers_.begin(); it != transfers_.end();) {
@@ -198,7 +197,7 @@ void Engine::try_advance() {
   if (lock.owns_lock()) advance();
 }
 
-// Also notices a dead rank, for callers that poll and never wait.
+// Also detects a dead rank, for callers that poll and never wait.
 bool Engine::test(const Task& call) {
   if (call.finished()) return true;
   const int dead = is_look_due() ? communicator_.find_dead() : -1;
@@ -244,7 +243,7 @@ void Engine::wait_until(Wait& wait) {
   }
 }
 
-// Looks around as often as naps would: where others keep the cores busy, each yield may take a time slice.
+// Checks as often as with naps: if other processes keep the cores busy, each yield may take a time slice.
 bool Engine::yield_until_ready(Wait& wait) {
   auto next_look = Clock::now() + wait_policy_.nap;
   for (int i = 0; i < wait_policy_.yields; ++i) {
@@ -264,13 +263,13 @@ void Engine::nap(Wait& wait) {
   const auto bell = area.bell.load(std::memory_order_acquire);
   area.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Counterpart of Communicator::ring(): what was published before the sleeper could be seen is found here.
+  // Counterpart of Communicator::ring(): finds what was published before the sleeper was visible.
   if (!is_ready(wait) && communicator_.failure() == nullptr) futex_wait(area.bell, bell, limit);
   area.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Whether there is still reason to wait. What a rank published before its end is looked at before it is
-// missed.
+// Throws if the wait can no longer succeed. Checks data that a rank published before its death before it
+// reports the loss.
 void Engine::look_around(Wait& wait) {
   if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
   if (const auto* failure = communicator_.failure()) {
@@ -294,7 +293,7 @@ void Engine::look_around(Wait& wait) {
 
 void Engine::fail(const Wait& wait, GroupFailure::Cause cause, int culprit) {
   communicator_.fail(cause, culprit, 0);
-  // Another rank may be writing its own failure down, unless it died over it.
+  // Another rank may be writing its failure, unless it died while writing.
   const Deadline deadline(kFailureLimit);
   while (communicator_.failure() == nullptr && !deadline.expired()) std::this_thread::yield();
   GroupFailure own;
@@ -305,7 +304,7 @@ void Engine::fail(const Wait& wait, GroupFailure::Cause cause, int culprit) {
   throw_failure(failure != nullptr ? *failure : own, &wait);
 }
 
-// Another thread may be moving the call forward.
+// Another thread may be advancing the call.
 std::vector<int> Engine::awaited_by(const Task& call) const {
   const std::lock_guard lock(mutex_);
   return call.awaited();
@@ -337,8 +336,7 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
                         Collective::describe_descriptors(communicator_, failure.call));
     case Cause::message_mismatch:
       throw DesyncError(
-          fmt::format("{} received from {} a message of another size or element type than it "
-                      "asked for",
+          fmt::format("{} received from {} a message whose size or element type differs from its tensor's",
                       reporter, culprit));
     case Cause::aborted:
       throw Error(reporter + " aborted the group");

@@ -17,9 +17,8 @@
 
 namespace lockstep::shm {
 
-// Moves the calls of one rank in one group forward. There is no thread behind it: whoever starts or waits for
-// a call moves all that are under way, and a wait also those of this process's other groups. Safe from any
-// thread.
+// Advances the calls of one rank in one group. It has no thread: each thread that starts or waits for a call
+// advances all calls in progress, and a wait also those of this process's other groups. Safe from any thread.
 class Engine {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -34,37 +33,37 @@ class Engine {
   std::mutex& mutex() { return mutex_; }
 
   // Publishes the call; all ranks do so in the same order. Waits, at most `timeout`, while kSlots calls are
-  // under way already. Throws as wait() does when the group has failed.
+  // in progress. Throws like wait() if the group has failed.
   void start(std::shared_ptr<Collective> call, Milliseconds timeout);
-  // The call was made under mutex(), which is held still.
+  // The call was created under mutex(), which is still held.
   void start(std::shared_ptr<Transfer> call);
-  // For as long as a wait spins; whether the call is finished.
+  // Waits only while a wait spins. Returns whether the call is finished.
   bool wait_shortly(const Task& call);
 
-  // Messages of one chunk: done at once, or for a receive while a wait spins, or not begun. `posted()` is
-  // called before it waits. Both throw when the group has failed.
+  // Messages of one chunk: complete them immediately (a receive also while a wait spins), or do not start
+  // them. `posted()` is called before a wait. Both throw if the group has failed.
   bool send_at_once(int to, std::int64_t tag, Element element, Source source, std::uint64_t log_number);
   template <class Posted>
   bool receive_soon(Receive& call, const Posted& posted);
 
-  // The eager path: completes a small call at once where no other is under way and all ranks come to it soon,
-  // and returns nullptr. Otherwise the call has been started as the Collective that `make(request)` returns.
-  // `fill(request)` writes the request, which holds what an earlier call left. `posted(bool)` is called once
-  // the call is published (true), or before start() may wait (false). Throws as start() does.
+  // The eager path: completes a small call immediately and returns nullptr, if no other call is in progress
+  // and all ranks arrive soon. Otherwise starts the call as the Collective that `make(request)` returns.
+  // `fill(request)` overwrites the request of an earlier call. `posted(bool)` is called after the call is
+  // published (true), or before start() may wait (false). Throws like start().
   template <class Fill, class Make, class Posted>
   auto start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
       -> decltype(make(Request()));
 
-  // Until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error when it cannot be.
+  // Waits until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error if it fails.
   void wait(const Task& call, Milliseconds timeout);
-  // Moves everything forward; whether wait() would return or throw at once.
+  // Advances all calls. Returns whether wait() would return or throw without blocking.
   bool test(const Task& call);
 
-  // Does what can be done at once, unless another thread is at it.
+  // Advances all calls without waiting, unless another thread is doing so.
   void try_advance();
   bool is_idle() const { return under_way_.load(std::memory_order_relaxed) == 0; }
 
-  // Tells the others that this rank has left, and drops what is under way; waiting for it throws.
+  // Publishes that this rank has left, and drops the calls in progress; waiting for them throws.
   void leave();
   // Ends all calls, on every rank, with an error.
   void abort() const { communicator_.fail(GroupFailure::Cause::aborted, communicator_.rank(), 0); }
@@ -102,16 +101,25 @@ class Engine {
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
   std::list<std::shared_ptr<Transfer>> transfers_;
-  std::vector<MatchKey> unmatched_;  // by receives under way, as they were last gone through
+  std::vector<MatchKey> unmatched_;  // by receives in progress, at the last pass over them
   std::atomic<int> under_way_{0};
   std::atomic<bool> closed_{false};
   std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for dead ranks
   std::uint64_t number_ = 0;
   std::uint64_t pipeline_chunks_ = 0;
   std::uint64_t completed_by_all_ = 0;
-  Request eager_;  // the small call that is being made, and how it goes
+  Request eager_;  // the small call in progress, and its state
   Arrival arrival_{communicator_};
 };
+
+// The engines of this process, or of a thread that is a rank: a wait in one group also advances the calls of
+// the other groups. Otherwise two ranks that wait for each other in different groups would deadlock. Safe
+// from any thread.
+void add_engine(Engine& engine);
+void remove_engine(Engine& engine);
+
+// Advances the calls of all engines except `self`. Returns whether there were any.
+bool advance_others(const Engine& self);
 
 template <class Fill, class Make, class Posted>
 auto Engine::start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
@@ -151,7 +159,7 @@ bool Engine::spin(const Ready& ready) const {
   return false;
 }
 
-// The small call is published: the other ranks count on it.
+// The small call is published, so the other ranks rely on it.
 template <class Make>
 auto Engine::take_over(const Make& make) -> decltype(make(Request())) {
   try {

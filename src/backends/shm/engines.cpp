@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "backends/shm/engines.h"
-
 #include <algorithm>
 #include <atomic>
 #include <shared_mutex>

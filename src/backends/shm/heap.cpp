@@ -22,7 +22,7 @@ std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 
 
 [[noreturn]] void fail_short(std::size_t asked, std::size_t end) {
   throw Error(fmt::format(
-      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may take {:.1f} MiB in all",
+      "memory is short: {:.1f} MiB more of shared memory are needed for {}, which may use {:.1f} MiB in all",
       static_cast<double>(asked) / kMegabyte, kPurpose, static_cast<double>(end) / kMegabyte));
 }
 
@@ -32,7 +32,7 @@ Heap::Heap(const SharedMemory& memory, std::size_t offset) : memory_(memory), st
 
 std::byte* Heap::allocate(std::size_t bytes) {
   if (bytes > memory_.size()) fail_short(bytes, memory_.size() - start_);  // rounding it up could overflow
-  // Not whole huge pages: buckets that are laid out anew must fit where the old ones were.
+  // Not whole huge pages: rebuilt buckets must fit into the place of the old ones.
   const auto length = std::max(kPage, up_to(kPage, bytes));
   const std::lock_guard lock(mutex_);
   auto offset = take_free(length);
@@ -55,7 +55,7 @@ std::size_t Heap::take_free(std::size_t bytes) {
   return offset;
 }
 
-// Real memory comes in huge pages for large pieces; what is left over is for others.
+// Large pieces are committed in huge pages; the rest is for other pieces.
 std::size_t Heap::extend(std::size_t bytes) {
   const bool large = bytes >= Layout::kHugePage;
   const auto begin = large ? up_to(Layout::kHugePage, end_) : end_;

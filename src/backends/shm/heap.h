@@ -9,8 +9,7 @@
 
 namespace lockstep::shm {
 
-// Hands out pieces of a part of a shared memory. What has been freed is kept and handed out again. Safe from
-// any thread.
+// Allocates pieces of a part of a shared memory. Freed pieces are kept and reused. Safe from any thread.
 class Heap {
  public:
   // `memory` outlives the heap.
@@ -20,7 +19,7 @@ class Heap {
   std::byte* allocate(std::size_t bytes);
   void free(std::byte* start);
 
-  // Real memory taken so far.
+  // Memory committed so far.
   std::size_t committed() const;
 
  private:
@@ -33,7 +32,7 @@ class Heap {
   mutable std::mutex mutex_;
   std::map<std::size_t, std::size_t> free_;  // offset from the start: bytes
   std::map<std::size_t, std::size_t> used_;
-  std::size_t end_ = 0;  // everything before it has real memory
+  std::size_t end_ = 0;  // everything before it is committed
 };
 
 }  // namespace lockstep::shm

@@ -11,7 +11,7 @@ ReduceKernel kernels_avx512(Element element, Reduction reduction);
 
 InstructionSet best_instruction_set() {
 #ifdef LOCKSTEP_X86_KERNELS
-  // These ask CPU and system both.
+  // These query both the CPU and the system.
   static const InstructionSet best = [] {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&

@@ -29,7 +29,7 @@ struct Boolean {
 float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
 
-// How an element is computed with: read to `Wide`, reduced there, written back.
+// How an element is reduced: read as `Wide`, reduced there, written back.
 template <class T>
 struct Numbers {
   using Wide = T;
@@ -168,7 +168,7 @@ struct Divided {
   }
 };
 
-// The case that counts: both ranks' rows read, both written, in one pass.
+// The common case: reads the rows of both ranks and writes both in one pass.
 template <class T, class Op, class Finish>
 void two_rows(void* const* out, int outs, const void* const* in, std::size_t count) {
   using N = Numbers<T>;

@@ -7,18 +7,18 @@
 
 namespace lockstep::shm {
 
-inline constexpr std::size_t kLine = 64;          // bytes that two cores hand each other at once
-inline constexpr std::size_t kSlots = 32;         // calls that may be under way at once
-inline constexpr std::size_t kSmallBytes = 8192;  // what a call may leave beside its post
+inline constexpr std::size_t kLine = 64;          // bytes of a cache line
+inline constexpr std::size_t kSlots = 32;         // calls that may be in progress at once
+inline constexpr std::size_t kSmallBytes = 8192;  // data of a call beside its descriptor
 inline constexpr std::size_t kStages = 4;         // staging buffers of a rank
 inline constexpr std::size_t kStageBytes = std::size_t{256} * 1024;
-inline constexpr std::size_t kMessages = 8;  // messages that may be under way from one rank to another
+inline constexpr std::size_t kMessages = 8;  // messages that may be in progress from one rank to another
 inline constexpr std::size_t kMessageChunks = 4;
 inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
 
-// What a rank says about its next collective call. Written by that rank alone, `number` last (release); read
-// by the others after they have seen that number (acquire). Rewritten for call number + kSlots, once all
-// ranks have completed this one.
+// A rank's description of its next collective call. Only that rank writes it, `number` last (release); the
+// others read it after they have seen that number (acquire). Reused for call number + kSlots after all ranks
+// have completed this one.
 struct alignas(2 * kLine) Descriptor {
   std::atomic<std::uint64_t> number{0};  // 1, 2, ... as all ranks count
   std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks
@@ -30,8 +30,7 @@ struct alignas(2 * kLine) Descriptor {
   std::uint64_t fingerprint = 0;         // see comm::fingerprint(): equal on all ranks
 };
 
-// Work sharing of one call on heap tensors: the parts of a rank's share that have been taken on, and those
-// done.
+// Work sharing of one call on heap tensors: the claimed and the finished parts of a rank's share.
 struct alignas(kLine) Share {
   std::atomic<std::uint32_t> claimed{0};
   std::atomic<std::uint32_t> done{0};
@@ -41,7 +40,7 @@ struct alignas(2 * kLine) Counter {
   std::atomic<std::uint64_t> value{0};
 };
 
-// How the ranks of a group stopped understanding each other: the first who notices writes it, once.
+// The failure of a group: the first rank that detects it writes it, once.
 struct alignas(kLine) GroupFailure {
   enum class Cause : std::uint32_t {
     none,
@@ -52,7 +51,7 @@ struct alignas(kLine) GroupFailure {
     message_mismatch,
     aborted
   };
-  std::atomic<std::uint32_t> state{0};  // 0 none, 1 being written, 2 there
+  std::atomic<std::uint32_t> state{0};  // 0 none, 1 being written, 2 complete
   Cause cause = Cause::none;
   std::int32_t reporter = -1;
   std::int32_t culprit = -1;
@@ -60,7 +59,7 @@ struct alignas(kLine) GroupFailure {
 };
 
 // One message between two ranks. The sender owns it while `posted` is even, the receiver while it is odd: the
-// sender makes it odd once the header is there, the receiver makes it even once it has all bytes.
+// sender makes it odd when the header is complete, the receiver makes it even when it has all bytes.
 struct alignas(kLine) Message {
   std::atomic<std::uint64_t> posted{0};
   std::uint64_t order = 0;  // 1, 2, ... among the messages from this sender to this receiver
@@ -68,7 +67,7 @@ struct alignas(kLine) Message {
   std::uint64_t element = 0;
   std::uint64_t bytes = 0;
   std::uint64_t log_number = 0;
-  std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, who writes the first before it posts
+  std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, the first before it posts
   // Chunks read by the receiver, of a message of more than kMessageChunks. The receiver leaves it at 0.
   alignas(kLine) std::atomic<std::uint64_t> drained{0};
 };
@@ -78,16 +77,16 @@ struct Channel {
   std::byte chunks[kMessages][kMessageChunks][kMessageChunkBytes];
 };
 
-// The fixed part of what one rank shares with the others. All of it starts as zero bytes.
+// The fixed part of a rank's segment. All of it starts as zero bytes.
 struct ControlBlock {
   alignas(kLine) std::atomic<std::uint32_t> sleepers{0};  // threads of this rank that sleep on the bell
   std::atomic<std::uint32_t> bell{0};
   alignas(kLine) std::atomic<std::uint32_t> left{0};  // 1: this rank has closed the group
-  Counter completed;     // collective calls that this rank needs nothing of any more
-  Counter staged;        // pipeline chunks: written for others to read,
-  Counter combined;      // reduced by this rank,
-  Counter taken;         // and no longer needed by this rank
-  GroupFailure failure;  // rank 0's is the group's
+  Counter completed;                                  // collective calls that this rank has finished
+  Counter staged;                                     // pipeline chunks: written for others to read,
+  Counter combined;                                   // reduced by this rank,
+  Counter taken;                                      // and no longer needed by this rank
+  GroupFailure failure;                               // rank 0's is the group's
   Descriptor descriptors[kSlots];
   Share shares[kSlots];
   alignas(4096) std::byte small[kSlots][kSmallBytes];

@@ -52,19 +52,19 @@ bool Pipeline::advance() {
   while (try_stage() || try_combine() || try_take()) {
   }
   if (staged_ != end_ || combined_ != end_ || taken_ != end_) return false;
-  // Calls without a reduction leave this counter behind.
+  // Calls without a reduction do not advance this counter.
   communicator_.own().combined.value.store(end_, std::memory_order_release);
   return true;
 }
 
 bool Pipeline::try_stage() {
   if (staged_ == end_) return false;
-  // The buffer was last used kStages chunks ago; everybody must be done with that chunk.
+  // The buffer was last used kStages chunks ago; all ranks must be done with that chunk.
   if (staged_ + 1 > kStages && !all_reached(&ControlBlock::taken, staged_ + 1 - kStages)) return false;
   if (staged_ + 1 > taken_ + kStages) return false;
   for (std::size_t i = 0; i < plan_.stage.size(); ++i) {
     if (plan_.lanes > 1 && i == static_cast<std::size_t>(communicator_.rank()))
-      continue;  // nobody else reads it
+      continue;  // no other rank reads it
     const auto bytes = piece_of(plan_.stage[i].bytes, staged_);
     if (bytes > 0) {
       std::memcpy(lane(communicator_.rank(), staged_, i), plan_.stage[i].data + (staged_ - start_) * piece_,
@@ -105,7 +105,8 @@ bool Pipeline::try_take() {
     if (plan_.take[from].bytes == 0 || rank == communicator_.rank()) continue;
     if (!reached(communicator_.control_block(rank).*source_counter, taken_ + 1)) return false;
   }
-  // With a lane for each reader this rank reads its own, of a shared result that of the rank that reduced it.
+  // With one lane per reader, this rank reads its own lane; of a shared result, the lane of the rank that
+  // reduced it.
   const std::size_t own_lane = plan_.lanes > 1 ? static_cast<std::size_t>(communicator_.rank()) : 0;
   for (std::size_t from = 0; from < plan_.take.size(); ++from) {
     const auto rank = static_cast<int>(from);

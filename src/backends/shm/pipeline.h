@@ -10,11 +10,11 @@
 
 namespace lockstep::shm {
 
-// Moves any amount of data through staging buffers that stay in the cache, chunk by chunk: each chunk is
-// staged, reduced where the plan says so, and taken; several chunks are under way at once.
+// Moves data of any size through staging buffers that stay in the cache, chunk by chunk: each chunk is
+// staged, reduced if the plan requires it, and taken; several chunks are in progress at once.
 //
-// Counters run on from call to call, so that they never have to be reset: `start` is what all ranks' counters
-// were after the calls before.
+// Counters continue from call to call, so that they need no reset: `start` is the value of all ranks'
+// counters after the earlier calls.
 class Pipeline {
  public:
   Pipeline(const Communicator& communicator, Plan plan, std::uint64_t start, std::uint64_t chunks,
@@ -24,7 +24,7 @@ class Pipeline {
   static std::size_t piece_bytes(std::size_t lanes);
 
   bool advance();  // as Task::advance()
-  // Ranks that have not come as far as this one needs.
+  // Ranks that have not advanced as far as this one needs.
   std::vector<int> awaited() const;
 
  private:

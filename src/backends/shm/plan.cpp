@@ -27,7 +27,7 @@ void add_reduction(Plan& plan, const Request& request) {
   plan.width = size_of(request.element);
 }
 
-// Every rank's lane, and what it takes, where nothing is reduced.
+// Every rank's lane and targets, for calls without a reduction.
 void plan_copying(const Request& request, int rank, int size, Plan& plan) {
   const bool is_root = rank == request.root;
   switch (request.kind) {
@@ -75,7 +75,7 @@ void plan_reduce_scatter(const Request& request, int rank, int size, Plan& plan)
   plan.result = request.outputs.front();
 }
 
-// False where whole tensors are reduced.
+// False if whole tensors are reduced.
 bool plan_by_kind(const Request& request, int rank, int size, Plan& plan) {
   if (request.kind == Kind::reduce_scatter) {
     plan_reduce_scatter(request, rank, size, plan);

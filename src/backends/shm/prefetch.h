@@ -10,8 +10,8 @@ namespace lockstep::shm {
 
 inline constexpr std::size_t kPrefetched = 1024;  // bytes of the next call's or message's data
 
-// Has this core own the line before it is written, which otherwise takes the time that the line takes from
-// one core to the other.
+// Moves ownership of the cache line to this core before a write, which would otherwise wait for the transfer
+// of the line between the cores.
 inline void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -20,7 +20,7 @@ inline void prefetch_for_write(const void* line) {
 #endif
 }
 
-// The first kPrefetched of so many bytes.
+// Prefetches the first kPrefetched of `bytes` bytes.
 inline void prefetch_for_write(const std::byte* data, std::size_t bytes) {
   for (std::size_t at = 0; at < std::min(bytes, kPrefetched); at += kLine) prefetch_for_write(data + at);
 }

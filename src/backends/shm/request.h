@@ -23,7 +23,7 @@ struct Target {
 enum class Kind : std::uint8_t {
   all_reduce,      // outputs: the tensor, in place
   broadcast,       // outputs: the tensor, which the root sends
-  reduce,          // outputs: the tensor, in place on the root, unchanged elsewhere
+  reduce,          // outputs: the tensor, in place on the root, unchanged on other ranks
   all_gather,      // inputs: one; outputs: one a rank
   gather,          // inputs: one; outputs: one a rank, on the root
   scatter,         // inputs: one a rank, on the root; outputs: one
@@ -32,7 +32,7 @@ enum class Kind : std::uint8_t {
   barrier,
 };
 
-// What one rank asks for.
+// One rank's request.
 struct Request {
   Kind kind = Kind::barrier;
   Element element = Element::u8;
@@ -58,9 +58,9 @@ constexpr bool is_uneven(Kind kind) {
   return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all;
 }
 
-// Bytes by which the call is described: of the tensor that it is about, or of all of this rank's inputs.
+// The size in the call's description: bytes of its tensor, or of all of this rank's inputs.
 std::uint64_t size_of(const Request& request);
-// Everything else that has to be equal on all ranks, in one number.
+// All other properties that must be equal on all ranks, in one number.
 std::uint64_t packed(const Request& request);
 // "broadcast of 12 x f32, root 0", from packed() and size_of().
 std::string describe(std::uint64_t packed, std::uint64_t bytes);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "backends/registry.h"
 #include "backends/shm/connection.h"
 #include "comm/from_c10d.h"
 #include "comm/profiler_event.h"
@@ -40,7 +39,5 @@ class ShmBackend : public comm::FromC10d {
 
   std::shared_ptr<shm::Connection> connection_;
 };
-
-BackendHandle create_shm(const BackendRequest& request);
 
 }  // namespace lockstep::backends

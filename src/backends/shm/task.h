@@ -6,7 +6,7 @@
 
 namespace lockstep::shm {
 
-// A collective or a message under way. Whoever holds the engine's lock advances it.
+// A collective or a message in progress. The holder of the engine's lock advances it.
 class Task {
  public:
   Task() = default;
@@ -14,9 +14,9 @@ class Task {
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
-  // Does what can be done without waiting. True once nothing is left to do.
+  // Advances without waiting. Returns true when the task is finished.
   virtual bool advance() = 0;
-  // The ranks that it waits for, as far as they are known.
+  // The ranks that it waits for, if known.
   virtual std::vector<int> awaited() const = 0;
 
   bool finished() const { return finished_.load(std::memory_order_acquire); }

@@ -30,8 +30,8 @@ void hand_over(Message& message) {
   message.posted.store(message.posted.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-// Copies what has come of a message to `target`. Once that is all, the message's place is free, and true
-// returned.
+// Copies the chunks of a message that have arrived to `target`. When it is complete, frees the slot and
+// returns true.
 bool drain(const Communicator& communicator, Mailbox& mailbox, int from, Incoming& incoming, Target target) {
   auto& message = *incoming.message;
   const auto chunks = chunks_of(target.bytes);
@@ -65,8 +65,8 @@ void bring_in_parked(const Communicator& communicator, Mailbox& mailbox, int fro
     bring_in(communicator, mailbox, from, unexpected);
 }
 
-// Every slot of the channel holds a message without a receive; the wanted one may wait behind them. A long
-// message keeps arriving while this rank waits for others.
+// Every slot of the channel holds a message without a receive; the requested one may wait behind them. A long
+// message continues to arrive while this rank waits for others.
 void park_oldest(const Communicator& communicator, Mailbox& mailbox, int from) {
   auto& channel = communicator.channel(from, communicator.rank());
   auto& oldest = *std::ranges::min_element(channel.messages, {}, &Message::order);
@@ -110,7 +110,7 @@ bool Send::try_place(std::size_t slot) {
   if (is_posted(message.posted.load(std::memory_order_acquire))) return false;
   slot_ = slot;
   message_ = &message;
-  // The header last, and in one go: a receiver that looks for it takes its line away each time.
+  // Writes the header last and in one go: each poll of the receiver takes its cache line away.
   fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
   message.order = order_;
   message.tag = tag_;
@@ -171,7 +171,7 @@ bool Receive::advance_behind(const std::vector<MatchKey>& earlier) {
         })) {
       continue;
     }
-    // One that is unexpected was sent before those in the channel.
+    // An unexpected message was sent before those in the channel.
     if (find_parked(from) != nullptr) {
       if (try_parked(from)) return true;
     } else if (try_match(from)) {
@@ -193,7 +193,7 @@ UnexpectedMessage* Receive::find_parked(int from) {
   return found == unexpected.end() ? nullptr : &*found;
 }
 
-// The one of find_parked().
+// The message of find_parked().
 bool Receive::try_parked(int from) {
   auto& unexpected = mailbox_.unexpected[static_cast<std::size_t>(from)];
   const auto found = std::ranges::find(unexpected, tag_, &UnexpectedMessage::tag);
@@ -216,7 +216,7 @@ bool Receive::try_match(int from) {
   return true;
 }
 
-// Whether the place holds the oldest message that has not been taken, and it is the one that is wanted.
+// Whether the slot holds the oldest message that has not been taken, and it is the requested one.
 bool Receive::is_next(int from, std::size_t slot) const {
   const auto& message = communicator_.channel(from, communicator_.rank()).messages[slot];
   return is_posted(message.posted.load(std::memory_order_acquire)) && message.tag == tag_ &&
@@ -227,7 +227,7 @@ std::size_t Receive::find_message(int from) {
   const auto usual = usual_slot(mailbox_.taken[static_cast<std::size_t>(from)].next());
   if (is_next(from, usual)) return usual;
   const auto found = look_through(from);
-  // One that was sent before it may meanwhile have come to a place that had been passed. Now it can be seen.
+  // An earlier message may meanwhile have arrived in a slot that the scan had passed. Now it is visible.
   return found == kMessages ? found : look_through(from);
 }
 

@@ -16,22 +16,23 @@
 
 namespace lockstep::shm {
 
-// The receiving side of a message: its place in the channel, and how far it has been read.
+// The receiving side of a message: its slot in the channel, and how much of it has been read.
 struct Incoming {
   Message* message = nullptr;  // nullptr: none
   std::size_t slot = 0;
   std::uint64_t drained = 0;
 };
 
-// A message that is taken out of its channel before anybody asked for it, so that one behind it can be had.
+// A message that is moved out of its channel before a receive requested it, so that later messages can be
+// received.
 struct UnexpectedMessage {
   std::int64_t tag = 0;
   std::uint64_t element = 0;
   std::vector<std::byte> bytes = {};
-  Incoming incoming = {};  // while it has not come whole
+  Incoming incoming = {};  // while it is incomplete
 };
 
-// The messages of one rank that have found their receive, or been unexpected.
+// The messages of one rank that were matched to a receive or were unexpected.
 struct MatchedOrder {
   std::uint64_t count = 0;
   std::uint64_t last = 0;  // the highest order among them
@@ -40,11 +41,11 @@ struct MatchedOrder {
     ++count;
     last = std::max(last, order);
   }
-  // The order of the oldest that has not, where no other has overtaken it; else 0.
+  // The order of the oldest unmatched message, if no other has overtaken it; otherwise 0.
   std::uint64_t next() const { return count == last ? last + 1 : 0; }
 };
 
-// What the transfers of one rank have to agree on among themselves.
+// The state that the transfers of one rank share.
 struct Mailbox {
   explicit Mailbox(int size)
       : sends_started(static_cast<std::size_t>(size)),
@@ -65,20 +66,20 @@ inline constexpr int kAnyRank = -1;
 
 class Receive;
 
-// A message that a receive wants.
+// The message that a receive requests.
 struct MatchKey {
   std::int64_t tag = 0;
   int from = 0;  // -1: any rank
 };
 
-// A message between two ranks. Under the engine's lock throughout, but for being made. One of no more than
-// kMessageChunkBytes is done in the advance() that finds a place for it, or finds it; until then nothing has
-// been done.
+// A message between two ranks. All calls except construction need the engine's lock. A message of at most
+// kMessageChunkBytes completes in the advance() that finds a slot for it, or finds it; before that nothing
+// has been done.
 class Transfer : public Task {
  public:
-  // Whether any one rank of awaited() can complete it; otherwise all of them have to.
+  // Whether any single rank of awaited() can complete it; otherwise all of them must.
   virtual bool any_will_do() const { return false; }
-  // Itself, where it is a receive that no message has been found for yet.
+  // Itself, if it is a receive without a matching message so far.
   virtual Receive* unmatched() { return nullptr; }
 };
 
@@ -89,7 +90,7 @@ class Send : public Transfer {
   bool advance() override;
   std::vector<int> awaited() const override { return {to_}; }
 
-  // Of one that found no place: its turn is the next one's.
+  // For a send that found no slot: the next one takes its turn.
   void give_up() { --mailbox_.sends_started[static_cast<std::size_t>(to_)]; }
 
  private:
@@ -121,14 +122,14 @@ class Receive : public Transfer {
   bool any_will_do() const override { return from_ < 0; }
   Receive* unmatched() override { return incoming_.message == nullptr ? this : nullptr; }
   MatchKey wanted() const { return {tag_, from_}; }
-  // The same as advance(), but for messages that receives begun before this one want too.
+  // Like advance(), but skips messages that earlier receives request too.
   bool advance_behind(const std::vector<MatchKey>& earlier);
 
   int source_rank() const { return from_; }  // once finished
 
  private:
   bool try_match(int from);
-  // The oldest that is wanted: its place in the channel, or kMessages.
+  // The slot of the oldest requested message in the channel, or kMessages.
   std::size_t find_message(int from);
   std::size_t look_through(int from);
   bool is_next(int from, std::size_t slot) const;

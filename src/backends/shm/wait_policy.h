@@ -5,15 +5,15 @@
 
 namespace lockstep::shm {
 
-// How a rank waits: it spins, then lets others run, then sleeps until it is woken or has napped enough to
-// look whether everybody is still alive.
+// How a rank waits: it spins, then yields, then sleeps until it is woken or its nap ends and it checks that
+// all ranks are alive.
 struct WaitPolicy {
-  int tries = 64;  // before the clock is looked at
+  int tries = 64;  // before the clock is read
   std::chrono::microseconds spin{100};
   int yields = 0;  // counted, not timed: on a busy machine one may take a whole time slice
   std::chrono::microseconds nap{5'000};
 
-  // For ranks that each have a core to themselves, or that have to share.
+  // For ranks that each have their own core, or that share cores.
   static WaitPolicy for_cores(int ranks, int cores) {
     using std::chrono::microseconds;
     if (ranks <= cores) return {};
@@ -21,7 +21,7 @@ struct WaitPolicy {
   }
 };
 
-// Tells the core that this is a loop that waits.
+// Marks a wait loop for the core.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t kPartBytes = std::size_t{128} * 1024;
 
-// A rank that did all at once what others are about to do themselves would have used up its turn on a core
-// that it shares, and be the one that they wait for in the next call.
+// On a shared core, a rank that did the work of the others at once would use up its time slice, and the
+// others would wait for it in the next call.
 constexpr int kLooksBeforeHelp = 16;
 
 }  // namespace
@@ -55,7 +55,7 @@ void ZeroCopy::work_on(int owner) {
   const auto start = share_start(bytes_, communicator_.size(), owner);
   const auto end = share_start(bytes_, communicator_.size(), owner + 1);
   std::uint32_t reduced = 0;
-  // A look before the claim: the counter must not run on with every rank that comes by.
+  // Reads the counter before the claim, so that ranks without work do not increment it endlessly.
   while (share.claimed.load(std::memory_order_relaxed) < parts) {
     const auto part = share.claimed.fetch_add(1, std::memory_order_relaxed);
     if (part >= parts) break;

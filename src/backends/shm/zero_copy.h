@@ -11,12 +11,12 @@
 namespace lockstep::shm {
 
 // An all-reduce of tensors in the ranks' heaps: each part is read from and written to every rank's memory,
-// without a copy. Every rank begins with its own share. A rank that has finished its share and found nothing
-// done after some looks takes parts that others have not begun, so that a busy rank delays nobody. Whoever
-// reduces a part, the bits are the same.
+// without a copy. Every rank starts with its own share. A rank that has finished its share and still finds
+// other shares incomplete after some polls claims parts that others have not started, so that a busy rank
+// does not delay them. The bits do not depend on the rank that reduces a part.
 class ZeroCopy {
  public:
-  // After all ranks have posted call `number`; rank i's tensor begins at rows[i].
+  // Construct it after all ranks have published call `number`; rank i's tensor starts at rows[i].
   ZeroCopy(const Communicator& communicator, std::uint64_t number, std::vector<std::byte*> rows,
            std::size_t bytes, std::size_t width, ReduceKernel kernel);
 
@@ -38,7 +38,7 @@ class ZeroCopy {
   std::size_t bytes_;
   std::size_t width_;
   ReduceKernel kernel_;
-  int looks_ = 0;  // calls of advance(), as far as they matter
+  int looks_ = 0;  // calls of advance(), up to kLooksBeforeHelp + 1
 };
 
 }  // namespace lockstep::shm

@@ -17,10 +17,10 @@ inline constexpr int kMostRanks = 16;
 struct SharedBuffer {
   std::atomic<pid_t> process;
   std::atomic<const void*> address;
-  std::atomic<std::uint64_t> call;  // what is done with it, for comparison
+  std::atomic<std::uint64_t> call;  // the call that uses it, for comparison
 };
 
-inline constexpr std::uint64_t kMostMessages = 64;  // that nobody has taken yet
+inline constexpr std::uint64_t kMostMessages = 64;  // that have not been received yet
 
 // From one rank to another, in order.
 struct Messages {
@@ -30,7 +30,7 @@ struct Messages {
 
 struct BoardPage {
   std::atomic<int> joined;
-  std::atomic<std::uint64_t> meetings[kMostRanks];  // to which each rank has come
+  std::atomic<std::uint64_t> meetings[kMostRanks];  // at which each rank has arrived
   SharedBuffer buffers[kMostRanks];
   Messages messages[kMostRanks][kMostRanks];  // from, to
 };
@@ -48,8 +48,8 @@ class Board {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Each rank shows its buffer; `act` may then read those of the others. false where the communicator was
-  // aborted.
+  // Each rank publishes its buffer; `act` may then read those of the others. Returns false if the
+  // communicator was aborted.
   template <typename Act>
   bool exchange(std::uint64_t call, const void* buffer, const Act& act) {
     publish(page_->buffers[rank_], call, buffer);
@@ -60,7 +60,7 @@ class Board {
   }
   void read(int rank, void* to, std::size_t bytes, std::size_t offset = 0) const;
 
-  // False where the communicator was aborted.
+  // Returns false if the communicator was aborted.
   bool post(int to, std::size_t bytes, const void* buffer);
   bool take(int from, void* buffer, std::size_t bytes);
   bool wait_until_taken(int to);

@@ -36,19 +36,19 @@ class Captures {
   static Captures& instance();
 
   cudaError_t begin(Stream& stream, cudaStreamCaptureMode mode);
-  // Gives the graph out unless the capture is broken.
+  // Returns the graph unless the capture is broken.
   cudaError_t end(Stream& stream, std::shared_ptr<Graph>& graph);
   bool is_capturing(const Stream& stream);
-  // And the number of the capture.
+  // Also returns the number of the capture.
   cudaStreamCaptureStatus status(const Stream& stream, unsigned long long& id);
 
-  // Adds the work to the stream, or to the graph where it is being captured.
+  // Adds the work to the stream, or to the graph if the stream is being captured.
   cudaError_t submit(Stream& stream, Work work);
   cudaError_t record(Event& event, Stream& stream);
   cudaError_t wait(Stream& stream, const Event& event);
 
-  // For calls that CUDA calls unsafe while capturing, such as cudaMalloc: refused by the mode of capture and
-  // thread.
+  // For calls that are unsafe during a capture, such as cudaMalloc: rejected according to the modes of the
+  // capture and the thread.
   cudaError_t check_unsafe();
   // For waits of the host for a stream, or for a device (nullptr).
   cudaError_t check_wait(const Stream* stream, int device);

@@ -33,7 +33,7 @@ cudaError_t copy(Stream& stream, void* to, const void* from, std::size_t count) 
     stream.mark()->wait();
     return result;
   }
-  // What is pageable has been read when the call returns.
+  // Pageable memory has been read when the call returns.
   const auto* begin = static_cast<const char*>(from);
   return Captures::instance().submit(stream, [to, staged = std::vector<char>(begin, begin + count)] {
     std::memcpy(Memory::bytes_of(to), staged.data(), staged.size());

@@ -16,7 +16,7 @@ struct Device {
   int number;       // without CUDA_VISIBLE_DEVICES
   Stream standard;  // the default stream
   std::mutex mutex;
-  std::vector<Stream*> streams;  // those that the program has made
+  std::vector<Stream*> streams;  // created by the program
 };
 
 // As many as LOCKSTEP_SIMULATED_GPUS says (1), of which CUDA_VISIBLE_DEVICES may leave some.

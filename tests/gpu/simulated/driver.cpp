@@ -24,7 +24,7 @@ int cuDeviceGet(int* device, int index) {
   return kSuccess;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  // So that c10d takes memory for buckets from NCCL, as it does on GPUs with NVLink.
+  // Makes c10d allocate buckets from NCCL, as on GPUs with NVLink.
   *value = attribute == kMulticastSupported ? 1 : 0;
   return kSuccess;
 }

@@ -99,7 +99,7 @@ class Issue {
     return {c10::kCUDA, c10::cuda::current_device()};
   }
 
-  // As LibTorch checks it.
+  // The same check as LibTorch's.
   void check_devices(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& arguments) const {
     for (const auto& argument : arguments) {
       for (const auto& tensor : tensors_in(argument)) {
@@ -121,7 +121,7 @@ class Issue {
     call.random = generator->philox_cuda_state(4);
   }
 
-  // The argument that a result is.
+  // The argument that is also a result.
   static std::optional<std::size_t> argument_of(const c10::FunctionSchema& schema,
                                                 const c10::Argument& result) {
     if (result.alias_info() == nullptr) return std::nullopt;
@@ -172,7 +172,7 @@ class Issue {
     auto results = make_results(schema, arguments, shapes);
     auto call = take_apart(op, arguments);
     if (draws(schema)) draw(call, arguments);
-    // Where the results go that are no arguments.
+    // Allocates the results that are not arguments.
     std::vector<std::vector<TensorRef>> places;
     for (std::size_t i = 0; i < results.size(); ++i) {
       std::vector<TensorRef> ref;
@@ -227,7 +227,7 @@ class Issue {
 class SimulatedKernel : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-    // GraphedStep observes the operators of a step, not ours.
+    // GraphedStep must observe the operators of a step, not those of the simulation.
     const at::DisableRecordFunctionGuard unobserved;
     const auto first = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
     const std::vector<c10::IValue> arguments(first, stack->end());
@@ -284,7 +284,7 @@ bool replace_kernels() {
   for (const auto* name : {"aten::convolution", "aten::convolution_backward"})
     library.impl(name, simulated());
   add_special_kernels();
-  // Libraries with kernels of their own, which cannot run.
+  // Libraries with their own kernels, which cannot run.
   at::globalContext().setUserEnabledCuDNN(false);
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseMemEfficient(false);

@@ -49,10 +49,10 @@ void* Memory::allocate(Place place, int device, std::size_t size) {
     if (used_[device] + whole > kPerDevice || next_ + whole > device_begin() + kSpan) return nullptr;
     address = reinterpret_cast<void*>(next_);
     if (::mprotect(bytes_of(address), whole, PROT_READ | PROT_WRITE) != 0) return nullptr;
-    // A page between blocks stays out of reach.
+    // A page between blocks stays inaccessible.
     next_ += whole + kPage;
     used_[device] += whole;
-    // NaN in every floating type: what was never written shows.
+    // NaN in every floating type, so that unwritten memory is visible.
     std::memset(bytes_of(address), 0xff, size);
   } else {
     address = std::aligned_alloc(4096, whole);

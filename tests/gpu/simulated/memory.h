@@ -25,18 +25,18 @@ class Memory {
  public:
   static Memory& instance();
 
-  // nullptr where the device has no more.
+  // nullptr if the device has no memory left.
   void* allocate(Place place, int device, std::size_t size);
-  // false unless `address` is the beginning of a block of this place.
+  // false unless `address` is the start of a block of this place.
   bool free(Place place, const void* address);
-  // Pinned memory that the program itself has got elsewhere.
+  // Pinned memory that the program itself has allocated elsewhere.
   void add_host(void* address, std::size_t size);
   bool remove_host(const void* address);
   std::optional<Block> find(const void* address);
   std::size_t used(int device);
 
   static constexpr std::size_t kPerDevice = std::size_t{8} << 30;
-  // What device code reads and writes for an address of any kind.
+  // The memory that device code accesses for an address of any kind.
   static void* bytes_of(const void* address);
 
  private:

@@ -44,7 +44,7 @@ namespace {
 struct Call {
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
-  // A message, or else a collective.
+  // A message or a collective.
   int to = -1, from = -1;
   void* buffer = nullptr;
   std::size_t bytes = 0;
@@ -238,7 +238,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  if (comm == nullptr) return ncclSuccess;  // as NCCL has it: c10d does so
+  if (comm == nullptr) return ncclSuccess;  // as in NCCL; c10d passes null
   if (comm->connecting.joinable()) comm->connecting.join();
   if (comm->board) comm->board->abort();
   wait_until_unused(*comm);

@@ -17,7 +17,7 @@ using ::testing::ThrowsMessage;
 
 at::ScalarType type_of_product() { return torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(); }
 
-TEST(Autocast, ComputesInTheTypeThatIsAskedFor) {
+TEST(Autocast, ComputesInTheRequestedType) {
   EXPECT_EQ(type_of_product(), torch::kFloat);
   {
     const Autocast autocast(torch::kCPU);
@@ -32,7 +32,7 @@ TEST(Autocast, ComputesInTheTypeThatIsAskedFor) {
   EXPECT_EQ(type_of_product(), torch::kFloat);
 }
 
-TEST(Autocast, NestsAndPutsBackWhatItFound) {
+TEST(Autocast, NestsAndRestoresThePreviousState) {
   const Autocast outer(torch::kCPU, {.dtype = torch::kHalf, .cache_enabled = false});
   {
     const Autocast island(torch::kCPU, {.enabled = false});
@@ -49,7 +49,7 @@ TEST(Autocast, NestsAndPutsBackWhatItFound) {
   EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
 }
 
-TEST(Autocast, PutsBackWhatItFoundWhenAnExceptionEndsIt) {
+TEST(Autocast, RestoresThePreviousStateAfterAnException) {
   EXPECT_THROW(
       {
         const Autocast autocast(torch::kCPU, {.dtype = torch::kHalf, .cache_enabled = false});
@@ -61,7 +61,7 @@ TEST(Autocast, PutsBackWhatItFoundWhenAnExceptionEndsIt) {
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
 }
 
-TEST(Autocast, ForgetsCastWeightsAtTheEndOfTheOutermostScope) {
+TEST(Autocast, DropsCastWeightsAtTheEndOfTheOutermostScope) {
   const auto weight = torch::ones({2, 2}, torch::requires_grad());
   const auto product = [&] { return torch::mm(torch::ones({2, 2}), weight)[0][0].item<float>(); };
   {
@@ -78,14 +78,14 @@ TEST(Autocast, ForgetsCastWeightsAtTheEndOfTheOutermostScope) {
   EXPECT_EQ(product(), 6);
 }
 
-TEST(Autocast, IsTheThreads) {
+TEST(Autocast, StateIsPerThread) {
   const Autocast autocast(torch::kCPU);
   at::ScalarType there = torch::kHalf;
   std::thread([&] { there = type_of_product(); }).join();
   EXPECT_EQ(there, torch::kFloat);
 }
 
-TEST(Autocast, StaysOffWithAWarningWhereItCannotBe) {
+TEST(Autocast, IsDisabledWithAWarningIfUnsupported) {
   ::testing::internal::CaptureStderr();
   {
     const Autocast autocast(torch::kCPU, {.dtype = torch::kFloat});
@@ -98,7 +98,7 @@ TEST(Autocast, StaysOffWithAWarningWhereItCannotBe) {
   EXPECT_THAT(text, ::testing::Not(HasSubstr("Double"))) << "none was asked for";
 }
 
-TEST(Autocast, NamesADeviceThatHasNone) {
+TEST(Autocast, NamesADeviceWithoutAutocast) {
   EXPECT_THAT([] { const Autocast autocast(torch::kMeta); },
               ThrowsMessage<ArgumentError>(HasSubstr("meta has no autocast")));
 }

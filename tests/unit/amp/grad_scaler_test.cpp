@@ -51,7 +51,7 @@ TEST(GradScaler, DividesBeforeTheStep) {
   scaler.update();
 }
 
-TEST(GradScaler, LeavesOutAStepWithAnInfAndKeepsAllState) {
+TEST(GradScaler, SkipsAStepWithAnInfAndKeepsAllState) {
   auto scaler = small_scaler();
   Side side;
   side.backward(scaler, 1);
@@ -117,7 +117,7 @@ TEST(GradScaler, ScalesSeveralOutputsAlike) {
   EXPECT_EQ(scaled[1][0].item<float>(), 16);
 }
 
-TEST(GradScaler, CallsOutOfTurnAreRefused) {
+TEST(GradScaler, CallsOutOfOrderAreRejected) {
   auto scaler = small_scaler();
   Side side;
   const auto refused = [](const auto& call, const std::string& text) {
@@ -157,7 +157,7 @@ struct FusedSide {
   }
 };
 
-TEST(GradScaler, FusedOptimizersDivideAndLeaveOutByThemselves) {
+TEST(GradScaler, FusedOptimizersUnscaleAndSkipThemselves) {
   for (const bool unscale : {false, true}) {
     auto scaler = small_scaler();
     FusedSide side;
@@ -174,7 +174,7 @@ TEST(GradScaler, FusedOptimizersDivideAndLeaveOutByThemselves) {
   }
 }
 
-TEST(GradScaler, AScaleOfTheUsersIsMultipliedAndForgotten) {
+TEST(GradScaler, AScaleOfTheUserIsMultipliedAndRestored) {
   auto scaler = small_scaler();
   FusedSide side;
   side.optimizer.grad_scale(torch::tensor(2.0F));
@@ -194,7 +194,7 @@ TEST(GradScaler, AFusedStepThatFailsLeavesNothingSet) {
   EXPECT_FALSE(optimizer.found_inf().defined());
 }
 
-TEST(GradScaler, FusedOptimizersTakeGradientsInHalfUnlessTheyAreToBeUnscaledBefore) {
+TEST(GradScaler, FusedOptimizersAcceptHalfGradientsUnlessUnscaledBefore) {
   auto scaler = small_scaler();
   auto weight = torch::ones({2}, torch::TensorOptions().dtype(torch::kHalf).requires_grad(true));
   optim::FusedSGD optimizer({weight}, 0.5);
@@ -204,7 +204,7 @@ TEST(GradScaler, FusedOptimizersTakeGradientsInHalfUnlessTheyAreToBeUnscaledBefo
   EXPECT_EQ(weight[0].item<float>(), 0.5);
 }
 
-TEST(GradScaler, CallsOutOfTurnAreRefusedWithFusedOptimizersToo) {
+TEST(GradScaler, CallsOutOfOrderAreRejectedWithFusedOptimizers) {
   auto scaler = small_scaler();
   FusedSide side;
   const auto refused = [](const auto& call, const std::string& text) {
@@ -218,7 +218,7 @@ TEST(GradScaler, CallsOutOfTurnAreRefusedWithFusedOptimizersToo) {
   refused([&] { scaler.unscale_(side.optimizer); }, "unscale_() after step()");
 }
 
-TEST(GradScaler, GradientsInHalfAreRefusedBeforeAnythingIsChanged) {
+TEST(GradScaler, HalfGradientsAreRejectedBeforeAnyChange) {
   auto scaler = small_scaler();
   const auto single = torch::ones({1}, torch::requires_grad());
   const auto half = torch::ones({1}, torch::TensorOptions().dtype(torch::kHalf).requires_grad(true));
@@ -246,7 +246,7 @@ TEST(GradScaler, ArgumentsAreChecked) {
   EXPECT_EQ(scaler.get_scale(), 64);
 }
 
-TEST(GradScaler, NotEnabledItDoesNothing) {
+TEST(GradScaler, DoesNothingWhenDisabled) {
   GradScaler scaler(torch::kCPU, {.enabled = false});
   Side side;
   side.backward(scaler, kInf);
@@ -259,14 +259,14 @@ TEST(GradScaler, NotEnabledItDoesNothing) {
   scaler.load_state_dict({});
 }
 
-TEST(GradScaler, WithoutCudaTheDefaultIsOffWithAWarning) {
+TEST(GradScaler, WithoutCudaTheDefaultIsDisabledWithAWarning) {
   if (torch::cuda::is_available()) return;
   ::testing::internal::CaptureStderr();
   EXPECT_FALSE(GradScaler().is_enabled());
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("CUDA is not available"));
 }
 
-TEST(GradScaler, GoesOnFromACheckpoint) {
+TEST(GradScaler, ContinuesFromACheckpoint) {
   auto scaler = small_scaler();
   Side side;
   side.backward(scaler, 1);

@@ -20,7 +20,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-TEST(MemoryFormat, LaysOutWhatHasFourDimensions) {
+TEST(MemoryFormat, ConvertsTensorsOfFourDimensions) {
   Net net;
   const auto images = torch::randn({2, 3, 8, 8});
   net->forward(images).sum().backward();
@@ -45,7 +45,7 @@ TEST(MemoryFormat, LaysOutWhatHasFourDimensions) {
   EXPECT_TRUE(net->volume.is_contiguous());
 }
 
-TEST(MemoryFormat, PreserveIsRefused) {
+TEST(MemoryFormat, PreserveIsRejected) {
   Net net;
   EXPECT_THROW(to_memory_format(net, at::MemoryFormat::Preserve), ArgumentError);
 }

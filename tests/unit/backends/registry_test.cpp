@@ -37,7 +37,7 @@ TEST(Registry, AutoOnTheCpuIsSharedMemoryWithinAHost) {
   EXPECT_THAT(resolve("auto", kHosts).reason, HasSubstr("several hosts"));
 }
 
-TEST(Registry, AutoOnAGpuIsNcclBesideTheCpusChoice) {
+TEST(Registry, AutoOnAGpuIsNcclPlusTheCpuChoice) {
   if (has_nccl()) {
     const auto choice = resolve("auto", kGpu);
     EXPECT_EQ(choice.spec.text(), "cpu:shm,cuda:nccl");
@@ -56,14 +56,14 @@ TEST(Registry, RanksThatShareAGpuGoThroughHostMemory) {
   EXPECT_EQ(resolve("auto", {.device = {c10::kXPU, 0}}).spec.text(), "cpu:shm,xpu:shm");
 }
 
-TEST(Registry, ANameIsTakenAsItIs) {
+TEST(Registry, ANameIsUsedUnchanged) {
   EXPECT_EQ(resolve("gloo", kOneHost).spec.text(), "gloo");
   EXPECT_EQ(resolve("gloo", kOneHost).reason, "");
   EXPECT_EQ(resolve("gloo", kGpu).spec.text(), "cpu:gloo,cuda:gloo") << "PyTorch's gloo takes GPU tensors";
   EXPECT_EQ(resolve("fake", kGpu).spec.text(), "fake");
 }
 
-TEST(Registry, TakesOneForEachKindOfDevice) {
+TEST(Registry, AcceptsOneBackendPerDeviceType) {
   EXPECT_EQ(resolve("cpu:gloo,cuda:nccl", kOneHost).spec.text(), "gloo");
   EXPECT_EQ(resolve("cuda:nccl,cpu:shm", kOneHost).spec.text(), "shm");
   EXPECT_EQ(resolve("cuda:gloo,cpu:shm", kGpu).spec.text(), "cpu:shm,cuda:gloo");
@@ -86,7 +86,7 @@ TEST(Registry, SpecsKeepTheirText) {
   EXPECT_TRUE(BackendSpec::parse("cpu:gloo,cuda:nccl").contains("nccl"));
 }
 
-TEST(Registry, KnowsWhatIsForTheCpuOnly) {
+TEST(Registry, KnowsCpuOnlyBackends) {
   for (const auto* name : {"gloo", "shm", "cpu:gloo"})
     EXPECT_TRUE(BackendSpec::parse(name).is_for_cpu_only()) << name;
   for (const auto* name : {"", "auto", "nccl", "fake", "cpu:gloo,cuda:nccl", "cuda:gloo"}) {
@@ -94,7 +94,7 @@ TEST(Registry, KnowsWhatIsForTheCpuOnly) {
   }
 }
 
-TEST(Registry, NcclNeedsAGpuOfItsOwn) {
+TEST(Registry, NcclNeedsAGpuPerRank) {
   const auto problem = has_nccl() ? "this rank's device is cpu" : "on the CPU use shm (one host), gloo";
   EXPECT_THAT([] { resolve("nccl", kOneHost); }, ThrowsMessage<ArgumentError>(HasSubstr(problem)));
   if (has_nccl()) {
@@ -110,7 +110,7 @@ TEST(Registry, MpiIsNotInThisVersion) {
                                                  HasSubstr("this build has: fake, gloo"))));
 }
 
-TEST(Registry, KnownButNotBuiltSaysWhyAndWhatThereIs) {
+TEST(Registry, AKnownBackendThatIsNotBuiltNamesTheAlternatives) {
   std::vector<std::string> missing;
   if (!has_nccl()) missing.emplace_back("nccl");
   for (const auto& name : missing) {

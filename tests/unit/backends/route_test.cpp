@@ -19,16 +19,16 @@ BackendRequest request_of_two(bool one_host) {
   return {.store = c10::make_intrusive<c10d::HashStore>(), .rank = 0, .size = 2, .one_host = one_host};
 }
 
-TEST(Route, OnOneHostTheLoopbackWillDo) { EXPECT_EQ(shared_route(request_of_two(true)), "127.0.0.1"); }
+TEST(Route, OneHostUsesTheLoopback) { EXPECT_EQ(shared_route(request_of_two(true)), "127.0.0.1"); }
 
-TEST(Route, RanksOnOtherHostsWhoAllSeeOnlyTheLoopbackAreToldSo) {
+TEST(Route, ALoopbackMasterOnSeveralHostsIsAnError) {
   const auto request = request_of_two(false);
   request.store->set("route/1", std::string("127.0.0.1"));
   EXPECT_THAT([&] { shared_route(request); },
               ThrowsMessage<RendezvousError>(AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("lo (127.0.0.1)"))));
 }
 
-TEST(Route, AMasterThatDoesNotResolveIsNamedWithTheInterfaces) {
+TEST(Route, AnUnresolvableMasterIsNamedWithTheInterfaces) {
   EXPECT_THAT(
       [] { local_address_towards("no-such-host.invalid"); },
       ThrowsMessage<RendezvousError>(AllOf(HasSubstr("no-such-host.invalid"), HasSubstr("lo (127.0.0.1)"))));

@@ -44,7 +44,7 @@ void write(const fs::path& file, std::string_view text) {
 
 fs::perms mode_of(const fs::path& file) { return fs::status(file).permissions(); }
 
-TEST(AtomicFile, KeepsThePermissionsOfTheFileThatItReplaces) {
+TEST(AtomicFile, KeepsThePermissionsOfTheReplacedFile) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -55,11 +55,11 @@ TEST(AtomicFile, KeepsThePermissionsOfTheFileThatItReplaces) {
   }
 }
 
-TEST(AtomicFile, ALeftoverThatMayNotBeWrittenIsRemoved) {
+TEST(AtomicFile, RemovesAReadOnlyLeftover) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
-  // As root any file may be written, but not what a link to nowhere names.
+  // Root may write any file, but not the target of a dangling link.
   fs::create_symlink(temp.path() / "none" / "none", temp.path() / "a.part");
   write(file, "three");
   EXPECT_EQ(fs::file_size(file), 5U);
@@ -72,7 +72,7 @@ TEST(AtomicFile, ALeftoverThatMayNotBeWrittenIsRemoved) {
   EXPECT_EQ(mode_of(file), fs::perms(0444));
 }
 
-TEST(AtomicFile, SaysWhenTheNewFileIsInPlaceButNotOnTheDisk) {
+TEST(AtomicFile, ReportsWhenTheNewFileIsNotSynced) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -84,13 +84,13 @@ TEST(AtomicFile, SaysWhenTheNewFileIsInPlaceButNotOnTheDisk) {
     error_of_folders = 0;
     EXPECT_EQ(fs::file_size(file), 5U);
   }
-  error_of_folders = EINVAL;  // of a file system that syncs no folders
+  error_of_folders = EINVAL;  // as on a file system that cannot sync folders
   AtomicFile target(file);
   EXPECT_NO_THROW(target.commit());
   error_of_folders = 0;
 }
 
-TEST(AtomicFile, IsThereWholeOrNotAtAll) {
+TEST(AtomicFile, IsCompleteOrAbsent) {
   const TempFolder temp;
   const auto file = temp.path() / "a";
   write(file, "one");
@@ -103,7 +103,7 @@ TEST(AtomicFile, IsThereWholeOrNotAtAll) {
   EXPECT_FALSE(fs::exists(temp.path() / "a.part"));
 }
 
-TEST(MakeFolders, MakesThoseThatAreMissing) {
+TEST(MakeFolders, CreatesMissingFolders) {
   const TempFolder temp;
   make_folders(temp.path() / "a" / "b" / "c");
   EXPECT_TRUE(fs::is_directory(temp.path() / "a" / "b" / "c"));

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "base/cgroup.h"
 
 #include <filesystem>
 #include <fstream>

@@ -40,7 +40,7 @@ Pair connected() {
 
 bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
 
-TEST(FdPassing, AChildHandsOverItsMemory) {
+TEST(FdPassing, AChildSendsItsMemory) {
   const auto listener = listen_locally();
   testing::Child child([&] {
     const auto memory = SharedMemory::create("test", 4096);
@@ -63,7 +63,7 @@ TEST(FdPassing, AChildHandsOverItsMemory) {
   EXPECT_TRUE(child.passed());
 }
 
-TEST(FdPassing, AConnectionOfAnotherUserIsTurnedAway) {
+TEST(FdPassing, AConnectionOfAnotherUserIsRejected) {
   const auto listener = listen_locally();
   const auto connection = connect_locally(listener.name, Deadline(kLong));
   EXPECT_FALSE(accept_local(listener, Deadline(kShort), ::geteuid() + 1));
@@ -71,7 +71,7 @@ TEST(FdPassing, AConnectionOfAnotherUserIsTurnedAway) {
 }
 
 // Where the test may not become another user, it says that it takes another for the right one.
-TEST(FdPassing, AProcessOfAnotherUserIsTurnedAwayByBothSides) {
+TEST(FdPassing, AProcessOfAnotherUserIsRejectedByBothSides) {
   constexpr uid_t kOther = 65534;
   const uid_t own = ::geteuid();
   const auto listener = listen_locally();
@@ -85,7 +85,7 @@ TEST(FdPassing, AProcessOfAnotherUserIsTurnedAwayByBothSides) {
   EXPECT_FALSE(accept_local(listener, Deadline(kShort), own == 0 ? own : own + 1));
 }
 
-TEST(FdPassing, MemoryOfAChildThatHasEndedIsStillThere) {
+TEST(FdPassing, MemoryOutlivesTheChild) {
   const auto sockets = connected();
   testing::Child child([&] {
     const auto memory = SharedMemory::create("test", 4096);
@@ -124,13 +124,13 @@ TEST(FdPassing, EachMessageKeepsItsNumberAndItsDescriptorsInOrder) {
   for (const int fd : fds) EXPECT_TRUE(is_open(fd));
 }
 
-TEST(FdPassing, MoreDescriptorsThanAMessageHoldsAreAnError) {
+TEST(FdPassing, TooManyDescriptorsForOneMessageAreAnError) {
   const auto sockets = connected();
   const std::vector<int> fds(9, sockets.here.get());
   EXPECT_THROW(send_fds(sockets.here.get(), 0, fds, Deadline(kLong)), Error);
 }
 
-TEST(FdPassing, DescriptorsThatFindNoRoomAreAnError) {
+TEST(FdPassing, DescriptorsBeyondTheProcessLimitAreAnError) {
   const auto sockets = connected();
   const std::array fds = {STDIN_FILENO, STDOUT_FILENO};
   send_fds(sockets.here.get(), 0, fds, Deadline(kLong));
@@ -149,7 +149,7 @@ TEST(FdPassing, DescriptorsThatFindNoRoomAreAnError) {
   EXPECT_TRUE(child.passed());
 }
 
-TEST(FdPassing, AMessageOfAnotherSizeIsAnError) {
+TEST(FdPassing, AMessageOfADifferentSizeIsAnError) {
   const auto sockets = connected();
   for (const std::size_t bytes : {1, 3, 5, 100}) {
     const std::string text(bytes, 'x');
@@ -166,7 +166,7 @@ TEST(FdPassing, AcceptingEndsAtTheDeadlineWithAnEmptyConnection) {
   EXPECT_FALSE(accept_local(listener, Deadline(0ms)));
 }
 
-TEST(FdPassing, AConnectionThatIsThereIsAcceptedAtTheDeadlineToo) {
+TEST(FdPassing, APendingConnectionIsAcceptedAtTheDeadline) {
   const auto listener = listen_locally();
   const auto connection = connect_locally(listener.name, Deadline(kLong));
   EXPECT_TRUE(accept_local(listener, Deadline(0ms)));
@@ -177,7 +177,7 @@ TEST(FdPassing, ReceivingEndsAtTheDeadline) {
   EXPECT_THROW(receive_fds(sockets.here.get(), Deadline(kShort)), TimeoutError);
 }
 
-TEST(FdPassing, SendingToOneWhoDoesNotReceiveEndsAtTheDeadline) {
+TEST(FdPassing, SendingWithoutAReceiverEndsAtTheDeadline) {
   const auto sockets = connected();
   EXPECT_THROW(
       {
@@ -187,14 +187,14 @@ TEST(FdPassing, SendingToOneWhoDoesNotReceiveEndsAtTheDeadline) {
 }
 
 // The queue of this listener holds one connection.
-TEST(FdPassing, ConnectingToOneWhoDoesNotAcceptEndsAtTheDeadline) {
+TEST(FdPassing, ConnectingToAListenerThatDoesNotAcceptEndsAtTheDeadline) {
   const auto listener = listen_locally();
   ASSERT_EQ(::listen(listener.socket.get(), 0), 0);
   const auto first = connect_locally(listener.name, Deadline(kLong));
   EXPECT_THROW(connect_locally(listener.name, Deadline(kShort)), TimeoutError);
 }
 
-TEST(FdPassing, ConnectingToNobodyIsAnError) {
+TEST(FdPassing, ConnectingWithoutAListenerIsAnError) {
   std::string name;
   {
     const auto listener = listen_locally();
@@ -224,7 +224,7 @@ TEST(FdPassing, AChildThatIsKilledIsALostPeer) {
   EXPECT_FALSE(child.passed());
 }
 
-TEST(FdPassing, ListenersHaveNamesOfTheirOwn) {
+TEST(FdPassing, ListenersHaveUniqueNames) {
   std::vector<LocalListener> listeners;
   std::set<std::string> names;
   for (int i = 0; i < 20; ++i) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "base/reserved_port.h"
-
 #include <netinet/in.h>
 #include <set>
 #include <sys/socket.h>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "base/sockets.h"
 
 namespace lockstep {
 namespace {

@@ -35,7 +35,7 @@ std::size_t real_bytes(const SharedMemory& memory) {
   return static_cast<std::size_t>(status.st_blocks) * 512;
 }
 
-TEST(SharedMemory, BeginsAsZeroBytesAtAHugePage) {
+TEST(SharedMemory, StartsZeroedAtAHugePage) {
   const auto memory = SharedMemory::create("test", kBytes);
   ASSERT_EQ(memory.size(), kBytes);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.data()) % kHugePage, 0U);
@@ -43,7 +43,7 @@ TEST(SharedMemory, BeginsAsZeroBytesAtAHugePage) {
       std::all_of(memory.data(), memory.data() + kBytes, [](std::byte b) { return b == std::byte{}; }));
 }
 
-TEST(SharedMemory, WhatAChildWritesIsSeen) {
+TEST(SharedMemory, WritesOfAChildAreVisible) {
   const auto memory = SharedMemory::create("test", kBytes);
   testing::Child child([&] {
     memory.data()[kBytes - 1] = std::byte{7};
@@ -114,7 +114,7 @@ TEST(SharedMemory, MovesLeaveNothingBehind) {
   EXPECT_EQ(from.fd(), -1);
 }
 
-TEST(SharedMemory, TakesRealMemoryWhereItIsCommitted) {
+TEST(SharedMemory, CommittedPartsUseRealMemory) {
   const auto memory = SharedMemory::create("test", std::size_t{1} << 40U);
   EXPECT_EQ(real_bytes(memory), 0U);
   memory.commit(std::size_t{1} << 39U, 5 * 4096, "a test");
@@ -132,7 +132,7 @@ TEST(SharedMemory, HugePagesChangeNoByte) {
   EXPECT_EQ(memory.data()[kHugePage + 1], std::byte{0});
 }
 
-TEST(SharedMemory, AShortageIsAnErrorThatSaysWhatFor) {
+TEST(SharedMemory, AShortageIsAnErrorThatNamesThePurpose) {
   const auto memory = SharedMemory::create("test", kBytes);
   const auto message = AllOf(HasSubstr("memory is short"), HasSubstr("for the purpose of a test"));
   EXPECT_THAT([&] { memory.commit(0, std::size_t{1} << 50U, "the purpose of a test"); },
@@ -141,7 +141,7 @@ TEST(SharedMemory, AShortageIsAnErrorThatSaysWhatFor) {
   EXPECT_THAT([&] { memory.commit(0, 2 * kBytes, "the purpose of a test"); }, ThrowsMessage<Error>(message));
 }
 
-TEST(SharedMemory, WhatTheSystemRefusesIsAnError) {
+TEST(SharedMemory, SystemErrorsAreReported) {
   const auto too_large = std::numeric_limits<std::size_t>::max();
   EXPECT_THROW(SharedMemory::create("test", too_large), Error);
   EXPECT_THROW(SharedMemory::create("test", std::size_t{1} << 60U), Error);
@@ -150,7 +150,7 @@ TEST(SharedMemory, WhatTheSystemRefusesIsAnError) {
   EXPECT_THROW(SharedMemory::map(UniqueFd()), Error);
 }
 
-TEST(Memory, AvailableIsAPartOfTheTotal) {
+TEST(Memory, AvailableIsAtMostTheTotal) {
   EXPECT_GT(available_memory(), 0U);
   EXPECT_LE(available_memory(), total_memory());
 }

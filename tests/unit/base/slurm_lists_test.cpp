@@ -21,7 +21,7 @@ TEST(SlurmLists, Nodes) {
               ElementsAre("r1n3.cluster", "r1n5.cluster", "r2n3.cluster", "r2n5.cluster"));
 }
 
-TEST(SlurmLists, DamagedOnesAreRefused) {
+TEST(SlurmLists, MalformedListsAreRejected) {
   for (const auto* list :
        {"", "a,,b", "n[1-", "n]1[", "n[2-1]", "n[x]", "n[[1]]", "n[1-99999999999]", "n[]"}) {
     EXPECT_THROW(expand_node_list(list), RendezvousError) << list;

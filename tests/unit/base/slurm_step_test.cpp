@@ -19,20 +19,20 @@ using ::testing::ThrowsMessage;
 
 Env env(std::map<std::string, std::string> values) { return Env(std::move(values)); }
 
-TEST(SlurmStep, IsWhatSrunStarts) {
+TEST(SlurmStep, IsStartedBySrun) {
   EXPECT_TRUE(in_slurm_step(env({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}})));
   EXPECT_TRUE(in_slurm_step(env({{"SLURM_PROCID", "0"}, {"SLURM_STEPID", "12"}})));
   EXPECT_TRUE(in_slurm_step(env({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"ENVIRONMENT", "BATCH"}})));
 }
 
-TEST(SlurmStep, IsNoShellOfAnAllocation) {
+TEST(SlurmStep, IsNotTheShellOfAnAllocation) {
   EXPECT_FALSE(in_slurm_step(env({})));
   EXPECT_FALSE(in_slurm_step(env({{"SLURM_NTASKS", "3"}, {"SLURM_JOB_ID", "7"}})));
   EXPECT_FALSE(in_slurm_step(env({{"SLURM_PROCID", "0"}, {"ENVIRONMENT", "BATCH"}})));
   EXPECT_FALSE(in_slurm_step(env({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "4294967290"}})));
 }
 
-TEST(SlurmStep, HasNodesAndTasksOfItsOwn) {
+TEST(SlurmStep, HasItsOwnNodesAndTasks) {
   const auto step = env({{"SLURM_JOB_NODELIST", "n[1-4]"},
                          {"SLURM_STEP_NODELIST", "n[2-3]"},
                          {"SLURM_TASKS_PER_NODE", "4(x4)"},
@@ -45,7 +45,7 @@ TEST(SlurmStep, HasNodesAndTasksOfItsOwn) {
               ThrowsMessage<RendezvousError>(HasSubstr("SLURM_JOB_NODELIST is missing")));
 }
 
-TEST(SlurmStep, HasPortsOfItsOwn) {
+TEST(SlurmStep, HasItsOwnPorts) {
   const auto port = [](const char* job, const char* step, SlurmPort who = SlurmPort::ranks) {
     return slurm_step_port(env({{"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", step}}), who);
   };
@@ -56,7 +56,7 @@ TEST(SlurmStep, HasPortsOfItsOwn) {
   EXPECT_EQ(slurm_step_port(env({{"SLURM_JOBID", "77"}}), SlurmPort::ranks), port("77", "0"));
 }
 
-TEST(SlurmStep, RefusesWhatIsNoNumber) {
+TEST(SlurmStep, RejectsInvalidNumbers) {
   EXPECT_THAT([] { slurm_step_port(env({}), SlurmPort::ranks); },
               ThrowsMessage<RendezvousError>(HasSubstr("SLURM_JOB_ID is missing; set MASTER_PORT")));
   EXPECT_THAT(

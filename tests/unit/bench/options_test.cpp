@@ -36,7 +36,7 @@ TEST(BenchOptions, HaveDefaults) {
   EXPECT_EQ(options.format, Format::table);
 }
 
-TEST(BenchOptions, AreTakenFromTheCommandLine) {
+TEST(BenchOptions, AreParsedFromTheCommandLine) {
   const auto options = parse({"broadcast,barrier", "--backend", "gloo", "--sizes=1K,2K", "--dtype",
                               "bfloat16,int64", "--op", "max", "--memory", "ordinary", "--iterations", "7",
                               "--warmup", "2", "--no-bind", "--no-check", "--csv"});
@@ -55,7 +55,7 @@ TEST(BenchOptions, AreTakenFromTheCommandLine) {
 
 TEST(BenchOptions, AllMeansEveryCollective) { EXPECT_EQ(parse({"all"}).collectives.size(), kinds().size()); }
 
-TEST(BenchOptions, NameWhatTheyDoNotKnow) {
+TEST(BenchOptions, NameUnknownValues) {
   EXPECT_THAT(complaint({}), HasSubstr("collective"));
   EXPECT_THAT(complaint({"all-reduse"}), AllOf(HasSubstr("all-reduse"), HasSubstr("all-to-all")));
   EXPECT_THAT(complaint({"all-reduce", "--dtype", "float33"}),
@@ -69,7 +69,7 @@ TEST(BenchOptions, NameWhatTheyDoNotKnow) {
   EXPECT_THAT(complaint({"all-reduce", "--bogus"}), HasSubstr("--bogus"));
 }
 
-TEST(BenchOptions, RefuseTheMemoryLimitWhereItHasNothingToDo) {
+TEST(BenchOptions, RejectTheMemoryLimitWithOtherCollectives) {
   EXPECT_EQ(complaint({"all-reduce", "--backend", "shm,memory"}), "");
   EXPECT_EQ(complaint({"all", "--backend", "memory", "--dtype", "float32,float64"}), "");
   EXPECT_THAT(complaint({"broadcast", "--backend", "memory"}), HasSubstr("--backend memory"));
@@ -78,14 +78,14 @@ TEST(BenchOptions, RefuseTheMemoryLimitWhereItHasNothingToDo) {
   EXPECT_THAT(complaint({"all-reduce", "--backend", "memory", "--op", "max"}), HasSubstr("--backend memory"));
 }
 
-TEST(BenchOptions, OfTheMpiProgramAreThoseThatItHeeds) {
+TEST(BenchOptions, MpiProgramHasOnlyItsOwnOptions) {
   EXPECT_EQ(complaint({"all-reduce", "--sizes", "1K", "--iterations", "3", "--json"}, Tool::mpi_collectives),
             "");
   EXPECT_THAT(complaint({"all-reduce", "--backend", "shm"}, Tool::mpi_collectives), HasSubstr("--backend"));
   EXPECT_THAT(complaint({"all-reduce", "--dtype", "int32"}, Tool::mpi_collectives), HasSubstr("--dtype"));
 }
 
-TEST(BenchOptions, ExplainThemselves) {
+TEST(BenchOptions, HaveHelp) {
   try {
     parse({"--help"});
     ADD_FAILURE() << "no help";

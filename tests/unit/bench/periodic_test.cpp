@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "lockstep_bench/periodic.h"
-
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "lockstep_bench/collectives.h"
 #include "lockstep_bench/kinds.h"
-#include "lockstep_bench/pattern.h"
+#include "lockstep_bench/rank.h"
 
 namespace lockstep::bench {
 namespace {

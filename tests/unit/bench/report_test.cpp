@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep_bench/sizes.h"
+#include "base/text.h"
 
 namespace lockstep::bench {
 namespace {
@@ -56,7 +56,7 @@ TEST(Report, TableHasAColumnForEachWordOfItsHead) {
                                            "12.50", "11.25", "20.00", "0.50", "0.75", "0"));
 }
 
-TEST(Report, TableSaysWhatWasNotChecked) {
+TEST(Report, TableShowsWhatWasNotChecked) {
   auto row = example();
   row.wrong = -1;
   EXPECT_EQ(words(table_line(row)).back(), "n/a");

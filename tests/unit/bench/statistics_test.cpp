@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "lockstep_bench/statistics.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep_bench/kinds.h"
+#include "lockstep_bench/report.h"
 
 namespace lockstep::bench {
 namespace {

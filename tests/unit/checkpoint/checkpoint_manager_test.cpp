@@ -66,7 +66,7 @@ TEST_P(Manager, ALossIsBestWhenSmall) {
 }
 
 // A training that diverged must not take the place of the best one.
-TEST_P(Manager, AMetricThatIsNoNumberIsNone) {
+TEST_P(Manager, ANanMetricCountsAsNone) {
   auto given = options();
   given.keep_last = 1;
   given.higher_is_better = false;
@@ -80,7 +80,7 @@ TEST_P(Manager, AMetricThatIsNoNumberIsNone) {
 }
 
 // A new run in the folder of another: load_latest() would continue the other one.
-TEST_P(Manager, AStepBelowTheLatestIsRefusedAndNothingIsLost) {
+TEST_P(Manager, AStepBelowTheLatestIsRejectedAndNothingIsLost) {
   auto given = options();
   given.keep_last = 2;
   CheckpointManager manager(folder_, given);
@@ -102,7 +102,7 @@ TEST_P(Manager, AStepBelowTheLatestIsRefusedAndNothingIsLost) {
   EXPECT_THAT(steps_in(other), ElementsAre(300, 360));
 }
 
-TEST_P(Manager, GoesBackWhenTheLaterOnesAreRemoved) {
+TEST_P(Manager, ContinuesFromAnEarlierStepAfterRemoveAfter) {
   auto given = options();
   given.keep_last = 0;
   CheckpointManager manager(folder_, given);
@@ -124,7 +124,7 @@ TEST_P(Manager, GoesBackWhenTheLaterOnesAreRemoved) {
   EXPECT_EQ(manager.load(3).info.metric, std::nullopt);
 }
 
-TEST_P(Manager, WithoutPlaceForTheBestThereIsNoLinkToIt) {
+TEST_P(Manager, WithoutKeepBestThereIsNoBestLink) {
   auto given = options();
   given.keep_last = 1;
   given.keep_best = 0;
@@ -145,7 +145,7 @@ TEST_P(Manager, ReadingChangesNothingInTheFolder) {
   EXPECT_TRUE(fs::exists(folder_ / "step-00000002.pt.part"));
 }
 
-TEST_P(Manager, ANewManagerFindsWhatTheOldOneWrote) {
+TEST_P(Manager, ANewManagerFindsExistingCheckpoints) {
   { CheckpointManager(folder_, options()).save(7, contents(7), 0.5); }
   CheckpointManager manager(folder_, options());
   EXPECT_EQ(manager.load_latest()->info.step, 7);
@@ -189,7 +189,7 @@ void train_as_documented(const fs::path& folder, const CheckpointManagerOptions&
 }
 
 // At the end of an epoch, within one, at its last batch, and at an end once more.
-TEST_P(Manager, TheDocumentedLoopGoesOnWhereItStopped) {
+TEST_P(Manager, TheDocumentedLoopResumes) {
   std::vector<float> whole;
   train_as_documented(temp_.path() / "whole", options(), 20, whole);
   std::vector<float> parts;
@@ -201,7 +201,7 @@ TEST_P(Manager, TheDocumentedLoopGoesOnWhereItStopped) {
   EXPECT_EQ(parts, whole);
 }
 
-TEST_P(Manager, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
+TEST_P(Manager, SavesTheValuesAtTheCall) {
   CheckpointManager manager(folder_, options());
   auto weights = torch::zeros({1'000'000});
   for (std::int64_t step = 1; step <= 3; ++step) {
@@ -215,7 +215,7 @@ TEST_P(Manager, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
   }
 }
 
-TEST(MixedFolder, AWholeFileIsNotPassedOverForAnOlderFolder) {
+TEST(MixedFolder, AnIntactFileIsNotSkippedForAnOlderFolder) {
   const testing::TempFolder temp;
   CheckpointManager(temp.path(), {.writing = CheckpointWriting::every_rank}).save(1, contents(1));
   CheckpointManager manager(temp.path(), {.sync = false});
@@ -225,7 +225,7 @@ TEST(MixedFolder, AWholeFileIsNotPassedOverForAnOlderFolder) {
               AllOf(HasSubstr("step-00000002.pt"), HasSubstr("load_latest() without")));
 }
 
-TEST(ManagerOptions, NegativeNumbersAreRefused) {
+TEST(ManagerOptions, NegativeNumbersAreRejected) {
   const testing::TempFolder temp;
   EXPECT_THAT(error_of([&] { CheckpointManager(temp.path(), {.keep_last = -1}); }), HasSubstr("keep_last"));
   CheckpointManager manager(temp.path());

@@ -27,7 +27,7 @@ class DamagedCheckpoint : public testing::ManagerTest {};
 INSTANTIATE_TEST_SUITE_P(Saving, DamagedCheckpoint, ::testing::Bool(), testing::saving_name);
 
 // It came back to the one before, which is further from the end than the damaged one.
-TEST_P(DamagedCheckpoint, IsNoLatest) {
+TEST_P(DamagedCheckpoint, IsNotTheLatest) {
   CheckpointManager manager(folder_, options());
   for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step));
   manager.wait();
@@ -83,7 +83,7 @@ TEST_P(DamagedCheckpoint, ThatIsReplacedCountsAgain) {
   EXPECT_TRUE(equal(load(folder_ / "best.pt"), contents(101)));
 }
 
-TEST_P(DamagedCheckpoint, WhenAllThatStayAreDamagedNoLinkPointsAtThem) {
+TEST_P(DamagedCheckpoint, LinksNeverPointToDamagedCheckpoints) {
   CheckpointManager manager(folder_, options());
   for (const std::int64_t step : {10, 20, 30}) manager.save(step, contents(step), 0.5);
   manager.wait();
@@ -116,7 +116,7 @@ TEST_P(DamagedCheckpoint, AFailedReplacementOfADamagedCheckpointLeavesItDamaged)
   EXPECT_TRUE(equal(load(folder_ / "last.pt"), contents(25)));
 }
 
-TEST_P(DamagedCheckpoint, NothingThatLoadsIsAnErrorAndNoFreshStart) {
+TEST_P(DamagedCheckpoint, WithoutAnIntactCheckpointLoadingFails) {
   CheckpointManager manager(folder_, options());
   manager.save(1, contents(1));
   manager.wait();
@@ -124,7 +124,7 @@ TEST_P(DamagedCheckpoint, NothingThatLoadsIsAnErrorAndNoFreshStart) {
   EXPECT_THAT(error_of([&] { manager.load_latest(); }), HasSubstr("none of the 1 checkpoints can be loaded"));
 }
 
-TEST_P(DamagedCheckpoint, IsPassedOver) {
+TEST_P(DamagedCheckpoint, IsSkipped) {
   CheckpointManager manager(folder_, options());
   for (const std::int64_t step : {1, 2, 3}) manager.save(step, contents(step));
   manager.wait();
@@ -136,7 +136,7 @@ TEST_P(DamagedCheckpoint, IsPassedOver) {
   EXPECT_THAT(error_of([&] { manager.load(3); }), HasSubstr("step-00000003.pt"));
 }
 
-TEST_P(DamagedCheckpoint, WithoutItsFileOfMetricsOnlyTheMetricsAreGone) {
+TEST_P(DamagedCheckpoint, WithoutTheMetricsFileOnlyMetricsAreLost) {
   CheckpointManager manager(folder_, options());
   manager.save(1, contents(1), 0.5);
   manager.wait();

@@ -48,14 +48,14 @@ dcp::Metadata metadata_of_tensor(dcp::Sizes sizes, at::ScalarType dtype) {
   return metadata;
 }
 
-TEST(DistributedMetadata, IsReadAsItWasWritten) {
+TEST(DistributedMetadata, RoundTrips) {
   const auto again = dcp::parse_metadata(dcp::write_metadata(metadata_of_tensor({3, 4}, at::kFloat)));
   ASSERT_EQ(again.entries.size(), 1U);
   EXPECT_EQ(again.entries[0].second.sizes, (dcp::Sizes{3, 4}));
   EXPECT_TRUE(equal(again.structure, Dict{{"w", "w"}}));
 }
 
-TEST(DistributedMetadata, ThatIsCutOrChangedAnywhereIsDamaged) {
+TEST(DistributedMetadata, AnyTruncationOrChangeIsDetected) {
   const auto text = dcp::write_metadata(metadata_of_tensor({3, 4}, at::kFloat));
   for (std::size_t length = 0; length < text.size(); ++length) {
     EXPECT_THROW(dcp::parse_metadata(std::string_view(text).substr(0, length)), CheckpointError) << length;
@@ -70,7 +70,7 @@ TEST(DistributedMetadata, ThatIsCutOrChangedAnywhereIsDamaged) {
   EXPECT_THAT(error_of([&] { dcp::parse_metadata(text + "x"); }), HasSubstr("data after its end"));
 }
 
-TEST(DistributedMetadata, PathsThatWouldMakeMemoryOfNothingAreRefused) {
+TEST(DistributedMetadata, PathsThatWouldWasteMemoryAreRejected) {
   EXPECT_EQ(error_of_paths({{"a", 1}, {"a", 0}, {"b", 0, "c"}, {"b", 0, "d"}}), "");
   EXPECT_THAT(error_of_paths({{"a", 0}, {"a", 2}}), HasSubstr("list of 2 items has the indices 0 to 2"));
   EXPECT_THAT(error_of_paths({{"a", 1'000'000}}), HasSubstr("1000000"));
@@ -82,7 +82,7 @@ TEST(DistributedMetadata, PathsThatWouldMakeMemoryOfNothingAreRefused) {
 }
 
 // Pickles as Python writes them, with something else where a record belongs.
-TEST(DistributedMetadata, WhatIsNoRecordIsRefused) {
+TEST(DistributedMetadata, OtherPicklesAreRejected) {
   const auto text = [](const std::string& value) {
     return std::string("X") + static_cast<char>(value.size()) + std::string(3, '\0') + value;
   };
@@ -97,10 +97,10 @@ TEST(DistributedMetadata, WhatIsNoRecordIsRefused) {
   };
   EXPECT_THAT(error_of_metadata(with_tensor(text("properties") + ")")), HasSubstr("no properties"));
   EXPECT_THAT(error_of_metadata(text("state_dict_metadata") + "}" + text("storage_data") + "}()Nu"),
-              HasSubstr("() is no record"));
+              HasSubstr("() is not a record"));
 }
 
-TEST(DistributedMetadata, SizesThatNoNumberHoldsAreRefused) {
+TEST(DistributedMetadata, OverflowingSizesAreRejected) {
   const auto error_of_sizes = [](dcp::Sizes sizes, at::ScalarType dtype) {
     return error_of(
         [&] { dcp::parse_metadata(dcp::write_metadata(metadata_of_tensor(std::move(sizes), dtype))); });
@@ -108,7 +108,7 @@ TEST(DistributedMetadata, SizesThatNoNumberHoldsAreRefused) {
   constexpr std::int64_t large = std::int64_t{1} << 61;
   EXPECT_THAT(error_of_sizes({large}, at::kDouble), HasSubstr("too large"));
   EXPECT_THAT(error_of_sizes({large, 8}, at::kByte), HasSubstr("too large"));
-  EXPECT_THAT(error_of_sizes({1000}, at::kDouble), HasSubstr("larger than its place"));
+  EXPECT_THAT(error_of_sizes({1000}, at::kDouble), HasSubstr("larger than its space"));
 }
 
 }  // namespace

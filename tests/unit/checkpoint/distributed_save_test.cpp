@@ -66,7 +66,7 @@ TEST(DistributedSave, IsCompleteOnlyWithTheFilesOfThisSave) {
   EXPECT_THAT(error_of([&] { now.is_complete(temp.path()); }), ::testing::HasSubstr("could not write it"));
 }
 
-TEST(DistributedSave, RemovesWhatBelongsToNoSave) {
+TEST(DistributedSave, RemovesLeftoverFiles) {
   const TempFolder temp;
   std::ofstream(temp.path() / "__0_0.distcp") << "Python's";
   std::ofstream(temp.path() / "__1_0123456789abcdef.distcp.part") << "left";

@@ -34,7 +34,7 @@ struct SmallRun {
 // A copy of a checkpoint that shares nothing with its run.
 Dict stored(const Dict& checkpoint) { return load_bytes(save_bytes(checkpoint)).as_dict(); }
 
-TEST(EpochCheckpoint, ComesBackFromLastAndBest) {
+TEST(EpochCheckpoint, LoadsFromLastAndBest) {
   const TempFolder folder;
   CheckpointManager manager(folder.path(), {.keep_last = 1, .keep_best = 1});
   SmallRun run;
@@ -60,7 +60,7 @@ TEST(EpochCheckpoint, ComesBackFromLastAndBest) {
   EXPECT_EQ(manager.checkpoints().size(), 2U);
 }
 
-TEST(EpochCheckpoint, NamesWhatIsMissingOrOfAnotherTypeAndChangesNothing) {
+TEST(EpochCheckpoint, NamesMissingOrMistypedEntriesAndChangesNothing) {
   SmallRun saved(3);
   saved.optimizer.param_groups()[0].options().set_lr(0.125);
   SmallRun run;
@@ -103,7 +103,7 @@ TEST(EpochCheckpoint, RestoresTheModuleWhenACopyFailsHalfWay) {
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.25);
 }
 
-TEST(EpochCheckpoint, OfAnotherArchIsRefusedNamingBoth) {
+TEST(EpochCheckpoint, ADifferentArchIsRejectedNamingBoth) {
   SmallRun saved(3);
   SmallRun run;
   const auto before = stored(run.state());
@@ -114,7 +114,7 @@ TEST(EpochCheckpoint, OfAnotherArchIsRefusedNamingBoth) {
   EXPECT_TRUE(equal(run.state(), before));
 }
 
-TEST(EpochCheckpoint, TakesNumbersInTensorsAndFurtherEntries) {
+TEST(EpochCheckpoint, AcceptsNumbersInTensorsAndFurtherEntries) {
   SmallRun saved(3);
   auto checkpoint = stored(saved.checkpoint());
   checkpoint.set("epoch", torch::tensor(7));

@@ -48,7 +48,7 @@ class FailedSave : public testing::ManagerTest {};
 INSTANTIATE_TEST_SUITE_P(Saving, FailedSave, ::testing::Bool(), testing::saving_name);
 
 // Made anew without a word, it would hide that all that was saved is lost.
-TEST_P(FailedSave, AFolderThatVanishesIsAnErrorUntilItIsBack) {
+TEST_P(FailedSave, AMissingFolderIsAnErrorUntilItIsRestored) {
   for (const auto writing : {CheckpointWriting::first_rank, CheckpointWriting::every_rank}) {
     auto given = options();
     given.writing = writing;
@@ -77,7 +77,7 @@ TEST_P(FailedSave, AFolderThatVanishesIsAnErrorUntilItIsBack) {
   }
 }
 
-TEST_P(FailedSave, AFolderThatWasFoundIsNotMadeAnewByTheFirstSave) {
+TEST_P(FailedSave, TheFirstSaveDoesNotRecreateAFolderWithCheckpoints) {
   {
     CheckpointManager before(folder_, options());
     before.save(1, contents(1));
@@ -87,7 +87,7 @@ TEST_P(FailedSave, AFolderThatWasFoundIsNotMadeAnewByTheFirstSave) {
   EXPECT_THAT(error_of([&] { manager.save(2, contents(2)); }), HasSubstr("have disappeared"));
 }
 
-TEST_P(FailedSave, TheFirstSaveMakesAFolderThatHeldNothing) {
+TEST_P(FailedSave, TheFirstSaveCreatesAMissingFolder) {
   CheckpointManager manager(folder_, options());
   fs::remove_all(folder_);
   manager.save(1, contents(1));
@@ -95,7 +95,7 @@ TEST_P(FailedSave, TheFirstSaveMakesAFolderThatHeldNothing) {
   EXPECT_EQ(manager.load_latest()->info.step, 1);
 }
 
-TEST_P(FailedSave, AFailureIsToldAtTheNextCallAtTheLatest) {
+TEST_P(FailedSave, AFailureIsReportedByTheNextCall) {
   CheckpointManager manager(folder_, options());
   manager.save(1, contents(1));
   manager.wait();
@@ -108,7 +108,7 @@ TEST_P(FailedSave, AFailureIsToldAtTheNextCallAtTheLatest) {
   EXPECT_THAT(error, HasSubstr(folder_.string()));
 }
 
-TEST_P(FailedSave, AReplacementThatFailsLeavesTheMetricOfTheOldOne) {
+TEST_P(FailedSave, AFailedReplacementKeepsTheOldMetric) {
   CheckpointManager manager(folder_, options());
   manager.save(1, contents(1), 0.9);
   manager.wait();
@@ -123,7 +123,7 @@ TEST_P(FailedSave, AReplacementThatFailsLeavesTheMetricOfTheOldOne) {
   EXPECT_EQ(manager.checkpoints()[0].metric, 0.9);
 }
 
-TEST_P(FailedSave, OfTwoFailuresInARowBothAreTold) {
+TEST_P(FailedSave, TwoConsecutiveFailuresAreBothReported) {
   CheckpointManager manager(folder_, options());
   manager.save(1, contents(1));
   manager.wait();
@@ -156,7 +156,7 @@ class Unreadable : public ::testing::Test {
   testing::TempFolder temp_;
 };
 
-TEST_F(Unreadable, IsNoDamageThatAnOlderCheckpointHides) {
+TEST_F(Unreadable, IsNotSkippedAsDamage) {
   CheckpointManager manager(temp_.path(), {.sync = false});
   for (const std::int64_t step : {1, 2}) manager.save(step, contents(step), 0.5);
   const auto newest = temp_.path() / "step-00000002.pt";
@@ -164,7 +164,7 @@ TEST_F(Unreadable, IsNoDamageThatAnOlderCheckpointHides) {
       error_without_permission(newest, [&] { manager.load_latest(); }),
       AllOf(HasSubstr("step-00000002.pt: cannot be read: Permission denied"), HasSubstr("load(step)")));
   error_without_permission(newest, [&] { EXPECT_THROW(load(newest), CheckpointReadError); });
-  // Neither is a file of metrics: the next save would write over it.
+  // Neither is a metrics file: the next save would overwrite it.
   const auto metrics = temp_.path() / "metrics.json";
   EXPECT_THAT(error_without_permission(metrics, [&] { manager.load_best(); }), HasSubstr("metrics.json"));
   EXPECT_EQ(manager.load_latest()->info.step, 2);
@@ -177,7 +177,7 @@ TEST_F(Unreadable, IsNoDamageThatAnOlderCheckpointHides) {
   }
 }
 
-TEST_F(Unreadable, PartsAreNoDamageEither) {
+TEST_F(Unreadable, PartsAreNotSkippedAsDamage) {
   CheckpointManager manager(temp_.path(), {.sync = false, .writing = CheckpointWriting::every_rank});
   for (const std::int64_t step : {1, 2}) manager.save(step, contents(step));
   Dict there{{"step", 0}};
@@ -189,12 +189,12 @@ TEST_F(Unreadable, PartsAreNoDamageEither) {
                 HasSubstr("Permission denied"));
   }
   EXPECT_EQ(there["step"].as_int(), 0);
-  // A file that is gone is damage.
+  // A missing file counts as damage.
   fs::remove(temp_.path() / "step-00000002" / ".metadata");
   EXPECT_EQ(manager.load_latest(there)->step, 1);
 }
 
-TEST_P(FailedSave, AFolderThatMayNotBeWrittenToKeepsItsCheckpoint) {
+TEST_P(FailedSave, AReadOnlyFolderKeepsItsCheckpoint) {
   fs::permissions(temp_.path(), fs::perms(0755));
   for (const auto writing : {CheckpointWriting::first_rank, CheckpointWriting::every_rank}) {
     auto given = options();

@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Saving, FullDisk,
                                                                                             : "EveryRank");
                          });
 
-TEST_P(FullDisk, LeavesTheOldCheckpointAndNothingOfTheNewOne) {
+TEST_P(FullDisk, KeepsTheOldCheckpointAndRemovesTheNewOne) {
   const auto code = testing::on_small_disk(temp_.path(), [&] {
     const auto folder = temp_.path() / "run";
     CheckpointManager manager(folder, options());
@@ -112,11 +112,11 @@ TEST_P(FullDisk, LeavesTheOldCheckpointAndNothingOfTheNewOne) {
     EXPECT_THAT(error_of_save(manager, 2, filling(2, 800), 0.9),
                 AllOf(HasSubstr((folder / "step-00000002").string()), HasSubstr(kFull)));
     expect_old_one(manager, folder);
-    // Not the one that it would replace either.
+    // The checkpoint that it would replace stays too.
     EXPECT_THAT(error_of_save(manager, 1, filling(1, 800), 0.9),
                 AllOf(HasSubstr((folder / "step-00000001").string()), HasSubstr(kFull)));
     expect_old_one(manager, folder);
-    // What does fit is saved as if nothing had been.
+    // A smaller checkpoint is saved afterwards.
     manager.save(3, filling(3, 100), 0.9);
     manager.wait();
     EXPECT_TRUE(equal(manager.load_best()->contents, filling(3, 100)));

@@ -56,7 +56,7 @@ TEST(ModuleState, FitsAnotherModuleOfTheSameKindAndCopies) {
   EXPECT_FALSE(equal(state_dict(from), state_dict(to)));
 }
 
-TEST(ModuleState, NothingChangesWhenSomethingDoesNotFit) {
+TEST(ModuleState, AMismatchChangesNothing) {
   auto net = make_net();
   auto dict = state_dict(make_net());
   dict.set("2.bias", torch::zeros({5}));
@@ -66,7 +66,7 @@ TEST(ModuleState, NothingChangesWhenSomethingDoesNotFit) {
   EXPECT_TRUE(equal(state_dict(net), before));
 }
 
-TEST(ModuleState, LenientLoadingReportsWhatIsMissingAndWhatIsNotKnown) {
+TEST(ModuleState, LenientLoadingReportsMissingAndUnexpectedKeys) {
   auto net = make_net();
   auto dict = state_dict(make_net());
   dict.erase("0.weight");
@@ -77,7 +77,7 @@ TEST(ModuleState, LenientLoadingReportsWhatIsMissingAndWhatIsNotKnown) {
   EXPECT_THAT(report.unexpected_keys, ElementsAre("head.weight"));
 }
 
-TEST(ModuleState, PartialLoadingTakesWhatFitsAndSaysWhyNot) {
+TEST(ModuleState, PartialLoadingSkipsMismatchesWithReasons) {
   auto net = make_net();
   Dict dict = ordered_dict({{"0.weight", torch::ones({6})},  // as many elements
                             {"0.bias", torch::ones({4})},    // not as many
@@ -93,16 +93,16 @@ TEST(ModuleState, PartialLoadingTakesWhatFitsAndSaysWhyNot) {
   EXPECT_TRUE(net[0]->parameters()[0].eq(1).all().item<bool>());
 }
 
-TEST(ModuleState, KeysAreRenamedByTheFirstRuleThatFits) {
+TEST(ModuleState, KeysAreRenamedByTheFirstMatchingRule) {
   auto net = make_net();
   Dict dict = ordered_dict();
   for (const auto& [key, value] : state_dict(make_net())) dict.set("backbone.layer" + key.as_string(), value);
   EXPECT_NO_THROW(load_state_dict(net, dict, {.rename = {{"^backbone\\.layer(\\d)", "$1"}}}));
-  EXPECT_THAT(error_of(net, dict, {.rename = {{"(", ""}}}), HasSubstr("no regular expression"));
+  EXPECT_THAT(error_of(net, dict, {.rename = {{"(", ""}}}), HasSubstr("not a regular expression"));
   EXPECT_THAT(error_of(net, dict, {.rename = {{"^.*$", "x"}}}), HasSubstr("two keys the name 'x'"));
 }
 
-TEST(ModuleState, WhatWasLoadedCanBeFrozen) {
+TEST(ModuleState, LoadedParametersCanBeFrozen) {
   auto net = make_net();
   Dict dict = ordered_dict({{"0.weight", torch::ones({3, 2})}});
   load_state_dict(net, dict, {.strict = false, .freeze = true});
@@ -120,7 +120,7 @@ TEST(ModuleState, DtypesAreConvertedAndOneElementFitsAScalar) {
   EXPECT_EQ(state_dict(net).at("1.num_batches_tracked").as_tensor().item<int>(), 7);
 }
 
-TEST(ModuleState, OldDictsLackTheCountOfBatches) {
+TEST(ModuleState, OldDictsMayLackNumBatchesTracked) {
   auto net = make_net();
   Dict dict = ordered_dict();
   for (const auto& [key, value] : state_dict(make_net())) dict.set(key, value);  // without _metadata
@@ -132,7 +132,7 @@ TEST(ModuleState, OldDictsLackTheCountOfBatches) {
 }
 
 // Any of the four pairings of wrapped and bare works by itself.
-TEST(ModuleState, WrappedAndBareFitEachOther) {
+TEST(ModuleState, WrappedAndBareModulesAreCompatible) {
   auto bare = make_net();
   auto inner = make_net();
   DataParallel wrapped(inner, {.device_ids = {at::kCPU}});
@@ -154,7 +154,7 @@ std::string said_by(const std::function<void()>& action) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(ModuleState, APrefixThatIsTakenAwayOrAddedIsSaid) {
+TEST(ModuleState, ARemovedOrAddedPrefixIsReported) {
   auto bare = make_net();
   DataParallel wrapped(make_net(), {.device_ids = {at::kCPU}});
   EXPECT_THAT(said_by([&] { load_state_dict(bare, state_dict(wrapped)); }),
@@ -168,7 +168,7 @@ TEST(ModuleState, APrefixThatIsTakenAwayOrAddedIsSaid) {
               IsEmpty());
 }
 
-TEST(ModuleState, TensorsWithoutDataAreRefusedBeforeAnythingChanges) {
+TEST(ModuleState, MetaTensorsAreRejectedBeforeAnyChange) {
   auto net = make_net();
   auto dict = state_dict(make_net());
   dict.set("2.bias", torch::empty({1}, torch::kMeta));
@@ -181,7 +181,7 @@ TEST(ModuleState, SyncBatchNormHasTheVersionOfBatchNorm) {
   EXPECT_EQ(metadata["0"]["version"].as_int(), 2);
 }
 
-TEST(ModuleState, WithoutPrefixTakesMetadataAlong) {
+TEST(ModuleState, WithoutPrefixRenamesMetadata) {
   auto inner = make_net();
   DataParallel wrapped(inner, {.device_ids = {at::kCPU}});
   const auto stripped = without_prefix(state_dict(wrapped));

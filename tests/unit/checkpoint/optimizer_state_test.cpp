@@ -25,7 +25,7 @@ std::string error_of(torch::optim::Optimizer& optimizer, const Dict& dict) {
   return testing::error_of([&] { load_state_dict(optimizer, dict); });
 }
 
-TEST(OptimizerState, AnotherKindOfOptimizerIsRefusedAndNothingChanges) {
+TEST(OptimizerState, AnotherKindOfOptimizerIsRejectedAndNothingChanges) {
   torch::nn::Linear net(2, 2);
   auto adam = stepped<torch::optim::Adam>(net, torch::optim::AdamOptions(0.25));
   const auto before = state_dict(adam);
@@ -36,7 +36,7 @@ TEST(OptimizerState, AnotherKindOfOptimizerIsRefusedAndNothingChanges) {
   EXPECT_TRUE(equal(state_dict(adam), before));
 }
 
-TEST(OptimizerState, GroupsAndShapesHaveToFit) {
+TEST(OptimizerState, GroupsAndShapesMustMatch) {
   torch::nn::Linear net(2, 2);
   torch::nn::Linear wide(3, 2);
   auto sgd = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.5).momentum(0.9));
@@ -50,7 +50,7 @@ TEST(OptimizerState, GroupsAndShapesHaveToFit) {
   EXPECT_THAT(error_of(fewer, state_dict(sgd)), HasSubstr("doesn't match the size of optimizer's group"));
 }
 
-TEST(OptimizerState, MaximizeIsRefused) {
+TEST(OptimizerState, MaximizeIsRejected) {
   torch::nn::Linear net(2, 2);
   auto sgd = stepped<torch::optim::SGD>(net, torch::optim::SGDOptions(0.5).momentum(0.9));
   auto dict = state_dict(sgd);
@@ -72,7 +72,7 @@ TEST(OptimizerState, LoadedTensorsAreCopies) {
 }
 
 // What Python's LBFGS has when there was nothing to do.
-TEST(OptimizerState, OfAnLbfgsThatMadeNoStepFits) {
+TEST(OptimizerState, LoadsFromAnLbfgsWithoutAStep) {
   torch::nn::Linear net(2, 2);
   torch::optim::LBFGS optimizer(net->parameters(), torch::optim::LBFGSOptions(1));
   auto dict = state_dict(optimizer);
@@ -80,7 +80,7 @@ TEST(OptimizerState, OfAnLbfgsThatMadeNoStepFits) {
   EXPECT_EQ(error_of(optimizer, dict), "");
 }
 
-TEST(OptimizerState, WhatIsNoCountOrHasNoDataIsACheckpointError) {
+TEST(OptimizerState, InvalidCountsAndMetaTensorsAreCheckpointErrors) {
   torch::nn::Linear net(2, 2);
   auto adam = stepped<torch::optim::Adam>(net, torch::optim::AdamOptions(0.25));
   const auto with = [&](const char* name, const Value& value) {
@@ -88,7 +88,8 @@ TEST(OptimizerState, WhatIsNoCountOrHasNoDataIsACheckpointError) {
     dict.at("state").as_dict().at(0).as_dict().set(name, value);
     return error_of(adam, dict);
   };
-  EXPECT_THAT(with("step", torch::full({}, std::numeric_limits<double>::quiet_NaN())), HasSubstr("no count"));
+  EXPECT_THAT(with("step", torch::full({}, std::numeric_limits<double>::quiet_NaN())),
+              HasSubstr("not a count"));
   EXPECT_NE(with("exp_avg", torch::empty({2, 2}, torch::kMeta)), "");
 }
 
@@ -105,7 +106,7 @@ TEST(OptimizerState, UnknownOptimizersAreNamed) {
   EXPECT_THAT(error_of(plain, {}), HasSubstr("Plain"));
 }
 
-TEST(SchedulerState, GoesOnWhereItWas) {
+TEST(SchedulerState, Resumes) {
   torch::nn::Linear net(2, 2);
   const auto rates = [&](bool interrupted) {
     torch::optim::SGD optimizer(net->parameters(), 1.0);

@@ -12,8 +12,7 @@
 
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/flatten.h"
-#include "checkpoint/shard_coverage.h"
-#include "checkpoint/training_parts.h"
+#include "checkpoint/generator_states.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 
@@ -30,23 +29,23 @@ std::vector<Piece> pieces(std::initializer_list<std::pair<dcp::Sizes, dcp::Sizes
   return made;
 }
 
-TEST(ShardCoverage, IsEveryElementOnce) {
+TEST(ShardCoverage, RequiresEveryElementOnce) {
   EXPECT_TRUE(dcp::covers({}, pieces({{{}, {}}})));
   EXPECT_FALSE(dcp::covers({}, pieces({})));
   EXPECT_FALSE(dcp::covers({}, pieces({{{}, {}}, {{}, {}}})));
   EXPECT_TRUE(dcp::covers({0, 3}, pieces({})));
   EXPECT_TRUE(dcp::covers({4}, pieces({{{0}, {3}}, {{3}, {1}}, {{4}, {0}}})));
-  // As many elements as the whole has, and not the whole.
+  // As many elements as the whole tensor, but not all of it.
   EXPECT_FALSE(dcp::covers({4}, pieces({{{0}, {2}}, {{1}, {2}}})));
   EXPECT_FALSE(dcp::covers({2, 2}, pieces({{{0, 0}, {2, 1}}, {{0, 0}, {1, 2}}})));
-  // Four around a middle one: no straight cut goes through.
+  // Four pieces around a middle one: no straight cut separates them.
   const auto whirl =
       pieces({{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}});
   EXPECT_TRUE(dcp::covers({3, 3}, whirl));
   EXPECT_FALSE(dcp::covers({3, 3}, {whirl.begin(), whirl.end() - 1}));
 }
 
-TEST(ShardCoverage, ManyPiecesTakeNoLongerThanTheirNumber) {
+TEST(ShardCoverage, TimeIsLinearInThePieces) {
   std::vector<Piece> rows;
   for (std::int64_t i = 0; i < 200'000; ++i) rows.push_back({.offsets = {i, 0}, .sizes = {1, 7}});
   EXPECT_TRUE(dcp::covers({200'000, 7}, rows));
@@ -57,17 +56,17 @@ TEST(ShardCoverage, ManyPiecesTakeNoLongerThanTheirNumber) {
                 dcp::covers(deep, pieces({{dcp::Sizes(20, 0), dcp::Sizes(20, 1)}}));
               }),
               HasSubstr("20 dimensions"));
-  // So few along so many dimensions would have more corners than there is memory.
+  // A few pieces along many dimensions would have more corners than fit into memory.
   const std::vector<Piece> small(5000, {.offsets = dcp::Sizes(12, 0), .sizes = dcp::Sizes(12, 1)});
   EXPECT_THAT(error_of([&] { dcp::covers(dcp::Sizes(12, 2), small); }),
               HasSubstr("12 dimensions into 5000 parts"));
 }
 
-TEST(ShardCoverage, SizesNearTheLargestAreCountedRight) {
+TEST(ShardCoverage, SizesNearTheMaximumAreCountedCorrectly) {
   constexpr std::int64_t half = std::int64_t{1} << 61;
   EXPECT_TRUE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half}}})));
   EXPECT_FALSE(dcp::covers({2 * half}, pieces({{{0}, {half}}, {{half}, {half - 1}}})));
-  // A grid whose corners have no number of 64 bits.
+  // A grid whose number of corners exceeds 64 bits.
   const dcp::Sizes flat(12, 37);
   auto left = flat;
   left[0] = 20;
@@ -95,7 +94,7 @@ TEST(Structure, KeepsKeysAndKindsAndHasEveryNameOnce) {
   EXPECT_THAT(error_of([] {
                 dcp::fill_structure(List{"a", "a"}, [](const std::string&) { return Value(); });
               }),
-              HasSubstr("'a' is in two places"));
+              HasSubstr("'a' occurs twice"));
 }
 
 // A fresh optimizer's state is an empty dict, which takes what was saved below it.
@@ -118,7 +117,7 @@ TEST(Resuming, AFreshOptimizerTakesItsStateFromAFolderOfParts) {
 }
 
 // Generators of the CPU stand for those of GPUs: the code is the same, but for the list of them.
-TEST(GeneratorStates, OfTheCpuAndOfGpus) {
+TEST(GeneratorStates, CoverTheCpuAndGpus) {
   const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
   const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
   auto cpu = make(1);
@@ -137,10 +136,10 @@ TEST(GeneratorStates, OfTheCpuAndOfGpus) {
   EXPECT_TRUE(next(cpu).equal(expected[0]));
   EXPECT_TRUE(checkpointing::generator_states(cpu, {}).is<at::Tensor>());
   EXPECT_THAT(error_of([&] { checkpointing::set_generator_states(cpu, {}, torch::zeros({3}, at::kByte)); }),
-              HasSubstr("no state of a generator"));
+              HasSubstr("not the state of a generator"));
 }
 
-TEST(ReplacedCheckpoint, IsReadOnceMore) {
+TEST(ReplacedCheckpoint, IsReadAgain) {
   const TempFolder temp;
   dcp::save({{"step", 1}}, temp.path());
   int reads = 0;
@@ -160,7 +159,7 @@ TEST(ReplacedCheckpoint, IsReadOnceMore) {
 }
 
 // Each rank has one GPU, and may have another index for it, or see it alone, after a restart.
-TEST(GeneratorStates, OfTheRanksOwnGpuGoToItsPresentOne) {
+TEST(GeneratorStates, ApplyToTheCurrentGpuOfTheRank) {
   const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
   const auto next = [](at::Generator& generator) { return torch::rand({3}, generator); };
   auto cpu = make(1);

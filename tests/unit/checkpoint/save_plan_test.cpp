@@ -34,7 +34,7 @@ std::string error_of_plan(const std::vector<Dict>& ranks) {
   return error_of([&] { plan_of(ranks); });
 }
 
-TEST(DtypeOfParts, IsTheirsWhenNoneIsGiven) {
+TEST(DtypeOfParts, DefaultsToThatOfTheParts) {
   const TempFolder temp;
   dcp::save(has({.size = {2}, .local_shards = {half(0, at::kBFloat16)}}), temp.path());
   EXPECT_EQ(dcp::Reader(temp.path()).dtype("w"), at::kBFloat16);
@@ -43,7 +43,7 @@ TEST(DtypeOfParts, IsTheirsWhenNoneIsGiven) {
             "ShardedTensor(float16, [2], 1 shards here)");
 }
 
-TEST(DtypeOfParts, IsThatOfRanksThatHaveSome) {
+TEST(DtypeOfParts, IsThatOfRanksWithParts) {
   const ShardedTensor none{.size = {2}};
   const auto plan =
       plan_of({has(none), has({.size = {2}, .local_shards = {half(0, at::kBFloat16)}}), has(none)});
@@ -53,7 +53,7 @@ TEST(DtypeOfParts, IsThatOfRanksThatHaveSome) {
   EXPECT_EQ(plan.assignments[0].rank, 1U);
 }
 
-TEST(DtypeOfParts, ThatDiffersAmongRanksIsRefusedNamingThem) {
+TEST(DtypeOfParts, DifferencesBetweenRanksAreRejectedNamingThem) {
   const auto part = [](std::int64_t rank, at::ScalarType dtype) {
     return has({.size = {4}, .local_shards = {half(rank, dtype)}});
   };
@@ -69,7 +69,7 @@ TEST(DtypeOfParts, ThatDiffersAmongRanksIsRefusedNamingThem) {
               AllOf(HasSubstr("of Half [4] on rank 0"), HasSubstr("of Float [4] on rank 1")));
 }
 
-TEST(DtypeOfParts, ThatDiffersOnOneRankIsRefused) {
+TEST(DtypeOfParts, DifferencesOnOneRankAreRejected) {
   EXPECT_THAT(
       error_of_plan({has({.size = {4}, .dtype = at::kFloat, .local_shards = {half(0, at::kBFloat16)}})}),
       HasSubstr("of BFloat16 instead of Float; all parts must be of the ShardedTensor's dtype"));
@@ -77,14 +77,14 @@ TEST(DtypeOfParts, ThatDiffersOnOneRankIsRefused) {
               HasSubstr("of Float instead of Half; all parts must be of the first one's dtype"));
 }
 
-TEST(DtypeOfParts, ThatNobodyKnowsIsAskedFor) {
+TEST(DtypeOfParts, IsRequiredWithoutParts) {
   EXPECT_THAT(error_of_plan({has({.size = {0, 3}}), has({.size = {0, 3}})}),
               HasSubstr("'w' is a ShardedTensor without parts"));
   const auto plan = plan_of({has({.size = {0, 3}}), has({.size = {0, 3}, .dtype = at::kHalf})});
   EXPECT_EQ(plan.entries[0].second.dtype, at::kHalf);
 }
 
-TEST(SavePlan, ANameThatOneRankHasTwiceIsRefused) {
+TEST(SavePlan, ADuplicateNameOnOneRankIsRejected) {
   const Dict once{{"a.b", 1}};
   const Dict twice{{"a.b", 1}, {"a", Dict{{"b", 2}}}};
   EXPECT_THAT(error_of_plan({twice}), HasSubstr("'a.b' is the name of two entries on rank 0"));

@@ -40,7 +40,7 @@ inline std::optional<int> on_small_disk(const std::filesystem::path& folder,
   constexpr int kNoDisk = 77;
   const auto pid = ::fork();
   if (pid == 0) {
-    at::set_num_threads(1);  // the threads of a pool did not come along
+    at::set_num_threads(1);  // a fork does not copy the threads of a pool
     if (!mount_small_disk(folder)) ::_exit(kNoDisk);
     try {
       body();

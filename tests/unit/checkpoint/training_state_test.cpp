@@ -61,7 +61,7 @@ void expect_used(const Meter& meter) {
   EXPECT_TRUE(meter.history.equal(used.history));
 }
 
-TEST(UserStruct, ComesBackFromACheckpoint) {
+TEST(UserStruct, IsRestoredFromACheckpoint) {
   const testing::TempFolder temp;
   Meter saved = used_meter();
   std::int64_t step = 7;
@@ -76,7 +76,7 @@ TEST(UserStruct, ComesBackFromACheckpoint) {
   EXPECT_EQ(loaded_step, 7);
 }
 
-TEST(UserStruct, ComesBackFromPartsOfEveryRank) {
+TEST(UserStruct, IsRestoredFromPartsOfEveryRank) {
   const testing::TempFolder temp;
   Meter saved = used_meter();
   CheckpointManager manager(temp.path(), {.writing = CheckpointWriting::every_rank});
@@ -88,7 +88,7 @@ TEST(UserStruct, ComesBackFromPartsOfEveryRank) {
   EXPECT_TRUE(loaded.history.equal(saved.history));
 }
 
-TEST(UserStruct, WhatDoesNotFitIsNamedWithItsPart) {
+TEST(UserStruct, MismatchesAreNamedWithTheirPart) {
   Meter saved = used_meter();
   const auto whole = TrainingState().add("meter", saved).state_dict();
   Meter loaded;
@@ -109,7 +109,7 @@ TEST(UserStruct, WhatDoesNotFitIsNamedWithItsPart) {
   EXPECT_THAT(error_of([&] { training.load_state_dict({}); }), HasSubstr("the checkpoint has no 'meter'"));
 }
 
-TEST(UserStruct, FunctionsDoForOneThatCannotBeChanged) {
+TEST(UserStruct, MayBeAddedByFunctions) {
   std::vector<std::int64_t> seen{3, 1, 2};
   const auto with = [](std::vector<std::int64_t>& numbers) {
     TrainingState training;

@@ -20,13 +20,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-TEST(Progress, SaysHowMuchOfHowMuch) {
+TEST(Progress, ShowsAmountAndTotal) {
   EXPECT_EQ(progress_text("writing a.pt", 1'200'000'000, 5'000'000'000),
             "writing a.pt: 1.2 GB of 5.0 GB, 24%");
   EXPECT_EQ(progress_text("reading", 999, 0), "reading: 999 B");
 }
 
-TEST(Progress, NeverSaysMoreThanAll) {
+TEST(Progress, NeverExceedsTheTotal) {
   EXPECT_EQ(progress_text("reading", 3000, 2000), "reading: 2.0 kB of 2.0 kB, 100%");
 }
 
@@ -38,7 +38,7 @@ TEST(Progress, ChoosesUnits) {
   EXPECT_EQ(bytes_text(5'000'000'000'000'000), "5000.0 TB");
 }
 
-TEST(Progress, EndsAtOnceWhenTheWorkDoes) {
+TEST(Progress, EndsImmediatelyWithTheWork) {
   for (int i = 0; i < 100; ++i) const Progress progress("nothing", 1, [] { return 0; });
 }
 
@@ -66,7 +66,7 @@ class Terminal {
     char piece[256];
     for (;;) {
       const auto count = ::read(screen_, piece, sizeof(piece));
-      if (count <= 0) return bytes;  // nobody has it open any more
+      if (count <= 0) return bytes;  // no process has it open any more
       bytes.append(piece, static_cast<std::size_t>(count));
     }
   }
@@ -83,7 +83,7 @@ class Terminal {
   int screen_ = ::posix_openpt(O_RDWR | O_NOCTTY);
 };
 
-TEST(Progress, IsOneChangingLineOnATerminalWhichIsGoneAtTheEnd) {
+TEST(Progress, IsOneLineOnATerminalAndClearedAtTheEnd) {
   Terminal terminal;
   std::promise<void> shown_twice;
   {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "lockstep_ckpt/tensor_difference.h"
-
 #include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include "lockstep_ckpt/leaves.h"
 
 namespace lockstep::ckpt {
 namespace {
@@ -24,7 +24,7 @@ TEST(TensorDifference, CountsAndMeasures) {
   EXPECT_EQ(compare(a, a.clone()).count, 0);
 }
 
-TEST(TensorDifference, KeepsToTheToleranceOfAllclose) {
+TEST(TensorDifference, UsesTheToleranceOfAllclose) {
   const auto a = at::tensor({100.0, 1.0});
   const auto b = at::tensor({101.0, 1.1});
   EXPECT_EQ(compare(a, b, {.atol = 0.5}).count, 1);
@@ -32,7 +32,7 @@ TEST(TensorDifference, KeepsToTheToleranceOfAllclose) {
   EXPECT_EQ(compare(a, b, {.rtol = 0.05, .atol = 0.1}).count, 0);
 }
 
-TEST(TensorDifference, TakesNanAndInfinitiesForWhatTheyAre) {
+TEST(TensorDifference, ComparesNanAndInfinities) {
   const auto nan = std::nan("");
   const auto a = at::tensor({nan, kInfinity, -kInfinity, 0.0, nan, kInfinity});
   EXPECT_EQ(compare(a, at::tensor({-nan, kInfinity, -kInfinity, -0.0, nan, kInfinity})).count, 0);
@@ -42,12 +42,12 @@ TEST(TensorDifference, TakesNanAndInfinitiesForWhatTheyAre) {
   EXPECT_EQ(found.largest, kInfinity);
 }
 
-TEST(TensorDifference, SeesTheLastDigitOfLargeIntegers) {
+TEST(TensorDifference, DetectsTheLastDigitOfLargeIntegers) {
   const std::int64_t large = (std::int64_t{1} << 62) + 1;
   EXPECT_EQ(compare(at::tensor({large}), at::tensor({large + 1})).count, 1);
 }
 
-TEST(TensorDifference, SeesWhatDiffersBeyondTheFirstPiece) {
+TEST(TensorDifference, DetectsDifferencesBeyondTheFirstPiece) {
   const auto a = at::zeros({(1 << 20) + 10});
   auto b = a.clone();
   b[-1] = 3;
@@ -58,7 +58,7 @@ TEST(TensorDifference, SeesWhatDiffersBeyondTheFirstPiece) {
   EXPECT_EQ(bytes, a.nbytes());
 }
 
-TEST(TensorDifference, KnowsEveryDtype) {
+TEST(TensorDifference, SupportsEveryDtype) {
   for (const auto dtype : {at::kBool,
                            at::kByte,
                            at::kChar,
@@ -87,7 +87,7 @@ TEST(TensorDifference, KnowsEveryDtype) {
   }
 }
 
-TEST(TensorDifference, OfViewsAndSparseTensors) {
+TEST(TensorDifference, SupportsViewsAndSparseTensors) {
   const auto a = at::arange(6.0).view({2, 3});
   EXPECT_EQ(compare(a.t(), a.t().contiguous()).count, 0);
   EXPECT_EQ(compare(a.to_sparse(), (a * 2).to_sparse()).count, 5);

@@ -20,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 class ArgumentChecks : public ::testing::Test {
  protected:
-  // Refused with a text that names rank, group, file and `complaint`; nothing was recorded or sent.
+  // Rejected with a text that names rank, group, file and `complaint`; nothing was recorded or sent.
   void expect_refused(const std::function<void()>& call, const std::string& complaint) const {
     EXPECT_THAT(call, ThrowsMessage<ArgumentError>(AllOf(HasSubstr("rank 1 of 3 (group checked, fake)"),
                                                          HasSubstr("argument_checks_test.cpp:"),
@@ -101,7 +101,7 @@ TEST_F(ArgumentChecks, Splits) {
   expect_refused([&] { group.all_to_all_single(nine, nine, {1, 8}, {3, 3, 3}); }, "2 entries for 3 ranks");
   expect_refused([&] { group.all_to_all_single(nine, nine, {1, 1, 1}, {3, 3, 3}); }, "sums to 3");
   expect_refused([&] { group.all_to_all_single(nine, nine, {3, 3, 3}, {-1, 5, 5}); }, "negative entry -1");
-  expect_refused([&] { group.all_to_all_single(torch::ones({}), nine); }, "no dimension to cut");
+  expect_refused([&] { group.all_to_all_single(torch::ones({}), nine); }, "no dimension to split");
 }
 
 TEST_F(ArgumentChecks, Operations) {
@@ -123,7 +123,7 @@ TEST_F(ArgumentChecks, ObjectsOfScatter) {
       "must be empty on every rank but src");
 }
 
-TEST_F(ArgumentChecks, GoodOnesPass) {
+TEST_F(ArgumentChecks, ValidArgumentsPass) {
   group.all_reduce(torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
   group.all_reduce(torch::ones({2}, at::kComplexFloat));
   group.all_reduce(torch::empty({0}));

@@ -45,11 +45,11 @@ TEST(Failure, LostConnectionsArePeerLost) {
   }
 }
 
-TEST(Failure, RefusalsAreArgumentErrors) {
+TEST(Failure, RejectionsAreArgumentErrors) {
   expect_as<ArgumentError>(thrown<std::invalid_argument>("no such thing"), "no such thing");
 }
 
-TEST(Failure, TheRestIsAnError) {
+TEST(Failure, OtherFailuresAreErrors) {
   expect_as<Error>(thrown<std::logic_error>("surprise\nsecond line"), "surprise");
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "comm/stream_watch.h"
+
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -13,7 +15,6 @@
 #include <lockstep/comm/process_group.h>
 
 #include "comm/group_state.h"
-#include "comm/stream_backend.h"
 #include "graphs/graph_phase.h"
 #include "graphs/revocable_graph.h"
 
@@ -85,20 +86,20 @@ struct WatchedGroup {
   }
 };
 
-TEST(StreamWatch, NotesTheEndOfACallThatNobodyWaitsFor) {
+TEST(StreamWatch, RecordsTheEndOfACallWithoutAWait) {
   WatchedGroup gpus;
   auto work = gpus.group.all_reduce_async(at::ones({3}));
   work.wait();
   EXPECT_FALSE(work.is_completed()) << "only the stream waits";
   EXPECT_EQ(gpus.state_of_last(), CallState::issued);
   gpus.backend->last->end();
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
   EXPECT_EQ(gpus.state_of_last(), CallState::completed);
   EXPECT_TRUE(work.is_completed());
   EXPECT_EQ(gpus.backend->prepared, 1);
 }
 
-TEST(StreamWatch, AFailureEndsEverythingAndIsToldAtTheNextCall) {
+TEST(StreamWatch, AFailureEndsAllCallsAndIsThrownByTheNext) {
   WatchedGroup gpus;
   const auto first = gpus.group.all_reduce_async(at::ones({3}));
   gpus.backend->last->end(std::make_exception_ptr(std::runtime_error("Connection reset by peer")));
@@ -110,7 +111,7 @@ TEST(StreamWatch, AFailureEndsEverythingAndIsToldAtTheNextCall) {
   EXPECT_THAT([&] { gpus.group.barrier(); }, ::testing::Throws<PeerLost>()) << "and at every later one";
 }
 
-TEST(StreamWatch, AFailureIsToldByWaitToo) {
+TEST(StreamWatch, WaitThrowsAFailure) {
   WatchedGroup gpus;
   auto work = gpus.group.all_reduce_async(at::ones({3}));
   gpus.backend->last->end(std::make_exception_ptr(std::runtime_error("unhandled system error")));
@@ -136,7 +137,7 @@ TEST(StreamWatch, CallsEndInAnyOrder) {
   while (!is_noted()) std::this_thread::yield();
   EXPECT_EQ(gpus.group.recent_calls().front().state, CallState::issued);
   first_work->end();
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
 // Two calls on one group, captured; what has to be done at each replay.
@@ -148,20 +149,20 @@ std::vector<std::function<void()>> capture_two_calls(const WatchedGroup& gpus) {
   return take_replay_actions();
 }
 
-TEST(StreamWatch, WhatIsCapturedIsWatchedAtEachReplay) {
+TEST(StreamWatch, CapturedCallsAreWatchedAtEachReplay) {
   WatchedGroup gpus;
   const auto actions = capture_two_calls(gpus);
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong)) << "nothing is under way";
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong)) << "nothing is under way";
   ASSERT_EQ(actions.size(), 1) << "once for each group";
   actions[0]();
   const auto first = gpus.backend->replayed;
   actions[0]();
   gpus.backend->replayed->end();
   first->end();
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
-TEST(StreamWatch, AReplayThatDoesNotEndIsToldAtTheNext) {
+TEST(StreamWatch, AHungReplayIsReportedByTheNext) {
   WatchedGroup gpus(50ms);
   const auto actions = capture_two_calls(gpus);
   actions.at(0)();
@@ -169,7 +170,7 @@ TEST(StreamWatch, AReplayThatDoesNotEndIsToldAtTheNext) {
   EXPECT_THAT([&] { actions[0](); }, ThrowsMessage<TimeoutError>(HasSubstr("all_reduce #1 of Float[3]")));
 }
 
-TEST(StreamWatch, AReplayAfterTheGroupsEndIsNobodysBusiness) {
+TEST(StreamWatch, AReplayAfterTheEndOfTheGroupIsIgnored) {
   std::vector<std::function<void()>> actions;
   {
     const WatchedGroup gpus;
@@ -201,7 +202,7 @@ std::shared_ptr<RevocableGraph> capture_graph(const WatchedGroup& gpus, std::ato
   return graph;
 }
 
-TEST(StreamWatch, GraphsAreTakenAwayWhereACallFails) {
+TEST(StreamWatch, GraphsAreDestroyedWhenACallFails) {
   WatchedGroup gpus;
   std::atomic<int> alive = 0;
   const auto graph = capture_graph(gpus, alive);
@@ -218,7 +219,7 @@ TEST(StreamWatch, GraphsAreTakenAwayWhereACallFails) {
   EXPECT_EQ(alive, 0) << "which a communicator waits for";
 }
 
-TEST(StreamWatch, GraphsAreTakenAwayBeforeTheGroupCloses) {
+TEST(StreamWatch, GraphsAreDestroyedBeforeTheGroupCloses) {
   std::atomic<int> alive = 0;
   std::shared_ptr<RevocableGraph> graph;
   {
@@ -230,14 +231,14 @@ TEST(StreamWatch, GraphsAreTakenAwayBeforeTheGroupCloses) {
   EXPECT_THAT([&] { graph->replay(); }, ThrowsMessage<Error>(HasSubstr("which is closed")));
 }
 
-TEST(StreamWatch, AGraphThatIsGoneIsNobodysBusiness) {
+TEST(StreamWatch, ADestroyedGraphIsIgnored) {
   std::atomic<int> alive = 0;
   const WatchedGroup gpus;
   capture_graph(gpus, alive);
   EXPECT_EQ(alive, 0);
 }
 
-TEST(StreamWatch, ADeviceThatHasFailedIsTold) {
+TEST(StreamWatch, AFailedDeviceIsReported) {
   WatchedGroup gpus;
   auto work = gpus.group.all_reduce_async(at::ones({3}));
   gpus.backend->last->break_device();
@@ -252,7 +253,7 @@ TEST(StreamWatch, AWaitWithALimitBlocksAndEndsNothing) {
               ThrowsMessage<TimeoutError>(HasSubstr("not ended on the device after 20 ms")));
   gpus.backend->last->end();
   work.wait(kLong);
-  EXPECT_TRUE(gpus.group.state().watch()->drain(kLong));
+  EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
 }
 
 TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {
@@ -264,7 +265,7 @@ TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {
   device.join();
 }
 
-TEST(StreamWatch, AnEndByAnExceptionDoesNot) {
+TEST(StreamWatch, AnEndByAnExceptionDoesNotWait) {
   const auto backend = c10::make_intrusive<StreamBackend>();
   try {
     const ProcessGroup group(backend, {.timeout = kLong, .traits = backends::FakeBackend::traits()});

@@ -22,7 +22,7 @@ TEST(TensorDataset, GathersRows) {
   EXPECT_TRUE(at::equal(labels, at::tensor({5, 0, 5}, at::kLong)));
 }
 
-TEST(TensorDataset, RefusesDifferentNumbers) {
+TEST(TensorDataset, RejectsDifferentSizes) {
   EXPECT_THAT(
       [] {
         TensorDataset(at::zeros({3, 2}), at::zeros({4}));
@@ -72,7 +72,7 @@ TEST(ImageDataset, ReadsImagesThatAreNotContiguous) {
   EXPECT_TRUE(at::equal(dataset.get_batch(at::arange(6)).data, images.unsqueeze(1).to(at::kFloat) / 255));
 }
 
-TEST(ImageDataset, RefusesWhatCannotWork) {
+TEST(ImageDataset, RejectsInvalidArguments) {
   const auto labels = at::arange(2);
   EXPECT_THROW(ImageDataset(at::zeros({2, 4, 4}), labels), ArgumentError);
   EXPECT_THROW(ImageDataset(some_images({2, 4}), labels), ArgumentError);

@@ -24,14 +24,14 @@ std::string refusal(const Options& options) {
   return lockstep::testing::error_of<ArgumentError>([&] { Sampler(10, options); });
 }
 
-TEST_F(DistributedSamplers, KnowTheWorldByThemselves) {
+TEST_F(DistributedSamplers, UseTheCurrentWorldByDefault) {
   set_current_world({.rank = 2, .size = 4});
   const DistributedSampler sampler(10, {.shuffle = false});
   EXPECT_TRUE(at::equal(sampler.indices(), at::tensor({2, 6, 0}, at::kLong)));
   EXPECT_TRUE(at::equal(DistributedEvalSampler(10).indices(), at::tensor({2, 6}, at::kLong)));
 }
 
-TEST_F(DistributedSamplers, NameTheRankAndTheWorldTheyRefuse) {
+TEST_F(DistributedSamplers, NameAnInvalidRank) {
   for (const int rank : {-1, 4, 7}) {
     const auto named = AllOf(HasSubstr("rank " + std::to_string(rank) + " "), HasSubstr("the 4 replicas"));
     EXPECT_THAT(refusal<DistributedSampler>(DistributedSamplerOptions{.num_replicas = 4, .rank = rank}),

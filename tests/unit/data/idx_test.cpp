@@ -61,14 +61,14 @@ TEST_F(Idx, ReadsEveryTypeFromBigEndian) {
       at::equal(file('\x0e', std::string("\x3f\xf8\0\0\0\0\0\0", 8)), at::tensor({1.5}, at::kDouble)));
 }
 
-TEST_F(Idx, NamesAFileThatIsNotThere) {
+TEST_F(Idx, NamesAMissingFile) {
   EXPECT_THAT([this] { read_idx(folder_ / "nothing"); },
               ThrowsMessage<DataError>(AllOf(HasSubstr("nothing"), HasSubstr("No such file"))));
   EXPECT_THAT([this] { read_idx(folder_.path()); },
               ThrowsMessage<DataError>(HasSubstr("not a regular file")));
 }
 
-TEST_F(Idx, RefusesAWrongHeader) {
+TEST_F(Idx, RejectsAnInvalidHeader) {
   expect_refused("", "not an IDX file");
   expect_refused("<html>not found</html>", "not an IDX file");
   expect_refused(std::string("\0\0\x07\1\0\0\0\1x", 9), "not an IDX file");
@@ -77,7 +77,7 @@ TEST_F(Idx, RefusesAWrongHeader) {
   expect_refused(idx_bytes({0xffffffff, 0xffffffff, 0xffffffff}, "x"), "too large");
 }
 
-TEST_F(Idx, RefusesAWrongSize) {
+TEST_F(Idx, RejectsAWrongSize) {
   expect_refused(tiny_images().substr(0, 20), "is cut short");
   expect_refused(tiny_images() + "x", "too many bytes");
 }
@@ -88,7 +88,7 @@ TEST_F(Idx, IgnoresBytesAfterGzipDataAsGzipDoes) {
   EXPECT_EQ(read_idx(folder_ / "longer").numel(), 12);
 }
 
-TEST_F(Idx, RefusesDamagedGzip) {
+TEST_F(Idx, RejectsDamagedGzip) {
   write_gzip(folder_ / "good", tiny_images());
   const auto good = read_file(folder_ / "good");
   expect_refused(good.substr(0, good.size() / 2), "cut short");

@@ -30,7 +30,7 @@ class LoaderDevice : public ::testing::Test {
 
 TensorDataset twelve() { return {at::arange(12), at::arange(12) * 10}; }
 
-TEST_F(LoaderDevice, PinsBatchesAndCopiesNothingUnlessAsked) {
+TEST_F(LoaderDevice, PinsBatchesAndCopiesOnlyOnRequest) {
   for (const int workers : {0, 2}) {
     auto loader = make_loader(twelve(), {.batch_size = 4, .num_workers = workers, .pin_memory = true});
     for (auto& [data, target] : loader) {
@@ -41,7 +41,7 @@ TEST_F(LoaderDevice, PinsBatchesAndCopiesNothingUnlessAsked) {
   }
 }
 
-TEST_F(LoaderDevice, CopiesFromPinnedMemoryOnAStreamOfItsOwnWhichTheCurrentOneWaitsFor) {
+TEST_F(LoaderDevice, CopiesFromPinnedMemoryOnASideStream) {
   auto loader = make_loader(twelve(), {.batch_size = 12, .device = testing::fake_device()});
   auto batch = loader.begin();
   EXPECT_EQ(batch->data.device(), testing::fake_device());
@@ -70,7 +70,7 @@ TEST_F(LoaderDevice, CopiesTheNextBatchBeforeTheLoopAsksForIt) {
   EXPECT_GT(ahead, 0);
 }
 
-TEST_F(LoaderDevice, TakesADeviceWithoutItsIndex) {
+TEST_F(LoaderDevice, AcceptsADeviceWithoutAnIndex) {
   auto loader = make_loader(twelve(), {.device = c10::Device(c10::DeviceType::PrivateUse1)});
   EXPECT_EQ(loader.begin()->data.device(), testing::fake_device());
   EXPECT_THAT([] { make_loader(twelve(), {.device = c10::Device(c10::DeviceType::PrivateUse1, 3)}); },
@@ -112,7 +112,7 @@ struct OpaqueData {
   Opaque get_batch(const at::Tensor& indices) const { return {indices}; }
 };
 
-TEST_F(LoaderDevice, RefusesBatchesThatAreNoPyTree) {
+TEST_F(LoaderDevice, RejectsBatchesThatAreNotAPyTree) {
   EXPECT_NO_THROW(make_loader(OpaqueData(), {.num_workers = 1}));
   for (const bool pin : {false, true}) {
     LoaderOptions options{.pin_memory = pin};

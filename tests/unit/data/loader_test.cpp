@@ -49,20 +49,20 @@ TEST_F(LoaderTest, BatchSizeIsOneUnlessGiven) {
   EXPECT_EQ(loader.size(), 3);
 }
 
-TEST_F(LoaderTest, DropsASmallerLastBatchWhenAsked) {
+TEST_F(LoaderTest, DropsASmallerLastBatchOnRequest) {
   auto loader = make_loader(counting(5), {.batch_size = 2, .drop_last = true});
   EXPECT_EQ(loader.size(), 2);
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
 }
 
-TEST_F(LoaderTest, BatchesThatAreKeptStayAsTheyAre) {
+TEST_F(LoaderTest, KeptBatchesStayUnchanged) {
   auto loader = make_loader(counting(4), {.batch_size = 2});
   std::vector<at::Tensor> kept;
   for (auto& [data, target] : loader) kept.push_back(data);
   EXPECT_TRUE(at::equal(at::cat(kept), at::arange(4)));
 }
 
-TEST_F(LoaderTest, IsDistributedWithoutBeingTold) {
+TEST_F(LoaderTest, IsDistributedByDefault) {
   set_current_world({.rank = 1, .size = 2});
   auto loader = make_loader(counting(5), {.batch_size = 2});
   EXPECT_EQ(loader.size(), 2);
@@ -75,13 +75,13 @@ TEST_F(LoaderTest, IsDistributedWithoutBeingTold) {
   EXPECT_TRUE(at::equal(at::tensor(one_pass(shuffled), at::kLong), sampler.indices()));
 }
 
-TEST_F(LoaderTest, SeesEverythingWhenToldNotToBeDistributed) {
+TEST_F(LoaderTest, LoadsAllSamplesIfNotDistributed) {
   set_current_world({.rank = 1, .size = 2});
   auto loader = make_loader(counting(5), {.batch_size = 2, .distributed = false});
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3, 4));
 }
 
-TEST_F(LoaderTest, LeavesAGivenSamplerAlone) {
+TEST_F(LoaderTest, DoesNotShardAGivenSampler) {
   set_current_world({.rank = 1, .size = 2});
   auto loader =
       make_loader(counting(5), {.batch_size = 2, .sampler = std::make_shared<DistributedEvalSampler>(5)});
@@ -94,7 +94,7 @@ TEST_F(LoaderTest, ASeedDecidesTheOrderAtAnyWorldSize) {
   EXPECT_TRUE(at::equal(at::tensor(one_pass(loader), at::kLong), sampler.indices()));
 }
 
-TEST_F(LoaderTest, TakesBatchesOfOnesOwn) {
+TEST_F(LoaderTest, AcceptsCustomBatches) {
   auto batches = std::make_shared<BatchSampler>(std::make_shared<SequentialSampler>(4),
                                                 BatchSamplerOptions{.batch_size = 3});
   auto loader = make_loader(counting(4), {.batch_sampler = batches});
@@ -102,7 +102,7 @@ TEST_F(LoaderTest, TakesBatchesOfOnesOwn) {
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
 }
 
-TEST_F(LoaderTest, TwoPassesAtOnceDoNotDisturbEachOther) {
+TEST_F(LoaderTest, ConcurrentPassesAreIndependent) {
   auto loader = make_loader(counting(4), {.batch_size = 2});
   auto outer = loader.begin();
   EXPECT_THAT(one_pass(loader), ElementsAre(0, 1, 2, 3));
@@ -118,12 +118,12 @@ struct Squares {
   }
 };
 
-TEST_F(LoaderTest, YieldsWhateverTheDatasetYields) {
+TEST_F(LoaderTest, YieldsAnyBatchType) {
   auto loader = make_loader(Squares(), {.batch_size = 4});
   for (const Numbers& batch : loader) EXPECT_THAT(batch, ElementsAre(0, 1, 4, 9));
 }
 
-TEST_F(LoaderTest, RefusesOptionsThatContradictEachOther) {
+TEST_F(LoaderTest, RejectsContradictoryOptions) {
   const auto sampler = std::make_shared<SequentialSampler>(4);
   expect_refused({.shuffle = true, .sampler = sampler}, "sampler excludes shuffle");
   expect_refused({.sampler = sampler, .seed = 1}, "sampler excludes seed");
@@ -136,18 +136,18 @@ TEST_F(LoaderTest, RefusesOptionsThatContradictEachOther) {
   expect_refused({.batch_sampler = batches, .seed = 1}, why);
 }
 
-TEST_F(LoaderTest, AllowsWhatPythonProgramsWrite) {
+TEST_F(LoaderTest, AcceptsThePatternsOfPythonPrograms) {
   const auto sampler = std::make_shared<SequentialSampler>(4);
   EXPECT_NO_THROW(make_loader(counting(4), {.shuffle = sampler == nullptr, .sampler = sampler}));
 }
 
-TEST_F(LoaderTest, RefusesWhatCannotWork) {
+TEST_F(LoaderTest, RejectsInvalidArguments) {
   expect_refused({.batch_size = 0}, "batch_size should be a positive number, but it is 0");
   expect_refused({.batch_size = -2}, "batch_size should be a positive number, but it is -2");
   EXPECT_THAT([] { make_loader(counting(0)); }, ThrowsMessage<ArgumentError>(HasSubstr("dataset is empty")));
 }
 
-TEST_F(LoaderTest, ASamplerForAnotherDatasetIsNoticed) {
+TEST_F(LoaderTest, ASamplerForAnotherDatasetIsRejected) {
   auto loader = make_loader(counting(4), {.sampler = std::make_shared<SequentialSampler>(5)});
   EXPECT_THAT([&] { one_pass(loader); }, ThrowsMessage<ArgumentError>(HasSubstr("index 4 is out of range")));
 }

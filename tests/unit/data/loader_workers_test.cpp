@@ -79,7 +79,7 @@ TEST(LoaderWorkers, GiveTheSameBatchesInTheSameOrder) {
   }
 }
 
-TEST(LoaderWorkers, LeaveTheDefaultGeneratorWhereItIsWithoutThem) {
+TEST(LoaderWorkers, UseTheDefaultGeneratorLikeALoaderWithoutWorkers) {
   torch::manual_seed(5);
   auto plain = make_loader(hundred(), {.batch_size = 7, .shuffle = true});
   one_pass(plain);
@@ -90,7 +90,7 @@ TEST(LoaderWorkers, LeaveTheDefaultGeneratorWhereItIsWithoutThem) {
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
 
-TEST(LoaderWorkers, DrawTheSameNumbersHoweverManyTheyAre) {
+TEST(LoaderWorkers, DrawTheSameNumbersForAnyNumberOfWorkers) {
   std::vector<std::vector<at::Tensor>> first;
   for (const int workers : {1, 2, 4}) {
     torch::manual_seed(3);
@@ -103,7 +103,7 @@ TEST(LoaderWorkers, DrawTheSameNumbersHoweverManyTheyAre) {
   }
 }
 
-TEST(LoaderWorkers, DrawOtherNumbersForEachBatchPassEpochAndRank) {
+TEST(LoaderWorkers, DrawDifferentNumbersForEachBatchPassEpochAndRank) {
   const auto draws = dataset_of(
       6, [](const at::Tensor& indices) { return at::randint(1LL << 40, {indices.numel()}, at::kLong); });
   std::set<std::int64_t> seen;
@@ -124,7 +124,7 @@ TEST(LoaderWorkers, DrawOtherNumbersForEachBatchPassEpochAndRank) {
   EXPECT_EQ(seen.size(), count);
 }
 
-TEST(LoaderWorkers, AreNeverFurtherAheadThanPrefetched) {
+TEST(LoaderWorkers, NeverExceedThePrefetchLimit) {
   std::atomic<int> made = 0;
   auto loader = make_loader(dataset_of(50,
                                        [&](const at::Tensor& indices) {
@@ -141,7 +141,7 @@ TEST(LoaderWorkers, AreNeverFurtherAheadThanPrefetched) {
   EXPECT_EQ(made, 50);
 }
 
-TEST(LoaderWorkers, HandOverWhatGetBatchThrowsAtItsBatch) {
+TEST(LoaderWorkers, RethrowExceptionsOfGetBatchAtTheirBatch) {
   auto loader = make_loader(dataset_of(6,
                                        [](const at::Tensor& indices) {
                                          const auto index = indices.item<std::int64_t>();
@@ -167,7 +167,7 @@ struct Odd {
   int number;
 };
 
-TEST(LoaderWorkers, HandOverWhatIsNoExceptionAsItIs) {
+TEST(LoaderWorkers, RethrowOtherObjectsUnchanged) {
   auto loader = make_loader(dataset_of(1,
                                        [](const at::Tensor& indices) {
                                          if (indices.numel() == 1) throw Odd{7};
@@ -194,7 +194,7 @@ struct BrokenSource : BatchSource {
   std::int64_t size() const override { return 9; }
 };
 
-TEST(LoaderWorkers, HandOverWhatTheSamplerThrowsAfterTheBatchesBeforeIt) {
+TEST(LoaderWorkers, RethrowSamplerErrorsAfterEarlierBatches) {
   auto loader = make_loader(hundred(), {.batch_sampler = std::make_shared<BrokenSource>(), .num_workers = 2});
   auto batch = loader.begin();
   ++batch;
@@ -202,7 +202,7 @@ TEST(LoaderWorkers, HandOverWhatTheSamplerThrowsAfterTheBatchesBeforeIt) {
   EXPECT_THAT([&] { ++batch; }, ThrowsMessage<DataError>(HasSubstr("the order ends here")));
 }
 
-TEST(LoaderWorkers, EndWithThePassThatIsLeft) {
+TEST(LoaderWorkers, EndWithAnAbandonedPass) {
   std::atomic<int> made = 0;
   std::atomic<int> now = 0;
   auto loader = make_loader(dataset_of(1000,
@@ -238,7 +238,7 @@ struct Hanging {
   }
 };
 
-TEST(LoaderWorkers, ThatHangAreNamedAfterTheTimeoutAndLeftBehind) {
+TEST(LoaderWorkers, NameAndAbandonHungWorkersAfterTheTimeout) {
   std::binary_semaphore go_on(0);
   std::latch ended(1);
   {
@@ -254,7 +254,7 @@ TEST(LoaderWorkers, ThatHangAreNamedAfterTheTimeoutAndLeftBehind) {
   ended.wait();
 }
 
-TEST(LoaderWorkers, ThatPersistAreReplacedOnceOneHangs) {
+TEST(LoaderWorkers, ReplacePersistentWorkersWhenOneHangs) {
   std::binary_semaphore go_on(0);
   std::latch ended(1);
   std::atomic<bool> hung = false;
@@ -273,7 +273,7 @@ TEST(LoaderWorkers, ThatPersistAreReplacedOnceOneHangs) {
   ended.wait();
 }
 
-TEST(LoaderWorkers, BeginWithTheirInitFunction) {
+TEST(LoaderWorkers, CallTheirInitFunctionFirst) {
   for (const bool persistent : {false, true}) {
     std::mutex mutex;
     std::multiset<int> ids;
@@ -296,7 +296,7 @@ TEST(LoaderWorkers, BeginWithTheirInitFunction) {
   }
 }
 
-TEST(LoaderWorkers, WhoseInitFunctionThrowsSaySo) {
+TEST(LoaderWorkers, ReportErrorsOfTheInitFunction) {
   auto loader = make_loader(
       hundred(), {.num_workers = 1, .worker_init_fn = [](int) { throw DataError("no shard for me"); }});
   EXPECT_THAT([&] { loader.begin(); },
@@ -315,7 +315,7 @@ struct Informed {
   }
 };
 
-TEST(LoaderWorkers, KnowThemselves) {
+TEST(LoaderWorkers, HaveWorkerInfo) {
   EXPECT_FALSE(get_worker_info());
   auto loader = make_loader(
       Informed(),
@@ -330,7 +330,7 @@ TEST(LoaderWorkers, KnowThemselves) {
   EXPECT_EQ(seeds.size(), 4U);
 }
 
-TEST(LoaderWorkers, OutOfOrderGiveWhatIsReady) {
+TEST(LoaderWorkers, OutOfOrderYieldReadyBatches) {
   std::binary_semaphore second_is_there(0);
   auto loader = make_loader(dataset_of(4,
                                        [&](const at::Tensor& indices) {
@@ -351,7 +351,7 @@ TEST(LoaderWorkers, OutOfOrderGiveWhatIsReady) {
   EXPECT_THAT(order, ElementsAre(0, 1, 2, 3));
 }
 
-TEST(LoaderWorkers, GoOnInTheMiddleOfAPassBitForBit) {
+TEST(LoaderWorkers, ResumeInAPassBitForBit) {
   const auto options = [](int workers, bool persistent) {
     return LoaderOptions{.batch_size = 4,
                          .shuffle = true,
@@ -396,7 +396,7 @@ TEST(LoaderWorkers, ServeSeveralPassesAtOnce) {
   }
 }
 
-TEST(LoaderWorkers, UseOneCoreEach) {
+TEST(LoaderWorkers, UseOneThreadEach) {
   const int before = at::get_num_threads();
   at::set_num_threads(4);
   auto loader =
@@ -411,7 +411,7 @@ void expect_refused(const LoaderOptions& options, const std::string& why) {
   EXPECT_THAT([&] { make_loader(hundred(), options); }, ThrowsMessage<ArgumentError>(HasSubstr(why)));
 }
 
-TEST(LoaderWorkers, RefuseWhatNeedsThemWithoutThem) {
+TEST(LoaderWorkers, RejectWorkerOptionsWithoutWorkers) {
   expect_refused({.num_workers = -1}, "num_workers should be non-negative, but it is -1");
   expect_refused({.prefetch_factor = 2}, "prefetch_factor needs num_workers > 0");
   expect_refused({.persistent_workers = true}, "persistent_workers needs num_workers > 0");
@@ -420,14 +420,14 @@ TEST(LoaderWorkers, RefuseWhatNeedsThemWithoutThem) {
   expect_refused({.num_workers = 1, .prefetch_factor = 0}, "prefetch_factor should be positive, but it is 0");
 }
 
-TEST(LoaderWorkers, WarnWhenThereIsNothingToPinFor) {
+TEST(LoaderWorkers, WarnOfPinningWithoutAnAccelerator) {
   ::testing::internal::CaptureStderr();
   auto loader = make_loader(hundred(), {.batch_size = 50, .pin_memory = true, .device = at::kCPU});
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("no accelerator is found"));
   EXPECT_EQ(one_pass(loader).size(), 2U);
 }
 
-TEST(LoaderWorkers, RefuseADeviceThatIsNotThere) {
+TEST(LoaderWorkers, RejectAMissingDevice) {
   expect_refused({.device = c10::Device(c10::kXPU, 0)}, "there is no xpu:0");
 }
 

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-TEST(MNIST, SaysHowToGetItWhenItIsNotThere) {
+TEST(MNIST, ExplainsHowToGetMissingFiles) {
   const TempFolder root;
   EXPECT_THAT([&] { MNIST(root / "none"); },
               ThrowsMessage<DataError>(AllOf(
@@ -24,7 +24,7 @@ TEST(MNIST, SaysHowToGetItWhenItIsNotThere) {
                   HasSubstr("train-images-idx3-ubyte"), HasSubstr("t10k-labels-idx1-ubyte"))));
 }
 
-TEST(MNIST, AnotherDatasetOfTheSameFormatIsRefused) {
+TEST(MNIST, AnotherDatasetOfTheSameFormatIsRejected) {
   const TempFolder root;
   write_file(root / "t10k-images-idx3-ubyte", tiny_images());
   write_file(root / "t10k-labels-idx1-ubyte", tiny_labels());
@@ -34,7 +34,7 @@ TEST(MNIST, AnotherDatasetOfTheSameFormatIsRefused) {
                                      HasSubstr("t10k-labels-idx1-ubyte: is damaged or a different file"))));
 }
 
-TEST(MNIST, AsksTheGivenSourcesOnly) {
+TEST(MNIST, UsesOnlyTheGivenSources) {
   const TempFolder root;
   const TempFolder empty;
   const auto url = "file://" + empty.path().string();

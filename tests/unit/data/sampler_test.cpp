@@ -14,7 +14,7 @@ TEST(SequentialSampler, CountsUp) {
   EXPECT_EQ(SequentialSampler(0).indices().numel(), 0);
 }
 
-TEST(SequentialSampler, TakesAnythingWithASize) {
+TEST(SequentialSampler, AcceptsAnythingWithASize) {
   const std::vector<int> dataset(7);
   EXPECT_EQ(SequentialSampler(dataset).size(), 7);
 }
@@ -29,13 +29,13 @@ TEST(RandomSampler, PassesDiffer) {
   EXPECT_FALSE(at::equal(sampler.indices(), sampler.indices()));
 }
 
-TEST(RandomSampler, RefusesWhatCannotWork) {
+TEST(RandomSampler, RejectsInvalidArguments) {
   EXPECT_THROW(RandomSampler(0), ArgumentError);
   EXPECT_THROW(RandomSampler(0, {.num_samples = 3}), ArgumentError);
   EXPECT_THROW(RandomSampler(5, {.num_samples = 0}), ArgumentError);
 }
 
-TEST(BatchSampler, RefusesWhatCannotWork) {
+TEST(BatchSampler, RejectsInvalidArguments) {
   EXPECT_THROW(BatchSampler(nullptr, {.batch_size = 2}), ArgumentError);
   EXPECT_THROW(BatchSampler(std::make_shared<SequentialSampler>(3), {.batch_size = 0}), ArgumentError);
   EXPECT_THROW(BatchSampler(std::make_shared<SequentialSampler>(3), {.batch_size = -4}), ArgumentError);

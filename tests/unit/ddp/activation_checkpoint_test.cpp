@@ -55,7 +55,7 @@ TEST(Checkpoint, GivesTheSameBitsWithDropoutAndRunsTheFunctionAgain) {
   }
 }
 
-TEST(Checkpoint, LeavesTheGeneratorWhereItWas) {
+TEST(Checkpoint, LeavesTheGeneratorUnchanged) {
   Block block;
   const auto draw_after = [&](const auto& use) {
     run(block, use);
@@ -65,7 +65,7 @@ TEST(Checkpoint, LeavesTheGeneratorWhereItWas) {
   EXPECT_TRUE(torch::equal(plain, draw_after([&](const at::Tensor& x) { return checkpoint(block, x); })));
 }
 
-TEST(Checkpoint, TakesSeveralArgumentsAndResults) {
+TEST(Checkpoint, AcceptsSeveralArgumentsAndResults) {
   const auto x = torch::ones({3}).requires_grad_();
   const auto y = torch::full({3}, 2.0).requires_grad_();
   const auto both = [](const at::Tensor& a, const std::vector<at::Tensor>& b, double factor) {
@@ -78,7 +78,7 @@ TEST(Checkpoint, TakesSeveralArgumentsAndResults) {
   EXPECT_TRUE(torch::equal(y.grad(), torch::full({3}, 4.0)));
 }
 
-TEST(Checkpoint, WithoutReentryInputsNeedNoGradient) {
+TEST(Checkpoint, NonReentrantInputsNeedNoGradient) {
   Block block;
   checkpoint(block, torch::ones({1, 6})).sum().backward();
   EXPECT_TRUE(block->linear->weight.grad().defined());
@@ -104,7 +104,7 @@ TEST(Checkpoint, KeepsNoActivations) {
   EXPECT_TRUE(torch::allclose(x.grad(), 2 * (2 * x).exp()));
 }
 
-TEST(Checkpoint, RefusesAnInputThatWasChangedInPlace) {
+TEST(Checkpoint, RejectsAnInputThatWasChangedInPlace) {
   const auto x = torch::ones({4}).requires_grad_();
   auto h = x * 1;
   const auto y = checkpoint([](const at::Tensor& a) { return a.exp(); }, h);
@@ -115,11 +115,11 @@ TEST(Checkpoint, RefusesAnInputThatWasChangedInPlace) {
   EXPECT_THAT([&] { y.sum().backward(); }, ThrowsMessage<Error>(HasSubstr("in place")));
 }
 
-TEST(Checkpoint, RefusesWhatWouldSilentlyBeWrong) {
+TEST(Checkpoint, RejectsSilentlyWrongUses) {
   const auto x = torch::ones({4}).requires_grad_();
   const auto square = [](const at::Tensor& a) { return a * a; };
   EXPECT_THAT([&] { torch::autograd::grad({checkpoint({.use_reentrant = true}, square, x).sum()}, {x}); },
-              ThrowsMessage<Error>(HasSubstr("backward() alone")));
+              ThrowsMessage<Error>(HasSubstr("only backward()")));
   EXPECT_THAT([&] { checkpoint(square, x).sum().backward({}, true, /*create_graph=*/true); },
               ThrowsMessage<Error>(HasSubstr("create_graph")));
   EXPECT_TRUE(torch::equal(torch::autograd::grad({checkpoint(square, x).sum()}, {x})[0], 2 * x));
@@ -145,7 +145,7 @@ struct TwiceImpl : torch::nn::Module {
 };
 TORCH_MODULE(Twice);
 
-TEST(Checkpoint, OfABlockThatIsUsedTwiceNeedsAStaticGraphWhenReentrant) {
+TEST(Checkpoint, ABlockUsedTwiceNeedsAStaticGraphWhenReentrant) {
   const testing::FakeGroup fake;
   const auto x = torch::ones({1, 6});
   DistributedDataParallel plain(Twice(false), {.process_group = fake.group});

@@ -53,7 +53,7 @@ TEST(DistributedDataParallel, NamesCarryModule) {
   EXPECT_EQ(ddp->module(), net.ptr());
 }
 
-TEST(DistributedDataParallel, TakesASharedPointerToo) {
+TEST(DistributedDataParallel, AcceptsASharedPointer) {
   const testing::FakeGroup fake;
   const auto net = std::make_shared<TwoHeadsImpl>();
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -71,7 +71,7 @@ TEST(DistributedDataParallel, ASharedWeightIsOneParameter) {
   EXPECT_EQ(fake.all_reduces(), 1);
 }
 
-TEST(DistributedDataParallel, GradientsAreDividedAndLieInTheBucket) {
+TEST(DistributedDataParallel, GradientsAreDividedAndInTheBucket) {
   testing::FakeGroup fake(3);
   torch::nn::Linear net(4, 1);
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -81,7 +81,7 @@ TEST(DistributedDataParallel, GradientsAreDividedAndLieInTheBucket) {
   EXPECT_FALSE(net->weight.grad().is_view());
 }
 
-TEST(DistributedDataParallel, GradientsKeepTheirOwnMemoryWhenAskedTo) {
+TEST(DistributedDataParallel, GradientsKeepTheirOwnMemoryOnRequest) {
   testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
   DistributedDataParallel ddp(net, {.process_group = fake.group, .gradient_as_bucket_view = false});
@@ -106,7 +106,7 @@ TEST(DistributedDataParallel, ZeroGradInBothForms) {
   }
 }
 
-TEST(DistributedDataParallel, AParameterWithoutPartInBackwardIsNamedAtTheNextForward) {
+TEST(DistributedDataParallel, AnUnusedParameterIsNamedAtTheNextForward) {
   const testing::FakeGroup fake;
   TwoHeads net;
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -117,7 +117,7 @@ TEST(DistributedDataParallel, AParameterWithoutPartInBackwardIsNamedAtTheNextFor
                                          Not(HasSubstr("left.weight")))));
 }
 
-TEST(DistributedDataParallel, SoItIsInAGroupOfOne) {
+TEST(DistributedDataParallel, WorksInAGroupOfOne) {
   const testing::FakeGroup fake(1);
   TwoHeads net;
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -127,7 +127,7 @@ TEST(DistributedDataParallel, SoItIsInAGroupOfOne) {
   EXPECT_THAT([&] { ddp->forward(x); }, ThrowsMessage<Error>(HasSubstr("right.weight")));
 }
 
-TEST(DistributedDataParallel, AForwardWithoutBackwardIsFine) {
+TEST(DistributedDataParallel, AForwardWithoutBackwardIsAllowed) {
   const testing::FakeGroup fake;
   TwoHeads net;
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -136,7 +136,7 @@ TEST(DistributedDataParallel, AForwardWithoutBackwardIsFine) {
   EXPECT_NO_THROW(ddp->forward(x).sum().backward());
 }
 
-TEST(DistributedDataParallel, AGradientThatComesTwiceIsRefused) {
+TEST(DistributedDataParallel, AGradientComputedTwiceIsRejected) {
   const testing::FakeGroup fake;
   TwoHeads net;
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -163,7 +163,7 @@ TEST(DistributedDataParallel, NoSyncAddsUpAndTheNextBackwardReduces) {
   EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({1, 4}, 1.5F)));
 }
 
-TEST(DistributedDataParallel, AFailedReductionComesOutOfBackward) {
+TEST(DistributedDataParallel, BackwardThrowsTheErrorOfAReduction) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
   DistributedDataParallel ddp(net, {.process_group = fake.group});

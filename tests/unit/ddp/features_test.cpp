@@ -50,7 +50,7 @@ TEST(FailedForward, HasNoEffectIfTheGradientsCannotAnnounceIt) {
   EXPECT_EQ(fake.all_reduces(), 1);
 }
 
-TEST(FindUnused, ABackwardAfterTheDdpIsGoneIsPlain) {
+TEST(FindUnused, ABackwardAfterTheDdpIsDestroyedIsNotReduced) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
   at::Tensor loss;
@@ -108,7 +108,7 @@ TEST(CommHook, IsRegisteredOnceAndBeforeTheFirstForward) {
               ThrowsMessage<ArgumentError>(HasSubstr("before the first forward")));
 }
 
-TEST(CommHook, AResultOfAnotherSizeIsAnError) {
+TEST(CommHook, AResultOfADifferentSizeIsAnError) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -120,7 +120,7 @@ TEST(CommHook, AResultOfAnotherSizeIsAnError) {
       ThrowsMessage<Error>(HasSubstr("3 elements for a bucket of 5")));
 }
 
-TEST(CommHook, StepsOfAllBucketsAreTakenInTurns) {
+TEST(CommHook, StepsOfAllBucketsRunRoundRobin) {
   const testing::FakeGroup fake(2);
   torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 2));
   DistributedDataParallel ddp(net, {.process_group = fake.group, .bucket_cap_mb = 0.00003});
@@ -143,7 +143,7 @@ TEST(CommHook, StepsOfAllBucketsAreTakenInTurns) {
   EXPECT_THAT(order, ElementsAre("0a", "1a", "0b", "1b"));
 }
 
-TEST(PowerSGD, RefusesWhatPyTorchRefusesAndCounts) {
+TEST(PowerSGD, RejectsTheOptionsThatPyTorchRejectsAndCounts) {
   EXPECT_THAT([] { PowerSGD({.start_powerSGD_iter = 1}); },
               ThrowsMessage<ArgumentError>(HasSubstr("above 1")));
   const testing::FakeGroup fake(2);
@@ -156,7 +156,7 @@ TEST(PowerSGD, RefusesWhatPyTorchRefusesAndCounts) {
   EXPECT_EQ(hook.compression_stats().numel_after, 128 + 64);
 }
 
-TEST(Freeze, TakesNamesModulesAndPatterns) {
+TEST(Freeze, AcceptsNamesModulesAndPatterns) {
   struct Net : torch::nn::Module {
     torch::nn::Linear body{register_module("body", torch::nn::Linear(2, 2))};
     torch::nn::Linear fc{register_module("fc", torch::nn::Linear(2, 2))};
@@ -179,7 +179,7 @@ TEST(Freeze, TakesNamesModulesAndPatterns) {
   EXPECT_THAT([&] { freeze(other, {"bdoy"}); }, ThrowsMessage<ArgumentError>(HasSubstr("bdoy")));
 }
 
-TEST(ClipGradNorm, ScalesDownAndRefusesGradientsThatAreNotAveraged) {
+TEST(ClipGradNorm, ScalesDownAndRejectsGradientsThatAreNotAveraged) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(torch::nn::LinearOptions(4, 1).bias(false));
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -222,7 +222,7 @@ TEST(OptimizerInBackward, StepsAndDropsGradientsInGroupsOfAnySize) {
   }
 }
 
-TEST(MixedPrecision, ComputesInOneTypeSumsInAnotherAndStepsInItsOwn) {
+TEST(MixedPrecision, UsesSeparateTypesToComputeReduceAndStep) {
   const testing::FakeGroup fake(2);
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
@@ -257,7 +257,7 @@ TEST(MixedPrecision, ComputesInOneTypeSumsInAnotherAndStepsInItsOwn) {
   EXPECT_EQ(net->parameters().front().scalar_type(), at::kFloat) << "own values also after a forward alone";
 }
 
-TEST(MixedPrecision, AddsUpInNoSyncAndKeepsLowGradientsWhenAskedTo) {
+TEST(MixedPrecision, AccumulatesInNoSyncAndKeepsLowPrecisionGradients) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(torch::nn::LinearOptions(4, 1).bias(false));
   DistributedDataParallel ddp(net, {.process_group = fake.group,
@@ -276,7 +276,7 @@ TEST(MixedPrecision, AddsUpInNoSyncAndKeepsLowGradientsWhenAskedTo) {
   }
 }
 
-TEST(MixedPrecision, RefusesWhatItExcludes) {
+TEST(MixedPrecision, RejectsExcludedOptions) {
   const testing::FakeGroup fake(2);
   torch::nn::Linear net(4, 1);
   const MixedPrecision bf16{.param_dtype = at::kBFloat16};
@@ -331,7 +331,7 @@ TEST(Trace, WritesTheStepsOfAllRanksAtTheForwardAfterThem) {
       ThrowsMessage<Error>(HasSubstr("no/such/trace.json")));
 }
 
-TEST(Join, RefusesWhatCannotWork) {
+TEST(Join, RejectsInvalidArguments) {
   const testing::FakeGroup one;
   const testing::FakeGroup other;
   torch::nn::Linear net(4, 1);
@@ -344,7 +344,7 @@ TEST(Join, RefusesWhatCannotWork) {
               ThrowsMessage<ArgumentError>(HasSubstr("different process groups")));
 }
 
-TEST(Join, RefusesOptionsThatItCannotFollow) {
+TEST(Join, RejectsUnsupportedOptions) {
   const testing::FakeGroup fake;
   torch::nn::Linear net(4, 1);
   DistributedDataParallel delayed(net, {.process_group = fake.group,

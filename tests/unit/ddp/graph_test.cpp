@@ -9,7 +9,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "comm/stream_backend.h"
+#include "comm/stream_watch.h"
 #include "graphs/graph_phase.h"
 #include "unit/ddp/fake_group.h"
 #include "unit/graphs/fake_graph_device.h"
@@ -35,7 +35,7 @@ void expect_refused(const DistributedDataParallelOptions& options, const std::st
               ThrowsMessage<Error>(AllOf(HasSubstr(what), HasSubstr("cannot be captured in a graph"))));
 }
 
-TEST(DdpInGraph, OptionsThatAskTheHostInEveryStepAreRefused) {
+TEST(DdpInGraph, OptionsThatNeedTheHostInEveryStepAreRejected) {
   expect_refused({.find_unused_parameters = true}, "find_unused_parameters");
   expect_refused({.optimizer_in_backward =
                       [](std::vector<at::Tensor> parameters) {
@@ -49,7 +49,7 @@ TEST(DdpInGraph, OptionsThatAskTheHostInEveryStepAreRefused) {
   EXPECT_NO_THROW(forward_in_graph({.static_graph = true}));
 }
 
-TEST(DdpInGraph, BucketsAreNotLaidOutAnewInACapture) {
+TEST(DdpInGraph, BucketsAreNotRebuiltInACapture) {
   const testing::FakeGroup fake(1);
   torch::nn::Linear net(2, 2);
   DistributedDataParallel ddp(net, {.process_group = fake.group});
@@ -93,7 +93,7 @@ TEST(DdpInGraph, GradientsArriveInNewNodesFromTheWarmUpOn) {
   EXPECT_EQ(calls, 1) << "the old node is gone";
 }
 
-TEST(DdpInGraph, CallsOfBackendsOfTheHostAreRefusedByName) {
+TEST(DdpInGraph, CallsOfHostBackendsAreRejectedByName) {
   const testing::FakeGroup fake;
   const auto tensor = torch::ones({3});
   const GraphPhaseScope phase(GraphPhase::warm_up);
@@ -104,10 +104,10 @@ TEST(DdpInGraph, CallsOfBackendsOfTheHostAreRefusedByName) {
   EXPECT_EQ(fake.all_reduces(), 0);
 }
 
-TEST(DdpInGraph, CallsOfOtherThreadsGoOn) {
+TEST(DdpInGraph, CallsOfOtherThreadsContinue) {
   const testing::FakeGroup fake;
   const GraphPhaseScope phase(GraphPhase::capture);
-  // As of a loader or of a checkpoint that is written meanwhile.
+  // Like the work of a loader, or of a checkpoint writer.
   std::async(std::launch::async, [&] {
     fake.group.all_reduce(torch::ones({3}));
     fake.group.barrier();
@@ -131,7 +131,7 @@ class StreamedFake : public backends::FakeBackend, public comm::StreamBackend {
   void prepare_observing_thread() const override {}
 };
 
-TEST(DdpInGraph, TwoStepsAreEnoughToWarmUp) {
+TEST(DdpInGraph, TwoWarmUpStepsSuffice) {
   for (const bool view : {true, false}) {
     const ProcessGroup group(c10::make_intrusive<StreamedFake>(),
                              {.name = "streams", .traits = backends::FakeBackend::traits()});

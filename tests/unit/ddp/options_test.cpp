@@ -21,7 +21,7 @@ void wrap(DistributedDataParallelOptions options) {
   const DistributedDataParallel ddp(net, options);
 }
 
-TEST(DdpOptions, ThoseThatBelongTogetherAreGivenTogether) {
+TEST(DdpOptions, DependentOptionsMustBeSetTogether) {
   EXPECT_THAT([] { wrap({.delay_all_reduce_named_params = {"weight"}}); },
               ThrowsMessage<ArgumentError>(HasSubstr("param_to_hook_all_reduce")));
   EXPECT_THAT([] { wrap({.param_to_hook_all_reduce = "weight"}); },
@@ -30,7 +30,7 @@ TEST(DdpOptions, ThoseThatBelongTogetherAreGivenTogether) {
               ThrowsMessage<ArgumentError>(HasSubstr("find_unused_parameters")));
 }
 
-TEST(DdpOptions, NamesThatTheModuleDoesNotHaveAreRefused) {
+TEST(DdpOptions, UnknownNamesAreRejected) {
   EXPECT_THAT(
       [] { wrap({.params_and_buffers_to_ignore = {"wieght"}}); },
       ThrowsMessage<ArgumentError>(AllOf(HasSubstr("params_and_buffers_to_ignore"), HasSubstr("wieght"))));
@@ -50,7 +50,7 @@ TEST(DdpOptions, BucketSizesMustBePositiveAndGivenOnce) {
               ThrowsMessage<ArgumentError>(HasSubstr("not both")));
 }
 
-TEST(DdpOptions, AModuleWithoutTrainedParametersIsRefused) {
+TEST(DdpOptions, AModuleWithoutTrainedParametersIsRejected) {
   const testing::FakeGroup fake;
   torch::nn::Linear frozen(2, 2);
   for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
@@ -58,7 +58,7 @@ TEST(DdpOptions, AModuleWithoutTrainedParametersIsRefused) {
               ThrowsMessage<ArgumentError>(HasSubstr("no parameter that requires a gradient")));
 }
 
-TEST(DdpOptions, AnEmptyHolderIsRefused) {
+TEST(DdpOptions, AnEmptyHolderIsRejected) {
   const testing::FakeGroup fake;
   const torch::nn::Linear none(nullptr);
   EXPECT_THROW(DistributedDataParallel(none, {.process_group = fake.group}), ArgumentError);

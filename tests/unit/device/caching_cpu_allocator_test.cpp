@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kLarge = 9'000'000;  // float32: 36 MB
 
-TEST(CachingCpuAllocator, GivesALargeTensorTheMemoryOfTheOneBefore) {
+TEST(CachingCpuAllocator, ReusesTheMemoryOfALargeTensor) {
   enable_caching_cpu_allocator();
   const void* before = nullptr;
   {
@@ -29,7 +29,7 @@ TEST(CachingCpuAllocator, GivesALargeTensorTheMemoryOfTheOneBefore) {
   EXPECT_EQ(second.const_data_ptr<float>()[kLarge / 2], 1.F) << "the kernel has cleared the pages";
 }
 
-TEST(CachingCpuAllocator, FreesWhatLibTorchsOwnAllocatorGave) {
+TEST(CachingCpuAllocator, FreesMemoryOfLibTorchsAllocator) {
   auto* const usual = c10::GetDefaultCPUAllocator();
   enable_caching_cpu_allocator();
   auto* const caching = c10::GetCPUAllocator();
@@ -37,12 +37,12 @@ TEST(CachingCpuAllocator, FreesWhatLibTorchsOwnAllocatorGave) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{40'000'000}}) {
     caching->raw_deallocate(usual->raw_allocate(bytes));
   }
-  // That begins where a block could.
+  // It starts at an address at which a block could start.
   constexpr std::size_t kAligned = 2 * 1024 * 1024;
   caching->raw_deallocate(::aligned_alloc(kAligned, kAligned));
 }
 
-TEST(CachingCpuAllocator, IsForTheChildOfAForkToo) {
+TEST(CachingCpuAllocator, WorksInTheChildOfAFork) {
   enable_caching_cpu_allocator();
   std::atomic<bool> over{false};
   std::thread other([&] {
@@ -62,7 +62,7 @@ TEST(CachingCpuAllocator, IsForTheChildOfAForkToo) {
   other.join();
 }
 
-TEST(CachingCpuAllocator, HasOneWayToFreeForAllSizes) {
+TEST(CachingCpuAllocator, HasOneDeleterForAllSizes) {
   enable_caching_cpu_allocator();
   auto* const allocator = c10::GetCPUAllocator();
   for (const std::size_t bytes :
@@ -75,7 +75,7 @@ TEST(CachingCpuAllocator, HasOneWayToFreeForAllSizes) {
   }
 }
 
-TEST(CachingCpuAllocator, SaysWhatWasAskedForWhenThereIsNoMemory) {
+TEST(CachingCpuAllocator, NamesTheRequestedSizeWhenMemoryRunsOut) {
   enable_caching_cpu_allocator();
   try {
     (void)at::empty({std::int64_t{1} << 58});

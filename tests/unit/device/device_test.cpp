@@ -11,13 +11,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(Device, TheCpuIsOneAndIsAlwaysInSync) {
+TEST(Device, TheCpuCountsAsOneAndIsAlwaysSynchronized) {
   EXPECT_EQ(device_count(c10::kCPU), 1);
   set_device(c10::kCPU);
   synchronize(c10::kCPU);
 }
 
-TEST(Device, AKindThatIsNotThereIsNamed) {
+TEST(Device, AMissingDeviceTypeIsNamed) {
   const c10::Device none(c10::kXPU, 0);
   EXPECT_EQ(device_count(c10::kXPU), 0);
   EXPECT_THAT([&] { set_device(none); }, ThrowsMessage<ArgumentError>(HasSubstr("there is no xpu:0")));

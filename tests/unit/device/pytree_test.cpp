@@ -80,7 +80,7 @@ TEST(PyTree, AUserStructShowsWhichOutputsTheLossUses) {
   EXPECT_TRUE(ddp->module()->used->weight.grad().defined());
 }
 
-TEST(PyTree, ATypeWithoutVisitorIsRefusedByName) {
+TEST(PyTree, ATypeWithoutVisitorIsRejectedByName) {
   const testing::FakeGroup fake;
   DistributedDataParallel ddp(std::make_shared<Returns<Opaque>>(),
                               {.process_group = fake.group, .find_unused_parameters = true});

@@ -5,7 +5,7 @@
 
 #include <gmock/gmock.h>
 
-#include "doctor/finding.h"
+#include "doctor/facts.h"
 
 namespace lockstep::doctor {
 

@@ -27,7 +27,7 @@ TEST(CheckGpuDriver, AgreesWithNvidiaSmi) {
   EXPECT_THAT(check_gpu_driver(kDriver, one({.hidden = true})), is_warning("hides all 1 GPUs"));
 }
 
-TEST(CheckGpuDriver, KnowsWhatToDoAboutNvidiaSmisErrors) {
+TEST(CheckGpuDriver, AdvisesOnNvidiaSmiErrors) {
   const auto remedy_of = [](const std::string& said) {
     const auto finding = check_gpu_driver(kDriver, {.has_smi = true, .problem = said});
     EXPECT_THAT(finding, is_problem(said));
@@ -41,7 +41,7 @@ TEST(CheckGpuDriver, KnowsWhatToDoAboutNvidiaSmisErrors) {
   EXPECT_THAT(remedy_of("couldn't communicate with the NVIDIA driver"), HasSubstr("modprobe"));
 }
 
-TEST(CheckGpus, FindsWhatIsWrongWithOne) {
+TEST(CheckGpus, FindsFaultyGpus) {
   EXPECT_THAT(check_gpus(one({.name = "A", .memory_total = 1000, .memory_used = 10})), ElementsAre(is_ok()));
   EXPECT_THAT(check_gpus(one({.ecc_errors = 2})), ElementsAre(is_problem("2 uncorrected ECC errors")));
   EXPECT_THAT(check_gpus(one({.compute_mode = "Prohibited"})), ElementsAre(is_problem("Prohibited")));
@@ -53,7 +53,7 @@ TEST(CheckGpus, FindsWhatIsWrongWithOne) {
   EXPECT_THAT(check_gpus(one({.ecc_errors = 2, .hidden = true})), IsEmpty());
 }
 
-TEST(CheckCuda, HasToFitTheGpus) {
+TEST(CheckCuda, MatchesTheGpus) {
   EXPECT_THAT(check_cuda({}, {}), is_ok());
   EXPECT_THAT(check_cuda({}, one({.hidden = true})), is_ok());
   EXPECT_THAT(check_cuda({}, one({})), is_warning("built without CUDA"));

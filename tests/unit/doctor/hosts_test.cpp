@@ -37,7 +37,7 @@ std::vector<HostReport> two_hosts() {
   return hosts;
 }
 
-TEST(Hosts, ThatAreAlikeHaveNoDifferences) { EXPECT_THAT(compare_hosts(two_hosts()), IsEmpty()); }
+TEST(Hosts, EqualHostsHaveNoDifferences) { EXPECT_THAT(compare_hosts(two_hosts()), IsEmpty()); }
 
 TEST(Hosts, AreComparedWithEachOther) {
   auto hosts = two_hosts();
@@ -59,7 +59,7 @@ TEST(Hosts, ClocksDifferOnlyBeyondTheUncertainty) {
   EXPECT_THAT(compare_hosts(hosts), IsEmpty());
 }
 
-TEST(Hosts, WithoutAReportAreAProblem) {
+TEST(Hosts, AMissingReportIsAProblem) {
   auto hosts = two_hosts();
   hosts[1] = {.host = "b", .error = "Permission denied (publickey)"};
   EXPECT_THAT(compare_hosts(hosts), ElementsAre(is_problem("Permission denied")));
@@ -75,14 +75,14 @@ TEST(Hosts, AreShownInATable) {
   EXPECT_THAT(text, Not(HasSubstr("synchronized")));
 }
 
-TEST(Hosts, AreNamedOnce) {
+TEST(Hosts, MustBeListedOnce) {
   check_hosts({"a", "b"});
   EXPECT_THROW(check_hosts({"a", "me@a"}), ArgumentError);
   EXPECT_THROW(check_hosts({"a", ""}), ArgumentError);
   EXPECT_THROW(check_hosts({"-oProxyCommand=x"}), ArgumentError);
 }
 
-TEST(Report, SurvivesItsJson) {
+TEST(Report, RoundTripsThroughJson) {
   auto report = report_of("a");
   report.peers = {{.host = "b", .error = "refused"}, {.host = "c", .offset = 1.5, .uncertainty = 0.25}};
   const auto document = report_json(report);

@@ -20,7 +20,7 @@ Network two_interfaces() {
           .resolved = {"10.0.0.7"}};
 }
 
-TEST(CheckPorts, TellWhatFailed) {
+TEST(CheckPorts, ReportFailures) {
   EXPECT_THAT(check_loopback({}), is_ok());
   EXPECT_THAT(check_loopback({.loopback_error = "refused"}), is_problem("refused"));
   EXPECT_THAT(check_own_address({}), is_warning("no interface besides loopback"));
@@ -29,18 +29,18 @@ TEST(CheckPorts, TellWhatFailed) {
               is_problem("timed out"));
 }
 
-TEST(CheckPorts, LookAtTheGivenOneOnly) {
+TEST(CheckPorts, CheckOnlyTheGivenPort) {
   EXPECT_THAT(check_port({}), IsEmpty());
   EXPECT_THAT(check_port({.port = 5000}), ElementsAre(is_ok()));
   EXPECT_THAT(check_port({.port = 5000, .port_error = "in use"}), ElementsAre(is_problem("in use")));
 }
 
-TEST(CheckInterfaces, ListsThoseThatAreUp) {
+TEST(CheckInterfaces, ListsInterfacesThatAreUp) {
   EXPECT_EQ(check_interfaces(two_interfaces()).text, "lo (127.0.0.1), eth0 (10.0.0.7)");
   EXPECT_THAT(check_interfaces({}), is_problem("none is up"));
 }
 
-TEST(CheckHostName, HasToBeThisHost) {
+TEST(CheckHostName, ResolvesToThisHost) {
   auto network = two_interfaces();
   EXPECT_THAT(check_host_name(network), is_ok());
   network.resolved = {"127.0.1.1"};
@@ -63,7 +63,7 @@ TEST(CheckInterfaceVariables, NameInterfacesThatAreUp) {
   EXPECT_THAT(with({{"GLOO_SOCKET_IFNAME", "eth"}}), ElementsAre(is_problem("no interface eth is up")));
 }
 
-TEST(CheckInterfaceVariables, TakeNcclsNotation) {
+TEST(CheckInterfaceVariables, AcceptNcclsNotation) {
   EXPECT_THAT(with({{"NCCL_SOCKET_IFNAME", "eth"}}), ElementsAre(is_ok()));
   EXPECT_THAT(with({{"NCCL_SOCKET_IFNAME", "=eth"}}), ElementsAre(is_problem("no interface eth is up")));
   EXPECT_THAT(with({{"NCCL_SOCKET_IFNAME", "=eth0"}}), ElementsAre(is_ok()));

@@ -8,8 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/reserved_port.h"
-#include "doctor/sockets.h"
+#include "base/sockets.h"
 #include "unit/doctor/findings.h"
 
 namespace lockstep::doctor {
@@ -28,7 +27,7 @@ std::vector<Peer> meet_as(ConnectivityTest test, std::size_t self,
   return test_connectivity(test, timeout);
 }
 
-TEST(ConnectivityTest, BringsAllTogether) {
+TEST(ConnectivityTest, ConnectsAllHosts) {
   const ReservedPort port;
   const ConnectivityTest test{
       .token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}};
@@ -47,7 +46,7 @@ TEST(ConnectivityTest, BringsAllTogether) {
   EXPECT_EQ(first[1].host, "127.0.0.3");
 }
 
-TEST(ConnectivityTest, TellsWhomItDidNotMeet) {
+TEST(ConnectivityTest, ReportsMissingHosts) {
   const ReservedPort port;
   const ConnectivityTest test{.token = "t", .port = port.port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
   const auto peers = meet_as(test, 0, std::chrono::milliseconds(1));
@@ -55,7 +54,7 @@ TEST(ConnectivityTest, TellsWhomItDidNotMeet) {
   EXPECT_THAT(check_peers(peers, port.port()), ElementsAre(is_problem("refused")));
 }
 
-TEST(ConnectivityTest, DoesNotTakeOthersForItsOwn) {
+TEST(ConnectivityTest, RejectsOtherRuns) {
   const ReservedPort port;
   const std::vector<std::string> hosts{"127.0.0.1", "127.0.0.2"};
   auto stranger = std::async(std::launch::async, [&] {
@@ -71,11 +70,11 @@ TEST(ConnectivityTest, NeedsItsPort) {
   const Deadline deadline(kPatience);
   const auto taken = listen_at(resolve("127.0.0.1", deadline).at(0));
   const ConnectivityTest test{
-      .token = "t", .port = address_of(taken).port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
+      .token = "t", .port = address_of(taken.get()).port(), .hosts = {"127.0.0.1", "127.0.0.2"}};
   EXPECT_THROW(test_connectivity(test, kPatience), Error);
 }
 
-TEST(ConnectivityTest, IsOneWord) {
+TEST(ConnectivityTest, ArgumentIsOneWord) {
   const ConnectivityTest test{.token = "abc", .self = 1, .port = 5000, .hosts = {"a", "b.c"}};
   EXPECT_EQ(to_text(test), "abc,1,5000,a,b.c");
   const auto parsed = parse_connectivity_test("abc,1,5000,a,b.c");

@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::Field;
 
-TEST(CheckLibTorch, TellsItsVersionOrWhatFailed) {
+TEST(CheckLibTorch, ReportsTheVersionOrTheFailure) {
   EXPECT_EQ(check_libtorch({.version = "2.13.0", .cpu_capability = "AVX2"}).text,
             "2.13.0, AVX2, without CUDA");
   EXPECT_EQ(check_libtorch({.version = "2.13.0", .cpu_capability = "AVX2", .cuda = "12.8"}).text,
@@ -20,7 +20,7 @@ TEST(CheckLibTorch, TellsItsVersionOrWhatFailed) {
   EXPECT_THAT(check_libtorch({.error = "libtorch.so: cannot open"}), is_problem("cannot open"));
 }
 
-TEST(CheckBackends, TellsOfEachThatIsBuilt) {
+TEST(CheckBackends, ReportsEachBuiltBackend) {
   const LibTorch libtorch{.backends = {"fake", "gloo", "shm"},
                           .trials = {{.name = "gloo"}, {.name = "shm", .error = "no memory"}}};
   EXPECT_THAT(check_backends(libtorch), ElementsAre(is_ok(), is_ok(), is_problem("no memory")));
@@ -43,7 +43,7 @@ TEST(CheckEnvironment, IsOkWithoutAnyVariable) {
               ElementsAre(is_ok()));
 }
 
-TEST(CheckEnvironment, KnowsWhatHurts) {
+TEST(CheckEnvironment, WarnsOfHarmfulVariables) {
   EXPECT_THAT(with({{"OMP_NUM_THREADS", "1"}}), ElementsAre(warns_of("OMP_NUM_THREADS")));
   EXPECT_THAT(check_environment(Env(Values{{"OMP_NUM_THREADS", "1"}}), {}, {.usable = 1}),
               ElementsAre(is_ok()));
@@ -53,13 +53,13 @@ TEST(CheckEnvironment, KnowsWhatHurts) {
   EXPECT_THAT(with({{"WORLD_SIZE", "4"}}), ElementsAre(warns_of("WORLD_SIZE")));
 }
 
-TEST(CheckEnvironment, MindsAProxyUnlessThereAreExceptions) {
+TEST(CheckEnvironment, WarnsOfAProxyWithoutExceptions) {
   EXPECT_THAT(with({{"https_proxy", "http://proxy:3128"}}), ElementsAre(is_warning("http://proxy:3128")));
   EXPECT_THAT(with({{"https_proxy", "http://proxy:3128"}, {"no_proxy", ".cluster"}}), ElementsAre(is_ok()));
 }
 
 TEST(CheckEnvironment, NeedsAFreeMasterPort) {
-  EXPECT_THAT(with({{"MASTER_PORT", "x"}}), ElementsAre(is_problem("is \"x\", which is no port")));
+  EXPECT_THAT(with({{"MASTER_PORT", "x"}}), ElementsAre(is_problem("is \"x\", which is not a port")));
   EXPECT_THAT(with({{"MASTER_PORT", "5"}}, {.master_port = 5, .master_port_error = "in use"}),
               ElementsAre(is_problem("is taken: in use")));
 }

@@ -22,7 +22,7 @@ TEST(Table, AlignsItsColumns) {
             "yy  b                      100\n");
 }
 
-TEST(Table, ShortensWhatMayBeShortened) {
+TEST(Table, ShortensTheShrinkableColumn) {
   EXPECT_EQ(sample().text(19),
             "A   NAME          N\n"
             "x   a name ...    5\n"

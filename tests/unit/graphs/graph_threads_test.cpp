@@ -33,7 +33,7 @@ GraphedStepOptions with_fake_device() {
   return {.warmup = 2, .graph_device = std::make_shared<testing::FakeGraphDevice>()};
 }
 
-TEST(GraphThreads, OthersAreInNoPhase) {
+TEST(GraphThreads, OtherThreadsAreInNoPhase) {
   for (const auto phase : {GraphPhase::warm_up, GraphPhase::capture}) {
     const GraphPhaseScope scope(phase);
     EXPECT_EQ(graph_phase(), phase);
@@ -45,7 +45,7 @@ TEST(GraphThreads, OthersAreInNoPhase) {
   EXPECT_EQ(graph_phase(), GraphPhase::none);
 }
 
-TEST(GraphThreads, ThoseThatWorkForTheStepAreInItsPhase) {
+TEST(GraphThreads, ThreadsOfTheStepAreInItsPhase) {
   std::optional<at::ThreadLocalState> state;
   const auto as_the_step = [&] {
     return in_another_thread([&] {
@@ -84,7 +84,7 @@ struct Deeper : torch::autograd::Function<Deeper> {
   static inline GraphPhase phase;
 };
 
-TEST(GraphThreads, AutogradsOwnAreInThePhaseOfTheirBackwardPass) {
+TEST(GraphThreads, AutogradThreadsAreInThePhaseOfTheirBackwardPass) {
   for (const auto phase : {GraphPhase::none, GraphPhase::warm_up}) {
     std::optional<GraphPhaseScope> scope;
     if (phase != GraphPhase::none) scope.emplace(phase);
@@ -94,12 +94,13 @@ TEST(GraphThreads, AutogradsOwnAreInThePhaseOfTheirBackwardPass) {
   }
 }
 
-TEST(GraphThreads, OperatorsOfOthersAreNotTakenForTheSteps) {
+TEST(GraphThreads, OperatorsOfOtherThreadsDoNotCountForTheStep) {
   int call = 0;
   GraphedStep step(
       torch::kCPU,
       [&](const Tensors& inputs) {
-        // As a loader or a checkpoint would: another number of operators each time, and one that waits.
+        // Like a loader or a checkpoint writer: a different number of operators each time, and one that
+        // waits.
         in_another_thread([n = ++call] {
           for (int i = 0; i < n; ++i) torch::ones({2}).sum().item<float>();
         });
@@ -146,7 +147,7 @@ TEST(GraphThreads, CapturesTakeTurns) {
   EXPECT_TRUE(second_began);
 }
 
-TEST(GraphThreads, ReplayActionsAreThoseOfTheCaptureAround) {
+TEST(GraphThreads, ReplayActionsBelongToTheEnclosingCapture) {
   const int owner = 0;
   int done = 0;
   add_replay_action(&owner, [&] { ++done; });

@@ -65,7 +65,7 @@ class GraphedOptimizersTest : public ::testing::Test {
   torch::Tensor weight_ = torch::ones({2}, torch::requires_grad());
 };
 
-TEST_F(GraphedOptimizersTest, FusedOnesAreCaptured) {
+TEST_F(GraphedOptimizersTest, FusedOptimizersAreCaptured) {
   const auto captured = [&](torch::optim::Optimizer& optimizer) {
     GraphedStep step(torch::kCPU, training(optimizer), options(optimizer));
     call(step, 8);
@@ -79,7 +79,7 @@ TEST_F(GraphedOptimizersTest, FusedOnesAreCaptured) {
   EXPECT_TRUE(captured(sgd));
 }
 
-TEST_F(GraphedOptimizersTest, TheStepIsCountedByTheGraphNotByTheHost) {
+TEST_F(GraphedOptimizersTest, TheGraphCountsStepsNotTheHost) {
   optim::FusedAdamW optimizer({weight_});
   GraphedStep step(torch::kCPU, training(optimizer), options(optimizer));
   call(step, 4);
@@ -89,7 +89,7 @@ TEST_F(GraphedOptimizersTest, TheStepIsCountedByTheGraphNotByTheHost) {
   EXPECT_EQ(count.item<float>(), counted) << "this device's replays do nothing";
 }
 
-TEST_F(GraphedOptimizersTest, AnotherNumberAsTheRateIsCapturedAnew) {
+TEST_F(GraphedOptimizersTest, AChangedRateIsCapturedAgain) {
   optim::FusedAdamW optimizer({weight_}, 0.1);
   GraphedStep step(torch::kCPU, training(optimizer), options(optimizer));
   call(step, 5);
@@ -99,7 +99,7 @@ TEST_F(GraphedOptimizersTest, AnotherNumberAsTheRateIsCapturedAnew) {
   EXPECT_EQ(step.stats().captures, 2);
 }
 
-TEST_F(GraphedOptimizersTest, ARateInATensorChangesWithinTheGraph) {
+TEST_F(GraphedOptimizersTest, ATensorRateChangesWithinTheGraph) {
   const auto rate = torch::tensor(0.1F);
   optim::FusedAdamW optimizer({weight_}, optim::FusedAdamWOptions(rate));
   GraphedStep step(torch::kCPU, training(optimizer), options(optimizer));
@@ -114,7 +114,7 @@ TEST_F(GraphedOptimizersTest, ARateInATensorChangesWithinTheGraph) {
   EXPECT_EQ(step.stats().replays, 5);
 }
 
-TEST_F(GraphedOptimizersTest, WhatIsSaidPastTheTensorIsNotLost) {
+TEST_F(GraphedOptimizersTest, ARateSetInTheOptionsIsNotLost) {
   const auto rate = torch::tensor(0.1F);
   optim::FusedAdamW optimizer({weight_}, optim::FusedAdamWOptions(rate));
   GraphedStep step(torch::kCPU, training(optimizer), options(optimizer));
@@ -125,7 +125,7 @@ TEST_F(GraphedOptimizersTest, WhatIsSaidPastTheTensorIsNotLost) {
   EXPECT_EQ(rate.item<float>(), 0.5);
 }
 
-TEST_F(GraphedOptimizersTest, OtherExtrasAndStateAreWatchedToo) {
+TEST_F(GraphedOptimizersTest, OtherOptionsAndStateAreWatched) {
   optim::FusedAdamW optimizer({weight_}, optim::FusedAdamWOptions(torch::tensor(0.1F)));
   GraphedStep step(torch::kCPU, training(optimizer), options(optimizer));
   const auto captures = [&] {
@@ -166,7 +166,7 @@ TEST_F(GraphedOptimizersTest, AScalerIsPartOfTheGraphWithAFusedOptimizer) {
   EXPECT_EQ(step.stats().replays, 3);
 }
 
-TEST_F(GraphedOptimizersTest, AScalerWaitsForTheDeviceWithAnyOther) {
+TEST_F(GraphedOptimizersTest, AScalerWaitsForTheDeviceWithOtherOptimizers) {
   amp::GradScaler scaler(torch::kCPU, {.init_scale = 8});
   torch::optim::SGD optimizer({weight_}, 0.1);
   GraphedStep step(torch::kCPU, scaled_training(weight_, scaler, optimizer), options(optimizer));

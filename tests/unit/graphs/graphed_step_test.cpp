@@ -79,7 +79,7 @@ TEST_F(GraphedStepTest, CopiesInputsIn) {
   EXPECT_TRUE(torch::equal(own, given));
 }
 
-TEST_F(GraphedStepTest, KeptOutputsStayAsTheyAre) {
+TEST_F(GraphedStepTest, KeptOutputsStayUnchanged) {
   torch::Tensor written;
   for (const bool copy : {true, false}) {
     GraphedStep step(
@@ -100,7 +100,7 @@ TEST_F(GraphedStepTest, KeptOutputsStayAsTheyAre) {
   }
 }
 
-TEST_F(GraphedStepTest, OtherKindsOfInputsHaveGraphsOfTheirOwn) {
+TEST_F(GraphedStepTest, EachInputSignatureHasItsOwnGraph) {
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{inputs[0] + 1}; }, options({.warmup = 2}));
   const auto many = [&](const torch::Tensor& input) {
@@ -120,7 +120,7 @@ TEST_F(GraphedStepTest, OtherKindsOfInputsHaveGraphsOfTheirOwn) {
   EXPECT_EQ(step.stats().captures, 5);
 }
 
-TEST_F(GraphedStepTest, KeepsTheGraphsThatWereUsedLast) {
+TEST_F(GraphedStepTest, KeepsTheMostRecentlyUsedGraphs) {
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{inputs[0] + 1}; },
       options({.warmup = 2, .max_graphs = 2}));
@@ -136,7 +136,7 @@ TEST_F(GraphedStepTest, KeepsTheGraphsThatWereUsedLast) {
   EXPECT_EQ(calls(2), 4);
 }
 
-TEST_F(GraphedStepTest, AChangedHyperParameterIsCapturedAnew) {
+TEST_F(GraphedStepTest, AChangedHyperParameterIsCapturedAgain) {
   torch::optim::SGD optimizer({weight_}, 0.1);
   GraphedStep step(torch::kCPU, training(optimizer), options({.optimizers = {&optimizer}}));
   for (int i = 0; i < 5; ++i) step(ones(4));
@@ -161,7 +161,7 @@ TEST_F(GraphedStepTest, AHyperParameterThatChangesAtEachCallIsNeverFrozen) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("without a speedup"));
 }
 
-TEST_F(GraphedStepTest, AChangedModeOrParameterIsCapturedAnew) {
+TEST_F(GraphedStepTest, AChangedModeOrParameterIsCapturedAgain) {
   torch::nn::Linear net(2, 1);
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{net->forward(inputs[0])}; },
@@ -180,7 +180,7 @@ TEST_F(GraphedStepTest, AChangedModeOrParameterIsCapturedAnew) {
   EXPECT_EQ(captures(), 4);
 }
 
-TEST_F(GraphedStepTest, OptimizerStateThatWasLoadedIsCapturedAnew) {
+TEST_F(GraphedStepTest, LoadedOptimizerStateIsCapturedAgain) {
   torch::optim::SGD optimizer({weight_}, torch::optim::SGDOptions(0.1).momentum(0.9));
   GraphedStep step(torch::kCPU, training(optimizer), options({.optimizers = {&optimizer}}));
   for (int i = 0; i < 5; ++i) step(ones(4));
@@ -190,7 +190,7 @@ TEST_F(GraphedStepTest, OptimizerStateThatWasLoadedIsCapturedAnew) {
   EXPECT_EQ(step.stats().eager, 4);
 }
 
-TEST_F(GraphedStepTest, GradientsThatTheStepAddsToAreWatched) {
+TEST_F(GraphedStepTest, AccumulatedGradientsAreWatched) {
   torch::optim::SGD optimizer({weight_}, 0.1);
   GraphedStep watched(
       torch::kCPU,
@@ -207,7 +207,7 @@ TEST_F(GraphedStepTest, GradientsThatTheStepAddsToAreWatched) {
   EXPECT_EQ(weight_.grad()[0].item<float>(), 1);
 }
 
-TEST_F(GraphedStepTest, GradientsThatTheUserDropsEachTimeComeBack) {
+TEST_F(GraphedStepTest, DroppedGradientsAreRestored) {
   torch::optim::SGD optimizer({weight_}, 0.1);
   GraphedStep step(
       torch::kCPU,
@@ -224,7 +224,7 @@ TEST_F(GraphedStepTest, GradientsThatTheUserDropsEachTimeComeBack) {
   EXPECT_EQ(step.stats().replays, 4);
 }
 
-TEST_F(GraphedStepTest, StepsThatAreCountedOnTheHostGoOnCounting) {
+TEST_F(GraphedStepTest, HostStepCountsAdvance) {
   torch::optim::RMSprop optimizer({weight_}, 0.1);
   GraphedStep step(torch::kCPU, training(optimizer), options({.optimizers = {&optimizer}}));
   for (int i = 0; i < 7; ++i) step(ones(4));
@@ -232,7 +232,7 @@ TEST_F(GraphedStepTest, StepsThatAreCountedOnTheHostGoOnCounting) {
   EXPECT_EQ(state.step(), 7);
 }
 
-TEST_F(GraphedStepTest, WhatChangesFromCallToCallIsNamed) {
+TEST_F(GraphedStepTest, ValuesThatChangeBetweenCallsAreNamed) {
   int call = 0;
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{inputs[0].add(1, ++call)}; }, options());
@@ -250,7 +250,7 @@ TEST_F(GraphedStepTest, AdamHiddenInAStepIsFound) {
   EXPECT_THAT([&] { step(ones(4)); }, ThrowsMessage<Error>(HasSubstr("the step differs between calls")));
 }
 
-TEST_F(GraphedStepTest, OptimizersThatCountOnTheHostAreRefused) {
+TEST_F(GraphedStepTest, OptimizersWithHostStepCountsAreRejected) {
   const auto refused = [&](torch::optim::Optimizer& optimizer, const std::string& text) {
     EXPECT_THAT(
         [&] { GraphedStep step(torch::kCPU, training(optimizer), options({.optimizers = {&optimizer}})); },
@@ -285,7 +285,7 @@ TEST_F(GraphedStepTest, WaitingForTheDeviceIsNamedBeforeTheCapture) {
   EXPECT_EQ(device_->records, 0);
 }
 
-TEST_F(GraphedStepTest, TensorsOfTheCpuAreNamed) {
+TEST_F(GraphedStepTest, CpuTensorsAreNamed) {
   // "meta" stands for the GPU: its operators compute nothing.
   const auto input = torch::ones({2}, torch::kMeta);
   GraphedStep step(
@@ -302,7 +302,7 @@ TEST_F(GraphedStepTest, TensorsOfTheCpuAreNamed) {
               ThrowsMessage<ArgumentError>(HasSubstr("input 0 is on cpu")));
 }
 
-TEST_F(GraphedStepTest, InputsThatAreWrittenToAreRefused) {
+TEST_F(GraphedStepTest, InputsThatTheStepWritesToAreRejected) {
   GraphedStep step(
       torch::kCPU, [&](const Tensors& inputs) { return Tensors{inputs[0].mul_(2)}; }, options());
   EXPECT_THAT([&] { step(ones(1)); }, ThrowsMessage<Error>(HasSubstr("writes to its input 0")));
@@ -319,7 +319,7 @@ TEST_F(GraphedStepTest, WrongInputsAreNamed) {
   refused(torch::ones({2}).to_sparse(), "input 1 is sparse");
 }
 
-TEST_F(GraphedStepTest, AnErrorWhileCapturingPutsEverythingBack) {
+TEST_F(GraphedStepTest, AnErrorDuringCaptureRestoresEverything) {
   torch::optim::RMSprop optimizer({weight_}, 0.1);
   const auto inner = training(optimizer);
   bool fail = true;
@@ -346,7 +346,7 @@ TEST_F(GraphedStepTest, AnErrorWhileCapturingPutsEverythingBack) {
   EXPECT_EQ(state.step(), 4);
 }
 
-TEST_F(GraphedStepTest, StateThatIsMadeWhileCapturingIsRefusedAndTakenBack) {
+TEST_F(GraphedStepTest, StateCreatedDuringCaptureIsRejectedAndRemoved) {
   const auto late = torch::ones({2}, torch::requires_grad());
   torch::optim::SGD optimizer({weight_, late}, torch::optim::SGDOptions(0.1).momentum(0.9));
   GraphedStep step(
@@ -365,7 +365,7 @@ TEST_F(GraphedStepTest, StateThatIsMadeWhileCapturingIsRefusedAndTakenBack) {
   EXPECT_EQ(optimizer.state().size(), 1U);
 }
 
-TEST_F(GraphedStepTest, ACodePathThatCannotBeCapturedIsRefusedInTheFirstStep) {
+TEST_F(GraphedStepTest, AnUncapturableCodePathIsRejectedInTheFirstStep) {
   const auto collective = [] { refuse_in_graph("all_reduce over gloo", "use NCCL"); };
   EXPECT_NO_THROW(collective());
   GraphedStep step(
@@ -393,7 +393,7 @@ TEST_F(GraphedStepTest, AnAutocastAroundItMustNotKeepCastWeights) {
   EXPECT_EQ(step.stats().captures, 2) << "another one without it";
 }
 
-TEST_F(GraphedStepTest, OneStepWithinAnotherIsRefused) {
+TEST_F(GraphedStepTest, NestedStepsAreRejected) {
   GraphedStep inner(
       torch::kCPU, [](const Tensors& inputs) { return inputs; }, options());
   GraphedStep outer(
@@ -401,7 +401,7 @@ TEST_F(GraphedStepTest, OneStepWithinAnotherIsRefused) {
   EXPECT_THAT([&] { outer(ones(1)); }, ThrowsMessage<Error>(HasSubstr("a step calls another GraphedStep")));
 }
 
-TEST_F(GraphedStepTest, WithoutAGpuItSaysSoOrRunsEagerly) {
+TEST_F(GraphedStepTest, WithoutAGpuItThrowsOrRunsEagerly) {
   const auto step = [](const Tensors& inputs) { return Tensors{inputs[0] + 1}; };
   EXPECT_THAT(
       [&] { GraphedStep graphed(torch::kCPU, step); },

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "command_line.h"
-
 #include <algorithm>
 
 #include <gmock/gmock.h>
@@ -8,7 +6,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "run_command.h"
+#include "commands.h"
+#include "run_arguments.h"
 #include "support/error_of.h"
 
 namespace lockstep::cli {
@@ -23,18 +22,20 @@ using Words = std::vector<std::string>;
 // `words` stand after "lockstep run".
 RunArguments parse(Words words, const Words& rest = {}) {
   CLI::App app;
-  const RunCommand command(app);
+  RunArguments arguments;
+  const auto& run = add_run_options(app, arguments);
   words.insert(words.begin(), "run");
   std::ranges::reverse(words);
   app.parse(words);
-  return command.arguments(rest);
+  arguments.command = program_words(run, rest);
+  return arguments;
 }
 
 std::string complaint(const RunArguments& arguments) {
   return testing::error_of<ArgumentError>([&] { launch_options(arguments, {.cores = 4, .gpus = 0}); });
 }
 
-TEST(RunCommandLine, TakesBothSpellings) {
+TEST(RunCommandLine, AcceptsBothSpellings) {
   for (const Words& words :
        {Words{"--nproc-per-node", "3", "--node-rank=1", "--master-addr", "a", "--master-port", "5"},
         Words{"--nproc_per_node=3", "--node_rank", "1", "--master_addr=a", "--master_port=5"}}) {
@@ -46,7 +47,7 @@ TEST(RunCommandLine, TakesBothSpellings) {
   }
 }
 
-TEST(RunCommandLine, LeavesEverythingFromTheProgramOnToTheProgram) {
+TEST(RunCommandLine, PassesArgumentsAfterTheProgramToTheProgram) {
   const auto arguments =
       parse({"--nproc-per-node", "2", "./train", "--nproc-per-node", "9", "--help", "run"});
   EXPECT_EQ(arguments.nproc_per_node, "2");
@@ -60,11 +61,11 @@ TEST(RunCommandLine, EndsItsOptionsAtTheFirstDashesOnly) {
   EXPECT_THAT(parse({}, {"--"}).command, IsEmpty());
 }
 
-TEST(RunCommandLine, RefusesAnUnknownOptionInsteadOfRunningIt) {
+TEST(RunCommandLine, RejectsAnUnknownOption) {
   EXPECT_THROW(parse({"--nproc-per-nod", "2", "./train"}), ArgumentError);
 }
 
-TEST(RunCommandLine, TurnsIntoLaunchOptions) {
+TEST(RunCommandLine, IsConvertedToLaunchOptions) {
   const auto options = launch_options({.nproc_per_node = "cpu",
                                        .nnodes = "2:2",
                                        .node_rank = 1,
@@ -89,7 +90,7 @@ TEST(RunCommandLine, GivesAStandaloneRunItsOwnId) {
   EXPECT_NE(launch_options(arguments, {}).run_id, launch_options(arguments, {}).run_id);
 }
 
-TEST(RunCommandLine, SaysWhatMakesNoSense) {
+TEST(RunCommandLine, ReportsInvalidOptions) {
   const Words x{"x"};
   EXPECT_EQ(complaint({.command = x}), "");
   EXPECT_THAT(complaint({}), HasSubstr("no program"));
@@ -120,7 +121,7 @@ TEST(RunCommandLine, SaysWhatMakesNoSense) {
   EXPECT_THAT(complaint({.grace_period = -1, .command = x}), HasSubstr("--grace-period"));
 }
 
-TEST(CommandLine, ExitsWith2WhenItIsWrong) {
+TEST(CommandLine, ExitsWith2WhenInvalid) {
   for (const Words& words :
        {Words{}, Words{"bogus"}, Words{"run"}, Words{"run", "--nproc-per-node"},
         Words{"run", "--nproc-per-node", "0", "true"}, Words{"run", "--bogus", "true"}}) {
@@ -128,7 +129,7 @@ TEST(CommandLine, ExitsWith2WhenItIsWrong) {
   }
 }
 
-TEST(CommandLine, TellsItsVersion) {
+TEST(CommandLine, PrintsTheVersion) {
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(run({"--version"}), 0);
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),

@@ -81,7 +81,7 @@ class FakeRun {
 
 const Failed kFailure{.attempt = 0, .report = {.first = {.rank = 3, .code = 1}, .host = "b"}};
 
-TEST(Coordinator, StartsWhenAllHaveComeAndThePortIsHeld) {
+TEST(Coordinator, StartsWhenAllNodesHaveArrivedAndThePortIsReserved) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2});
   run.join(0, {.ranks = 2, .host = "a"});
   EXPECT_THAT(run.told<Reserve>(), IsEmpty());
@@ -100,7 +100,7 @@ TEST(Coordinator, StartsWhenAllHaveComeAndThePortIsHeld) {
   EXPECT_EQ(run.poll_timeout(), std::nullopt) << "nothing to wake up for";
 }
 
-TEST(Coordinator, NumbersRolesApart) {
+TEST(Coordinator, NumbersRolesSeparately) {
   FakeRun run({.min_nodes = 3, .max_nodes = 3});
   run.join(0, {.ranks = 2, .role = "trainer"});
   run.join(1, {.ranks = 1, .role = "reader"});
@@ -113,7 +113,7 @@ TEST(Coordinator, NumbersRolesApart) {
   EXPECT_EQ(run.assignment_of(1).role_world_size, 1);
 }
 
-TEST(Coordinator, FollowsTheNumbersThatNodesWereGiven) {
+TEST(Coordinator, RespectsGivenNodeRanks) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2, .numbered = true, .master_addr = "first"});
   run.join(0, {.node_rank = 1});
   run.join(1, {.node_rank = 1, .host = "twin"});
@@ -129,7 +129,7 @@ TEST(Coordinator, FollowsTheNumbersThatNodesWereGiven) {
   EXPECT_EQ(run.assignment_of(0).master_addr, "first");
 }
 
-TEST(Coordinator, EndsWellWhenAllHaveFinished) {
+TEST(Coordinator, SucceedsWhenAllNodesHaveFinished) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2});
   run.join(0);
   run.join(1);
@@ -142,7 +142,7 @@ TEST(Coordinator, EndsWellWhenAllHaveFinished) {
   EXPECT_FALSE(run.last<End>().failure);
 }
 
-TEST(Coordinator, StartsAnewOnlyWhenNothingIsLeftAnywhere) {
+TEST(Coordinator, RestartsOnlyWhenAllNodesHaveStopped) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
   run.join(0);
   run.join(1);
@@ -161,7 +161,7 @@ TEST(Coordinator, StartsAnewOnlyWhenNothingIsLeftAnywhere) {
   EXPECT_EQ(run.assignment_of(1).master_port, 2);
 }
 
-TEST(Coordinator, TellsTheFirstFailureWhenNoRestartIsLeft) {
+TEST(Coordinator, ReportsTheFirstFailureWhenNoRestartIsLeft) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2});
   run.join(0);
   run.join(1);
@@ -175,7 +175,7 @@ TEST(Coordinator, TellsTheFirstFailureWhenNoRestartIsLeft) {
   EXPECT_EQ(run.last<End>().failure->first.rank, 3);
 }
 
-TEST(Coordinator, HearsNothingOfAnAttemptThatIsOver) {
+TEST(Coordinator, IgnoresMessagesOfEarlierAttempts) {
   FakeRun run({.min_nodes = 1, .max_nodes = 1, .max_restarts = 3});
   run.join(0);
   run.handle(0, Reserved{});
@@ -200,7 +200,7 @@ TEST(Coordinator, WaitsForMoreNodesUntilTheLastCallEnds) {
   EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
 }
 
-TEST(Coordinator, EndsWhenTooFewCome) {
+TEST(Coordinator, FailsWhenTooFewNodesArrive) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2, .numbered = true, .join_timeout = 60s});
   run.join(0, {.node_rank = 0});
   EXPECT_EQ(run.poll_timeout(), 60s);
@@ -212,7 +212,7 @@ TEST(Coordinator, EndsWhenTooFewCome) {
   EXPECT_EQ(run.last<Refused>().reason, "the run has ended");
 }
 
-TEST(Coordinator, MakesRoomForANodeThatComesLaterWithoutCountingARestart) {
+TEST(Coordinator, AddsALateNodeWithoutCountingARestart) {
   FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 0, .last_call_timeout = 0s});
   run.join(0);
   run.wait(0s);
@@ -228,7 +228,7 @@ TEST(Coordinator, MakesRoomForANodeThatComesLaterWithoutCountingARestart) {
   EXPECT_EQ(run.assignment_of(1).restarts, 0);
 }
 
-TEST(Coordinator, KeepsANodeTooManyUntilOneIsNeeded) {
+TEST(Coordinator, KeepsASpareNode) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
   run.join(0);
   run.join(1);
@@ -257,7 +257,7 @@ TEST(Coordinator, WaitsForALostNodeToComeBack) {
   EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
 }
 
-TEST(Coordinator, GoesOnWithFewerWhenEnoughAreLeft) {
+TEST(Coordinator, ContinuesWithFewerNodes) {
   FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 1});
   run.join(0);
   run.join(1);
@@ -269,7 +269,7 @@ TEST(Coordinator, GoesOnWithFewerWhenEnoughAreLeft) {
   EXPECT_EQ(run.assignment_of(1).node_rank, 0);
 }
 
-TEST(Coordinator, DoesNotMissANodeThatHadFinished) {
+TEST(Coordinator, DoesNotWaitForFinishedNodes) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2});
   run.join(0);
   run.join(1);
@@ -294,7 +294,7 @@ TEST(Coordinator, DoesNotWaitForeverForANodeThatDoesNotStop) {
   EXPECT_TRUE(run.ended());
 }
 
-TEST(Coordinator, LosesOnlyTheNodesThatDoNotStop) {
+TEST(Coordinator, RemovesOnlyNodesThatDoNotStop) {
   FakeRun run({.min_nodes = 2, .max_nodes = 3, .max_restarts = 1});
   for (int node = 0; node < 3; ++node) run.join(node);
   run.handle(0, Reserved{});
@@ -309,7 +309,7 @@ TEST(Coordinator, LosesOnlyTheNodesThatDoNotStop) {
   EXPECT_THAT(run.told<Start>(), ElementsAre(0, 2));
 }
 
-TEST(Coordinator, WaitsAMomentForTheCauseOfAConsequence) {
+TEST(Coordinator, WaitsForTheCauseOfALostPeer) {
   const Failed consequence{.attempt = 0, .consequence = true, .report = {.first = {.rank = 0, .code = 1}}};
   FakeRun told({.min_nodes = 2, .max_nodes = 2});
   told.join(0);
@@ -332,7 +332,7 @@ TEST(Coordinator, WaitsAMomentForTheCauseOfAConsequence) {
   EXPECT_THAT(silent.told<Stop>(), ElementsAre(0, 1));
 }
 
-TEST(Coordinator, EndsWithTheLauncherAtWhichAllMeet) {
+TEST(Coordinator, EndsWithTheCoordinatingLauncher) {
   FakeRun run({.min_nodes = 1, .max_nodes = 2, .max_restarts = 5});
   run.join(0, {.host = "a", .is_host = true});
   run.join(1);
@@ -352,7 +352,7 @@ TEST(Coordinator, DoesNotWaitForeverForThePort) {
   EXPECT_THAT(run.last<Stop>().notice, HasSubstr("does not answer"));
 }
 
-TEST(Coordinator, DoesNotStartFinishedNodesAgainForANewOne) {
+TEST(Coordinator, DoesNotRestartFinishedNodesForANewNode) {
   FakeRun run({.min_nodes = 2, .max_nodes = 3, .last_call_timeout = 0s});
   run.join(0);
   run.join(1);

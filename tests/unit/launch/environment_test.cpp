@@ -55,7 +55,7 @@ TEST(Environment, NumbersRanksAcrossNodes) {
   }
 }
 
-TEST(Environment, ShowsEachRankOneGpuWhereThatIsAskedFor) {
+TEST(Environment, ShowsEachRankOneGpuOnRequest) {
   const LaunchOptions options{.command = {"train"}, .nproc_per_node = 2, .virtual_local_rank = true};
   const auto second = rank_environment(options, {}, 1, 1, kNothing);
   EXPECT_EQ(second.at("LOCAL_RANK"), "0");
@@ -74,13 +74,13 @@ TEST(Environment, FillsTheLocalRankIntoArguments) {
   EXPECT_EQ(rank_arguments(options, 4)[3], "--local-rank=4");
 }
 
-TEST(Environment, SetsTheAllocatorThatWasChosen) {
+TEST(Environment, SetsTheChosenAllocator) {
   EXPECT_THAT(allocator_environment("default", kNothing), IsEmpty());
   EXPECT_THAT(allocator_environment("tuned", kNothing), Contains(Pair("MALLOC_MMAP_MAX_", "0")));
   EXPECT_THROW(allocator_environment("fast", kNothing), ArgumentError);
 }
 
-TEST(Environment, LeavesWhatTheUserChose) {
+TEST(Environment, KeepsTheUsersVariables) {
   const Env user({{"OMP_NUM_THREADS", "3"}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}});
   const auto env = rank_environment({.nproc_per_node = 2}, {}, 0, 8, user);
   EXPECT_THAT(env, Not(Contains(Key("OMP_NUM_THREADS"))));

@@ -32,25 +32,25 @@ TEST(FailureReport, EndsWithTheRankThatFailedFirst) {
                   "after 1 restart"));
 }
 
-TEST(FailureReport, SaysThatThereWasNoOutput) {
+TEST(FailureReport, ReportsMissingOutput) {
   const FailureReport report{.first = {.rank = 0, .pid = 7, .code = 3}, .host = "box"};
   EXPECT_THAT(report_lines(report),
               ElementsAre("rank 0 wrote nothing to stderr",
                           "rank 0 failed first: it exited with code 3; pid 7 on host box"));
 }
 
-TEST(FailureReport, PointsAtMemoryWhenAStrangerKilledARank) {
+TEST(FailureReport, SuggestsTheMemoryLimitAfterAForeignSigkill) {
   const FailureReport report{.first = {.rank = 0, .signal = SIGKILL}, .host = "box"};
   EXPECT_THAT(report_lines(report).back(), AllOf(HasSubstr("SIGKILL"), HasSubstr("memory")));
 }
 
-TEST(FailureReport, TellsWhatFailedWhenItWasNoRank) {
+TEST(FailureReport, ReportsFailuresOutsideRanks) {
   const FailureReport report{.reason = "node 1 (b) was lost", .host = "b"};
   EXPECT_THAT(report_lines(report), ElementsAre("the run failed: node 1 (b) was lost"));
   EXPECT_EQ(exit_code(report), 1);
 }
 
-TEST(FailureReport, KnowsARankThatOnlyFollowedAnother) {
+TEST(FailureReport, RecognizesALostPeer) {
   EXPECT_TRUE(
       reports_lost_peer({"x", "rank 1: all_reduce failed because another rank is gone: rank 0 died"}));
   EXPECT_TRUE(

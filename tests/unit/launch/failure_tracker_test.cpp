@@ -16,7 +16,7 @@ FailureReport consequence(int rank) {
           .lost_peer = true};
 }
 
-TEST(FailureTracker, NameTheFirst) {
+TEST(FailureTracker, ReportsTheFirst) {
   FailureTracker failures;
   EXPECT_FALSE(failures.any());
   EXPECT_FALSE(failures.summary(std::nullopt));
@@ -27,7 +27,7 @@ TEST(FailureTracker, NameTheFirst) {
   EXPECT_EQ(failures.summary(std::nullopt)->later.front().rank, 1);
 }
 
-TEST(FailureTracker, NameTheCauseBeforeItsConsequence) {
+TEST(FailureTracker, ReportsTheCauseBeforeItsConsequence) {
   FailureTracker failures;
   failures.add(consequence(0));
   EXPECT_TRUE(failures.may_be_consequence());
@@ -39,7 +39,7 @@ TEST(FailureTracker, NameTheCauseBeforeItsConsequence) {
   ASSERT_EQ(summary->later.size(), 2u);
 }
 
-TEST(FailureTracker, LoseNothingUnderTheReportOfOtherNodes) {
+TEST(FailureTracker, KeepsLocalFailuresUnderTheReportOfOtherNodes) {
   FailureTracker failures;
   failures.add(cause(4));
   failures.add_later({.rank = 5, .code = 3});

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/line_splitter.h"
-
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "launch/log_multiplexer.h"
 
 namespace lockstep::launch {
 namespace {
@@ -66,7 +66,7 @@ TEST_F(LineSplitterTest, HoldsNoMoreThanOneLongLine) {
   EXPECT_EQ(longest, 1000u);
 }
 
-TEST_F(LineSplitterTest, ShowsAProgressBarNowAndThenAndItsFinalState) {
+TEST_F(LineSplitterTest, ShowsAProgressBarPeriodicallyAndItsFinalState) {
   for (int percent = 0; percent <= 100; percent += 10) {
     feed("\r");
     feed(std::to_string(percent) + "%");
@@ -76,7 +76,7 @@ TEST_F(LineSplitterTest, ShowsAProgressBarNowAndThenAndItsFinalState) {
   EXPECT_THAT(lines_, ElementsAre("0%", "40%", "80%", "100%", "end"));
 }
 
-TEST_F(LineSplitterTest, ShowsABarThatEndsEachStateWithAReturn) {
+TEST_F(LineSplitterTest, ShowsAProgressBarWithCarriageReturns) {
   feed("1%\r");
   EXPECT_THAT(lines_, IsEmpty()) << "a newline may still follow";
   feed("2%\r3%\r");
@@ -85,7 +85,7 @@ TEST_F(LineSplitterTest, ShowsABarThatEndsEachStateWithAReturn) {
   EXPECT_THAT(lines_, ElementsAre("1%", "3%"));
 }
 
-TEST_F(LineSplitterTest, PassesOnEveryByte) {
+TEST_F(LineSplitterTest, ForwardsEveryByte) {
   const std::string line("a\0b\x1b[1m", 7);
   feed(line + "\n");
   EXPECT_THAT(lines_, ElementsAre(line));

@@ -17,7 +17,7 @@ bool watches(const LogMultiplexer& logs, int fd) {
 }
 
 // The ranks' pipes fill up and their writes wait, while nobody takes the output.
-TEST(LogMultiplexer, StopsReadingARankWhoseLinesNobodyTakes) {
+TEST(LogMultiplexer, StopsReadingARankWhoseOutputIsNotRead) {
   int out[2];
   int err[2];
   ASSERT_EQ(::pipe2(out, O_CLOEXEC), 0);

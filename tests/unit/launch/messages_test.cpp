@@ -44,7 +44,7 @@ TEST(Messages, TravelBothWays) {
             "r");
 }
 
-TEST(Messages, OfStrangersAreRefused) {
+TEST(Messages, OfUnknownProgramsAreRejected) {
   for (const char* line : {"", "GET / HTTP/1.1", "{}", "[]", "{\"kind\": 3}", "{\"kind\": \"bogus\"}",
                            "{\"kind\": \"failed\", \"attempt\": \"x\"}", "\xff\xfe",
                            "{\"kind\":\"hello\",\"protocol\":1,\"run_id\":\"\",\"node_rank\":-1,\"ranks\":1,"
@@ -55,7 +55,7 @@ TEST(Messages, OfStrangersAreRefused) {
   }
 }
 
-TEST(Streams, AreChosenAsTorchrunsAre) {
+TEST(Streams, AreSelectedAsWithTorchrun) {
   const auto both = parse_streams("3", "--tee");
   EXPECT_TRUE(both.has_out(5) && both.has_err(5));
   const auto some = parse_streams("0:1,2:2", "--tee");

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/rank_process.h"
+#include "launch/worker_group.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::launch {
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 class FindProgram : public ::testing::Test {
  protected:
   FindProgram() {
-    std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is passed over
+    std::filesystem::create_directories(folder_ / "a" / "tool");  // a folder of that name is skipped
     std::filesystem::create_directories(folder_ / "b");
     std::ofstream(folder_ / "a" / "plain") << "text";
     std::ofstream(folder_ / "b" / "tool") << "#!/bin/sh\n";
@@ -46,11 +46,11 @@ TEST_F(FindProgram, SearchesPathInOrder) {
   EXPECT_EQ(find_program("sh", Env(std::map<std::string, std::string>{})), "/bin/sh");
 }
 
-TEST_F(FindProgram, TakesANameWithASlashAsItIs) {
+TEST_F(FindProgram, UsesANameWithASlashUnchanged) {
   EXPECT_EQ(find_program(b() + "/tool", path("")), b() + "/tool");
 }
 
-TEST_F(FindProgram, SaysWhatIsWrongAndExitsLikeAShell) {
+TEST_F(FindProgram, ReportsTheReasonAndExitsLikeAShell) {
   expect_refusal("nosuch", path(a()), 127, "not found");
   expect_refusal(a() + "/nosuch", path(a()), 127, "No such file");
   expect_refusal("plain", path(a()), 126, "chmod +x");

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/slurm_allocation.h"
-
 #include <map>
 
 #include <gmock/gmock.h>
@@ -37,7 +35,7 @@ std::optional<SlurmNodes> nodes_of(const Values& changes = {}) {
   return slurm_nodes(Env(changed(kStep, changes)));
 }
 
-TEST(SlurmAllocation, OneTaskANodeIsOneLauncherANode) {
+TEST(SlurmAllocation, OneTaskPerNodeIsOneLauncherPerNode) {
   const auto nodes = nodes_of();
   ASSERT_TRUE(nodes);
   EXPECT_EQ(nodes->nnodes, 3);
@@ -45,18 +43,18 @@ TEST(SlurmAllocation, OneTaskANodeIsOneLauncherANode) {
   EXPECT_EQ(nodes->master_addr, "gpu03");
 }
 
-TEST(SlurmAllocation, TheNodeCountsNotTheTask) {
+TEST(SlurmAllocation, UsesTheNodeNotTheTask) {
   EXPECT_EQ(nodes_of({{"SLURM_PROCID", "0"}, {"SLURM_NODEID", "2"}})->node_rank, 2);
 }
 
-TEST(SlurmAllocation, LaunchersMeetAtAPortOfTheStep) {
+TEST(SlurmAllocation, LaunchersUseAPortOfTheStep) {
   const auto port = nodes_of()->port;
   EXPECT_EQ(nodes_of({{"SLURM_PROCID", "2"}, {"SLURM_NODEID", "2"}})->port, port);
   EXPECT_NE(nodes_of({{"SLURM_STEP_ID", "3"}})->port, port);
   EXPECT_NE(nodes_of({{"SLURM_JOB_ID", "4712"}})->port, port);
 }
 
-TEST(SlurmAllocation, LaunchersDoNotMeetWhereRanksOfAnyStepDo) {
+TEST(SlurmAllocation, LauncherPortsDifferFromRankPorts) {
   for (const char* job : {"1", "2142", "2143", "67043327", "4294967295"}) {
     const auto values = changed(kStep, {{"SLURM_JOB_ID", job}});
     EXPECT_GE(nodes_of(values)->port, 22500) << job;
@@ -80,11 +78,11 @@ TEST(SlurmAllocation, WithoutAStepTheLaunchIsAnOrdinaryOne) {
   EXPECT_FALSE(nodes_of({{"SLURM_STEP_ID", "4294967290"}}));
 }
 
-TEST(SlurmAllocation, ARankThatLaunchesDoesSoOnItsNode) {
+TEST(SlurmAllocation, ARankMayLaunchOnItsNode) {
   EXPECT_FALSE(nodes_of({{"RANK", "1"}, {"WORLD_SIZE", "6"}}));
 }
 
-TEST(SlurmAllocation, SeveralTasksOnANodeAreRefused) {
+TEST(SlurmAllocation, SeveralTasksOnANodeAreRejected) {
   const auto remedy = [](const std::string& words) {
     return ThrowsMessage<ArgumentError>(AllOf(HasSubstr(words), HasSubstr("--ntasks-per-node=1")));
   };
@@ -101,7 +99,7 @@ TEST(SlurmAllocation, SeveralTasksOnANodeAreRefused) {
       remedy("2 times on 1 node,"));
 }
 
-TEST(SlurmAllocation, PartsThatAreMissingAreNamed) {
+TEST(SlurmAllocation, MissingVariablesAreNamed) {
   for (const char* name : {"SLURM_NODEID", "SLURM_JOB_ID"}) {
     EXPECT_THAT([&] { nodes_of({{name, ""}}); }, ThrowsMessage<RendezvousError>(HasSubstr(name)));
   }

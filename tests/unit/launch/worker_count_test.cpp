@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "launch/worker_count.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+
+#include "launch/options.h"
 
 namespace lockstep::launch {
 namespace {
@@ -20,7 +20,7 @@ TEST(WorkerCount, UnderstandsNumbersAndWords) {
   EXPECT_THROW(worker_count("gpu", without_gpus), ArgumentError);
 }
 
-TEST(WorkerCount, RefusesAnythingElse) {
+TEST(WorkerCount, RejectsAnythingElse) {
   for (const char* text : {"0", "-1", "", "abc", "2x", " 2", "1.5", "99999999999"}) {
     EXPECT_THROW(worker_count(text, {.cores = 6, .gpus = 2}), ArgumentError) << '"' << text << '"';
   }

@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "machine/topology.h"
+#include "machine/host.h"
 
 namespace lockstep::machine {
 namespace {
@@ -73,7 +73,7 @@ TEST(Binding, SpreadStaysWithinANodeEvenWhenRanksGetUnequalShares) {
   EXPECT_EQ(assign_cores(cores, 3, Binding::compact), (Shares{{0, 1}, {2, 3, 4}, {5, 6, 7}}));
 }
 
-TEST(Binding, SpreadSendsMoreRanksWhereThereAreMoreCores) {
+TEST(Binding, SpreadFollowsTheNumberOfCores) {
   auto cores = machine_of({.packages = 2, .cores_per_node = 4});
   std::erase_if(cores, [](const Core& core) { return core.cpu > 4; });
   EXPECT_EQ(assign_cores(cores, 5, Binding::spread), (Shares{{0}, {1}, {2}, {3}, {4}}));
@@ -100,7 +100,7 @@ TEST(Binding, MoreRanksThanCpusTakeTurns) {
   }
 }
 
-TEST(Binding, RefusesNoRanksAndGivesNothingOfNothing) {
+TEST(Binding, RejectsZeroRanksAndAcceptsZeroCpus) {
   EXPECT_THROW(assign_cores(machine_of({}), 0, Binding::none), ArgumentError);
   EXPECT_THAT(assign_cores({}, 2, Binding::compact), ElementsAre(IsEmpty(), IsEmpty()));
 }

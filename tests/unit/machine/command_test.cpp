@@ -21,7 +21,7 @@ CommandResult shell(const std::string& script, std::chrono::milliseconds timeout
   return run_command({"sh", "-c", script}, timeout);
 }
 
-TEST(RunCommand, GivesBothStreamsAndTheCode) {
+TEST(RunCommand, ReturnsBothStreamsAndTheExitCode) {
   const auto result = shell("echo out; echo err >&2; exit 3");
   EXPECT_EQ(result.out, "out\n");
   EXPECT_EQ(result.err, "err\n");
@@ -29,12 +29,12 @@ TEST(RunCommand, GivesBothStreamsAndTheCode) {
   EXPECT_EQ(result.problem, "sh failed with exit code 3: err");
 }
 
-TEST(RunCommand, SuccessIsNoProblem) {
+TEST(RunCommand, SuccessReportsNoProblem) {
   EXPECT_TRUE(shell("exit 0").succeeded());
   EXPECT_THAT(shell("cat").out, IsEmpty());  // stdin is /dev/null
 }
 
-TEST(RunCommand, TakesMoreThanAPipeHolds) {
+TEST(RunCommand, ReadsMoreThanAPipeHolds) {
   EXPECT_EQ(shell("head -c 1000000 /dev/zero; head -c 300000 /dev/zero >&2").out.size(), 1000000U);
 }
 
@@ -52,7 +52,7 @@ TEST(RunCommand, StartsWithAllSignals) {
   EXPECT_THAT(result.out, IsEmpty());
 }
 
-TEST(RunCommand, SaysWhyAProgramDoesNotStart) {
+TEST(RunCommand, ReportsWhyAProgramDoesNotStart) {
   const auto absent = run_command({"lockstep-no-such-program"}, kPatience);
   EXPECT_FALSE(absent.started);
   EXPECT_EQ(absent.exit_code, 127);
@@ -60,7 +60,7 @@ TEST(RunCommand, SaysWhyAProgramDoesNotStart) {
   EXPECT_EQ(run_command({"/"}, kPatience).exit_code, 126);
 }
 
-TEST(RunCommand, KillsWhatRunsTooLongWithItsChildren) {
+TEST(RunCommand, KillsACommandAndItsChildrenAtTheTimeout) {
   const auto result = shell("sleep 1000 & echo $!; wait", std::chrono::milliseconds(300));
   EXPECT_TRUE(result.timed_out);
   EXPECT_THAT(result.problem, HasSubstr("sh gave no answer within 0.3 s"));
@@ -71,7 +71,7 @@ TEST(RunCommand, KillsWhatRunsTooLongWithItsChildren) {
   EXPECT_NE(::kill(child, 0), 0);
 }
 
-TEST(RunCommand, DoesNotWaitForWhatIsLeftBehind) {
+TEST(RunCommand, DoesNotWaitForBackgroundProcesses) {
   const auto result = shell("sleep 1000 & echo done");
   EXPECT_FALSE(result.timed_out);
   EXPECT_EQ(result.out, "done\n");

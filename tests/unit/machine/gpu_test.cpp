@@ -64,7 +64,7 @@ TEST(Gpus, AreReadFromNvidiaSmi) {
   EXPECT_EQ(gpu.ecc_errors, 0);
 }
 
-TEST(Gpus, LeaveOutWhatNvidiaSmiDoesNotKnow) {
+TEST(Gpus, OmitValuesThatNvidiaSmiDoesNotKnow) {
   const auto found = read_with(testing::two_gpus());
   ASSERT_THAT(found.gpus, SizeIs(2));
   const auto& gpu = found.gpus[1];
@@ -75,7 +75,7 @@ TEST(Gpus, LeaveOutWhatNvidiaSmiDoesNotKnow) {
   EXPECT_EQ(gpu.ecc_errors, 3);
 }
 
-TEST(Gpus, HaveTheirProcesses) {
+TEST(Gpus, ListTheirProcesses) {
   const auto found = read_with(testing::two_gpus());
   ASSERT_THAT(found.gpus, SizeIs(2));
   const auto& processes = found.gpus[0].processes;
@@ -88,7 +88,7 @@ TEST(Gpus, HaveTheirProcesses) {
   EXPECT_THAT(found.gpus[1].processes, IsEmpty());
 }
 
-TEST(Gpus, ShowTheCommandLineOfAProcessThatIsTheOneMeant) {
+TEST(Gpus, ShowTheCommandLineOfTheRightProcess) {
   const auto own = fmt::format("echo 'GPU-aaaa-1, {}, 5, /anywhere/test_machine'", ::getpid());
   const auto other = fmt::format("echo 'GPU-aaaa-1, {}, 5, /usr/bin/python3'", ::getpid());
   const std::string gpu = "echo '0, GPU-aaaa-1, x, 1, 1, 1, 1, 1, 1, 1, Default, Disabled, 0, A'";
@@ -96,7 +96,7 @@ TEST(Gpus, ShowTheCommandLineOfAProcessThatIsTheOneMeant) {
   EXPECT_EQ(read_with({gpu, other}).gpus.at(0).processes.at(0).command, "/usr/bin/python3");
 }
 
-TEST(Gpus, WithoutNvidiaSmiAreNoneAndNoProblem) {
+TEST(Gpus, WithoutNvidiaSmiThereAreNone) {
   const WithSmi nothing("/nonexistent");
   const auto found = read_gpus(std::nullopt);
   EXPECT_FALSE(found.has_smi);
@@ -104,7 +104,7 @@ TEST(Gpus, WithoutNvidiaSmiAreNoneAndNoProblem) {
   EXPECT_THAT(found.problem, IsEmpty());
 }
 
-TEST(Gpus, AFailureIsToldInNvidiaSmisWords) {
+TEST(Gpus, AFailureShowsTheOutputOfNvidiaSmi) {
   const auto found =
       read_with({"echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "exit 9"});
   EXPECT_TRUE(found.has_smi);
@@ -114,7 +114,7 @@ TEST(Gpus, AFailureIsToldInNvidiaSmisWords) {
             "driver.");
 }
 
-TEST(Gpus, AFailureLeavesTheRowsThatWereWhole) {
+TEST(Gpus, AFailureKeepsCompleteRows) {
   const auto found =
       read_with({"echo '0, GPU-a, x, 1, 1, 1, 1, 1, 1, 1, Default, Disabled, 0, A'; echo 'Unable "
                  "to determine the device handle for GPU1: GPU is lost.' >&2; exit 15",
@@ -141,7 +141,7 @@ std::vector<int> shown(const std::string& value) {
   return indices;
 }
 
-TEST(Gpus, AreHiddenAsCudaDoes) {
+TEST(Gpus, AreHiddenAsByCuda) {
   EXPECT_THAT(shown("0,2"), ElementsAre(0, 2));
   EXPECT_THAT(shown(" 1 , 0"), ElementsAre(0, 1));
   EXPECT_THAT(shown(""), IsEmpty());
@@ -171,7 +171,7 @@ TEST_F(VisibleGpus, AreTheNumberedNodes) {
   EXPECT_EQ(visible_gpus(folder_ / "none", std::nullopt), 0);
 }
 
-TEST_F(VisibleGpus, AreCutDownAsCudaDoes) {
+TEST_F(VisibleGpus, AreLimitedAsByCuda) {
   EXPECT_EQ(visible_gpus(folder_, "0,2"), 2);
   EXPECT_EQ(visible_gpus(folder_, " 1 , 0"), 2);
   EXPECT_EQ(visible_gpus(folder_, ""), 0);

@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-TEST(CpuListText, IsTheKernelsNotation) {
+TEST(CpuListText, UsesTheKernelsNotation) {
   EXPECT_EQ(cpu_list_text({0, 1, 2, 3, 8, 10, 11}), "0-3,8,10-11");
   EXPECT_EQ(cpu_list_text({}), "");
 }
@@ -27,7 +27,7 @@ TEST(HostMemory, IsReadInBytes) {
   EXPECT_EQ(memory.cgroup_limit, std::nullopt);
 }
 
-TEST(HostMemory, KnowsTheLimitOfTheGroup) {
+TEST(HostMemory, KnowsTheLimitOfTheCgroup) {
   const testing::FileTree tree;
   tree.write("meminfo", "MemTotal: 1000 kB");
   tree.write("self/cgroup", "0::/");

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "machine/topology.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "machine/host.h"
 #include "unit/machine/file_tree.h"
 
 namespace lockstep::machine {
@@ -33,7 +32,7 @@ class Topology : public ::testing::Test {
   testing::FileTree tree_;
 };
 
-TEST(CpuList, IsTheKernelsNotation) {
+TEST(CpuList, UsesTheKernelsNotation) {
   EXPECT_THAT(parse_cpu_list("0-3,8,10-11"), ElementsAre(0, 1, 2, 3, 8, 10, 11));
   EXPECT_THAT(parse_cpu_list("5"), ElementsAre(5));
   EXPECT_THAT(parse_cpu_list("4,2\n"), ElementsAre(2, 4));
@@ -49,14 +48,14 @@ TEST_F(Topology, KnowsPackagesThreadsAndNodes) {
                           Core{4, 0, 0, 0}, Core{5, 1, 0, 0}, Core{6, 2, 1, 1}, Core{7, 3, 1, 1}));
 }
 
-TEST_F(Topology, KeepsToTheMaskAndToWhatIsOnline) {
+TEST_F(Topology, UsesOnlineCpusOfTheMask) {
   write_two_packages();
   EXPECT_THAT(read({6, 1}), ElementsAre(Core{1, 1, 0, 0}, Core{6, 2, 1, 1}));
   tree_.write("devices/system/cpu/online", "0-5");
   EXPECT_THAT(read({5, 6, 7}), ElementsAre(Core{5, 1, 0, 0}));
 }
 
-TEST_F(Topology, HasDefaultsForWhatIsNotSaid) {
+TEST_F(Topology, HasDefaultsForMissingFiles) {
   EXPECT_THAT(read({2, 0}), ElementsAre(Core{0, 0, 0, 0}, Core{2, 2, 0, 0}));
   tree_.write("devices/system/cpu/cpu2/topology/physical_package_id", "-1");
   EXPECT_THAT(read({2}), ElementsAre(Core{2, 2, 0, 0}));

@@ -50,7 +50,7 @@ void expect_equal_gradients(const torch::nn::Module& ours, const torch::nn::Modu
 }
 
 // In eval() nothing depends on how the batch is cut.
-TEST(DataParallel, OutputsAndGradientsAreThoseOfTheModule) {
+TEST(DataParallel, OutputsAndGradientsEqualThoseOfTheModule) {
   for (const std::size_t count : {2, 3, 4}) {
     for (const std::int64_t batch : {8, 5, 2, 1}) {
       torch::manual_seed(1);
@@ -91,7 +91,7 @@ TEST(DataParallel, BatchNormStatisticsAreTheFirstReplicas) {
   expect_equal_gradients(*net, *reference);
 }
 
-TEST(DataParallel, TrainsWhatTheModuleIs) {
+TEST(DataParallel, TrainsTheParametersOfTheModule) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Tanh(), torch::nn::Linear(8, 2));
   const auto reference = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
@@ -110,7 +110,7 @@ TEST(DataParallel, TrainsWhatTheModuleIs) {
   for (const auto& item : reference->named_parameters()) {
     expect_close(net->named_parameters()[item.key()], item.value(), item.key());
   }
-  // What is done to the module itself holds for the replicas.
+  // Changes to the module itself apply to the replicas.
   net->to(at::kDouble);
   reference->to(at::kDouble);
   const auto input = torch::randn({5, 4}, at::kDouble);
@@ -162,7 +162,7 @@ struct ManyImpl : torch::nn::Cloneable<ManyImpl> {
 };
 TORCH_MODULE(Many);
 
-TEST(DataParallel, TakesAndReturnsNestedValues) {
+TEST(DataParallel, AcceptsAndReturnsNestedValues) {
   Many net;
   DataParallel model(net, {.device_ids = cpus(3)});
   const auto first = torch::arange(10.).view({5, 2});
@@ -182,7 +182,7 @@ TEST(DataParallel, TakesAndReturnsNestedValues) {
   EXPECT_EQ(net->scale.grad().item<float>(), 90);
 }
 
-TEST(DataParallel, CutsAlongAnotherDimension) {
+TEST(DataParallel, ScattersAlongAnotherDimension) {
   torch::nn::Sequential net(torch::nn::Functional(at::relu));
   DataParallel model(net, {.device_ids = cpus(2), .dim = 1});
   const auto input = torch::randn({3, 5}).requires_grad_();
@@ -194,7 +194,7 @@ TEST(DataParallel, CutsAlongAnotherDimension) {
 
 struct Batch {
   at::Tensor images;
-  at::Tensor mask;  // often there is none
+  at::Tensor mask;  // often undefined
   template <typename F>
   void visit_tensors(F&& f) {
     f(images);
@@ -217,7 +217,7 @@ TEST(DataParallel, UndefinedTensorsStayUndefined) {
   EXPECT_FALSE(output.mask.defined());
 }
 
-TEST(DataParallel, WhatReplicasCannotHaveOfTheirOwnIsRefusedAndLeftAlone) {
+TEST(DataParallel, RejectsSharedTensorsAndLeavesThemUnchanged) {
   DataParallel model(TakesBatch(), {.device_ids = cpus(2)});
   const auto images = torch::ones({3});
   const auto shared = std::make_shared<Batch>(Batch{images, {}});
@@ -237,7 +237,7 @@ TEST(DataParallel, TheFirstLayerMayWorkInPlace) {
   EXPECT_TRUE(torch::equal(input.grad(), input.gt(0).to(at::kFloat) * 2));
 }
 
-TEST(DataParallel, AReplacedPartIsNamed) {
+TEST(DataParallel, NamesAReplacedSubmodule) {
   Net net;
   DataParallel model(net, {.device_ids = cpus(2)});
   net->fc = std::dynamic_pointer_cast<torch::nn::LinearImpl>(
@@ -249,7 +249,7 @@ TEST(DataParallel, AReplacedPartIsNamed) {
       ThrowsMessage<ArgumentError>(HasSubstr("fc.weight")));
 }
 
-TEST(DataParallel, RefusesSyncBatchNorm) {
+TEST(DataParallel, RejectsSyncBatchNorm) {
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   DataParallel before(net, {.device_ids = cpus(2)});
   convert_sync_batchnorm(net);
@@ -267,7 +267,7 @@ struct FailingImpl : torch::nn::Cloneable<FailingImpl> {
 };
 TORCH_MODULE(Failing);
 
-TEST(DataParallel, AReplicasExceptionComesOutWithItsIndex) {
+TEST(DataParallel, RethrowsTheExceptionOfAReplicaWithItsIndex) {
   DataParallel model(Failing(), {.device_ids = cpus(3)});
   const auto call = [&] { model->forward(torch::arange(3.)); };
   EXPECT_THAT(call, ThrowsMessage<Error>(AllOf(HasSubstr("replica 2 on cpu"), HasSubstr("no such word"))));
@@ -282,7 +282,7 @@ TEST(DataParallel, AReplicasExceptionComesOutWithItsIndex) {
 struct WhereImpl : torch::nn::Cloneable<WhereImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x) {
-    // Both are here at the same time, or this would never end.
+    // Both replicas run at the same time, otherwise this would never end.
     const auto here = static_cast<std::int64_t>(::gettid());
     std::unique_lock lock(mutex());
     present().insert(here);
@@ -305,7 +305,7 @@ struct WhereImpl : torch::nn::Cloneable<WhereImpl> {
 };
 TORCH_MODULE(Where);
 
-TEST(DataParallel, RunsItsReplicasAtTheSameTimeInThreadsThatStay) {
+TEST(DataParallel, RunsReplicasConcurrentlyInPersistentThreads) {
   DataParallel model(Where(), {.device_ids = cpus(2)});
   const auto first = model->forward(torch::zeros({2}));
   EXPECT_NE(first[0].item<std::int64_t>(), first[1].item<std::int64_t>());
@@ -427,7 +427,7 @@ TEST(DataParallel, ModulesThatCannotBeClonedNeedAMaker) {
               ThrowsMessage<ArgumentError>(HasSubstr("type")));
 }
 
-TEST(DataParallel, WithoutDevicesOrWithOneTheModuleRunsByItself) {
+TEST(DataParallel, WithZeroOrOneDeviceTheModuleRunsDirectly) {
   torch::nn::Linear net(2, 2);
   const auto input = torch::randn({4, 2});
   for (const auto& devices : {cpus(1), cpus(0)}) {
@@ -437,7 +437,7 @@ TEST(DataParallel, WithoutDevicesOrWithOneTheModuleRunsByItself) {
   }
 }
 
-TEST(DataParallel, WhatCannotBeCutIsRefused) {
+TEST(DataParallel, RejectsTensorsThatCannotBeScattered) {
   torch::nn::Bilinear net(2, 2, 2);
   DataParallel model(net, {.device_ids = cpus(4)});
   EXPECT_THAT(

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(SyncBatchNormAlone, IsABatchNormWhereThereIsNoRun) {
+TEST(SyncBatchNormAlone, IsABatchNormWithoutARun) {
   torch::manual_seed(1);
   const auto options = torch::nn::BatchNormOptions(3).momentum(std::nullopt);
   SyncBatchNorm ours(options);
@@ -37,7 +37,7 @@ TEST(SyncBatchNormAlone, IsABatchNormWhereThereIsNoRun) {
   EXPECT_TRUE(torch::equal(converted->forward(input), plain->forward(input)));
 }
 
-TEST(SyncBatchNormAlone, OneValuePerChannelIsRefused) {
+TEST(SyncBatchNormAlone, OneValuePerChannelIsRejected) {
   SyncBatchNorm layer(4);
   EXPECT_THAT(
       [&] {
@@ -99,13 +99,13 @@ TEST(SyncBatchNormAlone, ConvertedLayersWorkInInferenceMode) {
   EXPECT_TRUE(torch::equal(net->forward(input), expected));
 }
 
-TEST(SyncBatchNormAlone, ALayerThatCannotBeFollowedIsRefused) {
+TEST(SyncBatchNormAlone, ALayerOutsideOfASharedPtrIsRejected) {
   torch::nn::BatchNorm1dImpl on_the_stack(2);
   EXPECT_THAT([&] { convert_sync_batchnorm(on_the_stack); },
               ThrowsMessage<ArgumentError>(HasSubstr("shared_ptr")));
 }
 
-TEST(SyncBatchNormAlone, SaysWhatItIs) {
+TEST(SyncBatchNormAlone, PrintsItsOptions) {
   std::ostringstream text;
   text << *SyncBatchNorm(torch::nn::BatchNormOptions(3).momentum(std::nullopt));
   EXPECT_EQ(text.str(),

@@ -74,13 +74,13 @@ TEST(Work, TimeoutMustBePositive) {
   EXPECT_THROW(work.source_rank(), ArgumentError);
 }
 
-TEST(ProcessGroup, AClosedOneSaysSo) {
+TEST(ProcessGroup, AClosedGroupThrows) {
   const Fake fake;
   fake.group.close();
   EXPECT_THAT([&] { fake.group.barrier(); }, ThrowsMessage<Error>(HasSubstr("has been closed")));
 }
 
-TEST(ProcessGroup, NeedsABackendAndOneGlobalRankForEachOfItsOwn) {
+TEST(ProcessGroup, NeedsABackendAndAGlobalRankForEachRank) {
   EXPECT_THROW(ProcessGroup(nullptr, {}), ArgumentError);
   EXPECT_THROW(ProcessGroup(c10::make_intrusive<backends::FakeBackend>(0, 2), {.global_ranks = {3}}),
                ArgumentError);

@@ -45,7 +45,7 @@ std::string stat_of(const std::string& name, unsigned flags, unsigned pending) {
   return line + fmt::format(" {} 0 0 0\n", pending);
 }
 
-TEST(Dying, IsSeenFromAThreadsFlagsAndPendingSignals) {
+TEST(Liveness, IsDetectedFromThreadFlagsAndPendingSignals) {
   constexpr unsigned kPlain = 0x400040;
   EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 0)));
   EXPECT_FALSE(node::is_thread_exiting(stat_of("train", kPlain, 1U << (SIGTERM - 1))))
@@ -58,7 +58,7 @@ TEST(Dying, IsSeenFromAThreadsFlagsAndPendingSignals) {
   EXPECT_FALSE(node::is_thread_exiting("4711 (train) "));
 }
 
-TEST(Dying, AProcessThatRunsSleepsOrIsStoppedLives) {
+TEST(Liveness, AProcessThatRunsSleepsOrIsStoppedLives) {
   EXPECT_FALSE(node::is_exiting(::getpid()));
   const Forked child([] { ::pause(); });
   EXPECT_FALSE(node::is_exiting(child.pid()));
@@ -67,7 +67,7 @@ TEST(Dying, AProcessThatRunsSleepsOrIsStoppedLives) {
   EXPECT_FALSE(node::is_exiting(child.pid()));
 }
 
-TEST(Dying, AKilledProcessIsDyingBeforeAnyoneHasReapedIt) {
+TEST(Liveness, AKilledProcessIsDyingBeforeItIsReaped) {
   const Forked child([] { ::pause(); });
   ::kill(child.pid(), SIGKILL);
   siginfo_t how{};
@@ -77,7 +77,7 @@ TEST(Dying, AKilledProcessIsDyingBeforeAnyoneHasReapedIt) {
 
 // From the moment of the kill on, which is what it is good for: no wait in between. One look may fall just
 // where the kernel turns the pending signal into a flag.
-TEST(Dying, IsSeenAtOnceAfterTheKill) {
+TEST(Liveness, IsDetectedImmediatelyAfterTheKill) {
   for (int round = 0; round < 20; ++round) {
     const Forked child([] {
       while (true) ::getppid();
@@ -89,7 +89,7 @@ TEST(Dying, IsSeenAtOnceAfterTheKill) {
   }
 }
 
-TEST(Dying, AProcessWhoseMainThreadHasEndedLives) {
+TEST(Liveness, AProcessWhoseMainThreadHasEndedLives) {
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);
   const UniqueFd from(pipe[0]);
@@ -109,7 +109,7 @@ TEST(Dying, AProcessWhoseMainThreadHasEndedLives) {
   EXPECT_FALSE(node::is_exiting(child.pid()));
 }
 
-TEST(Dying, ThePidOfAPidfd) {
+TEST(Liveness, ThePidOfAPidfd) {
   const Forked child([] { ::pause(); });
   const UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid(), 0)));
   EXPECT_EQ(node::process_of_pidfd(fd.get()), child.pid());

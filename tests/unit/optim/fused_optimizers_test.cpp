@@ -50,7 +50,7 @@ void expect_any_layout_does() {
   rows(parameter(images()), torch::stack({gradient, gradient}, -1).select(-1, 1));
 }
 
-TEST(FusedOptimizers, GradientsMayBeLaidOutOtherwiseThanTheirParameters) {
+TEST(FusedOptimizers, GradientsMayHaveADifferentLayoutThanTheirParameters) {
   expect_any_layout_does<FusedAdam>();
   expect_any_layout_does<FusedAdamW>();
   expect_any_layout_does<FusedSGD>();
@@ -69,7 +69,7 @@ TEST(FusedOptimizers, DividedGradientsAreSeenInAnyLayout) {
   }
 }
 
-TEST(FusedOptimizers, AParameterMayGetAnotherLayoutInBetween) {
+TEST(FusedOptimizers, AParameterMayChangeItsLayoutBetweenSteps) {
   auto weight = parameter(images());
   auto twin = parameter(images());
   FusedAdamW optimizer({weight}, 0.5);
@@ -91,12 +91,12 @@ void expect_named(Act act, const std::string& text) {
   EXPECT_THAT(act, ThrowsMessage<ArgumentError>(AllOf(HasSubstr("parameter 1 of group 0"), HasSubstr(text))));
 }
 
-TEST(FusedOptimizers, WhatTheKernelsDoNotTakeIsNamed) {
+TEST(FusedOptimizers, UnsupportedTensorsAreNamed) {
   const auto refused = [](const at::Tensor& weight, const std::string& text) {
     expect_named([&] { FusedAdamW({parameter(images()), weight}); }, text);
     expect_named([&] { FusedSGD({parameter(images()), weight}); }, text);
   };
-  refused(torch::ones({2}, torch::kComplexFloat).requires_grad_(), "is no floating-point tensor");
+  refused(torch::ones({2}, torch::kComplexFloat).requires_grad_(), "is not a floating-point tensor");
   refused(torch::ones({4, 2}).select(1, 0).requires_grad_(), "has gaps");
 }
 
@@ -125,7 +125,7 @@ void step_after_a_refusal(Optimizer& optimizer, at::Tensor first, at::Tensor ref
   optimizer.step();
 }
 
-TEST(FusedOptimizers, ARefusedParameterLeavesAllGroupsUnstepped) {
+TEST(FusedOptimizers, ARejectedParameterLeavesAllGroupsUnstepped) {
   const auto first = parameter(images());
   const auto second = parameter(images());
   FusedAdam optimizer(
@@ -134,7 +134,7 @@ TEST(FusedOptimizers, ARefusedParameterLeavesAllGroupsUnstepped) {
   EXPECT_TRUE(torch::equal(first, second));
 }
 
-TEST(FusedOptimizers, AfterARefusalTheFirstStepIsStillToCome) {
+TEST(FusedOptimizers, AfterARejectionTheNextStepIsTheFirst) {
   const auto first = parameter(images());
   const auto second = parameter(images());
   FusedSGD optimizer({first, second}, FusedSGDOptions(0.5).momentum(0.9).dampening(0.5));
@@ -143,7 +143,7 @@ TEST(FusedOptimizers, AfterARefusalTheFirstStepIsStillToCome) {
   EXPECT_TRUE(torch::equal(second, first));
 }
 
-TEST(FusedOptimizers, StateOfAParameterThatHasBecomeAnotherKindIsNamed) {
+TEST(FusedOptimizers, StateOfAParameterWithAChangedTypeIsNamed) {
   auto weight = parameter(images());
   weight.mutable_grad() = images();
   FusedAdam optimizer({weight});
@@ -156,7 +156,7 @@ TEST(FusedOptimizers, StateOfAParameterThatHasBecomeAnotherKindIsNamed) {
                                              HasSubstr("make a new optimizer"))));
 }
 
-TEST(FusedOptimizers, ParametersOfOneGroupMayBeginLater) {
+TEST(FusedOptimizers, ParametersOfOneGroupMayGetGradientsLater) {
   auto early = parameter(images());
   auto late = parameter(images());
   FusedSGD optimizer({early, late}, FusedSGDOptions(0.5).momentum(0.9).dampening(0.5));
@@ -172,7 +172,7 @@ TEST(FusedOptimizers, ParametersOfOneGroupMayBeginLater) {
   EXPECT_FALSE(torch::equal(early, twin));
 }
 
-TEST(FusedOptimizers, AFirstStepThatIsLeftOutLeavesNothingBehind) {
+TEST(FusedOptimizers, ASkippedFirstStepLeavesNoState) {
   auto weight = parameter(images());
   auto twin = parameter(images());
   FusedSGD optimizer({weight}, FusedSGDOptions(0.5).momentum(0.9));
@@ -191,7 +191,7 @@ TEST(FusedOptimizers, AFirstStepThatIsLeftOutLeavesNothingBehind) {
   EXPECT_TRUE(torch::equal(weight, twin));
 }
 
-TEST(FusedOptimizers, TheStepAfterAFirstOneThatIsLeftOutIsDampened) {
+TEST(FusedOptimizers, TheStepAfterASkippedFirstStepIsDampened) {
   auto weight = parameter(images());
   FusedSGD optimizer({weight}, FusedSGDOptions(0.5).momentum(0.9).dampening(0.5));
   weight.mutable_grad() = images();
@@ -247,7 +247,7 @@ TEST(FusedOptimizers, WhatIsBroughtToTheCpuIsWaitedFor) {
   EXPECT_EQ(CopiesToCpu::unawaited(), 0);
 }
 
-TEST(FusedOptimizers, TheClosureComputesGradientsAndItsLossComesBack) {
+TEST(FusedOptimizers, TheClosureComputesGradientsAndItsLossIsReturned) {
   const auto weight = parameter(images());
   FusedAdam optimizer({weight}, 0.5);
   const torch::NoGradGuard no_grad;

@@ -27,7 +27,7 @@ const FusedAdamWOptions& options_of(const FusedOptimizer& optimizer, std::size_t
   return dynamic_cast<const FusedAdamWOptions&>(optimizer.param_groups()[group].options());
 }
 
-TEST(FusedOptions, ThoseOfLibTorchWillDo) {
+TEST(FusedOptions, AcceptLibTorchsOptions) {
   FusedAdamW optimizer({group_with(torch::optim::AdamWOptions().eps(0.5))},
                        torch::optim::AdamWOptions(0.25).weight_decay(0.75));
   EXPECT_EQ(options_of(optimizer, 0).eps(), 0.5);
@@ -36,7 +36,7 @@ TEST(FusedOptions, ThoseOfLibTorchWillDo) {
   EXPECT_EQ(FusedSGD({weight()}, 0.5).param_groups()[0].options().get_lr(), 0.5);
 }
 
-TEST(FusedOptions, GroupsKeepWhatIsTheirs) {
+TEST(FusedOptions, GroupsKeepTheirOwnOptions) {
   FusedAdamW optimizer({OptimizerParamGroup({weight()})}, FusedAdamWOptions(0.25));
   optimizer.add_param_group(group_with(FusedAdamWOptions(0.5).maximize(true)));
   const FusedAdamWOptions rate(torch::tensor(0.125F));
@@ -48,7 +48,7 @@ TEST(FusedOptions, GroupsKeepWhatIsTheirs) {
   EXPECT_EQ(options_of(optimizer, 2).get_lr(), 0.125);
 }
 
-TEST(FusedOptions, AGroupsNumberStandsBesideTheDefaultsTensor) {
+TEST(FusedOptions, AGroupMayHaveANumberIfTheDefaultIsATensor) {
   const auto rate = torch::tensor(0.25F);
   FusedAdamW optimizer({OptimizerParamGroup({weight()})}, FusedAdamWOptions(rate));
   optimizer.add_param_group(group_with(torch::optim::AdamWOptions(0.5)));
@@ -67,7 +67,7 @@ double moved_by(FusedSGD& optimizer) {
   return (before - parameter)[0].item<double>();
 }
 
-TEST(FusedOptions, TheRateIsWhatWasSaidLast) {
+TEST(FusedOptions, TheRateIsTheLastOneSet) {
   const auto rate = torch::tensor(0.25F);
   for (const bool in_tensor : {false, true}) {
     FusedSGD optimizer({weight(0)}, in_tensor ? FusedSGDOptions(rate) : FusedSGDOptions(0.25));
@@ -89,7 +89,7 @@ TEST(FusedOptions, TheRateIsWhatWasSaidLast) {
   }
 }
 
-TEST(FusedOptions, ARateSaidToLibTorchsOptionsIsReadBeforeTheNextStep) {
+TEST(FusedOptions, ARateSetInLibTorchsOptionsAppliesToTheNextStep) {
   const auto rate = torch::tensor(0.25F);
   FusedSGD optimizer({weight(0)}, FusedSGDOptions(rate));
   auto& options = optimizer.param_groups()[0].options();
@@ -115,7 +115,7 @@ TEST(FusedOptions, SchedulersChangeTheRate) {
   }
 }
 
-TEST(FusedOptions, GroupsWithTheDefaultsTensorHaveRatesOfTheirOwn) {
+TEST(FusedOptions, GroupsWithTheDefaultTensorHaveSeparateRates) {
   const auto rate = torch::tensor(0.25F);
   FusedSGD optimizer({OptimizerParamGroup({weight()}), OptimizerParamGroup({weight()})},
                      FusedSGDOptions(rate));
@@ -130,7 +130,7 @@ TEST(FusedOptions, GroupsWithTheDefaultsTensorHaveRatesOfTheirOwn) {
   EXPECT_EQ(rate.item<float>(), 2) << "the first group has the tensor that was given";
 }
 
-TEST(FusedOptions, APlateauLowersTheRateOfEachGroupOnce) {
+TEST(FusedOptions, ReduceLROnPlateauLowersEachGroupOnce) {
   FusedSGD optimizer({OptimizerParamGroup({weight()}), OptimizerParamGroup({weight()})},
                      FusedSGDOptions(torch::tensor(1.0F)));
   optim::ReduceLROnPlateau scheduler(optimizer, {.factor = 0.5, .patience = 0});
@@ -139,7 +139,7 @@ TEST(FusedOptions, APlateauLowersTheRateOfEachGroupOnce) {
   for (const auto& group : optimizer.param_groups()) EXPECT_EQ(group.options().get_lr(), 0.5);
 }
 
-TEST(FusedOptions, AGivenTensorIsNotFilledWhenItsGroupComes) {
+TEST(FusedOptions, AddingAGroupDoesNotFillItsTensor) {
   const auto rate = torch::tensor(0.25F);
   const FusedSGDOptions options(rate);
   rate.fill_(0.5);
@@ -147,7 +147,7 @@ TEST(FusedOptions, AGivenTensorIsNotFilledWhenItsGroupComes) {
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.5);
 }
 
-TEST(FusedOptions, GroupsThatCameByLibTorchsFunctionAreTakenOver) {
+TEST(FusedOptions, GroupsAddedThroughLibTorchAreConverted) {
   const auto rate = torch::tensor(0.25F);
   FusedSGD optimizer({OptimizerParamGroup({weight(0)})}, FusedSGDOptions(rate));
   torch::optim::Optimizer& base = optimizer;
@@ -163,7 +163,7 @@ TEST(FusedOptions, GroupsThatCameByLibTorchsFunctionAreTakenOver) {
   EXPECT_TRUE(dynamic_cast<const FusedSGDOptions*>(&groups[0].options()));
 }
 
-TEST(FusedOptions, WhatLibTorchsFunctionLetInIsRefusedAtTheStep) {
+TEST(FusedOptions, GroupsAddedThroughLibTorchAreCheckedAtTheStep) {
   FusedAdam optimizer({weight()});
   optimizer.param_groups()[0].set_options(std::make_unique<torch::optim::SGDOptions>(0.1));
   EXPECT_THAT([&] { optimizer.step(); }, ThrowsMessage<ArgumentError>(HasSubstr("give it FusedAdamOptions")));
@@ -172,10 +172,10 @@ TEST(FusedOptions, WhatLibTorchsFunctionLetInIsRefusedAtTheStep) {
   base.add_param_group(OptimizerParamGroup({torch::ones({2}, torch::kLong)}));
   EXPECT_THAT(
       [&] { integers.step(); },
-      ThrowsMessage<ArgumentError>(HasSubstr("parameter 0 of group 1, Long[2] on cpu, is no floating")));
+      ThrowsMessage<ArgumentError>(HasSubstr("parameter 0 of group 1, Long[2] on cpu, is not a floating")));
 }
 
-TEST(FusedOptions, CopiesAreWhole) {
+TEST(FusedOptions, CopiesKeepAllFields) {
   FusedAdamWOptions options(torch::tensor(0.5F));
   options.maximize(true).betas({0.5, 0.25});
   const torch::optim::OptimizerOptions& base = options;
@@ -184,7 +184,7 @@ TEST(FusedOptions, CopiesAreWhole) {
   EXPECT_FALSE(FusedAdamWOptions(options).maximize(false) == options);
 }
 
-TEST(FusedOptions, WhatMakesNoSenseIsRefused) {
+TEST(FusedOptions, InvalidValuesAreRejected) {
   const auto refused = [](const auto& make, const std::string& text) {
     EXPECT_THAT([&] { make(); }, ThrowsMessage<ArgumentError>(HasSubstr(text)));
   };
@@ -201,7 +201,7 @@ TEST(FusedOptions, WhatMakesNoSenseIsRefused) {
           "options of another kind of optimizer; give it FusedAdamWOptions");
 }
 
-TEST(FusedOptions, AParameterIsInTheOptimizerOnce) {
+TEST(FusedOptions, AParameterBelongsToOneGroup) {
   const auto shared = weight();
   FusedAdam optimizer({shared, weight(), shared});
   EXPECT_EQ(optimizer.param_groups()[0].params().size(), 2U);

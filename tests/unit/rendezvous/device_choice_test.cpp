@@ -30,7 +30,7 @@ TEST(DeviceChoice, EachLocalRankHasItsGpu) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(choose_device({.count = 4}, rank_of(rank, 4)), cuda(rank));
 }
 
-TEST(DeviceChoice, GpusStayAsideForTheCpusBackendAndWithoutNccl) {
+TEST(DeviceChoice, CpuBackendsAndBuildsWithoutNcclUseTheCpu) {
   EXPECT_EQ(choose_device({.for_cpu = true, .count = 4}, rank_of(1, 2)), kCpu);
   EXPECT_EQ(choose_device({.count = 4, .can_reduce = false}, rank_of(1, 2)), kCpu);
   EXPECT_EQ(choose_device({.wanted = c10::Device(c10::kCUDA), .for_cpu = true, .count = 4}, rank_of(1, 2)),
@@ -38,7 +38,7 @@ TEST(DeviceChoice, GpusStayAsideForTheCpusBackendAndWithoutNccl) {
       << "gloo for GPU tensors, when asked for";
 }
 
-TEST(DeviceChoice, ABackendForTheCpuOnAHostWithGpusIsWarnedOf) {
+TEST(DeviceChoice, WarnsOfACpuBackendOnAHostWithGpus) {
   const auto warning_of = [](const DeviceRequest& request, const char* backend) {
     return cpu_warning(request, backends::BackendSpec::parse(backend));
   };
@@ -52,21 +52,21 @@ TEST(DeviceChoice, ABackendForTheCpuOnAHostWithGpusIsWarnedOf) {
   EXPECT_EQ(warning_of({.count = 4}, "auto"), "");
 }
 
-TEST(DeviceChoice, TheWantedDeviceIsTaken) {
+TEST(DeviceChoice, UsesTheRequestedDevice) {
   EXPECT_EQ(choose_device({.wanted = kCpu, .count = 4}, rank_of(1, 2)), kCpu);
   EXPECT_EQ(choose_device({.wanted = cuda(3), .count = 4}, rank_of(1, 2)), cuda(3));
   EXPECT_EQ(choose_device({.wanted = c10::Device(c10::kCUDA), .count = 4}, rank_of(1, 2)), cuda(1));
 }
 
-TEST(DeviceChoice, AWantedDeviceThatIsNotThereIsNamed) {
+TEST(DeviceChoice, AMissingRequestedDeviceIsNamed) {
   EXPECT_THAT([] { choose_device({.wanted = cuda(4), .count = 4}, rank_of(1, 2)); },
               ThrowsMessage<ArgumentError>(
-                  AllOf(HasSubstr("rank 1 of 2"), HasSubstr("cuda:4"), HasSubstr("can use 4 of that kind"))));
+                  AllOf(HasSubstr("rank 1 of 2"), HasSubstr("cuda:4"), HasSubstr("can use 4 of that type"))));
   EXPECT_THAT([] { choose_device({.wanted = c10::Device(c10::kCUDA)}, rank_of(0, 1)); },
               ThrowsMessage<ArgumentError>(HasSubstr("can use no CUDA device")));
 }
 
-TEST(DeviceChoice, MoreRanksThanGpusAreRefusedUnlessTheyShare) {
+TEST(DeviceChoice, MoreRanksThanGpusAreRejectedUnlessTheyShare) {
   EXPECT_THAT(
       [] { choose_device({.count = 2}, rank_of(3, 4)); },
       ThrowsMessage<ArgumentError>(
@@ -74,7 +74,7 @@ TEST(DeviceChoice, MoreRanksThanGpusAreRefusedUnlessTheyShare) {
   EXPECT_EQ(choose_device({.share = true, .count = 2}, rank_of(3, 4)), cuda(1));
 }
 
-TEST(DeviceChoice, ALauncherMayShowEachRankOnlyItsOwn) {
+TEST(DeviceChoice, ALauncherMayHideOtherGpus) {
   EXPECT_EQ(choose_device({.count = 1, .restricted = true}, rank_of(3, 4)), cuda(0));
   EXPECT_THAT([] { choose_device({.count = 1}, rank_of(3, 4)); },
               ThrowsMessage<ArgumentError>(HasSubstr("finds 1 CUDA device for the 4 ranks")));
@@ -88,7 +88,7 @@ std::vector<RankDevice> claims_of(const std::vector<std::string>& identities) {
   return devices;
 }
 
-TEST(DeviceVerdict, SharedDevicesAreNamedWithTheRanksThatHaveThem) {
+TEST(DeviceVerdict, SharedDevicesAreNamedWithTheirRanks) {
   EXPECT_EQ(check_devices(claims_of({"a", "b", "", ""}), false).refusal, "")
       << "unknown ones are like no other";
   EXPECT_THAT(check_devices(claims_of({"b", "a", "b", "a", "b"}), false).refusal,
@@ -98,13 +98,13 @@ TEST(DeviceVerdict, SharedDevicesAreNamedWithTheRanksThatHaveThem) {
   EXPECT_EQ(shared.refusal, "");
 }
 
-TEST(DeviceVerdict, AComplaintOfOneRankIsEveryRanks) {
+TEST(DeviceVerdict, AnErrorOfOneRankIsThrownOnAll) {
   auto devices = claims_of({"a", "b"});
   devices[1] = {.error = "rank 1 of 2: no GPU for me"};
   EXPECT_EQ(check_devices(devices, true).refusal, "rank 1 of 2: no GPU for me");
 }
 
-TEST(DeviceVerdict, KindsAreNotMixed) {
+TEST(DeviceVerdict, DeviceTypesMustNotBeMixed) {
   auto devices = claims_of({"a", "b", "c"});
   devices[2] = {};
   EXPECT_THAT(check_devices(devices, true).refusal,
@@ -132,7 +132,7 @@ std::vector<std::string> verdicts(const std::vector<RankDevice>& devices, bool s
   return results;
 }
 
-TEST(DeviceVerdict, AllRanksComeToTheSame) {
+TEST(DeviceVerdict, AllRanksAgree) {
   EXPECT_THAT(verdicts(claims_of({"a", "b", "c"}), false), ::testing::Each("own"));
   EXPECT_THAT(verdicts(claims_of({"a", "b", "a"}), true), ::testing::Each("shared"));
   EXPECT_THAT(verdicts(claims_of({"a", "b", "a"}), false),

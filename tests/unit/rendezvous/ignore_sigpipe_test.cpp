@@ -27,7 +27,7 @@ int signal_of_broken_pipe() {
   return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 
-TEST(IgnoreSigpipe, AreErrorsWhileAContextLives) {
+TEST(IgnoreSigpipe, WritesToLostPeersAreErrorsInAContext) {
   EXPECT_EQ(signal_of_broken_pipe(), SIGPIPE);
   {
     const auto context = init({.env = Env(std::map<std::string, std::string>{})});
@@ -36,7 +36,7 @@ TEST(IgnoreSigpipe, AreErrorsWhileAContextLives) {
   EXPECT_EQ(signal_of_broken_pipe(), SIGPIPE) << "as before";
 }
 
-TEST(IgnoreSigpipe, AHandlerOfTheProgramStays) {
+TEST(IgnoreSigpipe, KeepsAHandlerOfTheProgram) {
   const auto handler = [](int) { ::_exit(3); };
   const auto before = std::signal(SIGPIPE, handler);
   {

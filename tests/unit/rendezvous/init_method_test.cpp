@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "rendezvous/init_method.h"
-
 #include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+
+#include "rendezvous/rank_info.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -28,7 +28,7 @@ TEST(InitMethod, Kinds) {
   EXPECT_EQ(parse_init_method("file:///tmp/meeting").path, "/tmp/meeting");
 }
 
-TEST(InitMethod, WrongOnesAreQuoted) {
+TEST(InitMethod, InvalidMethodsAreQuoted) {
   for (const auto* text :
        {"http://x", "tcp://host", "tcp://:1", "tcp://h:0", "tcp://h:99999", "tcp://h:x", "file://relative",
         "file:///folder/", "tcp://h:1?rank=x", "tcp://h:1?size=2", "env"}) {

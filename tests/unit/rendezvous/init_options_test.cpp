@@ -46,7 +46,7 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
   EXPECT_FALSE(is_initialized());
 }
 
-TEST(Init, WithTheFakeBackendNobodyElseIsWaitedFor) {
+TEST(Init, TheFakeBackendWaitsForNoOtherRank) {
   const auto context = init({.backend = "fake", .world_size = 4, .rank = 2, .env = kEmpty});
   EXPECT_EQ(context.rank(), 2);
   EXPECT_EQ(context.world_size(), 4);
@@ -59,7 +59,7 @@ TEST(Init, WithTheFakeBackendNobodyElseIsWaitedFor) {
   EXPECT_EQ(pair->size(), 2);
 }
 
-TEST(Init, WithoutAContextTheErrorSaysSo) {
+TEST(Init, WithoutAContextTheErrorNamesInit) {
   EXPECT_THAT([] { default_group(); },
               ThrowsMessage<ArgumentError>(HasSubstr("call lockstep::init() first")));
   EXPECT_THAT([] { barrier(); }, ThrowsMessage<ArgumentError>(HasSubstr("lockstep::init()")));
@@ -67,7 +67,7 @@ TEST(Init, WithoutAContextTheErrorSaysSo) {
   EXPECT_TRUE(is_main());
 }
 
-TEST(Init, ASecondOneWhileTheFirstLivesIsRefused) {
+TEST(Init, ASecondContextIsRejected) {
   const auto context = init({.env = kEmpty});
   EXPECT_THAT([] { auto second = init({.env = kEmpty}); },
               ThrowsMessage<ArgumentError>(HasSubstr("in a run already")));
@@ -95,7 +95,7 @@ TEST(Init, WrongOptionsAreNamed) {
                                 HasSubstr("not both"));
 }
 
-TEST(Init, MissingNumbersSayWhereTheyCanComeFrom) {
+TEST(Init, MissingNumbersNameTheirSources) {
   expect_refused<RendezvousError>(
       {.init_method = "tcp://127.0.0.1:9", .env = kEmpty},
       AllOf(HasSubstr("InitOptions::rank"), HasSubstr("?rank="), HasSubstr("RANK")));
@@ -105,19 +105,19 @@ TEST(Init, MissingNumbersSayWhereTheyCanComeFrom) {
                                   HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
 }
 
-TEST(Init, EnvTakesItsNumbersFromQueryAndOptionsToo) {
+TEST(Init, EnvAcceptsNumbersFromQueryAndOptions) {
   EXPECT_EQ(init({.init_method = "env://?rank=0&world_size=1", .env = kEmpty}).world_size(), 1);
   const Env half{{{"WORLD_SIZE", "2"}, {"RANK", "0"}}};
   expect_refused<RendezvousError>({.init_method = "env://", .rank = 2, .env = half},
                                   HasSubstr("missing MASTER_ADDR, MASTER_PORT"));
 }
 
-TEST(Init, ARankOutsideTheWorldIsRefusedBeforeAnybodyWaits) {
+TEST(Init, ARankOutsideTheWorldIsRejectedBeforeAnyWait) {
   expect_refused<RendezvousError>({.init_method = "tcp://127.0.0.1:9?rank=2&world_size=2", .env = kEmpty},
                                   HasSubstr("rank 2 in a world of 2"));
 }
 
-TEST(Init, AMeetingFileNeedsItsFolder) {
+TEST(Init, ARendezvousFileNeedsItsFolder) {
   expect_refused<RendezvousError>(
       {.init_method = "file:///no/such/folder/f?rank=0&world_size=2", .env = kEmpty},
       HasSubstr("/no/such/folder"));

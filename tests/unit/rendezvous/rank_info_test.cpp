@@ -45,7 +45,7 @@ const Values kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                       {"PMIX_NAMESPACE", "job-9"}};
 
-TEST(RankInfo, APlainProcessIsNowhere) { EXPECT_FALSE(found({{"HOME", "/root"}}).has_value()); }
+TEST(RankInfo, APlainProcessHasNoRank) { EXPECT_FALSE(found({{"HOME", "/root"}}).has_value()); }
 
 TEST(RankInfo, Launcher) {
   const auto p = found(with(kLauncher, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}));
@@ -58,7 +58,7 @@ TEST(RankInfo, Launcher) {
   EXPECT_EQ(p->master_port, 29500);
 }
 
-TEST(RankInfo, APartialLauncherListsWhatIsSeenAndWhatIsMissing) {
+TEST(RankInfo, APartialLauncherListsSetAndMissingVariables) {
   expect_refused(
       {{"RANK", "1"}, {"MASTER_ADDR", "node0"}},
       AllOf(HasSubstr("seen RANK=1, MASTER_ADDR=node0"), HasSubstr("missing WORLD_SIZE, MASTER_PORT")));
@@ -103,7 +103,7 @@ TEST(RankInfo, SlurmsPortFollowsFromJobAndStep) {
   EXPECT_LT(port, 32768);
 }
 
-TEST(RankInfo, ABatchScriptIsNoTaskOfItsJob) {
+TEST(RankInfo, ABatchScriptIsNotATask) {
   const auto script = with(kSlurm, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", ""}});
   EXPECT_FALSE(found(script));
   const auto by_mpirun = with(script, {{"OMPI_COMM_WORLD_RANK", "3"},
@@ -118,7 +118,7 @@ TEST(RankInfo, ABatchScriptIsNoTaskOfItsJob) {
 }
 
 // "srun --preserve-env" keeps the allocation's.
-TEST(RankInfo, SlurmsStepCountsNotItsAllocation) {
+TEST(RankInfo, SlurmUsesTheStepNotTheAllocation) {
   EXPECT_EQ(found(with(kSlurm, {{"SLURM_NTASKS", "99"}, {"SLURM_STEP_NUM_TASKS", "7"}}))->world_size, 7);
 }
 
@@ -127,21 +127,21 @@ TEST(RankInfo, TheShellOfSallocIsAPlainProcess) {
   EXPECT_FALSE(found(with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})));
 }
 
-TEST(RankInfo, SlurmRespectsAGivenMaster) {
+TEST(RankInfo, SlurmRespectsMasterAddr) {
   const auto p = found(with(kSlurm, {{"MASTER_ADDR", "login"}, {"MASTER_PORT", "1234"}}));
   EXPECT_EQ(p->master_addr, "login");
   EXPECT_EQ(p->master_port, 1234);
   EXPECT_EQ(p->rank, 5);
 }
 
-TEST(RankInfo, SlurmWithPartsMissing) {
+TEST(RankInfo, SlurmWithMissingVariables) {
   expect_refused({{"SLURM_PROCID", "0"}},
                  AllOf(HasSubstr("SLURM_PROCID=0"), HasSubstr("missing SLURM_NTASKS")));
   expect_refused({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}, HasSubstr("SLURM_JOB_NODELIST"));
   expect_refused(with(kSlurm, {{"SLURM_JOB_ID", ""}}), HasSubstr("SLURM_JOB_ID"));
 }
 
-TEST(RankInfo, SlurmWithNonsense) {
+TEST(RankInfo, SlurmWithInvalidValues) {
   expect_refused(with(kSlurm, {{"MASTER_PORT", "x"}}), HasSubstr("MASTER_PORT=\"x\""));
   expect_refused(with(kSlurm, {{"MASTER_PORT", "70000"}}), HasSubstr("not a TCP port"));
   expect_refused(with(kSlurm, {{"SLURM_JOB_ID", "four"}}), HasSubstr("SLURM_JOB_ID=\"four\""));
@@ -165,7 +165,7 @@ TEST(RankInfo, OpenMpiOnOneHost) {
   EXPECT_NE(found(with(kOpenMpi, {{"PMIX_NAMESPACE", "job-10"}}))->master_port, p->master_port);
 }
 
-TEST(RankInfo, MpiOnSeveralHostsNeedsTheMaster) {
+TEST(RankInfo, MpiOnSeveralHostsNeedsMasterAddr) {
   const auto wide = with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"}});
   expect_refused(wide, AllOf(HasSubstr("MASTER_ADDR, MASTER_PORT"), HasSubstr("mpirun -x")));
   expect_refused(with(wide, {{"MASTER_ADDR", "a"}}),
@@ -182,7 +182,7 @@ TEST(RankInfo, Pmi) {
 }
 
 // Its ranks inherit SLURM's variables from it.
-TEST(RankInfo, TheLauncherComesBeforeSlurmAndMpi) {
+TEST(RankInfo, TheLauncherPrecedesSlurmAndMpi) {
   const auto p = found(with(with(kSlurm, kOpenMpi), kLauncher));
   EXPECT_EQ(p->source, "the launcher's environment");
   EXPECT_EQ(p->rank, 1);
@@ -193,7 +193,7 @@ TEST(RankInfo, TheLauncherComesBeforeSlurmAndMpi) {
 }
 
 // Of mpirun's daemon.
-TEST(RankInfo, RanksOfMpirunInheritAPlaceInSlurmThatIsNotTheirs) {
+TEST(RankInfo, RanksOfMpirunIgnoreInheritedSlurmVariables) {
   const auto daemons = with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}});
   const auto p = found(with(daemons, kOpenMpi));
   EXPECT_EQ(p->source, "Open MPI's environment");
@@ -204,7 +204,7 @@ TEST(RankInfo, RanksOfMpirunInheritAPlaceInSlurmThatIsNotTheirs) {
 }
 
 // "srun --mpi=pmi2", which knows the nodes.
-TEST(RankInfo, SlurmComesBeforeThePmiThatSrunOffers) {
+TEST(RankInfo, SlurmPrecedesPmi) {
   EXPECT_EQ(found(with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "7"}}))->source, "SLURM's environment");
 }
 

@@ -69,7 +69,7 @@ std::vector<int> ranks_below(int size) {
   return ranks;
 }
 
-TEST(Arrival, AsksAsMuchOfTheStoreForManyRanksAsForFew) {
+TEST(Arrival, RequestsPerRankDoNotGrowWithRanks) {
   for (const int size : {1, 2, 40}) {
     CountedStore store;
     arrive(store, ranks_below(size), size, 60s);
@@ -82,7 +82,7 @@ TEST(Arrival, AsksAsMuchOfTheStoreForManyRanksAsForFew) {
   }
 }
 
-TEST(Arrival, NamesThoseThatAreMissing) {
+TEST(Arrival, NamesMissingRanks) {
   CountedStore store;
   EXPECT_THAT(
       [&] {
@@ -95,7 +95,7 @@ TEST(Arrival, NamesThoseThatAreMissing) {
               ThrowsMessage<RendezvousError>(HasSubstr("rank 1 of 2: rank 0 did not arrive")));
 }
 
-TEST(Arrival, NamesSomeOfManyThatAreMissing) {
+TEST(Arrival, NamesSomeOfManyMissingRanks) {
   CountedStore store;
   EXPECT_THAT(
       [&] {
@@ -106,19 +106,19 @@ TEST(Arrival, NamesSomeOfManyThatAreMissing) {
   EXPECT_LT(store.requests, 500);
 }
 
-TEST(Arrival, ARankThatComesTwiceDoesNotStandForAnother) {
+TEST(Arrival, ARankThatArrivesTwiceCountsOnce) {
   CountedStore store;
   EXPECT_THAT(
       [&] {
         arrive(store, {0, 1, 1}, 3, 50ms);
       },
       ThrowsMessage<RendezvousError>(HasSubstr("rank 2 did not arrive")));
-  // But whoever is there at last has all arrived.
+  // But the last rank sees that all have arrived.
   CountedStore late;
   arrive(late, {0, 1, 1, 2}, 3, 60s);
 }
 
-TEST(HostMap, TellsWhoIsWhere) {
+TEST(HostMap, MapsRanksToHosts) {
   const auto hosts = HostMap::of({"a", "a", "b", "a", "b"});
   EXPECT_EQ(hosts.text(), "2*0,1*1,1*0,1*1");
   const auto read = HostMap::from_text(hosts.text());
@@ -131,7 +131,7 @@ TEST(HostMap, TellsWhoIsWhere) {
   EXPECT_EQ(read.local_rank(2), 0);
 }
 
-TEST(HostMap, RefusesOtherText) {
+TEST(HostMap, RejectsOtherText) {
   for (const char* text : {"x", "2", "2*", "2*0;", "-1*0", "2*0,,", "99999999999*0"}) {
     EXPECT_THROW(HostMap::from_text(text), RendezvousError) << text;
   }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "serialize/checksum.h"
-
 #include <cerrno>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -31,7 +29,7 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
 namespace lockstep::testing {
 namespace {
 
-TEST(Checksums, AreComputedWhereNoThreadCanBeHad) {
+TEST(Checksums, AreComputedWithoutThreads) {
   const auto tensor = at::arange(1'000'000);
   const std::vector<c10::Storage> storages{tensor.storage()};
   const auto bytes = serialize::bytes_of(storages[0]);

@@ -74,7 +74,7 @@ Value sample() {
   return Dict{{"weights", at::arange(6, at::kFloat).view({2, 3})}, {"epoch", 3}, {"names", List{"a", "b"}}};
 }
 
-TEST(HostileFiles, TheHelpersMakeAProperFile) {
+TEST(HostileFiles, TheHelpersWriteAValidFile) {
   const auto value =
       load_bytes(file_with(pickled(tensor(storage(4), 0, number(2) + number(2), number(2) + number(1)))));
   EXPECT_EQ(value.as_tensor().sizes(), at::IntArrayRef({2, 2}));
@@ -87,7 +87,7 @@ TEST(HostileFiles, CutShortAnywhere) {
   }
 }
 
-TEST(HostileFiles, EveryByteTurnedRoundIsFoundOrDoesNoHarm) {
+TEST(HostileFiles, EveryInvertedByteIsDetectedOrHarmless) {
   const auto whole = save_bytes(sample());
   std::size_t found = 0;
   for (std::size_t place = 0; place < whole.size(); ++place) {
@@ -107,7 +107,7 @@ TEST(HostileFiles, DamagedDataIsFoundByItsChecksum) {
   EXPECT_THAT(error_of(bytes, {.verify = true}), HasSubstr("checksum"));
 }
 
-TEST(HostileFiles, NamesThatAreNoDataAreRefusedAndNamed) {
+TEST(HostileFiles, OtherGlobalsAreRejectedAndNamed) {
   EXPECT_THAT(error_of_pickle("cos\nsystem\n" + tuple(text("true")) + "R"), HasSubstr("os.system"));
   EXPECT_THAT(error_of_pickle("cbuiltins\neval\n" + tuple(text("1")) + "R"), HasSubstr("builtins.eval"));
   EXPECT_THAT(error_of_pickle("c__main__\nNet\n)\x81"), HasSubstr("__main__.Net"));
@@ -156,13 +156,13 @@ TEST(HostileFiles, ContainersThatHoldThemselves) {
               HasSubstr("holds itself"));
 }
 
-TEST(HostileFiles, NestingsTooDeep) {
+TEST(HostileFiles, TooDeepNesting) {
   EXPECT_THAT(error_of_pickle(std::string(100'000, ']') + std::string(99'999, 'a')), HasSubstr("nested"));
   EXPECT_NE(error_of_pickle("N" + std::string(1'000'000, '\x85')), "");
 }
 
 // 2 to the power of 60 values of 200 bytes.
-TEST(HostileFiles, PartsThatAreRepeatedWithoutEnd) {
+TEST(HostileFiles, EndlesslyRepeatedParts) {
   std::string body = "]q" + std::string(1, '\0');
   for (char level = 1; level < 60; ++level) {
     const std::string before{'h', static_cast<char>(level - 1)};
@@ -172,7 +172,7 @@ TEST(HostileFiles, PartsThatAreRepeatedWithoutEnd) {
 }
 
 // 8 KB, fetched half a million times.
-TEST(HostileFiles, TextsThatAreRepeatedWithoutEnd) {
+TEST(HostileFiles, EndlesslyRepeatedTexts) {
   const std::string length("\x00\x20\x00\x00", 4);
   std::string body = "](X" + length + std::string(0x2000, 'x') + "q" + std::string(1, '\0');
   for (int i = 0; i < 500'000; ++i) body += std::string("h\0", 2);
@@ -205,7 +205,7 @@ TEST(HostileFiles, TensorsThatReachBeyondTheirStorage) {
   EXPECT_NE(error_of_pickle(tensor(storage(4), 0, number(1), number(1) + number(1))), "");
 }
 
-TEST(HostileFiles, StoragesThatAreNotThere) {
+TEST(HostileFiles, MissingStorages) {
   const auto one = [](const std::string& of) { return error_of_pickle(tensor(of, 0, number(1), number(1))); };
   EXPECT_THAT(one(storage(5)), HasSubstr("should have 20 bytes"));
   EXPECT_THAT(one(storage(4, "../../secret")), HasSubstr("missing"));
@@ -224,7 +224,7 @@ TEST(HostileFiles, SparseTensorsOutOfBounds) {
   const auto size = "ctorch\nSize\n" + tuple(tuple(number(3))) + "R";
   const auto body = "ctorch._utils\n_rebuild_sparse_tensor\n" +
                     tuple(layout + tuple(indices + values + size + "\x89")) + "R";
-  EXPECT_THAT(error_of_pickle(body), HasSubstr("LibTorch refuses"));
+  EXPECT_THAT(error_of_pickle(body), HasSubstr("LibTorch rejects"));
 }
 
 // Checking it element by element would take years.
@@ -240,7 +240,7 @@ TEST(HostileFiles, SparseTensorsLargerThanTheFile) {
   EXPECT_THAT(error_of_pickle(body), HasSubstr("larger than their storage"));
 }
 
-TEST(HostileFiles, AStateForATensorIsRefused) {
+TEST(HostileFiles, AStateForATensorIsRejected) {
   EXPECT_THAT(error_of_pickle(tensor(storage(4), 0, number(1), number(1)) + "Nb"),
               HasSubstr("in a way that PyTorch does not"));
 }
@@ -260,7 +260,7 @@ TEST(HostileFiles, OtherKindsOfFiles) {
   EXPECT_THAT(error_of(script), HasSubstr("torch::load"));
 }
 
-TEST(HostileFiles, WhatCannotBeSavedIsNamed) {
+TEST(HostileFiles, UnsupportedValuesAreNamed) {
   const auto saving = [](const Value& value) {
     try {
       save_bytes(value);

@@ -73,20 +73,20 @@ std::vector<Malformed> malformed_files() {
       {"LengthBeyondTheFile", length_of(100) + "{}", "should have 100 bytes, but 2 are left"},
       {"LengthBeyondTheLimit", length_of(100'000'001) + "{}", "100000001"},
       {"LengthOfAllOnes", std::string(16, '\xff'), "18446744073709551615"},
-      {"ZipFile", "PK\3\4" + std::string(100, 'x'), "no safetensors file"},
+      {"ZipFile", "PK\3\4" + std::string(100, 'x'), "not a safetensors file"},
 
       header("Text", "hello world", "'{'"),
       header("List", "[1, 2]", "'{'"),
       header("SpaceFirst", " {}", "'{'", 0),
       header("ByteOrderMark", "\xef\xbb\xbf{}", "'{'", 0),
-      header("Unclosed", R"({"a":{)" + good + "}", "no valid JSON"),
-      header("MoreAfterTheEnd", "{} {}", "no valid JSON", 0),
+      header("Unclosed", R"({"a":{)" + good + "}", "not valid JSON"),
+      header("MoreAfterTheEnd", "{} {}", "not valid JSON", 0),
       header("ZeroAfterTheEnd", std::string("{}\0\0", 4), "byte 2 of it is 0", 0),
-      header("Comment", "{/* a */}", "no valid JSON", 0),
-      header("TrailingComma", R"({"a":{)" + good + "},}", "no valid JSON"),
-      header("NoUtf8", "{\"\xff\xfe\":{" + good + "}}", "no valid JSON"),
-      header("LoneSurrogate", R"({"\ud800":{)" + good + "}}", "no valid JSON"),
-      header("UnclosedString", R"({"a)", "no valid JSON"),
+      header("Comment", "{/* a */}", "not valid JSON", 0),
+      header("TrailingComma", R"({"a":{)" + good + "},}", "not valid JSON"),
+      header("NoUtf8", "{\"\xff\xfe\":{" + good + "}}", "not valid JSON"),
+      header("LoneSurrogate", R"({"\ud800":{)" + good + "}}", "not valid JSON"),
+      header("UnclosedString", R"({"a)", "not valid JSON"),
       header("DeepLists", R"({"a":)" + repeated("[", 1'000'000), "a list where none belongs, at the key 'a'"),
       header("DeepObjects", repeated(R"({"a":)", 1'000'000), "unknown field 'a'"),
       header("DeepShape", R"({"a":{"dtype":"U8","shape":)" + repeated("[", 1'000'000), "a list where none"),
@@ -117,15 +117,15 @@ std::vector<Malformed> malformed_files() {
              "a number where none belongs"),
       tensor("ShapeOfStrings", R"("dtype":"U8","shape":["2"],"data_offsets":[0,2])", "a string where none"),
       tensor("NegativeShape", R"("dtype":"U8","shape":[-2],"data_offsets":[0,2])", "a negative number"),
-      tensor("FractionalShape", R"("dtype":"U8","shape":[2.0],"data_offsets":[0,2])", "no integer"),
-      tensor("ShapeOfExponents", R"("dtype":"U8","shape":[1e999],"data_offsets":[0,2])", "no valid JSON"),
+      tensor("FractionalShape", R"("dtype":"U8","shape":[2.0],"data_offsets":[0,2])", "not a 64-bit integer"),
+      tensor("ShapeOfExponents", R"("dtype":"U8","shape":[1e999],"data_offsets":[0,2])", "not valid JSON"),
       tensor("ShapeBeyond63Bits", R"("dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,2])",
              "impossible size 9223372036854775808"),
       tensor("ShapeBeyond64Bits", R"("dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,2])",
-             "no integer"),
+             "not a 64-bit integer"),
       tensor("ProductOverflows", R"("dtype":"U8","shape":[4294967296,4294967297],"data_offsets":[0,2])",
              "impossible shape [4294967296, 4294967297]"),
-      // Modulo 2^64 this is the 2 bytes that there are.
+      // Modulo 2^64 this equals the 2 bytes of data.
       tensor("ProductOverflowsToWhatIsThere",
              R"("dtype":"I16","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,2])",
              "impossible shape"),
@@ -162,7 +162,7 @@ std::vector<Malformed> malformed_files() {
 
 class MalformedSafetensors : public ::testing::TestWithParam<Malformed> {};
 
-TEST_P(MalformedSafetensors, IsRefusedNamingTheFile) {
+TEST_P(MalformedSafetensors, IsRejectedNamingTheFile) {
   const TempFolder folder;
   const auto file = folder.file("bad.safetensors");
   write(file, GetParam().bytes);
@@ -200,7 +200,7 @@ TEST(SafetensorsHeader, MayBePaddedAndInAnyOrder) {
 }
 
 // Whatever is damaged, a file is read or refused; nothing else is ever thrown.
-TEST(SafetensorsHeader, WithRandomDamageIsReadOrRefused) {
+TEST(SafetensorsHeader, RandomDamageIsReadOrRejected) {
   const TempFolder folder;
   const auto file = folder.file("damaged.safetensors");
   const auto good = whole(
@@ -227,7 +227,7 @@ TEST(SafetensorsHeader, WithRandomDamageIsReadOrRefused) {
   EXPECT_GT(refused, rounds / 2);
 }
 
-TEST(SafetensorsHeader, OfAFileThatCannotBeOpenedIsAnErrorToo) {
+TEST(SafetensorsHeader, AnUnopenableFileIsAnError) {
   EXPECT_THROW(safetensors::load_file("/no/such/file.safetensors"), CheckpointError);
   EXPECT_THROW(safetensors::load_file("/tmp"), CheckpointError);
 }

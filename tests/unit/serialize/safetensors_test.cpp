@@ -44,7 +44,7 @@ std::string complaint_about(const Dict& tensors, const safetensors::SaveOptions&
   return "";
 }
 
-TEST(Safetensors, ComeBackAsTheyWere) {
+TEST(Safetensors, RoundTrip) {
   const TempFolder folder;
   const auto file = folder.file("a.safetensors");
   save_file(small(), file, {.metadata = {{"format", "pt"}}});
@@ -63,7 +63,7 @@ TEST(Safetensors, OnTheMetaDeviceHaveShapesOnly) {
 }
 
 // A file of this size cannot be read in the time and memory of a test.
-TEST(SafeOpen, ReadsNothingButTheHeader) {
+TEST(SafeOpen, ReadsOnlyTheHeader) {
   const TempFolder folder;
   const auto file = folder.file("large.safetensors");
   constexpr std::uint64_t bytes = 1ULL << 36;
@@ -78,7 +78,7 @@ TEST(SafeOpen, ReadsNothingButTheHeader) {
   EXPECT_EQ(opened.get_tensor("x")[1000][1000][10000].item<float>(), 0);
 }
 
-TEST(SafeOpen, GivesTensorsThatOutliveIt) {
+TEST(SafeOpen, ReturnsTensorsThatOutliveIt) {
   const TempFolder folder;
   const auto file = folder.file("a.safetensors");
   save_file(small(), file, {.metadata = {{"format", "pt"}, {"a", "b"}}});
@@ -91,11 +91,11 @@ TEST(SafeOpen, GivesTensorsThatOutliveIt) {
     weight = opened.get_tensor("weight");
   }
   EXPECT_TRUE(weight.equal(small().at("weight").as_tensor()));
-  weight.fill_(7);  // a page of its own, not the file's
+  weight.fill_(7);  // writes to a private page, not to the file
   EXPECT_TRUE(equal(load_file(file), small()));
 }
 
-TEST(SafeOpen, NamesWhatThereIsWhenATensorIsMissing) {
+TEST(SafeOpen, ListsTheNamesWhenATensorIsMissing) {
   const TempFolder folder;
   const auto file = folder.file("a.safetensors");
   save_file(small(), file);
@@ -109,7 +109,7 @@ TEST(SafeOpen, NamesWhatThereIsWhenATensorIsMissing) {
 }
 
 // Python pads the header to 8 bytes; a writer that does not leaves numbers at odd addresses.
-TEST(Safetensors, MayLieAtOddAddresses) {
+TEST(Safetensors, MayHaveUnalignedOffsets) {
   const TempFolder folder;
   const auto file = folder.file("odd.safetensors");
   const std::string header = R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
@@ -119,7 +119,7 @@ TEST(Safetensors, MayLieAtOddAddresses) {
   EXPECT_TRUE(load_file(file, {.mmap = true}).at("x").as_tensor().equal(at::tensor({1.5F, -2.F})));
 }
 
-TEST(Safetensors, AreWrittenContiguousAndAsTheyRead) {
+TEST(Safetensors, AreWrittenContiguous) {
   const TempFolder folder;
   const auto file = folder.file("a.safetensors");
   const auto complex = at::complex(at::arange(2.0), at::ones({2})).to(at::kComplexFloat);
@@ -135,14 +135,14 @@ TEST(Safetensors, AreWrittenContiguousAndAsTheyRead) {
   }
 }
 
-TEST(Safetensors, RefuseMemoryThatTwoShare) {
+TEST(Safetensors, RejectSharedMemory) {
   const auto base = at::arange(10.0);
   EXPECT_THAT(complaint_about({{"lm_head", base}, {"other", at::ones({2})}, {"wte", base}}),
               HasSubstr("'lm_head' and 'wte' share memory"));
   EXPECT_THAT(complaint_about({{"all", base}, {"part", base.slice(0, 4, 6)}}), HasSubstr("share memory"));
 }
 
-TEST(Safetensors, TakePartsOfOneStorageThatDoNotOverlap) {
+TEST(Safetensors, AcceptDisjointPartsOfOneStorage) {
   const TempFolder folder;
   const auto file = folder.file("a.safetensors");
   const auto base = at::arange(10.0);
@@ -152,7 +152,7 @@ TEST(Safetensors, TakePartsOfOneStorageThatDoNotOverlap) {
   EXPECT_TRUE(equal(load_file(file), parts));
 }
 
-TEST(Safetensors, RefuseWhatTheFormatCannotHold) {
+TEST(Safetensors, RejectUnsupportedValues) {
   EXPECT_THAT(complaint_about({{"epoch", 3}}), HasSubstr("'epoch' is a int"));
   EXPECT_THAT(complaint_about({{3, at::ones({1})}}), HasSubstr("the key 3 is a int"));
   EXPECT_THAT(complaint_about({{"nested", Dict{}}}), HasSubstr("'nested' is a dict"));
@@ -161,11 +161,11 @@ TEST(Safetensors, RefuseWhatTheFormatCannotHold) {
   EXPECT_THAT(complaint_about({{"x", at::ones({2, 2}).to_sparse()}}), HasSubstr("'x' is sparse"));
   EXPECT_THAT(complaint_about({{"x", at::empty({2}, at::kMeta)}}), HasSubstr("meta device"));
   EXPECT_THAT(complaint_about({{"x", at::Tensor()}}), HasSubstr("'x' is undefined"));
-  EXPECT_THAT(complaint_about({{"\xff", at::ones({1})}}), HasSubstr("no UTF-8"));
-  EXPECT_THAT(complaint_about({}, {.metadata = {{"k", "\xff"}}}), HasSubstr("no UTF-8"));
+  EXPECT_THAT(complaint_about({{"\xff", at::ones({1})}}), HasSubstr("not UTF-8"));
+  EXPECT_THAT(complaint_about({}, {.metadata = {{"k", "\xff"}}}), HasSubstr("not UTF-8"));
 }
 
-TEST(Safetensors, LeaveTheOldFileWhereTheNewOneFails) {
+TEST(Safetensors, KeepTheOldFileIfTheNewOneFails) {
   const TempFolder folder;
   const auto file = folder.file("a.safetensors");
   save_file(small(), file);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Our zip files beside those of LibTorch's own writer.
-#include "serialize/zip_writer.h"
-
 #include <caffe2/serialize/inline_container.h>
 #include <cstdlib>
 #include <memory>
@@ -13,8 +11,9 @@
 
 #include <lockstep/serialize/torch_file.h>
 
-#include "serialize/checksum.h"
-#include "serialize/torch_writer.h"
+#include "serialize/storage.h"
+#include "serialize/torch_format.h"
+#include "serialize/zip.h"
 
 namespace lockstep::testing {
 namespace {
@@ -85,7 +84,7 @@ TEST(ZipWriter, WritesTheBytesOfLibTorchsWriter) {
 
 TEST(ZipWriter, WritesTheBytesOfLibTorchsWriterBeyondFourGigabytes) {
   constexpr std::size_t size = (std::size_t{1} << 32) + 5;
-  // Pages that nobody writes to are one page of zeros.
+  // Unwritten pages share one page of zeros.
   const std::unique_ptr<void, decltype(&std::free)> zeros(std::calloc(size, 1), &std::free);
   ASSERT_TRUE(zeros);
   const Records records{{"data/0", {static_cast<const std::byte*>(zeros.get()), size}},
@@ -94,7 +93,7 @@ TEST(ZipWriter, WritesTheBytesOfLibTorchsWriterBeyondFourGigabytes) {
   EXPECT_TRUE(without_identification(ours(records)) == without_identification(theirs(records)));
 }
 
-TEST(ZipWriter, KnowsTheSizeBefore) {
+TEST(ZipWriter, ComputesTheSizeInAdvance) {
   for (const auto count : {0, 1, 1000, 3'000'000}) {
     const Value value = Dict{{"a", at::ones({count})}, {"b", at::ones({3})}, {"c", "text"}};
     EXPECT_EQ(serialize::zip_size(serialize::pickle_value(value)), save_bytes(value).size());
@@ -102,14 +101,14 @@ TEST(ZipWriter, KnowsTheSizeBefore) {
 }
 
 // Large tensors, whose checksums come from another thread, and small ones between them.
-TEST(ZipWriter, ChecksumsOfOtherThreadsAreThoseOfTheData) {
+TEST(ZipWriter, ChecksumsOfOtherThreadsMatchTheData) {
   Dict dict;
   for (int i = 0; i < 12; ++i) dict.set(i, at::rand({i % 3 == 0 ? 10 : 700'000 + i}));
   const auto file = save_bytes(dict);
   EXPECT_TRUE(equal(load_bytes(file, {.verify = true}), dict));
 }
 
-TEST(ZipWriter, AFailureComesOutWhileAThreadComputes) {
+TEST(ZipWriter, AFailureIsThrownWhileAThreadComputes) {
   const auto pickled = serialize::pickle_value(Value(at::ones({30'000'000})));
   EXPECT_THROW(serialize::write_zip(pickled, [](auto) { throw std::runtime_error("full"); }),
                std::runtime_error);

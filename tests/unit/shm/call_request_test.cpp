@@ -106,7 +106,7 @@ TEST(CallRequest, IsEagerForSmallTensors) {
   EXPECT_FALSE(broadcast(at::empty({4}, at::TensorOptions(at::kMeta))));
 }
 
-TEST(CallRequest, LeavesRoomForTheTablesOfUnevenCalls) {
+TEST(CallRequest, ReservesSpaceForTheTablesOfUnevenCalls) {
   constexpr auto kTables = 2 * kSize * sizeof(std::uint64_t);
   const auto most = static_cast<std::int64_t>(kSmallBytes - kTables);
   const auto all_gather = [](std::int64_t bytes) {
@@ -118,7 +118,7 @@ TEST(CallRequest, LeavesRoomForTheTablesOfUnevenCalls) {
   EXPECT_FALSE(all_gather(most + 1));
 }
 
-TEST(CallRequest, IsRefusedForReductionsThatMakeNoSense) {
+TEST(CallRequest, RejectsInvalidReductions) {
   const auto reduced = [](c10::ScalarType dtype, ReduceOp op) {
     return fits({.kind = CallKind::all_reduce, .outputs = rows(4, dtype), .op = op});
   };
@@ -128,7 +128,7 @@ TEST(CallRequest, IsRefusedForReductionsThatMakeNoSense) {
   EXPECT_FALSE(reduced(at::kFloat, ReduceOp::BXOR));
 }
 
-TEST(CallRequest, IsRefusedForWrongArguments) {
+TEST(CallRequest, RejectsInvalidArguments) {
   const auto one = rows(4);
   const Tensors three(3, one);
   const Tensors two(2, one);

@@ -67,7 +67,7 @@ void mix(Engine& engine) {
 
 class EagerCalls : public ::testing::TestWithParam<int> {};
 
-TEST_P(EagerCalls, AreTheSameCallsAsOthers) {
+TEST_P(EagerCalls, MatchNormalCalls) {
   const int size = GetParam();
   const WaitPolicy wait_policy{.tries = 16, .spin = 2ms, .yields = 50, .nap = 5ms};
   ThreadTeam(size).run(wait_policy, mix);
@@ -106,13 +106,13 @@ void expect_unmixed(const Quarrel& result, const std::string& difference) {
   for (const auto& told : result.told) EXPECT_NE(told.find(difference), std::string::npos) << told;
 }
 
-TEST(EagerCallsThatDiffer, EndOnAllRanksBeforeDataAreMixed) {
+TEST(EagerCallsThatDiffer, FailOnAllRanksBeforeDataIsMixed) {
   expect_unmixed(quarrel([](Request&) {}), "rank 1: all_reduce of 9 x i32");
   expect_unmixed(quarrel([](Request& request) { request.kind = Kind::broadcast; }),
                  "rank 1: broadcast of 9 x i32");
 }
 
-TEST(EagerCallsThatDiffer, AreFoundInWhatEachRankExpectsOfTheOthers) {
+TEST(EagerCallsThatDiffer, AreFoundFromTheExpectedSizes) {
   std::array<Numbers, 2> input{Numbers(3, 1), Numbers(3, 2)};
   std::array<Numbers, 2> output{Numbers(6), Numbers(6)};
   std::array<bool, 2> told{};

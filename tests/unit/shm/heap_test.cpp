@@ -39,7 +39,7 @@ TEST(Heap, PiecesDoNotOverlapAndAreReused) {
   EXPECT_LT(heap.committed(), 200 * kMegabyte);
 }
 
-TEST(Heap, FreedNeighboursBecomeOnePiece) {
+TEST(Heap, FreedNeighboursAreMerged) {
   const auto memory = SharedMemory::create("test", 64 * kMegabyte);
   Heap heap(memory, 0);
   auto* const a = heap.allocate(8 * kMegabyte);
@@ -51,14 +51,14 @@ TEST(Heap, FreedNeighboursBecomeOnePiece) {
   EXPECT_EQ(heap.committed(), before);
 }
 
-TEST(Heap, SaysSoWhenMemoryIsShort) {
+TEST(Heap, ReportsAShortageOfMemory) {
   const auto memory = SharedMemory::create("test", 4 * kMegabyte);
   Heap heap(memory, 0);
   EXPECT_THAT([&] { heap.allocate(8 * kMegabyte); }, ThrowsMessage<Error>(HasSubstr("memory is short")));
   EXPECT_NE(heap.allocate(kMegabyte), nullptr);
 }
 
-TEST(SharedMemory, ThatCannotBeHadIsAnErrorBeforeItIsTouched) {
+TEST(SharedMemory, AShortageIsAnErrorBeforeTheFirstAccess) {
   const auto too_much = 4 * total_memory();
   const auto memory = SharedMemory::create("test", too_much);  // address space only
   EXPECT_THAT([&] { memory.commit(0, too_much, "a test"); },

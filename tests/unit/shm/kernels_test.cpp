@@ -67,7 +67,7 @@ std::uint16_t nearest(float value, std::uint16_t infinity, Value value_of) {
     const auto middle = static_cast<std::uint16_t>((below + above) / 2);
     (value_of(middle) <= magnitude ? below : above) = middle;
   }
-  // Infinity stands where the next number would be if there were one.
+  // Infinity is at the position of the next number.
   const double step =
       value_of(static_cast<std::uint16_t>(infinity - 1)) - value_of(static_cast<std::uint16_t>(infinity - 2));
   const double top =
@@ -78,7 +78,7 @@ std::uint16_t nearest(float value, std::uint16_t infinity, Value value_of) {
   return below | sign;
 }
 
-TEST(Kernels, EveryHalfAndBrainFloatComesBack) {
+TEST(Kernels, EveryHalfAndBFloat16RoundTrips) {
   for (const auto set : sets_here()) {
     for (const auto element : {Element::f16, Element::bf16}) {
       std::vector<std::uint16_t> all(65536);
@@ -178,7 +178,7 @@ void check_against_scalars(Element element) {
       if (kernel == nullptr) continue;
       for (const int ins : {1, 2, 3, 5, 8}) {
         for (const std::size_t count : {0UL, 1UL, 7UL, 64UL, 1000UL, 2051UL}) {
-          // Rows begin at odd places, as far as elements may.
+          // Rows start at unaligned addresses, as far as elements allow.
           std::vector<Bytes> rows(static_cast<std::size_t>(ins), Bytes((count + 3) * sizeof(T)));
           for (auto& row : rows) {
             for (std::size_t i = 0; i < count + 3; ++i) {
@@ -228,15 +228,15 @@ void check_against_scalars(Element element) {
   }
 }
 
-TEST(Kernels, FloatsAreAsScalarsAre) { check_against_scalars<float>(Element::f32); }
-TEST(Kernels, DoublesAreAsScalarsAre) { check_against_scalars<double>(Element::f64); }
-TEST(Kernels, SignedIntegersAreAsScalarsAre) {
+TEST(Kernels, FloatsMatchScalars) { check_against_scalars<float>(Element::f32); }
+TEST(Kernels, DoublesMatchScalars) { check_against_scalars<double>(Element::f64); }
+TEST(Kernels, SignedIntegersMatchScalars) {
   check_against_scalars<std::int8_t>(Element::i8);
   check_against_scalars<std::int16_t>(Element::i16);
   check_against_scalars<std::int32_t>(Element::i32);
   check_against_scalars<std::int64_t>(Element::i64);
 }
-TEST(Kernels, UnsignedIntegersAreAsScalarsAre) {
+TEST(Kernels, UnsignedIntegersMatchScalars) {
   check_against_scalars<std::uint8_t>(Element::u8);
   check_against_scalars<std::uint16_t>(Element::u16);
   check_against_scalars<std::uint32_t>(Element::u32);
@@ -284,7 +284,7 @@ TEST(Kernels, AnyByteButZeroIsTrue) {
   EXPECT_EQ(result(Reduction::bxor), (std::vector{0, 1, 0, 1, 0}));
 }
 
-TEST(Kernels, ThatMakeNoSenseAreNotThere) {
+TEST(Kernels, InvalidKernelsDoNotExist) {
   for (const auto element : {Element::f32, Element::f64, Element::f16, Element::bf16}) {
     for (const auto bits : {Reduction::band, Reduction::bor, Reduction::bxor}) {
       EXPECT_EQ(reduce_kernel(element, bits), nullptr);

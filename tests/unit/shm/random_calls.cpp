@@ -115,7 +115,7 @@ Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std
       request.outputs = {target(output, 0, n)};
       break;
     case Kind::all_to_all: {
-      // From rank a to rank b go n + a elements, which begin at b * (n + a).
+      // Rank a sends n + a elements to rank b, which start at b * (n + a).
       const auto own = n + static_cast<std::size_t>(rank);
       input = values(rank, call, 0, own * ranks);
       output.resize(ranks * n + ranks * ranks);

@@ -38,7 +38,7 @@ struct Part {
   Numbers expected = {};
   std::int32_t* heap = nullptr;
 
-  // Throws when wrong numbers are there.
+  // Throws if the numbers are wrong.
   void check(int call) const;
 };
 

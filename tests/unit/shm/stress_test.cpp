@@ -63,7 +63,7 @@ void stress(Engine& engine, unsigned seed) {
 
 class Stress : public ::testing::TestWithParam<std::tuple<int, unsigned>> {};
 
-TEST_P(Stress, EveryRankGetsTheRightNumbers) {
+TEST_P(Stress, EveryRankGetsTheCorrectValues) {
   const auto [size, seed] = GetParam();
   const ThreadTeam ranks(size);
   const auto wait_policy =
@@ -127,7 +127,7 @@ void exchange(Engine& engine, unsigned seed) {
   }
 }
 
-TEST(StressOfMessages, ArriveWholeAndByTag) {
+TEST(StressOfMessages, ArriveCompleteAndByTag) {
   for (const int size : {2, 3}) {
     ThreadTeam(size).run(WaitPolicy::for_cores(size, 1), [](Engine& engine) { exchange(engine, 5); });
   }
@@ -186,7 +186,7 @@ class InOrder {
   std::vector<std::shared_ptr<Transfer>> calls_;
 };
 
-TEST(MessagesWithOneTag, ComeInTheOrderInWhichTheyWereSent) {
+TEST(MessagesWithOneTag, ArriveInTheOrderOfTheSends) {
   ThreadTeam(2).run({}, [](Engine& engine) {
     InOrder messages(engine);
     for (int round = 0; round < 20 * kCalls && !::testing::Test::HasFatalFailure(); ++round)

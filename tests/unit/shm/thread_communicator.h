@@ -28,7 +28,7 @@ class ThreadTeam {
     return {rank, std::move(starts), bytes_, std::move(news)};
   }
 
-  // Runs `body` as every rank and rethrows what one of them threw.
+  // Runs `body` as every rank and rethrows the exception of one of them.
   void run(const WaitPolicy& wait_policy, const std::function<void(Engine&)>& body) const {
     std::vector<std::exception_ptr> failures(segments_.size());
     std::vector<std::thread> threads;

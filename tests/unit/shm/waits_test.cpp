@@ -42,18 +42,18 @@ RankObserver of_a_death() {
   return {.find_dead = [] { return 1; }};
 }
 
-TEST(Waits, ThatGiveWayToOthersLookForTheDead) {
+TEST(Waits, ThatYieldDetectLostRanks) {
   LoneWait rank(of_a_death());
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 died")));
 }
 
-TEST(Waits, ThatGiveWayToOthersHearOfAFailure) {
+TEST(Waits, ThatYieldDetectAFailure) {
   LoneWait rank;
   rank.other().fail(GroupFailure::Cause::aborted, 1, 0);
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<Error>(HasSubstr("rank 1 aborted the group")));
 }
 
-TEST(Waits, NameTheDeadWhenARankDiedOverItsVerdict) {
+TEST(Waits, NameTheLostRankIfARankDiedWhileWritingItsVerdict) {
   LoneWait rank(of_a_death());
   rank.other().control_block(0).failure.state = 1;  // begun
   EXPECT_THAT([&] { rank.wait(); }, ThrowsMessage<PeerLost>(HasSubstr("rank 1 died")));

@@ -48,7 +48,7 @@ class InPlaceOfTwo : public ::testing::Test {
   std::vector<Communicator> teams_{threads_.communicator(0), threads_.communicator(1)};
 };
 
-TEST_F(InPlaceOfTwo, ARankDoesItsOwnShareAndLeavesTheOthersToThem) {
+TEST_F(InPlaceOfTwo, ARankReducesOnlyItsOwnShare) {
   auto first = as_rank(0);
   auto second = as_rank(1);
   EXPECT_FALSE(first.advance());
@@ -60,7 +60,7 @@ TEST_F(InPlaceOfTwo, ARankDoesItsOwnShareAndLeavesTheOthersToThem) {
   EXPECT_TRUE(first.advance());
 }
 
-TEST_F(InPlaceOfTwo, ARankThatWaitsDoesTheShareOfOneThatIsElsewhere) {
+TEST_F(InPlaceOfTwo, AWaitingRankReducesTheShareOfABusyRank) {
   auto first = as_rank(0);
   bool done = false;
   for (int look = 0; look < 100 && !done; ++look) done = first.advance();

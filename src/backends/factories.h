@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <vector>
+
+#include "backends/registry.h"
+
+namespace lockstep::backends {
+
+// The shm backend, for ranks of one host.
+BackendHandle create_shm(const BackendRequest& request);
+
+// c10d's ProcessGroupGloo over TCP, on the interface that routes to the master address (or the ones that
+// GLOO_SOCKET_IFNAME names, as in PyTorch).
+BackendHandle create_gloo(const BackendRequest& request);
+
+// c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
+BackendHandle create_nccl(const BackendRequest& request);
+
+// A host-staged backend: carries tensors on `device` through host memory and a backend for the CPU, for ranks
+// that share one GPU, where NCCL cannot connect them. A call copies to the host and waits for that copy;
+// wait() copies the results back. Threads: as for the CPU backend.
+BackendHandle stage_through_host(const BackendHandle& host, c10::DeviceType device);
+
+// Device dispatch: one backend of several that create_backend() made for these ranks, each for the devices of
+// its traits; the first is the CPU's. A call goes to the backend of its tensors, a barrier to the CPU's.
+// Threads: as the parts.
+BackendHandle make_device_dispatch(std::vector<BackendHandle> parts);
+
+}  // namespace lockstep::backends

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep::cli {
+
+constexpr int kUsageError = 2;
+
+// The `lockstep` command with `arguments` (argv without argv[0]). Returns the exit code; errors are one line
+// on stderr. Exit code 2: wrong command line.
+int run(const std::vector<std::string>& arguments);
+
+// A subcommand of `app`. `run`, for a command line that names it, returns the exit code. It gets the command
+// line from the first "--" on.
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int(const std::vector<std::string>& rest)> run{};
+};
+
+// `lockstep run [options] [--] program [arguments...]`. Options end at the program's name.
+Command run_command(CLI::App& app);
+
+// `lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, in the folder of
+// this one, as N ranks. The other options are that program's; they are parsed here first, so that an error
+// appears once and before a rank starts.
+Command bench_command(CLI::App& app);
+
+// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...`: executes the program lockstep-ckpt in the
+// folder of this one.
+Command ckpt_command(CLI::App& app);
+
+// `lockstep devices [--json] [--watch[=SECONDS]]`: cores, memory, NUMA nodes and GPUs of this host. With
+// --watch, until Ctrl-C, SIGTERM (exit code 0) or the end of stdout's reader.
+Command devices_command(CLI::App& app);
+
+// `lockstep doctor [--json] [--port P] [--hosts a,b,... [--ssh COMMAND] [--program PATH]]`: checks this host
+// or several before training. Exit code 0 without problems, else 1.
+Command doctor_command(CLI::App& app);
+
+}  // namespace lockstep::cli

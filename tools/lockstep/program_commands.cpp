@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <cerrno>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/host.h"
+#include "commands.h"
+#include "launch/launch.h"
+#include "lockstep_bench/options.h"
+
+namespace lockstep::cli {
+namespace {
+
+std::string bench_program() {
+  const auto program = own_program().replace_filename("lockstep-bench");
+  if (std::filesystem::exists(program)) return program.string();
+  throw LaunchError(
+      fmt::format("lockstep bench needs the program {}, which does not exist; build the target "
+                  "lockstep_bench, or install all of Lockstep",
+                  program.string()));
+}
+
+// On a terminal the rows of the table show the progress.
+bool shows_progress(const bench::Options& options) {
+  const bool shows_rows = options.format != bench::Format::json && ::isatty(STDOUT_FILENO) != 0;
+  return options.progress || (::isatty(STDERR_FILENO) != 0 && !shows_rows);
+}
+
+int run_bench(std::vector<std::string> words, int ranks) {
+  try {
+    const auto options = bench::parse_options(bench::Tool::lockstep_bench, words);
+    if (!options.progress && shows_progress(options)) words.emplace_back("--progress");
+  } catch (const bench::HelpWanted& help) {
+    std::cout << help.text << std::flush;
+    return 0;
+  }
+  words.insert(words.begin(), bench_program());
+  return launch::launch({.command = words, .nproc_per_node = ranks, .output = {.mark_lines = false}});
+}
+
+}  // namespace
+
+Command bench_command(CLI::App& app) {
+  auto* bench =
+      app.add_subcommand("bench", "Measure collectives: lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]");
+  const auto ranks = std::make_shared<int>(2);
+  bench->add_option("--nproc,-n", *ranks, "Number of ranks");
+  bench->set_help_flag();
+  bench->allow_extras();
+  return {.app = bench, .run = [=](const auto& /*rest*/) { return run_bench(bench->remaining(), *ranks); }};
+}
+
+namespace {
+
+[[noreturn]] void become(std::vector<std::string> words) {
+  std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  ::execv(argv.front(), argv.data());
+  throw LaunchError(
+      fmt::format("lockstep ckpt needs the program {}, which cannot be started: {}; build the target "
+                  "lockstep_ckpt, or install all of Lockstep",
+                  words.front(), errno_text(errno)));
+}
+
+}  // namespace
+
+Command ckpt_command(CLI::App& app) {
+  auto* ckpt =
+      app.add_subcommand("ckpt", "Show, compare, convert and verify checkpoints: lockstep ckpt show FILE");
+  ckpt->set_help_flag();
+  // A file may have the name of a subcommand.
+  ckpt->prefix_command();
+  return {.app = ckpt, .run = [ckpt](const auto& rest) -> int {
+            auto words = ckpt->remaining();
+            words.insert(words.begin(), own_program().replace_filename("lockstep-ckpt").string());
+            words.insert(words.end(), rest.begin(), rest.end());
+            become(std::move(words));
+          }};
+}
+
+}  // namespace lockstep::cli
