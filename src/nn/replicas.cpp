@@ -103,9 +103,7 @@ class MoveGradient : public torch::autograd::PostAccumulateGradHook {
 
 Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vector<c10::Device>& devices,
                    const Make& make, const std::function<bool(const torch::nn::Module&)>& is_replica)
-    : original_(std::move(original)),
-      parameters_(distinct(original_->named_parameters())),
-      threads_(static_cast<int>(devices.size())) {
+    : original_(std::move(original)), parameters_(distinct(original_->named_parameters())) {
   device::ThreadGenerator::register_kernels();
   for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
@@ -125,8 +123,8 @@ void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module
         tensor, std::make_unique<MoveGradient>(sums_, replicas_.size(), original,
                                                parameters_[original].tensor.device()));
   }
-  replicas_.push_back(
-      {device, std::move(module), std::move(parameters), at::make_generator<at::CPUGeneratorImpl>()});
+  replicas_.push_back({device, std::move(module), std::move(parameters),
+                       at::make_generator<at::CPUGeneratorImpl>(), std::make_unique<c10::ThreadPool>(1)});
 }
 
 void Replicas::check_parameters() const {
@@ -225,8 +223,8 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
       errors[i] = std::current_exception();
     }
   };
-  for (std::size_t i = 0; i < count; ++i) threads_.run([&run_one, i] { run_one(i); });
-  threads_.waitWorkComplete();
+  for (std::size_t i = 0; i < count; ++i) replicas_[i].thread->run([&run_one, i] { run_one(i); });
+  for (std::size_t i = 0; i < count; ++i) replicas_[i].thread->waitWorkComplete();
   for (std::size_t i = 0; i < count; ++i) {
     if (!errors[i]) continue;
     const auto where = fmt::format("DataParallel: replica {} on {}", i, replicas_[i].device.str());

@@ -83,6 +83,8 @@ class Replicas {
     std::shared_ptr<torch::nn::Module> module;
     std::vector<Parameter> parameters;
     at::Generator generator;
+    // Its own, with the state that LibTorch and OpenMP keep for a thread.
+    std::unique_ptr<c10::ThreadPool> thread;
   };
   struct CallerState;
   void check_parameters() const;
@@ -94,7 +96,6 @@ class Replicas {
   std::vector<NamedTensor> parameters_;
   std::vector<Replica> replicas_;
   std::shared_ptr<GradientSums*> sums_ = std::make_shared<GradientSums*>(nullptr);  // shared with hooks
-  c10::ThreadPool threads_;
 };
 
 // The result of a forward on replicas: [i] is replica i's.
