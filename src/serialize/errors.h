@@ -3,20 +3,16 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 
-#include <fmt/format.h>
-
-#include <lockstep/base/error.h>
 #include <lockstep/serialize/torch_file.h>
+
+#include "base/throw_error.h"
 
 namespace lockstep {
 
-// Throws ErrorType with a formatted message.
+// In this layer the default is CheckpointError.
 template <typename ErrorType = CheckpointError, typename... Args>
-[[noreturn]] void throw_error(fmt::format_string<Args...> format, Args&&... args) {
-  throw ErrorType(fmt::format(format, std::forward<Args>(args)...));
-}
+[[noreturn]] void throw_error(fmt::format_string<Args...> format, Args&&... args);
 
 // Runs `action` and prefixes its CheckpointErrors with `source`, unless they begin with it.
 template <typename Action>
