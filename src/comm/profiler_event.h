@@ -15,6 +15,7 @@ namespace lockstep::comm {
 // name theirs. Costs a few nanoseconds while no profiler runs. end() may come from any thread.
 class ProfilerEvent {
  public:
+  ProfilerEvent() = default;
   ProfilerEvent(const char* backend, const Call& call) {
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
     if (C10_UNLIKELY(callbacks.has_value())) begin(std::move(*callbacks), backend, call);

@@ -102,16 +102,20 @@ OperationPtr ShmBackend::start(const Call& call, Report report) {
 
 OperationPtr ShmBackend::start_collective(const Call& call, Report report) {
   auto& engine = connection_->engine();
-  comm::ProfilerEvent event("shm", call);
+  comm::ProfilerEvent event;
   const auto fill = [&](shm::Request& request) { shm::fill(request, call, getSize()); };
   const auto make = [&](shm::Request request) {
     return make_operation<shm::Collective>(call, std::move(event), engine.communicator(), std::move(request));
   };
   if (call.blocking && shm::is_eager(call, getSize())) {
-    return engine.start_eager(
-        fill, make, [&](bool is_posted) { report(is_posted ? CallStage::posted : CallStage::may_block); },
-        limit_of(call));
+    // The other ranks wait for the descriptor, so the event begins after it.
+    const auto posted = [&](bool is_posted) {
+      event = {"shm", call};
+      report(is_posted ? CallStage::posted : CallStage::may_block);
+    };
+    return engine.start_eager(fill, make, posted, limit_of(call));
   }
+  event = {"shm", call};
   report(CallStage::may_block);
   shm::Request request;
   fill(request);
