@@ -66,8 +66,7 @@ std::shared_ptr<node::NodeGroup> GroupState::node_group() const {
   return info_.node_group;
 }
 
-std::shared_ptr<StreamWatch> GroupState::watch() const {
-  if (!watched_) return nullptr;
+std::shared_ptr<StreamWatch> GroupState::locked_watch() const {
   const std::lock_guard lock(mutex_);
   return watch_;
 }

@@ -46,7 +46,7 @@ class GroupState {
   // A number for objects that all ranks create on the group in the same order: 1, 2, ...
   std::uint64_t next_scope() { return ++scopes_; }
   // The watch if calls end on a device's stream, otherwise nullptr.
-  std::shared_ptr<StreamWatch> watch() const;
+  std::shared_ptr<StreamWatch> watch() const { return watched_ ? locked_watch() : nullptr; }
   // "rank 1 of 2 (group default, gloo)"
   const std::string& whoami() const { return whoami_; }
 
@@ -56,6 +56,7 @@ class GroupState {
   void close();
 
  private:
+  std::shared_ptr<StreamWatch> locked_watch() const;
   bool has_calls_under_way();
   bool calls_end_soon();
   bool end_watch();

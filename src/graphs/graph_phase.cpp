@@ -2,6 +2,7 @@
 #include "graphs/graph_phase.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <string_view>
@@ -28,6 +29,9 @@ constexpr Kind debug_info_kind() {
     return Kind(&kKindName);
   }
 }
+
+// Every call asks for the phase, and outside of a GraphedStep this is all that it costs.
+std::atomic<int> active_scopes{0};
 
 // A capture synchronizes the device before it starts, which would break another thread's capture.
 std::unique_lock<std::timed_mutex> lock_capture() {
@@ -57,6 +61,7 @@ std::shared_ptr<RevocableGraph> graph_under_capture() {
 }
 
 GraphPhase graph_phase() noexcept {
+  if (active_scopes.load(std::memory_order_relaxed) == 0) return GraphPhase::none;
   const auto* context = graph_context();
   return context == nullptr ? GraphPhase::none : context->phase.load(std::memory_order_acquire);
 }
@@ -90,8 +95,13 @@ class GraphPhaseScope::Impl {
   explicit Impl(GraphPhase phase)
       : context_(std::make_shared<GraphContext>(phase)),
         capture_lock_(phase == GraphPhase::capture ? lock_capture() : std::unique_lock<std::timed_mutex>()),
-        guard_(debug_info_kind<c10::DebugInfoKind>(), context_) {}
-  ~Impl() { context_->phase.store(GraphPhase::none, std::memory_order_release); }
+        guard_(debug_info_kind<c10::DebugInfoKind>(), context_) {
+    active_scopes.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Impl() {
+    context_->phase.store(GraphPhase::none, std::memory_order_release);
+    active_scopes.fetch_sub(1, std::memory_order_relaxed);
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
