@@ -16,7 +16,7 @@ need one (docs/gpu.md says what that shows). Prints what it saw for docs/gpu.md.
 END2
   exit 0
 fi
-[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "\"$version\" is no version such as 2.13.0"
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "\"$version\" is not a version such as 2.13.0"
 
 bash scripts/setup.sh --tests
 venv=$root/build/cuda/venv-$version
@@ -48,7 +48,7 @@ for test in "${tests[@]}"; do "$tree/bin/$test" --gtest_brief=1; done
 # Without a GPU nccl has to be refused, and programs have to run on the CPU.
 if "$python" -c 'import torch, sys; sys.exit(torch.cuda.is_available())'; then
   if "$tree/bin/gpu_checks" nccl 2>"$tree/refusal.txt"; then fail "nccl was not refused without a GPU"; fi
-  grep -q "on the CPU take shm (one host) or gloo" "$tree/refusal.txt" || fail "unclear: $(cat "$tree/refusal.txt")"
+  grep -q "on the CPU use shm (one host)" "$tree/refusal.txt" || fail "unclear: $(cat "$tree/refusal.txt")"
   "$tree/bin/lockstep" run --nproc-per-node 2 "$tree/bin/01_hello_allreduce"
 fi
 

@@ -11,12 +11,22 @@ at::Tensor only_dense(const GradBucket& bucket, const char* hook) {
                       bucket.parameters().front().name + " is sparse");
 }
 
+BucketWork::Change copy_to(const at::Tensor& buffer) {
+  return [buffer](const at::Tensor& reduced) { return buffer.copy_(reduced); };
+}
+
+// The bucket keeps its buffer, as in PyTorch.
+BucketWork compress(const GradBucket& bucket, at::ScalarType dtype, const char* name) {
+  const auto buffer = only_dense(bucket, name);
+  return allreduce_average(buffer.to(dtype), bucket.process_group()).then(copy_to(buffer));
+}
+
 CommHook wrapped(CommHook hook, at::ScalarType dtype, const char* name) {
   if (!hook) throw ArgumentError(std::string(name) + ": the hook to wrap is empty");
   return [hook = std::move(hook), dtype, name](GradBucket& bucket) {
     const auto buffer = only_dense(bucket, name);
     bucket.set_buffer(buffer.to(dtype));
-    return hook(bucket).then([buffer](const at::Tensor& reduced) { return buffer.copy_(reduced); });
+    return hook(bucket).then(copy_to(buffer));
   };
 }
 
@@ -60,11 +70,11 @@ BucketWork allreduce_hook(GradBucket& bucket) {
 }
 
 BucketWork fp16_compress_hook(GradBucket& bucket) {
-  return wrapped(allreduce_hook, at::kHalf, "fp16_compress_hook")(bucket);
+  return compress(bucket, at::kHalf, "fp16_compress_hook");
 }
 
 BucketWork bf16_compress_hook(GradBucket& bucket) {
-  return wrapped(allreduce_hook, at::kBFloat16, "bf16_compress_hook")(bucket);
+  return compress(bucket, at::kBFloat16, "bf16_compress_hook");
 }
 
 CommHook fp16_compress_wrapper(CommHook hook) {

@@ -45,10 +45,19 @@ at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
                                 half ? std::optional(at::kFloat) : std::nullopt);
 }
 
+// fnmatch()'s pattern for one in which only * and ? are special.
+std::string without_brackets(const std::string& pattern) {
+  std::string text;
+  for (const char c : pattern) text += c == '[' ? "[[]" : std::string(1, c);
+  return text;
+}
+
 // The name itself or that of a module that it is in.
 bool matches(std::string_view name, const std::string& pattern) {
+  const auto shell_pattern = without_brackets(pattern);
   for (auto end = name.size(); end != std::string_view::npos && end > 0; end = name.rfind('.', end - 1)) {
-    if (::fnmatch(pattern.c_str(), std::string(name.substr(0, end)).c_str(), FNM_NOESCAPE) == 0) return true;
+    if (::fnmatch(shell_pattern.c_str(), std::string(name.substr(0, end)).c_str(), FNM_NOESCAPE) == 0)
+      return true;
   }
   return false;
 }

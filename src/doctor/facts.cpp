@@ -139,7 +139,8 @@ Network read_network() {
   try {
     std::set<std::string> addresses;
     for (const auto& address : resolve(network.host_name, Deadline(kNetworkLimit))) {
-      addresses.insert(address.text());
+      const auto text = address.text();
+      addresses.insert(text.substr(0, text.find('%')));  // as network_interfaces() has it
     }
     network.resolved.assign(addresses.begin(), addresses.end());
   } catch (const Error& error) {

@@ -123,8 +123,8 @@ std::string TcpCoordinatorClient::address() const {
 }
 
 void TcpCoordinatorClient::begin_attempt() {
-  limit_ = Deadline(kConnectLimit);
   const auto found = resolve_now(nodes_.endpoint.host, nodes_.endpoint.port);
+  limit_ = Deadline(kConnectLimit);  // a name server may have taken longer
   if (!found.error.empty()) {
     try_again(fmt::format("host {} cannot be resolved: {}", nodes_.endpoint.host, found.error));
     return;

@@ -77,6 +77,7 @@ void restore_default_signals() {
 struct Image {
   explicit Image(const Program& program)
       : file(program.file.c_str()),
+        folder(program.folder.empty() ? nullptr : program.folder.c_str()),
         environment(merged_environment(program.environment)),
         bound(!program.cpus.empty()),
         argv(pointers(program.arguments)),
@@ -86,12 +87,19 @@ struct Image {
   }
 
   const char* file;
+  const char* folder;
   std::vector<std::string> environment;
   bool bound;
   cpu_set_t cpus{};
   std::vector<char*> argv;
   std::vector<char*> envp;
 };
+
+[[noreturn]] void report_and_exit(int report) {
+  const int code = errno;
+  [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
+  ::_exit(kNotExecutable);
+}
 
 [[noreturn]] void become(const Image& image, int in, int out, int err, int report, pid_t parent) {
   ::setsid();
@@ -101,12 +109,11 @@ struct Image {
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
   restore_default_signals();
+  if (image.folder != nullptr && ::chdir(image.folder) != 0) report_and_exit(report);
   if (image.bound) ::sched_setaffinity(0, sizeof(image.cpus), &image.cpus);
   // Not execve: a script without a #! line must run, as in a shell.
   ::execvpe(image.file, image.argv.data(), image.envp.data());
-  const int code = errno;
-  [[maybe_unused]] const auto written = ::write(report, &code, sizeof(code));
-  ::_exit(kNotExecutable);
+  report_and_exit(report);
 }
 
 // 0 when the program runs (exec closed its end of the pipe), else the errno value of exec.
@@ -132,21 +139,17 @@ class Child {
     return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            info.si_pid == pid_;
   }
-  // Kills the process group and returns the exit code. Gives up on a process that is stuck in a driver.
+  // Kills the process group and returns the wait status. Gives up on a process that is stuck in a driver.
   int finish() {
+    int status = SIGKILL;
     ::kill(-pid_, SIGKILL);
+    // A child that has not called setsid() yet leads no group.
+    if (!ended()) ::kill(pid_, SIGKILL);
     const Deadline deadline(kKillLimit);
-    while (!ended()) {
-      if (deadline.expired()) {
-        pid_ = -1;
-        return 128 + SIGKILL;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
+    while (!ended() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (ended()) ::waitpid(pid_, &status, 0);
     pid_ = -1;
-    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return status;
   }
 
  private:
@@ -229,9 +232,10 @@ RunningProgram start_program(const Program& program, const Deadline& deadline) {
 
 namespace {
 
-RunningProgram start_command(const std::vector<std::string>& words, const Deadline& deadline) {
+RunningProgram start_command(const std::vector<std::string>& words, const std::string& folder,
+                             const Deadline& deadline) {
   try {
-    return start_program({.file = words.front(), .arguments = words}, deadline);
+    return start_program({.file = words.front(), .arguments = words, .folder = folder}, deadline);
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{} cannot be started: {}", words.front(), error.what()));
   }
@@ -239,9 +243,10 @@ RunningProgram start_command(const std::vector<std::string>& words, const Deadli
 
 }  // namespace
 
-CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout) {
+CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
+                          const std::string& folder) {
   const Deadline deadline(timeout);
-  auto program = start_command(words, deadline);
+  auto program = start_command(words, folder, deadline);
   Child child(program.pid);
   CommandResult result;
   if (program.error != 0) {
@@ -252,8 +257,9 @@ CommandResult run_command(const std::vector<std::string>& words, std::chrono::mi
   }
   for (const auto* stream : {&program.out, &program.err}) ::fcntl(stream->get(), F_SETFL, O_NONBLOCK);
   collect(child, program.out, program.err, deadline, result);
-  const int code = child.finish();
-  if (!result.timed_out) result.exit_code = code;
+  const int status = child.finish();
+  if (!result.timed_out && WIFSIGNALED(status)) result.signal = WTERMSIG(status);
+  if (!result.timed_out) result.exit_code = result.signal != 0 ? 128 + result.signal : WEXITSTATUS(status);
   result.problem = problem_of(words.front(), result, timeout);
   return result;
 }

@@ -15,6 +15,7 @@ namespace lockstep::machine {
 struct Program {
   std::string file{};                                // found on PATH, if it has no slash
   std::vector<std::string> arguments{};              // from argv[0] on
+  std::string folder{};                              // its working directory; empty: that of this process
   std::map<std::string, std::string> environment{};  // in addition to this process's
   std::vector<int> cpus{};                           // its affinity; empty: that of this process
 };
@@ -35,6 +36,7 @@ RunningProgram start_program(const Program& program, const Deadline& deadline);
 struct CommandResult {
   bool started = true;     // false: `problem` says why not
   bool timed_out = false;  // it ran past its deadline and was killed
+  int signal = 0;          // that ended it
   int exit_code = 0;       // 128 + signal when one ended it; 127 not found, 126 not executable
   std::string out{};       // its stdout
   std::string err{};       // its stderr
@@ -43,9 +45,10 @@ struct CommandResult {
   bool succeeded() const { return problem.empty(); }
 };
 
-// Runs a program, found on PATH, with /dev/null as its stdin, and waits for its end. At `timeout` it is
-// killed with the processes that it has started. Failures of the program are part of the result. Throws Error
-// when the system refuses a pipe or process. Safe from any thread.
-CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout);
+// Runs a program, found on PATH, in `folder` with /dev/null as its stdin, and waits for its end. At `timeout`
+// it is killed with the processes that it has started. Failures of the program are part of the result. Throws
+// Error when the system refuses a pipe or process. Safe from any thread.
+CommandResult run_command(const std::vector<std::string>& words, std::chrono::milliseconds timeout,
+                          const std::string& folder = {});
 
 }  // namespace lockstep::machine

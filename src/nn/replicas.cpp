@@ -223,8 +223,13 @@ void Replicas::run(std::size_t count, const std::function<void(std::size_t)>& jo
       errors[i] = std::current_exception();
     }
   };
-  for (std::size_t i = 0; i < count; ++i) replicas_[i].thread->run([&run_one, i] { run_one(i); });
-  for (std::size_t i = 0; i < count; ++i) replicas_[i].thread->waitWorkComplete();
+  {
+    // Also when run() throws: the jobs refer to variables of this function.
+    const auto wait = c10::make_scope_exit([&] {
+      for (std::size_t i = 0; i < count; ++i) replicas_[i].thread->waitWorkComplete();
+    });
+    for (std::size_t i = 0; i < count; ++i) replicas_[i].thread->run([&run_one, i] { run_one(i); });
+  }
   for (std::size_t i = 0; i < count; ++i) {
     if (!errors[i]) continue;
     const auto where = fmt::format("DataParallel: replica {} on {}", i, replicas_[i].device.str());

@@ -19,6 +19,7 @@
 
 #include "base/deadline.h"
 #include "base/fd_passing.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::testing {
@@ -80,8 +81,7 @@ class PythonServer {
   std::optional<int> run(std::span<const int> request_out_err, std::chrono::milliseconds timeout) {
     const Deadline deadline(timeout);
     send_fds(socket_.get(), 0, request_out_err, deadline);
-    pollfd event{.fd = socket_.get(), .events = POLLIN, .revents = 0};
-    if (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) <= 0) return std::nullopt;
+    if (!wait_for(socket_.get(), POLLIN, deadline)) return std::nullopt;
     int status = 0;
     if (::recv(socket_.get(), &status, sizeof(status), 0) != sizeof(status))
       throw std::runtime_error("python_server.py has ended; see stderr");

@@ -164,7 +164,7 @@ TEST_F(CkptFolders, APieceOfADifferentShapeFailsVerification) {
   fs::copy_file(data_file_of("other"), data_file_of("one"), fs::copy_options::overwrite_existing);
   const auto result = run({"verify", file("one")});
   EXPECT_EQ(result.code, 1);
-  EXPECT_THAT(result.out, HasSubstr("a piece of 'w' is Float [3, 2] instead of Float [2, 3]"));
+  EXPECT_THAT(result.out, HasSubstr("a piece of 'w' is Float [3, 2], but the metadata says Float [2, 3]"));
 }
 
 TEST_F(CkptFolders, DistinguishUnfinishedAndForeignFolders) {

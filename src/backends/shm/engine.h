@@ -128,7 +128,12 @@ auto Engine::start_eager(const Fill& fill, const Make& make, const Posted& poste
   check();
   fill(eager_);
   const bool is_posted = post_eager();
-  posted(is_posted);
+  try {
+    posted(is_posted);
+  } catch (...) {
+    if (is_posted) abort();
+    throw;
+  }
   if (is_posted && finish_eager_soon()) return nullptr;
   if (is_posted) return take_over(make);
   auto call = make(Request(eager_));

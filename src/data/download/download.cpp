@@ -34,7 +34,6 @@ constexpr milliseconds kPollInterval{50};
 constexpr milliseconds kFirstMessage{2'000};
 constexpr milliseconds kNextMessages{30'000};
 
-constexpr int kCannotStart = 127;  // a shell's exit code for a missing command
 constexpr std::size_t kMaxOutput = 600;
 
 // Damaged files count as missing.
@@ -169,18 +168,16 @@ class Downloader {
 
 void run_in_folder(const fs::path& folder, const std::vector<std::string>& command,
                    const Deadline& deadline) {
-  std::vector<std::string> words{"env", "-C", folder.string()};
-  words.insert(words.end(), command.begin(), command.end());
-  const auto result = machine::run_command(words, deadline.remaining());
+  const auto result = machine::run_command(command, deadline.remaining(), folder.string());
   if (result.succeeded()) return;
   const auto text = fmt::format("{}", fmt::join(command, " "));
   if (result.timed_out || deadline.expired())
     throw_error<DataError>("\"{}\" was not complete at the deadline", text);
-  if (!result.started || result.exit_code == kCannotStart) {
+  if (!result.started) {
     throw_error<DataError>("\"{}\" could not be started; is {} installed?", text, command[0]);
   }
-  const auto outcome = result.exit_code > 128 ? fmt::format("was killed by signal {}", result.exit_code - 128)
-                                              : fmt::format("failed with exit code {}", result.exit_code);
+  const auto outcome = result.signal != 0 ? fmt::format("was killed by signal {}", result.signal)
+                                          : fmt::format("failed with exit code {}", result.exit_code);
   auto output = result.out + result.err;
   output.erase(output.find_last_not_of('\n') + 1);
   throw_error<DataError>("\"{}\" {}: {}", text, outcome,
