@@ -27,5 +27,5 @@ bash scripts/setup.sh --tests
 say "2 of 3: build (ten minutes on two cores the first time)"
 configure "$preset" everything
 build "$preset"
-say "3 of 3: tests (twelve minutes on two cores)"
+say "3 of 3: tests (ten minutes on two cores)"
 exec ctest --preset "$preset" "$@"
