@@ -82,9 +82,9 @@ struct LoaderOptions {
   bool distributed = true;
 };
 
-/// The batch sampler of a loader over `dataset_size` samples with `options`: an order, sharded over the ranks
-/// of the current world, in batches. Throws ArgumentError when the dataset is empty, when batch_size is not
-/// positive, or when options contradict each other.
+/// The batch sampler of a loader over `dataset_size` samples with `options`. It orders the samples, shards
+/// them over the ranks of the current world and groups them into batches. Throws ArgumentError when the
+/// dataset is empty, when batch_size is not positive, or when options contradict each other.
 std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options);
 
 }  // namespace lockstep::data

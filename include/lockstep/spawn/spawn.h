@@ -118,7 +118,7 @@ SpawnContext spawn_ranks(const SpawnOptions& options, const std::function<void(i
 /// The options come first because a parameter pack must come last.
 ///
 /// `fn` and `args` may have any type, move-only types and lambdas with captures included: a rank has a copy
-/// of this process's memory at the call. Writes of a rank are private to it; return results through files,
+/// of this process's memory at the call. Memory that a rank writes is its own; return results through files,
 /// pipes or shared memory. The result of `fn` is ignored. A rank ends with `fn`: it flushes streams and runs
 /// handlers that it has registered with atexit(), but no handlers and destructors of this process. Its stdin
 /// is /dev/null; its stdout and stderr are those of this process.
