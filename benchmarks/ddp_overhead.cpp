@@ -13,7 +13,7 @@
 
 #include <lockstep/lockstep.h>
 
-#include "mnist_net.h"
+#include "parity/models/mnist_nets.h"
 
 using Clock = std::chrono::steady_clock;
 
@@ -48,8 +48,8 @@ double median(std::vector<double> values) {
 nlohmann::json measure(const Flags& flags) {
   const auto context = lockstep::init({.backend = "gloo"});
   torch::manual_seed(0);
-  Net bare;
-  Net wrapped;
+  lockstep::testing::MnistNet bare;
+  lockstep::testing::MnistNet wrapped;
   lockstep::DistributedDataParallel ddp(wrapped);
   torch::optim::SGD bare_optimizer(bare->parameters(), 1e-2);
   torch::optim::SGD ddp_optimizer(ddp->parameters(), 1e-2);

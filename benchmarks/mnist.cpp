@@ -14,10 +14,11 @@
 
 #include <lockstep/lockstep.h>
 
-#include "mnist_net.h"
+#include "parity/models/mnist_nets.h"
 
 namespace F = torch::nn::functional;
 using Clock = std::chrono::steady_clock;
+using lockstep::testing::MnistNet;
 
 struct Flags {
   int epochs = 5;
@@ -80,7 +81,7 @@ torch::Tensor loss_of(Model& model, torch::Tensor images, const torch::Tensor& l
 }
 
 template <typename Model, typename Loader>
-EpochResult train_epoch(Model& model, Net net, Loader& loader, torch::optim::Optimizer& optimizer,
+EpochResult train_epoch(Model& model, MnistNet net, Loader& loader, torch::optim::Optimizer& optimizer,
                         lockstep::amp::GradScaler& scaler, const lockstep::Context& context,
                         const Flags& flags, int epoch) {
   net->train();
@@ -111,7 +112,7 @@ EpochResult train_epoch(Model& model, Net net, Loader& loader, torch::optim::Opt
 }
 
 // Every test image is counted on exactly one rank.
-double accuracy(Net net, const lockstep::data::MNIST& dataset, const lockstep::Context& context) {
+double accuracy(MnistNet net, const lockstep::data::MNIST& dataset, const lockstep::Context& context) {
   const torch::NoGradGuard no_grad;
   net->eval();
   auto loader = lockstep::data::make_loader(
@@ -128,7 +129,7 @@ double accuracy(Net net, const lockstep::data::MNIST& dataset, const lockstep::C
 }
 
 template <typename Model>
-void train(Model& model, Net net, const lockstep::Context& context, const Flags& flags) {
+void train(Model& model, MnistNet net, const lockstep::Context& context, const Flags& flags) {
   using lockstep::data::MNIST;
   const lockstep::data::Normalize normalize{.mean = {0.5}, .std = {0.5}};
   const MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
@@ -155,7 +156,7 @@ void run(const Flags& flags) {
   const auto context = lockstep::init({.backend = flags.backend});
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
   torch::manual_seed(flags.seed);
-  Net net;
+  MnistNet net;
   if (flags.channels_last) lockstep::to_memory_format(net, at::MemoryFormat::ChannelsLast);
   if (flags.no_ddp) {
     if (context.world_size() > 1)

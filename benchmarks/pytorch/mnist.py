@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import pathlib
+import sys
 import time
 
 import torch
@@ -16,24 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/parity"))
+from models import MnistNet  # noqa: E402
+
 TYPES = {"none": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.dropout1 = nn.Dropout2d(0.25)
-        self.fc1 = nn.Linear(1600, 500)
-        self.dropout2 = nn.Dropout(0.5)
-        self.fc2 = nn.Linear(500, 10)
-
-    def forward(self, x):
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = self.dropout1(x).flatten(1)
-        return self.fc2(self.dropout2(F.relu(self.fc1(x))))
 
 
 def read_idx(folder, name):
@@ -132,7 +119,7 @@ def main():
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     train_set, test_set = Images(flags.data_dir, "train"), Images(flags.data_dir, "t10k")
     torch.manual_seed(flags.seed)
-    net = model = Net()
+    net = model = MnistNet()
     if flags.channels_last:
         net.to(memory_format=torch.channels_last)
     if not flags.no_ddp:
