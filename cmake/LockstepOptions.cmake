@@ -9,6 +9,7 @@ option(LOCKSTEP_BUILD_GPU_CHECKS "Build the programs of scripts/gpu_check.sh, wh
 option(LOCKSTEP_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WITH_GLOO "Build the Gloo backend (needs gloo headers and a LibTorch with Gloo)" ON)
 option(LOCKSTEP_WITH_CURL "Build downloads of data sets over HTTP (needs libcurl)" ON)
+option(LOCKSTEP_WITH_WEBP "Read WebP images (needs libwebp)" ON)
 option(LOCKSTEP_WITH_CUDA "Build the NCCL backend where LibTorch has CUDA and NCCL (needs CUDA's and NCCL's headers)" ON)
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_UNITY_BUILD "Compile several files of a layer at once: half the time from scratch, more after a change" OFF)

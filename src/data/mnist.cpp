@@ -127,10 +127,6 @@ Batch load_mnist(const std::filesystem::path& root, const MNISTOptions& options)
 
 }  // namespace
 
-ByteSpan as_bytes(const at::Tensor& bytes) {
-  return {bytes.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(bytes.numel())};
-}
-
 at::Tensor read_file_bytes(const std::filesystem::path& file) {
   std::int64_t capacity = 0;
   const auto gzip = open_file(file, capacity);

@@ -4,18 +4,14 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "data/bytes.h"
+
 namespace lockstep::data {
-
-using ByteSpan = std::span<const std::uint8_t>;
-
-// The bytes of a contiguous uint8 tensor.
-ByteSpan as_bytes(const at::Tensor& bytes);
 
 // The contents of a plain or gzip-compressed file, decompressed, as a uint8 tensor of shape [bytes]. Throws
 // DataError naming the file.

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::data {
+
+/// The channels of a decoded image. torchvision: io.ImageReadMode.
+enum class ImageReadMode {
+  unchanged,  ///< those of the file; the colors of a palette become RGB or RGBA
+  gray,
+  gray_alpha,  ///< PNG and BMP only
+  rgb,
+  rgb_alpha,  ///< not JPEG
+};
+
+/// A rectangle of pixels.
+struct Box {
+  std::int64_t top = 0;
+  std::int64_t left = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  bool operator==(const Box&) const = default;
+};
+
+struct DecodeOptions {
+  ImageReadMode mode = ImageReadMode::unchanged;
+  /// Rotate and flip the image as the EXIF orientation of a JPEG, PNG or WebP file asks.
+  bool apply_exif_orientation = false;
+  /// Refuse a file whose header gives more pixels. Default: PIL's limit, 2 * Image.MAX_IMAGE_PIXELS.
+  std::int64_t max_pixels = 178'956'970;
+  /// Decode only these pixels of a JPEG file; the result equals the same part of the whole image. Other
+  /// formats are decoded whole and cropped. The coordinates count in the stored image, so a box cannot be
+  /// combined with apply_exif_orientation.
+  std::optional<Box> box = {};
+  /// Decode a JPEG file at 1/1, 1/2, 1/4 or 1/8 of its size, with libjpeg's averages of pixels. The box
+  /// counts in pixels of the smaller image.
+  int scale_denominator = 1;
+};
+
+enum class ImageFormat { jpeg, png, webp, bmp };
+
+/// The header of an image file.
+struct ImageInfo {
+  ImageFormat format = ImageFormat::jpeg;
+  std::int64_t width = 0;   ///< pixels
+  std::int64_t height = 0;  ///< pixels
+  int channels = 0;         ///< of ImageReadMode::unchanged
+  int bits = 8;             ///< per channel: 8 or 16
+  int orientation = 1;      ///< EXIF orientation, 1 to 8; 1 without one
+};
+
+/// Reads the header of a JPEG, PNG, WebP or BMP file. `bytes`: uint8 [n] on the CPU. Throws DataError when
+/// the format is not one of these or the header is damaged.
+ImageInfo image_info(const at::Tensor& bytes);
+
+/// Decodes a JPEG, PNG, WebP or BMP file. `bytes`: uint8 [n] on the CPU. Returns uint8 [channels, height,
+/// width] with the strides of torch.channels_last; uint16 for a PNG file with 16 bits per channel. Throws
+/// DataError for damaged, truncated and too large files, and ArgumentError for a mode that the format does
+/// not have. Thread-safe. torchvision: io.decode_image, with equal pixels.
+at::Tensor decode_image(const at::Tensor& bytes, const DecodeOptions& options = {});
+
+/// Reads and decodes a file; errors name it. torchvision: io.decode_image(path).
+at::Tensor read_image(const std::filesystem::path& file, const DecodeOptions& options = {});
+
+/// The bytes of a file as uint8 [n]. Throws DataError naming the file. torchvision: io.read_file.
+at::Tensor read_file(const std::filesystem::path& file);
+
+/// Encodes uint8 [1 or 3, height, width] as JPEG with `quality` 1 to 100. Returns uint8 [n]. Throws
+/// ArgumentError. torchvision: io.encode_jpeg.
+at::Tensor encode_jpeg(const at::Tensor& image, int quality = 75);
+
+/// Encodes uint8 [1 to 4, height, width] as PNG with `compression_level` 0 to 9. Returns uint8 [n]. Throws
+/// ArgumentError. torchvision: io.encode_png, which takes 1 or 3 channels.
+at::Tensor encode_png(const at::Tensor& image, int compression_level = 6);
+
+struct GridOptions {
+  std::int64_t nrow = 8;     ///< images per row
+  std::int64_t padding = 2;  ///< pixels between images
+  bool normalize = false;    ///< shift and scale the values to [0, 1]
+  /// The range that normalize maps to [0, 1]; default: the smallest and the largest value.
+  std::optional<std::pair<double, double>> value_range = {};
+  bool scale_each = false;  ///< normalize each image by its own range
+  double pad_value = 0;
+};
+
+/// Arranges images [n, channels, height, width], [channels, height, width] or [height, width] in a grid
+/// [3 or more channels, height, width]; one channel becomes three. torchvision: utils.make_grid.
+at::Tensor make_grid(const at::Tensor& images, const GridOptions& options = {});
+
+/// Writes make_grid() of float images with values in [0, 1], or of uint8 images, to a .png, .jpg or .jpeg
+/// file. Throws ArgumentError for another extension, DataError when the file cannot be written. torchvision:
+/// utils.save_image.
+void save_image(const at::Tensor& images, const std::filesystem::path& file, const GridOptions& options = {});
+
+}  // namespace lockstep::data

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+
+#include <lockstep/data/images.h>
+
+#include "data/bytes.h"
+
+namespace lockstep::data {
+
+// Every reader returns [height, width, channels], contiguous, with the channels of options.mode, and throws
+// DataError without a file's name.
+ImageInfo jpeg_info(ByteSpan bytes);
+at::Tensor decode_jpeg(ByteSpan bytes, const DecodeOptions& options);
+
+ImageInfo png_info(ByteSpan bytes);
+at::Tensor decode_png(ByteSpan bytes, const DecodeOptions& options);
+
+ImageInfo webp_info(ByteSpan bytes);
+at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options);
+
+ImageInfo bmp_info(ByteSpan bytes);
+at::Tensor decode_bmp(ByteSpan bytes, const DecodeOptions& options);
+
+// The orientation in the TIFF structure of an EXIF block; 1 when there is none or the block is damaged.
+int exif_orientation(ByteSpan tiff);
+
+// Throws DataError when the image has more pixels than allowed, or none.
+void check_size(std::int64_t width, std::int64_t height, std::int64_t max_pixels);
+
+// uint8 [height, width, channels], not initialized.
+at::Tensor empty_image(std::int64_t height, std::int64_t width, std::int64_t channels,
+                       at::ScalarType dtype = at::kByte);
+
+// The luma of ITU-R 601-2, rounded as PIL does.
+constexpr std::uint8_t luma(int red, int green, int blue) {
+  return static_cast<std::uint8_t>((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16);
+}
+
+}  // namespace lockstep::data

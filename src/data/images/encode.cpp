@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "data/images/encode.h"
+
+#include <algorithm>
+#include <fstream>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/data/images.h>
+
+#include "base/throw_error.h"
+#include "data/bytes.h"
+
+namespace lockstep::data {
+namespace {
+
+// [channels, height, width] -> contiguous [height, width, channels]
+at::Tensor pixels_of(const char* function, const at::Tensor& image,
+                     std::initializer_list<std::int64_t> channels) {
+  const bool fits = image.defined() && image.is_cpu() && image.scalar_type() == at::kByte &&
+                    image.dim() == 3 && std::ranges::find(channels, image.size(0)) != channels.end() &&
+                    image.numel() > 0;
+  if (!fits) {
+    throw_error<ArgumentError>(
+        "{}: the image should be uint8 [{} channels, height, width] on the CPU, not {}", function,
+        fmt::join(channels, ", "),
+        image.defined()
+            ? fmt::format("{} [{}]", c10::toString(image.scalar_type()), fmt::join(image.sizes(), ", "))
+            : "undefined");
+  }
+  return image.permute({1, 2, 0}).contiguous();
+}
+
+void check_range(const char* function, const char* option, int value, int least, int most) {
+  if (value < least || value > most) {
+    throw_error<ArgumentError>("{}: {} should be {} to {}, not {}", function, option, least, most, value);
+  }
+}
+
+// [n, 3 or more channels, height, width]
+at::Tensor as_batch(const at::Tensor& images) {
+  auto batch = images;
+  if (batch.dim() == 2) batch = batch.unsqueeze(0);
+  if (batch.dim() == 3) batch = batch.unsqueeze(0);
+  if (batch.dim() != 4 || batch.size(0) == 0) {
+    throw_error<ArgumentError>("make_grid: images should be [n, channels, height, width], not [{}]",
+                               fmt::join(images.sizes(), ", "));
+  }
+  return batch.size(1) == 1 ? at::cat({batch, batch, batch}, 1) : batch;
+}
+
+at::Tensor scaled(const at::Tensor& image, const std::optional<std::pair<double, double>>& range) {
+  constexpr double kLeastRange = 1e-5;
+  const auto low = range ? range->first : image.min().item<double>();
+  const auto high = range ? range->second : image.max().item<double>();
+  return image.clamp(low, high).sub_(low).div_(std::max(high - low, kLeastRange));
+}
+
+at::Tensor normalized(const at::Tensor& batch, const GridOptions& options) {
+  if (!options.normalize) return batch;
+  if (!batch.is_floating_point()) throw ArgumentError("make_grid: normalize is for floating-point images");
+  if (!options.scale_each) return scaled(batch, options.value_range);
+  std::vector<at::Tensor> images;
+  for (const auto& image : batch.unbind()) images.push_back(scaled(image, options.value_range));
+  return at::stack(images);
+}
+
+at::Tensor as_uint8(const at::Tensor& image) {
+  if (!image.is_floating_point()) return image.to(at::kByte);
+  return image.mul(255).add_(0.5).clamp_(0, 255).to(at::kByte);
+}
+
+}  // namespace
+
+at::Tensor encode_jpeg(const at::Tensor& image, int quality) {
+  check_range("encode_jpeg", "quality", quality, 1, 100);
+  return write_jpeg(pixels_of("encode_jpeg", image, {1, 3}), quality);
+}
+
+at::Tensor encode_png(const at::Tensor& image, int compression_level) {
+  check_range("encode_png", "compression_level", compression_level, 0, 9);
+  return write_png(pixels_of("encode_png", image, {1, 2, 3, 4}), compression_level);
+}
+
+at::Tensor make_grid(const at::Tensor& images, const GridOptions& options) {
+  if (options.nrow < 1 || options.padding < 0) {
+    throw_error<ArgumentError>("make_grid: nrow should be positive and padding not negative, not {} and {}",
+                               options.nrow, options.padding);
+  }
+  const auto batch = normalized(as_batch(images), options);
+  if (batch.size(0) == 1) return batch[0];
+  const auto columns = std::min(options.nrow, batch.size(0));
+  const auto rows = (batch.size(0) + columns - 1) / columns;
+  const auto height = batch.size(2) + options.padding;
+  const auto width = batch.size(3) + options.padding;
+  auto grid = at::full({batch.size(1), height * rows + options.padding, width * columns + options.padding},
+                       options.pad_value, batch.options());
+  for (std::int64_t i = 0; i < batch.size(0); ++i) {
+    grid.narrow(1, i / columns * height + options.padding, batch.size(2))
+        .narrow(2, i % columns * width + options.padding, batch.size(3))
+        .copy_(batch[i]);
+  }
+  return grid;
+}
+
+void save_image(const at::Tensor& images, const std::filesystem::path& file, const GridOptions& options) {
+  const auto extension = file.extension().string();
+  const bool png = extension == ".png";
+  if (!png && extension != ".jpg" && extension != ".jpeg") {
+    throw_error<ArgumentError>("save_image: {} should end in .png, .jpg or .jpeg", file.string());
+  }
+  const auto image = as_uint8(make_grid(images, options).cpu());
+  const auto encoded = png ? encode_png(image) : encode_jpeg(image);
+  const auto bytes = as_bytes(encoded);
+  std::ofstream stream(file, std::ios::binary);
+  stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  stream.close();
+  if (!stream) throw_error<DataError>("save_image: {} cannot be written", file.string());
+}
+
+}  // namespace lockstep::data
