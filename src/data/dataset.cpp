@@ -8,6 +8,7 @@
 #include <lockstep/device/transfer.h>
 
 #include "base/throw_error.h"
+#include "data/indices.h"
 
 namespace lockstep::data {
 namespace {
@@ -27,21 +28,6 @@ void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tens
     throw_error<ArgumentError>(
         "{}: samples of shape {} and targets of shape {} differ in their first dimension", dataset,
         shape_text(data), shape_text(target));
-  }
-}
-
-void check_indices(const at::Tensor& indices, std::int64_t size) {
-  if (!indices.device().is_cpu() || indices.scalar_type() != at::kLong || indices.dim() != 1) {
-    throw ArgumentError("get_batch: indices should be a 1-dimensional int64 tensor on the CPU");
-  }
-  const auto values = indices.accessor<std::int64_t, 1>();
-  for (std::int64_t i = 0; i < values.size(0); ++i) {
-    if (values[i] < 0 || values[i] >= size) {
-      throw_error<ArgumentError>(
-          "get_batch: index {} is out of range for a dataset of {} samples; check that the sampler belongs "
-          "to this dataset",
-          values[i], size);
-    }
   }
 }
 
@@ -84,6 +70,21 @@ at::Tensor byte_values(std::int64_t channels, const std::optional<Normalize>& no
 }
 
 }  // namespace
+
+void check_indices(const at::Tensor& indices, std::int64_t size) {
+  if (!indices.device().is_cpu() || indices.scalar_type() != at::kLong || indices.dim() != 1) {
+    throw ArgumentError("get_batch: indices should be a 1-dimensional int64 tensor on the CPU");
+  }
+  const auto values = indices.accessor<std::int64_t, 1>();
+  for (std::int64_t i = 0; i < values.size(0); ++i) {
+    if (values[i] < 0 || values[i] >= size) {
+      throw_error<ArgumentError>(
+          "get_batch: index {} is out of range for a dataset of {} samples; check that the sampler belongs "
+          "to this dataset",
+          values[i], size);
+    }
+  }
+}
 
 TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
     : data_(std::move(data)), target_(std::move(target)) {

@@ -10,6 +10,7 @@
 #include <lockstep/data/sampler.h>
 
 #include "base/throw_error.h"
+#include "data/mix_seed.h"
 #include "data/worker_pool.h"
 #include "device/thread_generator.h"
 
@@ -99,14 +100,6 @@ void set_generator_state(const std::optional<at::Generator>& generator, const at
   }
 }
 
-// The finalizer of SplitMix64.
-std::uint64_t mixed(std::uint64_t value) {
-  value += 0x9e3779b97f4a7c15U;
-  value = (value ^ (value >> 30U)) * 0xbf58476d1ce4e5b9U;
-  value = (value ^ (value >> 27U)) * 0x94d049bb133111ebU;
-  return value ^ (value >> 31U);
-}
-
 }  // namespace
 
 std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const LoaderOptions& options) {
@@ -156,6 +149,14 @@ void LoaderBase::seek(const LoaderPosition& position) {
   progress_.seek(position);
 }
 
+BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
+  BatchLoading loading{.pin = pin_memory_};
+  if (options_.augmentation_seed) {
+    loading.seeds = {.base = *options_.augmentation_seed, .epoch = pass.epoch, .passes = pass.passes};
+  }
+  return loading;
+}
+
 std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& start, const void* dataset,
                                                    const std::type_info& type) {
   if (options_.num_workers == 0) return nullptr;
@@ -169,11 +170,7 @@ std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& 
 }
 
 std::uint64_t BatchSeeds::seed_of(std::int64_t batch) const {
-  std::uint64_t seed = mixed(base);
-  for (const auto part : {epoch, passes, static_cast<std::int64_t>(rank), batch}) {
-    seed = mixed(seed ^ static_cast<std::uint64_t>(part));
-  }
-  return seed;
+  return mix_seed(base, {epoch, passes, rank, batch});
 }
 
 void LoaderProgress::set_epoch(std::int64_t epoch) {

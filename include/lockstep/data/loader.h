@@ -44,7 +44,7 @@ class LoaderBase {
 
  protected:
   LoaderProgress& progress() { return progress_; }
-  bool pin_memory() const { return pin_memory_; }
+  BatchLoading loading(const BatchSeeds& pass) const;
   const std::shared_ptr<const TransferStream>& transfer() const { return transfer_; }
   /// The threads for a pass; null without workers.
   std::shared_ptr<LoaderWorkers> workers(const LoaderProgress::Start& start, const void* dataset,
@@ -85,7 +85,7 @@ class Loader : public LoaderBase {
     auto start = progress().start(*batch_sampler());
     return {{.dataset = dataset_,
              .shares = batch_sampler()->shares(),
-             .pin = pin_memory(),
+             .loading = loading(start.seeds),
              .transfer = transfer(),
              .workers = workers(start, dataset_.get(), typeid(Dataset))},
             std::move(start)};

@@ -19,6 +19,7 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/loader_position.h>
+#include <lockstep/data/sample_seeds.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/device/transfer.h>
@@ -107,12 +108,20 @@ struct LoadedBatch {
   std::optional<c10::Event> ready{};  ///< for batches on a device: see record_ready_event()
 };
 
+/// How a pass loads its batches.
+struct BatchLoading {
+  bool pin = false;
+  std::optional<SampleSeeds> seeds{};  ///< with LoaderOptions::augmentation_seed
+};
+
 /// Calls the dataset's get_batch(), then pins the batch if asked.
 template <BatchDataset Dataset>
-LoadedBatch<BatchOf<Dataset>> load_batch(const Dataset& dataset, const at::Tensor& indices, bool pin) {
+LoadedBatch<BatchOf<Dataset>> load_batch(const Dataset& dataset, const at::Tensor& indices,
+                                         const BatchLoading& loading) {
+  const SampleSeedsScope scope(loading.seeds);
   LoadedBatch<BatchOf<Dataset>> loaded{.batch = dataset.get_batch(indices)};
   if constexpr (PyTree<BatchOf<Dataset>>) {
-    if (pin) visit_tensors(loaded.batch, [](at::Tensor& tensor) { tensor = pin_memory(tensor); });
+    if (loading.pin) visit_tensors(loaded.batch, [](at::Tensor& tensor) { tensor = pin_memory(tensor); });
   }
   return loaded;
 }
@@ -122,11 +131,11 @@ class DatasetBatchStorage : public BatchStorage {
  public:
   using Loaded = LoadedBatch<BatchOf<Dataset>>;
 
-  DatasetBatchStorage(std::shared_ptr<const Dataset> dataset, std::size_t slots, bool pin)
-      : dataset_(std::move(dataset)), slots_(slots), pin_(pin) {}
+  DatasetBatchStorage(std::shared_ptr<const Dataset> dataset, std::size_t slots, BatchLoading loading)
+      : dataset_(std::move(dataset)), slots_(slots), loading_(loading) {}
 
   void load(std::size_t slot, const at::Tensor& indices) override {
-    auto loaded = load_batch(*dataset_, indices, pin_);
+    auto loaded = load_batch(*dataset_, indices, loading_);
     if constexpr (PyTree<BatchOf<Dataset>>) loaded.ready = record_ready_event(loaded.batch);
     slots_[slot].emplace(std::move(loaded));
   }
@@ -138,7 +147,7 @@ class DatasetBatchStorage : public BatchStorage {
   std::shared_ptr<const Dataset> dataset_;
   std::vector<std::optional<Loaded>> slots_;
   std::optional<Loaded> unloaded_{};
-  bool pin_;
+  BatchLoading loading_;
 };
 
 /// The parts of a loader that one pass uses.
@@ -146,7 +155,7 @@ template <BatchDataset Dataset>
 struct IterationSetup {
   std::shared_ptr<const Dataset> dataset;
   std::int64_t shares = 1;  ///< BatchSource::shares()
-  bool pin = false;
+  BatchLoading loading = {};
   std::shared_ptr<const TransferStream> transfer{};  ///< null: batches stay where they are
   std::shared_ptr<LoaderWorkers> workers{};          ///< null: the loop's thread loads each batch
 };
@@ -161,7 +170,7 @@ class LoaderIteration {
       return;
     }
     storage_ = std::make_shared<DatasetBatchStorage<Dataset>>(setup_.dataset, setup_.workers->capacity(),
-                                                              setup_.pin);
+                                                              setup_.loading);
     workers_ = std::make_unique<WorkerIteration>(setup_.workers, storage_, std::move(start));
   }
 
@@ -205,7 +214,7 @@ class LoaderIteration {
     if (!indices.defined()) return std::nullopt;
     Next next{.samples = indices.numel()};
     try {
-      send(next.loaded.emplace(load_batch(*setup_.dataset, indices, setup_.pin)));
+      send(next.loaded.emplace(load_batch(*setup_.dataset, indices, setup_.loading)));
     } catch (...) {
       next.error = std::current_exception();
     }

@@ -77,6 +77,10 @@ struct LoaderOptions {
   /// step. Default: batches stay where the dataset makes them. PyTorch: `batch.to(device, non_blocking=True)`
   /// in the loop.
   std::optional<c10::Device> device = {};
+  /// Gives each sample a generator of its own for random transforms, seeded from this number, the epoch and
+  /// the sample's index: see sample_generator(). Batches are then equal for any number of workers and ranks,
+  /// and after a resume. Default: transforms draw from the worker's or LibTorch's default generator.
+  std::optional<std::uint64_t> augmentation_seed = {};
   /// Gives each rank of the current world its share of the samples, padded to equal sizes by
   /// DistributedSampler. False: this rank loads all samples.
   bool distributed = true;

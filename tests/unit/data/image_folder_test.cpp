@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/data/image_folder.h>
+#include <lockstep/data/images.h>
+#include <lockstep/data/loader.h>
+#include <lockstep/data/sample_seeds.h>
+
+#include "support/error_of.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void touch(const fs::path& file) {
+  fs::create_directories(file.parent_path());
+  std::ofstream(file).put('x');
+}
+
+// Gives the folder and all below it a modification time in the past, which an index cache trusts.
+void age(const fs::path& root, int hours = 1) {
+  const auto time = fs::file_time_type::clock::now() - std::chrono::hours(hours);
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.is_directory()) fs::last_write_time(entry, time);
+  }
+  fs::last_write_time(root, time);
+}
+
+// Every file holds the picture of one color: the number of the sample.
+void write_pictures(const fs::path& root, int per_class) {
+  int color = 0;
+  for (const auto* name : {"cat", "dog"}) {
+    fs::create_directories(root / name);
+    for (int i = 0; i < per_class; ++i, ++color) {
+      data::save_image(at::full({3, 4, 5}, color, at::kByte), root / name / (std::to_string(i) + ".png"));
+    }
+  }
+}
+
+at::Tensor first_values(const at::Tensor& images) { return images.flatten(1).select(1, 0).to(at::kLong); }
+
+class ImageFolderTest : public ::testing::Test {
+ protected:
+  fs::path root() const { return folder_ / "pictures"; }
+  fs::path cache() const { return folder_ / "index"; }
+  std::int64_t count() const { return data::ImageFolder(root(), {.index_cache = cache()}).size(); }
+
+  TempFolder folder_{};
+};
+
+TEST_F(ImageFolderTest, BatchesHoldTransformedPicturesAndTargets) {
+  write_pictures(root(), 3);
+  const data::ImageFolder dataset(
+      root(), {.transform = [](const at::Tensor& image) { return image.to(at::kFloat).mul(2); },
+               .target_transform = [](std::int64_t target) { return target + 10; }});
+  EXPECT_THAT(dataset.classes(), ElementsAre("cat", "dog"));
+  const auto batch = dataset.get_batch(at::tensor({5, 0}, at::kLong));
+  EXPECT_EQ(batch.data.sizes(), at::IntArrayRef({2, 3, 4, 5}));
+  EXPECT_EQ(batch.data.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(first_values(batch.data), at::tensor({10, 0}, at::kLong)));
+  EXPECT_TRUE(at::equal(batch.target, at::tensor({11, 10}, at::kLong)));
+}
+
+TEST_F(ImageFolderTest, ALinkThatLeadsBackIsNamed) {
+  touch(root() / "a/x/1.png");
+  fs::create_directory_symlink(root() / "a", root() / "a/x/back");
+  EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{root()}; }),
+              HasSubstr("a/x/back: the link leads back"));
+}
+
+TEST_F(ImageFolderTest, ALinkToAnotherFolderIsFollowed) {
+  touch(root() / "a/1.png");
+  touch(folder_ / "elsewhere/2.png");
+  fs::create_directory_symlink(folder_ / "elsewhere", root() / "a/link");
+  EXPECT_EQ(data::ImageFolder(root()).size(), 2);
+}
+
+TEST_F(ImageFolderTest, ProblemsNameTheFolderOrTheClass) {
+  EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{root()}; }),
+              HasSubstr("pictures: the folder cannot be read"));
+  fs::create_directories(root());
+  EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{root()}; }),
+              HasSubstr("pictures: no class folder"));
+  touch(root() / "a/1.png");
+  touch(root() / "b/1.txt");
+  EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{root()}; }),
+              HasSubstr("no valid file for the class b"));
+  EXPECT_EQ(data::ImageFolder(root(), {.allow_empty = true}).size(), 1);
+}
+
+TEST_F(ImageFolderTest, APredicateAndOtherClassesReplaceTheDefaults) {
+  touch(root() / "a/1.raw");
+  touch(root() / "b/2.raw");
+  const data::ImageFolder dataset(
+      root(), {.is_valid_file = [](const fs::path& file) { return file.extension() == ".raw"; },
+               .find_classes =
+                   [](const fs::path&) {
+                     return data::FolderClasses{.classes = {"b"}, .class_to_idx = {{"b", 7}}};
+                   }});
+  EXPECT_EQ(dataset.path(0), root() / "b/2.raw");
+  EXPECT_THAT(dataset.targets(), ElementsAre(7));
+}
+
+TEST_F(ImageFolderTest, OptionsThatExcludeEachOtherAreRefused) {
+  const auto any = [](const fs::path&) { return true; };
+  const std::vector<std::string> png = {".png"};
+  EXPECT_THROW(data::ImageFolder(root(), {.extensions = png, .is_valid_file = any}), ArgumentError);
+  EXPECT_THROW(data::ImageFolder(root(), {.is_valid_file = any, .index_cache = cache()}), ArgumentError);
+}
+
+TEST_F(ImageFolderTest, TheIndexCacheNoticesAddedRenamedAndRemovedFiles) {
+  touch(root() / "a/1.png");
+  touch(root() / "a/deep/2.png");
+  age(root(), 5);
+  EXPECT_EQ(count(), 2);
+  ASSERT_TRUE(fs::exists(cache()));
+  touch(root() / "a/deep/3.png");
+  age(root(), 4);
+  EXPECT_EQ(count(), 3);
+  fs::rename(root() / "a/1.png", root() / "a/1.txt");
+  age(root(), 3);
+  EXPECT_EQ(count(), 2);
+  fs::remove_all(root() / "a/deep");
+  touch(root() / "b/4.png");
+  touch(root() / "a/5.png");
+  age(root(), 2);
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(ImageFolderTest, TheIndexCacheIsUsedWhileNoFolderChanges) {
+  touch(root() / "a/1.png");
+  age(root());
+  const auto time = fs::last_write_time(root() / "a");
+  EXPECT_EQ(count(), 1);
+  // A file that appears without a trace: only a cache does not see it.
+  touch(root() / "a/2.png");
+  fs::last_write_time(root() / "a", time);
+  EXPECT_EQ(count(), 1);
+  const data::ImageFolder cached(root(), {.index_cache = cache()});
+  EXPECT_EQ(cached.path(0), root() / "a/1.png");
+  EXPECT_THAT(cached.classes(), ElementsAre("a"));
+  EXPECT_EQ(data::ImageFolder(root(), {.extensions = {{".png"}}, .index_cache = cache()}).size(), 2);
+}
+
+TEST_F(ImageFolderTest, AFolderThatChangedJustNowIsNotCached) {
+  touch(root() / "a/1.png");
+  EXPECT_EQ(count(), 1);
+  EXPECT_FALSE(fs::exists(cache()));
+}
+
+TEST_F(ImageFolderTest, ADamagedIndexCacheIsWrittenAnew) {
+  touch(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(count(), 1);
+  const auto bytes = fs::file_size(cache());
+  for (const auto size : {bytes - 1, bytes / 2, std::uintmax_t{3}, std::uintmax_t{0}}) {
+    fs::resize_file(cache(), size);
+    EXPECT_EQ(count(), 1);
+    EXPECT_EQ(fs::file_size(cache()), bytes);
+  }
+}
+
+TEST_F(ImageFolderTest, UnreadableFilesAreRaisedSkippedOrReplaced) {
+  write_pictures(root(), 3);
+  fs::resize_file(root() / "cat/1.png", 20);
+  const auto all = at::arange(3, at::kLong);
+  const data::ImageFolder raising(root());
+  EXPECT_THAT(error_of<DataError>([&] { raising.get_batch(all); }), HasSubstr("cat/1.png: libpng:"));
+  const data::ImageFolder skipping(root(), {.on_unreadable = data::OnUnreadable::skip});
+  EXPECT_TRUE(at::equal(first_values(skipping.get_batch(all).data), at::tensor({0, 2}, at::kLong)));
+  EXPECT_EQ(skipping.unreadable(), 1);
+  const data::ImageFolder replacing(root(), {.on_unreadable = data::OnUnreadable::replace});
+  EXPECT_TRUE(at::equal(first_values(replacing.get_batch(all).data), at::tensor({0, 2, 2}, at::kLong)));
+}
+
+TEST_F(ImageFolderTest, SamplesOfDifferentSizesAreRefused) {
+  write_pictures(root(), 1);
+  data::save_image(at::zeros({3, 9, 9}, at::kByte), root() / "cat/9.png");
+  const data::ImageFolder dataset(root());
+  EXPECT_THAT(error_of<ArgumentError>([&] { dataset.get_batch(at::arange(3, at::kLong)); }),
+              HasSubstr("samples of the shapes [3, 4, 5] and [3, 9, 9]"));
+}
+
+// Adds noise from the generator that the transform is given.
+at::Tensor add_noise(const at::Tensor& image, const std::optional<at::Generator>& generator) {
+  return image.to(at::kFloat).add(at::rand({1}, generator));
+}
+
+std::vector<at::Tensor> batches_of(const fs::path& root, int workers, std::int64_t epoch,
+                                   std::optional<data::LoaderPosition> from = {}) {
+  auto loader = data::make_loader(
+      data::ImageFolder(root, {.transform = add_noise}),
+      {.batch_size = 2, .shuffle = true, .num_workers = workers, .seed = 3, .augmentation_seed = 5});
+  loader.set_epoch(epoch);
+  if (from) loader.seek(*from);
+  std::vector<at::Tensor> batches;
+  for (auto& batch : loader) batches.push_back(batch.data);
+  return batches;
+}
+
+bool all_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return at::equal(x, y); });
+}
+
+TEST_F(ImageFolderTest, AnAugmentationSeedMakesBatchesIndependentOfTheWorkers) {
+  write_pictures(root(), 4);
+  const auto expected = batches_of(root(), 0, 1);
+  EXPECT_TRUE(all_equal(batches_of(root(), 1, 1), expected));
+  EXPECT_TRUE(all_equal(batches_of(root(), 4, 1), expected));
+  EXPECT_FALSE(all_equal(batches_of(root(), 0, 2), expected));
+  const std::vector<at::Tensor> rest(expected.begin() + 2, expected.end());
+  EXPECT_TRUE(all_equal(
+      batches_of(root(), 1, 1, data::LoaderPosition{.epoch = 1, .batches = 2, .samples = 4}), rest));
+}
+
+TEST_F(ImageFolderTest, ASampleHasAGeneratorOnlyWithAnAugmentationSeed) {
+  EXPECT_FALSE(data::sample_generator(0));
+  const data::SampleSeedsScope scope(data::SampleSeeds{.base = 1});
+  EXPECT_TRUE(data::sample_generator(0));
+  const data::SampleSeedsScope none(std::nullopt);
+  EXPECT_FALSE(data::sample_generator(0));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
