@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes JPEG files with the detail of photographs, 10 classes: photographs.py <folder> <count> <width> <height>"""
+import pathlib
+import sys
+
+import numpy
+import PIL.Image
+
+
+def photograph(draw, width, height):
+    """Noise at all scales, weaker at finer ones, as natural images have it."""
+    image = numpy.zeros((height, width, 3))
+    scale = 2
+    while scale <= max(width, height):
+        rows, columns = -(-height // scale) + 1, -(-width // scale) + 1
+        noise = PIL.Image.fromarray(draw.integers(0, 256, (rows, columns, 3), dtype=numpy.uint8))
+        grown = noise.resize((columns * scale, rows * scale), PIL.Image.Resampling.BICUBIC)
+        image += (numpy.asarray(grown, dtype=float)[:height, :width] - 128) * scale ** 0.1
+        scale *= 2
+    image = (image - image.mean()) / image.std() * 55 + 120
+    return PIL.Image.fromarray(image.clip(0, 255).astype(numpy.uint8))
+
+
+def main():
+    folder, count, width, height = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])
+    draw = numpy.random.default_rng(0)
+    for number in range(count):
+        path = folder / f"class{number % 10}" / f"{number:05}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photograph(draw, width, height).save(path, quality=90)
+
+
+main()
