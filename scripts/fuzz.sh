@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Fuzzes the checkpoint readers: scripts/fuzz.sh [libFuzzer option...]
+# Fuzzes the readers of files: scripts/fuzz.sh <checkpoint | images> [libFuzzer option...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-Usage: scripts/fuzz.sh [libFuzzer option...]
+Usage: scripts/fuzz.sh <checkpoint | images> [libFuzzer option...]
 
-Builds tests/fuzz with clang 16 and the address sanitizer, and runs it on small files that Python writes. The default is
-one hour; -runs=N and -max_total_time=SECONDS change it. The corpus stays in build/fuzz/corpus.
+Builds a fuzzer of tests/fuzz with clang 16 and the address sanitizer, and runs it on small files that Python writes:
+checkpoints, or images. The default is one hour; -runs=N and -max_total_time=SECONDS change it. The corpus stays in
+build/fuzz/<name>/corpus.
 END
 }
 
-case "${1:-}" in -h | --help) usage && exit 0 ;; esac
+case "${1:-}" in
+  -h | --help) usage && exit 0 ;;
+  checkpoint) seeds=tests/fuzz/seeds.py ;;
+  images) seeds=tests/fuzz/image_seeds.py ;;
+  *) usage >&2 && exit 2 ;;
+esac
+name=$1
+shift
 compiler=$(command -v clang++-16 || command -v clang++) || fail "clang++ 16 is missing; on Debian: apt-get install clang-16"
 bash scripts/setup.sh --tests
 # Examples are configured, since tests name them, and not built.
@@ -21,10 +29,11 @@ cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1" -DCMAKE_CXX_FLAGS="-fsanitize=fuzzer-no-link" \
   -DLOCKSTEP_SANITIZE=address -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_EXAMPLES=ON \
   -DLOCKSTEP_BUILD_BENCHMARKS=OFF >/dev/null
-ninja -C build/fuzz fuzz_checkpoint
-mkdir -p build/fuzz/corpus
-"$(cached fuzz LOCKSTEP_PYTHON)" -W ignore tests/fuzz/seeds.py build/fuzz/seeds
+ninja -C build/fuzz "fuzz_$name"
+folder=build/fuzz/$name
+mkdir -p "$folder/corpus"
+"$(cached fuzz LOCKSTEP_PYTHON)" -W ignore "$seeds" "$folder/seeds"
 limits=(-rss_limit_mb=3072 -malloc_limit_mb=1024 -timeout=10 -max_len=30000)
 if ((!$#)); then set -- -max_total_time=3600; fi
-OMP_NUM_THREADS=1 exec build/fuzz/bin/fuzz_checkpoint "${limits[@]}" -artifact_prefix=build/fuzz/ "$@" \
-  build/fuzz/corpus build/fuzz/seeds
+OMP_NUM_THREADS=1 exec "build/fuzz/bin/fuzz_$name" "${limits[@]}" -artifact_prefix="$folder/" "$@" \
+  "$folder/corpus" "$folder/seeds"

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <string>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/data/images.h>
+
+#include "support/error_of.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using data::decode_image;
+using ::testing::HasSubstr;
+
+at::Tensor picture() {
+  return at::arange(3 * 30 * 40, at::kLong).remainder(251).to(at::kByte).view({3, 30, 40});
+}
+
+TEST(DecodeImage, AHugeHeaderIsRefusedBeforeMemoryIsTaken) {
+  auto png = data::encode_png(picture());
+  png.narrow(0, 16, 8).fill_(0x7f);  // width and height, whose checksum is then wrong
+  EXPECT_THROW(decode_image(png), DataError);
+  EXPECT_THAT(error_of<DataError>([] { decode_image(data::encode_jpeg(picture()), {.max_pixels = 1199}); }),
+              HasSubstr("40 x 30 pixels, more than the limit of 1199"));
+  EXPECT_NO_THROW(decode_image(data::encode_jpeg(picture()), {.max_pixels = 1200}));
+}
+
+TEST(DecodeImage, ScaledJpegFilesHaveTheFractionOfTheSize) {
+  const auto jpeg = data::encode_jpeg(picture());
+  EXPECT_EQ(decode_image(jpeg, {.scale_denominator = 2}).sizes(), at::IntArrayRef({3, 15, 20}));
+  EXPECT_EQ(decode_image(jpeg, {.scale_denominator = 8}).sizes(), at::IntArrayRef({3, 4, 5}));
+}
+
+TEST(DecodeImage, OptionsThatCannotBeAreRefused) {
+  const auto jpeg = data::encode_jpeg(picture());
+  const auto refusal = [](const at::Tensor& file, const data::DecodeOptions& options) {
+    return error_of<ArgumentError>([&] { decode_image(file, options); });
+  };
+  EXPECT_THAT(refusal(jpeg, {.mode = data::ImageReadMode::rgb_alpha}), HasSubstr("JPEG file has no alpha"));
+  EXPECT_THAT(refusal(jpeg, {.scale_denominator = 3}), HasSubstr("1, 2, 4 or 8, not 3"));
+  EXPECT_THAT(refusal(data::encode_png(picture()), {.scale_denominator = 2}),
+              HasSubstr("this is a PNG file"));
+  const data::DecodeOptions beyond{.box = data::Box{.top = 20, .left = 0, .height = 11, .width = 5}};
+  EXPECT_THAT(refusal(jpeg, beyond), HasSubstr("is not inside the image of 30 x 40"));
+  EXPECT_THAT(refusal(data::encode_png(picture()), beyond), HasSubstr("is not inside the image of 30 x 40"));
+  EXPECT_THAT(refusal(picture(), {}), HasSubstr("uint8 tensor of one dimension"));
+}
+
+TEST(DecodeImage, OtherFilesAreRefused) {
+  const auto bytes = at::zeros({20}, at::kByte);
+  EXPECT_THAT(error_of<DataError>([&] { decode_image(bytes); }),
+              HasSubstr("no JPEG, PNG, WebP or BMP image"));
+  EXPECT_THAT(error_of<DataError>([&] { decode_image(bytes.narrow(0, 0, 0)); }),
+              HasSubstr("the file is empty"));
+  EXPECT_THAT(error_of<DataError>([] { data::read_image("/nowhere/1.png"); }),
+              HasSubstr("/nowhere/1.png: cannot be opened"));
+}
+
+// Changes bytes at random places; the fuzzer does more of it.
+TEST(DecodeImage, DamagedFilesGiveAnImageOrAnError) {
+  at::manual_seed(1);
+  for (const auto& file : {data::encode_jpeg(picture()), data::encode_png(picture())}) {
+    int refused = 0;
+    for (int i = 0; i < 400; ++i) {
+      auto damaged = file.clone();
+      const auto places = at::randint(file.numel(), {4});
+      damaged.index_put_({places}, at::randint(256, {4}, at::kLong).to(at::kByte));
+      try {
+        decode_image(damaged, {.max_pixels = 100'000});
+      } catch (const DataError&) {
+        ++refused;
+      }
+    }
+    EXPECT_GT(refused, 20);
+  }
+}
+
+TEST(EncodeImage, WrongImagesAndQualitiesAreRefused) {
+  EXPECT_THAT(error_of<ArgumentError>([] { data::encode_jpeg(picture(), 0); }), HasSubstr("1 to 100, not 0"));
+  EXPECT_THAT(error_of<ArgumentError>([] { data::encode_png(picture(), 10); }), HasSubstr("0 to 9, not 10"));
+  EXPECT_THAT(error_of<ArgumentError>([] {
+                data::encode_jpeg(at::zeros({2, 3, 3}, at::kByte));
+              }),
+              HasSubstr("[1, 3 channels, height, width] on the CPU, not Byte [2, 3, 3]"));
+  EXPECT_THAT(error_of<ArgumentError>([] { data::save_image(picture(), "x.gif"); }), HasSubstr("x.gif"));
+}
+
+TEST(EncodeImage, PngFilesKeepTwoAndFourChannels) {
+  for (const auto channels : {1, 2, 4}) {
+    const auto image = at::randint(256, {channels, 7, 9}).to(at::kByte);
+    EXPECT_TRUE(at::equal(decode_image(data::encode_png(image)), image)) << channels;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
