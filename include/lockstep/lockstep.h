@@ -37,6 +37,7 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/transforms/transforms.h>
 
 // Optimizers, mixed precision, devices, captured steps.
 #include <lockstep/amp/autocast.h>

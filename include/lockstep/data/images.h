@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/transforms/transform.h>
+
 namespace lockstep::data {
 
 /// The channels of a decoded image. torchvision: io.ImageReadMode.
@@ -19,14 +21,7 @@ enum class ImageReadMode {
   rgb_alpha,  ///< not JPEG
 };
 
-/// A rectangle of pixels.
-struct Box {
-  std::int64_t top = 0;
-  std::int64_t left = 0;
-  std::int64_t height = 0;
-  std::int64_t width = 0;
-  bool operator==(const Box&) const = default;
-};
+using transforms::Box;
 
 struct DecodeOptions {
   ImageReadMode mode = ImageReadMode::unchanged;

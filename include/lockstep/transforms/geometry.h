@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/transforms/transform.h>
+
+namespace lockstep::transforms {
+
+enum class InterpolationMode : std::uint8_t { nearest, nearest_exact, bilinear, bicubic };
+
+/// The pixels beyond the edges: a number, the outermost pixel, or the image mirrored without or with its
+/// outermost pixel.
+enum class PaddingMode : std::uint8_t { constant, edge, reflect, symmetric };
+
+struct ResizeOptions {
+  InterpolationMode interpolation = InterpolationMode::bilinear;
+  Size max_size = {};  ///< limit of the longer edge, where the size is one edge; its size where that is none
+  bool antialias = true;  ///< for bilinear and bicubic
+};
+
+/// torchvision: v2.Resize.
+class Resize {
+ public:
+  /// One number is the size of the shorter edge. Throws ArgumentError when sizes are not positive or max_size
+  /// does not go with the size.
+  explicit Resize(Size size, ResizeOptions options = {});
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Size size_;
+  ResizeOptions options_;
+};
+
+/// The middle of an image, with zeros around one that is smaller. torchvision: v2.CenterCrop.
+class CenterCrop {
+ public:
+  /// One number is both edges.
+  explicit CenterCrop(Size size);
+  /// The part of an image of that size; beyond it where the image is smaller. Draws nothing.
+  Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Size size_;
+};
+
+struct RandomCropOptions {
+  Padding padding = {};        ///< added to every image
+  bool pad_if_needed = false;  ///< pad images that are smaller than the crop
+  Numbers fill = 0;            ///< for PaddingMode::constant; one number, or one per channel
+  PaddingMode padding_mode = PaddingMode::constant;
+};
+
+/// torchvision: v2.RandomCrop.
+class RandomCrop {
+ public:
+  /// One number is both edges.
+  explicit RandomCrop(Size size, RandomCropOptions options = {});
+  /// Draws the part of an image of that size. It begins or ends beyond the image where it takes padding.
+  /// Throws ArgumentError when image and padding are smaller than the crop.
+  Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Size size_;
+  RandomCropOptions options_;
+};
+
+struct RandomResizedCropOptions {
+  Range scale = {0.08, 1.0};             ///< of the area of the part, relative to the image
+  Range ratio = {3.0 / 4.0, 4.0 / 3.0};  ///< of its width to its height
+  InterpolationMode interpolation = InterpolationMode::bilinear;
+  bool antialias = true;
+};
+
+/// A part of the image of random area and shape, resized. torchvision: v2.RandomResizedCrop.
+class RandomResizedCrop {
+ public:
+  /// One number is both edges. Throws ArgumentError when a range is not {least, greatest} of positive
+  /// numbers.
+  explicit RandomResizedCrop(Size size, RandomResizedCropOptions options = {});
+  /// Draws the part of an image of that size.
+  Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Size size_;
+  RandomResizedCropOptions options_;
+  Range log_ratio_;
+};
+
+/// Mirrors left and right with probability p. torchvision: v2.RandomHorizontalFlip.
+class RandomHorizontalFlip {
+ public:
+  explicit RandomHorizontalFlip(double p = 0.5);
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  double p_;
+};
+
+/// Mirrors top and bottom with probability p. torchvision: v2.RandomVerticalFlip.
+class RandomVerticalFlip {
+ public:
+  explicit RandomVerticalFlip(double p = 0.5);
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  double p_;
+};
+
+struct PadOptions {
+  Numbers fill = 0;  ///< for PaddingMode::constant; one number, or one per channel
+  PaddingMode padding_mode = PaddingMode::constant;
+};
+
+/// torchvision: v2.Pad.
+class Pad {
+ public:
+  explicit Pad(Padding padding, PadOptions options = {});
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Padding padding_;
+  PadOptions options_;
+};
+
+}  // namespace lockstep::transforms

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+// All transforms.
+#include <lockstep/transforms/compose.h>
+#include <lockstep/transforms/convert.h>
+#include <lockstep/transforms/geometry.h>
+#include <lockstep/transforms/transform.h>

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+
+#include <lockstep/transforms/transform.h>
+
+// The random numbers of torchvision, from the same calls of LibTorch.
+namespace lockstep::transforms {
+
+// Python's `torch.rand(1) < p`, where p becomes a float.
+inline bool happens(double p, const OptionalGenerator& generator) {
+  return at::rand({1}, generator, at::kFloat).item<float>() < static_cast<float>(p);
+}
+
+// Python's `torch.rand(()) <= p`.
+inline bool happens_up_to(double p, const OptionalGenerator& generator) {
+  return at::rand({}, generator, at::kFloat).item<float>() <= static_cast<float>(p);
+}
+
+inline double uniform(const Range& range, const OptionalGenerator& generator) {
+  return at::empty({1}, at::kFloat).uniform_(range.first, range.second, generator).item<float>();
+}
+
+// One of 0 .. end-1.
+inline std::int64_t below(std::int64_t end, const OptionalGenerator& generator) {
+  return at::randint(end, {1}, generator, at::kLong).item<std::int64_t>();
+}
+
+}  // namespace lockstep::transforms

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes what torchvision's transforms make of drawn images with drawn arguments: transform_cases.py <file>.
+The file is a list of cases: the transform's name and arguments, what it prints, image, seed, result, and the next
+numbers that the default generator gives (a normal one, of which it keeps a second, and an integer)."""
+import os
+import random
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+
+import torch
+import torchvision_cpu  # noqa: F401, before torchvision
+from torchvision.transforms import functional as v1
+from torchvision.transforms import v2
+
+draw = random.Random(22)
+SIZES = [(1, 1), (1, 9), (11, 1), (5, 40), (32, 32), (33, 20), (17, 29), (29, 18)]
+INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
+RANDOM_CASES = 100
+
+
+def pixels(shape, dtype):
+    """Noise, or what a photograph has more of: slopes."""
+    if draw.random() < 0.5:
+        image = torch.randint(0, 256, shape)
+    else:
+        rows, columns = torch.arange(shape[-2]).view(-1, 1), torch.arange(shape[-1])
+        channels = torch.arange(shape[-3]).view(-1, 1, 1)
+        image = (rows * draw.randint(1, 9) + columns * draw.randint(1, 9) + channels * 40).expand(shape) % 256
+    return image.to(torch.uint8) if dtype == torch.uint8 else image.to(dtype) / 255
+
+
+def laid_out(image):
+    """As a decoder, a crop of a decoded image, or another transform leaves it."""
+    kind = draw.choice(["contiguous", "channels_last", "part"])
+    if kind == "contiguous":
+        return image.contiguous()
+    last = image.movedim(-3, -1).contiguous().movedim(-1, -3)
+    if kind == "channels_last":
+        return last
+    around = torch.nn.functional.pad(image, (1, 2, 3, 1)).movedim(-3, -1).contiguous().movedim(-1, -3)
+    return around[..., 3:-1, 1:-2]
+
+
+def image(sizes=SIZES, channels=(1, 3), floats=True, batches=True):
+    dtype = torch.float32 if floats and draw.random() < 0.3 else torch.uint8
+    shape = (draw.choice(channels), *draw.choice(sizes))
+    if batches and draw.random() < 0.2:
+        shape = (2, *shape)
+    return laid_out(pixels(shape, dtype))
+
+
+class ToTensor:
+    """v1's for an array, which is the transform for tensors here."""
+
+    def __call__(self, image):
+        if image.dtype != torch.uint8:
+            return image
+        return v1.to_tensor(image.permute(1, 2, 0).numpy())
+
+    def __repr__(self):
+        return "ToTensor()"
+
+
+def transform(name, arguments):
+    if name == "ToTensor":
+        return ToTensor()
+    arguments = dict(arguments)
+    if "transforms" in arguments:
+        arguments["transforms"] = [transform(*each) for each in arguments["transforms"]]
+    return getattr(v2, name)(**arguments)
+
+
+def case(name, arguments, *inputs):
+    seed = draw.randrange(2**31)
+    made = transform(name, arguments)
+    torch.manual_seed(seed)
+    result = made(*inputs)
+    numbers = [torch.randn(()).item(), torch.empty((), dtype=torch.int64).random_().item()]
+    return {"name": name, "arguments": arguments, "text": repr(made), "inputs": list(inputs), "seed": seed,
+            "results": list(result) if isinstance(result, tuple) else [result], "next": numbers}
+
+
+def some(**arguments):
+    """A part of the arguments; the others keep their defaults."""
+    return {name: value for name, value in arguments.items() if draw.random() < 0.6}
+
+
+def edge():
+    return draw.choice([1, 2, 7, 16, 33, 50])
+
+
+def size():
+    return draw.choice([edge(), (edge(), edge())])
+
+
+def fill(channels):
+    per_channel = tuple(float(draw.randrange(256)) + 0.5 for _ in range(channels))
+    return draw.choice([0, 3, 250, 1.5, per_channel if channels > 1 else 9])
+
+
+def resize():
+    arguments = some(interpolation=draw.choice(INTERPOLATIONS), antialias=draw.random() < 0.5)
+    kind = draw.choice(["size", "edge", "limited", "longer"])
+    sizes = [(8, 8), (5, 40), (32, 32), (33, 20), (17, 29)]
+    if kind == "size":
+        arguments["size"], sizes = (edge(), edge()), SIZES
+    elif kind == "edge":
+        arguments["size"] = edge()
+    elif kind == "limited":
+        arguments["size"] = edge()
+        arguments["max_size"] = arguments["size"] + draw.randrange(10, 30)
+    else:
+        arguments["size"], arguments["max_size"] = None, draw.randrange(9, 60)
+    return "Resize", arguments, image(sizes, channels=(1, 3, 4))
+
+
+def center_crop():
+    return "CenterCrop", {"size": size()}, image()
+
+
+def padding(least):
+    return draw.choice([least, (1, least), (0, 1, least, 2), (least, least, 0, 0)])
+
+
+def random_crop():
+    mode = draw.choice(["constant", "edge", "reflect", "symmetric"])
+    channels = draw.choice([1, 3])
+    arguments = some(padding=padding(draw.randrange(0, 5)), pad_if_needed=True)
+    if mode != "constant":
+        arguments["padding_mode"] = mode
+    elif draw.random() < 0.7:
+        arguments["fill"] = fill(channels)
+    # Reflection needs an image that is larger than its padding, and RandomCrop one that is larger than the crop.
+    arguments["size"] = size() if arguments.get("pad_if_needed") and mode in ("constant", "edge") else (16, 12)
+    # torchvision pads no batches symmetrically in more than four dimensions.
+    return "RandomCrop", arguments, image([(32, 32), (33, 20), (17, 29), (29, 18)], (channels,))
+
+
+def random_resized_crop():
+    arguments = {"size": size()} | some(scale=(0.3, 0.9), ratio=(0.5, 3.0), interpolation=draw.choice(INTERPOLATIONS),
+                                        antialias=draw.random() < 0.5)
+    return "RandomResizedCrop", arguments, image()
+
+
+def horizontal_flip():
+    return "RandomHorizontalFlip", some(p=draw.choice([0.1, 0.9, 1.0, 0.0])), image()
+
+
+def vertical_flip():
+    return "RandomVerticalFlip", some(p=draw.choice([0.1, 0.9, 1.0, 0.0])), image()
+
+
+def pad():
+    channels = draw.choice([1, 3])
+    mode = draw.choice(["constant", "edge", "reflect", "symmetric"])
+    amount = padding(draw.randrange(1, 5))
+    arguments = {"padding": list(amount) if isinstance(amount, tuple) else amount, "padding_mode": mode}
+    if mode == "constant" and draw.random() < 0.8:
+        arguments["fill"] = fill(channels)
+    return "Pad", arguments, image([(9, 9), (5, 40), (17, 29)] if mode in ("reflect", "symmetric") else SIZES, (channels,))
+
+
+def to_tensor():
+    return "ToTensor", {}, image(batches=False)
+
+
+def to_dtype():
+    return "ToDtype", {"dtype": draw.choice([torch.uint8, torch.float32, torch.float64])} | some(scale=True), image()
+
+
+def normalize_arguments(channels):
+    count = draw.choice([1, channels])
+    return {"mean": [draw.random() for _ in range(count)], "std": [0.1 + draw.random() for _ in range(count)]}
+
+
+def normalize():
+    channels = draw.choice([1, 3])
+    picture = laid_out(pixels((channels, *draw.choice(SIZES)), torch.float32))
+    return "Normalize", normalize_arguments(channels), picture
+
+
+def convert_and_normalize():
+    channels = draw.choice([1, 3, 4])
+    conversion = draw.choice([("ToTensor", {}), ("ToDtype", {"dtype": torch.float32, "scale": True}),
+                              ("ToDtype", {"dtype": torch.float32}), ("ToDtype", {"dtype": torch.float64, "scale": True})])
+    steps = [conversion, ("Normalize", normalize_arguments(channels))]
+    if draw.random() < 0.5:
+        steps = [("RandomHorizontalFlip", {}), *steps, ("RandomVerticalFlip", {})]
+    return "Compose", {"transforms": steps}, image(channels=(channels,), batches=conversion[0] != "ToTensor")
+
+
+def training():
+    steps = [("RandomResizedCrop", {"size": 16}), ("RandomHorizontalFlip", {}), ("ToTensor", {}),
+             ("Normalize", {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]})]
+    return "Compose", {"transforms": steps}, image(channels=(3,), floats=False, batches=False)
+
+
+def nested():
+    parts = [("RandomCrop", {"size": 9}), ("RandomVerticalFlip", {}), ("Compose", {"transforms": [("Pad", {"padding": 2}),
+             ("RandomHorizontalFlip", {})]}), ("RandomHorizontalFlip", {"p": 0.3})]
+    chosen = draw.sample(parts, draw.randrange(1, 4))
+    arguments = {"transforms": chosen}
+    name = draw.choice(["RandomApply", "RandomChoice"])
+    if draw.random() < 0.6:
+        arguments["p"] = 0.3 if name == "RandomApply" else [draw.random() for _ in chosen]
+    return name, arguments, image([(16, 12), (9, 9)])
+
+
+FIXED = [resize, center_crop, pad, to_tensor, to_dtype, normalize, convert_and_normalize]
+RANDOM = [random_crop, random_resized_crop, horizontal_flip, vertical_flip, training, nested]
+
+if __name__ == "__main__":
+    torch.manual_seed(22)
+    cases = [case(*drawn()) for drawn in FIXED for _ in range(40)]
+    cases += [case(*drawn()) for drawn in RANDOM for _ in range(RANDOM_CASES)]
+    torch.save(cases, sys.argv[1])
