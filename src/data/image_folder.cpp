@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -27,17 +29,64 @@ at::Tensor stacked(const std::vector<at::Tensor>& samples) {
   return at::stack(samples);
 }
 
-at::Tensor read_rgb(const std::filesystem::path& file) {
-  return read_image(file, {.mode = ImageReadMode::rgb});
+// The largest fraction of the size of which the box is not smaller than the result.
+int scale_denominator_of(const Box& box, const std::optional<transforms::ImageSize>& result) {
+  constexpr int kMost = 8;
+  int denominator = 1;
+  while (result && denominator < kMost && box.height / (2 * denominator) >= result->height &&
+         box.width / (2 * denominator) >= result->width) {
+    denominator *= 2;
+  }
+  return denominator;
+}
+
+// The box in an image that is smaller by the denominator; inside of it, and not empty.
+Box scaled(const Box& box, int denominator) {
+  return {.top = box.top / denominator,
+          .left = box.left / denominator,
+          .height = std::max<std::int64_t>(box.height / denominator, 1),
+          .width = std::max<std::int64_t>(box.width / denominator, 1)};
+}
+
+at::Tensor read_rgb(const std::filesystem::path& file, const std::optional<transforms::Transform>& transform,
+                    bool scaled_decoding, const transforms::OptionalGenerator& generator) {
+  const auto bytes = read_file(file);
+  try {
+    if (!transform) return decode_image(bytes, {.mode = ImageReadMode::rgb});
+    const auto info = image_info(bytes);
+    const auto decode = [&](const Box& box, const std::optional<transforms::ImageSize>& result) {
+      const bool may_scale = scaled_decoding && info.format == ImageFormat::jpeg;
+      const auto denominator = may_scale ? scale_denominator_of(box, result) : 1;
+      return decode_image(
+          bytes,
+          {.mode = ImageReadMode::rgb, .box = scaled(box, denominator), .scale_denominator = denominator});
+    };
+    return (*transform)(transforms::EncodedImage{info.height, info.width, decode}, generator);
+  } catch (const DataError& error) {
+    throw_error<DataError>("{}: {}", file.string(), error.what());
+  }
 }
 
 }  // namespace
 
-DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loader,
+DatasetFolder::DatasetFolder(const std::filesystem::path& root, TransformingLoader load,
                              DatasetFolderOptions options)
     : listing_(std::make_shared<FolderListing>(list_folder(root, options))),
-      loader_(std::move(loader)),
+      load_(std::move(load)),
       options_(std::move(options)) {}
+
+DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loader,
+                             DatasetFolderOptions options)
+    : DatasetFolder(root,
+                    TransformingLoader([loader = std::move(loader), transform = options.transform](
+                                           const auto& file, const auto& generator) {
+                      auto sample = loader(file);
+                      return transform ? (*transform)(sample, generator) : sample;
+                    }),
+                    options) {
+  if (options_.scaled_decoding)
+    throw ArgumentError("DatasetFolder: scaled_decoding is an option of ImageFolder");
+}
 
 std::int64_t DatasetFolder::size() const { return static_cast<std::int64_t>(listing_->size()); }
 
@@ -60,9 +109,10 @@ std::vector<std::int64_t> DatasetFolder::targets() const {
   return targets;
 }
 
-std::optional<at::Tensor> DatasetFolder::try_load(std::int64_t index) const {
+std::optional<at::Tensor> DatasetFolder::try_load(std::int64_t index,
+                                                  const transforms::OptionalGenerator& generator) const {
   try {
-    return loader_(listing_->path(static_cast<std::size_t>(index)));
+    return load_(listing_->path(static_cast<std::size_t>(index)), generator);
   } catch (const DataError&) {
     ++*unreadable_;
     if (options_.on_unreadable == OnUnreadable::raise) throw;
@@ -70,11 +120,15 @@ std::optional<at::Tensor> DatasetFolder::try_load(std::int64_t index) const {
   }
 }
 
-std::optional<std::pair<std::int64_t, at::Tensor>> DatasetFolder::load_readable(std::int64_t index) const {
+std::optional<DatasetFolder::Sample> DatasetFolder::load_readable(std::int64_t index) const {
   const auto tries = options_.on_unreadable == OnUnreadable::replace ? size() : 1;
   for (std::int64_t i = 0; i < tries; ++i) {
     const auto candidate = (index + i) % size();
-    if (auto sample = try_load(candidate)) return std::pair(candidate, std::move(*sample));
+    auto data = try_load(candidate, sample_generator(index));
+    if (!data) continue;
+    const auto target = listing_->target(static_cast<std::size_t>(candidate));
+    return Sample{.data = std::move(*data),
+                  .target = options_.target_transform ? options_.target_transform(target) : target};
   }
   if (options_.on_unreadable == OnUnreadable::skip) return std::nullopt;
   throw_error<DataError>("{}: no file of the dataset can be decoded", listing_->root.string());
@@ -86,19 +140,21 @@ Batch DatasetFolder::get_batch(const at::Tensor& indices) const {
   std::vector<at::Tensor> samples;
   std::vector<std::int64_t> targets;
   for (std::int64_t i = 0; i < chosen.size(0); ++i) {
-    auto loaded = load_readable(chosen[i]);
-    if (!loaded) continue;
-    auto& [index, sample] = *loaded;
-    if (options_.transform) sample = (*options_.transform)(sample, sample_generator(chosen[i]));
-    samples.push_back(std::move(sample));
-    const auto target = listing_->target(static_cast<std::size_t>(index));
-    targets.push_back(options_.target_transform ? options_.target_transform(target) : target);
+    auto sample = load_readable(chosen[i]);
+    if (!sample) continue;
+    samples.push_back(std::move(sample->data));
+    targets.push_back(sample->target);
   }
   if (samples.empty()) return {.data = at::empty({0}), .target = at::empty({0}, at::kLong)};
   return {.data = stacked(samples), .target = at::tensor(targets, at::kLong)};
 }
 
 ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options)
-    : DatasetFolder(root, read_rgb, std::move(options)) {}
+    : DatasetFolder(root,
+                    TransformingLoader([transform = options.transform, scaled = options.scaled_decoding](
+                                           const auto& file, const auto& generator) {
+                      return read_rgb(file, transform, scaled, generator);
+                    }),
+                    options) {}
 
 }  // namespace lockstep::data

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <string_view>
 
 #include <ATen/ops/multinomial.h>
@@ -95,6 +96,12 @@ Compose<>::Compose(std::vector<Transform> transforms)
 at::Tensor Compose<>::operator()(const at::Tensor& image, const OptionalGenerator& generator) const {
   auto result = image;
   for (const auto& step : steps_) result = step(result, generator);
+  return result;
+}
+
+at::Tensor Compose<>::operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
+  auto result = steps_.front()(image, generator);
+  for (const auto& step : std::span(steps_).subspan(1)) result = step(result, generator);
   return result;
 }
 

@@ -69,6 +69,11 @@ std::int64_t draw_offset(std::int64_t edge, std::int64_t cropped, const Optional
   return edge > cropped ? below(edge - cropped + 1, generator) : 0;
 }
 
+bool is_inside(const Box& box, const EncodedImage& image) {
+  return box.top >= 0 && box.left >= 0 && box.top + box.height <= image.height &&
+         box.left + box.width <= image.width;
+}
+
 }  // namespace
 
 CenterCrop::CenterCrop(Size size) : size_(std::move(size)) { edges_of("CenterCrop", size_); }
@@ -84,6 +89,11 @@ Box CenterCrop::get_params(std::int64_t height, std::int64_t width, const Option
 at::Tensor CenterCrop::operator()(const at::Tensor& image, const OptionalGenerator&) const {
   check_image("CenterCrop", image);
   return crop(image, get_params(image.size(-2), image.size(-1)));
+}
+
+at::Tensor CenterCrop::operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
+  const auto box = get_params(image.height, image.width);
+  return is_inside(box, image) ? image.decode(box, std::nullopt) : (*this)(image.decode_all(), generator);
 }
 
 std::string CenterCrop::to_string() const {
@@ -124,6 +134,12 @@ at::Tensor RandomCrop::operator()(const at::Tensor& image, const OptionalGenerat
   box.top += sides.top;
   box.left += sides.left;
   return crop(pad(image, sides, options_.fill, options_.padding_mode), box);
+}
+
+at::Tensor RandomCrop::operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
+  const auto sides = padding_for(image.height, image.width, edges_of("RandomCrop", size_), options_);
+  if (sides.left + sides.right + sides.top + sides.bottom != 0) return (*this)(image.decode_all(), generator);
+  return image.decode(get_params(image.height, image.width, generator), std::nullopt);
 }
 
 std::string RandomCrop::to_string() const {
@@ -169,6 +185,13 @@ at::Tensor RandomResizedCrop::operator()(const at::Tensor& image, const Optional
   check_image("RandomResizedCrop", image);
   const auto box = get_params(image.size(-2), image.size(-1), generator);
   return resize(crop(image, box), size_.front(), size_.back(), options_.interpolation, options_.antialias);
+}
+
+at::Tensor RandomResizedCrop::operator()(const EncodedImage& image,
+                                         const OptionalGenerator& generator) const {
+  const ImageSize result{.height = size_.front(), .width = size_.back()};
+  const auto decoded = image.decode(get_params(image.height, image.width, generator), result);
+  return resize(decoded, result.height, result.width, options_.interpolation, options_.antialias);
 }
 
 std::string RandomResizedCrop::to_string() const {

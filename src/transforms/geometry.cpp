@@ -82,22 +82,28 @@ Resize::Resize(Size size, ResizeOptions options) : size_(std::move(size)), optio
   check_max_size(size_, options_.max_size);
 }
 
-at::Tensor Resize::operator()(const at::Tensor& image, const OptionalGenerator&) const {
-  check_image("Resize", image);
-  const auto height = image.size(-2);
-  const auto width = image.size(-1);
-  if (size_.size() == 2) {
-    return resize(image, size_.front(), size_.back(), options_.interpolation, options_.antialias);
-  }
+ImageSize Resize::size_of_result(std::int64_t height, std::int64_t width) const {
+  if (size_.size() == 2) return {.height = size_.front(), .width = size_.back()};
   const auto edges =
       resized_edges({std::min(height, width), std::max(height, width)}, size_, options_.max_size);
   if (edges.shorter == 0) {
-    throw_error<ArgumentError>("Resize: an image of {} would become {} pixels long and 0 wide",
-                               shape_text(image), edges.longer);
+    throw_error<ArgumentError>("Resize: an image of {} x {} would become {} pixels long and 0 wide", height,
+                               width, edges.longer);
   }
-  const auto wide = width > height;
-  return resize(image, wide ? edges.shorter : edges.longer, wide ? edges.longer : edges.shorter,
-                options_.interpolation, options_.antialias);
+  if (width > height) return {.height = edges.shorter, .width = edges.longer};
+  return {.height = edges.longer, .width = edges.shorter};
+}
+
+at::Tensor Resize::operator()(const at::Tensor& image, const OptionalGenerator&) const {
+  check_image("Resize", image);
+  const auto result = size_of_result(image.size(-2), image.size(-1));
+  return resize(image, result.height, result.width, options_.interpolation, options_.antialias);
+}
+
+at::Tensor Resize::operator()(const EncodedImage& image, const OptionalGenerator&) const {
+  const auto result = size_of_result(image.height, image.width);
+  const auto decoded = image.decode({.height = image.height, .width = image.width}, result);
+  return resize(decoded, result.height, result.width, options_.interpolation, options_.antialias);
 }
 
 std::string Resize::to_string() const {

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/data/image_folder.h>
+#include <lockstep/data/loader.h>
 #include <lockstep/serialize/torch_file.h>
+#include <lockstep/transforms/transforms.h>
 
 #include "support/error_of.h"
 #include "support/python.h"
@@ -62,6 +64,37 @@ TEST(ImageFolder, ListsTheSamplesOfTorchvision) {
   }
   EXPECT_GT(refused, 0);
   EXPECT_LT(refused, kCases / 2);
+}
+
+transforms::Transform transform_of(const std::string& kind) {
+  using namespace transforms;
+  const ToDtype convert(at::kFloat, {.scale = true});
+  const Normalize normalize({0.4, 0.5, 0.6}, {0.2, 0.3, 0.25});
+  if (kind == "train") return Compose(RandomResizedCrop(24), RandomHorizontalFlip(), convert, normalize);
+  if (kind == "crop") return Compose(RandomCrop(15), RandomVerticalFlip(), convert, normalize);
+  if (kind == "evaluate")
+    return Compose(std::vector<Transform>{Resize(30), CenterCrop(24), convert, normalize});
+  return Compose(CenterCrop(40), convert, normalize);
+}
+
+// ImageFolder decodes only what the first crop takes, by the header's size.
+TEST(ImageFolder, SeededBatchesEqualThoseOfTorchvision) {
+  constexpr std::uint64_t kSeed = 12345678901234567890U;
+  const TempFolder folder;
+  run_python("parity/folder_batches.py", {.args = {folder.path().string(), std::to_string(kSeed), "2"}});
+  const auto expected = load(folder.file("batches.pt"));
+  for (const std::string kind : {"train", "crop", "evaluate", "center"}) {
+    const data::ImageFolder dataset(folder / "pictures", {.transform = transform_of(kind)});
+    auto loader = data::make_loader(dataset, {.batch_size = 7, .num_workers = 1, .augmentation_seed = kSeed});
+    for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+      loader.set_epoch(epoch);
+      std::vector<at::Tensor> batches;
+      for (auto& [images, targets] : loader) batches.push_back(images);
+      const auto python = expected[kind + " " + std::to_string(epoch)].as_tensor();
+
+      EXPECT_TRUE(at::equal(at::cat(batches), python)) << kind << " " << epoch;
+    }
+  }
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ struct FolderClasses {
 /// `datasets.folder.find_classes`.
 FolderClasses find_classes(const std::filesystem::path& root);
 
-/// The treatment of a file that cannot be decoded. Errors of transforms are always thrown.
+/// The treatment of a file that cannot be decoded: one for which the loader, or the transform, throws
+/// DataError.
 enum class OnUnreadable {
   raise,    ///< throws DataError naming the file
   skip,     ///< the batch has fewer samples
@@ -49,6 +50,9 @@ struct DatasetFolderOptions {
   bool allow_empty = false;
   /// Replaces find_classes().
   std::function<FolderClasses(const std::filesystem::path&)> find_classes = {};
+  /// ImageFolder only: decode a large JPEG file at 1/2, 1/4 or 1/8 of its size where the transform begins
+  /// with RandomResizedCrop or Resize and the result is not larger. This changes pixels.
+  bool scaled_decoding = false;
   OnUnreadable on_unreadable = OnUnreadable::raise;
   /// A file that keeps the list of files, which makes opening a large folder fast. It is used while the
   /// modification times of all folders stay the same, and written anew otherwise: files that were added,
@@ -84,12 +88,23 @@ class DatasetFolder {
   /// Unreadable files met so far, by all copies.
   std::int64_t unreadable() const { return *unreadable_; }
 
+ protected:
+  /// Reads a file and transforms the sample.
+  using TransformingLoader =
+      std::function<at::Tensor(const std::filesystem::path&, const transforms::OptionalGenerator&)>;
+  DatasetFolder(const std::filesystem::path& root, TransformingLoader load, DatasetFolderOptions options);
+
  private:
-  std::optional<at::Tensor> try_load(std::int64_t index) const;
-  std::optional<std::pair<std::int64_t, at::Tensor>> load_readable(std::int64_t index) const;
+  struct Sample {
+    at::Tensor data;
+    std::int64_t target;
+  };
+  std::optional<Sample> load_readable(std::int64_t index) const;
+  std::optional<at::Tensor> try_load(std::int64_t index,
+                                     const transforms::OptionalGenerator& generator) const;
 
   std::shared_ptr<const FolderListing> listing_;
-  SampleLoader loader_;
+  TransformingLoader load_;
   DatasetFolderOptions options_;
   std::shared_ptr<std::atomic<std::int64_t>> unreadable_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };

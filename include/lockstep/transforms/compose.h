@@ -56,6 +56,15 @@ class Compose {
     std::apply([&](const auto&... steps) { ((result = steps(result, generator)), ...); }, steps_);
     return result;
   }
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
+    return std::apply(
+        [&](const auto& first, const auto&... steps) {
+          auto result = apply(first, image, generator);
+          ((result = steps(result, generator)), ...);
+          return result;
+        },
+        steps_);
+  }
   std::string to_string() const { return text_; }
 
  private:
@@ -70,6 +79,7 @@ class Compose<> {
   /// Throws ArgumentError when the list is empty.
   explicit Compose(std::vector<Transform> transforms);
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   std::string to_string() const { return text_; }
 
  private:

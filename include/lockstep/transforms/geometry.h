@@ -29,9 +29,12 @@ class Resize {
   /// does not go with the size.
   explicit Resize(Size size, ResizeOptions options = {});
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   std::string to_string() const;
 
  private:
+  ImageSize size_of_result(std::int64_t height, std::int64_t width) const;
+
   Size size_;
   ResizeOptions options_;
 };
@@ -44,6 +47,7 @@ class CenterCrop {
   /// The part of an image of that size; beyond it where the image is smaller. Draws nothing.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   std::string to_string() const;
 
  private:
@@ -66,6 +70,7 @@ class RandomCrop {
   /// Throws ArgumentError when image and padding are smaller than the crop.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   std::string to_string() const;
 
  private:
@@ -89,6 +94,7 @@ class RandomResizedCrop {
   /// Draws the part of an image of that size.
   Box get_params(std::int64_t height, std::int64_t width, const OptionalGenerator& generator = {}) const;
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const;
   std::string to_string() const;
 
  private:

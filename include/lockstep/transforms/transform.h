@@ -47,6 +47,12 @@ using Numbers = Values<double>;
 /// {least, greatest}.
 using Range = std::pair<double, double>;
 
+/// The size of an image in pixels.
+struct ImageSize {
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+};
+
 /// A rectangle of pixels. It may extend beyond the image.
 struct Box {
   std::int64_t top = 0;
@@ -54,6 +60,17 @@ struct Box {
   std::int64_t height = 0;
   std::int64_t width = 0;
   bool operator==(const Box&) const = default;
+};
+
+/// An image that is decoded when a transform asks for it, so that a crop decodes only what it takes.
+struct EncodedImage {
+  std::int64_t height = 0;  ///< pixels
+  std::int64_t width = 0;   ///< pixels
+  /// Decodes the pixels of a box. `result`: the size to which the caller resizes them, if any. The decoder
+  /// may then return fewer pixels than the box has, but not fewer than the result.
+  std::function<at::Tensor(const Box& box, const std::optional<ImageSize>& result)> decode;
+
+  at::Tensor decode_all() const { return decode({.height = height, .width = width}, std::nullopt); }
 };
 
 /// A function of an image that prints itself as torchvision's transform does.
@@ -64,16 +81,34 @@ concept ImageTransform =
       { transform.to_string() } -> std::convertible_to<std::string>;
     };
 
-/// Any ImageTransform, or any function of an image. Copies share it.
+/// Applies a transform to an image that is not decoded yet.
+template <ImageTransform T>
+at::Tensor apply(const T& transform, const EncodedImage& image, const OptionalGenerator& generator) {
+  if constexpr (requires { transform(image, generator); }) {
+    return transform(image, generator);
+  } else {
+    return transform(image.decode_all(), generator);
+  }
+}
+
+/// A function of an image, or of an image and a generator.
+template <typename F>
+concept ImageFunction =
+    std::is_invocable_r_v<at::Tensor, const F&, const at::Tensor&> ||
+    std::is_invocable_r_v<at::Tensor, const F&, const at::Tensor&, const OptionalGenerator&>;
+
+/// Any ImageTransform or ImageFunction. Copies share it.
 class Transform {
  public:
   template <typename T>
-    requires(!std::same_as<T, Transform> &&
-             (ImageTransform<T> || std::is_invocable_r_v<at::Tensor, const T&, const at::Tensor&>))
+    requires(!std::same_as<T, Transform> && (ImageTransform<T> || ImageFunction<T>))
   Transform(T transform)  // NOLINT: implicit by design
       : held_(std::make_shared<Held<T>>(std::move(transform))) {}
 
   at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const {
+    return held_->apply(image, generator);
+  }
+  at::Tensor operator()(const EncodedImage& image, const OptionalGenerator& generator) const {
     return held_->apply(image, generator);
   }
   /// "Lambda()" for a plain function.
@@ -89,6 +124,7 @@ class Transform {
   struct AnyHeld {
     virtual ~AnyHeld() = default;
     virtual at::Tensor apply(const at::Tensor& image, const OptionalGenerator& generator) const = 0;
+    virtual at::Tensor apply(const EncodedImage& image, const OptionalGenerator& generator) const = 0;
     virtual std::string to_string() const = 0;
   };
 
@@ -96,10 +132,17 @@ class Transform {
   struct Held : AnyHeld {
     explicit Held(T value) : transform(std::move(value)) {}
     at::Tensor apply(const at::Tensor& image, const OptionalGenerator& generator) const override {
-      if constexpr (ImageTransform<T>) {
-        return transform(image, generator);
+      if constexpr (std::is_invocable_v<const T&, const at::Tensor&, const OptionalGenerator&>) {
+        return std::invoke(transform, image, generator);
       } else {
         return std::invoke(transform, image);
+      }
+    }
+    at::Tensor apply(const EncodedImage& image, const OptionalGenerator& generator) const override {
+      if constexpr (ImageTransform<T>) {
+        return transforms::apply(transform, image, generator);
+      } else {
+        return apply(image.decode_all(), generator);
       }
     }
     std::string to_string() const override {

@@ -49,23 +49,31 @@ void append_bytes(png_structp codec, png_bytep bytes, std::size_t count) {
   }
 }
 
+// The codec of libpng, its description of the image and its errors.
+struct PngReadHandle {
+  PngReadHandle() {
+    codec = ::png_create_read_struct(PNG_LIBPNG_VER_STRING, &errors, leave_png, ignore_warning);
+    if (codec != nullptr) info = ::png_create_info_struct(codec);
+  }
+  ~PngReadHandle() { ::png_destroy_read_struct(&codec, &info, nullptr); }
+  PngReadHandle(const PngReadHandle&) = delete;
+  PngReadHandle& operator=(const PngReadHandle&) = delete;
+
+  PngErrors errors{};
+  png_structp codec = nullptr;
+  png_infop info = nullptr;
+};
+
 class PngReader {
  public:
-  explicit PngReader(ByteSpan bytes)
-      : left_(bytes),
-        codec_(::png_create_read_struct(PNG_LIBPNG_VER_STRING, &error_, leave_png, ignore_warning)) {
-    if (codec_ == nullptr) throw DataError("libpng: out of memory");
-    guarded(error_, "libpng", [&] {
-      info_ = ::png_create_info_struct(codec_);
-      if (info_ == nullptr) ::png_error(codec_, "out of memory");
+  explicit PngReader(ByteSpan bytes) : left_(bytes) {
+    if (info_ == nullptr) throw DataError("libpng: out of memory");
+    guarded(errors_, "libpng", [&] {
       ::png_set_read_fn(codec_, &left_, read_bytes);
       ::png_set_user_limits(codec_, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
       ::png_read_info(codec_, info_);
     });
   }
-  ~PngReader() { ::png_destroy_read_struct(&codec_, &info_, nullptr); }
-  PngReader(const PngReader&) = delete;
-  PngReader& operator=(const PngReader&) = delete;
 
   ImageInfo info() const {
     return {.format = ImageFormat::png,
@@ -78,7 +86,7 @@ class PngReader {
 
   at::Tensor read(ImageReadMode mode) {
     int passes = 1;
-    guarded(error_, "libpng", [&] {
+    guarded(errors_, "libpng", [&] {
       choose_channels(mode);
       passes = ::png_set_interlace_handling(codec_);
       ::png_read_update_info(codec_, info_);
@@ -88,7 +96,7 @@ class PngReader {
                              is_wide() ? at::kUInt16 : at::kByte);
     auto* const first = static_cast<std::uint8_t*>(image.mutable_data_ptr());
     const auto row_bytes = ::png_get_rowbytes(codec_, info_);
-    guarded(error_, "libpng", [&] {
+    guarded(errors_, "libpng", [&] {
       for (int pass = 0; pass < passes; ++pass) {
         for (std::int64_t row = 0; row < height; ++row) {
           ::png_read_row(codec_, first + static_cast<std::size_t>(row) * row_bytes, nullptr);
@@ -141,25 +149,33 @@ class PngReader {
     if (is_wide() && std::endian::native == std::endian::little) ::png_set_swap(codec_);
   }
 
-  PngErrors error_{};
+  PngReadHandle handle_{};
+  PngErrors& errors_ = handle_.errors;
+  png_structp codec_ = handle_.codec;
+  png_infop info_ = handle_.info;
   ByteSpan left_;
-  png_structp codec_;
-  png_infop info_ = nullptr;
+};
+
+struct PngWriteHandle {
+  PngWriteHandle() {
+    codec = ::png_create_write_struct(PNG_LIBPNG_VER_STRING, &errors, leave_png, ignore_warning);
+    if (codec != nullptr) info = ::png_create_info_struct(codec);
+  }
+  ~PngWriteHandle() { ::png_destroy_write_struct(&codec, &info); }
+  PngWriteHandle(const PngWriteHandle&) = delete;
+  PngWriteHandle& operator=(const PngWriteHandle&) = delete;
+
+  PngErrors errors{};
+  png_structp codec = nullptr;
+  png_infop info = nullptr;
 };
 
 class PngWriter {
  public:
-  PngWriter() : codec_(::png_create_write_struct(PNG_LIBPNG_VER_STRING, &error_, leave_png, ignore_warning)) {
-    if (codec_ == nullptr) throw DataError("libpng: out of memory");
-    guarded(error_, "libpng", [&] {
-      info_ = ::png_create_info_struct(codec_);
-      if (info_ == nullptr) ::png_error(codec_, "out of memory");
-      ::png_set_write_fn(codec_, &bytes_, append_bytes, nullptr);
-    });
+  PngWriter() {
+    if (info_ == nullptr) throw DataError("libpng: out of memory");
+    guarded(errors_, "libpng", [&] { ::png_set_write_fn(codec_, &bytes_, append_bytes, nullptr); });
   }
-  ~PngWriter() { ::png_destroy_write_struct(&codec_, &info_); }
-  PngWriter(const PngWriter&) = delete;
-  PngWriter& operator=(const PngWriter&) = delete;
 
   at::Tensor write(const at::Tensor& pixels, int compression_level) {
     constexpr std::array<int, 5> kTypes = {0, PNG_COLOR_TYPE_GRAY, PNG_COLOR_TYPE_GRAY_ALPHA,
@@ -168,7 +184,7 @@ class PngWriter {
     const auto channels = pixels.size(2);
     const auto row_bytes = pixels.size(1) * channels;
     const auto* row = pixels.const_data_ptr<std::uint8_t>();
-    guarded(error_, "libpng", [&] {
+    guarded(errors_, "libpng", [&] {
       ::png_set_compression_level(codec_, compression_level);
       ::png_set_IHDR(codec_, info_, static_cast<png_uint_32>(pixels.size(1)),
                      static_cast<png_uint_32>(height), 8, kTypes[static_cast<std::size_t>(channels)],
@@ -183,10 +199,11 @@ class PngWriter {
   }
 
  private:
-  PngErrors error_{};
+  PngWriteHandle handle_{};
+  PngErrors& errors_ = handle_.errors;
+  png_structp codec_ = handle_.codec;
+  png_infop info_ = handle_.info;
   std::vector<std::uint8_t> bytes_{};
-  png_structp codec_;
-  png_infop info_ = nullptr;
 };
 
 }  // namespace
