@@ -27,7 +27,8 @@ struct BlockImpl : torch::nn::Module {
         shortcut(register_module("shortcut", conv(in, out, 1, 2))) {}
 
   static torch::nn::Conv2d conv(std::int64_t in, std::int64_t out, std::int64_t size, std::int64_t stride) {
-    return torch::nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false);
+    return torch::nn::Conv2d(
+        torch::nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
   }
 
   torch::Tensor forward(const torch::Tensor& x) {

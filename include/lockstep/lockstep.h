@@ -33,6 +33,7 @@
 
 // Data.
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>

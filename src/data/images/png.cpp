@@ -33,6 +33,18 @@ struct PngErrors {
 
 void ignore_warning(png_structp /*codec*/, png_const_charp /*message*/) {}
 
+// libpng takes memory for some chunks by their stated length alone.
+void check_chunk_lengths(ByteSpan file) {
+  constexpr std::size_t kSignature = 8;
+  constexpr std::size_t kAround = 12;  // length, type and checksum
+  for (auto left = file.subspan(std::min(kSignature, file.size())); left.size() >= kAround;) {
+    const auto length =
+        std::size_t{left[0]} << 24 | std::size_t{left[1]} << 16 | std::size_t{left[2]} << 8 | left[3];
+    if (length > left.size() - kAround) throw DataError("libpng: the file ends within a chunk");
+    left = left.subspan(length + kAround);
+  }
+}
+
 void read_bytes(png_structp codec, png_bytep out, std::size_t count) {
   auto& left = *static_cast<ByteSpan*>(::png_get_io_ptr(codec));
   if (left.size() < count) ::png_error(codec, "the file ends within the image");
@@ -68,6 +80,7 @@ class PngReader {
  public:
   explicit PngReader(ByteSpan bytes) : left_(bytes) {
     if (info_ == nullptr) throw DataError("libpng: out of memory");
+    check_chunk_lengths(bytes);
     guarded(errors_, "libpng", [&] {
       ::png_set_read_fn(codec_, &left_, read_bytes);
       ::png_set_user_limits(codec_, PNG_UINT_31_MAX, PNG_UINT_31_MAX);

@@ -61,6 +61,12 @@ TEST(DecodeImage, OtherFilesAreRefused) {
               HasSubstr("/nowhere/1.png: cannot be opened"));
 }
 
+TEST(DecodeImage, AChunkThatIsLongerThanTheFileTakesNoMemory) {
+  auto png = data::encode_png(picture());
+  png.narrow(0, 33, 8).copy_(at::tensor({0x60, 0, 0, 0, 'e', 'X', 'I', 'f'}, at::kLong));  // after the header
+  EXPECT_THAT(error_of<DataError>([&] { decode_image(png); }), HasSubstr("ends within a chunk"));
+}
+
 // Changes bytes at random places; the fuzzer does more of it.
 TEST(DecodeImage, DamagedFilesGiveAnImageOrAnError) {
   at::manual_seed(1);
