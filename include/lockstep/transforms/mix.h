@@ -25,7 +25,7 @@ struct MixOptions {
 /// v2.MixUp.
 class MixUp {
  public:
-  explicit MixUp(MixOptions options);
+  explicit MixUp(MixOptions options = {});
   /// `images` of floats [n, channels, height, width], `labels` int64 [n] or probabilities [n, classes].
   MixedBatch operator()(const at::Tensor& images, const at::Tensor& labels,
                         const OptionalGenerator& generator = {}) const;
@@ -38,7 +38,7 @@ class MixUp {
 /// A rectangle of each image is that of the other; labels are weighted by area. torchvision: v2.CutMix.
 class CutMix {
  public:
-  explicit CutMix(MixOptions options);
+  explicit CutMix(MixOptions options = {});
   /// `images` uint8 or float [n, channels, height, width], `labels` int64 [n] or probabilities [n, classes].
   MixedBatch operator()(const at::Tensor& images, const at::Tensor& labels,
                         const OptionalGenerator& generator = {}) const;
