@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "transforms/text.h"
 
 namespace lockstep::transforms {
 
@@ -45,6 +46,12 @@ void check_range(std::string_view transform, std::string_view argument, const Ra
   if (range.first >= lower_bound && range.first <= range.second) return;
   throw_error<ArgumentError>("{}: {} should be {{least, greatest}} and not below {}, but it is {{{}, {}}}",
                              transform, argument, lower_bound, range.first, range.second);
+}
+
+void check_interpolation(std::string_view transform, InterpolationMode interpolation) {
+  if (interpolation == InterpolationMode::nearest || interpolation == InterpolationMode::bilinear) return;
+  throw_error<ArgumentError>("{}: interpolation should be nearest or bilinear, but it is {}", transform,
+                             text_of(interpolation));
 }
 
 std::pair<std::int64_t, std::int64_t> edges_of(std::string_view transform, const Size& size) {

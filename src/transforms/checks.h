@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/transforms/geometry.h>
 #include <lockstep/transforms/transform.h>
 
 // The edge of the layer: each check throws ArgumentError that names the transform and the value.
@@ -23,6 +24,8 @@ void check_probability(std::string_view transform, double p);
 // {least, greatest}, and least is not below `lower_bound`.
 void check_range(std::string_view transform, std::string_view argument, const Range& range,
                  double lower_bound);
+// Of moved images: nearest or bilinear.
+void check_interpolation(std::string_view transform, InterpolationMode interpolation);
 // Height and width from one number or two.
 std::pair<std::int64_t, std::int64_t> edges_of(std::string_view transform, const Size& size);
 

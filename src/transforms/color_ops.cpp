@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "transforms/color_ops.h"
 
+#include <cmath>
 #include <tuple>
+#include <vector>
 
 #include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
@@ -11,8 +13,11 @@
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/floor.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -88,6 +93,11 @@ at::Tensor smoothing_kernel(const at::TensorOptions& options, std::int64_t chann
   return kernel.expand({channels, 1, 3, 3});
 }
 
+at::Tensor gaussian_kernel(std::int64_t size, double sigma, const at::TensorOptions& options) {
+  const auto limit = static_cast<double>(size - 1) / (2.0 * std::sqrt(2.0));
+  return at::softmax(at::linspace(-limit, limit, size, options).div(sigma).pow(2).neg(), 0);
+}
+
 }  // namespace
 
 double max_value(const at::Tensor& image) { return image.scalar_type() == at::kByte ? 255 : 1; }
@@ -146,6 +156,21 @@ at::Tensor adjust_sharpness(const at::Tensor& image, double factor) {
   auto inner = result.narrow(-2, 1, height - 2).narrow(-1, 1, width - 2);
   inner.add_(blurred.sub_(inner), 1.0 - factor);
   return result.clamp_(0, max_value(image)).to(image.scalar_type()).reshape(image.sizes());
+}
+
+at::Tensor gaussian_blur(const at::Tensor& image, std::int64_t columns, std::int64_t rows, double sigma) {
+  if (image.numel() == 0) return image;
+  const auto channels = image.size(-3);
+  const auto dtype = image.is_floating_point() ? image.scalar_type() : at::kFloat;
+  auto images = image.reshape({-1, channels, image.size(-2), image.size(-1)}).to(dtype);
+  const auto options = images.options();
+  const auto kernel =
+      gaussian_kernel(rows, sigma, options).unsqueeze(-1) * gaussian_kernel(columns, sigma, options);
+  images = at::pad(images, {columns / 2, columns / 2, rows / 2, rows / 2}, "reflect");
+  images =
+      at::conv2d(images, kernel.expand({channels, 1, rows, columns}), {}, 1, at::IntArrayRef{0}, 1, channels);
+  if (!image.is_floating_point()) images.round_();
+  return images.to(image.scalar_type()).reshape(image.sizes());
 }
 
 at::Tensor posterize(const at::Tensor& image, std::int64_t bits) {

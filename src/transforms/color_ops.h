@@ -26,6 +26,8 @@ at::Tensor solarize(const at::Tensor& image, double threshold);
 at::Tensor autocontrast(const at::Tensor& image);
 at::Tensor equalize(const at::Tensor& image);
 at::Tensor invert(const at::Tensor& image);
+// Odd sizes of the kernel, in columns and rows.
+at::Tensor gaussian_blur(const at::Tensor& image, std::int64_t columns, std::int64_t rows, double sigma);
 // The greatest value of a pixel: 255 or 1.
 double max_value(const at::Tensor& image);
 

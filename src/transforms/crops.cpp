@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <lockstep/transforms/geometry.h>
@@ -18,9 +15,6 @@
 
 namespace lockstep::transforms {
 namespace {
-
-// Python's int(round(x)), which rounds halves to even.
-std::int64_t rounded(double value) { return static_cast<std::int64_t>(std::nearbyint(value)); }
 
 // Where a crop of one edge begins: before the image where the crop is longer.
 std::int64_t central(std::int64_t edge, std::int64_t cropped) {
@@ -38,16 +32,6 @@ Box central_part(std::int64_t height, std::int64_t width, const Range& ratio) {
           .left = (width - part_width) / 2,
           .height = part_height,
           .width = part_width};
-}
-
-// torchvision takes the logarithm and the exponential of floats.
-double float_log(double value) { return at::tensor(value, at::kFloat).log().item<float>(); }
-
-double draw_ratio(const Range& log_ratio, const OptionalGenerator& generator) {
-  return at::empty({1}, at::kFloat)
-      .uniform_(log_ratio.first, log_ratio.second, generator)
-      .exp_()
-      .item<float>();
 }
 
 // The padding of an image of that size: the given one, and twice what is missing.

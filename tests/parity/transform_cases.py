@@ -68,6 +68,8 @@ def transform(name, arguments):
     arguments = dict(arguments)
     if "transforms" in arguments:
         arguments["transforms"] = [transform(*each) for each in arguments["transforms"]]
+    if "policy" in arguments:
+        arguments["policy"] = v2.AutoAugmentPolicy(arguments["policy"])
     return getattr(v2, name)(**arguments)
 
 
@@ -207,8 +209,96 @@ def nested():
     return name, arguments, image([(16, 12), (9, 9)])
 
 
-FIXED = [resize, center_crop, pad, to_tensor, to_dtype, normalize, convert_and_normalize]
-RANDOM = [random_crop, random_resized_crop, horizontal_flip, vertical_flip, training, nested]
+def color_jitter():
+    def factor(most):
+        return draw.choice([most * draw.random(), (0.5, 1.5), (0.2, 0.2)])
+
+    hue = draw.choice([0.5 * draw.random(), (-0.2, 0.3), (0.1, 0.1)])
+    return "ColorJitter", some(brightness=factor(1.5), contrast=factor(1.5), saturation=factor(1.5), hue=hue), image()
+
+
+def grayscale():
+    return "Grayscale", some(num_output_channels=draw.choice([1, 3])), image()
+
+
+def random_grayscale():
+    return "RandomGrayscale", {"p": draw.choice([0.1, 0.5, 0.9])}, image()
+
+
+def gaussian_blur():
+    arguments = {"kernel_size": draw.choice([1, 3, 5, (3, 7), (9, 1)])}
+    return "GaussianBlur", arguments | some(sigma=draw.choice([0.7, (0.5, 3.0)])), image([(5, 40), (17, 29), (33, 20)], (1, 3, 4))
+
+
+def random_erasing():
+    channels = draw.choice([1, 3])
+    value = draw.choice([7, "random", tuple(float(draw.randrange(256)) + 0.25 for _ in range(channels))])
+    arguments = some(p=draw.choice([0.9, 1.0]), scale=(0.1, 0.9), ratio=(0.5, 2.5), value=value)
+    return "RandomErasing", arguments, image(channels=(channels,))
+
+
+def center():
+    return draw.choice([(0, 0), (3, 5), (7.5, 2.25)])
+
+
+def random_rotation():
+    channels = draw.choice([1, 3])
+    degrees = draw.choice([30, 200.5, (0, 360), (90, 90), (180, 180), (-90, -90), (0, 0), (45, 45)])
+    arguments = {"degrees": degrees} | some(interpolation="bilinear", expand=True, fill=draw.choice([None, fill(channels)]),
+                                            center=center())
+    return "RandomRotation", arguments, image(SIZES + [(24, 24)], (channels,))
+
+
+def random_affine():
+    channels = draw.choice([1, 3])
+    arguments = {"degrees": draw.choice([0, 20, (-170, 45.5)])} | some(
+        translate=(0.1, draw.random()), scale=(0.5, 1.5 + draw.random()), shear=draw.choice([7, (-5, 20), (0.0, 9.5, 3.0, 30.0)]),
+        interpolation="bilinear", fill=draw.choice([None, fill(channels)]), center=center())
+    return "RandomAffine", arguments, image(channels=(channels,))
+
+
+def augmentation(name, **options):
+    channels = draw.choice([1, 3])
+    arguments = some(interpolation="bilinear", fill=fill(channels), **options)
+    return name, arguments, image(SIZES + [(24, 24), (40, 50)], (channels,))
+
+
+def rand_augment():
+    return augmentation("RandAugment", num_ops=draw.randrange(1, 5), magnitude=draw.randrange(20),
+                        num_magnitude_bins=draw.randrange(20, 32))
+
+
+def trivial_augment_wide():
+    return augmentation("TrivialAugmentWide", num_magnitude_bins=draw.randrange(2, 40))
+
+
+def auto_augment():
+    name, arguments, picture = augmentation("AutoAugment")
+    return name, arguments | {"policy": draw.choice(["imagenet", "cifar10", "svhn"])}, picture
+
+
+def mix(name, *dtypes):
+    count, classes = draw.randrange(1, 6), draw.randrange(1, 7)
+    images = laid_out(pixels((count, draw.choice([1, 3]), *draw.choice(SIZES)), draw.choice(dtypes)))
+    labels = torch.randint(0, classes, (count,))
+    arguments = some(alpha=draw.choice([0.2, 1.0, 3.5])) | {"num_classes": classes}
+    if draw.random() < 0.3:
+        labels = torch.rand((count, classes), dtype=draw.choice([torch.float32, torch.float64]))
+        arguments = some(**arguments)
+    return name, arguments, images, labels
+
+
+def mix_up():
+    return mix("MixUp", torch.float32, torch.float64)
+
+
+def cut_mix():
+    return mix("CutMix", torch.float32, torch.uint8)
+
+
+FIXED = [resize, center_crop, pad, to_tensor, to_dtype, normalize, convert_and_normalize, grayscale]
+RANDOM = [random_crop, random_resized_crop, horizontal_flip, vertical_flip, training, nested, color_jitter, random_grayscale, gaussian_blur,
+          random_erasing, random_rotation, random_affine, rand_augment, trivial_augment_wide, auto_augment, mix_up, cut_mix]
 
 if __name__ == "__main__":
     torch.manual_seed(22)

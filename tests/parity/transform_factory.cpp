@@ -29,6 +29,7 @@ std::vector<T> numbers(const Value& value) {
 }
 
 void assign(bool& option, const Value& value) { option = value.as_bool(); }
+void assign(std::int64_t& option, const Value& value) { option = value.as_int(); }
 void assign(double& option, const Value& value) { option = value.as_double(); }
 void assign(Range& option, const Value& value) {
   const auto range = numbers<double>(value);
@@ -45,6 +46,15 @@ void assign(InterpolationMode& option, const Value& value) {
 void assign(PaddingMode& option, const Value& value) {
   const std::array<std::string_view, 4> names = {"constant", "edge", "reflect", "symmetric"};
   option = static_cast<PaddingMode>(std::ranges::find(names, value.as_string()) - names.begin());
+}
+
+void assign(ErasingValue& option, const Value& value) {
+  option = value.is<std::string>() ? ErasingValue(value.as_string()) : ErasingValue(numbers<double>(value));
+}
+
+void assign(AutoAugmentPolicy& option, const Value& value) {
+  const std::array<std::string_view, 3> names = {"imagenet", "cifar10", "svhn"};
+  option = static_cast<AutoAugmentPolicy>(std::ranges::find(names, value.as_string()) - names.begin());
 }
 
 class Arguments {
@@ -113,6 +123,80 @@ std::map<std::string, Maker> geometry_makers() {
   };
 }
 
+std::map<std::string, Maker> rotation_makers() {
+  return {
+      {"RandomRotation",
+       [](const Arguments& a) {
+         RandomRotationOptions options;
+         a.set("interpolation", options.interpolation).set("expand", options.expand);
+         a.set("center", options.center).set("fill", options.fill);
+         return RandomRotation(a.get<Numbers>("degrees"), options);
+       }},
+      {"RandomAffine",
+       [](const Arguments& a) {
+         RandomAffineOptions options;
+         a.set("translate", options.translate).set("scale", options.scale).set("shear", options.shear);
+         a.set("interpolation", options.interpolation).set("fill", options.fill);
+         a.set("center", options.center);
+         return RandomAffine(a.get<Numbers>("degrees"), options);
+       }},
+  };
+}
+
+std::map<std::string, Maker> color_makers() {
+  return {
+      {"ColorJitter",
+       [](const Arguments& a) {
+         ColorJitterOptions options;
+         a.set("brightness", options.brightness).set("contrast", options.contrast);
+         a.set("saturation", options.saturation).set("hue", options.hue);
+         return ColorJitter(options);
+       }},
+      {"Grayscale",
+       [](const Arguments& a) { return Grayscale(a.get<std::int64_t>("num_output_channels", 1)); }},
+      {"RandomGrayscale", [](const Arguments& a) { return RandomGrayscale(a.get<double>("p", 0.1)); }},
+      {"GaussianBlur",
+       [](const Arguments& a) {
+         GaussianBlurOptions options;
+         a.set("sigma", options.sigma);
+         return GaussianBlur(a.get<transforms::Size>("kernel_size"), options);
+       }},
+      {"RandomErasing",
+       [](const Arguments& a) {
+         RandomErasingOptions options;
+         a.set("p", options.p).set("scale", options.scale).set("ratio", options.ratio);
+         a.set("value", options.value);
+         return RandomErasing(options);
+       }},
+  };
+}
+
+std::map<std::string, Maker> augment_makers() {
+  return {
+      {"AutoAugment",
+       [](const Arguments& a) {
+         AutoAugmentOptions options;
+         a.set("interpolation", options.interpolation).set("fill", options.fill);
+         return AutoAugment(a.get<AutoAugmentPolicy>("policy"), options);
+       }},
+      {"RandAugment",
+       [](const Arguments& a) {
+         RandAugmentOptions options;
+         a.set("num_ops", options.num_ops).set("magnitude", options.magnitude);
+         a.set("num_magnitude_bins", options.num_magnitude_bins);
+         a.set("interpolation", options.interpolation).set("fill", options.fill);
+         return RandAugment(options);
+       }},
+      {"TrivialAugmentWide",
+       [](const Arguments& a) {
+         TrivialAugmentWideOptions options;
+         a.set("num_magnitude_bins", options.num_magnitude_bins);
+         a.set("interpolation", options.interpolation).set("fill", options.fill);
+         return TrivialAugmentWide(options);
+       }},
+  };
+}
+
 std::map<std::string, Maker> other_makers() {
   return {
       {"ToTensor", [](const Arguments&) { return ToTensor(); }},
@@ -130,12 +214,22 @@ std::map<std::string, Maker> other_makers() {
 Transform make_transform(const std::string& name, const Dict& arguments) {
   static const auto makers = [] {
     auto all = geometry_makers();
+    all.merge(rotation_makers());
+    all.merge(color_makers());
+    all.merge(augment_makers());
     all.merge(other_makers());
     return all;
   }();
   const auto maker = makers.find(name);
   if (maker == makers.end()) throw std::runtime_error("transform_factory.cpp: no transform " + name);
   return maker->second(Arguments(arguments));
+}
+
+transforms::MixOptions mix_options(const Dict& arguments) {
+  transforms::MixOptions options;
+  if (const auto* const alpha = arguments.find("alpha")) options.alpha = alpha->as_double();
+  if (const auto* const classes = arguments.find("num_classes")) options.num_classes = classes->as_int();
+  return options;
 }
 
 }  // namespace lockstep::testing

@@ -12,4 +12,7 @@ namespace lockstep::testing {
 /// absent keeps its default.
 transforms::Transform make_transform(const std::string& name, const Dict& arguments);
 
+/// The same for MixUp and CutMix.
+transforms::MixOptions mix_options(const Dict& arguments);
+
 }  // namespace lockstep::testing

@@ -24,12 +24,18 @@ struct TransformCase {
   std::string description;
   std::string text;
   Dict arguments;
-  at::Tensor image;
-  at::Tensor result;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> results;
   std::uint64_t seed;
   double next_normal;
   std::int64_t next_integer;
 };
+
+std::vector<at::Tensor> tensors_of(const Value& values) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& each : values.as_items()) tensors.push_back(each.as_tensor());
+  return tensors;
+}
 
 TransformCase case_of(const Value& value) {
   return {.name = value["name"].as_string(),
@@ -37,8 +43,8 @@ TransformCase case_of(const Value& value) {
                          repr(value["inputs"]) + ", seed " + repr(value["seed"]),
           .text = value["text"].as_string(),
           .arguments = value["arguments"].as_dict(),
-          .image = value["inputs"].as_items()[0].as_tensor(),
-          .result = value["results"].as_items()[0].as_tensor(),
+          .inputs = tensors_of(value["inputs"]),
+          .results = tensors_of(value["results"]),
           .seed = static_cast<std::uint64_t>(value["seed"].as_int()),
           .next_normal = value["next"].as_items()[0].as_double(),
           .next_integer = value["next"].as_items()[1].as_int()};
@@ -60,22 +66,51 @@ class TransformsParity : public ::testing::Test {
         << expected.description;
   }
 
-  static void compare(const TransformCase& expected) {
-    const auto transform = make_transform(expected.name, expected.arguments);
-    ASSERT_EQ(transform.to_string(), expected.text);
-    const auto before = expected.image.clone();
+  // To the bit, floats too: both call the same operators.
+  static void compare_tensor(const TransformCase& expected, const at::Tensor& found,
+                             const at::Tensor& wanted) {
+    ASSERT_EQ(found.scalar_type(), wanted.scalar_type()) << expected.description;
+    ASSERT_EQ(found.sizes(), wanted.sizes()) << expected.description;
+    ASSERT_TRUE(at::equal(found, wanted))
+        << expected.description << ": the greatest difference is "
+        << (found.to(at::kDouble) - wanted.to(at::kDouble)).abs().max().item<double>();
+  }
+
+  // `apply` with a generator of its own, and with the default one.
+  template <typename Apply>
+  static void compare_results(const TransformCase& expected, const Apply& apply) {
+    const auto before = expected.inputs[0].clone();
     const OptionalGenerator own = at::make_generator<at::CPUGeneratorImpl>(expected.seed);
     torch::manual_seed(expected.seed);
     for (const auto& generator : {own, OptionalGenerator()}) {
-      const auto result = transform(expected.image, generator);
-      ASSERT_EQ(result.scalar_type(), expected.result.scalar_type()) << expected.description;
-      ASSERT_EQ(result.sizes(), expected.result.sizes()) << expected.description;
-      ASSERT_TRUE(at::equal(result, expected.result))
-          << expected.description << ": the greatest difference is "
-          << (result.to(at::kDouble) - expected.result.to(at::kDouble)).abs().max().item<double>();
+      const std::vector<at::Tensor> results = apply(generator);
+      ASSERT_EQ(results.size(), expected.results.size());
+      for (std::size_t i = 0; i < results.size(); ++i)
+        compare_tensor(expected, results[i], expected.results[i]);
       compare_states(expected, generator);
     }
-    ASSERT_TRUE(at::equal(expected.image, before)) << expected.description;
+    ASSERT_TRUE(at::equal(expected.inputs[0], before)) << expected.description;
+  }
+
+  static void compare(const TransformCase& expected) {
+    const auto transform = make_transform(expected.name, expected.arguments);
+    ASSERT_EQ(transform.to_string(), expected.text);
+    compare_results(expected, [&](const OptionalGenerator& generator) {
+      return std::vector<at::Tensor>{transform(expected.inputs[0], generator)};
+    });
+  }
+
+  template <typename Mix>
+  static void compare_mixing(const std::string& name) {
+    ASSERT_GE(cases_[name].size(), 100U) << name;
+    for (const auto& each : cases_[name]) {
+      const Mix mix(mix_options(each.arguments));
+      ASSERT_EQ(mix.to_string(), each.text);
+      ASSERT_NO_FATAL_FAILURE(compare_results(each, [&](const OptionalGenerator& generator) {
+        const auto [images, labels] = mix(each.inputs[0], each.inputs[1], generator);
+        return std::vector<at::Tensor>{images, labels};
+      }));
+    }
   }
 
   static void compare_all(const std::string& name, std::size_t least) {
@@ -101,6 +136,18 @@ TEST_F(TransformsParity, Normalize) { compare_all("Normalize", 40); }
 TEST_F(TransformsParity, Compose) { compare_all("Compose", 140); }
 TEST_F(TransformsParity, RandomApply) { compare_all("RandomApply", 20); }
 TEST_F(TransformsParity, RandomChoice) { compare_all("RandomChoice", 20); }
+TEST_F(TransformsParity, ColorJitter) { compare_all("ColorJitter", 100); }
+TEST_F(TransformsParity, Grayscale) { compare_all("Grayscale", 40); }
+TEST_F(TransformsParity, RandomGrayscale) { compare_all("RandomGrayscale", 100); }
+TEST_F(TransformsParity, GaussianBlur) { compare_all("GaussianBlur", 100); }
+TEST_F(TransformsParity, RandomErasing) { compare_all("RandomErasing", 100); }
+TEST_F(TransformsParity, RandomRotation) { compare_all("RandomRotation", 100); }
+TEST_F(TransformsParity, RandomAffine) { compare_all("RandomAffine", 100); }
+TEST_F(TransformsParity, AutoAugment) { compare_all("AutoAugment", 100); }
+TEST_F(TransformsParity, RandAugment) { compare_all("RandAugment", 100); }
+TEST_F(TransformsParity, TrivialAugmentWide) { compare_all("TrivialAugmentWide", 100); }
+TEST_F(TransformsParity, MixUp) { compare_mixing<transforms::MixUp>("MixUp"); }
+TEST_F(TransformsParity, CutMix) { compare_mixing<transforms::CutMix>("CutMix"); }
 
 }  // namespace
 }  // namespace lockstep::testing

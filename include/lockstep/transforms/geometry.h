@@ -142,4 +142,48 @@ class Pad {
   PadOptions options_;
 };
 
+struct RandomRotationOptions {
+  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  bool expand = false;  ///< enlarge the image so that all of it is seen
+  Numbers center = {};  ///< {x, y} of a pixel; default: the middle of the image
+  Numbers fill = 0;     ///< one number, or one per channel; none: zeros, with which edges are interpolated
+};
+
+/// Anticlockwise. torchvision: v2.RandomRotation.
+class RandomRotation {
+ public:
+  /// `degrees`: {least, greatest}, or one number for {-number, number}.
+  explicit RandomRotation(Numbers degrees, RandomRotationOptions options = {});
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Range degrees_;
+  RandomRotationOptions options_;
+};
+
+struct RandomAffineOptions {
+  Numbers translate = {};  ///< {x, y}: the greatest parts of width and height, in [0, 1]
+  Numbers scale = {};      ///< {least, greatest}
+  /// In degrees: one number for {-number, number} or {least, greatest}, along x; or both of x, then both of
+  /// y.
+  Numbers shear = {};
+  InterpolationMode interpolation = InterpolationMode::nearest;  ///< nearest or bilinear
+  Numbers fill = 0;     ///< one number, or one per channel; none: zeros, with which edges are interpolated
+  Numbers center = {};  ///< {x, y} of a pixel; default: the middle of the image
+};
+
+/// torchvision: v2.RandomAffine.
+class RandomAffine {
+ public:
+  /// `degrees` of rotation: {least, greatest}, or one number for {-number, number}.
+  explicit RandomAffine(Numbers degrees, RandomAffineOptions options = {});
+  at::Tensor operator()(const at::Tensor& image, const OptionalGenerator& generator = {}) const;
+  std::string to_string() const;
+
+ private:
+  Range degrees_;
+  RandomAffineOptions options_;
+};
+
 }  // namespace lockstep::transforms
