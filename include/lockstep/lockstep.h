@@ -32,10 +32,13 @@
 #include <lockstep/nn/sync_batch_norm.h>
 
 // Data.
+#include <lockstep/data/concat.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 // Optimizers, mixed precision, devices, captured steps.
 #include <lockstep/amp/autocast.h>

@@ -30,21 +30,6 @@ void check_pair(std::string_view dataset, const at::Tensor& data, const at::Tens
   }
 }
 
-void check_indices(const at::Tensor& indices, std::int64_t size) {
-  if (!indices.device().is_cpu() || indices.scalar_type() != at::kLong || indices.dim() != 1) {
-    throw ArgumentError("get_batch: indices should be a 1-dimensional int64 tensor on the CPU");
-  }
-  const auto values = indices.accessor<std::int64_t, 1>();
-  for (std::int64_t i = 0; i < values.size(0); ++i) {
-    if (values[i] < 0 || values[i] >= size) {
-      throw_error<ArgumentError>(
-          "get_batch: index {} is out of range for a dataset of {} samples; check that the sampler belongs "
-          "to this dataset",
-          values[i], size);
-    }
-  }
-}
-
 // Copies indices to the device of the samples, asynchronously.
 at::Tensor indices_for(const at::Tensor& samples, const at::Tensor& indices) {
   if (samples.is_cpu()) return indices;
@@ -84,6 +69,21 @@ at::Tensor byte_values(std::int64_t channels, const std::optional<Normalize>& no
 }
 
 }  // namespace
+
+void check_indices(const at::Tensor& indices, std::int64_t size) {
+  if (!indices.device().is_cpu() || indices.scalar_type() != at::kLong || indices.dim() != 1) {
+    throw ArgumentError("get_batch: indices should be a 1-dimensional int64 tensor on the CPU");
+  }
+  const auto values = indices.accessor<std::int64_t, 1>();
+  for (std::int64_t i = 0; i < values.size(0); ++i) {
+    if (values[i] < 0 || values[i] >= size) {
+      throw_error<ArgumentError>(
+          "get_batch: index {} is out of range for a dataset of {} samples; check that the sampler belongs "
+          "to this dataset",
+          values[i], size);
+    }
+  }
+}
 
 TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
     : data_(std::move(data)), target_(std::move(target)) {
