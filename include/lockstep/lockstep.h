@@ -33,12 +33,15 @@
 
 // Data.
 #include <lockstep/data/concat.h>
+#include <lockstep/data/csv.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
+#include <lockstep/data/numpy.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/split.h>
 #include <lockstep/data/subset.h>
+#include <lockstep/data/tokens.h>
 
 // Optimizers, mixed precision, devices, captured steps.
 #include <lockstep/amp/autocast.h>
