@@ -32,12 +32,18 @@
 #include <lockstep/nn/sync_batch_norm.h>
 
 // Data.
+#include <lockstep/data/concat.h>
+#include <lockstep/data/csv.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
+#include <lockstep/data/numpy.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
+#include <lockstep/data/tokens.h>
 #include <lockstep/transforms/transforms.h>
 
 // Optimizers, mixed precision, devices, captured steps.

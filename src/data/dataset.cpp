@@ -8,7 +8,6 @@
 #include <lockstep/device/transfer.h>
 
 #include "base/throw_error.h"
-#include "data/indices.h"
 
 namespace lockstep::data {
 namespace {

@@ -12,7 +12,6 @@
 
 #include "base/throw_error.h"
 #include "data/folder_listing.h"
-#include "data/indices.h"
 
 namespace lockstep::data {
 namespace {

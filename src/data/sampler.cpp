@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <span>
 #include <string_view>
@@ -8,8 +9,10 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/multinomial.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randperm.h>
+#include <ATen/ops/tensor.h>
 
 #include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
@@ -21,6 +24,7 @@ namespace lockstep::data {
 namespace {
 
 constexpr std::int64_t kReplacementPart = 32;  // Python draws as many at once, which determines the values
+constexpr std::int64_t kMostWeights = std::int64_t{1} << 24;  // torch.multinomial takes no more
 
 // `first`, `first + step`, ... below `end`.
 class StridedStream : public IndexStream {
@@ -78,6 +82,14 @@ class DrawnStream : public IndexStream {
   bool ended_ = false;
 };
 
+// The indices of one draw, which happens at the first read, as in Python.
+template <typename Draw>
+std::unique_ptr<IndexStream> draw_once(Draw draw) {
+  return std::make_unique<DrawnStream>([draw = std::move(draw), drawn = false]() mutable {
+    return std::exchange(drawn, true) ? at::Tensor() : draw();
+  });
+}
+
 class BatchedStream : public BatchStream {
  public:
   BatchedStream(std::unique_ptr<IndexStream> indices, BatchSamplerOptions options)
@@ -105,6 +117,33 @@ void check_rank(std::string_view sampler, int rank, int num_replicas) {
   throw_error<ArgumentError>(
       "{}: rank {} is not one of the {} replicas; rank should be in 0 .. num_replicas-1", sampler, rank,
       num_replicas);
+}
+
+void check_weights(const at::Tensor& weights) {
+  if (!weights.defined() || !weights.is_cpu() || weights.dim() != 1 || weights.is_complex()) {
+    throw ArgumentError(
+        "WeightedRandomSampler: weights should be a 1-dimensional tensor of real numbers on the CPU");
+  }
+  if (weights.numel() < 1 || weights.numel() > kMostWeights) {
+    throw_error<ArgumentError>("WeightedRandomSampler: there are {} weights; possible are 1 to {}",
+                               weights.numel(), kMostWeights);
+  }
+}
+
+// The sum, checked weight by weight, so that the message can name one.
+void check_weight_values(std::span<const double> weights) {
+  double sum = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (!std::isfinite(weights[i]) || weights[i] < 0) {
+      throw_error<ArgumentError>(
+          "WeightedRandomSampler: weight {} is {}; weights should be finite and not negative", i, weights[i]);
+    }
+    sum += weights[i];
+  }
+  if (!std::isfinite(sum) || sum <= 0) {
+    throw_error<ArgumentError>(
+        "WeightedRandomSampler: the weights add up to {}; the sum should be positive and finite", sum);
+  }
 }
 
 // The number of samples of each rank's share.
@@ -161,6 +200,48 @@ std::unique_ptr<IndexStream> RandomSampler::iter() const {
     left -= take;
     if (replacement) return at::randint(count, {take}, generator, at::kLong);
     return at::randperm(count, generator, at::kLong).narrow(0, 0, take);
+  });
+}
+
+SubsetRandomSampler::SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options)
+    : indices_(std::move(indices)), options_(std::move(options)) {
+  if (!indices_.defined() || !indices_.is_cpu() || indices_.scalar_type() != at::kLong ||
+      indices_.dim() != 1) {
+    throw ArgumentError("SubsetRandomSampler: indices should be a 1-dimensional int64 tensor on the CPU");
+  }
+}
+
+SubsetRandomSampler::SubsetRandomSampler(const std::vector<std::int64_t>& indices,
+                                         SubsetRandomSamplerOptions options)
+    : SubsetRandomSampler(at::tensor(indices, at::kLong), std::move(options)) {}
+
+std::unique_ptr<IndexStream> SubsetRandomSampler::iter() const {
+  return draw_once([indices = indices_, generator = options_.generator] {
+    return indices.index_select(0, at::randperm(indices.size(0), generator, at::kLong));
+  });
+}
+
+WeightedRandomSampler::WeightedRandomSampler(const at::Tensor& weights, std::int64_t num_samples,
+                                             WeightedRandomSamplerOptions options)
+    : num_samples_(num_samples), options_(std::move(options)) {
+  check_weights(weights);
+  if (num_samples_ <= 0 || (!options_.replacement && num_samples_ > weights.numel())) {
+    throw_error<ArgumentError>(
+        "WeightedRandomSampler: num_samples is {} for {} weights; it should be positive and, without "
+        "replacement, at most the number of weights",
+        num_samples_, weights.numel());
+  }
+  weights_ = weights.to(at::kDouble).contiguous();
+  check_weight_values({weights_.const_data_ptr<double>(), static_cast<std::size_t>(weights_.numel())});
+}
+
+WeightedRandomSampler::WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
+                                             WeightedRandomSamplerOptions options)
+    : WeightedRandomSampler(at::tensor(weights, at::kDouble), num_samples, std::move(options)) {}
+
+std::unique_ptr<IndexStream> WeightedRandomSampler::iter() const {
+  return draw_once([weights = weights_, count = num_samples_, options = options_] {
+    return at::multinomial(weights, count, options.replacement, options.generator);
   });
 }
 

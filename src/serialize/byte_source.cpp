@@ -24,14 +24,6 @@ namespace {
 // Enough for a thread to be worth its start.
 constexpr std::int64_t kReadPiece = 8 << 20;
 
-c10::Storage empty_storage(std::uint64_t bytes, const std::string& name) {
-  try {
-    return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte).storage();
-  } catch (const c10::Error&) {
-    throw_error<CheckpointReadError>("{}: there is no memory for {} bytes of it", name, bytes);
-  }
-}
-
 // A file's pages, private to this process.
 class Mapping {
  public:
@@ -139,6 +131,14 @@ class MemorySource : public ByteSource {
 };
 
 }  // namespace
+
+c10::Storage empty_storage(std::uint64_t bytes, const std::string& name) {
+  try {
+    return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte).storage();
+  } catch (const c10::Error&) {
+    throw_error<CheckpointReadError>("{}: there is no memory for {} bytes of it", name, bytes);
+  }
+}
 
 void ByteSource::check_range(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset <= size() && bytes <= size() - offset) return;

@@ -48,6 +48,9 @@ std::unique_ptr<ByteSource> open_part(const std::filesystem::path& file, const F
 // CheckpointReadError.
 [[noreturn]] void fail_to_read(const std::string& file, int code);
 
+// Uninitialized memory for bytes of the source `name`. Throws CheckpointReadError when there is not enough.
+c10::Storage empty_storage(std::uint64_t bytes, const std::string& name);
+
 // `bytes` must outlive the source, but not its storages.
 std::unique_ptr<ByteSource> open_bytes(std::span<const char> bytes, std::string name);
 

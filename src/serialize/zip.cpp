@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include <c10/util/ScopeExit.h>
 #include <zlib.h>
 
 #include "serialize/errors.h"
@@ -24,6 +25,10 @@ constexpr std::uint64_t kEndSize = 22;
 constexpr std::uint64_t kLocatorSize = 20;
 constexpr std::uint64_t kEnd64Size = 56;
 constexpr std::uint64_t kLongestComment = 0xffff;
+constexpr std::uint16_t kStored = 0;
+constexpr std::uint16_t kDeflate = 8;
+// Deflate makes at most 1,032 bytes of one.
+constexpr std::uint64_t kMostInflation = 1032;
 // A number that is larger stands in a field of 64 bits.
 constexpr std::uint64_t kMost32 = std::numeric_limits<std::uint32_t>::max();
 
@@ -133,7 +138,8 @@ bool ZipReader::looks_like_zip(const ByteSource& source) {
   return source.size() >= kEndSize && source.read_text(0, 4) == kLocalHeader;
 }
 
-ZipReader::ZipReader(const ByteSource& source) : source_(source) {
+ZipReader::ZipReader(const ByteSource& source, ZipCompression compression)
+    : source_(source), compression_(compression) {
   const auto tail_size = std::min(source.size(), kEndSize + kLongestComment);
   const auto tail_start = source.size() - tail_size;
   const auto tail = source.read_text(tail_start, tail_size);
@@ -170,8 +176,9 @@ void ZipReader::read_directory(std::uint64_t offset, std::uint64_t size, std::ui
     const std::size_t comment_size = number_at<std::uint16_t>(left, 32);
     ZipRecord record{.header = number_at<std::uint32_t>(left, 42),
                      .size = number_at<std::uint32_t>(left, 24),
-                     .crc = number_at<std::uint32_t>(left, 16)};
-    std::uint64_t packed = number_at<std::uint32_t>(left, 20);
+                     .packed = number_at<std::uint32_t>(left, 20),
+                     .crc = number_at<std::uint32_t>(left, 16),
+                     .deflated = method == kDeflate};
     if (left.size() - kEntrySize < name_size + extra_size + comment_size) fail("an entry is cut short");
     const std::string name(left.substr(kEntrySize, name_size));
     auto extra = left.substr(kEntrySize + name_size, extra_size);
@@ -183,24 +190,35 @@ void ZipReader::read_directory(std::uint64_t offset, std::uint64_t size, std::ui
       auto field = extra.substr(4, length);
       extra.remove_prefix(4 + length);
       if (id != 1) continue;  // the sizes in 64 bits, where 32 did not do
-      for (auto* number : {&record.size, &packed, &record.header}) {
+      for (auto* number : {&record.size, &record.packed, &record.header}) {
         if (*number != kMost32 || field.size() < 8) continue;
         *number = number_at<std::uint64_t>(field, 0);
         field.remove_prefix(8);
       }
     }
     if ((flags & 1) != 0) fail(fmt::format("record {} is encrypted", name));
-    if (method != 0) {
-      throw_error(
-          "{}: record {} is compressed, which PyTorch never does; unpack the zip file and pack it again "
-          "without compression (zip -0)",
-          source_.name(), name);
-    }
-    if (packed != record.size) fail(fmt::format("record {} has two sizes", name));
+    check_method(name, record, method);
     // A file that claims more than it has would make memory of nothing.
-    if (record.size > source_.size() - total) fail("its records overlap");
-    total += record.size;
+    if (record.packed > source_.size() - total) fail("its records overlap");
+    total += record.packed;
     if (!records_.emplace(name, record).second) fail(fmt::format("there are two records {}", name));
+  }
+}
+
+void ZipReader::check_method(std::string_view name, const ZipRecord& record, std::uint16_t method) const {
+  if (compression_ == ZipCompression::refused && method != kStored) {
+    throw_error(
+        "{}: record {} is compressed, which PyTorch never does; unpack the zip file and pack it again "
+        "without compression (zip -0)",
+        source_.name(), name);
+  }
+  if (method != kStored && method != kDeflate) {
+    throw_error("{}: record {} is compressed by method {}; only deflate is supported", source_.name(), name,
+                method);
+  }
+  if (!record.deflated && record.packed != record.size) fail(fmt::format("record {} has two sizes", name));
+  if (record.deflated && record.size / kMostInflation > record.packed) {
+    fail(fmt::format("record {} cannot have {} bytes, compressed to {}", name, record.size, record.packed));
   }
 }
 
@@ -220,14 +238,53 @@ std::string ZipReader::read(const ZipRecord& record) const {
   return source_.read_text(offset(record), record.size);
 }
 
+c10::Storage ZipReader::storage(std::string_view name, const ZipRecord& record, std::size_t alignment) const {
+  const auto start = offset(record);
+  if (!record.deflated && start % alignment == 0) return source_.storage(start, record.size, alignment);
+  // As if nothing were aligned: a copy.
+  auto bytes = record.deflated ? inflate(name, record)
+                               : source_.storage(start, record.size, std::numeric_limits<std::size_t>::max());
+  if (const auto crc = crc32_of(bytes_of(bytes)); crc != record.crc) fail_checksum(name, record, crc);
+  return bytes;
+}
+
+c10::Storage ZipReader::inflate(std::string_view name, const ZipRecord& record) const {
+  const auto packed = source_.read_text(offset(record), record.packed);
+  auto bytes = empty_storage(record.size, source_.name());
+  z_stream stream{};
+  // Negative: without zlib's own header.
+  if (::inflateInit2(&stream, -MAX_WBITS) != Z_OK) throw_error("zlib could not be started");
+  const auto end = c10::make_scope_exit([&stream] { ::inflateEnd(&stream); });
+  std::string_view in = packed;
+  std::span<Bytef> out(static_cast<Bytef*>(bytes.mutable_data()), record.size);
+  int code = Z_OK;
+  while (code == Z_OK) {
+    // zlib counts in 32 bits.
+    const auto in_piece = in.substr(0, kMost32);
+    const auto out_piece = out.first(std::min<std::size_t>(out.size(), kMost32));
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in_piece.data()));
+    stream.avail_in = static_cast<uInt>(in_piece.size());
+    stream.next_out = out_piece.data();
+    stream.avail_out = static_cast<uInt>(out_piece.size());
+    code = ::inflate(&stream, Z_NO_FLUSH);
+    in.remove_prefix(in_piece.size() - stream.avail_in);
+    out = out.subspan(out_piece.size() - stream.avail_out);
+  }
+  if (code != Z_STREAM_END || !out.empty()) fail(fmt::format("record {} cannot be decompressed", name));
+  return bytes;
+}
+
+void ZipReader::fail_checksum(std::string_view name, const ZipRecord& record, std::uint32_t found) const {
+  throw_error("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}", source_.name(), name,
+              found, record.crc);
+}
+
 void ZipReader::verify_checksums() const {
   const bool none = std::ranges::all_of(records_, [](const auto& entry) { return entry.second.crc == 0; });
   if (none) return;
   for (const auto& [name, record] : records_) {
     const auto crc = checksum_of(*this, record);
-    if (crc == record.crc) continue;
-    throw_error("{}: record {} is damaged: its checksum is {:08x} instead of {:08x}", source_.name(), name,
-                crc, record.crc);
+    if (crc != record.crc) fail_checksum(name, record, crc);
   }
 }
 

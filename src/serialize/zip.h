@@ -17,15 +17,21 @@ namespace lockstep::serialize {
 struct ZipRecord {
   std::uint64_t header = 0;  // of the local header
   std::uint64_t size = 0;    // in bytes
+  std::uint64_t packed = 0;  // bytes in the file; equal to the size without compression
   std::uint32_t crc = 0;
+  bool deflated = false;
 };
 
-// The directory of a zip file with uncompressed records, as PyTorch writes it. (LibTorch's reader does not
-// expose checksums and offsets.) `source` must outlive the object.
+// PyTorch never compresses records; numpy does on request.
+enum class ZipCompression { refused, deflate };
+
+// The directory of a zip file. (LibTorch's reader does not expose checksums and offsets.) `source` must
+// outlive the object.
 class ZipReader {
  public:
-  // Throws CheckpointError: damaged, compressed or encrypted records, or records that overlap.
-  explicit ZipReader(const ByteSource& source);
+  // Throws CheckpointError: damaged or encrypted records, records that overlap, compression that is not
+  // allowed.
+  explicit ZipReader(const ByteSource& source, ZipCompression compression = ZipCompression::refused);
 
   static bool looks_like_zip(const ByteSource& source);
 
@@ -35,15 +41,22 @@ class ZipReader {
   // The offset of a record's data.
   std::uint64_t offset(const ZipRecord& record) const;
   std::string read(const ZipRecord& record) const;
+  // A CPU storage with the record's bytes. Without compression and at a multiple of `alignment`: as
+  // ByteSource::storage(), which does not read a mapped file. Otherwise a copy with a verified checksum.
+  c10::Storage storage(std::string_view name, const ZipRecord& record, std::size_t alignment) const;
   // Throws CheckpointError that names a record whose bytes do not have its checksum. A file without
   // checksums, which Python writes on request, passes.
   void verify_checksums() const;
 
  private:
   [[noreturn]] void fail(std::string_view what) const;
+  [[noreturn]] void fail_checksum(std::string_view name, const ZipRecord& record, std::uint32_t found) const;
   void read_directory(std::uint64_t offset, std::uint64_t size, std::uint64_t count);
+  void check_method(std::string_view name, const ZipRecord& record, std::uint16_t method) const;
+  c10::Storage inflate(std::string_view name, const ZipRecord& record) const;
 
   const ByteSource& source_;
+  const ZipCompression compression_;
   std::map<std::string, ZipRecord, std::less<>> records_;
 };
 

@@ -5,7 +5,8 @@ is printed too, as the next number that the generator gives."""
 import random
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler,
+                              WeightedRandomSampler)
 
 draw = random.Random(20240229)
 
@@ -65,6 +66,41 @@ def random_cases(count):
         show("random", arguments, indices)
 
 
+def two_passes(kind, arguments, numbers, make_sampler):
+    """Shows the given numbers, -1, and the indices of two passes, the second taken only in part."""
+    arguments["default_seed"] = draw.randrange(2**31)
+    arguments["own_seed"] = draw.choice([-1, draw.randrange(2**31)])
+    own = None if arguments["own_seed"] < 0 else torch.Generator().manual_seed(arguments["own_seed"])
+    torch.manual_seed(arguments["default_seed"])
+    sampler = make_sampler(own)
+    indices = list(sampler)
+    arguments["taken"] = draw.randrange(len(sampler) + 1)
+    indices += [index for _, index in zip(range(arguments["taken"]), sampler)]
+    arguments["length"] = len(sampler)
+    arguments["default_next"] = next_number()
+    arguments["own_next"] = -1 if own is None else next_number(own)
+    show(kind, arguments, [*numbers, -1, *indices])
+
+
+def subset_cases(count):
+    for _ in range(count):
+        indices = [draw.randrange(10**6) for _ in range(draw.choice([0, 1, 2, draw.randrange(1, 300)]))]
+        two_passes("subset", {}, indices, lambda own: SubsetRandomSampler(indices, own))
+
+
+def weighted_cases(count):
+    for _ in range(count):
+        n = draw.choice([1, 2, draw.randrange(1, 200)])
+        # In thousandths, so that a line of integers describes them.
+        thousandths = [draw.choice([0, 1, 1000, draw.randrange(10**6)]) for _ in range(n)]
+        thousandths[draw.randrange(n)] += 1
+        replacement = draw.random() < 0.5
+        num_samples = draw.choice([1, n, draw.randrange(1, n + 1)] + ([3 * n] if replacement else []))
+        weights = [weight / 1000 for weight in thousandths]
+        two_passes("weighted", {"num_samples": num_samples, "replacement": replacement}, thousandths,
+                   lambda own: WeightedRandomSampler(weights, num_samples, replacement, own))
+
+
 def batch_cases(count):
     for _ in range(count):
         n = draw.choice([0, 1, 8, draw.randrange(1, 200)])
@@ -87,4 +123,6 @@ def batch_cases(count):
 if __name__ == "__main__":
     distributed_cases(500)
     random_cases(150)
+    subset_cases(500)
+    weighted_cases(500)
     batch_cases(100)

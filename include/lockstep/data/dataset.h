@@ -4,6 +4,8 @@
 #include <concepts>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +34,14 @@ concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
   { dataset.size() } -> std::convertible_to<std::int64_t>;
   dataset.get_batch(indices);
 };
+
+/// The type of a dataset's batches, which a loader over it yields.
+template <BatchDataset Dataset>
+using BatchOf = std::remove_cvref_t<decltype(std::declval<const Dataset&>().get_batch(at::Tensor()))>;
+
+/// For get_batch() of your own dataset: throws ArgumentError unless `indices` is an int64 CPU tensor of shape
+/// [batch] with values in 0 .. size-1.
+void check_indices(const at::Tensor& indices, std::int64_t size);
 
 /// Samples and targets in memory, of any dtype. Copies share the data. PyTorch: TensorDataset.
 class TensorDataset {

@@ -98,10 +98,6 @@ class WorkerIteration {
   std::exception_ptr stream_error_;
 };
 
-/// The type that a loader over a dataset yields.
-template <BatchDataset Dataset>
-using BatchOf = std::remove_cvref_t<decltype(std::declval<const Dataset&>().get_batch(at::Tensor()))>;
-
 template <typename BatchType>
 struct LoadedBatch {
   BatchType batch;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -88,6 +89,54 @@ class RandomSampler : public Sampler {
   std::int64_t count_;
   std::int64_t num_samples_;
   RandomSamplerOptions options_;
+};
+
+struct SubsetRandomSamplerOptions {
+  std::optional<at::Generator> generator = {};  ///< default: LibTorch's default CPU generator
+};
+
+/// The given indices in a random order: PyTorch's SubsetRandomSampler for the same generator state; leaves
+/// the generator in the same state as PyTorch does.
+class SubsetRandomSampler : public Sampler {
+ public:
+  /// `indices` int64 [n] on the CPU; may be empty. Throws ArgumentError for any other tensor.
+  explicit SubsetRandomSampler(at::Tensor indices, SubsetRandomSamplerOptions options = {});
+  explicit SubsetRandomSampler(const std::vector<std::int64_t>& indices,
+                               SubsetRandomSamplerOptions options = {});
+  std::unique_ptr<IndexStream> iter() const override;
+  bool uses_default_generator() const override { return !options_.generator; }
+  std::int64_t size() const override { return indices_.size(0); }
+
+ private:
+  at::Tensor indices_;
+  SubsetRandomSamplerOptions options_;
+};
+
+struct WeightedRandomSamplerOptions {
+  bool replacement = true;                      ///< false: an index occurs at most once in a pass
+  std::optional<at::Generator> generator = {};  ///< default: LibTorch's default CPU generator
+};
+
+/// Draws index i with a probability proportional to weights[i], for classes of unequal size. The indices of
+/// PyTorch's WeightedRandomSampler for the same generator state; leaves the generator in the same state as
+/// PyTorch does. Without replacement, indices of weight 0 are drawn only after all others.
+class WeightedRandomSampler : public Sampler {
+ public:
+  /// `weights` [n] on the CPU, of any real dtype, one per sample; they need not add up to 1. Throws
+  /// ArgumentError when they are not 1 to 2^24 finite numbers of which none is negative and one is positive,
+  /// and when num_samples is not positive or, without replacement, larger than n.
+  WeightedRandomSampler(const at::Tensor& weights, std::int64_t num_samples,
+                        WeightedRandomSamplerOptions options = {});
+  WeightedRandomSampler(const std::vector<double>& weights, std::int64_t num_samples,
+                        WeightedRandomSamplerOptions options = {});
+  std::unique_ptr<IndexStream> iter() const override;
+  bool uses_default_generator() const override { return !options_.generator; }
+  std::int64_t size() const override { return num_samples_; }
+
+ private:
+  at::Tensor weights_;
+  std::int64_t num_samples_;
+  WeightedRandomSamplerOptions options_;
 };
 
 /// One pass over batches of indices.

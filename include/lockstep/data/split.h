@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/data/dataset.h>
+#include <lockstep/data/subset.h>
+
+namespace lockstep::data {
+
+/// A number of samples (an integer) or a fraction of them (a floating-point number).
+struct SplitSize {
+  template <std::integral I>
+  SplitSize(I samples) : value(static_cast<double>(samples)) {}  // NOLINT: implicit by design
+  template <std::floating_point F>
+  SplitSize(F fraction) : value(static_cast<double>(fraction)), is_fraction(true) {}  // NOLINT
+
+  double value;
+  bool is_fraction = false;
+};
+
+/// The indices of random_split() for a dataset of `size` samples: one int64 tensor per split.
+std::vector<at::Tensor> random_split_indices(std::int64_t size, const std::vector<SplitSize>& lengths,
+                                             const std::optional<at::Generator>& generator = {});
+
+/// Splits a dataset at random into subsets without common samples: `random_split(dataset, {0.8, 0.2})` or
+/// `random_split(dataset, {50'000, 10'000})`. Fractions add up to 1; each is rounded down, and the samples
+/// that are left go to the first splits, one each. The indices of PyTorch's random_split for the same
+/// generator state (default: LibTorch's default CPU generator). Logs a warning for a split that is empty
+/// because of its fraction. Throws ArgumentError when lengths do not add up to the size of the dataset, or a
+/// length is negative.
+template <BatchDataset Dataset>
+std::vector<Subset<Dataset>> random_split(Dataset dataset, const std::vector<SplitSize>& lengths,
+                                          const std::optional<at::Generator>& generator = {}) {
+  const auto shared = std::make_shared<const Dataset>(std::move(dataset));
+  std::vector<Subset<Dataset>> subsets;
+  for (auto& indices : random_split_indices(static_cast<std::int64_t>(shared->size()), lengths, generator)) {
+    subsets.emplace_back(shared, std::move(indices));
+  }
+  return subsets;
+}
+
+struct StratifiedSplitOptions {
+  /// Default: the samples that are not for training; 0.1 without a train_size.
+  std::optional<SplitSize> test_size = {};
+  /// Default: the samples that are not for the test.
+  std::optional<SplitSize> train_size = {};
+  std::int64_t seed = 0;  ///< 0 .. 2^32-1; scikit-learn: random_state
+};
+
+struct TrainTestIndices {
+  at::Tensor train;  ///< int64
+  at::Tensor test;   ///< int64
+};
+
+/// Splits samples at random so that every class has its share in both parts. `labels` [n] on the CPU, of an
+/// integer dtype. Use the indices with Subset:
+///
+///     auto [train, test] = stratified_shuffle_split(mnist.targets(), {.test_size = 0.1, .seed = 42});
+///     Subset train_set(mnist, train);
+///
+/// The indices of scikit-learn's StratifiedShuffleSplit(n_splits=1, random_state=seed), which are those of
+/// train_test_split(stratify=labels) for the same sizes. Throws ArgumentError when a class has fewer than 2
+/// samples, a part has fewer samples than there are classes, or a size or the seed is not possible.
+TrainTestIndices stratified_shuffle_split(const at::Tensor& labels,
+                                          const StratifiedSplitOptions& options = {});
+
+}  // namespace lockstep::data
