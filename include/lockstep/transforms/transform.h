@@ -82,7 +82,7 @@ concept ImageTransform =
     };
 
 /// Applies a transform to an image that is not decoded yet.
-template <ImageTransform T>
+template <typename T>
 at::Tensor apply(const T& transform, const EncodedImage& image, const OptionalGenerator& generator) {
   if constexpr (requires { transform(image, generator); }) {
     return transform(image, generator);
