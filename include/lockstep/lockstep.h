@@ -32,6 +32,7 @@
 #include <lockstep/nn/sync_batch_norm.h>
 
 // Data.
+#include <lockstep/data/cifar.h>
 #include <lockstep/data/concat.h>
 #include <lockstep/data/csv.h>
 #include <lockstep/data/dataset.h>

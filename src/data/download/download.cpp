@@ -17,6 +17,7 @@
 
 #include "base/atomic_file.h"
 #include "base/throw_error.h"
+#include "data/mapped_file.h"
 #include "machine/command.h"
 
 namespace lockstep::data {
@@ -103,7 +104,8 @@ class Downloader {
   }
 
   void install_from_mirror(const std::string& prefix, const DatasetFile& file) {
-    const auto url = fmt::format("{}{}{}.gz", prefix, prefix.ends_with('/') ? "" : "/", file.name);
+    const auto url = fmt::format("{}{}{}{}", prefix, prefix.ends_with('/') ? "" : "/", file.name,
+                                 file.is_archive ? "" : ".gz");
     log(LogLevel::info, fmt::format("downloading {}", url));
     const auto compressed = scratch_ / file.name;
     download_url(url, compressed, deadline_, options_.connect_timeout);
@@ -133,10 +135,9 @@ class Downloader {
   }
 
   void install(const fs::path& downloaded, const DatasetFile& file, const std::string& source) {
-    const auto bytes = read_file_bytes(downloaded);
-    if (const auto hash = sha256_hex(as_bytes(bytes)); hash != file.sha256) {
-      throw_error<DataError>("{}: has SHA-256 {}, expected {}", source, hash, file.sha256);
-    }
+    const auto published = map_file(downloaded);
+    const auto bytes = file.is_archive ? published : read_file_bytes(downloaded);
+    check_checksum(source, published, bytes, file);
     const auto target = folder_ / file.name;
     try {
       AtomicFile out(target);
@@ -152,9 +153,8 @@ class Downloader {
     std::vector<std::string> names;
     for (const auto& file : missing) names.push_back(file.name);
     throw_error<DataError>(
-        "{} could not be downloaded. Tried:\n  {}\nCheck the network, or put these files (plain or .gz) into "
-        "{}: {}",
-        dataset_.name, fmt::join(failures, "\n  "), folder_.string(), fmt::join(names, ", "));
+        "{} could not be downloaded. Tried:\n  {}\nCheck the network, or put {} into {}: {}", dataset_.name,
+        fmt::join(failures, "\n  "), files_to_put(dataset_), folder_.string(), fmt::join(names, ", "));
   }
 
   const RemoteDataset& dataset_;

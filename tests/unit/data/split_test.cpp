@@ -15,35 +15,35 @@ namespace {
 using lockstep::testing::error_of;
 using ::testing::HasSubstr;
 
-TensorDataset rows_of(std::int64_t samples) {
+TensorDataset numbered(std::int64_t samples) {
   return {at::arange(samples).view({-1, 1}), at::arange(samples).mul(10)};
 }
 
 TEST(Subset, SelectsSamplesInItsOrder) {
-  const Subset subset(rows_of(10), {7, 2, 7, 5});
+  const Subset subset(numbered(10), {7, 2, 7, 5});
   EXPECT_EQ(subset.size(), 4);
   const auto batch = subset.get_batch(at::tensor({3, 0, 1}, at::kLong));
   EXPECT_TRUE(at::equal(batch.target, at::tensor({50, 70, 20}, at::kLong)));
 }
 
 TEST(Subset, IsADatasetOfALoader) {
-  auto loader = make_loader(Subset(rows_of(10), {9, 8, 7}), {.batch_size = 2, .num_workers = 1});
+  auto loader = make_loader(Subset(numbered(10), {9, 8, 7}), {.batch_size = 2, .num_workers = 1});
   std::vector<at::Tensor> targets;
   for (auto& batch : loader) targets.push_back(batch.target);
   EXPECT_TRUE(at::equal(at::cat(targets), at::tensor({90, 80, 70}, at::kLong)));
 }
 
 TEST(Subset, RejectsIndicesOutOfRange) {
-  EXPECT_THROW(Subset(rows_of(10), {0, 10}), ArgumentError);
-  EXPECT_THROW(Subset(rows_of(10), {-1}), ArgumentError);
-  EXPECT_THROW(Subset(rows_of(10), at::tensor({0.5})), ArgumentError);
-  const Subset subset(rows_of(10), {1, 2});
+  EXPECT_THROW(Subset(numbered(10), {0, 10}), ArgumentError);
+  EXPECT_THROW(Subset(numbered(10), {-1}), ArgumentError);
+  EXPECT_THROW(Subset(numbered(10), at::tensor({0.5})), ArgumentError);
+  const Subset subset(numbered(10), {1, 2});
   EXPECT_THAT(error_of([&] { subset.get_batch(at::tensor({2}, at::kLong)); }),
               HasSubstr("index 2 is out of range for a dataset of 2 samples"));
 }
 
 TEST(RandomSplit, SharesOneDatasetAmongDisjointSubsets) {
-  const auto splits = random_split(rows_of(11), {0.5, 0.25, 0.25});
+  const auto splits = random_split(numbered(11), {0.5, 0.25, 0.25});
   ASSERT_EQ(splits.size(), 3U);
   EXPECT_EQ(splits[0].size(), 6);
   EXPECT_EQ(splits[1].size(), 3);
@@ -53,12 +53,12 @@ TEST(RandomSplit, SharesOneDatasetAmongDisjointSubsets) {
 }
 
 TEST(RandomSplit, AddsTenTenthsUpToOne) {
-  EXPECT_EQ(random_split(rows_of(100), std::vector<SplitSize>(10, 0.1)).size(), 10U);
+  EXPECT_EQ(random_split(numbered(100), std::vector<SplitSize>(10, 0.1)).size(), 10U);
 }
 
 TEST(RandomSplit, WarnsOfAnEmptySplit) {
   ::testing::internal::CaptureStderr();
-  const auto splits = random_split(rows_of(2), {0.4, 0.4, 0.2});
+  const auto splits = random_split(numbered(2), {0.4, 0.4, 0.2});
   EXPECT_EQ(splits[2].size(), 0);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               HasSubstr("split 2 is empty: fraction 0.2 of 2 samples"));
@@ -66,13 +66,13 @@ TEST(RandomSplit, WarnsOfAnEmptySplit) {
 
 TEST(RandomSplit, RejectsLengthsThatDoNotAddUp) {
   EXPECT_THAT(error_of([] {
-                random_split(rows_of(10), {3, 6});
+                random_split(numbered(10), {3, 6});
               }),
               HasSubstr("add up to 9, but the dataset has 10 samples"));
-  EXPECT_THAT(error_of([] { random_split(rows_of(10), {0.5, 0.4}); }), HasSubstr("length 0 is 0.5"));
-  EXPECT_THAT(error_of([] { random_split(rows_of(10), {-1, 11}); }), HasSubstr("length 0 is -1"));
-  EXPECT_THAT(error_of([] { random_split(rows_of(10), {1.5, -0.5}); }), HasSubstr("fraction 0 is 1.5"));
-  EXPECT_THROW(random_split(rows_of(10), {}), ArgumentError);
+  EXPECT_THAT(error_of([] { random_split(numbered(10), {0.5, 0.4}); }), HasSubstr("length 0 is 0.5"));
+  EXPECT_THAT(error_of([] { random_split(numbered(10), {-1, 11}); }), HasSubstr("length 0 is -1"));
+  EXPECT_THAT(error_of([] { random_split(numbered(10), {1.5, -0.5}); }), HasSubstr("fraction 0 is 1.5"));
+  EXPECT_THROW(random_split(numbered(10), {}), ArgumentError);
 }
 
 TEST(StratifiedShuffleSplit, GivesEveryClassItsShare) {

@@ -49,6 +49,51 @@ class FakeNpm {
   ScopedVariable path_;
 };
 
+std::string md5_of(const fs::path& file) {
+  const auto bytes = read_file(file);
+  return md5_hex({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+}
+
+TEST(Download, VerifiesTheMd5OfCompressedFiles) {
+  const TempFolder root;
+  const TempFolder mirror;
+  auto dataset = tiny_dataset();
+  dataset.sources = {make_mirror(mirror.path())};
+  for (auto& file : dataset.files) {
+    file.sha256.clear();
+    file.md5 = md5_of(mirror / (file.name + ".gz"));
+  }
+  const auto load_into = [&](const std::string& folder) {
+    return load_dataset_files(dataset, root / folder, dataset.files, {.download = true});
+  };
+  EXPECT_EQ(load_into("good")[0].numel(), 12);
+  EXPECT_EQ(read_file(root / "good/Tiny/raw/images"), tiny_images());
+  dataset.files[0].md5.front() ^= 1;
+  EXPECT_THAT([&] { load_into("bad"); }, ThrowsMessage<DataError>(HasSubstr("images.gz: its MD5 is")));
+  EXPECT_FALSE(fs::exists(root / "bad/Tiny/raw/images"));
+}
+
+TEST(Download, KeepsArchivesAsTheyArePublished) {
+  const TempFolder root;
+  const TempFolder mirror;
+  write_gzip(mirror / "all.tar.gz", "contents");
+  const RemoteDataset dataset{.name = "Archive",
+                              .subfolder = "",
+                              .files = {{.name = "all.tar.gz",
+                                         .sha256 = {},
+                                         .md5 = md5_of(mirror / "all.tar.gz"),
+                                         .is_archive = true}},
+                              .sources = {"file://" + mirror.path().string()}};
+  EXPECT_THAT(
+      [&] { load_dataset_files(dataset, root.path(), dataset.files, {}); },
+      ThrowsMessage<DataError>(HasSubstr("put this archive into " + root.path().string() + ": all.tar.gz")));
+  load_dataset_files(dataset, root.path(), dataset.files, {.download = true});
+  EXPECT_EQ(read_file(root / "all.tar.gz"), read_file(mirror / "all.tar.gz"));
+  write_file(root / "all.tar.gz", "<html>");
+  EXPECT_THAT([&] { load_dataset_files(dataset, root.path(), dataset.files, {}); },
+              ThrowsMessage<DataError>(HasSubstr("all.tar.gz: is damaged or a different file: its MD5 is")));
+}
+
 TEST(Download, DownloadsToTheSubfolder) {
   const TempFolder root;
   const TempFolder mirror;
@@ -78,7 +123,7 @@ TEST(Download, RejectsAWrongHash) {
   other.back() = '\1';
   write_gzip(mirror / "labels.gz", other);
   EXPECT_THAT([&] { load(root.path(), {url}); },
-              ThrowsMessage<DataError>(AllOf(HasSubstr("labels.gz: has SHA-256 "), HasSubstr("into"))));
+              ThrowsMessage<DataError>(AllOf(HasSubstr("labels.gz: its SHA-256 is "), HasSubstr("into"))));
   EXPECT_FALSE(fs::exists(root / "Tiny/raw/labels"));
 }
 
