@@ -15,7 +15,7 @@
 namespace lockstep::data {
 namespace {
 
-constexpr std::string_view kMagic = "lockstep folder index 1\n";
+constexpr std::string_view kIndexMagic = "lockstep folder index 1\n";
 
 class Output {
  public:
@@ -161,12 +161,12 @@ FolderIndex parse(std::string_view text) {
 std::optional<FolderIndex> read_folder_index(const std::filesystem::path& file) {
   const auto text = contents_of(file);
   std::uint32_t sum = 0;
-  if (!text.starts_with(kMagic) || text.size() < kMagic.size() + sizeof sum) return std::nullopt;
+  if (!text.starts_with(kIndexMagic) || text.size() < kIndexMagic.size() + sizeof sum) return std::nullopt;
   const auto body = std::string_view(text).substr(0, text.size() - sizeof sum);
   std::memcpy(&sum, text.data() + body.size(), sizeof sum);
   if (checksum(body) != sum) return std::nullopt;
   try {
-    return parse(body.substr(kMagic.size()));
+    return parse(body.substr(kIndexMagic.size()));
   } catch (const Damaged&) {
     return std::nullopt;
   }
@@ -174,7 +174,7 @@ std::optional<FolderIndex> read_folder_index(const std::filesystem::path& file) 
 
 void write_folder_index(const FolderIndex& index, const std::filesystem::path& file) {
   Output output;
-  output.append(kMagic.data(), kMagic.size());
+  output.append(kIndexMagic.data(), kIndexMagic.size());
   for_each_part(index, [&](const auto& part) { output.put(part); });
   output.put(checksum(output.text()));
   try {

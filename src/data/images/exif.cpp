@@ -29,11 +29,11 @@ class Tiff {
 
 int exif_orientation(ByteSpan tiff) {
   constexpr std::size_t kEntryBytes = 12;
-  constexpr std::uint32_t kMagic = 42;
+  constexpr std::uint32_t kTiffMagic = 42;
   constexpr std::uint32_t kOrientation = 0x0112;
   constexpr std::uint32_t kShort = 3;
   const Tiff file(tiff);
-  if (file.number(2, 2) != kMagic) return 1;
+  if (file.number(2, 2) != kTiffMagic) return 1;
   const std::size_t directory = file.number(4, 4);
   const auto entries = file.number(directory, 2);
   for (std::size_t i = 0; i < entries; ++i) {
