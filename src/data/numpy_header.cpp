@@ -14,7 +14,7 @@
 namespace lockstep::data {
 namespace {
 
-constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::string_view kNumpyMagic = "\x93NUMPY";
 constexpr std::size_t kVersionEnd = 8;
 constexpr std::size_t kMostText = 1 << 16;
 constexpr std::size_t kMostDimensions = 64;  // numpy's limit
@@ -151,9 +151,9 @@ std::optional<std::int64_t> payload_of(const NumpyHeader& header) {
 NumpyHeader parse_numpy_header(const at::Tensor& bytes, const std::string& name) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.const_data_ptr<std::uint8_t>()),
                               static_cast<std::size_t>(bytes.numel()));
-  if (!text.starts_with(kMagic)) throw_error<DataError>("{}: is not a NumPy file (.npy)", name);
+  if (!text.starts_with(kNumpyMagic)) throw_error<DataError>("{}: is not a NumPy file (.npy)", name);
   if (text.size() < kVersionEnd) throw_error<DataError>("{}: is cut short in its header", name);
-  const int version = static_cast<unsigned char>(text[kMagic.size()]);
+  const int version = static_cast<unsigned char>(text[kNumpyMagic.size()]);
   if (version < 1 || version > 3) {
     throw_error<DataError>("{}: has version {} of the NumPy format; supported are 1 to 3", name, version);
   }

@@ -156,8 +156,8 @@ NormalizedConversion::NormalizedConversion(ToDtype conversion, Normalize normali
 }
 
 at::Tensor NormalizedConversion::operator()(const at::Tensor& image, const OptionalGenerator&) const {
-  const bool in_one_pass = values_.defined() && image.defined() && image.is_cpu() && image.dim() >= 3 &&
-                           image.scalar_type() == at::kByte &&
+  check_image("Normalize", image);
+  const bool in_one_pass = values_.defined() && image.is_cpu() && image.scalar_type() == at::kByte &&
                            (values_.size(0) == 1 || values_.size(0) == image.size(-3));
   return in_one_pass ? convert(image, values_) : normalize_(conversion_(image));
 }

@@ -83,8 +83,9 @@ std::vector<std::int64_t> with_last(const at::Tensor& image, at::IntArrayRef las
 }
 
 // The positions that lie at each place of an edge with symmetric padding.
-at::Tensor mirrored(std::int64_t size, std::int64_t before, std::int64_t after) {
-  return at::cat({at::arange(before).flip(0), at::arange(size), at::arange(size - after, size).flip(0)});
+at::Tensor mirrored(std::int64_t size, std::int64_t before, std::int64_t after, const at::Device& device) {
+  return at::cat({at::arange(before).flip(0), at::arange(size), at::arange(size - after, size).flip(0)})
+      .to(device);
 }
 
 void check_reflection(const at::Tensor& image, const Sides& sides, PaddingMode mode) {
@@ -161,8 +162,8 @@ at::Tensor pad(const at::Tensor& image, const Sides& sides, const Numbers& fill,
     result = at::pad(images, padding, "constant", fill.empty() ? 0 : fill.front());
   } else if (mode == PaddingMode::symmetric) {
     check_reflection(image, sides, mode);
-    result = images.index_select(-2, mirrored(image.size(-2), sides.top, sides.bottom))
-                 .index_select(-1, mirrored(image.size(-1), sides.left, sides.right));
+    result = images.index_select(-2, mirrored(image.size(-2), sides.top, sides.bottom, image.device()))
+                 .index_select(-1, mirrored(image.size(-1), sides.left, sides.right, image.device()));
   } else {
     if (mode == PaddingMode::reflect) check_reflection(image, sides, mode);
     const auto floats = image.is_floating_point() ? images : images.to(at::kFloat);

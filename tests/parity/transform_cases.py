@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Writes what torchvision's transforms make of drawn images with drawn arguments: transform_cases.py <file>.
-The file is a list of cases: the transform's name and arguments, what it prints, image, seed, result, and the next
+The cases of the file: the transform's name and arguments, what it prints, image, seed, result, and the next
 numbers that the default generator gives (a normal one, of which it keeps a second, and an integer)."""
 import os
 import random
@@ -198,15 +198,22 @@ def training():
     return "Compose", {"transforms": steps}, image(channels=(3,), floats=False, batches=False)
 
 
-def nested():
+def nested(name):
     parts = [("RandomCrop", {"size": 9}), ("RandomVerticalFlip", {}), ("Compose", {"transforms": [("Pad", {"padding": 2}),
              ("RandomHorizontalFlip", {})]}), ("RandomHorizontalFlip", {"p": 0.3})]
     chosen = draw.sample(parts, draw.randrange(1, 4))
     arguments = {"transforms": chosen}
-    name = draw.choice(["RandomApply", "RandomChoice"])
     if draw.random() < 0.6:
         arguments["p"] = 0.3 if name == "RandomApply" else [draw.random() for _ in chosen]
     return name, arguments, image([(16, 12), (9, 9)])
+
+
+def random_apply():
+    return nested("RandomApply")
+
+
+def random_choice():
+    return nested("RandomChoice")
 
 
 def color_jitter():
@@ -297,11 +304,16 @@ def cut_mix():
 
 
 FIXED = [resize, center_crop, pad, to_tensor, to_dtype, normalize, convert_and_normalize, grayscale]
-RANDOM = [random_crop, random_resized_crop, horizontal_flip, vertical_flip, training, nested, color_jitter, random_grayscale, gaussian_blur,
+RANDOM = [random_crop, random_resized_crop, horizontal_flip, vertical_flip, training, random_apply, random_choice, color_jitter, random_grayscale, gaussian_blur,
           random_erasing, random_rotation, random_affine, rand_augment, trivial_augment_wide, auto_augment, mix_up, cut_mix]
+
+def policies():
+    """All steps of all policies, of which the cases above draw few."""
+    return [[list(step) for pair in v2.AutoAugment(policy)._policies for step in pair] for policy in v2.AutoAugmentPolicy]
+
 
 if __name__ == "__main__":
     torch.manual_seed(22)
     cases = [case(*drawn()) for drawn in FIXED for _ in range(40)]
     cases += [case(*drawn()) for drawn in RANDOM for _ in range(RANDOM_CASES)]
-    torch.save(cases, sys.argv[1])
+    torch.save({"cases": cases, "policies": policies()}, sys.argv[1])

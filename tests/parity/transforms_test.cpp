@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Transforms beside live torchvision: the same pixels, text and random numbers. See transform_cases.py.
+#include <array>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -13,11 +15,17 @@
 #include "parity/transform_factory.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
+#include "transforms/augment_policies.h"
 
 namespace lockstep::testing {
 namespace {
 
 using transforms::OptionalGenerator;
+
+// In the order of transforms::AugmentOp.
+constexpr std::array<std::string_view, 15> kOpNames = {
+    "Identity", "ShearX",    "ShearY",    "TranslateX", "TranslateY",   "Rotate",   "Brightness", "Color",
+    "Contrast", "Sharpness", "Posterize", "Solarize",   "AutoContrast", "Equalize", "Invert"};
 
 struct TransformCase {
   std::string name;
@@ -55,8 +63,9 @@ class TransformsParity : public ::testing::Test {
   static void SetUpTestSuite() {
     const TempFolder folder;
     run_python("parity/transform_cases.py", {.args = {folder.file("cases.pt")}});
-    const auto written = load(folder / "cases.pt");
-    for (const auto& each : written.as_items()) cases_[each["name"].as_string()].push_back(case_of(each));
+    written_ = load(folder / "cases.pt");
+    for (const auto& each : written_["cases"].as_items())
+      cases_[each["name"].as_string()].push_back(case_of(each));
   }
 
   // Whether both drew as many numbers, of the same kinds.
@@ -118,9 +127,22 @@ class TransformsParity : public ::testing::Test {
     for (const auto& each : cases_[name]) ASSERT_NO_FATAL_FAILURE(compare(each));
   }
 
+  static void compare_policy(const transforms::Policy& policy, const Value& expected) {
+    ASSERT_EQ(expected.as_items().size(), 2 * policy.size());
+    for (std::size_t i = 0; i < 2 * policy.size(); ++i) {
+      const auto& step = policy.at(i / 2).at(i % 2);
+      const auto& wanted = expected.as_items()[i].as_items();
+      EXPECT_EQ(kOpNames.at(static_cast<std::size_t>(step.op)), wanted[0].as_string()) << i;
+      EXPECT_EQ(step.p, wanted[1].as_double()) << i;
+      EXPECT_EQ(step.magnitude, wanted[2].is<None>() ? 0 : wanted[2].as_int()) << i;
+    }
+  }
+
+  static Value written_;
   static std::map<std::string, std::vector<TransformCase>> cases_;
 };
 
+Value TransformsParity::written_;
 std::map<std::string, std::vector<TransformCase>> TransformsParity::cases_;
 
 TEST_F(TransformsParity, Resize) { compare_all("Resize", 40); }
@@ -134,8 +156,8 @@ TEST_F(TransformsParity, ToTensor) { compare_all("ToTensor", 40); }
 TEST_F(TransformsParity, ToDtype) { compare_all("ToDtype", 40); }
 TEST_F(TransformsParity, Normalize) { compare_all("Normalize", 40); }
 TEST_F(TransformsParity, Compose) { compare_all("Compose", 140); }
-TEST_F(TransformsParity, RandomApply) { compare_all("RandomApply", 20); }
-TEST_F(TransformsParity, RandomChoice) { compare_all("RandomChoice", 20); }
+TEST_F(TransformsParity, RandomApply) { compare_all("RandomApply", 100); }
+TEST_F(TransformsParity, RandomChoice) { compare_all("RandomChoice", 100); }
 TEST_F(TransformsParity, ColorJitter) { compare_all("ColorJitter", 100); }
 TEST_F(TransformsParity, Grayscale) { compare_all("Grayscale", 40); }
 TEST_F(TransformsParity, RandomGrayscale) { compare_all("RandomGrayscale", 100); }
@@ -144,6 +166,11 @@ TEST_F(TransformsParity, RandomErasing) { compare_all("RandomErasing", 100); }
 TEST_F(TransformsParity, RandomRotation) { compare_all("RandomRotation", 100); }
 TEST_F(TransformsParity, RandomAffine) { compare_all("RandomAffine", 100); }
 TEST_F(TransformsParity, AutoAugment) { compare_all("AutoAugment", 100); }
+TEST_F(TransformsParity, PoliciesOfAutoAugment) {
+  compare_policy(transforms::policy_steps::kImageNet, written_["policies"].as_items()[0]);
+  compare_policy(transforms::policy_steps::kCifar10, written_["policies"].as_items()[1]);
+  compare_policy(transforms::policy_steps::kSvhn, written_["policies"].as_items()[2]);
+}
 TEST_F(TransformsParity, RandAugment) { compare_all("RandAugment", 100); }
 TEST_F(TransformsParity, TrivialAugmentWide) { compare_all("TrivialAugmentWide", 100); }
 TEST_F(TransformsParity, MixUp) { compare_mixing<transforms::MixUp>("MixUp"); }
