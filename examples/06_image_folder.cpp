@@ -83,16 +83,17 @@ struct Flags {
   int pictures = 200;
   int epochs = 3;
   int workers = 1;
+  std::int64_t interval = 3;
   std::string checkpoints;
   bool resume = false;
 };
 
 void train(const Flags& flags) {
   const auto context = lockstep::init();
-  torch::manual_seed(0);
   if (context.is_main() && !std::filesystem::exists(flags.folder))
     draw_pictures(flags.folder, flags.pictures);
   lockstep::barrier();
+  torch::manual_seed(0);
 
   const ImageFolder pictures(
       flags.folder,
@@ -133,7 +134,7 @@ void train(const Flags& flags) {
       optimizer.step();
       totals[0] += scores.argmax(1).eq(targets).sum();
       totals[1] += targets.size(0);
-      if (++step % 5 == 0 && manager) manager->save(step, state.state_dict());
+      if (++step % flags.interval == 0 && manager) manager->save(step, state.state_dict());
     }
     context.group().all_reduce(totals);
     if (context.is_main()) {
