@@ -31,7 +31,8 @@ nlohmann::json run(const Flags& flags) {
       flags.folder, {.transform = Compose(RandomResizedCrop(224), RandomHorizontalFlip(), ToTensor(),
                                           Normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225})),
                      .scaled_decoding = flags.scaled});
-  auto loader = lockstep::data::make_loader(dataset, {.batch_size = flags.batch_size, .shuffle = true,
+  auto loader = lockstep::data::make_loader(dataset, {.batch_size = flags.batch_size,
+                                                      .shuffle = true,
                                                       .num_workers = flags.workers,
                                                       .persistent_workers = flags.workers > 0});
   std::vector<double> rates;

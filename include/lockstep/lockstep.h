@@ -43,7 +43,6 @@
 #include <lockstep/data/numpy.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/split.h>
-#include <lockstep/data/subset.h>
 #include <lockstep/data/tokens.h>
 #include <lockstep/transforms/transforms.h>
 

@@ -8,7 +8,7 @@
 
 #include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
-#include <lockstep/data/sample_seeds.h>
+#include <lockstep/data/loader_position.h>
 
 #include "base/throw_error.h"
 #include "data/folder_listing.h"

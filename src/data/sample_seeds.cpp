@@ -2,7 +2,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include <lockstep/data/sample_seeds.h>
+#include <lockstep/data/loader_position.h>
 
 #include "data/mix_seed.h"
 #include "device/thread_generator.h"

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/transforms/auto_augment.h>
+#include <lockstep/transforms/augment.h>
 
 #include "base/throw_error.h"
 #include "transforms/augment_ops.h"

@@ -7,7 +7,7 @@
 #include <ATen/ops/randperm.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/transforms/color.h>
+#include <lockstep/transforms/augment.h>
 
 #include "base/throw_error.h"
 #include "transforms/checks.h"

@@ -7,7 +7,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/transforms/convert.h>
+#include <lockstep/transforms/compose.h>
 
 #include "base/throw_error.h"
 #include "transforms/checks.h"

@@ -11,7 +11,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
-#include <lockstep/transforms/mix.h>
+#include <lockstep/transforms/augment.h>
 
 #include "base/throw_error.h"
 #include "transforms/checks.h"

@@ -3,7 +3,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
-#include <lockstep/transforms/color.h>
+#include <lockstep/transforms/augment.h>
 
 #include "base/throw_error.h"
 #include "transforms/checks.h"

@@ -19,7 +19,6 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/loader_position.h>
-#include <lockstep/data/sample_seeds.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/device/pytree.h>
 #include <lockstep/device/transfer.h>

@@ -2,10 +2,7 @@
 #pragma once
 
 // All transforms.
-#include <lockstep/transforms/auto_augment.h>
-#include <lockstep/transforms/color.h>
+#include <lockstep/transforms/augment.h>
 #include <lockstep/transforms/compose.h>
-#include <lockstep/transforms/convert.h>
 #include <lockstep/transforms/geometry.h>
-#include <lockstep/transforms/mix.h>
 #include <lockstep/transforms/transform.h>

@@ -11,7 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/concat.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/subset.h>
+#include <lockstep/data/split.h>
 
 #include "support/error_of.h"
 

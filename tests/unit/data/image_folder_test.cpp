@@ -11,7 +11,7 @@
 #include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/sample_seeds.h>
+#include <lockstep/data/loader_position.h>
 
 #include "support/error_of.h"
 #include "support/temp_folder.h"
