@@ -30,4 +30,5 @@ def main():
         photograph(draw, width, height).save(path, quality=90)
 
 
-main()
+if __name__ == "__main__":
+    main()
