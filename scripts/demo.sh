@@ -49,7 +49,7 @@ can_try_npm() { ! given --data-dir && ! have_data && ! command -v npm >/dev/null
 
 say "1 of 3: set-up (two minutes where nothing is installed)"
 bash scripts/setup.sh
-say "2 of 3: build (five minutes on two cores the first time)"
+say "2 of 3: build (six minutes on two cores the first time)"
 configure release product
 build release lockstep_cli 02_mnist
 if [[ -n $wants_help ]]; then exec build/release/bin/02_mnist --help; fi

@@ -153,9 +153,12 @@ pip_install() {
   .venv/bin/python -m pip install --disable-pip-version-check "${quiet[@]}" "$@" </dev/null
 }
 
+# install_requirements <file> [option of pip...]
 install_requirements() {
-  say "Installing $(grep -v '^#' "$1" | paste -sd ' ') into .venv (downloads and unpacks; this can take minutes)"
-  retry 3 pip_install --requirement "$1" || fail "pip could not install what $1 lists; see its messages above"
+  local file=$1
+  shift
+  say "Installing $(grep -v '^#' "$file" | paste -sd ' ') into .venv (downloads and unpacks; this can take minutes)"
+  retry 3 pip_install --requirement "$file" "$@" || fail "pip could not install what $file lists; see its messages above"
 }
 
 install_libtorch() {
@@ -223,7 +226,7 @@ main() {
   check_cmake
   if [[ $kind == tests ]]; then
     make_venv
-    install_requirements scripts/requirements-tests.txt
+    install_requirements scripts/requirements-tests.txt --no-deps
     touch .cache/setup/uses-venv
   fi
   fingerprint >"$stamp"

@@ -24,7 +24,7 @@ if (($#)) && is_preset "$1"; then
 fi
 say "1 of 3: set-up (three minutes where nothing is installed)"
 bash scripts/setup.sh --tests
-say "2 of 3: build (ten minutes on two cores the first time)"
+say "2 of 3: build (fifteen minutes on two cores the first time)"
 configure "$preset" everything
 build "$preset"
 say "3 of 3: tests (ten minutes on two cores)"
