@@ -9,7 +9,7 @@ usage() {
 Usage: scripts/demo.sh [argument of 02_mnist...]
 
 Sets up what is missing, builds the launcher and the example 02_mnist, and trains on two processes.
-  scripts/demo.sh                 four epochs
+  scripts/demo.sh                 two epochs
   scripts/demo.sh --epochs 1      one epoch
   scripts/demo.sh --help          this text, then the help of the example
 END
@@ -28,7 +28,7 @@ given() {
 
 data_dir=$root/.data/mnist
 defaults=()
-given --epochs || defaults+=(--epochs 4)
+given --epochs || defaults+=(--epochs 2)
 given --lr || defaults+=(--lr 0.05)
 given --data-dir || defaults+=(--data-dir "$data_dir")
 

@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLogWaitingAfter = 10s;
+constexpr auto kLogConnectingAfter = 10s;
 // A connection of rank 0 to itself needs no more.
 constexpr auto kOwnLimit = 5'000ms;
 
@@ -48,7 +48,7 @@ std::string wait_for_server(const Endpoint& server, int rank, const Deadline& de
     const std::string reason =
         try_server(server, std::clamp<std::chrono::milliseconds>(deadline.remaining(), 10ms, 1s));
     if (reason.empty() || deadline.expired()) return reason;
-    if (!said && Deadline::Clock::now() - started > kLogWaitingAfter) {
+    if (!said && Deadline::Clock::now() - started > kLogConnectingAfter) {
       said = true;
       log(LogLevel::warning, fmt::format("rank {} is still waiting for rank 0 at {}:{} ({})", rank,
                                          server.host, server.port, reason));

@@ -151,7 +151,7 @@ void what_cannot_be_captured() {
 }
 
 // What is alive of an earlier forward keeps DDP's gradients on another stream.
-void a_kept_loss_is_told() {
+void a_kept_loss_is_named() {
   const auto context = init({.backend = "nccl"});
   torch::nn::Linear net(4, 4);
   DistributedDataParallel ddp(net, {.device = context.device()});
@@ -167,7 +167,7 @@ void a_kept_loss_is_told() {
                      return {loss};
                    },
                    {.modules = {ddp.ptr()}, .warmup = 11});
-  require_error([&] { step({x}); }, "something of an earlier forward is alive");
+  require_error([&] { step({x}); }, "a tensor of an earlier forward is alive");
   kept = at::Tensor();
   for (int i = 0; i < 14; ++i) step({x});
   require(step.stats().replays == 3, "without it the step is captured");
@@ -217,7 +217,7 @@ std::vector<Check> graph_checks() {
        2},
       {"graph_errors", 1, "a step that cannot be captured is an error, and the device keeps working",
        what_cannot_be_captured},
-      {"graph_kept_loss", 1, "the reason why DDP cannot be captured is named", a_kept_loss_is_told},
+      {"graph_kept_loss", 1, "the reason why DDP cannot be captured is named", a_kept_loss_is_named},
       {"graph_outlives", 1, "a group closes although a graph holds its calls", a_graph_outlives_its_group},
       {"graph_shared", 2, "collectives through host memory cannot be captured", shared_is_refused},
   };
