@@ -156,6 +156,7 @@ int main(int argc, char** argv) {
   app.add_option("--pictures", flags.pictures, "Pictures to draw per class")->check(CLI::PositiveNumber);
   app.add_option("--epochs", flags.epochs, "Passes over the pictures")->check(CLI::PositiveNumber);
   app.add_option("--workers", flags.workers, "Threads that decode")->check(CLI::NonNegativeNumber);
+  app.add_option("--interval", flags.interval, "Steps per checkpoint")->check(CLI::PositiveNumber);
   auto* folder =
       app.add_option("--checkpoints", flags.checkpoints, "Folder for checkpoints; none by default");
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(folder);
