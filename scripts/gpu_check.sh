@@ -22,7 +22,7 @@ files at a time; otherwise free memory decides.
 END2
 }
 
-packages=(libcli11-dev libfmt-dev nlohmann-json3-dev zlib1g-dev libssl-dev libgloo-dev)
+packages=(libcli11-dev libfmt-dev nlohmann-json3-dev zlib1g-dev libssl-dev libgloo-dev libjpeg62-turbo-dev libpng-dev)
 
 pack() {
   local folder=$root/.gpu-packages package
@@ -39,7 +39,7 @@ pack() {
   for package in "$scratch"/*.whl; do python3 -m zipfile -e "$package" "$folder"; done
   rm -rf "$folder/usr/share/doc" "$folder"/usr/lib/*/lib{gloo*,ssl}.a
   # Shared libraries are in other packages; static ones take their place.
-  find "$folder/usr/lib" -name 'libcrypto.so' -o -name 'libz.so' -o -name 'libssl.so' | xargs rm -f
+  find "$folder/usr/lib" -name 'libcrypto.so' -o -name 'libz.so' -o -name 'libssl.so' -o -name 'libjpeg.so' -o -name 'libpng*.so' | xargs rm -f
   say "$(du -sh "$folder" | cut -f 1) in .gpu-packages"
 }
 
@@ -63,7 +63,7 @@ prefix=${LOCKSTEP_TORCH_PREFIX:-$("$python" -c 'import torch, pathlib; print(pat
 
 build_here() {
   local options=(-DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_TESTS=OFF
-    -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_WITH_CURL=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=ON
+    -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_WITH_CURL=OFF -DLOCKSTEP_WITH_WEBP=OFF -DLOCKSTEP_BUILD_GPU_CHECKS=ON
     "-DTorch_DIR=$prefix/share/cmake/Torch")
   if [[ -d .gpu-packages ]]; then
     local gloo=$root/.gpu-packages/usr/include

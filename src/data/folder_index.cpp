@@ -5,11 +5,15 @@
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
+#include <unistd.h>
 
+#include <fmt/format.h>
 #include <zlib.h>
 
+#include <lockstep/base/log.h>
+
 #include "base/atomic_file.h"
-#include "base/throw_error.h"
+#include "base/host.h"
 #include "data/folder_listing.h"
 
 namespace lockstep::data {
@@ -134,6 +138,8 @@ void check_numbers(const FolderListing& listing) {
 }
 
 std::string contents_of(const std::filesystem::path& file) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(file, error)) return {};
   std::ifstream stream(file, std::ios::binary | std::ios::ate);
   const auto bytes = stream.tellg();
   if (!stream || bytes < 0) return {};
@@ -178,12 +184,13 @@ void write_folder_index(const FolderIndex& index, const std::filesystem::path& f
   for_each_part(index, [&](const auto& part) { output.put(part); });
   output.put(checksum(output.text()));
   try {
-    AtomicFile out(file, {.sync = false});
+    // Every rank may write the same index at the same time.
+    AtomicFile out(file, {.suffix = fmt::format(".{}-{}.part", host_name(), ::getpid()), .sync = false});
     out.write(std::as_bytes(std::span(output.text())));
     out.commit();
   } catch (const std::system_error& error) {
-    throw_error<DataError>("DatasetFolder: the index cache {} cannot be written: {}", file.string(),
-                           error.what());
+    log(LogLevel::warning,
+        fmt::format("DatasetFolder: the index cache {} cannot be written: {}", file.string(), error.what()));
   }
 }
 

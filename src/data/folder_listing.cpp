@@ -126,18 +126,8 @@ void check_options(const DatasetFolderOptions& options) {
   }
 }
 
-void check_no_class_is_empty(const FolderListing& listing, const std::vector<std::string>& extensions,
-                             bool has_predicate) {
-  std::vector<bool> has_files(listing.folders.size());
-  std::map<std::int64_t, bool> filled;
-  for (const auto id : listing.folder_ids) has_files[id] = true;
-  for (std::size_t i = 0; i < listing.folders.size(); ++i) {
-    if (has_files[i]) filled[listing.folders[i].target] = true;
-  }
-  std::vector<std::string> empty;
-  for (const auto& [name, target] : listing.classes.class_to_idx) {
-    if (!filled.contains(target)) empty.push_back(name);
-  }
+void check_no_class_is_empty(const FolderListing& listing, const std::vector<std::string>& empty,
+                             const std::vector<std::string>& extensions, bool has_predicate) {
   if (empty.empty()) return;
   throw_error<DataError>("{}: no valid file for the class{} {}{}; allow_empty accepts classes without files",
                          listing.root.string(), empty.size() == 1 ? "" : "es", fmt::join(empty, ", "),
@@ -164,7 +154,13 @@ FolderIndex list_anew(const fs::path& root, const DatasetFolderOptions& options)
   listing.root = root;
   listing.classes = options.find_classes ? options.find_classes(root) : find_classes(root);
   ClassWalk walk(root);
+  std::vector<std::string> empty;
   for (const auto& [name, target] : listing.classes.class_to_idx) {
+    const auto before = listing.size();
+    if (options.find_classes && !fs::is_directory(root / name)) {
+      empty.push_back(name);  // as in torchvision
+      continue;
+    }
     for (const auto& found : walk.walk(name)) {
       listing.folders.push_back({.path = found.folder, .target = target});
       for (const auto& file : found.files) {
@@ -173,10 +169,11 @@ FolderIndex list_anew(const fs::path& root, const DatasetFolderOptions& options)
         if (valid) listing.add(listing.folders.size() - 1, file);
       }
     }
+    if (listing.size() == before) empty.push_back(name);
   }
   std::ranges::move(std::move(walk).times(), std::back_inserter(index.times));
   if (!options.allow_empty) {
-    check_no_class_is_empty(listing, index.extensions, options.is_valid_file != nullptr);
+    check_no_class_is_empty(listing, empty, index.extensions, options.is_valid_file != nullptr);
   }
   return index;
 }

@@ -54,7 +54,7 @@ struct FolderIndex {
 
 // nullopt when the file is missing, damaged or of another version.
 std::optional<FolderIndex> read_folder_index(const std::filesystem::path& file);
-// Throws DataError naming the file.
+// Warns when the file cannot be written.
 void write_folder_index(const FolderIndex& index, const std::filesystem::path& file);
 
 }  // namespace lockstep::data

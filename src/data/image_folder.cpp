@@ -47,22 +47,48 @@ Box scaled(const Box& box, int denominator) {
           .width = std::max<std::int64_t>(box.width / denominator, 1)};
 }
 
-at::Tensor read_rgb(const std::filesystem::path& file, const std::optional<transforms::Transform>& transform,
-                    bool scaled_decoding, const transforms::OptionalGenerator& generator) {
-  const auto bytes = read_file(file);
+struct Reading {
+  std::optional<transforms::Transform> transform;
+  DecodeOptions decode;
+  bool scaled_decoding;
+};
+
+at::Tensor decode_and_transform(const at::Tensor& bytes, const Reading& reading,
+                                const transforms::OptionalGenerator& generator) {
+  if (!reading.transform) return decode_image(bytes, reading.decode);
+  const auto info = image_info(bytes);
+  if (reading.decode.apply_exif_orientation && info.orientation != 1) {
+    return (*reading.transform)(decode_image(bytes, reading.decode), generator);
+  }
+  const auto decode = [&](const Box& box, const std::optional<transforms::ImageSize>& result) {
+    const bool may_scale = reading.scaled_decoding && info.format == ImageFormat::jpeg;
+    auto options = reading.decode;
+    options.apply_exif_orientation = false;
+    options.scale_denominator = may_scale ? scale_denominator_of(box, result) : 1;
+    options.box = scaled(box, options.scale_denominator);
+    return decode_image(bytes, options);
+  };
+  return (*reading.transform)(
+      transforms::EncodedImage{.height = info.height, .width = info.width, .decode = decode}, generator);
+}
+
+at::Tensor bytes_of(const std::filesystem::path& file) {
   try {
-    if (!transform) return decode_image(bytes, {.mode = ImageReadMode::rgb});
-    const auto info = image_info(bytes);
-    const auto decode = [&](const Box& box, const std::optional<transforms::ImageSize>& result) {
-      const bool may_scale = scaled_decoding && info.format == ImageFormat::jpeg;
-      const auto denominator = may_scale ? scale_denominator_of(box, result) : 1;
-      return decode_image(
-          bytes,
-          {.mode = ImageReadMode::rgb, .box = scaled(box, denominator), .scale_denominator = denominator});
-    };
-    return (*transform)(transforms::EncodedImage{info.height, info.width, decode}, generator);
+    return read_file(file);
+  } catch (const DataError& error) {
+    throw Error(error.what());  // no property of the picture: a policy for damaged files does not apply
+  }
+}
+
+at::Tensor read_picture(const std::filesystem::path& file, const Reading& reading,
+                        const transforms::OptionalGenerator& generator) {
+  const auto bytes = bytes_of(file);
+  try {
+    return decode_and_transform(bytes, reading, generator);
   } catch (const DataError& error) {
     throw_error<DataError>("{}: {}", file.string(), error.what());
+  } catch (const ArgumentError& error) {
+    throw_error<ArgumentError>("{}: {}", file.string(), error.what());
   }
 }
 
@@ -83,8 +109,10 @@ DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loa
                       return transform ? (*transform)(sample, generator) : sample;
                     }),
                     options) {
-  if (options_.scaled_decoding)
-    throw ArgumentError("DatasetFolder: scaled_decoding is an option of ImageFolder");
+  if (options_.scaled_decoding || options_.apply_exif_orientation) {
+    throw ArgumentError(
+        "DatasetFolder: scaled_decoding and apply_exif_orientation are options of ImageFolder");
+  }
 }
 
 std::int64_t DatasetFolder::size() const { return static_cast<std::int64_t>(listing_->size()); }
@@ -150,9 +178,15 @@ Batch DatasetFolder::get_batch(const at::Tensor& indices) const {
 
 ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options)
     : DatasetFolder(root,
-                    TransformingLoader([transform = options.transform, scaled = options.scaled_decoding](
+                    TransformingLoader([reading = Reading{.transform = options.transform,
+                                                          .decode = {.mode = ImageReadMode::rgb,
+                                                                     .eight_bits = true,
+                                                                     .apply_exif_orientation =
+                                                                         options.apply_exif_orientation,
+                                                                     .max_pixels = options.max_pixels},
+                                                          .scaled_decoding = options.scaled_decoding}](
                                            const auto& file, const auto& generator) {
-                      return read_rgb(file, transform, scaled, generator);
+                      return read_picture(file, reading, generator);
                     }),
                     options) {}
 

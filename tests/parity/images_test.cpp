@@ -87,21 +87,31 @@ TEST_F(Images, DecodedFilesEqualThoseOfPython) {
   EXPECT_GT(compared, 400);
 }
 
+void expect_boxes_equal(const at::Tensor& bytes, int scale, const char* name) {
+  data::DecodeOptions options{.mode = ImageReadMode::rgb, .scale_denominator = scale};
+  const auto whole = data::decode_image(bytes, options);
+  for (int i = 0; i < 30; ++i) {
+    const auto below = [](std::int64_t end) { return at::randint(end, {1}).item<std::int64_t>(); };
+    Box box{.top = below(whole.size(1)), .left = below(whole.size(2))};
+    box.height = 1 + below(whole.size(1) - box.top);
+    box.width = 1 + below(whole.size(2) - box.left);
+    options.box = box;
+    const auto expected = whole.narrow(1, box.top, box.height).narrow(2, box.left, box.width);
+    ASSERT_TRUE(at::equal(data::decode_image(bytes, options), expected))
+        << name << ", 1/" << scale << ", at " << box.top << ", " << box.left << " of " << box.height << " x "
+        << box.width;
+  }
+}
+
 TEST_F(Images, ABoxOfAJpegEqualsThatPartOfTheImage) {
   at::manual_seed(3);
   for (const auto* name : {"large.jpg", "64x50_q90_s0.jpg", "64x50_q75_s1.jpg", "64x50_q60_s2.jpg",
                            "64x50_progressive.jpg", "64x50_gray.jpg", "64x50_cmyk.jpg", "64x50_rgb.png"}) {
     const auto bytes = data::read_file(folder() / name);
-    const auto whole = data::decode_image(bytes, {.mode = ImageReadMode::rgb});
-    for (int i = 0; i < 60; ++i) {
-      const auto below = [](std::int64_t end) { return at::randint(end, {1}).item<std::int64_t>(); };
-      Box box{.top = below(whole.size(1)), .left = below(whole.size(2))};
-      box.height = 1 + below(whole.size(1) - box.top);
-      box.width = 1 + below(whole.size(2) - box.left);
-      const auto part = data::decode_image(bytes, {.mode = ImageReadMode::rgb, .box = box});
-      const auto expected = whole.narrow(1, box.top, box.height).narrow(2, box.left, box.width);
-      ASSERT_TRUE(at::equal(part, expected))
-          << name << " at " << box.top << ", " << box.left << " of " << box.height << " x " << box.width;
+    const bool jpeg = std::string(name).ends_with(".jpg");
+    for (const int scale : {1, 2, 4, 8}) {
+      if (scale > 1 && !jpeg) continue;
+      expect_boxes_equal(bytes, scale, name);
     }
   }
 }

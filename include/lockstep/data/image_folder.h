@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/images.h>
 #include <lockstep/transforms/transforms.h>
 
 namespace lockstep::data {
@@ -29,10 +30,10 @@ struct FolderClasses {
 FolderClasses find_classes(const std::filesystem::path& root);
 
 /// The treatment of a file that cannot be decoded: one for which the loader, or the transform, throws
-/// DataError.
+/// DataError. A file that ImageFolder cannot open or read is always an error.
 enum class OnUnreadable {
   raise,    ///< throws DataError naming the file
-  skip,     ///< the batch has fewer samples
+  skip,     ///< the batch has fewer samples, or none: [0]; excludes ConcatDataset
   replace,  ///< the next readable sample of the dataset takes the place
 };
 
@@ -53,6 +54,10 @@ struct DatasetFolderOptions {
   /// ImageFolder only: decode a large JPEG file at 1/2, 1/4 or 1/8 of its size where the transform begins
   /// with RandomResizedCrop or Resize and the result is not larger. This changes pixels.
   bool scaled_decoding = false;
+  /// ImageFolder only: the image's orientation by its EXIF data is applied before the transform.
+  bool apply_exif_orientation = false;
+  /// ImageFolder only: see DecodeOptions::max_pixels.
+  std::int64_t max_pixels = DecodeOptions().max_pixels;
   OnUnreadable on_unreadable = OnUnreadable::raise;
   /// A file that keeps the list of files, which makes opening a large folder fast. It is used while the
   /// modification times of all folders stay the same, and written anew otherwise: files that were added,
@@ -109,9 +114,9 @@ class DatasetFolder {
   std::shared_ptr<std::atomic<std::int64_t>> unreadable_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 
-/// Pictures in one subfolder per class, decoded as uint8 RGB [3, height, width]:
-/// `ImageFolder("train", {.transform = Compose(RandomResizedCrop(224), ToTensor())})`. torchvision:
-/// ImageFolder, with `decode_image(mode=RGB)` as its loader.
+/// Pictures in one subfolder per class, decoded as uint8 RGB (PNG files with 16 bits are reduced to 8): [3,
+/// height, width]: `ImageFolder("train", {.transform = Compose(RandomResizedCrop(224), ToTensor())})`.
+/// torchvision: ImageFolder, with `decode_image(mode=RGB)` as its loader.
 class ImageFolder : public DatasetFolder {
  public:
   explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {});

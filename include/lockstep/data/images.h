@@ -25,7 +25,9 @@ using transforms::Box;
 
 struct DecodeOptions {
   ImageReadMode mode = ImageReadMode::unchanged;
-  /// Rotate and flip the image as the EXIF orientation of a JPEG, PNG or WebP file asks.
+  /// Reduce the 16 bits per channel of a PNG file to 8.
+  bool eight_bits = false;
+  /// Rotate and flip the image as the EXIF orientation of a JPEG or PNG file asks.
   bool apply_exif_orientation = false;
   /// Refuse a file whose header gives more pixels. Default: PIL's limit, 2 * Image.MAX_IMAGE_PIXELS.
   std::int64_t max_pixels = 178'956'970;
@@ -55,9 +57,10 @@ struct ImageInfo {
 ImageInfo image_info(const at::Tensor& bytes);
 
 /// Decodes a JPEG, PNG, WebP or BMP file. `bytes`: uint8 [n] on the CPU. Returns uint8 [channels, height,
-/// width] with the strides of torch.channels_last; uint16 for a PNG file with 16 bits per channel. Throws
-/// DataError for damaged, truncated and too large files, and ArgumentError for a mode that the format does
-/// not have. Thread-safe. torchvision: io.decode_image, with equal pixels.
+/// width], by default with the strides of torch.channels_last; uint16 for a PNG file with 16 bits per
+/// channel, unless eight_bits is set. Throws DataError for damaged, truncated and too large files, and
+/// ArgumentError for a mode that the format does not have. Thread-safe. torchvision: io.decode_image, with
+/// equal pixels.
 at::Tensor decode_image(const at::Tensor& bytes, const DecodeOptions& options = {});
 
 /// Reads and decodes a file; errors name it. torchvision: io.decode_image(path).

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -151,6 +152,11 @@ class Compose<> {
 };
 
 Compose(std::vector<Transform>) -> Compose<>;
+
+/// Functions of an image take part as Transforms.
+template <typename... Ts>
+  requires(sizeof...(Ts) > 0 && ((ImageTransform<Ts> || ImageFunction<Ts>)&&...))
+Compose(Ts...) -> Compose<std::conditional_t<ImageTransform<Ts>, Ts, Transform>...>;
 
 /// Applies all transforms with probability p, or none. Draws one number, then what they draw. torchvision:
 /// v2.RandomApply.

@@ -131,6 +131,8 @@ at::Tensor decode_image(const at::Tensor& bytes, const DecodeOptions& options) {
 }
 
 at::Tensor read_file(const std::filesystem::path& file) {
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) throw_error<DataError>("{}: is a folder", file.string());
   std::ifstream stream(file, std::ios::binary | std::ios::ate);
   const auto bytes = static_cast<std::int64_t>(stream.tellg());
   if (!stream || bytes < 0) {

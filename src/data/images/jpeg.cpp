@@ -156,6 +156,8 @@ class JpegReader {
   // Restricts the columns to those of the box and a margin: at its edges libjpeg interpolates the colors
   // differently. Returns the box's first column.
   std::int64_t crop_columns(const Box& box) {
+    constexpr int kMostSampling = 2;  // with more, the pixels differ with any margin
+    if (codec_.max_h_samp_factor > kMostSampling) return box.left;
     const auto block = codec_.max_h_samp_factor * codec_.min_DCT_scaled_size;
     auto first = static_cast<JDIMENSION>(std::max<std::int64_t>(0, box.left - block));
     const auto end = std::min<std::int64_t>(codec_.output_width, box.left + box.width + block);
@@ -235,15 +237,20 @@ class JpegWriter {
     codec_.in_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
     // libjpeg takes rows that it may not write to as mutable ones.
     auto* row = const_cast<std::uint8_t*>(pixels.const_data_ptr<std::uint8_t>());
-    guarded(error_, "libjpeg", [&] {
-      ::jpeg_set_defaults(&codec_);
-      ::jpeg_set_quality(&codec_, quality, TRUE);
-      ::jpeg_start_compress(&codec_, TRUE);
-      for (; codec_.next_scanline < codec_.image_height; row += width * channels) {
-        ::jpeg_write_scanlines(&codec_, &row, 1);
-      }
-      ::jpeg_finish_compress(&codec_);
-    });
+    try {
+      guarded(error_, "libjpeg", [&] {
+        ::jpeg_set_defaults(&codec_);
+        ::jpeg_set_quality(&codec_, quality, TRUE);
+        ::jpeg_start_compress(&codec_, TRUE);
+        for (; codec_.next_scanline < codec_.image_height; row += width * channels) {
+          ::jpeg_write_scanlines(&codec_, &row, 1);
+        }
+        ::jpeg_finish_compress(&codec_);
+      });
+    } catch (const DataError&) {
+      bytes_ = nullptr;  // after an error in the middle, libjpeg may have freed it
+      throw;
+    }
     auto encoded = at::empty({static_cast<std::int64_t>(size_)}, at::kByte);
     std::copy_n(bytes_, size_, encoded.mutable_data_ptr<std::uint8_t>());
     return encoded;

@@ -41,6 +41,9 @@ void check_chunk_lengths(ByteSpan file) {
     const auto length =
         std::size_t{left[0]} << 24 | std::size_t{left[1]} << 16 | std::size_t{left[2]} << 8 | left[3];
     if (length > left.size() - kAround) throw DataError("libpng: the file ends within a chunk");
+    constexpr std::array<std::uint8_t, 4> kEnd = {'I', 'E', 'N', 'D'};
+    if (std::ranges::equal(left.subspan(4, kEnd.size()), kEnd))
+      return;  // bytes after the image are ignored
     left = left.subspan(length + kAround);
   }
 }
@@ -54,11 +57,13 @@ void read_bytes(png_structp codec, png_bytep out, std::size_t count) {
 
 void append_bytes(png_structp codec, png_bytep bytes, std::size_t count) {
   auto& out = *static_cast<std::vector<std::uint8_t>*>(::png_get_io_ptr(codec));
+  bool fits = true;
   try {
     out.insert(out.end(), bytes, bytes + count);
   } catch (const std::bad_alloc&) {
-    ::png_error(codec, "out of memory");
+    fits = false;  // an error of libpng jumps, which may not leave a handler
   }
+  if (!fits) ::png_error(codec, "out of memory");
 }
 
 // The codec of libpng, its description of the image and its errors.
@@ -83,6 +88,10 @@ class PngReader {
     check_chunk_lengths(bytes);
     guarded(errors_, "libpng", [&] {
       ::png_set_read_fn(codec_, &left_, read_bytes);
+      // Texts and palettes for other devices, of which a small file can hold gigabytes.
+      constexpr int kChunks = 4;
+      ::png_set_keep_unknown_chunks(codec_, PNG_HANDLE_CHUNK_NEVER,
+                                    reinterpret_cast<png_const_bytep>("tEXt\0zTXt\0iTXt\0sPLT"), kChunks);
       ::png_set_user_limits(codec_, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
       ::png_read_info(codec_, info_);
     });
@@ -97,10 +106,15 @@ class PngReader {
             .orientation = orientation()};
   }
 
-  at::Tensor read(ImageReadMode mode) {
+  at::Tensor read(const DecodeOptions& options) {
     int passes = 1;
     guarded(errors_, "libpng", [&] {
-      choose_channels(mode);
+      choose_channels(options.mode);
+      if (is_wide() && options.eight_bits) {
+        ::png_set_scale_16(codec_);
+      } else if (is_wide() && std::endian::native == std::endian::little) {
+        ::png_set_swap(codec_);
+      }
       passes = ::png_set_interlace_handling(codec_);
       ::png_read_update_info(codec_, info_);
     });
@@ -159,7 +173,6 @@ class PngReader {
     if (!had_alpha && wants_alpha) {
       ::png_set_add_alpha(codec_, is_wide() ? 0xffff : 0xff, PNG_FILLER_AFTER);
     }
-    if (is_wide() && std::endian::native == std::endian::little) ::png_set_swap(codec_);
   }
 
   PngReadHandle handle_{};
@@ -227,7 +240,7 @@ at::Tensor decode_png(ByteSpan bytes, const DecodeOptions& options) {
   PngReader reader(bytes);
   const auto info = reader.info();
   check_size(info.width, info.height, options.max_pixels);
-  return reader.read(options.mode);
+  return reader.read(options);
 }
 
 at::Tensor write_png(const at::Tensor& pixels, int compression_level) {

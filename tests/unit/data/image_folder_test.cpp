@@ -12,6 +12,7 @@
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/loader_position.h>
+#include <lockstep/transforms/transforms.h>
 
 #include "support/error_of.h"
 #include "support/temp_folder.h"
@@ -182,6 +183,43 @@ TEST_F(ImageFolderTest, UnreadableFilesAreRaisedSkippedOrReplaced) {
   EXPECT_EQ(skipping.unreadable(), 1);
   const data::ImageFolder replacing(root(), {.on_unreadable = data::OnUnreadable::replace});
   EXPECT_TRUE(at::equal(first_values(replacing.get_batch(all).data), at::tensor({0, 2, 2}, at::kLong)));
+}
+
+TEST_F(ImageFolderTest, AFileThatCannotBeReadIsAnErrorUnderEveryPolicy) {
+  write_pictures(root(), 2);
+  const data::ImageFolder dataset(root(), {.on_unreadable = data::OnUnreadable::skip});
+  fs::remove(root() / "cat/0.png");
+  EXPECT_THAT(error_of<Error>([&] { dataset.get_batch(at::arange(2, at::kLong)); }), HasSubstr("cat/0.png"));
+  EXPECT_EQ(dataset.unreadable(), 0);
+}
+
+// Keeps the size of what it is given, which shows how a file was decoded.
+at::Tensor size_of(const at::Tensor& image) { return at::tensor({image.size(1), image.size(2)}, at::kLong); }
+
+TEST_F(ImageFolderTest, ScaledDecodingReadsNoMoreThanTheResultNeeds) {
+  fs::create_directories(root() / "a");
+  data::save_image(at::zeros({3, 400, 800}, at::kByte), root() / "a/1.jpg");
+  const auto first = at::zeros({1}, at::kLong);
+  for (const bool scaled : {false, true}) {
+    const transforms::Resize resize(90);
+    const data::ImageFolder dataset(
+        root(), {.transform = transforms::Compose(resize, size_of), .scaled_decoding = scaled});
+    EXPECT_TRUE(at::equal(dataset.get_batch(first).data, at::tensor({90, 180}, at::kLong).view({1, 2})));
+  }
+  const auto bytes = data::read_file(root() / "a/1.jpg");
+  const data::Box quarter{.top = 0, .left = 0, .height = 100, .width = 200};
+  EXPECT_EQ(data::decode_image(bytes, {.box = quarter, .scale_denominator = 4}).sizes(),
+            at::IntArrayRef({3, 100, 200}));
+}
+
+TEST_F(ImageFolderTest, ClassesWithoutAFolderAreEmpty) {
+  touch(root() / "a/1.png");
+  const auto classes = [](const fs::path&) {
+    return data::FolderClasses{.classes = {"a", "gone"}, .class_to_idx = {{"a", 0}, {"gone", 1}}};
+  };
+  EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder(root(), {.find_classes = classes}); }),
+              HasSubstr("class gone"));
+  EXPECT_EQ(data::ImageFolder(root(), {.allow_empty = true, .find_classes = classes}).size(), 1);
 }
 
 TEST_F(ImageFolderTest, SamplesOfDifferentSizesAreRefused) {

@@ -67,6 +67,30 @@ TEST(DecodeImage, AChunkThatIsLongerThanTheFileTakesNoMemory) {
   EXPECT_THAT(error_of<DataError>([&] { decode_image(png); }), HasSubstr("ends within a chunk"));
 }
 
+// A PNG file with chunks between its header and its pixels.
+at::Tensor png_with(const at::Tensor& chunks) {
+  const auto png = data::encode_png(picture());
+  constexpr std::int64_t kHeader = 33;
+  return at::cat({png.narrow(0, 0, kHeader), chunks, png.narrow(0, kHeader, png.numel() - kHeader)});
+}
+
+TEST(DecodeImage, TextsInAPngAreNotRead) {
+  // Their checksum is wrong, which libpng would say.
+  const auto text =
+      at::tensor({0, 0, 0, 3, 'z', 'T', 'X', 't', 'a', 0, 0, 0, 0, 0, 0}, at::kLong).to(at::kByte);
+  EXPECT_TRUE(at::equal(decode_image(png_with(text)), picture()));
+}
+
+TEST(DecodeImage, BytesAfterTheEndOfAPngAreIgnored) {
+  const auto png = at::cat({data::encode_png(picture()), at::full({40}, 255, at::kByte)});
+  EXPECT_TRUE(at::equal(decode_image(png), picture()));
+}
+
+TEST(DecodeImage, FoldersAreRefused) {
+  const TempFolder folder;
+  EXPECT_THAT(error_of<DataError>([&] { data::read_file(folder.path()); }), HasSubstr("is a folder"));
+}
+
 // Changes bytes at random places; the fuzzer does more of it.
 TEST(DecodeImage, DamagedFilesGiveAnImageOrAnError) {
   at::manual_seed(1);
