@@ -42,8 +42,7 @@ void check_chunk_lengths(ByteSpan file) {
         std::size_t{left[0]} << 24 | std::size_t{left[1]} << 16 | std::size_t{left[2]} << 8 | left[3];
     if (length > left.size() - kAround) throw DataError("libpng: the file ends within a chunk");
     constexpr std::array<std::uint8_t, 4> kEnd = {'I', 'E', 'N', 'D'};
-    if (std::ranges::equal(left.subspan(4, kEnd.size()), kEnd))
-      return;  // bytes after the image are ignored
+    if (std::ranges::equal(left.subspan(4, kEnd.size()), kEnd)) return;  // bytes after the image are ignored
     left = left.subspan(length + kAround);
   }
 }
