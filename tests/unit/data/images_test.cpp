@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <fstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <zlib.h>
 
 #include <lockstep/data/images.h>
 
@@ -74,11 +77,48 @@ at::Tensor png_with(const at::Tensor& chunks) {
   return at::cat({png.narrow(0, 0, kHeader), chunks, png.narrow(0, kHeader, png.numel() - kHeader)});
 }
 
-TEST(DecodeImage, TextsInAPngAreNotRead) {
-  // Their checksum is wrong, which libpng would say.
-  const auto text =
-      at::tensor({0, 0, 0, 3, 'z', 'T', 'X', 't', 'a', 0, 0, 0, 0, 0, 0}, at::kLong).to(at::kByte);
-  EXPECT_TRUE(at::equal(decode_image(png_with(text)), picture()));
+at::Tensor as_tensor(const std::string& bytes) {
+  return at::tensor(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), at::kByte);
+}
+
+std::string big_endian(std::uint32_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
+}
+
+// A zTXt chunk whose text has `size` bytes.
+std::string text_chunk(std::size_t size) {
+  const std::string text(size, 'x');
+  std::string packed(::compressBound(size), '\0');
+  uLongf packed_size = packed.size();
+  ::compress(reinterpret_cast<Bytef*>(packed.data()), &packed_size,
+             reinterpret_cast<const Bytef*>(text.data()), size);
+  const auto named = "zTXta" + std::string(2, '\0') + packed.substr(0, packed_size);
+  const auto sum = ::crc32(0, reinterpret_cast<const Bytef*>(named.data()), static_cast<uInt>(named.size()));
+  return big_endian(static_cast<std::uint32_t>(named.size() - 4)) + named +
+         big_endian(static_cast<std::uint32_t>(sum));
+}
+
+// The largest resident memory of this process since clear_peak(), in MiB.
+std::int64_t peak_mib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) / 1024;
+  }
+  throw std::runtime_error("no VmHWM");
+}
+void clear_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
+
+TEST(DecodeImage, TextsInAPngTakeNoMemory) {
+  constexpr std::size_t kText = 7'000'000;
+  std::string chunks;
+  for (const auto chunk = text_chunk(kText); chunks.size() < 40 * chunk.size();) chunks += chunk;
+  const auto png = png_with(as_tensor(chunks));
+  clear_peak();
+  const auto before = peak_mib();
+  EXPECT_TRUE(at::equal(decode_image(png), picture()));
+  EXPECT_LT(peak_mib() - before, 100);  // of 280 MB of text
 }
 
 TEST(DecodeImage, BytesAfterTheEndOfAPngAreIgnored) {
