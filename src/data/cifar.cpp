@@ -10,7 +10,11 @@ ImageDataset cifar_images(const CifarFiles& files, const std::filesystem::path& 
                           const CIFAROptions& options) {
   const auto batch = load_cifar(files, root, options.train, options.sources,
                                 {.download = options.download, .timeout = options.timeout});
-  return {batch.data, batch.target, options.normalize};
+  return {batch.data,
+          batch.target,
+          {.normalize = options.normalize,
+           .transform = options.transform,
+           .target_transform = options.target_transform}};
 }
 
 std::map<std::string, std::int64_t> number_names(const std::vector<std::string>& names) {

@@ -195,10 +195,11 @@ CsvDataset::Contents CsvDataset::read(const std::filesystem::path& path, const C
 }
 
 CsvDataset::CsvDataset(const std::filesystem::path& file, const CsvDatasetOptions& options)
-    : CsvDataset(read(file, options)) {}
+    : CsvDataset(read(file, options),
+                 {.transform = options.transform, .target_transform = options.target_transform}) {}
 
-CsvDataset::CsvDataset(Contents contents)
-    : TensorDataset(std::move(contents.features), std::move(contents.targets)),
+CsvDataset::CsvDataset(Contents contents, SampleTransforms transforms)
+    : TensorDataset(std::move(contents.features), std::move(contents.targets), std::move(transforms)),
       feature_names_(std::move(contents.feature_names)),
       classes_(std::move(contents.classes)) {}
 

@@ -8,6 +8,7 @@
 #include <lockstep/device/transfer.h>
 
 #include "base/throw_error.h"
+#include "data/sample_transforms.h"
 
 namespace lockstep::data {
 namespace {
@@ -85,22 +86,28 @@ void check_indices(const at::Tensor& indices, std::int64_t size) {
   }
 }
 
-TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
-    : data_(std::move(data)), target_(std::move(target)) {
+TensorDataset::TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms)
+    : data_(std::move(data)), target_(std::move(target)), transforms_(std::move(transforms)) {
   check_pair("TensorDataset", data_, target_);
 }
 
 Batch TensorDataset::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
   const auto chosen = indices_for(data_, indices);
-  return {.data = data_.index_select(0, chosen), .target = target_.index_select(0, chosen)};
+  return transformed({.data = data_.index_select(0, chosen), .target = target_.index_select(0, chosen)},
+                     indices, transforms_);
 }
 
-ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const std::optional<Normalize>& normalize)
-    : targets_(std::move(targets)) {
+ImageDataset::ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options)
+    : targets_(std::move(targets)),
+      transforms_{.transform = options.transform, .target_transform = options.target_transform} {
   check_pair("ImageDataset", images, targets_);
+  if (options.transform && options.normalize) {
+    throw ArgumentError(
+        "ImageDataset: normalize excludes transform; end the transform with ToTensor and Normalize");
+  }
   images_ = as_image_storage(images);
-  values_ = byte_values(images_.size(1), normalize).to(images_.device());
+  values_ = byte_values(images_.size(1), options.normalize).to(images_.device());
 }
 
 ImageDataset ImageDataset::to(const c10::Device& device) const {
@@ -111,22 +118,27 @@ ImageDataset ImageDataset::to(const c10::Device& device) const {
 
 Batch ImageDataset::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
-  return images_.is_cpu() ? convert_on_cpu(indices) : convert_on_device(indices);
+  const auto chosen = indices_for(images_, indices);
+  return transformed({.data = images_of(chosen), .target = targets_.index_select(0, chosen)}, indices,
+                     transforms_);
+}
+
+at::Tensor ImageDataset::images_of(const at::Tensor& chosen) const {
+  if (transforms_.transform) return images_.index_select(0, chosen);
+  return images_.is_cpu() ? convert_on_cpu(chosen) : convert_on_device(chosen);
 }
 
 // The same table look-up, with operators.
-Batch ImageDataset::convert_on_device(const at::Tensor& indices) const {
-  const auto chosen = indices_for(images_, indices);
+at::Tensor ImageDataset::convert_on_device(const at::Tensor& chosen) const {
   auto positions = images_.index_select(0, chosen).to(at::kInt);
   const auto channels = images_.size(1);
   if (channels > 1) {
     positions.add_(at::arange(channels, positions.options()).mul_(kByteValues).view({1, channels, 1, 1}));
   }
-  return {.data = values_.flatten().index_select(0, positions.flatten()).view(positions.sizes()),
-          .target = targets_.index_select(0, chosen)};
+  return values_.flatten().index_select(0, positions.flatten()).view(positions.sizes());
 }
 
-Batch ImageDataset::convert_on_cpu(const at::Tensor& indices) const {
+at::Tensor ImageDataset::convert_on_cpu(const at::Tensor& indices) const {
   const std::int64_t channels = images_.size(1);
   const std::int64_t pixels = images_.size(2) * images_.size(3);
   auto data = at::empty({indices.size(0), channels, images_.size(2), images_.size(3)}, at::kFloat);
@@ -142,7 +154,7 @@ Batch ImageDataset::convert_on_cpu(const at::Tensor& indices) const {
       image += pixels;
     }
   }
-  return {.data = std::move(data), .target = targets_.index_select(0, indices)};
+  return data;
 }
 
 }  // namespace lockstep::data

@@ -2,9 +2,7 @@
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
-#include <fmt/ranges.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
@@ -12,21 +10,10 @@
 
 #include "base/throw_error.h"
 #include "data/folder_listing.h"
+#include "data/sample_transforms.h"
 
 namespace lockstep::data {
 namespace {
-
-at::Tensor stacked(const std::vector<at::Tensor>& samples) {
-  for (const auto& sample : samples) {
-    if (sample.sizes() == samples.front().sizes()) continue;
-    throw_error<ArgumentError>(
-        "DatasetFolder: a batch has samples of the shapes [{}] and [{}]; add a transform that gives all "
-        "samples one "
-        "size, such as RandomResizedCrop or Resize and CenterCrop",
-        fmt::join(samples.front().sizes(), ", "), fmt::join(sample.sizes(), ", "));
-  }
-  return at::stack(samples);
-}
 
 // The largest fraction of the size of which the box is not smaller than the result.
 int scale_denominator_of(const Box& box, const std::optional<transforms::ImageSize>& result) {
@@ -147,15 +134,15 @@ std::optional<at::Tensor> DatasetFolder::try_load(std::int64_t index,
   }
 }
 
-std::optional<DatasetFolder::Sample> DatasetFolder::load_readable(std::int64_t index) const {
+std::optional<Batch> DatasetFolder::load_readable(std::int64_t index) const {
   const auto tries = options_.on_unreadable == OnUnreadable::replace ? size() : 1;
   for (std::int64_t i = 0; i < tries; ++i) {
     const auto candidate = (index + i) % size();
     auto data = try_load(candidate, sample_generator(index));
     if (!data) continue;
-    const auto target = listing_->target(static_cast<std::size_t>(candidate));
-    return Sample{.data = std::move(*data),
-                  .target = options_.target_transform ? options_.target_transform(target) : target};
+    const auto target = at::scalar_tensor(listing_->target(static_cast<std::size_t>(candidate)), at::kLong);
+    return Batch{.data = std::move(*data),
+                 .target = options_.target_transform ? options_.target_transform(target) : target};
   }
   if (options_.on_unreadable == OnUnreadable::skip) return std::nullopt;
   throw_error<DataError>("{}: no file of the dataset can be decoded", listing_->root.string());
@@ -165,15 +152,16 @@ Batch DatasetFolder::get_batch(const at::Tensor& indices) const {
   check_indices(indices, size());
   const auto chosen = indices.accessor<std::int64_t, 1>();
   std::vector<at::Tensor> samples;
-  std::vector<std::int64_t> targets;
+  std::vector<at::Tensor> targets;
   for (std::int64_t i = 0; i < chosen.size(0); ++i) {
     auto sample = load_readable(chosen[i]);
     if (!sample) continue;
     samples.push_back(std::move(sample->data));
-    targets.push_back(sample->target);
+    targets.push_back(std::move(sample->target));
   }
   if (samples.empty()) return {.data = at::empty({0}), .target = at::empty({0}, at::kLong)};
-  return {.data = stacked(samples), .target = at::tensor(targets, at::kLong)};
+  return {.data = stack_samples("DatasetFolder", samples),
+          .target = stack_samples("target_transform", targets)};
 }
 
 ImageFolder::ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options)

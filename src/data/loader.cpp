@@ -73,9 +73,11 @@ bool checked_pin_memory(const LoaderOptions& options) {
   return false;
 }
 
+World world_of(const LoaderOptions& options) { return options.distributed ? current_world() : World{}; }
+
 std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const LoaderOptions& options) {
   const bool shuffle = options.shuffle.value_or(false);
-  const World world = options.distributed ? current_world() : World{};
+  const World world = world_of(options);
   if (world.size > 1 || (shuffle && options.seed)) {
     return std::make_shared<DistributedSampler>(dataset_size,
                                                 DistributedSamplerOptions{.num_replicas = world.size,
@@ -85,6 +87,60 @@ std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const Loader
   }
   if (!shuffle) return std::make_shared<SequentialSampler>(dataset_size);
   return std::make_shared<RandomSampler>(dataset_size, RandomSamplerOptions{.generator = options.generator});
+}
+
+// The positions of the samples in the stream of an iterable dataset, without end.
+class StreamPositions : public BatchStream {
+ public:
+  StreamPositions(std::int64_t first, std::int64_t batch_size) : next_(first), batch_size_(batch_size) {}
+  at::Tensor next() override {
+    const auto first = std::exchange(next_, next_ + batch_size_);
+    return at::arange(first, next_, at::kLong);
+  }
+
+ private:
+  std::int64_t next_;
+  std::int64_t batch_size_;
+};
+
+class StreamBatches : public BatchSource {
+ public:
+  StreamBatches(std::int64_t batch_size, int shares) : batch_size_(batch_size), shares_(shares) {
+    if (batch_size > 0) return;
+    throw_error<ArgumentError>("make_loader: batch_size should be positive, but it is {}", batch_size);
+  }
+  std::unique_ptr<BatchStream> iter() const override { return iter_from(0, 0); }
+  std::unique_ptr<BatchStream> iter_from(std::int64_t batches, std::int64_t samples) const override {
+    if (samples != batches * batch_size_ * shares_) {
+      throw_error<ArgumentError>(
+          "loader: the position has {} samples after {} batches on each rank, which are not the {} ranks and "
+          "the batch size of {} of this loader; a pass over an iterable dataset continues only with the same "
+          "ones",
+          samples, batches, shares_, batch_size_);
+    }
+    return std::make_unique<StreamPositions>(batches * batch_size_, batch_size_);
+  }
+  std::int64_t shares() const override { return shares_; }
+  std::int64_t size() const override {
+    throw ArgumentError("loader: the number of batches of an iterable dataset is not known");
+  }
+
+ private:
+  std::int64_t batch_size_;
+  int shares_;
+};
+
+std::shared_ptr<BatchSource> make_stream_source(const LoaderOptions& options) {
+  const char* const option = options.shuffle.value_or(false) ? "shuffle"
+                             : options.sampler               ? "sampler"
+                             : options.batch_sampler         ? "batch_sampler"
+                             : options.seed                  ? "seed"
+                                                             : nullptr;
+  if (option != nullptr) {
+    throw_error<ArgumentError>("make_loader: an iterable dataset determines its own order, which excludes {}",
+                               option);
+  }
+  return std::make_shared<StreamBatches>(options.batch_size.value_or(1), world_of(options).size);
 }
 
 at::Generator generator_or_default(const std::optional<at::Generator>& generator) {
@@ -112,10 +168,10 @@ std::shared_ptr<BatchSource> make_batch_source(std::int64_t dataset_size, const 
                                                             .drop_last = options.drop_last.value_or(false)});
 }
 
-LoaderBase::LoaderBase(std::int64_t dataset_size, const LoaderOptions& options,
+LoaderBase::LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
                        const std::type_info& batch_type, bool is_pytree)
     : options_((check_worker_options(options), options)),
-      batch_sampler_(make_batch_source(dataset_size, options)),
+      batch_sampler_(dataset_size ? make_batch_source(*dataset_size, options) : make_stream_source(options)),
       progress_(options.generator, options.seed, options.persistent_workers),
       pin_memory_(checked_pin_memory(options)),
       transfer_(make_transfer(options.device)) {
@@ -155,6 +211,13 @@ BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
     loading.seeds = {.base = *options_.augmentation_seed, .epoch = pass.epoch, .passes = pass.passes};
   }
   return loading;
+}
+
+PassStart LoaderBase::pass_start(const LoaderProgress::Start& start) const {
+  const auto world = world_of(options_);
+  return {.share = {.rank = world.rank, .num_replicas = world.size, .epoch = start.seeds.epoch},
+          .skip = start.first_batch * options_.batch_size.value_or(1),
+          .drop_last = options_.drop_last.value_or(false)};
 }
 
 std::shared_ptr<LoaderWorkers> LoaderBase::workers(const LoaderProgress::Start& start, const void* dataset,

@@ -160,7 +160,11 @@ ImageDataset load_like_mnist(RemoteDataset dataset, const std::filesystem::path&
   const auto values = load_dataset_files(dataset, root, {images, labels},
                                          {.download = options.download, .timeout = options.timeout});
   check_form(values[0], values[1], fmt::format("{} and {} in {}", images.name, labels.name, root.string()));
-  return {values[0], values[1].to(at::kLong), options.normalize};
+  return {values[0],
+          values[1].to(at::kLong),
+          {.normalize = options.normalize,
+           .transform = options.transform,
+           .target_transform = options.target_transform}};
 }
 
 }  // namespace

@@ -68,10 +68,11 @@ class NpzFile {
   serialize::ZipReader zip_;
 };
 
-TensorDataset load_pair(const std::filesystem::path& npz, const NpzNames& names) {
+TensorDataset load_pair(const std::filesystem::path& npz, const NpzNames& names,
+                        const SampleTransforms& transforms) {
   return as_data_errors([&] {
     const NpzFile arrays(npz);
-    return TensorDataset(arrays.array(names.data), arrays.array(names.target));
+    return TensorDataset(arrays.array(names.data), arrays.array(names.target), transforms);
   });
 }
 
@@ -90,7 +91,8 @@ std::map<std::string, at::Tensor> load_npz(const std::filesystem::path& file) {
   });
 }
 
-NumpyDataset::NumpyDataset(const std::filesystem::path& npz, const NpzNames& names)
-    : TensorDataset(load_pair(npz, names)) {}
+NumpyDataset::NumpyDataset(const std::filesystem::path& npz, const NpzNames& names,
+                           const SampleTransforms& transforms)
+    : TensorDataset(load_pair(npz, names, transforms)) {}
 
 }  // namespace lockstep::data

@@ -8,6 +8,7 @@
 
 #include "base/throw_error.h"
 #include "data/mapped_file.h"
+#include "data/sample_transforms.h"
 
 namespace lockstep::data {
 namespace {
@@ -50,7 +51,9 @@ void copy_windows(const at::Tensor& tokens, const at::Tensor& indices, std::int6
 }  // namespace
 
 TokenDataset::TokenDataset(const std::filesystem::path& file, const TokenDatasetOptions& options)
-    : context_length_(options.context_length), stride_(options.stride.value_or(options.context_length)) {
+    : context_length_(options.context_length),
+      stride_(options.stride.value_or(options.context_length)),
+      transforms_{.transform = options.transform, .target_transform = options.target_transform} {
   check_options(options);
   tokens_ = map_tokens(file, options.dtype);
   // The last target needs one token more.
@@ -71,7 +74,7 @@ Batch TokenDataset::get_batch(const at::Tensor& indices) const {
   } else {
     copy_windows<std::uint32_t>(tokens_, indices, stride_, batch);
   }
-  return batch;
+  return transformed(std::move(batch), indices, transforms_);
 }
 
 }  // namespace lockstep::data

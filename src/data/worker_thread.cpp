@@ -128,7 +128,10 @@ class Worker {
   }
 
   std::exception_ptr try_load(BatchStorage& storage, std::size_t index, const BatchSlot& slot) {
-    if (init_error_) return init_error_;
+    if (init_error_) {
+      storage.skip(slot.indices);
+      return init_error_;
+    }
     thread_worker_info()->batch_seed = slot.seed;
     seed_generator(generator_, slot.seed);
     try {

@@ -94,7 +94,7 @@ Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep
   torch::manual_seed(2);
   const lockstep::data::ImageDataset images(torch::randint(256, {60'000, 28, 28}, at::kByte),
                                             torch::randint(10, {60'000}, at::kLong),
-                                            lockstep::data::Normalize{{0.1307}, {0.3081}});
+                                            {.normalize = lockstep::data::Normalize{{0.1307}, {0.3081}}});
   auto loader = lockstep::data::make_loader(images, {.batch_size = flags.batch_size,
                                                      .shuffle = true,
                                                      .num_workers = 4,

@@ -102,7 +102,7 @@ TEST(LoaderParity, NormalizedImagesToTheLastBit) {
       normalize.std.push_back(static_cast<double>(each["std" + std::to_string(i)]) / 10000);
     }
     const auto images = at::arange(256, at::kByte).view({1, 1, 16, 16}).repeat({1, channels, 1, 1});
-    const ImageDataset dataset(images, at::zeros({1}, at::kLong), normalize);
+    const ImageDataset dataset(images, at::zeros({1}, at::kLong), {.normalize = normalize});
     Numbers found;
     append(found, dataset.get_batch(at::zeros({1}, at::kLong)).data.view(at::kInt));
     EXPECT_EQ(found, each.numbers) << each.line;

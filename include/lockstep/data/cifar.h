@@ -17,7 +17,10 @@ namespace lockstep::data {
 struct CIFAROptions {
   bool train = true;                        ///< the 50,000 training images, or the 10,000 test images
   bool download = false;                    ///< download the archive if there are no files, or damaged ones
-  std::optional<Normalize> normalize = {};  ///< applied to each batch after x / 255
+  std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
+  /// As in ImageDatasetOptions: of uint8 [3, height, width].
+  std::optional<transforms::Transform> transform = {};
+  TargetTransform target_transform = {};
   /// URLs of folders with the Python archive, tried in this order. Default: torchvision's.
   std::vector<std::string> sources = {};
   /// Limit for the download, including the wait for another process that is downloading.

@@ -37,6 +37,21 @@ inline constexpr bool is_mergeable_batch<std::pair<First, Second>> =
 template <typename... Ts>
 inline constexpr bool is_mergeable_batch<std::tuple<Ts...>> = (is_mergeable_batch<Ts> && ...);
 
+/// The tensors of a batch, in the order of visit_tensors().
+template <typename BatchType>
+std::vector<at::Tensor> tensors_of(BatchType& batch) {
+  std::vector<at::Tensor> tensors;
+  visit_tensors(batch, [&tensors](at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+/// Replaces the tensors of a batch; `tensors` has as many as the batch.
+template <typename BatchType>
+void replace_tensors(BatchType& batch, std::vector<at::Tensor> tensors) {
+  auto next = tensors.begin();
+  visit_tensors(batch, [&next](at::Tensor& tensor) { tensor = std::move(*next++); });
+}
+
 /// The part of a ConcatDataset that does not depend on types.
 class ConcatIndex {
  public:
@@ -101,9 +116,7 @@ class ConcatDataset {
     if (shares.size() > 1) {
       std::vector<std::vector<at::Tensor>> parts{tensors_of(merged)};
       for (std::size_t i = 1; i < batches.size(); ++i) parts.push_back(tensors_of(batches[i]));
-      auto tensors = merge_batches(parts, shares);
-      auto next = tensors.begin();
-      visit_tensors(merged, [&next](at::Tensor& tensor) { tensor = std::move(*next++); });
+      replace_tensors(merged, merge_batches(parts, shares));
     }
     return merged;
   }
@@ -114,12 +127,6 @@ class ConcatDataset {
     std::vector<std::int64_t> sizes;
     for (const auto& dataset : datasets) sizes.push_back(static_cast<std::int64_t>(dataset.size()));
     return sizes;
-  }
-
-  static std::vector<at::Tensor> tensors_of(BatchType& batch) {
-    std::vector<at::Tensor> tensors;
-    visit_tensors(batch, [&tensors](at::Tensor& tensor) { tensors.push_back(tensor); });
-    return tensors;
   }
 
   template <typename Dataset>

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -20,6 +21,9 @@ struct CsvDatasetOptions {
   bool target_classes = false;
   char delimiter = ',';
   bool header = true;  ///< the first row names the columns
+  /// Applied to the features of each row, float32 [columns].
+  std::optional<transforms::Transform> transform = {};
+  TargetTransform target_transform = {};  ///< applied to the target of each row
 };
 
 /// The numbers of a CSV file (RFC 4180, plain or gzip-compressed), read at once: features float32 [batch,
@@ -41,7 +45,7 @@ class CsvDataset : public TensorDataset {
 
  private:
   struct Contents;
-  explicit CsvDataset(Contents contents);
+  CsvDataset(Contents contents, SampleTransforms transforms);
   static Contents read(const std::filesystem::path& file, const CsvDatasetOptions& options);
 
   std::vector<std::string> feature_names_;

@@ -3,12 +3,15 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include <lockstep/transforms/transform.h>
 
 namespace lockstep::data {
 
@@ -39,21 +42,80 @@ concept BatchDataset = requires(const D& dataset, const at::Tensor& indices) {
 template <BatchDataset Dataset>
 using BatchOf = std::remove_cvref_t<decltype(std::declval<const Dataset&>().get_batch(at::Tensor()))>;
 
+/// The part of an iterable dataset that one pass on one rank reads.
+struct StreamShare {
+  int rank = 0;          ///< of the current world; 0 with LoaderOptions::distributed = false
+  int num_replicas = 1;  ///< ranks that share the data
+  std::int64_t epoch = 0;
+};
+
+/// A dataset without random access, such as a log or a generator. `iter(share)` starts a pass and returns a
+/// pointer (std::unique_ptr, for example) to a stream whose `next()` returns a std::optional sample, empty at
+/// the end. The dataset decides which samples belong to the share: for example, every num_replicas-th.
+///
+/// A loader with workers reads each sample once: the workers take turns at next(), in the order of the
+/// batches, so a stream is not shared over workers and batches do not depend on their number. Work that
+/// should run in parallel belongs in the optional member function `collate(std::vector<Sample>) const`, which
+/// makes a batch of any type, on several threads; the default stacks the tensors of the samples. A stream may
+/// have `skip(std::int64_t samples)`, with which a resumed pass reaches its position; by default the samples
+/// are read again. PyTorch: IterableDataset, with one copy of it a worker.
+template <typename D>
+concept IterableDataset = !BatchDataset<D> && requires(const D& dataset, const StreamShare& share) {
+  { dataset.iter(share)->next().has_value() } -> std::convertible_to<bool>;
+};
+
 /// For get_batch() of your own dataset: throws ArgumentError unless `indices` is an int64 CPU tensor of shape
 /// [batch] with values in 0 .. size-1.
 void check_indices(const at::Tensor& indices, std::int64_t size);
+
+/// A function of one target: `std::int64_t(std::int64_t)` for classes, or `at::Tensor(const at::Tensor&)`.
+class TargetTransform {
+ public:
+  TargetTransform() = default;
+  template <typename F>
+    requires(std::is_invocable_r_v<at::Tensor, const F&, const at::Tensor&> ||
+             std::is_invocable_r_v<std::int64_t, const F&, std::int64_t>)
+  TargetTransform(F function) {  // NOLINT: implicit by design
+    if constexpr (std::is_invocable_r_v<at::Tensor, const F&, const at::Tensor&>) {
+      function_ = std::move(function);
+    } else {
+      function_ = of_class(std::move(function));
+    }
+  }
+
+  explicit operator bool() const { return static_cast<bool>(function_); }
+  /// `target`: without the dimension of the batch; a class is an int64 scalar tensor. Throws ArgumentError
+  /// when the function takes a class and the target is not one integer.
+  at::Tensor operator()(const at::Tensor& target) const { return function_(target); }
+
+ private:
+  using Function = std::function<at::Tensor(const at::Tensor&)>;
+  static Function of_class(std::function<std::int64_t(std::int64_t)> function);
+
+  Function function_{};
+};
+
+/// What a dataset applies to each sample before it makes a batch. With a loader that has an
+/// augmentation_seed, the transform draws from the generator of the sample. torchvision: the arguments
+/// `transform` and `target_transform`.
+struct SampleTransforms {
+  std::optional<transforms::Transform> transform = {};
+  TargetTransform target_transform = {};
+};
 
 /// Samples and targets in memory, of any dtype. Copies share the data. PyTorch: TensorDataset.
 class TensorDataset {
  public:
   /// `data` [n, ...] and `target` [n, ...] on one device. Throws ArgumentError when their first dimensions
   /// differ.
-  TensorDataset(at::Tensor data, at::Tensor target);
+  TensorDataset(at::Tensor data, at::Tensor target, SampleTransforms transforms = {});
   /// A copy on `device`, which assembles batches there: only indices are then copied to it.
-  TensorDataset to(const c10::Device& device) const { return {data_.to(device), target_.to(device)}; }
+  TensorDataset to(const c10::Device& device) const {
+    return {data_.to(device), target_.to(device), transforms_};
+  }
 
   std::int64_t size() const { return data_.size(0); }
-  /// Throws ArgumentError when an index is out of range.
+  /// Throws ArgumentError when an index is out of range or the shapes of transformed samples differ.
   Batch get_batch(const at::Tensor& indices) const;
   const at::Tensor& data() const { return data_; }
   const at::Tensor& target() const { return target_; }
@@ -61,6 +123,7 @@ class TensorDataset {
  private:
   at::Tensor data_;
   at::Tensor target_;
+  SampleTransforms transforms_;
 };
 
 /// (x - mean) / std per channel. One value for all channels, or one per channel. torchvision:
@@ -70,32 +133,45 @@ struct Normalize {
   std::vector<double> std = {};
 };
 
+struct ImageDatasetOptions {
+  /// Applied to each batch after x / 255. Excludes `transform`.
+  std::optional<Normalize> normalize = {};
+  /// Applied to each image, uint8 [channels, height, width], in place of the conversion to float: end it with
+  /// ToTensor and Normalize. Default: x / 255.
+  std::optional<transforms::Transform> transform = {};
+  TargetTransform target_transform = {};  ///< applied to each target
+};
+
 /// Images stored as bytes and converted to float one batch at a time: x / 255, then the normalization, if
-/// any. Bit-equal to torchvision's ToTensor and Normalize. Copies share the data.
+/// any. Bit-equal to torchvision's ToTensor and Normalize. With a transform, each image is transformed
+/// instead. Copies share the data.
 class ImageDataset {
  public:
   /// `images` uint8 [n, height, width] (one channel) or [n, channels, height, width]; `targets` [n, ...] of
-  /// any dtype; both on one device. Throws ArgumentError when their sizes differ, or when `normalize` does
-  /// not match the channels or divides by zero.
-  ImageDataset(at::Tensor images, at::Tensor targets, const std::optional<Normalize>& normalize = {});
+  /// any dtype; both on one device. Throws ArgumentError when their sizes differ, when `normalize` does not
+  /// match the channels or divides by zero, and for `normalize` with `transform`.
+  ImageDataset(at::Tensor images, at::Tensor targets, const ImageDatasetOptions& options = {});
   /// A copy on `device`, which assembles bit-equal batches there: only indices are then copied to it.
   ImageDataset to(const c10::Device& device) const;
 
   std::int64_t size() const { return images_.size(0); }
-  /// float32 [batch, channels, height, width] and targets [batch, ...], newly allocated.
-  /// Throws ArgumentError when an index is out of range.
+  /// float32 [batch, channels, height, width], or what the transform makes of the images, and targets
+  /// [batch, ...], newly allocated. Throws ArgumentError when an index is out of range or the shapes of
+  /// transformed samples differ.
   Batch get_batch(const at::Tensor& indices) const;
   /// uint8 [n, channels, height, width], as stored.
   const at::Tensor& images() const { return images_; }
   const at::Tensor& targets() const { return targets_; }
 
  private:
-  Batch convert_on_cpu(const at::Tensor& indices) const;
-  Batch convert_on_device(const at::Tensor& indices) const;
+  at::Tensor images_of(const at::Tensor& chosen) const;
+  at::Tensor convert_on_cpu(const at::Tensor& indices) const;
+  at::Tensor convert_on_device(const at::Tensor& chosen) const;
 
   at::Tensor images_;
   at::Tensor targets_;
   at::Tensor values_;  // float32 [channels, 256]: the float of each byte
+  SampleTransforms transforms_;
 };
 
 }  // namespace lockstep::data

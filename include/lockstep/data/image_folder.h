@@ -41,7 +41,7 @@ struct DatasetFolderOptions {
   /// Applied to each sample: any callable `at::Tensor(const at::Tensor&)`, or a transform.
   std::optional<transforms::Transform> transform = {};
   /// Applied to each target.
-  std::function<std::int64_t(std::int64_t)> target_transform = {};
+  TargetTransform target_transform = {};
   /// Endings of the files to read, in lower case; letter case is ignored. Default: torchvision's
   /// IMG_EXTENSIONS.
   std::optional<std::vector<std::string>> extensions = {};
@@ -80,8 +80,9 @@ class DatasetFolder {
   DatasetFolder(const std::filesystem::path& root, SampleLoader loader, DatasetFolderOptions options = {});
 
   std::int64_t size() const;
-  /// Transformed samples, stacked, and int64 targets [batch]. Throws ArgumentError when an index is out of
-  /// range or the shapes of the samples differ, and DataError as `on_unreadable` says.
+  /// Transformed samples, stacked, and int64 targets [batch], or what target_transform returns. Throws
+  /// ArgumentError when an index is out of range or the shapes of the samples differ, and DataError as
+  /// `on_unreadable` says.
   Batch get_batch(const at::Tensor& indices) const;
 
   const std::vector<std::string>& classes() const;
@@ -100,11 +101,8 @@ class DatasetFolder {
   DatasetFolder(const std::filesystem::path& root, TransformingLoader load, DatasetFolderOptions options);
 
  private:
-  struct Sample {
-    at::Tensor data;
-    std::int64_t target;
-  };
-  std::optional<Sample> load_readable(std::int64_t index) const;
+  // The sample and its target, without the dimension of the batch.
+  std::optional<Batch> load_readable(std::int64_t index) const;
   std::optional<at::Tensor> try_load(std::int64_t index,
                                      const transforms::OptionalGenerator& generator) const;
 

@@ -20,11 +20,13 @@ namespace lockstep::data {
 /// The part of a loader that does not depend on the dataset's type.
 class LoaderBase {
  public:
-  /// Throws ArgumentError as make_loader() does. `is_pytree`: whether `batch_type` is a PyTree.
-  LoaderBase(std::int64_t dataset_size, const LoaderOptions& options, const std::type_info& batch_type,
-             bool is_pytree);
+  /// Throws ArgumentError as make_loader() does. `dataset_size`: nullopt for an iterable dataset.
+  /// `is_pytree`: whether `batch_type` is a PyTree.
+  LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOptions& options,
+             const std::type_info& batch_type, bool is_pytree);
 
-  /// Number of batches per pass, on this rank. PyTorch: `len(loader)`.
+  /// Number of batches per pass, on this rank. Throws ArgumentError for an iterable dataset. PyTorch:
+  /// `len(loader)`.
   std::int64_t size() const { return batch_sampler_->size(); }
   /// Sets the epoch, which determines the order of a shuffle across ranks. Call it before each epoch. After
   /// seek(), an epoch other than the position's starts at its beginning. PyTorch:
@@ -45,6 +47,7 @@ class LoaderBase {
  protected:
   LoaderProgress& progress() { return progress_; }
   BatchLoading loading(const BatchSeeds& pass) const;
+  PassStart pass_start(const LoaderProgress::Start& start) const;
   const std::shared_ptr<const TransferStream>& transfer() const { return transfer_; }
   /// The threads for a pass; null without workers.
   std::shared_ptr<LoaderWorkers> workers(const LoaderProgress::Start& start, const void* dataset,
@@ -66,14 +69,14 @@ class LoaderBase {
 /// With workers, random operators on CPU tensors in get_batch() use a seed derived from the base seed of the
 /// pass and the batch number, so the results do not depend on the number of workers or on timing. An
 /// exception of get_batch() is rethrown at its batch, with its type, and names the worker.
-template <BatchDataset Dataset>
+template <typename Dataset>
 class Loader : public LoaderBase {
  public:
-  using BatchType = BatchOf<Dataset>;
+  using BatchType = typename DatasetPass<Dataset>::BatchType;
   class Iterator;
 
   Loader(Dataset dataset, const LoaderOptions& options)
-      : LoaderBase(static_cast<std::int64_t>(dataset.size()), options, typeid(BatchType), PyTree<BatchType>),
+      : LoaderBase(size_of(dataset), options, typeid(BatchType), PyTree<BatchType>),
         dataset_(std::make_shared<const Dataset>(std::move(dataset))) {}
 
   Iterator begin() { return Iterator(*this); }
@@ -81,9 +84,17 @@ class Loader : public LoaderBase {
   const Dataset& dataset() const { return *dataset_; }
 
  private:
+  static std::optional<std::int64_t> size_of([[maybe_unused]] const Dataset& dataset) {
+    if constexpr (BatchDataset<Dataset>) {
+      return static_cast<std::int64_t>(dataset.size());
+    } else {
+      return std::nullopt;
+    }
+  }
+
   LoaderIteration<Dataset> start_iteration() {
     auto start = progress().start(*batch_sampler());
-    return {{.dataset = dataset_,
+    return {{.pass = std::make_shared<DatasetPass<Dataset>>(dataset_, pass_start(start)),
              .shares = batch_sampler()->shares(),
              .loading = loading(start.seeds),
              .transfer = transfer(),
@@ -97,7 +108,7 @@ class Loader : public LoaderBase {
 
 /// One pass; a move-only input iterator. It owns the batch until it advances. Each batch is new, so tensors
 /// copied out of it stay valid.
-template <BatchDataset Dataset>
+template <typename Dataset>
 class Loader<Dataset>::Iterator {
  public:
   using iterator_concept = std::input_iterator_tag;
@@ -126,8 +137,10 @@ class Loader<Dataset>::Iterator {
 
 /// Makes a loader: `make_loader(dataset, {.batch_size = 128, .shuffle = true, .num_workers = 2})`. Throws
 /// ArgumentError as make_batch_source() does, for options that need workers without workers, for a device
-/// that does not exist, and for pinning batches of a type that is not a PyTree. PyTorch: DataLoader.
-template <BatchDataset Dataset>
+/// that does not exist, and for pinning batches of a type that is not a PyTree. An iterable dataset excludes
+/// shuffle, sampler, batch_sampler and seed. PyTorch: DataLoader.
+template <typename Dataset>
+  requires BatchDataset<Dataset> || IterableDataset<Dataset>
 Loader<Dataset> make_loader(Dataset dataset, const LoaderOptions& options = {}) {
   return Loader<Dataset>(std::move(dataset), options);
 }

@@ -16,7 +16,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
-#include <lockstep/data/dataset.h>
+#include <lockstep/data/dataset_pass.h>
 #include <lockstep/data/loader_options.h>
 #include <lockstep/data/loader_position.h>
 #include <lockstep/data/sampler.h>
@@ -31,6 +31,8 @@ class BatchStorage {
   virtual ~BatchStorage() = default;
   /// Loads a batch into a slot. Workers call it concurrently, for different slots.
   virtual void load(std::size_t slot, const at::Tensor& indices) = 0;
+  /// Called in place of load() by a worker that cannot load batches.
+  virtual void skip(const at::Tensor& indices) = 0;
   /// Moves the batch out of a slot, for the loop.
   virtual void unload(std::size_t slot) = 0;
 };
@@ -81,6 +83,8 @@ class WorkerIteration {
   std::optional<Loaded> next();
   /// Whether next() would return a batch without waiting.
   bool next_is_ready() const;
+  /// Queues no further batches; next() returns those that are queued.
+  void stop() { stream_.reset(); }
 
  private:
   std::optional<std::size_t> find_done() const;
@@ -109,46 +113,52 @@ struct BatchLoading {
   std::optional<SampleSeeds> seeds{};  ///< with LoaderOptions::augmentation_seed
 };
 
-/// Calls the dataset's get_batch(), then pins the batch if asked.
-template <BatchDataset Dataset>
-LoadedBatch<BatchOf<Dataset>> load_batch(const Dataset& dataset, const at::Tensor& indices,
-                                         const BatchLoading& loading) {
+/// Reads a batch, then pins it if asked; nullopt at the end of an iterable dataset.
+template <typename Dataset>
+auto load_batch(DatasetPass<Dataset>& pass, const at::Tensor& indices, const BatchLoading& loading) {
+  using BatchType = typename DatasetPass<Dataset>::BatchType;
   const SampleSeedsScope scope(loading.seeds);
-  LoadedBatch<BatchOf<Dataset>> loaded{.batch = dataset.get_batch(indices)};
-  if constexpr (PyTree<BatchOf<Dataset>>) {
-    if (loading.pin) visit_tensors(loaded.batch, [](at::Tensor& tensor) { tensor = pin_memory(tensor); });
+  std::optional<LoadedBatch<BatchType>> loaded;
+  auto batch = pass.read(indices);
+  if (!batch) return loaded;
+  loaded.emplace(LoadedBatch<BatchType>{.batch = *std::move(batch)});
+  if constexpr (PyTree<BatchType>) {
+    if (loading.pin) visit_tensors(loaded->batch, [](at::Tensor& tensor) { tensor = pin_memory(tensor); });
   }
   return loaded;
 }
 
-template <BatchDataset Dataset>
+template <typename Dataset>
 class DatasetBatchStorage : public BatchStorage {
  public:
-  using Loaded = LoadedBatch<BatchOf<Dataset>>;
+  using BatchType = typename DatasetPass<Dataset>::BatchType;
+  using Loaded = LoadedBatch<BatchType>;
 
-  DatasetBatchStorage(std::shared_ptr<const Dataset> dataset, std::size_t slots, BatchLoading loading)
-      : dataset_(std::move(dataset)), slots_(slots), loading_(loading) {}
+  DatasetBatchStorage(std::shared_ptr<DatasetPass<Dataset>> pass, std::size_t slots, BatchLoading loading)
+      : pass_(std::move(pass)), slots_(slots), loading_(loading) {}
 
   void load(std::size_t slot, const at::Tensor& indices) override {
-    auto loaded = load_batch(*dataset_, indices, loading_);
-    if constexpr (PyTree<BatchOf<Dataset>>) loaded.ready = record_ready_event(loaded.batch);
-    slots_[slot].emplace(std::move(loaded));
+    slots_[slot] = load_batch(*pass_, indices, loading_);
+    if constexpr (PyTree<BatchType>) {
+      if (slots_[slot]) slots_[slot]->ready = record_ready_event(slots_[slot]->batch);
+    }
   }
-  void unload(std::size_t slot) override { unloaded_.emplace(*std::exchange(slots_[slot], std::nullopt)); }
-  /// The batch unloaded last.
-  Loaded take() { return *std::exchange(unloaded_, std::nullopt); }
+  void skip(const at::Tensor& indices) override { pass_->skip(indices); }
+  void unload(std::size_t slot) override { unloaded_ = std::exchange(slots_[slot], std::nullopt); }
+  /// The batch unloaded last; nullopt after the end of an iterable dataset.
+  std::optional<Loaded> take() { return std::exchange(unloaded_, std::nullopt); }
 
  private:
-  std::shared_ptr<const Dataset> dataset_;
+  std::shared_ptr<DatasetPass<Dataset>> pass_;
   std::vector<std::optional<Loaded>> slots_;
   std::optional<Loaded> unloaded_{};
   BatchLoading loading_;
 };
 
 /// The parts of a loader that one pass uses.
-template <BatchDataset Dataset>
+template <typename Dataset>
 struct IterationSetup {
-  std::shared_ptr<const Dataset> dataset;
+  std::shared_ptr<DatasetPass<Dataset>> pass;
   std::int64_t shares = 1;  ///< BatchSource::shares()
   BatchLoading loading = {};
   std::shared_ptr<const TransferStream> transfer{};  ///< null: batches stay where they are
@@ -156,15 +166,17 @@ struct IterationSetup {
 };
 
 /// One pass over a loader. For one thread.
-template <BatchDataset Dataset>
+template <typename Dataset>
 class LoaderIteration {
  public:
+  using BatchType = typename DatasetPass<Dataset>::BatchType;
+
   LoaderIteration(IterationSetup<Dataset> setup, LoaderProgress::Start start) : setup_(std::move(setup)) {
     if (!setup_.workers) {
       stream_ = std::move(start.stream);
       return;
     }
-    storage_ = std::make_shared<DatasetBatchStorage<Dataset>>(setup_.dataset, setup_.workers->capacity(),
+    storage_ = std::make_shared<DatasetBatchStorage<Dataset>>(setup_.pass, setup_.workers->capacity(),
                                                               setup_.loading);
     workers_ = std::make_unique<WorkerIteration>(setup_.workers, storage_, std::move(start));
   }
@@ -177,17 +189,17 @@ class LoaderIteration {
     progress.count(next->samples * setup_.shares);
     if (next->error) std::rethrow_exception(next->error);
     auto& loaded = *next->loaded;
-    if constexpr (PyTree<BatchOf<Dataset>>) {
+    if constexpr (PyTree<BatchType>) {
       if (loaded.ready) wait_and_record_stream(loaded.batch, *loaded.ready);
     }
     batch_.emplace(std::move(loaded.batch));
     // The next batch is copied to the device while the step runs.
     if (setup_.transfer && workers_ && workers_->next_is_ready()) staged_ = load();
   }
-  std::optional<BatchOf<Dataset>>& batch() { return batch_; }
+  std::optional<BatchType>& batch() { return batch_; }
 
  private:
-  using Loaded = LoadedBatch<BatchOf<Dataset>>;
+  using Loaded = LoadedBatch<BatchType>;
   struct Next {
     std::int64_t samples = 0;
     std::exception_ptr error{};
@@ -197,11 +209,13 @@ class LoaderIteration {
   std::optional<Next> load() { return workers_ ? load_from_workers() : load_here(); }
 
   std::optional<Next> load_from_workers() {
-    auto done = workers_->next();
-    if (!done) return std::nullopt;
-    Next next{.samples = done->samples, .error = std::move(done->error)};
-    if (!next.error) send(next.loaded.emplace(storage_->take()));
-    return next;
+    while (auto done = workers_->next()) {
+      Next next{.samples = done->samples, .error = std::move(done->error)};
+      if (next.error) return next;
+      if (send_if_read(next, storage_->take())) return next;
+      workers_->stop();  // out of order, batches before the end may be queued
+    }
+    return std::nullopt;
   }
 
   std::optional<Next> load_here() {
@@ -209,24 +223,28 @@ class LoaderIteration {
     if (!indices.defined()) return std::nullopt;
     Next next{.samples = indices.numel()};
     try {
-      send(next.loaded.emplace(load_batch(*setup_.dataset, indices, setup_.loading)));
+      if (!send_if_read(next, load_batch(*setup_.pass, indices, setup_.loading))) return std::nullopt;
     } catch (...) {
       next.error = std::current_exception();
     }
     return next;
   }
 
-  void send(Loaded& loaded) const {
-    if constexpr (PyTree<BatchOf<Dataset>>) {
-      if (setup_.transfer) loaded.ready = setup_.transfer->send(loaded.batch, loaded.ready);
+  // False at the end of an iterable dataset.
+  bool send_if_read(Next& next, std::optional<Loaded> loaded) const {
+    if (!loaded) return false;
+    if constexpr (PyTree<BatchType>) {
+      if (setup_.transfer) loaded->ready = setup_.transfer->send(loaded->batch, loaded->ready);
     }
+    next.loaded = std::move(loaded);
+    return true;
   }
 
   IterationSetup<Dataset> setup_;
   std::unique_ptr<BatchStream> stream_{};                    // without workers
   std::shared_ptr<DatasetBatchStorage<Dataset>> storage_{};  // with workers
   std::unique_ptr<WorkerIteration> workers_{};
-  std::optional<BatchOf<Dataset>> batch_{};
+  std::optional<BatchType> batch_{};
   std::optional<Next> staged_{};
 };
 

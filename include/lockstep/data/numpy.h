@@ -34,11 +34,13 @@ class NumpyDataset : public TensorDataset {
  public:
   /// Two .npy files. Throws DataError as load_numpy(), and ArgumentError when the arrays differ in their
   /// first dimension.
-  NumpyDataset(const std::filesystem::path& data, const std::filesystem::path& target)
-      : TensorDataset(load_numpy(data), load_numpy(target)) {}
+  NumpyDataset(const std::filesystem::path& data, const std::filesystem::path& target,
+               SampleTransforms transforms = {})
+      : TensorDataset(load_numpy(data), load_numpy(target), std::move(transforms)) {}
   /// One .npz file: `NumpyDataset("digits.npz", {.data = "x_train", .target = "y_train"})`. Reads only these
   /// two arrays. Throws also DataError that lists the arrays of the file when one is missing.
-  NumpyDataset(const std::filesystem::path& npz, const NpzNames& names);
+  NumpyDataset(const std::filesystem::path& npz, const NpzNames& names,
+               const SampleTransforms& transforms = {});
 };
 
 }  // namespace lockstep::data

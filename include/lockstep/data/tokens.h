@@ -17,6 +17,9 @@ struct TokenDatasetOptions {
   /// Tokens between the beginnings of two samples. Default: context_length, so that each token is the target
   /// of at most one sample.
   std::optional<std::int64_t> stride = {};
+  /// Applied to the tokens of each sample, int64 [context_length].
+  std::optional<transforms::Transform> transform = {};
+  TargetTransform target_transform = {};  ///< applied to the targets of each sample, int64 [context_length]
 };
 
 /// Windows of a file of raw little-endian tokens, as nanoGPT's prepare.py writes it. Sample i is tokens
@@ -47,6 +50,7 @@ class TokenDataset {
   std::int64_t context_length_;
   std::int64_t stride_;
   std::int64_t windows_;
+  SampleTransforms transforms_;
 };
 
 }  // namespace lockstep::data
