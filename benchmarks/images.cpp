@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Passes over a folder of pictures and does nothing else. The Python twin is pytorch/images.py.
 #include <chrono>
+#include <cstdint>
+#include <fstream>
 #include <iostream>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -24,6 +27,14 @@ struct Flags {
   bool scaled = false;
 };
 
+double resident_mib() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t all = 0;
+  std::int64_t resident = 0;
+  statm >> all >> resident;
+  return static_cast<double>(resident * ::sysconf(_SC_PAGESIZE)) / (1 << 20);
+}
+
 nlohmann::json run(const Flags& flags) {
   torch::manual_seed(0);
   torch::set_num_threads(1);
@@ -36,14 +47,16 @@ nlohmann::json run(const Flags& flags) {
                                                       .num_workers = flags.workers,
                                                       .persistent_workers = flags.workers > 0});
   std::vector<double> rates;
+  std::vector<double> resident;
   for (int pass = 0; pass < flags.passes; ++pass) {
     const auto start = Clock::now();
     std::int64_t samples = 0;
     for (auto& [images, targets] : loader) samples += targets.size(0);
     const std::chrono::duration<double> seconds = Clock::now() - start;
     rates.push_back(static_cast<double>(samples) / seconds.count());
+    resident.push_back(resident_mib());
   }
-  return {{"images_per_second", rates}};
+  return {{"images_per_second", rates}, {"resident_mib", resident}};
 }
 
 int main(int argc, char** argv) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes JPEG files with the detail of photographs, 10 classes: photographs.py <folder> <count> <width> <height>"""
+"""Writes JPEG files with the detail of photographs, 10 classes: photographs.py <folder> <count> <width> <height> <quality>"""
 import pathlib
 import sys
 
@@ -22,12 +22,12 @@ def photograph(draw, width, height):
 
 
 def main():
-    folder, count, width, height = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])
+    folder, count, width, height, quality = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])
     draw = numpy.random.default_rng(0)
     for number in range(count):
         path = folder / f"class{number % 10}" / f"{number:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        photograph(draw, width, height).save(path, quality=90)
+        photograph(draw, width, height).save(path, quality=quality)
 
 
 if __name__ == "__main__":

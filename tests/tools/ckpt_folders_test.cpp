@@ -12,7 +12,7 @@
 #include "parity/sharded_tensors.h"
 #include "support/python.h"
 #include "support/ranks.h"
-#include "tools/ckpt_program.h"
+#include "tools/tool_program.h"
 
 namespace lockstep::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/python.h"
-#include "tools/ckpt_program.h"
+#include "tools/tool_program.h"
 
 namespace lockstep::testing {
 namespace {

@@ -30,9 +30,10 @@ Command run_command(CLI::App& app);
 // appears once and before a rank starts.
 Command bench_command(CLI::App& app);
 
-// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...`: executes the program lockstep-ckpt in the
-// folder of this one.
+// `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...` and `lockstep data show ...`: each executes
+// the program lockstep-ckpt or lockstep-data in the folder of this one.
 Command ckpt_command(CLI::App& app);
+Command data_command(CLI::App& app);
 
 // `lockstep devices [--json] [--watch[=SECONDS]]`: cores, memory, NUMA nodes and GPUs of this host. With
 // --watch, until Ctrl-C, SIGTERM (exit code 0) or the end of stdout's reader.

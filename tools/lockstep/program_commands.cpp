@@ -58,32 +58,41 @@ Command bench_command(CLI::App& app) {
 
 namespace {
 
-[[noreturn]] void become(std::vector<std::string> words) {
+[[noreturn]] void become(const std::string& name, std::vector<std::string> words) {
+  words.insert(words.begin(), own_program().replace_filename("lockstep-" + name).string());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::execv(argv.front(), argv.data());
   throw LaunchError(
-      fmt::format("lockstep ckpt needs the program {}, which cannot be started: {}; build the target "
-                  "lockstep_ckpt, or install all of Lockstep",
-                  words.front(), errno_text(errno)));
+      fmt::format("lockstep {} needs the program {}, which cannot be started: {}; build all "
+                  "targets, or install all of Lockstep",
+                  name, words.front(), errno_text(errno)));
+}
+
+// The command `name`, whose words go to the program lockstep-<name>.
+Command program_command(CLI::App& app, const std::string& name, const std::string& description) {
+  auto* command = app.add_subcommand(name, description);
+  command->set_help_flag();
+  // A file may have the name of a subcommand.
+  command->prefix_command();
+  return {.app = command, .run = [command, name](const auto& rest) -> int {
+            auto words = command->remaining();
+            words.insert(words.end(), rest.begin(), rest.end());
+            become(name, std::move(words));
+          }};
 }
 
 }  // namespace
 
 Command ckpt_command(CLI::App& app) {
-  auto* ckpt =
-      app.add_subcommand("ckpt", "Show, compare, convert and verify checkpoints: lockstep ckpt show FILE");
-  ckpt->set_help_flag();
-  // A file may have the name of a subcommand.
-  ckpt->prefix_command();
-  return {.app = ckpt, .run = [ckpt](const auto& rest) -> int {
-            auto words = ckpt->remaining();
-            words.insert(words.begin(), own_program().replace_filename("lockstep-ckpt").string());
-            words.insert(words.end(), rest.begin(), rest.end());
-            become(std::move(words));
-          }};
+  return program_command(app, "ckpt",
+                         "Show, compare, convert and verify checkpoints: lockstep ckpt show FILE");
+}
+
+Command data_command(CLI::App& app) {
+  return program_command(app, "data", "Draw samples of a folder of images: lockstep data show FOLDER");
 }
 
 }  // namespace lockstep::cli

@@ -95,7 +95,7 @@ class TargetTransform {
   Function function_{};
 };
 
-/// What a dataset applies to each sample before it makes a batch. With a loader that has an
+/// The functions that a dataset applies to each sample before it makes a batch. With a loader that has an
 /// augmentation_seed, the transform draws from the generator of the sample. torchvision: the arguments
 /// `transform` and `target_transform`.
 struct SampleTransforms {

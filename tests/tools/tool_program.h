@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -13,9 +14,11 @@
 
 namespace lockstep::testing {
 
-/// The real `lockstep ckpt`, in a new folder.
-class Ckpt : public ::testing::Test {
+/// The real `lockstep <command>`, in a new folder.
+class ToolProgram : public ::testing::Test {
  protected:
+  explicit ToolProgram(std::string command) : command_(std::move(command)) {}
+
   using Words = std::vector<std::string>;
   struct Result {
     int code = 0;
@@ -26,14 +29,14 @@ class Ckpt : public ::testing::Test {
   std::string file(const std::string& name) const { return folder_.file(name); }
   std::filesystem::path path(const std::string& name) const { return folder_.path() / name; }
 
-  static Result run(Words words) {
-    words.insert(words.begin(), "ckpt");
+  Result run(Words words) const {
+    words.insert(words.begin(), command_);
     LauncherProcess process(words);
     const int code = process.finish();
     return {code, process.out(), process.err()};
   }
 
-  static std::string expect_success(const Words& words) {
+  std::string expect_success(const Words& words) const {
     const auto result = run(words);
     EXPECT_EQ(result.code, 0) << result.out << result.err;
     EXPECT_THAT(result.err, ::testing::IsEmpty());
@@ -41,7 +44,7 @@ class Ckpt : public ::testing::Test {
   }
 
   // The message about it, in one line.
-  static std::string expect_failure(const Words& words, int code = 1) {
+  std::string expect_failure(const Words& words, int code = 1) const {
     const auto result = run(words);
     EXPECT_EQ(result.code, code) << result.out << result.err;
     EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
@@ -49,7 +52,13 @@ class Ckpt : public ::testing::Test {
   }
 
  private:
+  std::string command_;
   TempFolder folder_;
+};
+
+class Ckpt : public ToolProgram {
+ protected:
+  Ckpt() : ToolProgram("ckpt") {}
 };
 
 }  // namespace lockstep::testing
