@@ -22,6 +22,6 @@ function(lockstep_add_install_rules)
     COMPATIBILITY SameMinorVersion)
   install(FILES "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" "${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/LockstepLibTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepCuda.cmake"
-    "${PROJECT_SOURCE_DIR}/cmake/LockstepWebP.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/LockstepWebP.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepHDF5.cmake"
     DESTINATION "${package_dir}")
 endfunction()

@@ -40,6 +40,7 @@
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
+#include <lockstep/data/modelnet.h>
 #include <lockstep/data/numpy.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/split.h>

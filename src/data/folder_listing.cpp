@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
@@ -207,6 +208,13 @@ std::string_view FolderListing::name(std::size_t sample) const {
 
 fs::path FolderListing::path(std::size_t sample) const {
   return root / folders[folder_ids[sample]].path / name(sample);
+}
+
+at::Tensor FolderListing::targets() const {
+  auto targets = at::empty({static_cast<std::int64_t>(size())}, at::kLong);
+  auto* out = targets.mutable_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < size(); ++i) out[i] = target(i);
+  return targets;
 }
 
 FolderClasses find_classes(const fs::path& root) {

@@ -32,6 +32,7 @@ class FolderListing {
   std::string_view name(std::size_t sample) const;
   std::filesystem::path path(std::size_t sample) const;
   std::int64_t target(std::size_t sample) const { return folders[folder_ids[sample]].target; }
+  at::Tensor targets() const;  // int64 [size()]
 };
 
 // Lists the files under `root`, from the index cache where it is valid.

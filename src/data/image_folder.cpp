@@ -117,11 +117,7 @@ std::filesystem::path DatasetFolder::path(std::int64_t index) const {
   return listing_->path(static_cast<std::size_t>(index));
 }
 
-std::vector<std::int64_t> DatasetFolder::targets() const {
-  std::vector<std::int64_t> targets(listing_->size());
-  for (std::size_t i = 0; i < targets.size(); ++i) targets[i] = listing_->target(i);
-  return targets;
-}
+at::Tensor DatasetFolder::targets() const { return listing_->targets(); }
 
 std::optional<at::Tensor> DatasetFolder::try_load(std::int64_t index,
                                                   const transforms::OptionalGenerator& generator) const {

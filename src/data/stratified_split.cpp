@@ -15,6 +15,7 @@
 #include <lockstep/data/split.h>
 
 #include "base/throw_error.h"
+#include "data/class_samples.h"
 
 namespace lockstep::data {
 namespace {
@@ -94,22 +95,10 @@ Sizes sizes_of(const StratifiedSplitOptions& options, std::int64_t samples) {
   return sizes;
 }
 
-void check_labels(const at::Tensor& labels) {
-  if (!labels.defined() || !labels.is_cpu() || labels.dim() != 1 ||
-      !c10::isIntegralType(labels.scalar_type(), /*includeBool=*/true) || labels.numel() > kMost32Bits) {
-    throw ArgumentError(
-        "stratified_shuffle_split: labels should be a 1-dimensional tensor of integers on the CPU");
-  }
-}
-
 // The samples of each class, the classes in ascending order.
-std::vector<Numbers> samples_by_class(const at::Tensor& labels) {
-  std::map<std::int64_t, Numbers> classes;
-  const auto values = labels.to(at::kLong).contiguous();
-  const auto* begin = values.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < values.numel(); ++i) classes[begin[i]].push_back(i);
+std::vector<Numbers> samples_of_classes(const at::Tensor& labels) {
   std::vector<Numbers> samples;
-  for (auto& [label, indices] : classes) {
+  for (auto&& [label, indices] : samples_by_class(labels)) {
     if (indices.size() < 2) {
       throw_error<ArgumentError>("stratified_shuffle_split: class {} has only 1 sample; every class needs 2",
                                  label);
@@ -183,13 +172,13 @@ TrainTestIndices draw_split(const std::vector<Numbers>& classes, const Sizes& si
 }  // namespace
 
 TrainTestIndices stratified_shuffle_split(const at::Tensor& labels, const StratifiedSplitOptions& options) {
-  check_labels(labels);
+  check_labels("stratified_shuffle_split", labels);
   if (options.seed < 0 || options.seed > kMost32Bits) {
     throw_error<ArgumentError>("stratified_shuffle_split: seed is {}; it should be in 0 .. 2^32-1",
                                options.seed);
   }
   const auto sizes = sizes_of(options, labels.numel());
-  const auto classes = samples_by_class(labels);
+  const auto classes = samples_of_classes(labels);
   check_classes("training", sizes.train, classes.size());
   check_classes("test", sizes.test, classes.size());
   NumpyRandomState random(static_cast<std::uint32_t>(options.seed));

@@ -14,7 +14,7 @@ TOOLS = {"base", "machine", "launch", "doctor"}
 WITHOUT_LIBTORCH = TOOLS | {"tools"}
 LIBTORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 CONCRETE_BACKEND = re.compile(r"torch/csrc/distributed/c10d/.*ProcessGroup(Gloo|NCCL|MPI|UCC)")
-HIDDEN_FROM_USERS = re.compile(r"(fmt|CLI|nlohmann|curl|spdlog)/|zlib\.h")
+HIDDEN_FROM_USERS = re.compile(r"(fmt|CLI|nlohmann|curl|spdlog)/|(zlib|hdf5)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 

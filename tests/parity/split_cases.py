@@ -76,7 +76,28 @@ def stratified_cases(count):
         show("stratified", arguments, labels, *parts)
 
 
+def train_val_cases(count):
+    """As classification tutorials split: the files of each class in sorted order."""
+    for _ in range(count):
+        classes = draw.randrange(1, 8)
+        largest = draw.choice([5, 30, 100, 300]) if draw.random() < 0.95 else 3000
+        labels = [label for label in range(classes) for _ in range(draw.randrange(largest))]
+        if draw.random() < 0.3:
+            draw.shuffle(labels)
+        seed = draw.choice([0, 1, 42, 2**32 - 1, 2**32, -1, -2**63, draw.randrange(-2**63, 2**63)])
+        thousandths = draw.choice([0, 100, 200, 300, 1000, draw.randrange(1001)])
+        random.seed(seed)
+        train, val = [], []
+        for label in range(classes):
+            images = [i for i, each in enumerate(labels) if each == label]
+            val_images = set(random.sample(images, k=int(len(images) * (thousandths / 1000))))
+            for image in images:
+                (val if image in val_images else train).append(image)
+        show("train_val", {"seed": seed, "thousandths": thousandths}, labels, train, val)
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     random_split_cases(700)
     stratified_cases(500)
+    train_val_cases(500)

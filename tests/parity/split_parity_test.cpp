@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <optional>
 
 #include <gmock/gmock.h>
@@ -7,9 +10,11 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/split.h>
+#include <lockstep/serialize/torch_file.h>
 
 #include "parity/sampler_case.h"
 #include "support/python.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::data {
 namespace {
@@ -96,6 +101,41 @@ TEST_F(SplitParity, StratifiedShuffleSplitIndexForIndex) {
   }
   EXPECT_GE(compared, 500);
   EXPECT_GE(refused, 20);
+}
+
+TEST_F(SplitParity, TrainValSplitIndexForIndex) {
+  int compared = 0;
+  for (const auto& each : cases_) {
+    if (each.kind != "train_val") continue;
+    const auto lists = lists_of(each);
+    const auto split = train_val_split_indices(
+        at::tensor(lists[0], at::kLong),
+        {.val_fraction = static_cast<double>(each["thousandths"]) / 1000, .seed = each["seed"]});
+    ASSERT_EQ(list_of(split.train), lists[1]) << each.line;
+    ASSERT_EQ(list_of(split.val), lists[2]) << each.line;
+    ++compared;
+  }
+  EXPECT_GE(compared, 500);
+}
+
+std::string text_of(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+TEST(ClassIndices, AreTheBytesOfPython) {
+  const testing::TempFolder folder;
+  testing::run_python("parity/class_indices.py", {.args = {folder.path().string()}});
+  const auto expected = load(folder.file("expected.pt"));
+  ASSERT_GE(expected.as_dict().size(), 50U);
+  for (const auto& [name, value] : expected.as_dict()) {
+    std::vector<std::string> classes;
+    for (const auto& each : value.as_items()) classes.push_back(each.as_string());
+    const auto file = folder / name.as_string();
+    EXPECT_EQ(read_class_indices(file), classes);
+    write_class_indices(folder / "written.json", classes);
+    ASSERT_EQ(text_of(folder / "written.json"), text_of(file));
+  }
 }
 
 }  // namespace

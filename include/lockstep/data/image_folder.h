@@ -89,8 +89,8 @@ class DatasetFolder {
   const std::map<std::string, std::int64_t>& class_to_idx() const;
   /// The file of a sample. torchvision: `samples[i][0]`.
   std::filesystem::path path(std::int64_t index) const;
-  /// The targets of all samples, before target_transform. torchvision: `targets`.
-  std::vector<std::int64_t> targets() const;
+  /// The targets of all samples, before target_transform: int64 [size()]. torchvision: `targets`.
+  at::Tensor targets() const;
   /// Unreadable files met so far, by all copies.
   std::int64_t unreadable() const { return *unreadable_; }
 

@@ -3,8 +3,10 @@
 
 #include <concepts>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -102,5 +104,53 @@ struct TrainTestIndices {
 /// samples, a part has fewer samples than there are classes, or a size or the seed is not possible.
 TrainTestIndices stratified_shuffle_split(const at::Tensor& labels,
                                           const StratifiedSplitOptions& options = {});
+
+struct TrainValSplitOptions {
+  double val_fraction = 0.2;  ///< of the samples of each class, rounded down
+  std::int64_t seed = 0;      ///< of Python's `random.seed`
+};
+
+struct TrainValIndices {
+  at::Tensor train;  ///< int64
+  at::Tensor val;    ///< int64
+};
+
+/// Draws a part of each class for validation, as classification tutorials do in Python: `random.seed(seed)`,
+/// then for each class in ascending order `random.sample(images, k=int(len(images) * val_fraction))`. Both
+/// results have the classes in ascending order and the samples of a class in the order of `targets`. Use the
+/// indices with Subset when the two parts have different transforms:
+///
+///     auto [train, val] = train_val_split_indices(train_images.targets());
+///     Subset train_set(train_images, train);
+///     Subset val_set(val_images, val);
+///
+/// `targets` [n] on the CPU, of an integer dtype. The choice is that of CPython for the same lists. The files
+/// of an ImageFolder are sorted; a tutorial that does not sort os.listdir() splits them differently. Throws
+/// ArgumentError when val_fraction is not between 0 and 1.
+TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainValSplitOptions& options = {});
+
+/// A dataset that knows the targets of all samples, such as ImageFolder: int64 [n].
+template <typename D>
+concept DatasetWithTargets = BatchDataset<D> && requires(const D& dataset) {
+  { dataset.targets() } -> std::convertible_to<at::Tensor>;
+};
+
+/// The subsets for training and for validation of train_val_split_indices().
+template <DatasetWithTargets Dataset>
+std::pair<Subset<Dataset>, Subset<Dataset>> train_val_split(Dataset dataset,
+                                                            const TrainValSplitOptions& options = {}) {
+  auto [train, val] = train_val_split_indices(dataset.targets(), options);
+  const auto shared = std::make_shared<const Dataset>(std::move(dataset));
+  return {Subset<Dataset>(shared, std::move(train)), Subset<Dataset>(shared, std::move(val))};
+}
+
+/// Writes class names by index, {"0": "daisy", "1": "dandelion"}, with the bytes of Python's
+/// `json.dumps(..., indent=4)`. The file appears whole or not at all, also when several ranks write it.
+/// Throws DataError naming the file, and ArgumentError for a name that is not valid UTF-8.
+void write_class_indices(const std::filesystem::path& file, const std::vector<std::string>& classes);
+
+/// The class names of such a file, by index. Throws DataError naming the file when it is missing, is not
+/// such JSON, or lacks an index.
+std::vector<std::string> read_class_indices(const std::filesystem::path& file);
 
 }  // namespace lockstep::data

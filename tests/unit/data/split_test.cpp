@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -8,6 +12,7 @@
 #include <lockstep/data/split.h>
 
 #include "support/error_of.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::data {
 namespace {
@@ -102,6 +107,64 @@ TEST(StratifiedShuffleSplit, RejectsInvalidArguments) {
               }),
               HasSubstr("class -7 has only 1 sample"));
   EXPECT_THAT(error_of([] { stratified_shuffle_split(at::rand({4})); }), HasSubstr("of integers"));
+}
+
+// With targets, and a target for each sample that names it.
+struct Flowers {
+  std::int64_t size() const { return 10; }
+  Batch get_batch(const at::Tensor& indices) const { return {.data = indices, .target = indices}; }
+  at::Tensor targets() const { return at::arange(10).remainder(2); }
+};
+
+TEST(TrainValSplit, TakesAPartOfEachClass) {
+  const auto [train, val] = train_val_split(Flowers(), {.val_fraction = 0.4});
+  EXPECT_EQ(&train.dataset(), &val.dataset());
+  // Of random.seed(0), random.sample([0, 2, 4, 6, 8], 2), random.sample([1, 3, 5, 7, 9], 2).
+  EXPECT_TRUE(at::equal(val.indices(), at::tensor({6, 8, 1, 5}, at::kLong)));
+  EXPECT_TRUE(at::equal(train.indices(), at::tensor({0, 2, 4, 3, 7, 9}, at::kLong)));
+  EXPECT_EQ(train_val_split(Flowers()).second.size(), 2);
+}
+
+TEST(TrainValSplit, RejectsWhatCannotBeSplit) {
+  const auto labels = at::arange(10);
+  EXPECT_THAT(error_of([&] { train_val_split_indices(labels, {.val_fraction = 1.5}); }),
+              HasSubstr("val_fraction is 1.5; it should be between 0 and 1"));
+  EXPECT_THROW(train_val_split_indices(labels, {.val_fraction = -0.1}), ArgumentError);
+  EXPECT_THROW(train_val_split_indices(labels, {.val_fraction = std::nan("")}), ArgumentError);
+  EXPECT_THAT(error_of([] { train_val_split_indices(at::ones({3})); }),
+              HasSubstr("train_val_split: labels should be a 1-dimensional tensor of integers"));
+}
+
+class ClassIndicesTest : public ::testing::Test {
+ protected:
+  std::string refusal_of(const std::string& text) const {
+    std::ofstream(folder_ / "classes.json") << text;
+    return error_of<DataError>([this] { read_class_indices(folder_ / "classes.json"); });
+  }
+  lockstep::testing::TempFolder folder_;
+};
+
+TEST_F(ClassIndicesTest, ReplaceAnOldFile) {
+  const auto file = folder_ / "classes.json";
+  write_class_indices(file, {"daisy", "rose", "tulip"});
+  write_class_indices(file, {"daisy"});
+  EXPECT_THAT(read_class_indices(file), ::testing::ElementsAre("daisy"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
+}
+
+TEST_F(ClassIndicesTest, NameTheFileInErrors) {
+  EXPECT_THAT(refusal_of("[\"daisy\"]"), HasSubstr("classes.json: is not a JSON object"));
+  EXPECT_THAT(refusal_of("{\"0\": \"daisy\""), HasSubstr("classes.json: is not a JSON object"));
+  EXPECT_THAT(refusal_of(""), HasSubstr("classes.json: is not a JSON object"));
+  EXPECT_THAT(refusal_of("{\"0\": \"daisy\", \"2\": \"rose\"}"),
+              HasSubstr("classes.json: has 2 entries, but no class name for \"1\""));
+  EXPECT_THAT(refusal_of("{\"0\": 5}"), HasSubstr("no class name for \"0\""));
+  EXPECT_THAT(error_of<DataError>([this] { read_class_indices(folder_ / "none.json"); }),
+              HasSubstr("none.json: cannot be opened"));
+  EXPECT_THAT(error_of<DataError>([this] { write_class_indices(folder_ / "none/classes.json", {}); }),
+              HasSubstr("none/classes.json: the class indices cannot be written"));
+  EXPECT_THAT(error_of<ArgumentError>([this] { write_class_indices(folder_ / "classes.json", {"a\xff"}); }),
+              HasSubstr("is not valid UTF-8"));
 }
 
 }  // namespace

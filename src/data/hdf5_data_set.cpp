@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "data/hdf5_data_set.h"
+
+#include "base/throw_error.h"
+
+#ifdef LOCKSTEP_WITH_HDF5
+
+#include <algorithm>
+#include <array>
+#include <hdf5.h>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Deflate makes at most so many bytes of one.
+constexpr double kMostExpansion = 1032;
+
+std::mutex& hdf5_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// While it exists, libhdf5 prints no errors.
+class QuietHdf5 {
+ public:
+  QuietHdf5() {
+    ::H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
+    ::H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  }
+  ~QuietHdf5() { ::H5Eset_auto2(H5E_DEFAULT, print_, data_); }
+  QuietHdf5(const QuietHdf5&) = delete;
+  QuietHdf5& operator=(const QuietHdf5&) = delete;
+
+ private:
+  H5E_auto2_t print_ = nullptr;
+  void* data_ = nullptr;
+};
+
+// The cause of the last error.
+std::string hdf5_problem() {
+  std::string text;
+  const auto keep_first = [](unsigned, const H5E_error2_t* error, void* kept) {
+    auto& first = *static_cast<std::string*>(kept);
+    if (first.empty() && error->desc != nullptr) first = error->desc;
+    return herr_t{0};
+  };
+  ::H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &text);
+  return "libhdf5: " + (text.empty() ? "unknown error" : text);
+}
+
+class Hdf5Handle {
+ public:
+  Hdf5Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
+  ~Hdf5Handle() {
+    if (id_ >= 0) close_(id_);
+  }
+  Hdf5Handle(const Hdf5Handle&) = delete;
+  Hdf5Handle& operator=(const Hdf5Handle&) = delete;
+  operator hid_t() const { return id_; }  // NOLINT: implicit by design
+
+ private:
+  hid_t id_;
+  herr_t (*close_)(hid_t);
+};
+
+double product_of(std::span<const hsize_t> dims) {
+  double product = 1;
+  for (const auto dim : dims) product *= static_cast<double>(dim);
+  return product;
+}
+
+using Dims = std::array<hsize_t, H5S_MAX_RANK>;
+
+}  // namespace
+
+// Members are destroyed in reverse order: the lock is released last.
+struct Hdf5DataSet::Open {
+  Open(const fs::path& path, std::string set_name)
+      : file_name(path.string()),
+        name(std::move(set_name)),
+        file_bytes(regular_file_size(path)),
+        file(::H5Fopen(file_name.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), ::H5Fclose) {
+    if (file < 0) throw_error<DataError>("{}: {}", file_name, hdf5_problem());
+    set.emplace(::H5Dopen2(file, name.c_str(), H5P_DEFAULT), ::H5Dclose);
+    check(*set);
+    space.emplace(::H5Dget_space(*set), ::H5Sclose);
+    check(*space);
+  }
+
+  [[noreturn]] void fail(std::string_view problem) const {
+    throw_error<DataError>("{}: data set \"{}\": {}", file_name, name, problem);
+  }
+  // Of any result of libhdf5.
+  hid_t check(hid_t result) const {
+    if (result < 0) fail(hdf5_problem());
+    return result;
+  }
+
+  std::span<const hsize_t> dims(Dims& memory) const {
+    return {memory.data(),
+            static_cast<std::size_t>(check(::H5Sget_simple_extent_dims(*space, memory.data(), nullptr)))};
+  }
+
+  // Refuses a data set, or a chunk of it, that is too large to be in this file.
+  void check_bytes(std::size_t value_bytes) const {
+    Dims memory{};
+    auto values = product_of(dims(memory));
+    const Hdf5Handle layout(::H5Dget_create_plist(*set), ::H5Pclose);
+    if (::H5Pget_layout(check(layout)) == H5D_CHUNKED) {
+      const auto rank = check(::H5Pget_chunk(layout, H5S_MAX_RANK, memory.data()));
+      values = std::max(values, product_of({memory.data(), static_cast<std::size_t>(rank)}));
+    }
+    const auto stored = std::min<std::uint64_t>(::H5Dget_storage_size(*set), file_bytes);
+    const auto bytes = values * static_cast<double>(value_bytes);
+    if (bytes <= kMostExpansion * static_cast<double>(stored)) return;
+    fail(fmt::format("its header states {:.0f} bytes of values, which the {} bytes stored for it cannot hold",
+                     bytes, stored));
+  }
+
+  // Returns the bytes of a value.
+  std::size_t check_type(at::ScalarType dtype) const {
+    const Hdf5Handle type(::H5Dget_type(*set), ::H5Tclose);
+    const auto bytes = ::H5Tget_size(check(type));
+    const auto kind = ::H5Tget_class(type);
+    if (dtype == at::kFloat && (kind != H5T_FLOAT || bytes != sizeof(float))) {
+      fail("its values are not 32-bit floating-point numbers");
+    }
+    if (dtype == at::kLong && (kind != H5T_INTEGER || bytes > sizeof(std::int64_t))) {
+      fail("its values are not integers");
+    }
+    return bytes;
+  }
+
+  static std::uint64_t regular_file_size(const fs::path& path) {
+    std::error_code error;
+    if (!fs::exists(path, error)) throw_error<DataError>("{}: there is no such file", path.string());
+    if (!fs::is_regular_file(path, error)) throw_error<DataError>("{}: is not a file", path.string());
+    return fs::file_size(path);
+  }
+
+  std::unique_lock<std::mutex> lock{hdf5_mutex()};
+  QuietHdf5 quiet{};
+  std::string file_name;
+  std::string name;
+  std::uint64_t file_bytes;
+  Hdf5Handle file;
+  std::optional<Hdf5Handle> set{};
+  std::optional<Hdf5Handle> space{};
+};
+
+Hdf5DataSet::Hdf5DataSet(const fs::path& file, std::string name)
+    : open_(std::make_unique<Open>(file, std::move(name))) {
+  Dims memory{};
+  for (const auto dim : open_->dims(memory)) {
+    if (!std::in_range<std::int64_t>(dim)) open_->fail(fmt::format("its header states a size of {}", dim));
+    shape_.push_back(static_cast<std::int64_t>(dim));
+  }
+}
+
+Hdf5DataSet::~Hdf5DataSet() = default;
+
+at::Tensor Hdf5DataSet::read(at::ScalarType dtype, at::IntArrayRef sizes) const {
+  open_->check_bytes(open_->check_type(dtype));
+  auto values = at::empty(sizes, dtype);
+  if (values.numel() == 0) return values;
+  const Dims start{};
+  Dims count{};
+  std::ranges::copy(sizes, count.begin());
+  const Hdf5Handle memory(::H5Screate_simple(static_cast<int>(sizes.size()), count.data(), nullptr),
+                          ::H5Sclose);
+  open_->check(memory);
+  const hid_t stored = *open_->space;
+  open_->check(::H5Sselect_hyperslab(stored, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr));
+  const hid_t type = dtype == at::kFloat ? H5T_NATIVE_FLOAT : H5T_NATIVE_INT64;
+  open_->check(::H5Dread(*open_->set, type, memory, stored, H5P_DEFAULT, values.mutable_data_ptr()));
+  return values;
+}
+
+}  // namespace lockstep::data
+
+#else
+
+namespace lockstep::data {
+
+struct Hdf5DataSet::Open {};
+
+Hdf5DataSet::Hdf5DataSet(const std::filesystem::path& file, std::string /*name*/) {
+  throw_error<DataError>("{}: is an HDF5 file, but this Lockstep was built without LOCKSTEP_WITH_HDF5",
+                         file.string());
+}
+
+Hdf5DataSet::~Hdf5DataSet() = default;
+
+at::Tensor Hdf5DataSet::read(at::ScalarType /*dtype*/, at::IntArrayRef /*sizes*/) const { return {}; }
+
+}  // namespace lockstep::data
+
+#endif

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace lockstep::data {
+
+// CPython's random.Random(seed), as far as splits draw from it.
+class PythonRandom {
+ public:
+  // CPython ignores the sign of the seed.
+  explicit PythonRandom(std::int64_t seed);
+  // random.sample(range(size), count), for 0 <= count <= size < 2^32. The algorithm of Python 3.2 to 3.14.
+  std::vector<std::int64_t> sample(std::int64_t size, std::int64_t count);
+
+ private:
+  std::int64_t below(std::int64_t end);
+
+  std::mt19937 engine_;
+};
+
+}  // namespace lockstep::data
