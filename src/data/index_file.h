@@ -23,7 +23,7 @@ class IndexOutput {
     if constexpr (std::is_trivially_copyable_v<T>) {
       append(&value, sizeof value);
     } else {
-      T::for_each_part(value, [this](const auto& part) { put(part); });
+      T::for_each_part(value, [this](const auto& part) { this->put(part); });
     }
   }
   void put(const std::string& text) {
@@ -58,7 +58,7 @@ class IndexInput {
     if constexpr (std::is_trivially_copyable_v<T>) {
       take(&value, sizeof value);
     } else {
-      T::for_each_part(value, [this](auto& part) { get(part); });
+      T::for_each_part(value, [this](auto& part) { this->get(part); });
     }
   }
   void get(std::string& text) {
