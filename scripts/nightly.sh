@@ -11,7 +11,7 @@ Usage: scripts/nightly.sh [part]
 Runs one part or all of them (default), and reports every part that failed.
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
-  fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints and of images for one hour each
+  fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, images and tar archives for one hour each
 END
 }
 
@@ -29,7 +29,7 @@ run_part() {
   case $1 in
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
-    fuzz) bash scripts/fuzz.sh checkpoint && bash scripts/fuzz.sh images ;;
+    fuzz) bash scripts/fuzz.sh checkpoint && bash scripts/fuzz.sh images && bash scripts/fuzz.sh tar ;;
   esac
 }
 

@@ -45,6 +45,7 @@
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/split.h>
 #include <lockstep/data/tokens.h>
+#include <lockstep/data/web_dataset.h>
 #include <lockstep/transforms/transforms.h>
 
 // Optimizers, mixed precision, devices, captured steps.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <sys/stat.h>
 #include <system_error>
 #include <utility>
@@ -13,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "data/index_file.h"
 
 namespace lockstep::data {
 namespace {
@@ -21,8 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr std::array<const char*, 9> kImageExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
                                                          ".pgm", ".tif",  ".tiff", ".webp"};
-// A folder that changed as recently may change again without a new modification time.
-constexpr std::chrono::seconds kTimeGranularity{2};
 
 struct FolderStatus {
   dev_t device;
@@ -187,12 +185,6 @@ bool is_current(const FolderIndex& index, const fs::path& root, const DatasetFol
   });
 }
 
-bool may_change_unnoticed(const FolderIndex& index) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch() - kTimeGranularity;
-  const auto newest = std::ranges::max(index.times, {}, &FolderTime::nanoseconds).nanoseconds;
-  return std::chrono::nanoseconds(newest) > now;
-}
-
 }  // namespace
 
 void FolderListing::add(std::size_t folder, std::string_view name) {
@@ -236,7 +228,8 @@ FolderListing list_folder(const fs::path& root, const DatasetFolderOptions& opti
     return std::move(index->listing);
   }
   auto index = list_anew(root, options);
-  if (!may_change_unnoticed(index)) write_folder_index(index, options.index_cache);
+  const auto newest = std::ranges::max(index.times, {}, &FolderTime::nanoseconds).nanoseconds;
+  if (!may_change_unnoticed(newest)) write_folder_index(index, options.index_cache);
   return std::move(index.listing);
 }
 

@@ -18,6 +18,10 @@ class FolderListing {
   struct Folder {
     std::string path;  // relative to the root
     std::int64_t target;
+    static void for_each_part(auto& self, auto visit) {
+      visit(self.path);
+      visit(self.target);
+    }
   };
 
   std::filesystem::path root;
@@ -43,6 +47,10 @@ struct FolderTime {
   std::string path;  // relative to the root; empty for the root
   std::int64_t nanoseconds;
   bool operator==(const FolderTime&) const = default;
+  static void for_each_part(auto& self, auto visit) {
+    visit(self.path);
+    visit(self.nanoseconds);
+  }
 };
 
 // An index cache: what was listed, by which rules, and the folders that were read.
@@ -51,6 +59,16 @@ struct FolderIndex {
   bool allow_empty = false;
   std::vector<FolderTime> times;
   FolderListing listing;
+  static void for_each_part(auto& self, auto visit) {
+    visit(self.extensions);
+    visit(self.allow_empty);
+    visit(self.times);
+    visit(self.listing.classes.classes);
+    visit(self.listing.folders);
+    visit(self.listing.names);
+    visit(self.listing.name_ends);
+    visit(self.listing.folder_ids);
+  }
 };
 
 // nullopt when the file is missing, damaged or of another version.

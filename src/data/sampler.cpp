@@ -283,6 +283,10 @@ DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOp
   num_samples_ = share_of(count_, num_replicas_, options_.drop_last);
 }
 
+at::Tensor DistributedSampler::order(std::uint64_t seed) const {
+  return at::randperm(count_, device::seeded_generator(seed), at::kLong);
+}
+
 std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
   const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), num_replicas_, options_.drop_last);
   // Every num_replicas-th of the order, padded by repeating it from its front.
@@ -290,7 +294,7 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
   if (options_.shuffle) {
     // Unsigned, because seed + epoch may overflow, as in Python.
     const auto seed = static_cast<std::uint64_t>(options_.seed) + static_cast<std::uint64_t>(epoch_);
-    share = at::randperm(count_, device::seeded_generator(seed), at::kLong).index_select(0, share);
+    share = order(seed).index_select(0, share);
   }
   return std::make_unique<DrawnStream>(
       [share = std::move(share)]() mutable { return std::exchange(share, at::Tensor()); });

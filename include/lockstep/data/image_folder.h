@@ -101,11 +101,6 @@ class DatasetFolder {
   DatasetFolder(const std::filesystem::path& root, TransformingLoader load, DatasetFolderOptions options);
 
  private:
-  // The sample and its target, without the dimension of the batch.
-  std::optional<Batch> load_readable(std::int64_t index) const;
-  std::optional<at::Tensor> try_load(std::int64_t index,
-                                     const transforms::OptionalGenerator& generator) const;
-
   std::shared_ptr<const FolderListing> listing_;
   TransformingLoader load_;
   DatasetFolderOptions options_;

@@ -212,6 +212,10 @@ class DistributedSampler : public Sampler {
   std::int64_t size() const override { return num_samples_; }
   void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
 
+ protected:
+  /// The shuffled order of all samples, int64 [n]; `seed` is seed + epoch.
+  virtual at::Tensor order(std::uint64_t seed) const;
+
  private:
   std::int64_t count_;
   int num_replicas_;

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <charconv>
+#include <ranges>
+#include <string_view>
+#include <utility>
+
+#include <ATen/ops/scalar_tensor.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/data/web_dataset.h>
+
+#include "base/throw_error.h"
+#include "data/bytes.h"
+#include "data/pictures.h"
+#include "data/readable_samples.h"
+#include "data/shard_names.h"
+#include "data/shards.h"
+
+namespace lockstep::data {
+namespace {
+
+void check_options(const WebDatasetOptions& options) {
+  const WebDatasetOptions defaults;
+  if (options.decode && (options.image != defaults.image || options.target != defaults.target ||
+                         options.target_transform || options.scaled_decoding ||
+                         options.apply_exif_orientation || options.max_pixels != defaults.max_pixels)) {
+    throw ArgumentError(
+        "WebDataset: decode excludes image, target, target_transform, scaled_decoding, "
+        "apply_exif_orientation "
+        "and max_pixels; it makes data and target itself");
+  }
+}
+
+std::vector<std::filesystem::path> paths_of(const std::string& urls) {
+  if (urls.find("://") != std::string::npos || urls.starts_with("pipe:")) {
+    throw_error<ArgumentError>("WebDataset: {}: shards should be local files; download them first", urls);
+  }
+  const auto names = expand_braces(urls);
+  return {names.begin(), names.end()};
+}
+
+// The first of the extensions, separated by ';', that the sample has.
+const at::Tensor& field_of(const WebSample& sample, std::string_view extensions) {
+  for (const auto extension : std::views::split(extensions, ';')) {
+    const auto found = sample.fields.find(std::string(extension.begin(), extension.end()));
+    if (found != sample.fields.end()) return found->second;
+  }
+  throw_error<DataError>("there is no field {}, but {}", extensions,
+                         fmt::join(std::views::keys(sample.fields), ", "));
+}
+
+// An integer as Python's int() reads it from text, without underscores.
+std::int64_t parse_target(const at::Tensor& bytes) {
+  constexpr std::string_view kSpaces = " \t\n\v\f\r";
+  const auto span = as_bytes(bytes);
+  std::string_view text(reinterpret_cast<const char*>(span.data()), span.size());
+  text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
+  text = text.substr(0, text.find_last_not_of(kSpaces) + 1);
+  auto digits = text;
+  if (digits.starts_with('+') && !digits.starts_with("+-")) digits.remove_prefix(1);
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    throw_error<DataError>("the target should be an integer, but it is \"{}\"", text.substr(0, 40));
+  }
+  return value;
+}
+
+Batch decode_picture(const WebSample& sample, const WebDatasetOptions& options,
+                     const transforms::OptionalGenerator& generator) {
+  auto data = decode_and_transform(field_of(sample, options.image), rgb_reading(options), generator);
+  const auto target = at::scalar_tensor(parse_target(field_of(sample, options.target)), at::kLong);
+  return {.data = std::move(data),
+          .target = options.target_transform ? options.target_transform(target) : target};
+}
+
+Batch decode_by(const WebSample& sample, const WebDatasetOptions& options,
+                const transforms::OptionalGenerator& generator) {
+  auto decoded = options.decode(sample);
+  if (!decoded.data.defined() || !decoded.target.defined()) {
+    throw ArgumentError("decode should give data and target");
+  }
+  if (options.transform) decoded.data = (*options.transform)(decoded.data, generator);
+  return decoded;
+}
+
+WebSample read_from(const ShardSet& shards, std::int64_t index) {
+  try {
+    return shards.read(index);
+  } catch (const DataError& error) {
+    throw Error(error.what());  // the shard, not a sample: a policy for damaged samples does not apply
+  }
+}
+
+Batch load_sample(const ShardSet& shards, std::int64_t index, const WebDatasetOptions& options,
+                  const transforms::OptionalGenerator& generator) {
+  const auto sample = read_from(shards, index);
+  try {
+    return options.decode ? decode_by(sample, options, generator)
+                          : decode_picture(sample, options, generator);
+  } catch (const DataError& error) {
+    throw_error<DataError>("{}: sample {}: {}", sample.shard.string(), sample.key, error.what());
+  } catch (const ArgumentError& error) {
+    throw_error<ArgumentError>("{}: sample {}: {}", sample.shard.string(), sample.key, error.what());
+  }
+}
+
+}  // namespace
+
+WebDataset::WebDataset(const std::string& urls, WebDatasetOptions options)
+    : WebDataset(paths_of(urls), std::move(options)) {}
+
+WebDataset::WebDataset(std::vector<std::filesystem::path> shards, WebDatasetOptions options)
+    : options_((check_options(options), std::move(options))),
+      shards_(std::make_shared<ShardSet>(std::move(shards), options_.index_cache)) {}
+
+std::int64_t WebDataset::size() const { return shards_->size(); }
+
+Batch WebDataset::get_batch(const at::Tensor& indices) const {
+  return readable_batch({.dataset = "WebDataset",
+                         .where = shards_->paths().front().string(),
+                         .size = size(),
+                         .on_unreadable = options_.on_unreadable,
+                         .unreadable = *unreadable_,
+                         .load =
+                             [this](std::int64_t index, const transforms::OptionalGenerator& generator) {
+                               return load_sample(*shards_, index, options_, generator);
+                             }},
+                        indices);
+}
+
+WebSample WebDataset::sample(std::int64_t index) const {
+  if (index < 0 || index >= size()) {
+    throw_error<ArgumentError>("WebDataset: index {} is out of range for {} samples", index, size());
+  }
+  return shards_->read(index);
+}
+
+const std::vector<std::filesystem::path>& WebDataset::shards() const { return shards_->paths(); }
+
+std::vector<std::int64_t> WebDataset::shard_sizes() const { return shards_->sizes(); }
+
+}  // namespace lockstep::data
