@@ -138,13 +138,12 @@ TEST_F(ModelNetTest, ListsMeshesByClassAndName) {
 
 TEST_F(ModelNetTest, BatchesAreEqualForAnyNumberOfWorkers) {
   write_meshes();
-  const ModelNet40 train(root(),
-                         {.num_points = 8,
-                          .transform =
-                              [](const at::Tensor& points, const transforms::OptionalGenerator& generator) {
-                                return shuffle_points(translate_point_cloud(points, generator), generator);
-                              },
-                          .target_transform = [](std::int64_t target) { return target + 10; }});
+  const auto augment = [](const auto& points, const auto& generator) {
+    return shuffle_points(translate_point_cloud(points, generator), generator);
+  };
+  const ModelNet40 train(root(), {.num_points = 8,
+                                  .transform = augment,
+                                  .target_transform = [](std::int64_t target) { return target + 10; }});
   std::vector<Batch> expected;
   for (const int workers : {0, 1, 4}) {
     auto loader = make_loader(train, {.batch_size = 3, .num_workers = workers, .augmentation_seed = 7});
