@@ -69,6 +69,12 @@ class Input {
   void get(T& value) {
     take(&value, sizeof value);
   }
+  void get(bool& value) {
+    std::uint8_t byte = 0;
+    get(byte);
+    if (byte > 1) throw Damaged();
+    value = byte == 1;
+  }
   template <typename T>
   void get(std::vector<T>& values) {
     // An element takes one byte at least.
