@@ -10,17 +10,17 @@ function(lockstep_add_precompiled_header name)
   lockstep_set_warnings(${name})
 endfunction()
 
-# lockstep_add_test_precompiled_header(): for programs of the tests, which are compiled with little optimization. A
+# lockstep_add_test_precompiled_header(): for programs of the tests, which are compiled without optimization. A
 # header of its own: g++ 12 fails on one that was precompiled with another level.
 function(lockstep_add_test_precompiled_header)
   lockstep_add_precompiled_header(lockstep_test_pch <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>)
   target_link_libraries(lockstep_test_pch PRIVATE GTest::gmock GTest::gtest)
-  lockstep_optimize_little(lockstep_test_pch)
+  lockstep_do_not_optimize(lockstep_test_pch)
 endfunction()
 
-# lockstep_optimize_little(<target>): -O1 instead of -O3, which halves the time that a test takes to compile.
-function(lockstep_optimize_little target)
-  target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
+# lockstep_do_not_optimize(<target>): -O0 instead of -O3, which halves the time that a test takes to compile.
+function(lockstep_do_not_optimize target)
+  target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O0>")
 endfunction()
 
 # Programs include <torch/torch.h>, which costs every file 4 s even when precompiled, for the templates that it

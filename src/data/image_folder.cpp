@@ -51,9 +51,10 @@ DatasetFolder::DatasetFolder(const std::filesystem::path& root, SampleLoader loa
                       return transform ? (*transform)(sample, generator) : sample;
                     }),
                     options) {
-  if (options_.scaled_decoding || options_.apply_exif_orientation) {
+  if (options_.scaled_decoding || options_.apply_exif_orientation ||
+      options_.max_pixels != DecodeOptions().max_pixels) {
     throw ArgumentError(
-        "DatasetFolder: scaled_decoding and apply_exif_orientation are options of ImageFolder");
+        "DatasetFolder: scaled_decoding, apply_exif_orientation and max_pixels are options of ImageFolder");
   }
 }
 

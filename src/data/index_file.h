@@ -61,6 +61,12 @@ class IndexInput {
       T::for_each_part(value, [this](auto& part) { this->get(part); });
     }
   }
+  void get(bool& value) {
+    std::uint8_t byte = 0;
+    get(byte);
+    if (byte > 1) throw DamagedIndex();
+    value = byte == 1;
+  }
   void get(std::string& text) {
     text.resize(count(1));
     take(text.data(), text.size());

@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <fcntl.h>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -84,16 +83,19 @@ Header parse_header(ByteSpan bytes, const std::string& name) {
   if (static_cast<std::int64_t>(bytes.size()) < header.size) {
     throw_error<DataError>("{}: is cut short in its header, after {} bytes", name, bytes.size());
   }
-  header.payload = static_cast<std::int64_t>(c10::elementSize(header.type));
+  // The strides of a tensor without values must be countable too.
+  auto counted = static_cast<std::int64_t>(c10::elementSize(header.type));
+  bool empty = false;
   for (std::int64_t at = 4; at < header.size; at += 4) {
     const auto dim = big_endian(bytes.subspan(static_cast<std::size_t>(at)));
     header.dims.push_back(dim);
-    if (dim != 0 && header.payload > std::numeric_limits<std::int64_t>::max() / dim / 2) {
+    empty = empty || dim == 0;
+    if (__builtin_mul_overflow(counted, std::max<std::int64_t>(dim, 1), &counted)) {
       throw_error<DataError>("{}: the dimensions [{}, ...] in the header are too large", name,
                              fmt::join(header.dims, ", "));
     }
-    header.payload *= dim;
   }
+  header.payload = empty ? 0 : counted;
   return header;
 }
 

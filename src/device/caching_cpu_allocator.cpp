@@ -87,7 +87,7 @@ class CachingCpuAllocator : public c10::Allocator {
   }
 };
 
-void install_allocator() {
+[[maybe_unused]] void install_allocator() {
   if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
   ::pthread_atfork([] { block_pool().lock(); }, [] { block_pool().unlock(); }, [] { block_pool().unlock(); });
   static auto& allocator = *new CachingCpuAllocator;

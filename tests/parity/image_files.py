@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Writes image files into a folder, and what torchvision or PIL decodes from them: image_files.py <folder>
 
-decoded.pt maps "<file>|<mode>" to torchvision's tensor, or to its error's text. Names that begin with "pil" are decoded
-by PIL, where torchvision reads no such files or not what they show.
+decoded.pt maps "<file>|<mode>" to torchvision's tensor, or to its error's text. Names that begin with "pil", and
+WebP files with an orientation, are decoded by PIL, where torchvision reads no such files or not what they show.
 """
 import pathlib
+import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
@@ -12,6 +13,7 @@ import torchvision_cpu  # noqa: E402, F401
 
 import numpy  # noqa: E402
 import PIL.Image  # noqa: E402
+import PIL.ImageOps  # noqa: E402
 import torch  # noqa: E402
 import torchvision.io  # noqa: E402
 import torchvision.utils  # noqa: E402
@@ -81,6 +83,34 @@ def by_pil(path, mode):
     return pixels.reshape(pixels.shape[0], pixels.shape[1], -1).permute(2, 0, 1)
 
 
+def turned_by_pil(path):
+    pixels = numpy.array(PIL.ImageOps.exif_transpose(PIL.Image.open(path)).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def without_exif_flag(webp):
+    return webp[:20] + bytes([webp[20] & ~8]) + webp[21:]
+
+
+def with_exif_prefix(webp):
+    """Some programs write the six bytes that precede EXIF data in a JPEG file."""
+    place = webp.rindex(b"EXIF")
+    contents = b"Exif\0\0" + webp[place + 8:]
+    file = webp[:place] + b"EXIF" + struct.pack("<I", len(contents)) + contents
+    return file[:4] + struct.pack("<I", len(file) - 8) + file[8:]
+
+
+def turned_webp_files(image, folder, exif):
+    orientation = exif[0x0112]
+    path = folder / f"turned{orientation}.webp"
+    image.save(path, exif=exif, lossless=orientation % 2 == 0)
+    yield path
+    for name, change in (("unflagged", without_exif_flag), ("prefixed", with_exif_prefix)):
+        changed = folder / f"turned{orientation}_{name}.webp"
+        changed.write_bytes(change(path.read_bytes()))
+        yield changed
+
+
 def encoded(image):
     return {"jpeg": torchvision.io.encode_jpeg(image, quality=80), "png": torchvision.io.encode_png(image)}
 
@@ -111,6 +141,8 @@ def main():
             path = folder / f"turned{orientation}.{extension}"
             image.save(path, exif=exif)
             decoded[f"{path.name}|turned"] = by_torchvision(path, "rgb", apply_exif_orientation=True)
+        for path in turned_webp_files(image, folder, exif):
+            decoded[f"{path.name}|turned"] = turned_by_pil(path)
     image.resize((300, 211)).save(folder / "large.jpg", subsampling=2)
 
     batch = torch.rand(7, 3, 5, 6, generator=torch.Generator().manual_seed(1))

@@ -97,5 +97,27 @@ TEST(ImageFolder, SeededBatchesEqualThoseOfTorchvision) {
   }
 }
 
+// Pictures with an orientation, and PNG files with 16 bits per channel.
+TEST(ImageFolder, SamplesEqualThoseOfTorchvision) {
+  const TempFolder folder;
+  run_python("parity/folder_samples.py", {.args = {folder.path().string()}});
+  const auto expected = load(folder.file("samples.pt"));
+  for (const bool turned : {false, true}) {
+    for (const bool cropped : {false, true}) {
+      data::DatasetFolderOptions options{.apply_exif_orientation = turned};
+      if (cropped) options.transform = transforms::CenterCrop(14);
+      const data::ImageFolder dataset(folder / "pictures", options);
+      const auto kind = std::string(turned ? "turned" : "stored") + (cropped ? " cropped" : "");
+      const auto& samples = expected[kind].as_items();
+      ASSERT_EQ(dataset.size(), std::ssize(samples));
+      for (std::int64_t i = 0; i < dataset.size(); ++i) {
+        const auto sample = dataset.get_batch(at::full({1}, i, at::kLong)).data[0];
+        EXPECT_TRUE(at::equal(sample, samples[static_cast<std::size_t>(i)].as_tensor()))
+            << dataset.path(i) << ", " << kind;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing

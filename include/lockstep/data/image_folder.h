@@ -107,9 +107,9 @@ class DatasetFolder {
   std::shared_ptr<std::atomic<std::int64_t>> unreadable_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 
-/// Pictures in one subfolder per class, decoded as uint8 RGB (PNG files with 16 bits are reduced to 8): [3,
-/// height, width]: `ImageFolder("train", {.transform = Compose(RandomResizedCrop(224), ToTensor())})`.
-/// torchvision: ImageFolder, with `decode_image(mode=RGB)` as its loader.
+/// Pictures in one subfolder per class, decoded as uint8 RGB (PNG files with 16 bits are reduced to the upper
+/// 8): [3, height, width]: `ImageFolder("train", {.transform = Compose(RandomResizedCrop(224),
+/// ToTensor())})`. torchvision: ImageFolder, with `decode_image(mode=RGB)` as its loader.
 class ImageFolder : public DatasetFolder {
  public:
   explicit ImageFolder(const std::filesystem::path& root, DatasetFolderOptions options = {});

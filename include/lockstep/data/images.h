@@ -25,9 +25,9 @@ using transforms::Box;
 
 struct DecodeOptions {
   ImageReadMode mode = ImageReadMode::unchanged;
-  /// Reduce the 16 bits per channel of a PNG file to 8.
+  /// Reduce the 16 bits per channel of a PNG file to the upper 8. torchvision: v2.ToDtype(uint8, scale=True).
   bool eight_bits = false;
-  /// Rotate and flip the image as the EXIF orientation of a JPEG or PNG file asks.
+  /// Rotate and flip the image as the EXIF orientation of a JPEG, PNG or WebP file asks.
   bool apply_exif_orientation = false;
   /// Refuse a file whose header gives more pixels. Default: PIL's limit, 2 * Image.MAX_IMAGE_PIXELS.
   std::int64_t max_pixels = 178'956'970;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include <lockstep/data/images.h>
 
@@ -25,6 +27,9 @@ at::Tensor decode_bmp(ByteSpan bytes, const DecodeOptions& options);
 
 // The orientation in the TIFF structure of an EXIF block; 1 when there is none or the block is damaged.
 int exif_orientation(ByteSpan tiff);
+
+// Whether `magic` is at `offset`.
+bool starts_with(ByteSpan bytes, std::string_view magic, std::size_t offset = 0);
 
 // Throws DataError when the image has more pixels than allowed, or none.
 void check_size(std::int64_t width, std::int64_t height, std::int64_t max_pixels);

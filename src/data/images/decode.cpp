@@ -22,13 +22,6 @@ struct Codec {
   at::Tensor (*decode)(ByteSpan, const DecodeOptions&);
 };
 
-bool starts_with(ByteSpan bytes, std::string_view magic, std::size_t offset = 0) {
-  return bytes.size() >= offset + magic.size() &&
-         std::equal(
-             magic.begin(), magic.end(), bytes.begin() + static_cast<std::ptrdiff_t>(offset),
-             [](char expected, std::uint8_t byte) { return static_cast<std::uint8_t>(expected) == byte; });
-}
-
 const Codec& codec_of(ByteSpan bytes) {
   static constexpr Codec kJpeg{"JPEG", jpeg_info, decode_jpeg};
   static constexpr Codec kPng{"PNG", png_info, decode_png};
@@ -95,6 +88,13 @@ at::Tensor oriented(const at::Tensor& image, int orientation) {
 }
 
 }  // namespace
+
+bool starts_with(ByteSpan bytes, std::string_view magic, std::size_t offset) {
+  return bytes.size() >= offset + magic.size() &&
+         std::equal(
+             magic.begin(), magic.end(), bytes.begin() + static_cast<std::ptrdiff_t>(offset),
+             [](char expected, std::uint8_t byte) { return static_cast<std::uint8_t>(expected) == byte; });
+}
 
 void check_size(std::int64_t width, std::int64_t height, std::int64_t max_pixels) {
   if (width < 1 || height < 1) throw_error<DataError>("the image has the size {} x {}", width, height);

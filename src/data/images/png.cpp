@@ -110,7 +110,7 @@ class PngReader {
     guarded(errors_, "libpng", [&] {
       choose_channels(options.mode);
       if (is_wide() && options.eight_bits) {
-        ::png_set_scale_16(codec_);
+        ::png_set_strip_16(codec_);
       } else if (is_wide() && std::endian::native == std::endian::little) {
         ::png_set_swap(codec_);
       }

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <string_view>
+
 #include "base/throw_error.h"
 #include "data/images/codec.h"
 
@@ -19,6 +22,35 @@ WebPBitstreamFeatures features_of(ByteSpan bytes) {
   return features;
 }
 
+constexpr std::string_view kExifPrefix("Exif\0\0", 6);
+
+std::size_t little_endian(ByteSpan bytes) {
+  return bytes[0] | std::size_t{bytes[1]} << 8 | std::size_t{bytes[2]} << 16 | std::size_t{bytes[3]} << 24;
+}
+
+// The first EXIF chunk of the RIFF container; empty without one, or without the flag that announces it.
+ByteSpan exif_chunk(ByteSpan file) {
+  constexpr std::size_t kRiffHeader = 12;
+  constexpr std::size_t kChunkHeader = 8;  // name and size
+  constexpr std::size_t kFlags = kRiffHeader + kChunkHeader;
+  constexpr unsigned kExifFlag = 8;
+  if (file.size() <= kFlags || !starts_with(file, "VP8X", kRiffHeader)) return {};
+  if ((file[kFlags] & kExifFlag) == 0) return {};
+  for (auto left = file.subspan(kRiffHeader); left.size() >= kChunkHeader;) {
+    const auto size = little_endian(left.subspan(4));
+    const auto contents = left.subspan(kChunkHeader);
+    if (size > contents.size()) return {};
+    if (starts_with(left, "EXIF")) return contents.first(size);
+    left = contents.subspan(std::min(size + size % 2, contents.size()));  // an even size
+  }
+  return {};
+}
+
+int orientation_of(ByteSpan file) {
+  const auto exif = exif_chunk(file);
+  return exif_orientation(starts_with(exif, kExifPrefix) ? exif.subspan(kExifPrefix.size()) : exif);
+}
+
 at::Tensor to_gray(const at::Tensor& rgb) {
   auto gray = empty_image(rgb.size(0), rgb.size(1), 1);
   const auto* in = rgb.const_data_ptr<std::uint8_t>();
@@ -34,7 +66,8 @@ ImageInfo webp_info(ByteSpan bytes) {
   return {.format = ImageFormat::webp,
           .width = features.width,
           .height = features.height,
-          .channels = features.has_alpha != 0 ? 4 : 3};
+          .channels = features.has_alpha != 0 ? 4 : 3,
+          .orientation = orientation_of(bytes)};
 }
 
 at::Tensor decode_webp(ByteSpan bytes, const DecodeOptions& options) {

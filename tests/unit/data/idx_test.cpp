@@ -75,6 +75,7 @@ TEST_F(Idx, RejectsAnInvalidHeader) {
   expect_refused(std::string("\0\0\x08\0", 4), "not an IDX file");
   expect_refused(tiny_images().substr(0, 10), "cut short in its header");
   expect_refused(idx_bytes({0xffffffff, 0xffffffff, 0xffffffff}, "x"), "too large");
+  expect_refused(idx_bytes({0, 0xffffffff, 0xffffffff, 0xffffffff}, ""), "too large");
 }
 
 TEST_F(Idx, RejectsAWrongSize) {

@@ -120,6 +120,30 @@ TEST_F(ImageFolderTest, OptionsThatExcludeEachOtherAreRefused) {
   EXPECT_THROW(data::ImageFolder(root(), {.is_valid_file = any, .index_cache = cache()}), ArgumentError);
 }
 
+TEST_F(ImageFolderTest, OptionsOfPicturesAreRefusedForOtherSamples) {
+  const auto loader = [](const fs::path&) { return at::zeros({1}); };
+  touch(root() / "a/1.png");
+  for (const data::DatasetFolderOptions& options : {data::DatasetFolderOptions{.scaled_decoding = true},
+                                                    {.apply_exif_orientation = true},
+                                                    {.max_pixels = 5}}) {
+    EXPECT_THAT(error_of<ArgumentError>([&] { data::DatasetFolder(root(), loader, options); }),
+                HasSubstr("options of ImageFolder"));
+  }
+}
+
+TEST_F(ImageFolderTest, PicturesOfMoreThanMaxPixelsAreRefused) {
+  write_pictures(root(), 1);
+  const auto first = at::zeros({1}, at::kLong);
+  for (const auto& transform : std::vector<std::optional<transforms::Transform>>{
+           std::nullopt, transforms::Transform(transforms::CenterCrop(2))}) {
+    const data::ImageFolder refusing(root(), {.transform = transform, .max_pixels = 19});
+    EXPECT_THAT(error_of<DataError>([&] { refusing.get_batch(first); }),
+                HasSubstr("cat/0.png: the header gives 5 x 4 pixels, more than the limit of 19"));
+    const data::ImageFolder reading(root(), {.transform = transform, .max_pixels = 20});
+    EXPECT_NO_THROW(reading.get_batch(first));
+  }
+}
+
 TEST_F(ImageFolderTest, TheIndexCacheNoticesAddedRenamedAndRemovedFiles) {
   touch(root() / "a/1.png");
   touch(root() / "a/deep/2.png");
@@ -152,6 +176,40 @@ TEST_F(ImageFolderTest, TheIndexCacheIsUsedWhileNoFolderChanges) {
   EXPECT_EQ(cached.path(0), root() / "a/1.png");
   EXPECT_THAT(cached.classes(), ElementsAre("a"));
   EXPECT_EQ(data::ImageFolder(root(), {.extensions = {{".png"}}, .index_cache = cache()}).size(), 2);
+}
+
+TEST_F(ImageFolderTest, TheIndexCacheIsForOneChoiceOfOptions) {
+  touch(root() / "a/1.png");
+  fs::create_directories(root() / "empty");
+  age(root());
+  EXPECT_EQ(data::ImageFolder(root(), {.allow_empty = true, .index_cache = cache()}).size(), 1);
+  EXPECT_THROW(count(), DataError);
+}
+
+TEST_F(ImageFolderTest, TheIndexCacheMovesWithTheFolder) {
+  touch(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(count(), 1);
+  const auto moved = folder_ / "moved";
+  fs::rename(root(), moved);
+  const data::ImageFolder dataset(moved, {.index_cache = cache()});
+  EXPECT_EQ(dataset.path(0), moved / "a/1.png");
+  EXPECT_THAT(dataset.class_to_idx(), ElementsAre(std::pair{"a", 0}));
+}
+
+TEST_F(ImageFolderTest, AnOlderTimeIsAlsoAChange) {
+  touch(root() / "a/1.png");
+  age(root(), 1);
+  EXPECT_EQ(count(), 1);
+  touch(root() / "a/2.png");
+  age(root(), 2);
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(ImageFolderTest, AnIndexCacheThatCannotBeWrittenIsNoError) {
+  touch(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(data::ImageFolder(root(), {.index_cache = folder_ / "missing/index"}).size(), 1);
 }
 
 TEST_F(ImageFolderTest, AFolderThatChangedJustNowIsNotCached) {
