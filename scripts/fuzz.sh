@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Fuzzes the readers of files: scripts/fuzz.sh <checkpoint | images> [libFuzzer option...]
+# Fuzzes the readers of files: scripts/fuzz.sh <checkpoint | datasets | images> [libFuzzer option...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-Usage: scripts/fuzz.sh <checkpoint | images> [libFuzzer option...]
+Usage: scripts/fuzz.sh <checkpoint | datasets | images> [libFuzzer option...]
 
 Builds a fuzzer of tests/fuzz with clang 16 and the address sanitizer, and runs it on small files that Python writes:
-checkpoints, or images. The default is one hour; -runs=N and -max_total_time=SECONDS change it. The corpus stays in
-build/fuzz/<name>/corpus.
+checkpoints, files of datasets, or images. The default is one hour; -runs=N and -max_total_time=SECONDS change it. The
+corpus stays in build/fuzz/<name>/corpus.
 END
 }
 
 case "${1:-}" in
   -h | --help) usage && exit 0 ;;
   checkpoint) seeds=tests/fuzz/seeds.py ;;
+  datasets) seeds=tests/fuzz/dataset_seeds.py ;;
   images) seeds=tests/fuzz/image_seeds.py ;;
   *) usage >&2 && exit 2 ;;
 esac

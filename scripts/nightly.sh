@@ -11,7 +11,7 @@ Usage: scripts/nightly.sh [part]
 Runs one part or all of them (default), and reports every part that failed.
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
-  fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints and of images for one hour each
+  fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets and images, one hour each
 END
 }
 
@@ -25,11 +25,17 @@ run_faults() {
   return "$status"
 }
 
+run_fuzzers() {
+  local name status=0
+  for name in checkpoint datasets images; do bash scripts/fuzz.sh "$name" || status=1; done
+  return "$status"
+}
+
 run_part() {
   case $1 in
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
-    fuzz) bash scripts/fuzz.sh checkpoint && bash scripts/fuzz.sh images ;;
+    fuzz) run_fuzzers ;;
   esac
 }
 

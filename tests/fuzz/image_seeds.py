@@ -21,7 +21,7 @@ def main():
         for mode in MODES:
             file = io.BytesIO()
             try:
-                picture.convert(mode).save(file, kind, **options, **({"exif": exif} if kind in ("JPEG", "PNG") else {}))
+                picture.convert(mode).save(file, kind, **options, **({"exif": exif} if kind != "BMP" else {}))
             except (OSError, ValueError):
                 continue  # the format does not have this mode
             for choice in (0, 8, 43):

@@ -39,7 +39,7 @@ bool equal(const data::FolderListing& a, const data::FolderListing& b) {
 
 fs::path shared_folder() { return std::getenv("TEST_FOLDER"); }
 
-// Returns when both ranks are here; the watchdog of run_ranks() ends a rank that waits in vain.
+// Returns when both ranks are here; the watchdog of run_ranks() ends a rank that waits too long.
 void meet() {
   write_file(shared_folder() / std::getenv("RANK"), "");
   while (!fs::exists(shared_folder() / "0") || !fs::exists(shared_folder() / "1")) std::this_thread::yield();
