@@ -67,20 +67,66 @@ TEST(FolderIndex, RanksThatWriteItAtOnceLeaveAWholeOne) {
   }
 }
 
-// Also where the checksum is right: another program may have written it.
-TEST(FolderIndex, ATruthValueThatIsNoneIsRefused) {
-  const TempFolder folder;
-  const auto file = folder / "index";
-  write_folder_index(index_of(1), file);
-  auto bytes = read_file(file);
+class DamagedIndex : public ::testing::Test {
+ protected:
+  fs::path file() const { return folder_ / "index"; }
+  bool is_refused(const FolderIndex& index) const {
+    write_folder_index(index, file());
+    return !read_folder_index(file());
+  }
+  // Whether the bytes are, with their right checksum.
+  bool is_refused_as(std::string body) const {
+    const auto sum =
+        static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(body.data()), body.size()));
+    write_file(file(), body.append(reinterpret_cast<const char*>(&sum), sizeof sum));
+    return !read_folder_index(file());
+  }
+  std::string good_body() const {
+    write_folder_index(index_of(3), file());
+    const auto bytes = read_file(file());
+    return bytes.substr(0, bytes.size() - sizeof(std::uint32_t));
+  }
+
+ private:
+  TempFolder folder_{};
+};
+
+TEST_F(DamagedIndex, AGoodOneIsAccepted) {
+  EXPECT_FALSE(is_refused(index_of(3)));
+  EXPECT_FALSE(is_refused_as(good_body()));
+}
+
+TEST_F(DamagedIndex, NumbersThatLeadOutsideAreRefused) {
+  auto index = index_of(3);
+  index.listing.name_ends[2] += 1;
+  EXPECT_TRUE(is_refused(index));
+  index = index_of(3);
+  index.listing.name_ends[1] = index.listing.name_ends[0] - 1;
+  EXPECT_TRUE(is_refused(index));
+  index = index_of(3);
+  index.listing.folder_ids[2] = 1;
+  EXPECT_TRUE(is_refused(index));
+  index = index_of(3);
+  index.listing.folder_ids.push_back(0);
+  EXPECT_TRUE(is_refused(index));
+}
+
+TEST_F(DamagedIndex, OtherBytesAreRefused) {
+  const auto body = good_body();
+  EXPECT_TRUE(is_refused_as(body + "x"));
+  for (std::size_t size = 0; size < body.size(); ++size) EXPECT_TRUE(is_refused_as(body.substr(0, size)));
+  auto other = body;
+  other[other.find('\n') - 1] = '2';  // the version
+  EXPECT_TRUE(is_refused_as(other));
+  other = body;
   constexpr std::size_t kNoExtensions = 8;
-  bytes[bytes.find('\n') + 1 + kNoExtensions] = 2;  // allow_empty
-  const auto body = bytes.size() - sizeof(std::uint32_t);
-  const auto sum =
-      static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), body));
-  bytes.replace(body, sizeof sum, reinterpret_cast<const char*>(&sum), sizeof sum);
-  write_file(file, bytes);
-  EXPECT_FALSE(read_folder_index(file));
+  other[other.find('\n') + 1 + kNoExtensions] = 2;  // allow_empty
+  EXPECT_TRUE(is_refused_as(other));
+  good_body();
+  auto bytes = read_file(file());
+  bytes[bytes.find("png")] = 'x';
+  write_file(file(), bytes);
+  EXPECT_FALSE(read_folder_index(file()));
 }
 
 }  // namespace

@@ -178,6 +178,40 @@ TEST_F(ImageFolderTest, TheIndexCacheIsUsedWhileNoFolderChanges) {
   EXPECT_EQ(data::ImageFolder(root(), {.extensions = {{".png"}}, .index_cache = cache()}).size(), 2);
 }
 
+TEST_F(ImageFolderTest, TheIndexCacheIsForOneChoiceOfOptions) {
+  touch(root() / "a/1.png");
+  fs::create_directories(root() / "empty");
+  age(root());
+  EXPECT_EQ(data::ImageFolder(root(), {.allow_empty = true, .index_cache = cache()}).size(), 1);
+  EXPECT_THROW(count(), DataError);
+}
+
+TEST_F(ImageFolderTest, TheIndexCacheMovesWithTheFolder) {
+  touch(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(count(), 1);
+  const auto moved = folder_ / "moved";
+  fs::rename(root(), moved);
+  const data::ImageFolder dataset(moved, {.index_cache = cache()});
+  EXPECT_EQ(dataset.path(0), moved / "a/1.png");
+  EXPECT_THAT(dataset.class_to_idx(), ElementsAre(std::pair{"a", 0}));
+}
+
+TEST_F(ImageFolderTest, AnOlderTimeIsAlsoAChange) {
+  touch(root() / "a/1.png");
+  age(root(), 1);
+  EXPECT_EQ(count(), 1);
+  touch(root() / "a/2.png");
+  age(root(), 2);
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(ImageFolderTest, AnIndexCacheThatCannotBeWrittenIsNoError) {
+  touch(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(data::ImageFolder(root(), {.index_cache = folder_ / "missing/index"}).size(), 1);
+}
+
 TEST_F(ImageFolderTest, AFolderThatChangedJustNowIsNotCached) {
   touch(root() / "a/1.png");
   EXPECT_EQ(count(), 1);
