@@ -52,8 +52,8 @@ std::optional<std::string> read_index_parts(const std::filesystem::path& file, s
 void write_index_parts(IndexOutput output, const std::filesystem::path& file, std::string_view dataset) {
   output.put(checksum(output.text()));
   try {
-    // Every rank may write the same index at the same time.
-    AtomicFile out(file, {.suffix = fmt::format(".{}-{}.part", host_name(), ::getpid()), .sync = false});
+    // Every rank, a process or a thread, may write the same index at the same time.
+    AtomicFile out(file, {.suffix = fmt::format(".{}-{}.part", host_name(), ::gettid()), .sync = false});
     out.write(std::as_bytes(std::span(output.text())));
     out.commit();
   } catch (const std::system_error& error) {

@@ -260,8 +260,9 @@ void LoaderProgress::seek(const LoaderPosition& position) {
 }
 
 LoaderProgress::Start LoaderProgress::start(const BatchSource& source) {
-  const auto from = std::exchange(resume_, std::nullopt);
+  const auto from = resume_;
   auto stream = from ? resume(source, *from) : begin(source);
+  resume_.reset();  // not before: a pass that could not be resumed is not begun anew by the next call
   if (keep_base_seed_) kept_base_seed_ = base_seed_;
   const World world = current_world();
   // With several ranks the base comes from the seed, because a checkpoint has the generator of one rank only.

@@ -117,11 +117,14 @@ WorkerIteration::~WorkerIteration() {
   std::unique_lock lock(pool_->mutex);
   std::erase_if(pool_->jobs, [this](const LoadJob& job) { return job.iteration == state_; });
   state_->loop_waits = true;
+  // Only the oldest batch counts: the others may wait for it, in the turns of an iterable dataset.
   const auto stuck = [this] {
-    return std::ranges::any_of(state_->slots, [this](const BatchSlot& slot) {
-      return slot.state == BatchSlot::State::loading &&
-             pool_->overdue(pool_->workers[static_cast<std::size_t>(slot.worker)]);
-    });
+    const BatchSlot* oldest = nullptr;
+    for (const auto& slot : state_->slots) {
+      if (slot.state != BatchSlot::State::loading) continue;
+      if (oldest == nullptr || slot.number < oldest->number) oldest = &slot;
+    }
+    return oldest != nullptr && pool_->overdue(pool_->workers[static_cast<std::size_t>(oldest->worker)]);
   };
   const auto timeout = pool_->options.timeout;
   while (state_->loading > 0 && !stuck()) {

@@ -17,12 +17,12 @@ int scale_denominator_of(const Box& box, const std::optional<transforms::ImageSi
   return denominator;
 }
 
-// The box in an image that is smaller by the denominator; inside of it, and not empty.
+// The box in an image that is smaller by the denominator; inside of it, and not smaller than the result.
 Box scaled(const Box& box, int denominator) {
   return {.top = box.top / denominator,
           .left = box.left / denominator,
-          .height = std::max<std::int64_t>(box.height / denominator, 1),
-          .width = std::max<std::int64_t>(box.width / denominator, 1)};
+          .height = box.height / denominator,
+          .width = box.width / denominator};
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ Batch readable_batch(const ReadableSamples& samples, const at::Tensor& indices) 
     targets.push_back(std::move(sample->target));
   }
   if (data.empty()) return {.data = at::empty({0}), .target = at::empty({0}, at::kLong)};
-  return {.data = stack_samples(samples.dataset, data), .target = stack_samples(samples.dataset, targets)};
+  return {.data = stack_samples(samples.dataset, data, kOnePictureSize),
+          .target = stack_samples(samples.dataset, targets)};
 }
 
 }  // namespace lockstep::data

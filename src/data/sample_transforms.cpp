@@ -20,17 +20,17 @@ TargetTransform::Function TargetTransform::of_class(std::function<std::int64_t(s
           "function of a tensor",
           c10::toString(target.scalar_type()), fmt::join(target.sizes(), ", "));
     }
-    return at::scalar_tensor(function(target.item<std::int64_t>()), at::kLong);
+    return at::scalar_tensor(function(target.item<std::int64_t>()), target.options().dtype(at::kLong));
   };
 }
 
-at::Tensor stack_samples(std::string_view dataset, const std::vector<at::Tensor>& samples) {
+at::Tensor stack_samples(std::string_view dataset, const std::vector<at::Tensor>& samples,
+                         std::string_view advice) {
   for (const auto& sample : samples) {
     if (sample.sizes() == samples.front().sizes()) continue;
-    throw_error<ArgumentError>(
-        "{}: a batch has samples of the shapes [{}] and [{}]; add a transform that gives all samples one "
-        "size, such as RandomResizedCrop or Resize and CenterCrop",
-        dataset, fmt::join(samples.front().sizes(), ", "), fmt::join(sample.sizes(), ", "));
+    throw_error<ArgumentError>("{}: a batch has samples of the shapes [{}] and [{}]; {}", dataset,
+                               fmt::join(samples.front().sizes(), ", "), fmt::join(sample.sizes(), ", "),
+                               advice);
   }
   return at::stack(samples);
 }
@@ -47,7 +47,8 @@ std::vector<at::Tensor> stack_tensors(const std::vector<std::vector<at::Tensor>>
                                    samples.front().size(), sample.size());
       }
     }
-    stacked.push_back(stack_samples("loader", column));
+    stacked.push_back(
+        stack_samples("loader", column, "give the dataset a collate() function that pads or crops them"));
   }
   return stacked;
 }

@@ -10,8 +10,14 @@
 
 namespace lockstep::data {
 
-// Throws ArgumentError, which begins with the name of the dataset, when the shapes differ.
-at::Tensor stack_samples(std::string_view dataset, const std::vector<at::Tensor>& samples);
+constexpr std::string_view kOneShape = "all samples of a batch should have one shape";
+constexpr std::string_view kOnePictureSize =
+    "add a transform that gives all samples one size, such as RandomResizedCrop or Resize and CenterCrop";
+
+// Throws ArgumentError, which begins with the name of the dataset and ends with the advice, when the shapes
+// differ.
+at::Tensor stack_samples(std::string_view dataset, const std::vector<at::Tensor>& samples,
+                         std::string_view advice = kOneShape);
 
 // Applies the transforms to each sample of a batch. `indices`: the numbers of the samples in the dataset.
 Batch transformed(Batch batch, const at::Tensor& indices, const SampleTransforms& transforms);

@@ -103,7 +103,8 @@ def with_exif_prefix(webp):
 def turned_webp_files(image, folder, exif):
     orientation = exif[0x0112]
     path = folder / f"turned{orientation}.webp"
-    image.save(path, exif=exif, lossless=orientation % 2 == 0)
+    # The profile makes a chunk of an odd size before that of EXIF.
+    image.save(path, exif=exif, icc_profile=b"odd", lossless=orientation % 2 == 0)
     yield path
     for name, change in (("unflagged", without_exif_flag), ("prefixed", with_exif_prefix)):
         changed = folder / f"turned{orientation}_{name}.webp"

@@ -140,6 +140,15 @@ TEST_F(Images, GridsEqualThoseOfTorchvision) {
                         data::read_image(folder() / "saved_by_python.png")));
 }
 
+TEST_F(Images, AWebpFileThatEndsWithinItsExifHasNoOrientation) {
+  const auto bytes = data::read_file(folder() / "turned6.webp");
+  EXPECT_EQ(data::image_info(bytes).orientation, 6);
+  constexpr std::int64_t kExifChunk = 34;
+  for (std::int64_t cut = 1; cut < kExifChunk; ++cut) {
+    EXPECT_EQ(data::image_info(bytes.narrow(0, 0, bytes.numel() - cut)).orientation, 1) << cut;
+  }
+}
+
 TEST_F(Images, TruncatedFilesAreRefusedWithTheirName) {
   for (const auto* name : {"64x50_q90_s0.jpg", "64x50_progressive.jpg", "64x50_rgb.png", "64x50_lossy.webp",
                            "pil_64x50_rgb.bmp"}) {

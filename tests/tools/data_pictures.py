@@ -19,7 +19,7 @@ from torchvision.utils import make_grid  # noqa: E402
 TEXTS = [
     "Resize(224)", "Resize([20, 30], v2.InterpolationMode.BICUBIC, antialias=False)", "Resize(20, max_size=40)",
     "CenterCrop((10, 20))", "RandomCrop(32, 4)", "RandomCrop(32, padding=[1, 2], fill=7, padding_mode='reflect')",
-    "RandomResizedCrop(224, scale=(0.5, 1.0), ratio=(3/4, 4/3))", "RandomHorizontalFlip()", "RandomHorizontalFlip(0.25)",
+    "RandomResizedCrop(224, scale=(0.5, 1.0), ratio=(12/4/4, 4/3))", "RandomHorizontalFlip()", "RandomHorizontalFlip(0.25)",
     "RandomVerticalFlip(p=1.0)", "ColorJitter(0.4, 0.4, saturation=(0.5, 1.5), hue=.1)", "Grayscale(3)", "RandomGrayscale()",
     "RandomGrayscale(p=.2)", "GaussianBlur(3)", "GaussianBlur((5, 3), sigma=(0.1, 1e0))", "RandomRotation(30)",
     "RandomRotation((-10, +20), interpolation='bilinear', expand=True)", "RandomAffine(15, translate=(0.1, 0.2), shear=5)",

@@ -51,11 +51,13 @@ TEST_F(Data, DrawsWhatTorchvisionDraws) {
                          HasSubstr("row 2: dog, dog\n"), Not(HasSubstr("normalization"))));
 }
 
-TEST_F(Data, ANormalizationAtTheEndIsNotDrawn) {
+TEST_F(Data, ANormalizationIsNotDrawn) {
   shown({"--transform", "RandomCrop(20), ToTensor()", "--seed", "4"});
   const auto plain = grid();
   EXPECT_THAT(
-      shown({"--transform", "Compose([RandomCrop(20), ToTensor(), Normalize([0.5], [0.1])])", "--seed", "4"}),
+      shown({"--transform",
+             "Compose([ToImage(), RandomCrop(20), ToTensor(), Normalize([0.5], [0.1]), RandomErasing(p=0)])",
+             "--seed", "4"}),
       HasSubstr("without the normalization"));
   EXPECT_TRUE(at::equal(grid(), plain));
   shown({"--transform", "RandomCrop(20), ToTensor()", "--seed", "5"});
@@ -93,6 +95,7 @@ TEST(TransformText, NamesWhatIsWrong) {
   refused("Resize(224) Pad(1)", "expected ',' at 'Pad(1)'");
   refused("Pad('edge", "expected a closing quote");
   refused("Pad(1/0)", "a number other than 0");
+  refused("Pad(1/", "expected a number at 'the end'");
   refused("Pad(-)", "expected a number at '-)'");
   refused(std::string(100, '['), "less nesting");
 }

@@ -35,7 +35,7 @@ CLI::App* add_show(CLI::App& app, ShowOptions& options) {
   show->add_option("FOLDER", options.folder, "The folder")->required();
   show->add_option("--transform", options.transform,
                    "Transforms with torchvision's names and arguments, separated by commas: "
-                   "'RandomResizedCrop(224), RandomHorizontalFlip()'; a Normalize at the end is not drawn")
+                   "'RandomResizedCrop(224), RandomHorizontalFlip()'; a Normalize is not drawn")
       ->capture_default_str();
   show->add_option("--out", options.out, "The picture to write: .png, .jpg or .jpeg")->capture_default_str();
   show->add_option("--count", options.count, "Number of samples")
@@ -62,8 +62,9 @@ void print_classes(const at::Tensor& targets, const std::vector<std::string>& cl
 
 int show(const ShowOptions& options) {
   auto steps = transforms_of(options.transform);
-  const bool normalized = !steps.empty() && steps.back().target<transforms::Normalize>() != nullptr;
-  if (normalized) steps.pop_back();
+  const bool normalized = std::erase_if(steps, [](const transforms::Transform& step) {
+                            return step.target<transforms::Normalize>() != nullptr;
+                          }) > 0;
   if (steps.empty()) throw ArgumentError("--transform: names no transform that changes the picture");
   const transforms::Compose<> transform(steps);
   const data::ImageFolder folder(options.folder, {.transform = transform});

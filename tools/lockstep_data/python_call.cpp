@@ -59,18 +59,22 @@ class PythonParser {
   }
 
   double parse_number() {
-    if (text_[at_] == '+') ++at_;
+    accept('+');
     double number = 0;
     const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), number);
     if (error != std::errc()) fail("a number");
     at_ = static_cast<std::size_t>(end - text_.data());
-    return accept('/') ? number / parse_divisor() : number;
+    return number;
   }
-  double parse_divisor() {
-    peek();
-    const auto divisor = parse_number();
-    if (divisor == 0) fail("a number other than 0 before");
-    return divisor;
+  double parse_quotient() {
+    auto number = parse_number();
+    while (accept('/')) {
+      peek();
+      const auto divisor = parse_number();
+      if (divisor == 0) fail("a number other than 0 before");
+      number /= divisor;
+    }
+    return number;
   }
 
   std::string parse_string(char quote) {
@@ -124,7 +128,7 @@ class PythonParser {
     if (accept('[')) return {parse_list(']')};
     if (accept('(')) return {parse_list(')')};
     if (accept('\'') || accept('"')) return {parse_string(first)};
-    if (begins_number(first)) return {parse_number()};
+    if (begins_number(first)) return {parse_quotient()};
     const auto name = parse_name();
     if (accept('(')) return {parse_call(name)};
     if (name == "None") return {Value::None()};

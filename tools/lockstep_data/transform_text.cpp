@@ -308,6 +308,12 @@ Transform to_tensor(const Call& call) {
   return ToTensor();
 }
 
+// Conversions from PIL and between Python's classes of tensors.
+Transform unchanged(const Call& call) {
+  const Arguments no_arguments(call, {});
+  return Transform([](const at::Tensor& image) { return image; });
+}
+
 Transform to_dtype(const Call& call) {
   const Arguments arguments(call, {"dtype", "scale"});
   ToDtypeOptions options;
@@ -351,6 +357,7 @@ const std::map<std::string_view, Transform (*)(const Call&)> kTransforms{
     {"GaussianBlur", gaussian_blur},
     {"Grayscale", grayscale},
     {"Normalize", normalize},
+    {"PILToTensor", unchanged},
     {"Pad", pad},
     {"RandAugment", rand_augment},
     {"RandomAffine", random_affine},
@@ -365,6 +372,8 @@ const std::map<std::string_view, Transform (*)(const Call&)> kTransforms{
     {"RandomVerticalFlip", with_p<RandomVerticalFlip>},
     {"Resize", resize},
     {"ToDtype", to_dtype},
+    {"ToImage", unchanged},
+    {"ToPureTensor", unchanged},
     {"ToTensor", to_tensor},
     {"TrivialAugmentWide", trivial_augment_wide},
 };

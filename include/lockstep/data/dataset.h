@@ -49,16 +49,16 @@ struct StreamShare {
   std::int64_t epoch = 0;
 };
 
-/// A dataset without random access, such as a log or a generator. `iter(share)` starts a pass and returns a
-/// pointer (std::unique_ptr, for example) to a stream whose `next()` returns a std::optional sample, empty at
-/// the end. The dataset decides which samples belong to the share: for example, every num_replicas-th.
+/// A dataset without random access, such as a log. `iter(share)` starts a pass and returns a pointer to a
+/// stream whose `next()` returns a std::optional sample, empty at the end. The dataset decides which samples
+/// belong to the share: for example, every num_replicas-th. An exception of next() ends the pass.
 ///
-/// A loader with workers reads each sample once: the workers take turns at next(), in the order of the
-/// batches, so a stream is not shared over workers and batches do not depend on their number. Work that
-/// should run in parallel belongs in the optional member function `collate(std::vector<Sample>) const`, which
-/// makes a batch of any type, on several threads; the default stacks the tensors of the samples. A stream may
-/// have `skip(std::int64_t samples)`, with which a resumed pass reaches its position; by default the samples
-/// are read again. PyTorch: IterableDataset, with one copy of it a worker.
+/// The workers of a loader take turns at next(), in the order of the batches, so batches do not depend on
+/// their number. `collate(std::vector<Sample>) const` makes a batch of any type, on several threads; the
+/// default stacks the tensors of the samples. A resumed pass reads the samples before its position again, or
+/// calls the stream's `skip(std::int64_t samples)`, possibly with more than there are. Random numbers in
+/// next() should come from a generator of the stream, seeded from share.epoch. PyTorch: IterableDataset,
+/// with one copy of it a worker.
 template <typename D>
 concept IterableDataset = !BatchDataset<D> && requires(const D& dataset, const StreamShare& share) {
   { dataset.iter(share)->next().has_value() } -> std::convertible_to<bool>;

@@ -82,7 +82,7 @@ struct LoaderOptions {
   /// and after a resume. Default: transforms draw from the worker's or LibTorch's default generator.
   std::optional<std::uint64_t> augmentation_seed = {};
   /// Gives each rank of the current world its share of the samples, padded to equal sizes by
-  /// DistributedSampler. False: this rank loads all samples.
+  /// DistributedSampler; not padded for an iterable dataset. False: this rank loads all samples.
   bool distributed = true;
 };
 

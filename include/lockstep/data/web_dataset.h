@@ -80,8 +80,8 @@ class WebDataset {
 
   std::int64_t size() const;
   /// Pictures as uint8 RGB [batch, 3, height, width], or what the transform makes of them, and int64 targets
-  /// [batch]; with `decode`, its tensors, stacked. Throws ArgumentError when an index is out of range or the
-  /// shapes of the samples differ, and DataError as `on_unreadable` says.
+  /// [batch]; with `decode`, its tensors, stacked. Throws ArgumentError for an index out of range or unequal
+  /// shapes, DataError as `on_unreadable` says, and Error when a shard has changed since it was opened.
   Batch get_batch(const at::Tensor& indices) const;
   /// All fields of a sample, as views of the mapped shard. Throws ArgumentError when the index is out of
   /// range.

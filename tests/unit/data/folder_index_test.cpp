@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -7,6 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/image_folder.h>
 
 #include "data/folder_listing.h"
 #include "support/ranks.h"
@@ -21,6 +25,7 @@ using data::read_folder_index;
 using data::write_folder_index;
 using data::testing::read_file;
 using data::testing::write_file;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -46,7 +51,7 @@ void meet() {
 }
 
 const Scenario write_one_index("folder index: both ranks write it", [] {
-  constexpr int kRounds = 100;
+  constexpr int kRounds = 50;
   const auto index = index_of(50'000);
   const auto file = shared_folder() / "index";
   meet();
@@ -114,7 +119,7 @@ TEST_F(DamagedIndex, NumbersThatLeadOutsideAreRefused) {
 TEST_F(DamagedIndex, OtherBytesAreRefused) {
   const auto body = good_body();
   EXPECT_TRUE(is_refused_as(body + "x"));
-  for (std::size_t size = 0; size < body.size(); ++size) EXPECT_TRUE(is_refused_as(body.substr(0, size)));
+  for (std::size_t size = 0; size < body.size(); size += 7) EXPECT_TRUE(is_refused_as(body.substr(0, size)));
   auto other = body;
   other[other.find('\n') - 1] = '2';  // the version
   EXPECT_TRUE(is_refused_as(other));
@@ -122,11 +127,145 @@ TEST_F(DamagedIndex, OtherBytesAreRefused) {
   constexpr std::size_t kNoExtensions = 8;
   other[other.find('\n') + 1 + kNoExtensions] = 2;  // allow_empty
   EXPECT_TRUE(is_refused_as(other));
+  other = body;
+  other.replace(other.find('\n') + 1, kNoExtensions, kNoExtensions, '\x7f');  // more than memory holds
+  EXPECT_TRUE(is_refused_as(other));
   good_body();
   auto bytes = read_file(file());
   bytes[bytes.find("png")] = 'x';
   write_file(file(), bytes);
   EXPECT_FALSE(read_folder_index(file()));
+}
+
+void touch_picture(const fs::path& file) {
+  fs::create_directories(file.parent_path());
+  write_file(file, "x");
+}
+
+// Gives the folder and all below it a modification time in the past, which an index cache trusts.
+void age(const fs::path& root, int hours = 1) {
+  const auto time = fs::file_time_type::clock::now() - std::chrono::hours(hours);
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.is_directory()) fs::last_write_time(entry, time);
+  }
+  fs::last_write_time(root, time);
+}
+
+class IndexCache : public ::testing::Test {
+ protected:
+  fs::path root() const { return folder_ / "pictures"; }
+  fs::path cache() const { return folder_ / "index"; }
+  std::int64_t count() const { return data::ImageFolder(root(), {.index_cache = cache()}).size(); }
+
+  TempFolder folder_{};
+};
+
+TEST_F(IndexCache, TheIndexCacheNoticesAddedRenamedAndRemovedFiles) {
+  touch_picture(root() / "a/1.png");
+  touch_picture(root() / "a/deep/2.png");
+  age(root(), 5);
+  EXPECT_EQ(count(), 2);
+  ASSERT_TRUE(fs::exists(cache()));
+  touch_picture(root() / "a/deep/3.png");
+  age(root(), 4);
+  EXPECT_EQ(count(), 3);
+  fs::rename(root() / "a/1.png", root() / "a/1.txt");
+  age(root(), 3);
+  EXPECT_EQ(count(), 2);
+  fs::remove_all(root() / "a/deep");
+  touch_picture(root() / "b/4.png");
+  touch_picture(root() / "a/5.png");
+  age(root(), 2);
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(IndexCache, TheIndexCacheIsUsedWhileNoFolderChanges) {
+  touch_picture(root() / "a/1.png");
+  age(root());
+  const auto time = fs::last_write_time(root() / "a");
+  EXPECT_EQ(count(), 1);
+  // A file that appears without a trace: only a cache does not see it.
+  touch_picture(root() / "a/2.png");
+  fs::last_write_time(root() / "a", time);
+  EXPECT_EQ(count(), 1);
+  const data::ImageFolder cached(root(), {.index_cache = cache()});
+  EXPECT_EQ(cached.path(0), root() / "a/1.png");
+  EXPECT_THAT(cached.classes(), ElementsAre("a"));
+  EXPECT_EQ(data::ImageFolder(root(), {.extensions = {{".png"}}, .index_cache = cache()}).size(), 2);
+}
+
+TEST_F(IndexCache, TheIndexCacheIsForOneChoiceOfOptions) {
+  touch_picture(root() / "a/1.png");
+  fs::create_directories(root() / "empty");
+  age(root());
+  EXPECT_EQ(data::ImageFolder(root(), {.allow_empty = true, .index_cache = cache()}).size(), 1);
+  EXPECT_THROW(count(), DataError);
+}
+
+TEST_F(IndexCache, TheIndexCacheMovesWithTheFolder) {
+  touch_picture(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(count(), 1);
+  const auto moved = folder_ / "moved";
+  fs::rename(root(), moved);
+  const data::ImageFolder dataset(moved, {.index_cache = cache()});
+  EXPECT_EQ(dataset.path(0), moved / "a/1.png");
+  EXPECT_THAT(dataset.class_to_idx(), ElementsAre(std::pair{"a", 0}));
+}
+
+TEST_F(IndexCache, TheIndexCacheNoticesTheChangeOfASingleFolder) {
+  const auto keeping_time = [](const fs::path& folder, const auto& change) {
+    const auto time = fs::last_write_time(folder);
+    change();
+    fs::last_write_time(folder, time);
+  };
+  touch_picture(root() / "a/1.png");
+  touch_picture(root() / "a/deep/2.png");
+  age(root());
+  EXPECT_EQ(count(), 2);
+  touch_picture(root() / "a/3.png");
+  age(root() / "a", 2);
+  EXPECT_EQ(count(), 3);
+  touch_picture(root() / "b/4.png");
+  age(root() / "b", 2);
+  fs::last_write_time(root(), fs::last_write_time(root() / "b"));
+  EXPECT_EQ(count(), 4);
+  keeping_time(root() / "a", [&] { fs::remove_all(root() / "a/deep"); });
+  EXPECT_EQ(count(), 3);
+}
+
+TEST_F(IndexCache, AnOlderTimeIsAlsoAChange) {
+  touch_picture(root() / "a/1.png");
+  age(root(), 1);
+  EXPECT_EQ(count(), 1);
+  touch_picture(root() / "a/2.png");
+  age(root(), 2);
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(IndexCache, AnIndexCacheThatCannotBeWrittenIsNoError) {
+  touch_picture(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(data::ImageFolder(root(), {.index_cache = folder_ / "missing/index"}).size(), 1);
+  EXPECT_EQ(data::ImageFolder(root(), {.index_cache = folder_.path()}).size(), 1);
+}
+
+TEST_F(IndexCache, AFolderThatChangedJustNowIsNotCached) {
+  touch_picture(root() / "a/1.png");
+  EXPECT_EQ(count(), 1);
+  EXPECT_FALSE(fs::exists(cache()));
+}
+
+TEST_F(IndexCache, ADamagedIndexCacheIsWrittenAnew) {
+  touch_picture(root() / "a/1.png");
+  age(root());
+  EXPECT_EQ(count(), 1);
+  const auto bytes = fs::file_size(cache());
+  for (const auto size : {bytes - 1, bytes / 2, std::uintmax_t{3}, std::uintmax_t{0}}) {
+    fs::resize_file(cache(), size);
+    EXPECT_EQ(count(), 1);
+    EXPECT_EQ(fs::file_size(cache()), bytes);
+  }
 }
 
 }  // namespace

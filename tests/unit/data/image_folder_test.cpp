@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -29,15 +28,6 @@ void touch(const fs::path& file) {
   std::ofstream(file).put('x');
 }
 
-// Gives the folder and all below it a modification time in the past, which an index cache trusts.
-void age(const fs::path& root, int hours = 1) {
-  const auto time = fs::file_time_type::clock::now() - std::chrono::hours(hours);
-  for (const auto& entry : fs::recursive_directory_iterator(root)) {
-    if (entry.is_directory()) fs::last_write_time(entry, time);
-  }
-  fs::last_write_time(root, time);
-}
-
 // Every file holds the picture of one color: the number of the sample.
 void write_pictures(const fs::path& root, int per_class) {
   int color = 0;
@@ -54,8 +44,6 @@ at::Tensor first_values(const at::Tensor& images) { return images.flatten(1).sel
 class ImageFolderTest : public ::testing::Test {
  protected:
   fs::path root() const { return folder_ / "pictures"; }
-  fs::path cache() const { return folder_ / "index"; }
-  std::int64_t count() const { return data::ImageFolder(root(), {.index_cache = cache()}).size(); }
 
   TempFolder folder_{};
 };
@@ -90,6 +78,9 @@ TEST_F(ImageFolderTest, ALinkToAnotherFolderIsFollowed) {
 TEST_F(ImageFolderTest, ProblemsNameTheFolderOrTheClass) {
   EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{root()}; }),
               HasSubstr("pictures: the folder cannot be read"));
+  touch(folder_ / "file");
+  EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{folder_ / "file"}; }),
+              HasSubstr("file: the folder cannot be read"));
   fs::create_directories(root());
   EXPECT_THAT(error_of<DataError>([&] { data::ImageFolder{root()}; }),
               HasSubstr("pictures: no class folder"));
@@ -117,7 +108,11 @@ TEST_F(ImageFolderTest, OptionsThatExcludeEachOtherAreRefused) {
   const auto any = [](const fs::path&) { return true; };
   const std::vector<std::string> png = {".png"};
   EXPECT_THROW(data::ImageFolder(root(), {.extensions = png, .is_valid_file = any}), ArgumentError);
-  EXPECT_THROW(data::ImageFolder(root(), {.is_valid_file = any, .index_cache = cache()}), ArgumentError);
+  EXPECT_THROW(data::ImageFolder(root(), {.is_valid_file = any, .index_cache = folder_ / "index"}),
+               ArgumentError);
+  EXPECT_THROW(
+      data::ImageFolder(root(), {.find_classes = data::find_classes, .index_cache = folder_ / "index"}),
+      ArgumentError);
 }
 
 TEST_F(ImageFolderTest, OptionsOfPicturesAreRefusedForOtherSamples) {
@@ -144,92 +139,6 @@ TEST_F(ImageFolderTest, PicturesOfMoreThanMaxPixelsAreRefused) {
   }
 }
 
-TEST_F(ImageFolderTest, TheIndexCacheNoticesAddedRenamedAndRemovedFiles) {
-  touch(root() / "a/1.png");
-  touch(root() / "a/deep/2.png");
-  age(root(), 5);
-  EXPECT_EQ(count(), 2);
-  ASSERT_TRUE(fs::exists(cache()));
-  touch(root() / "a/deep/3.png");
-  age(root(), 4);
-  EXPECT_EQ(count(), 3);
-  fs::rename(root() / "a/1.png", root() / "a/1.txt");
-  age(root(), 3);
-  EXPECT_EQ(count(), 2);
-  fs::remove_all(root() / "a/deep");
-  touch(root() / "b/4.png");
-  touch(root() / "a/5.png");
-  age(root(), 2);
-  EXPECT_EQ(count(), 2);
-}
-
-TEST_F(ImageFolderTest, TheIndexCacheIsUsedWhileNoFolderChanges) {
-  touch(root() / "a/1.png");
-  age(root());
-  const auto time = fs::last_write_time(root() / "a");
-  EXPECT_EQ(count(), 1);
-  // A file that appears without a trace: only a cache does not see it.
-  touch(root() / "a/2.png");
-  fs::last_write_time(root() / "a", time);
-  EXPECT_EQ(count(), 1);
-  const data::ImageFolder cached(root(), {.index_cache = cache()});
-  EXPECT_EQ(cached.path(0), root() / "a/1.png");
-  EXPECT_THAT(cached.classes(), ElementsAre("a"));
-  EXPECT_EQ(data::ImageFolder(root(), {.extensions = {{".png"}}, .index_cache = cache()}).size(), 2);
-}
-
-TEST_F(ImageFolderTest, TheIndexCacheIsForOneChoiceOfOptions) {
-  touch(root() / "a/1.png");
-  fs::create_directories(root() / "empty");
-  age(root());
-  EXPECT_EQ(data::ImageFolder(root(), {.allow_empty = true, .index_cache = cache()}).size(), 1);
-  EXPECT_THROW(count(), DataError);
-}
-
-TEST_F(ImageFolderTest, TheIndexCacheMovesWithTheFolder) {
-  touch(root() / "a/1.png");
-  age(root());
-  EXPECT_EQ(count(), 1);
-  const auto moved = folder_ / "moved";
-  fs::rename(root(), moved);
-  const data::ImageFolder dataset(moved, {.index_cache = cache()});
-  EXPECT_EQ(dataset.path(0), moved / "a/1.png");
-  EXPECT_THAT(dataset.class_to_idx(), ElementsAre(std::pair{"a", 0}));
-}
-
-TEST_F(ImageFolderTest, AnOlderTimeIsAlsoAChange) {
-  touch(root() / "a/1.png");
-  age(root(), 1);
-  EXPECT_EQ(count(), 1);
-  touch(root() / "a/2.png");
-  age(root(), 2);
-  EXPECT_EQ(count(), 2);
-}
-
-TEST_F(ImageFolderTest, AnIndexCacheThatCannotBeWrittenIsNoError) {
-  touch(root() / "a/1.png");
-  age(root());
-  EXPECT_EQ(data::ImageFolder(root(), {.index_cache = folder_ / "missing/index"}).size(), 1);
-}
-
-TEST_F(ImageFolderTest, AFolderThatChangedJustNowIsNotCached) {
-  touch(root() / "a/1.png");
-  EXPECT_EQ(count(), 1);
-  EXPECT_FALSE(fs::exists(cache()));
-}
-
-TEST_F(ImageFolderTest, ADamagedIndexCacheIsWrittenAnew) {
-  touch(root() / "a/1.png");
-  age(root());
-  EXPECT_EQ(count(), 1);
-  const auto bytes = fs::file_size(cache());
-  for (const auto size : {bytes - 1, bytes / 2, std::uintmax_t{3}, std::uintmax_t{0}}) {
-    fs::resize_file(cache(), size);
-    EXPECT_EQ(count(), 1);
-    EXPECT_EQ(fs::file_size(cache()), bytes);
-  }
-}
-
 TEST_F(ImageFolderTest, UnreadableFilesAreRaisedSkippedOrReplaced) {
   write_pictures(root(), 3);
   fs::resize_file(root() / "cat/1.png", 20);
@@ -243,6 +152,48 @@ TEST_F(ImageFolderTest, UnreadableFilesAreRaisedSkippedOrReplaced) {
   EXPECT_TRUE(at::equal(first_values(replacing.get_batch(all).data), at::tensor({0, 2, 2}, at::kLong)));
 }
 
+TEST_F(ImageFolderTest, TheNextReadableSampleReplacesWithItsOwnTarget) {
+  write_pictures(root(), 3);
+  for (const auto* name : {"cat/1.png", "cat/2.png", "dog/2.png"}) fs::resize_file(root() / name, 20);
+  const data::ImageFolder replacing(root(), {.on_unreadable = data::OnUnreadable::replace});
+  const auto batch = replacing.get_batch(at::tensor({1, 2, 5}, at::kLong));
+  EXPECT_TRUE(at::equal(first_values(batch.data), at::tensor({3, 3, 0}, at::kLong)));
+  EXPECT_TRUE(at::equal(batch.target, at::tensor({1, 1, 0}, at::kLong)));
+}
+
+TEST_F(ImageFolderTest, AFolderWithoutAReadablePictureHasEmptyBatchesOrIsAnError) {
+  write_pictures(root(), 1);
+  for (const auto* name : {"cat/0.png", "dog/0.png"}) fs::resize_file(root() / name, 20);
+  const auto all = at::arange(2, at::kLong);
+  const auto batch = data::ImageFolder(root(), {.on_unreadable = data::OnUnreadable::skip}).get_batch(all);
+  EXPECT_EQ(batch.data.sizes(), at::IntArrayRef({0}));
+  EXPECT_EQ(batch.target.sizes(), at::IntArrayRef({0}));
+  const data::ImageFolder replacing(root(), {.on_unreadable = data::OnUnreadable::replace});
+  EXPECT_THAT(error_of<DataError>([&] { replacing.get_batch(all); }),
+              HasSubstr("pictures: no file of the dataset can be decoded"));
+}
+
+TEST_F(ImageFolderTest, WrongIndicesAndTransformsAreArgumentErrors) {
+  write_pictures(root(), 1);
+  const data::ImageFolder dataset(root(), {.transform = transforms::RandomCrop(50)});
+  const auto refusal = [&](std::int64_t index) {
+    return error_of<ArgumentError>([&] { dataset.get_batch(at::full({1}, index, at::kLong)); });
+  };
+  EXPECT_THAT(refusal(0), HasSubstr("cat/0.png: "));
+  for (const std::int64_t index : {-1, 2}) {
+    EXPECT_THAT(refusal(index), HasSubstr(std::to_string(index)));
+    EXPECT_THAT(error_of<ArgumentError>([&] { dataset.path(index); }),
+                HasSubstr("out of range for 2 samples"));
+  }
+}
+
+TEST_F(ImageFolderTest, ADatasetFolderTransformsWhatItsLoaderReads) {
+  touch(root() / "a/1.png");
+  const data::DatasetFolder dataset(root(), [](const fs::path&) { return at::full({1}, 3, at::kLong); },
+                                    {.transform = [](const at::Tensor& sample) { return sample.add(4); }});
+  EXPECT_EQ(dataset.get_batch(at::zeros({1}, at::kLong)).data.item<std::int64_t>(), 7);
+}
+
 TEST_F(ImageFolderTest, AFileThatCannotBeReadIsAnErrorUnderEveryPolicy) {
   write_pictures(root(), 2);
   const data::ImageFolder dataset(root(), {.on_unreadable = data::OnUnreadable::skip});
@@ -251,23 +202,42 @@ TEST_F(ImageFolderTest, AFileThatCannotBeReadIsAnErrorUnderEveryPolicy) {
   EXPECT_EQ(dataset.unreadable(), 0);
 }
 
-// Keeps the size of what it is given, which shows how a file was decoded.
-at::Tensor size_of(const at::Tensor& image) { return at::tensor({image.size(1), image.size(2)}, at::kLong); }
+// A smooth picture, of which every place has another color.
+at::Tensor slopes(std::int64_t height, std::int64_t width) {
+  const auto down = at::linspace(0, 255, height).view({height, 1}).expand({height, width});
+  const auto right = at::linspace(0, 255, width).view({1, width}).expand({height, width});
+  return at::stack({down, right, down.neg().add(255)}).to(at::kByte);
+}
 
 TEST_F(ImageFolderTest, ScaledDecodingReadsNoMoreThanTheResultNeeds) {
   fs::create_directories(root() / "a");
-  data::save_image(at::zeros({3, 400, 800}, at::kByte), root() / "a/1.jpg");
-  const auto first = at::zeros({1}, at::kLong);
-  for (const bool scaled : {false, true}) {
-    const transforms::Resize resize(90);
-    const data::ImageFolder dataset(
-        root(), {.transform = transforms::Compose(resize, size_of), .scaled_decoding = scaled});
-    EXPECT_TRUE(at::equal(dataset.get_batch(first).data, at::tensor({90, 180}, at::kLong).view({1, 2})));
-  }
+  data::save_image(slopes(400, 800), root() / "a/1.jpg");
   const auto bytes = data::read_file(root() / "a/1.jpg");
-  const data::Box quarter{.top = 0, .left = 0, .height = 100, .width = 200};
-  EXPECT_EQ(data::decode_image(bytes, {.box = quarter, .scale_denominator = 4}).sizes(),
-            at::IntArrayRef({3, 100, 200}));
+  for (const auto& [size, denominator] :
+       {std::pair{90, 4}, std::pair{100, 4}, std::pair{101, 2}, std::pair{10, 8}}) {
+    const transforms::Resize resize(size);
+    const data::ImageFolder dataset(root(), {.transform = resize, .scaled_decoding = true});
+    const auto smaller = data::decode_image(bytes, {.scale_denominator = denominator});
+    EXPECT_TRUE(at::equal(dataset.get_batch(at::zeros({1}, at::kLong)).data[0], resize(smaller))) << size;
+  }
+}
+
+TEST_F(ImageFolderTest, ScaledDecodingTakesTheSamePartOfThePicture) {
+  fs::create_directories(root() / "a");
+  data::save_image(slopes(400, 800), root() / "a/1.jpg");
+  data::save_image(slopes(400, 800), root() / "a/2.png");  // always decoded whole
+  const transforms::RandomResizedCrop crop(16);
+  const data::ImageFolder exact(root(), {.transform = crop});
+  const data::ImageFolder scaled(root(), {.transform = crop, .scaled_decoding = true});
+  const auto samples = [](const data::ImageFolder& dataset, std::uint64_t seed) {
+    at::manual_seed(seed);
+    return dataset.get_batch(at::arange(2, at::kLong)).data.to(at::kLong);
+  };
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    const auto difference = samples(exact, seed).sub(samples(scaled, seed)).abs();
+    EXPECT_LE(difference.max().item<std::int64_t>(), 8) << seed;  // a pixel of an eighth
+    EXPECT_EQ(difference[1].max().item<std::int64_t>(), 0) << seed;
+  }
 }
 
 TEST_F(ImageFolderTest, ClassesWithoutAFolderAreEmpty) {
@@ -318,6 +288,30 @@ TEST_F(ImageFolderTest, AnAugmentationSeedMakesBatchesIndependentOfTheWorkers) {
   const std::vector<at::Tensor> rest(expected.begin() + 2, expected.end());
   EXPECT_TRUE(all_equal(
       batches_of(root(), 1, 1, data::LoaderPosition{.epoch = 1, .batches = 2, .samples = 4}), rest));
+}
+
+TEST_F(ImageFolderTest, ASecondPassOfAnEpochDrawsOtherNumbers) {
+  write_pictures(root(), 1);
+  const data::ImageFolder dataset(root(), {.transform = add_noise});
+  auto loader = data::make_loader(dataset, {.batch_size = 2, .augmentation_seed = 5});
+  for (const std::int64_t passes : {0, 1}) {
+    const data::SampleSeedsScope scope(data::SampleSeeds{.base = 5, .epoch = 0, .passes = passes});
+    const auto expected = dataset.get_batch(at::arange(2, at::kLong)).data;
+    for (auto& batch : loader) EXPECT_TRUE(at::equal(batch.data, expected)) << passes;
+  }
+  EXPECT_NE((data::SampleSeeds{.base = 5, .epoch = 0, .passes = 0}.seed_of(0)),
+            (data::SampleSeeds{.base = 5, .epoch = 0, .passes = 1}.seed_of(0)));
+}
+
+TEST_F(ImageFolderTest, AReplacedSampleKeepsItsGenerator) {
+  write_pictures(root(), 2);
+  const auto second = at::ones({1}, at::kLong);
+  const data::SampleSeedsScope scope(data::SampleSeeds{.base = 1});
+  const auto expected = add_noise(at::full({3, 4, 5}, 2, at::kByte), data::sample_generator(1));
+  fs::resize_file(root() / "cat/1.png", 20);
+  const data::ImageFolder dataset(root(),
+                                  {.transform = add_noise, .on_unreadable = data::OnUnreadable::replace});
+  EXPECT_TRUE(at::equal(dataset.get_batch(second).data[0], expected));
 }
 
 TEST_F(ImageFolderTest, ASampleHasAGeneratorOnlyWithAnAugmentationSeed) {

@@ -51,6 +51,8 @@ TEST(DecodeImage, OptionsThatCannotBeAreRefused) {
   const data::DecodeOptions beyond{.box = data::Box{.top = 20, .left = 0, .height = 11, .width = 5}};
   EXPECT_THAT(refusal(jpeg, beyond), HasSubstr("is not inside the image of 30 x 40"));
   EXPECT_THAT(refusal(data::encode_png(picture()), beyond), HasSubstr("is not inside the image of 30 x 40"));
+  EXPECT_THAT(refusal(jpeg, {.apply_exif_orientation = true, .box = data::Box{.height = 1, .width = 1}}),
+              HasSubstr("cannot be combined with apply_exif_orientation"));
   EXPECT_THAT(refusal(picture(), {}), HasSubstr("uint8 tensor of one dimension"));
 }
 
