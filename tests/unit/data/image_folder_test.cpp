@@ -170,7 +170,7 @@ TEST_F(ImageFolderTest, AFolderWithoutAReadablePictureHasEmptyBatchesOrIsAnError
   EXPECT_EQ(batch.target.sizes(), at::IntArrayRef({0}));
   const data::ImageFolder replacing(root(), {.on_unreadable = data::OnUnreadable::replace});
   EXPECT_THAT(error_of<DataError>([&] { replacing.get_batch(all); }),
-              HasSubstr("pictures: no file of the dataset can be decoded"));
+              HasSubstr("pictures: no sample of the dataset can be decoded"));
 }
 
 TEST_F(ImageFolderTest, WrongIndicesAndTransformsAreArgumentErrors) {

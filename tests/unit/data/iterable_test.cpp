@@ -178,7 +178,9 @@ TEST_F(IterableTest, AnotherNumberOfRanksCannotContinue) {
   set_current_world({.rank = 0, .size = 2});
   auto other = make_loader(Counting{20}, {.batch_size = 3});
   other.seek(position);
-  EXPECT_THAT([&] { other.begin(); }, ThrowsMessage<ArgumentError>(HasSubstr("the 2 ranks")));
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_THAT([&] { other.begin(); }, ThrowsMessage<ArgumentError>(HasSubstr("the 2 ranks")));
+  }
 }
 
 TEST_F(IterableTest, AnErrorOfTheStreamArrivesAtItsBatchAndEndsThePass) {
