@@ -125,7 +125,7 @@ struct TrainValIndices {
 ///     Subset val_set(val_images, val);
 ///
 /// `targets` [n] on the CPU, of an integer dtype. The choice is that of CPython for the same lists. The files
-/// of an ImageFolder are sorted; a tutorial that does not sort os.listdir() splits them differently. Throws
+/// of an ImageFolder are sorted; a tutorial that takes the order of os.listdir() has another split. Throws
 /// ArgumentError when val_fraction is not between 0 and 1.
 TrainValIndices train_val_split_indices(const at::Tensor& targets, const TrainValSplitOptions& options = {});
 
