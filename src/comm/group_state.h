@@ -80,4 +80,7 @@ class GroupState {
   std::jthread revoking_;  // graphs, while the backend is aborted
 };
 
+// A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
+c10::Device device_for_objects(const ProcessGroup& group);
+
 }  // namespace lockstep::comm

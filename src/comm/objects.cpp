@@ -16,11 +16,15 @@
 namespace lockstep {
 namespace {
 
-c10::TensorOptions on_device(const comm::GroupState& group, c10::ScalarType dtype) {
+c10::Device object_device(const comm::GroupState& group) {
   // A backend for one device type (NCCL) needs the bytes on that device.
   const auto& devices = group.info().traits.devices;
   const bool host = devices.empty() || devices.contains(c10::DeviceType::CPU);
-  return c10::TensorOptions().dtype(dtype).device(host ? c10::DeviceType::CPU : *devices.begin());
+  return host ? c10::DeviceType::CPU : *devices.begin();
+}
+
+c10::TensorOptions on_device(const comm::GroupState& group, c10::ScalarType dtype) {
+  return c10::TensorOptions().dtype(dtype).device(object_device(group));
 }
 
 at::Tensor to_tensor(const std::string& bytes, std::int64_t capacity, const c10::TensorOptions& options) {
@@ -137,5 +141,7 @@ std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects
   scatter(own, parts, src, where);
   return to_string(own, each[static_cast<std::size_t>(rank())]);
 }
+
+c10::Device comm::device_for_objects(const ProcessGroup& group) { return object_device(state_of(group)); }
 
 }  // namespace lockstep

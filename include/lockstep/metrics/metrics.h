@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/process_group.h>
+#include <lockstep/serialize/value.h>
+
+namespace lockstep {
+
+/// Returns the mean (ReduceOp::AVG) or the sum (ReduceOp::SUM) of `value` over the ranks, on every rank. Adds
+/// no gradient; `value` is unchanged. A mean of integers is float64. Collective over `process_group`
+/// (default: the default group or, without one, this process alone). Throws ArgumentError for another
+/// operation.
+at::Tensor reduce_value(const at::Tensor& value, ReduceOp op = ReduceOp::AVG,
+                        const std::optional<ProcessGroup>& process_group = std::nullopt);
+double reduce_value(double value, ReduceOp op = ReduceOp::AVG,
+                    const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+/// The same for numbers by name, in one collective call. Throws DesyncError if the ranks' names differ.
+std::map<std::string, double> reduce_value(const std::map<std::string, double>& values,
+                                           ReduceOp op = ReduceOp::AVG,
+                                           const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+}  // namespace lockstep
+
+/// Each metric accumulates the samples of this rank in update() and computes the value over all samples of
+/// all ranks in compute(), which is collective over `process_group` (default as in reduce_value()). Ranks may
+/// have different numbers of samples, or none. The results equal those of one process that has all samples,
+/// so use data::DistributedEvalSampler, which repeats no sample.
+///
+/// A metric can be a part of a TrainingState. state_dict() is collective like compute() and returns the state
+/// of all ranks together. load_state_dict() gives it to rank 0 and resets the other ranks, so that any number
+/// of ranks can continue.
+///
+/// update() queues work on the device of its tensors and does not wait for it, except for Auroc. Not
+/// thread-safe.
+namespace lockstep::metrics {
+
+/// Sums over samples: the common part of most metrics.
+class Sums {
+ public:
+  void reset();
+  Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  /// Throws CheckpointError for the state of another metric or of another number of classes.
+  void load_state_dict(const Dict& state_dict,
+                       const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+ protected:
+  Sums(std::int64_t size, at::ScalarType dtype);
+  /// Adds `part`, of `size` elements.
+  void add(const at::Tensor& part);
+  /// The sums of all ranks, on the CPU.
+  at::Tensor total(const std::optional<ProcessGroup>& process_group) const;
+  /// The sums of this rank, on the CPU.
+  at::Tensor local() const { return sums_.cpu(); }
+
+ private:
+  at::Tensor sums_;
+};
+
+/// The mean of a value that is known per batch, such as the loss. PyTorch: the AverageMeter of its examples.
+class AverageMeter : public Sums {
+ public:
+  AverageMeter();
+  /// `value` is the mean of `n` samples. A tensor has one element.
+  void update(double value, std::int64_t n = 1);
+  void update(const at::Tensor& value, std::int64_t n = 1);
+  double val() const;          ///< the last value of this rank; NaN before the first
+  double avg() const;          ///< the mean of this rank; NaN before the first value
+  std::int64_t count() const;  ///< the samples of this rank
+  /// The mean over the samples of all ranks; NaN without samples.
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  void reset();
+
+ private:
+  at::Tensor last_;
+};
+
+/// Samples per second since construction or reset().
+class Throughput {
+ public:
+  void update(std::int64_t samples) { samples_ += samples; }
+  double rate() const;  ///< of this rank
+  /// The sum of the ranks' rates.
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  void reset() { *this = Throughput(); }
+
+ private:
+  std::int64_t samples_ = 0;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// The share of samples whose target is among the `top_k` classes with the highest scores. scikit-learn:
+/// `accuracy_score`, `top_k_accuracy_score`.
+class Accuracy : public Sums {
+ public:
+  /// Throws ArgumentError for a top_k below 1.
+  explicit Accuracy(std::int64_t top_k = 1);
+  /// `scores`: [..., classes] floating point, or with top_k = 1 predicted classes [...]. `targets`: [...]
+  /// int64. Throws ArgumentError for other shapes and for fewer than top_k classes.
+  void update(const at::Tensor& scores, const at::Tensor& targets);
+  /// 0 to 1; NaN without samples.
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+
+ private:
+  std::int64_t top_k_;
+};
+
+/// The number of samples by target (row) and prediction (column). scikit-learn: `confusion_matrix`.
+class ConfusionMatrix : public Sums {
+ public:
+  explicit ConfusionMatrix(std::int64_t num_classes);
+  /// Shapes as for Accuracy, with num_classes scores per sample. Samples whose target is `ignore_index` do
+  /// not count.
+  void update(const at::Tensor& scores, const at::Tensor& targets,
+              std::optional<std::int64_t> ignore_index = std::nullopt);
+  /// int64 [num_classes, num_classes] on the CPU. Throws ArgumentError if a target or a prediction was
+  /// outside of 0 .. num_classes-1.
+  at::Tensor compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+
+ private:
+  std::int64_t num_classes_;
+};
+
+/// How the scores of the classes become one number. scikit-learn: `average`.
+enum class Average : std::uint8_t {
+  micro,     ///< of all samples together
+  macro,     ///< mean over the classes that occur among targets or predictions
+  weighted,  ///< mean weighted by the number of targets
+};
+
+/// Scores per class, float64 [num_classes]. A quotient by zero is 0. scikit-learn:
+/// `precision_recall_fscore_support` with average=None and zero_division=0.
+struct ClassScores {
+  at::Tensor precision, recall, f1, support;
+};
+/// Computes them from a confusion matrix.
+ClassScores class_scores(const at::Tensor& confusion_matrix);
+// Each takes a confusion matrix. scikit-learn: `precision_score`, `recall_score`, `f1_score` with
+// zero_division=0.
+double precision(const at::Tensor& confusion_matrix, Average average = Average::macro);
+double recall(const at::Tensor& confusion_matrix, Average average = Average::macro);
+double f1_score(const at::Tensor& confusion_matrix, Average average = Average::macro);
+/// The mean recall of the classes that occur among the targets (class-mean accuracy). scikit-learn:
+/// `balanced_accuracy_score`.
+double balanced_accuracy(const at::Tensor& confusion_matrix);
+
+/// The mean of the squared differences. scikit-learn: `mean_squared_error`.
+class MeanSquaredError : public Sums {
+ public:
+  MeanSquaredError();
+  /// Tensors of the same shape. Differences are computed in float64.
+  void update(const at::Tensor& predictions, const at::Tensor& targets);
+  /// NaN without samples.
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+};
+
+/// exp(mean negative log-likelihood of the targets). torchmetrics: `Perplexity`.
+class Perplexity : public Sums {
+ public:
+  /// Targets equal to `ignore_index` do not count.
+  explicit Perplexity(std::int64_t ignore_index = -100);
+  /// `logits`: [..., vocabulary], floating point; `targets`: [...] int64.
+  void update(const at::Tensor& logits, const at::Tensor& targets);
+  /// Adds the mean negative log-likelihood of `n` targets, such as a cross-entropy loss.
+  void update_loss(const at::Tensor& mean_loss, std::int64_t n);
+  /// NaN without targets.
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+
+ private:
+  std::int64_t ignore_index_;
+};
+
+/// The area under the ROC curve, exact, with ties counted half. Keeps all scores on the CPU, and compute()
+/// gathers those of all ranks. scikit-learn: `roc_auc_score`, with more than two classes one-vs-rest and
+/// macro average.
+class Auroc {
+ public:
+  /// `scores`: [n] of the positive class with targets 0 and 1, or [n, classes]. `targets`: [n] int64. Throws
+  /// ArgumentError for other shapes, for NaN, and for targets that are no class.
+  void update(const at::Tensor& scores, const at::Tensor& targets);
+  /// NaN if a class has no positive or no negative sample, where it is undefined.
+  double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  void reset();
+  Dict state_dict(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
+  void load_state_dict(const Dict& state_dict,
+                       const std::optional<ProcessGroup>& process_group = std::nullopt);
+
+ private:
+  std::vector<at::Tensor> scores_, targets_;
+};
+
+}  // namespace lockstep::metrics

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Means of numbers, and rates.
+#include <cmath>
+
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
+#include <lockstep/metrics/metrics.h>
+
+#include "base/throw_error.h"
+
+namespace lockstep::metrics {
+namespace {
+
+// {sum, count} without waiting for the device of `sum`.
+at::Tensor sum_and_count(const at::Tensor& sum, const at::Tensor& count) {
+  return at::stack({sum.reshape({}).to(at::kDouble), count.reshape({}).to(sum.device(), at::kDouble)});
+}
+
+at::Tensor sum_and_count(const at::Tensor& mean, std::int64_t n) {
+  const auto count = at::scalar_tensor(static_cast<double>(n), mean.options().dtype(at::kDouble));
+  return sum_and_count(mean.detach().to(at::kDouble) * n, count);
+}
+
+void check_mean(const char* metric, const at::Tensor& value) {
+  if (value.numel() != 1)
+    throw_error<ArgumentError>("{}: the value has shape {}; pass one element", metric,
+                               c10::str(value.sizes()));
+}
+
+double quotient(const at::Tensor& sum_and_count) {
+  const auto* numbers = sum_and_count.const_data_ptr<double>();
+  return numbers[0] / numbers[1];  // NaN for 0 / 0
+}
+
+}  // namespace
+
+AverageMeter::AverageMeter() : Sums(2, at::kDouble) { reset(); }
+
+void AverageMeter::update(double value, std::int64_t n) { update(at::scalar_tensor(value, at::kDouble), n); }
+
+void AverageMeter::update(const at::Tensor& value, std::int64_t n) {
+  check_mean("AverageMeter", value);
+  last_ = value.detach();
+  add(sum_and_count(value, n));
+}
+
+double AverageMeter::val() const { return last_.item<double>(); }
+double AverageMeter::avg() const { return quotient(local()); }
+std::int64_t AverageMeter::count() const { return static_cast<std::int64_t>(local()[1].item<double>()); }
+
+double AverageMeter::compute(const std::optional<ProcessGroup>& process_group) const {
+  return quotient(total(process_group));
+}
+
+void AverageMeter::reset() {
+  Sums::reset();
+  last_ = at::scalar_tensor(std::nan(""), at::kDouble);
+}
+
+double Throughput::rate() const {
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
+  return static_cast<double>(samples_) / seconds.count();
+}
+
+double Throughput::compute(const std::optional<ProcessGroup>& process_group) const {
+  return reduce_value(rate(), ReduceOp::SUM, process_group);
+}
+
+MeanSquaredError::MeanSquaredError() : Sums(2, at::kDouble) {}
+
+void MeanSquaredError::update(const at::Tensor& predictions, const at::Tensor& targets) {
+  if (predictions.sizes() != targets.sizes())
+    throw_error<ArgumentError>("MeanSquaredError: predictions of shape {} for targets of shape {}",
+                               c10::str(predictions.sizes()), c10::str(targets.sizes()));
+  const auto difference = predictions.detach().to(at::kDouble) - targets.to(at::kDouble);
+  const auto count = at::scalar_tensor(static_cast<double>(targets.numel()), difference.options());
+  add(sum_and_count(difference.square().sum(), count));
+}
+
+double MeanSquaredError::compute(const std::optional<ProcessGroup>& process_group) const {
+  return quotient(total(process_group));
+}
+
+Perplexity::Perplexity(std::int64_t ignore_index) : Sums(2, at::kDouble), ignore_index_(ignore_index) {}
+
+void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
+  if (logits.dim() == 0 || logits.sizes().slice(0, logits.dim() - 1) != targets.sizes())
+    throw_error<ArgumentError>(
+        "Perplexity: logits of shape {} for targets of shape {}; logits have one more "
+        "dimension, the vocabulary",
+        c10::str(logits.sizes()), c10::str(targets.sizes()));
+  const auto counted = targets.ne(ignore_index_);
+  const auto classes = at::where(counted, targets, at::zeros_like(targets)).unsqueeze(-1);
+  const auto likelihood = at::log_softmax(logits.detach(), -1).gather(-1, classes).squeeze(-1);
+  const auto loss = at::where(counted, -likelihood.to(at::kDouble), 0.0);
+  add(sum_and_count(loss.sum(), counted.sum()));
+}
+
+void Perplexity::update_loss(const at::Tensor& mean_loss, std::int64_t n) {
+  check_mean("Perplexity", mean_loss);
+  add(sum_and_count(mean_loss, n));
+}
+
+double Perplexity::compute(const std::optional<ProcessGroup>& process_group) const {
+  return std::exp(quotient(total(process_group)));
+}
+
+}  // namespace lockstep::metrics
