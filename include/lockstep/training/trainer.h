@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <concepts>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/checkpoint_manager.h>
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep {
+
+/// A loss or a gradient is infinite or NaN. All ranks throw it in the same step.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Throws NonFiniteError on all ranks if the loss of any rank is infinite or NaN. The message names the step,
+/// the ranks with their losses, and the first parameter of `module` whose gradient is not finite. Call it
+/// after backward and before the optimizer's step, which would spoil the parameters. Collective over
+/// `process_group` (default: the default group or, without one, this process alone); waits for the device.
+/// With float16 use amp::GradScaler instead, which skips such steps.
+void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
+                    const std::optional<ProcessGroup>& process_group = std::nullopt);
+template <ModulePointer Holder>
+void finite_or_stop(const at::Tensor& loss, const Holder& module, std::int64_t step,
+                    const std::optional<ProcessGroup>& process_group = std::nullopt) {
+  finite_or_stop(loss, static_cast<const torch::nn::Module&>(*module), step, process_group);
+}
+
+struct EarlyStoppingOptions {
+  std::int64_t patience = 3;      ///< validations without improvement before training stops
+  double min_delta = 0;           ///< a smaller change is no improvement
+  bool higher_is_better = false;  ///< whether a larger metric is better (accuracy) or a smaller one (loss)
+};
+
+/// Decides when a metric has stopped improving. The metric must be the same on all ranks, as those of
+/// lockstep::metrics are. Can be a part of a TrainingState. Keras and Lightning: `EarlyStopping`.
+class EarlyStopping {
+ public:
+  /// Throws ArgumentError for a patience below 1 and a negative min_delta.
+  explicit EarlyStopping(EarlyStoppingOptions options = {});
+  /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
+  bool step(double metric);
+  std::optional<double> best() const { return best_; }
+  Dict state_dict() const;
+  void load_state_dict(const Dict& state_dict);
+
+ private:
+  EarlyStoppingOptions options_;
+  std::optional<double> best_;
+  std::int64_t bad_validations_ = 0;
+};
+
+/// Numbers by name, for logs.
+using Scalars = std::map<std::string, double>;
+
+struct TrainerOptions {
+  /// The epoch after the last. The first is 0.
+  std::int64_t epochs = 1;
+  /// Batches per step of the optimizer; their losses are averaged and their gradients are reduced once. They
+  /// are counted across epochs; those after the last step of the run are not used.
+  std::int64_t accumulation_steps = 1;
+  /// Clips the norm of all gradients.
+  std::optional<double> max_grad_norm = {};
+  /// The dtype of autocast for the loss function. float16 also scales the loss, see amp::GradScaler.
+  std::optional<at::ScalarType> autocast = {};
+
+  /// The folder of the checkpoints; empty: none. See CheckpointManager.
+  std::filesystem::path checkpoints = {};
+  CheckpointManagerOptions checkpoint_options = {};
+  /// Steps between checkpoints in an epoch; 0: only after each epoch.
+  std::int64_t checkpoint_interval = 0;
+  /// The validation's number that determines the best checkpoint.
+  std::string metric = {};
+  /// Continue from the newest checkpoint, if there is one.
+  bool resume = false;
+
+  /// Steps between two reports to on_log().
+  std::int64_t log_interval = 50;
+  /// Steps between two agreements of the ranks, one small all-reduce that waits for the device: whether all
+  /// losses are finite (except with float16) and whether a rank wants to stop. The end of an epoch is one
+  /// too.
+  std::int64_t agree_interval = 1;
+  /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit(). The first
+  /// one counts; a second of the same kind has its former effect. Not in threads of spawn_threads().
+  std::vector<int> stop_signals = {SIGTERM};
+};
+
+/// The training loop of one model: batches, accumulation, autocast, clipping, schedules, validation, logs,
+/// checkpoints and resume, stopping on signals. Every rank creates it and calls fit() with the same options.
+///
+///     lockstep::Trainer trainer(ddp, optimizer, {.epochs = 3, .checkpoints = "run", .resume = true});
+///     trainer.on_validate([&] { return lockstep::Scalars{{"accuracy", accuracy_of(test_set)}}; });
+///     trainer.fit(loader, [&](auto& batch) {
+///       return torch::nn::functional::cross_entropy(ddp->forward(batch.images), batch.targets);
+///     });
+///
+/// fit() is a short loop over the public functions begin_epoch(), train_batch() and end_epoch(); a program
+/// that needs another loop calls these itself. The module and the optimizer must outlive it. Not thread-safe.
+class Trainer {
+ public:
+  /// `module`: a DistributedDataParallel, or any module in a run of one rank. Throws ArgumentError for
+  /// another module in a run of several ranks, and for invalid options.
+  Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {});
+  template <ModulePointer Holder>
+  Trainer(Holder& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
+      : Trainer(static_cast<torch::nn::Module&>(*module), optimizer, std::move(options)) {}
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// The parts of each checkpoint: model, optimizer, generator, epoch, step, with float16 the scaler, the
+  /// loader of fit() and the schedulers. Add others before fit().
+  TrainingState& state();
+
+  /// Calls scheduler.step() after each step, or after each epoch's validation. The scheduler must outlive the
+  /// trainer.
+  template <typename Scheduler>
+  Trainer& step_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
+    state().add(name, scheduler);
+    return on_step([&scheduler](const at::Tensor&) { scheduler.step(); });
+  }
+  template <typename Scheduler>
+  Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
+    state().add(name, scheduler);
+    return on_epoch_end([&scheduler](const Scalars&) { scheduler.step(); });
+  }
+
+  // Callbacks; each of a kind is called in the order in which they were added.
+  /// After each step of the optimizer, with the detached loss of this rank (the mean of its batches).
+  Trainer& on_step(std::function<void(const at::Tensor& loss)> callback);
+  /// After each epoch, with the module in evaluation mode and without gradients. The numbers must be the same
+  /// on all ranks.
+  Trainer& on_validate(std::function<Scalars()> callback);
+  /// After the validation of each epoch, with its numbers.
+  Trainer& on_epoch_end(std::function<void(const Scalars& validation)> callback);
+  /// Every log_interval steps: "loss", the mean of the steps since the last report over all ranks, "lr" of
+  /// the first group, "grad_norm" before clipping, "epoch". After each validation: its numbers. On all ranks.
+  Trainer& on_log(std::function<void(std::int64_t step, const Scalars& scalars)> callback);
+
+  /// Trains until options.epochs, or until all ranks have agreed to stop. `loss_of(batch)` returns the loss
+  /// of one batch, a tensor of one element. With `resume`, continues in the middle of an epoch, with the same
+  /// results as without the interruption. Throws the errors of its parts, and NonFiniteError.
+  template <typename Loader, typename LossOf>
+  void fit(Loader& loader, LossOf&& loss_of) {
+    if constexpr (requires { loader.position(); }) add_once("loader", loader);
+    const auto signals = begin_fit();
+    while (begin_epoch()) {
+      if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
+      for (auto&& batch : loader) {
+        if (!train_batch([&] { return loss_of(batch); })) return;
+      }
+      end_epoch();
+    }
+  }
+
+  /// Restores the newest checkpoint with `resume`, and handles the stop signals while the result exists.
+  [[nodiscard]] std::shared_ptr<void> begin_fit();
+  /// Whether there is an epoch to train; sets the module to training mode.
+  bool begin_epoch();
+  /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns whether to
+  /// continue.
+  bool train_batch(const std::function<at::Tensor()>& loss);
+  /// Validates, saves a checkpoint and counts the epoch.
+  void end_epoch();
+
+  /// All ranks stop after the next agreement, as with a signal: after a step, or at the end of an epoch. Any
+  /// rank may call it.
+  void stop() { stop_requested_ = true; }
+  bool stopped() const { return stopped_; }
+  std::int64_t epoch() const { return epoch_; }
+  std::int64_t step() const { return step_; }  ///< steps of the optimizer so far
+
+ private:
+  struct Parts;
+
+  template <typename Part>
+  void add_once(const std::string& name, Part& part) {
+    if (added_ == &part) return;
+    state().add(name, part);
+    added_ = &part;
+  }
+
+  void optimize();
+  void check(const at::Tensor& loss, std::optional<double> grad_norm);
+  double agree_on(double number);
+  void save(std::optional<double> metric = std::nullopt);
+
+  std::unique_ptr<Parts> parts_;
+  const void* added_ = nullptr;
+  std::int64_t epoch_ = 0;
+  std::int64_t step_ = 0;
+  bool stop_requested_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace lockstep

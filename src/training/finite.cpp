@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "training/finite.h"
+
+#include <cmath>
+
+#include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/training/trainer.h>
+
+#include "base/throw_error.h"
+#include "comm/group_state.h"
+#include "runtime/run.h"
+
+namespace lockstep {
+namespace training {
+namespace {
+
+std::string first_bad_gradient(const torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters()) {
+    const auto& gradient = parameter.value().grad();
+    if (gradient.defined() && !gradient.isfinite().all().item<bool>())
+      return fmt::format("the first parameter whose gradient is not finite is {}", parameter.key());
+  }
+  return "all gradients are finite";
+}
+
+}  // namespace
+
+std::vector<double> sum_over_ranks(const std::vector<double>& numbers,
+                                   const std::optional<ProcessGroup>& group) {
+  if (!group || group->size() == 1) return numbers;
+  auto sums = at::tensor(numbers, at::kDouble).to(comm::device_for_objects(*group));
+  group->all_reduce(sums);
+  sums = sums.cpu();
+  return {sums.const_data_ptr<double>(), sums.const_data_ptr<double>() + sums.numel()};
+}
+
+void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
+                      const std::optional<ProcessGroup>& group) {
+  const auto own =
+      fmt::format("rank {}: loss {}, {}", group ? group->rank() : 0, loss, first_bad_gradient(module));
+  const auto all = group ? group->all_gather_object(own) : std::vector{own};
+  throw_error<NonFiniteError>("step {}: a loss or a gradient is not finite; {}", step, fmt::join(all, "; "));
+}
+
+}  // namespace training
+
+void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
+                    const std::optional<ProcessGroup>& process_group) {
+  const auto group = runtime::group_or_default(process_group);
+  const auto number = loss.item<double>();
+  const double is_bad = std::isfinite(number) ? 0 : 1;
+  if (training::sum_over_ranks({is_bad}, group).front() > 0)
+    training::throw_non_finite(number, module, step, group);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <csignal>
+#include <utility>
+#include <vector>
+
+namespace lockstep::training {
+
+// Notes signals while it exists. The first signal of a kind is noted, the next has its former effect, so that
+// a program that does not get to its next step can still be ended. One at a time in a process.
+class StopSignals {
+ public:
+  // Throws ArgumentError for a signal that cannot be handled.
+  explicit StopSignals(const std::vector<int>& signals);
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  // Whether a signal has arrived since the construction of the newest object.
+  static bool arrived();
+
+ private:
+  void restore() noexcept;
+
+  std::vector<std::pair<int, struct sigaction>> former_;
+};
+
+}  // namespace lockstep::training
