@@ -34,9 +34,9 @@ std::string timeout_text(const WorkerPool& pool, const BatchSlot& slot) {
   const std::chrono::duration<double> loads =
       WorkerClock::now() - pool.workers[static_cast<std::size_t>(slot.worker)].busy_since;
   return fmt::format(
-      "{}worker {} has been in get_batch() for {:.1f} s, for batch {} of the pass, with indices {}; check "
-      "what it waits for, or raise the timeout",
-      waited, slot.worker, loads.count(), slot.number, indices_text(slot.indices));
+      "{}worker {} has been reading batch {} of the pass, with indices {}, for {:.1f} s; check what it waits "
+      "for, or raise the timeout",
+      waited, slot.worker, slot.number, indices_text(slot.indices), loads.count());
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void LoaderWorkers::end() noexcept {
       threads_[id].join();
     } else {
       log(LogLevel::warning,
-          fmt::format("DataLoader worker {} is stuck in get_batch(); its thread keeps running", id));
+          fmt::format("DataLoader worker {} is stuck reading a batch; its thread keeps running", id));
       threads_[id].detach();
     }
     lock.lock();
