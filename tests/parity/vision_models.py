@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """torchvision's networks and twins of the others: vision_models.py <folder> <case>...
 
-For each case it loads <case>.cpp.pt, the state dict that the other side wrote, and writes <case>.pt: the state dict
-after manual_seed(0), other weights, an input, and with these weights the outputs and gradients in both modes. A case
-of SHAPES_ONLY has names and shapes only."""
+Writes what write() of model_cases.py does, or only names and shapes for SHAPES_ONLY."""
 import os
 import sys
 
 import torch
+
+from torch import nn
+
+from model_cases import arguments, write
 
 sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
 import support.torchvision_cpu  # noqa: E402, F401
 from torchvision import models  # noqa: E402
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet  # noqa: E402
 
-from torch import nn  # noqa: E402
 
 
 class TNet(nn.Module):
@@ -115,6 +116,7 @@ class DGCNN(nn.Module):
 
 
 IMAGES = (2, 3, 64, 64)
+SMALL = (2, 3, 32, 32)
 POINTS = (4, 3, 32)
 CASES = {
     "resnet18": (lambda: models.resnet18(num_classes=10), IMAGES),
@@ -126,6 +128,8 @@ CASES = {
     "point_net_plain": (lambda: PointNet(40, feature_transform=False), POINTS),
     "dgcnn": (lambda: DGCNN(k=6, emb_dims=64, classes=5), POINTS),
     "mobilenet_v2": (lambda: models.mobilenet_v2(num_classes=10), IMAGES),
+    "vit": (lambda: models.VisionTransformer(32, 8, 2, 4, 32, 64, dropout=0.1, attention_dropout=0.0, num_classes=10), SMALL),
+    "vit_logits": (lambda: models.VisionTransformer(32, 16, 1, 2, 16, 24, num_classes=3, representation_size=20), SMALL),
     "mobilenet_slim": (lambda: models.MobileNetV2(width_mult=0.35, num_classes=5, dropout=0.5, inverted_residual_setting=[
         [1, 16, 1, 1], [6, 24, 2, 2]]), IMAGES),
 }
@@ -134,56 +138,25 @@ SHAPES_ONLY = {
     "resnet50": models.resnet50,
     "resnet101": models.resnet101,
     "resnext50_32x4d": models.resnext50_32x4d,
+    "vit_b_16": models.vit_b_16,
 }
 
 
-def randomize(net):
-    """Also what is constant after the start, so that a wrong use of it shows."""
-    with torch.no_grad():
-        for name, tensor in net.state_dict().items():
-            if name.endswith("running_var"):
-                tensor.uniform_(0.5, 1.5)
-            elif tensor.is_floating_point():
-                tensor.add_(torch.randn_like(tensor), alpha=0.05)
-
-
-def loss_of(output):
-    outputs = output if isinstance(output, tuple) else (output,)
-    return sum(each.square().mean() for each in outputs)
-
-
-def record(net, shape):
-    torch.manual_seed(1)
-    randomize(net)
-    result = {"state": {name: tensor.clone() for name, tensor in net.state_dict().items()}, "input": torch.randn(shape)}
-    for mode in ("train", "eval"):
-        net.train(mode == "train")
-        net.zero_grad()
-        torch.manual_seed(2)
-        output = net(result["input"])
-        loss_of(output).backward()
-        result[mode] = {"output": output[0] if isinstance(output, tuple) else output,
-                        "gradients": {name: each.grad for name, each in net.named_parameters()}}
-    result["buffers"] = dict(net.named_buffers())
-    return result
+def outputs_of(net, images):
+    output = net(images)
+    return output if isinstance(output, tuple) else (output,)
 
 
 def main():
-    torch.set_num_threads(1)
-    folder, *names = sys.argv[1:]
+    folder, names = arguments()
     for name in names:
-        torch.manual_seed(0)
         if name in SHAPES_ONLY:
             with torch.device("meta"):
                 net = SHAPES_ONLY[name]()
-            result = {key: list(tensor.shape) for key, tensor in net.state_dict().items()}
+            torch.save({key: list(tensor.shape) for key, tensor in net.state_dict().items()}, os.path.join(folder, f"{name}.pt"))
         else:
             make, shape = CASES[name]
-            net = make()
-            result = {"init": {key: tensor.clone() for key, tensor in net.state_dict().items()}}
-            net.load_state_dict(torch.load(os.path.join(folder, f"{name}.cpp.pt"), weights_only=True))
-            result |= record(net, shape)
-        torch.save(result, os.path.join(folder, f"{name}.pt"))
+            write(folder, name, make, lambda: torch.randn(shape), outputs_of)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,30 @@ const std::vector<ModelCase> kVisionCases{
     {"dgcnn", [] { return subject_of(DGCNN(DGCNNOptions{.output_channels = 5, .k = 6, .emb_dims = 64})); },
      1e-5},
     {"mobilenet_v2", [] { return subject_of(mobilenet_v2({.num_classes = 10})); }},
+    {"vit",
+     [] {
+       return subject_of(VisionTransformer(VisionTransformerOptions{.image_size = 32,
+                                                                    .patch_size = 8,
+                                                                    .num_layers = 2,
+                                                                    .num_heads = 4,
+                                                                    .hidden_dim = 32,
+                                                                    .mlp_dim = 64,
+                                                                    .dropout = 0.1,
+                                                                    .num_classes = 10}));
+     },
+     1e-5},
+    {"vit_logits",
+     [] {
+       return subject_of(VisionTransformer(VisionTransformerOptions{.image_size = 32,
+                                                                    .patch_size = 16,
+                                                                    .num_layers = 1,
+                                                                    .num_heads = 2,
+                                                                    .hidden_dim = 16,
+                                                                    .mlp_dim = 24,
+                                                                    .num_classes = 3,
+                                                                    .representation_size = 20}));
+     },
+     1e-5},
     {"mobilenet_slim",
      [] {
        return subject_of(
@@ -55,6 +79,7 @@ const std::vector<std::pair<std::string, std::function<Subject()>>> kLargeNets{
     {"resnet50", [] { return subject_of(resnet50()); }},
     {"resnet101", [] { return subject_of(resnet101()); }},
     {"resnext50_32x4d", [] { return subject_of(resnext50_32x4d()); }},
+    {"vit_b_16", [] { return subject_of(vit_b_16()); }},
 };
 
 class VisionModels : public ::testing::Test {
