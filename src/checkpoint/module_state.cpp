@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <ostream>
 #include <regex>
 #include <unordered_set>
 
@@ -11,6 +12,8 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/nn/sync_batch_norm.h>
+#include <lockstep/serialize/safetensors.h>
+#include <lockstep/serialize/torch_file.h>
 
 #include "serialize/errors.h"
 
@@ -77,6 +80,23 @@ std::string renamed(const std::string& name, const CompiledRules& rules) {
   return name;
 }
 
+Dict with_prefix(const Dict& state_dict, const std::string& prefix) {
+  Dict result(state_dict.kind());
+  result.reserve(state_dict.size());
+  for (const auto& [key, value] : state_dict) result.set(prefix + key.as_string(), value);
+  Dict attributes = state_dict.attributes();
+  if (auto* metadata = attributes.find("_metadata"); metadata != nullptr && metadata->is<Dict>()) {
+    auto versions = ordered_dict();
+    for (const auto& [key, value] : metadata->as_dict()) {
+      const auto& name = key.as_string();
+      versions.set(name.empty() ? prefix.substr(0, prefix.size() - 1) : prefix + name, value);
+    }
+    *metadata = std::move(versions);
+  }
+  result.set_attributes(std::move(attributes));
+  return result;
+}
+
 Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
   if (rules.empty()) return dict;
   CompiledRules compiled;
@@ -98,6 +118,13 @@ Dict renamed(const Dict& dict, const std::vector<RenameRule>& rules) {
     result.set(name, value);
   }
   return result;
+}
+
+// The dict with the keys that the options ask for.
+Dict with_keys(Dict dict, const LoadStateDictOptions& options) {
+  if (!options.remove_prefix.empty()) dict = without_prefix(dict, options.remove_prefix);
+  if (!options.add_prefix.empty()) dict = with_prefix(dict, options.add_prefix);
+  return renamed(dict, options.rename);
 }
 
 bool is_wrapped(const Dict::Item& item) {
@@ -241,6 +268,49 @@ void log_prefix(PrefixChange change) {
                           : "load_state_dict: removed \"module.\" from the keys of the checkpoint");
 }
 
+bool is_state_dict(const Value& value) {
+  const auto* dict = value.get_if<Dict>();
+  return dict != nullptr && !dict->empty() && std::ranges::all_of(*dict, [](const Dict::Item& item) {
+           return item.key.is<std::string>() && (item.value.is<at::Tensor>() || item.value.is<Parameter>());
+         });
+}
+
+// The state dict that a training checkpoint has among its entries.
+const Dict& state_dict_in(const Value& value) {
+  if (is_state_dict(value)) return value.as_dict();
+  std::vector<std::string> names;
+  for (const auto& [key, entry] : value.as_dict()) {
+    if (is_state_dict(entry)) names.push_back(repr(key, 100));
+  }
+  if (names.size() != 1) {
+    throw_error(
+        "load_pretrained: expected a state dict, or a dict of which one entry is a state dict, but {} "
+        "entries "
+        "are ({}); choose one with load() and load_state_dict()",
+        names.size(), fmt::join(names, ", "));
+  }
+  return std::ranges::find_if(value.as_dict(), [](const auto& item) { return is_state_dict(item.value); })
+      ->value.as_dict();
+}
+
+// Files need not repeat a tensor for each of its names.
+void add_tied_names(Dict& dict, const torch::nn::Module& module) {
+  const auto own = module_tensors(module);
+  const auto change = wanted_change(own, dict);
+  for (const auto& tensor : own) {
+    const auto key = key_for(tensor.name, change);
+    if (dict.contains(key)) continue;
+    for (const auto& other : own) {
+      if (!other.tensor.is_same(tensor.tensor)) continue;
+      const auto* value = dict.find(key_for(other.name, change));
+      if (value == nullptr) continue;
+      auto copy = *value;
+      dict.set(key, std::move(copy));
+      break;
+    }
+  }
+}
+
 }  // namespace
 
 Dict state_dict(const torch::nn::Module& module) {
@@ -282,7 +352,7 @@ Dict without_prefix(const Dict& state_dict, const std::string& prefix) {
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
                            const LoadStateDictOptions& options) {
   const auto own = module_tensors(module);
-  const auto dict = renamed(state_dict, options.rename);
+  const auto dict = with_keys(state_dict, options);
   auto plan = make_plan(module, own, dict, options);
   if (!options.partial) refuse_if_unfit(plan, module, options.strict);
   log_prefix(plan.report.prefix);
@@ -293,6 +363,28 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
     if (options.freeze && to->is_parameter) target.set_requires_grad(false);
   }
   return std::move(plan.report);
+}
+
+LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
+                           const LoadStateDictOptions& options) {
+  const auto value = file.extension() == ".safetensors" ? Value(safetensors::load_file(file)) : load(file);
+  return with_source(file.string(), [&] {
+    auto dict = with_keys(state_dict_in(value), options);
+    add_tied_names(dict, module);
+    auto remaining = options;
+    remaining.remove_prefix.clear();
+    remaining.add_prefix.clear();
+    remaining.rename.clear();
+    return load_state_dict(module, dict, remaining);
+  });
+}
+
+std::ostream& operator<<(std::ostream& stream, const LoadReport& report) {
+  stream << fmt::format("{} tensors loaded\n", report.loaded_keys.size());
+  for (const auto& key : report.missing_keys) stream << fmt::format("missing in the state dict: {}\n", key);
+  for (const auto& key : report.unexpected_keys) stream << fmt::format("not in the module: {}\n", key);
+  for (const auto& [key, reason] : report.skipped) stream << fmt::format("skipped: {}: {}\n", key, reason);
+  return stream;
 }
 
 }  // namespace lockstep

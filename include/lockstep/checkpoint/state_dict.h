@@ -2,6 +2,8 @@
 #pragma once
 
 #include <concepts>
+#include <filesystem>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,7 +37,11 @@ struct LoadStateDictOptions {
   /// Loads tensors that match by name and number of elements and skips the others, with a reason in the
   /// report. `strict` is then ignored.
   bool partial = false;
-  /// Applied to the keys of the dict before anything else.
+  /// Removed from the keys of the dict that begin with it, e.g. "backbone.".
+  std::string remove_prefix = {};
+  /// Added to all keys of the dict after that, e.g. "transformer.".
+  std::string add_prefix = {};
+  /// Applied to the keys of the dict after that.
   std::vector<RenameRule> rename = {};
   /// Sets requires_grad to false on every loaded parameter.
   bool freeze = false;
@@ -57,11 +63,24 @@ struct LoadReport {
   PrefixChange prefix = PrefixChange::none;  ///< what happened to the prefix "module."
 };
 
+/// Lists what was loaded and what did not fit, a line each.
+std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
+
 /// Copies a state dict into parameters and buffers, converting dtype and device. The prefix "module." of
 /// modules inside DistributedDataParallel or DataParallel is added or removed as needed, which the report
 /// states. Throws CheckpointError that lists every mismatch in Python's words; the module is then unchanged.
 /// PyTorch: `Module.load_state_dict()`.
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
+                           const LoadStateDictOptions& options = {});
+
+/// Loads the state dict in a file of torch.save() or save(), or in a `.safetensors` file, as
+/// load_state_dict() does. The file's value is the state dict or a dict with one entry that is a state dict,
+/// such as {"epoch": 3, "model": {...}}. A tensor that the module has under several names, such as tied
+/// weights, may be in the file under any of them. Throws CheckpointError that names the file. Print the
+/// result to see what did not fit:
+///
+///     std::cout << lockstep::load_pretrained(net, "resnet34.pth", {.partial = true});
+LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
                            const LoadStateDictOptions& options = {});
 
 /// A TORCH_MODULE holder, a shared_ptr of a module, a DistributedDataParallel or a DataParallel.
@@ -78,6 +97,12 @@ Dict state_dict(const Holder& module) {
 template <ModulePointer Holder>
 LoadReport load_state_dict(Holder& module, const Dict& dict, const LoadStateDictOptions& options = {}) {
   return load_state_dict(static_cast<torch::nn::Module&>(*module), dict, options);
+}
+
+template <ModulePointer Holder>
+LoadReport load_pretrained(Holder& module, const std::filesystem::path& file,
+                           const LoadStateDictOptions& options = {}) {
+  return load_pretrained(static_cast<torch::nn::Module&>(*module), file, options);
 }
 
 /// Removes `prefix` from every key that has it, in `_metadata` too. PyTorch:

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+/// Causal language models with the parameter names of the `transformers` package, so state dicts load both
+/// ways. A model made after torch::manual_seed(s) has the weights that Python's has after
+/// torch.manual_seed(s).
+namespace lockstep::models {
+
+/// The keys and values of the tokens that a model has seen, for one batch. Not thread-safe. Python:
+/// transformers.DynamicCache.
+class DynamicCache {
+ public:
+  /// The number of tokens seen.
+  std::int64_t get_seq_length() const { return layers_.empty() ? 0 : layers_.front().first.size(2); }
+
+  /// Appends keys and values [batch, heads, length, head_dim] of layer `layer_idx`; returns all of them.
+  std::pair<at::Tensor, at::Tensor> update(const at::Tensor& keys, const at::Tensor& values,
+                                           std::size_t layer_idx);
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> layers_;
+};
+
+/// PyTorch: the arguments of transformers' `generate`.
+struct GenerateOptions {
+  std::int64_t max_new_tokens = 20;
+  /// Draws tokens; otherwise takes the most likely one.
+  bool do_sample = false;
+  /// With do_sample: logits are divided by it. Default: 1.
+  std::optional<double> temperature = {};
+  /// With do_sample: draws among the k most likely tokens; 0: among all. Default: 50.
+  std::optional<std::int64_t> top_k = {};
+  /// A sequence ends with this token and is padded with it. Generation ends when all sequences have.
+  std::optional<std::int64_t> eos_token_id = {};
+  /// Computes each token once; otherwise the whole sequence for each new token.
+  bool use_cache = true;
+  /// Default: the default generator of the device.
+  std::optional<at::Generator> generator = {};
+};
+
+/// PyTorch: the fields of transformers.GPT2Config.
+struct GPT2Options {
+  std::int64_t vocab_size = 50257;
+  std::int64_t n_positions = 1024;
+  std::int64_t n_embd = 768;  ///< a multiple of n_head
+  std::int64_t n_layer = 12;
+  std::int64_t n_head = 12;
+  std::optional<std::int64_t> n_inner = {};  ///< default: 4 * n_embd
+  double resid_pdrop = 0.1;
+  double embd_pdrop = 0.1;
+  double attn_pdrop = 0.1;
+  double layer_norm_epsilon = 1e-5;
+  double initializer_range = 0.02;
+};
+
+class GPT2ModelImpl;
+class LMHeadImpl;
+
+class GPT2Impl : public torch::nn::Cloneable<GPT2Impl> {
+ public:
+  /// Throws ArgumentError if n_embd is not a multiple of n_head.
+  explicit GPT2Impl(const GPT2Options& options = {});
+
+  /// Tokens [batch, length] of int64 -> logits [batch, length, vocab_size]. With `past_key_values`,
+  /// `input_ids` continue the tokens that it has seen, and are added to it. Throws ArgumentError for more
+  /// than n_positions tokens.
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* past_key_values = nullptr);
+
+  /// Tokens [batch, length] followed by at most max_new_tokens others. Records no gradients; call eval()
+  /// before. Throws ArgumentError for options that exclude one another and for more than n_positions tokens.
+  at::Tensor generate(const at::Tensor& input_ids, const GenerateOptions& options = {});
+
+  void reset() override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// Each once, as in Python: lm_head.weight is transformer.wte.weight.
+  std::vector<at::Tensor> parameters(bool recurse = true) const;
+  torch::OrderedDict<std::string, at::Tensor> named_parameters(bool recurse = true) const;
+
+  std::shared_ptr<GPT2ModelImpl> transformer;
+  std::shared_ptr<LMHeadImpl> lm_head;
+
+ private:
+  GPT2Options options_;
+};
+
+/// GPT-2 with tied embeddings. Python: transformers.GPT2LMHeadModel.
+TORCH_MODULE(GPT2);
+
+/// PyTorch: the fields of transformers.LlamaConfig, of the 7B model by default.
+struct LlamaOptions {
+  std::int64_t vocab_size = 32000;
+  std::int64_t hidden_size = 4096;
+  std::int64_t intermediate_size = 11008;
+  std::int64_t num_hidden_layers = 32;
+  std::int64_t num_attention_heads = 32;
+  /// Heads of keys and values; a divisor of num_attention_heads. Default: num_attention_heads.
+  std::optional<std::int64_t> num_key_value_heads = {};
+  std::optional<std::int64_t> head_dim = {};  ///< even; default: hidden_size / num_attention_heads
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000;  ///< the base of the rotary embedding
+  double initializer_range = 0.02;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;
+  double attention_dropout = 0;
+  bool mlp_bias = false;
+};
+
+class LlamaModelImpl;
+
+class LlamaImpl : public torch::nn::Cloneable<LlamaImpl> {
+ public:
+  /// Throws ArgumentError for sizes that do not divide.
+  explicit LlamaImpl(const LlamaOptions& options = {});
+
+  /// As GPT2Impl::forward(), for any number of tokens.
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* past_key_values = nullptr);
+
+  /// As GPT2Impl::generate().
+  at::Tensor generate(const at::Tensor& input_ids, const GenerateOptions& options = {});
+
+  void reset() override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// Each once, as in Python, also with tie_word_embeddings.
+  std::vector<at::Tensor> parameters(bool recurse = true) const;
+  torch::OrderedDict<std::string, at::Tensor> named_parameters(bool recurse = true) const;
+
+  std::shared_ptr<LlamaModelImpl> model;
+  std::shared_ptr<LMHeadImpl> lm_head;
+
+ private:
+  LlamaOptions options_;
+};
+
+/// A model with rotary embeddings, RMSNorm, grouped-query attention and SwiGLU. Python:
+/// transformers.LlamaForCausalLM.
+TORCH_MODULE(Llama);
+
+}  // namespace lockstep::models

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/nn/pimpl.h>
+
+/// Networks with the names of parameters and buffers of their Python originals, so state dicts load both
+/// ways. A network made after torch::manual_seed(s) has the weights that Python's has after
+/// torch.manual_seed(s). Members are modules that a user may replace:
+///
+///     auto net = lockstep::models::resnet34();
+///     lockstep::load_pretrained(net, "resnet34-b627a593.pth");
+///     net->fc = net->replace_module("fc", torch::nn::Linear(512, 10));
+namespace lockstep::models {
+
+/// PyTorch: the arguments of `torchvision.models.ResNet`.
+struct ResNetOptions {
+  std::int64_t num_classes = 1000;
+  /// The last normalization of each block starts at zero, so the block starts as the identity.
+  bool zero_init_residual = false;
+  std::int64_t groups = 1;            ///< of the 3x3 convolutions; other than 1 needs bottlenecks
+  std::int64_t width_per_group = 64;  ///< other than 64 needs bottlenecks
+  /// For layer2, layer3 and layer4: dilate instead of halving the resolution; needs bottlenecks.
+  std::array<bool, 3> replace_stride_with_dilation = {};
+};
+
+/// The building block of a ResNet. PyTorch: `BasicBlock`, `Bottleneck`.
+enum class ResNetBlock : std::uint8_t { basic, bottleneck };
+
+class ResNetImpl : public torch::nn::Cloneable<ResNetImpl> {
+ public:
+  /// `layers`: the number of blocks of layer1 to layer4. Throws ArgumentError for options that BasicBlock
+  /// lacks.
+  ResNetImpl(ResNetBlock block, const std::array<std::int64_t, 4>& layers, const ResNetOptions& options = {});
+
+  /// [batch, 3, height, width] -> logits [batch, num_classes]
+  at::Tensor forward(const at::Tensor& images);
+  void reset() override;
+
+  torch::nn::Conv2d conv1{nullptr};
+  torch::nn::BatchNorm2d bn1{nullptr};
+  torch::nn::ReLU relu{nullptr};
+  torch::nn::MaxPool2d maxpool{nullptr};
+  torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};
+  torch::nn::AdaptiveAvgPool2d avgpool{nullptr};
+  torch::nn::Linear fc{nullptr};
+
+ private:
+  ResNetBlock block_;
+  std::array<std::int64_t, 4> layers_;
+  ResNetOptions options_;
+};
+
+/// PyTorch: `torchvision.models.ResNet`.
+TORCH_MODULE(ResNet);
+
+/// PyTorch: the functions of these names in `torchvision.models`. The last one sets groups and
+/// width_per_group.
+ResNet resnet18(const ResNetOptions& options = {});
+ResNet resnet34(const ResNetOptions& options = {});
+ResNet resnet50(const ResNetOptions& options = {});
+ResNet resnet101(const ResNetOptions& options = {});
+ResNet resnext50_32x4d(const ResNetOptions& options = {});
+
+/// One row of MobileNetV2Options::inverted_residual_setting.
+struct InvertedResidualSetting {
+  std::int64_t t;  ///< expansion
+  std::int64_t c;  ///< output channels before width_mult
+  std::int64_t n;  ///< number of blocks
+  std::int64_t s;  ///< stride of the first block, 1 or 2
+};
+
+/// PyTorch: the arguments of `torchvision.models.MobileNetV2`.
+struct MobileNetV2Options {
+  std::int64_t num_classes = 1000;
+  double width_mult = 1;
+  std::vector<InvertedResidualSetting> inverted_residual_setting = {
+      {1, 16, 1, 1}, {6, 24, 2, 2},  {6, 32, 3, 2}, {6, 64, 4, 2},
+      {6, 96, 3, 1}, {6, 160, 3, 2}, {6, 320, 1, 1}};
+  std::int64_t round_nearest = 8;  ///< channels are multiples of it
+  double dropout = 0.2;
+};
+
+class MobileNetV2Impl : public torch::nn::Cloneable<MobileNetV2Impl> {
+ public:
+  /// Throws ArgumentError for an invalid setting.
+  explicit MobileNetV2Impl(const MobileNetV2Options& options = {});
+
+  /// [batch, 3, height, width] -> logits [batch, num_classes]
+  at::Tensor forward(const at::Tensor& images);
+  void reset() override;
+
+  torch::nn::Sequential features{nullptr};
+  torch::nn::Sequential classifier{nullptr};  ///< dropout and a linear layer of 1280 inputs (width_mult <= 1)
+
+ private:
+  MobileNetV2Options options_;
+};
+
+/// PyTorch: `torchvision.models.MobileNetV2`.
+TORCH_MODULE(MobileNetV2);
+
+/// PyTorch: `torchvision.models.mobilenet_v2`.
+MobileNetV2 mobilenet_v2(const MobileNetV2Options& options = {});
+
+/// PyTorch: the arguments of `torchvision.models.VisionTransformer`. The defaults are those of ViT-B/16.
+struct VisionTransformerOptions {
+  std::int64_t image_size = 224;  ///< height and width; a multiple of patch_size
+  std::int64_t patch_size = 16;
+  std::int64_t num_layers = 12;
+  std::int64_t num_heads = 12;
+  std::int64_t hidden_dim = 768;  ///< a multiple of num_heads
+  std::int64_t mlp_dim = 3072;
+  double dropout = 0;
+  double attention_dropout = 0;
+  std::int64_t num_classes = 1000;
+  /// The width of a further layer before the head.
+  std::optional<std::int64_t> representation_size = {};
+};
+
+/// The classifier of a VisionTransformer.
+class VisionTransformerHeadsImpl : public torch::nn::Cloneable<VisionTransformerHeadsImpl> {
+ public:
+  explicit VisionTransformerHeadsImpl(const VisionTransformerOptions& options);
+  at::Tensor forward(const at::Tensor& class_token);
+  void reset() override;
+
+  torch::nn::Linear pre_logits{nullptr};  ///< empty without representation_size
+  torch::nn::Tanh act{nullptr};           ///< likewise
+  torch::nn::Linear head{nullptr};
+
+ private:
+  VisionTransformerOptions options_;
+};
+TORCH_MODULE(VisionTransformerHeads);
+
+class VisionTransformerEncoderImpl;
+
+class VisionTransformerImpl : public torch::nn::Cloneable<VisionTransformerImpl> {
+ public:
+  /// Throws ArgumentError for sizes that do not divide.
+  explicit VisionTransformerImpl(const VisionTransformerOptions& options = {});
+
+  /// [batch, 3, image_size, image_size] -> logits [batch, num_classes]. Throws ArgumentError for another
+  /// image size.
+  at::Tensor forward(const at::Tensor& images);
+  void reset() override;
+
+  torch::nn::Conv2d conv_proj{nullptr};
+  at::Tensor class_token;
+  std::shared_ptr<VisionTransformerEncoderImpl> encoder;
+  VisionTransformerHeads heads{nullptr};
+
+ private:
+  VisionTransformerOptions options_;
+};
+
+/// PyTorch: `torchvision.models.VisionTransformer`.
+TORCH_MODULE(VisionTransformer);
+
+/// Throws ArgumentError if a size other than image_size differs from ViT-B/16's. PyTorch:
+/// `torchvision.models.vit_b_16`.
+VisionTransformer vit_b_16(const VisionTransformerOptions& options = {});
+
+/// PyTorch: the arguments of PointNet's classifier.
+struct PointNetOptions {
+  std::int64_t num_classes = 40;
+  bool feature_transform = true;  ///< also transforms the features of the points, not only the points
+  double dropout = 0.3;
+};
+
+/// The T-Net of PointNet: predicts a matrix [k, k] for each cloud; starts as the identity.
+class PointNetTransformImpl;
+
+class PointNetImpl : public torch::nn::Cloneable<PointNetImpl> {
+ public:
+  explicit PointNetImpl(const PointNetOptions& options = {});
+
+  /// Points [batch, 3, number] -> logits [batch, num_classes] and the feature transform [batch, 64, 64] for
+  /// feature_transform_regularizer(), undefined without feature_transform.
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& points);
+  void reset() override;
+
+  std::shared_ptr<PointNetTransformImpl> stn, fstn;
+  torch::nn::Conv1d conv1{nullptr}, conv2{nullptr}, conv3{nullptr}, conv4{nullptr}, conv5{nullptr};
+  torch::nn::BatchNorm1d bn1{nullptr}, bn2{nullptr}, bn3{nullptr}, bn4{nullptr}, bn5{nullptr};
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
+  torch::nn::BatchNorm1d bn6{nullptr}, bn7{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+
+ private:
+  PointNetOptions options_;
+};
+
+/// The classifier of Qi et al., "PointNet", 2017.
+TORCH_MODULE(PointNet);
+
+/// The mean over the batch of the squared Frobenius norm of I - A A^T: how far the transforms are from
+/// orthogonal. The paper adds it to the loss with weight 0.001. `transform`: [batch, k, k].
+at::Tensor feature_transform_regularizer(const at::Tensor& transform);
+
+/// PyTorch: the arguments of DGCNN's classifier.
+struct DGCNNOptions {
+  std::int64_t output_channels = 40;  ///< number of classes
+  std::int64_t k = 20;                ///< neighbours of each point, itself included
+  std::int64_t emb_dims = 1024;
+  double dropout = 0.5;
+};
+
+class DGCNNImpl : public torch::nn::Cloneable<DGCNNImpl> {
+ public:
+  /// Throws ArgumentError for k < 1.
+  explicit DGCNNImpl(const DGCNNOptions& options = {});
+
+  /// Points [batch, 3, number] on any device -> logits [batch, output_channels]. Each EdgeConv computes the
+  /// k-nearest-neighbour graph of its input anew. Throws ArgumentError for clouds of less than k points.
+  at::Tensor forward(const at::Tensor& points);
+  void reset() override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// Each once, as in Python: bn1 to bn5 are also in conv1 to conv5.
+  std::vector<at::Tensor> parameters(bool recurse = true) const;
+  torch::OrderedDict<std::string, at::Tensor> named_parameters(bool recurse = true) const;
+
+  torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr}, bn3{nullptr}, bn4{nullptr};
+  torch::nn::BatchNorm1d bn5{nullptr};
+  torch::nn::Sequential conv1{nullptr}, conv2{nullptr}, conv3{nullptr}, conv4{nullptr}, conv5{nullptr};
+  torch::nn::Linear linear1{nullptr}, linear2{nullptr}, linear3{nullptr};
+  torch::nn::BatchNorm1d bn6{nullptr}, bn7{nullptr};
+  torch::nn::Dropout dp1{nullptr}, dp2{nullptr};
+
+ private:
+  DGCNNOptions options_;
+};
+
+/// The classifier of Wang et al., "Dynamic Graph CNN for Learning on Point Clouds", 2019.
+TORCH_MODULE(DGCNN);
+
+}  // namespace lockstep::models

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "models/generate.h"
+
+#include <limits>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
+
+#include "base/throw_error.h"
+
+namespace lockstep::models {
+namespace {
+
+constexpr std::int64_t kDefaultTopK = 50;
+
+void check_generate(const at::Tensor& input_ids, const GenerateOptions& options) {
+  const auto refuse = [](const std::string& what) { throw_error<ArgumentError>("generate: {}", what); };
+  if (input_ids.dim() != 2 || input_ids.size(1) == 0 || input_ids.scalar_type() != at::kLong)
+    refuse("input_ids must be tokens [batch, length] of int64, with at least one token each");
+  if (options.max_new_tokens < 1)
+    refuse(fmt::format("max_new_tokens = {}; give at least 1", options.max_new_tokens));
+  if (!options.do_sample && (options.temperature || options.top_k || options.generator))
+    refuse("temperature, top_k and generator have no effect without do_sample = true");
+  if (options.temperature && !(*options.temperature > 0))
+    refuse(fmt::format("temperature = {}; give more than 0", *options.temperature));
+  if (options.top_k && *options.top_k < 0)
+    refuse(fmt::format("top_k = {}; give 0 for all tokens, or more", *options.top_k));
+}
+
+at::Tensor sampled(at::Tensor logits, const GenerateOptions& options) {
+  logits = logits / options.temperature.value_or(1);
+  const auto k = std::min(options.top_k.value_or(kDefaultTopK), logits.size(-1));
+  if (k > 0) {
+    const auto smallest = std::get<0>(logits.topk(k, -1)).slice(-1, k - 1);
+    logits = logits.masked_fill(logits < smallest, -std::numeric_limits<double>::infinity());
+  }
+  return at::multinomial(logits.softmax(-1), 1, false, options.generator);
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> DynamicCache::update(const at::Tensor& keys, const at::Tensor& values,
+                                                       std::size_t layer_idx) {
+  if (layer_idx >= layers_.size()) return layers_.emplace_back(keys, values);
+  auto& [all_keys, all_values] = layers_[layer_idx];
+  all_keys = at::cat({all_keys, keys}, 2);
+  all_values = at::cat({all_values, values}, 2);
+  return layers_[layer_idx];
+}
+
+at::Tensor generate_tokens(const NextLogits& next_logits, const at::Tensor& input_ids,
+                           const GenerateOptions& options) {
+  check_generate(input_ids, options);
+  const at::NoGradGuard no_grad;
+  DynamicCache cache;
+  auto tokens = input_ids;
+  auto unseen = input_ids;
+  auto finished = at::zeros({input_ids.size(0), 1}, input_ids.options().dtype(at::kBool));
+  for (std::int64_t i = 0; i < options.max_new_tokens; ++i) {
+    const auto logits = options.use_cache ? next_logits(unseen, &cache) : next_logits(tokens, nullptr);
+    auto next = options.do_sample ? sampled(logits.to(at::kFloat), options) : logits.argmax(-1, true);
+    if (options.eos_token_id) {
+      next = next.masked_fill(finished, *options.eos_token_id);
+      finished = finished | (next == *options.eos_token_id);
+    }
+    tokens = at::cat({tokens, next}, 1);
+    unseen = next;
+    if (options.eos_token_id && finished.all().item<bool>()) break;
+  }
+  return tokens;
+}
+
+at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                            double dropout) {
+  const auto length = queries.size(2);
+  const auto seen = keys.size(2) - length;
+  const bool grouped = queries.size(1) != keys.size(1);
+  if (length == 1 || seen == 0) {
+    return at::scaled_dot_product_attention(queries, keys, values, {}, dropout, length > 1, std::nullopt,
+                                            grouped);
+  }
+  const auto mask = at::ones({length, keys.size(2)}, queries.options().dtype(at::kBool)).tril(seen);
+  return at::scaled_dot_product_attention(queries, keys, values, mask, dropout, false, std::nullopt, grouped);
+}
+
+}  // namespace lockstep::models

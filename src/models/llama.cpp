@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torch/nn/init.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <lockstep/models/language.h>
+
+#include "base/throw_error.h"
+#include "models/distinct.h"
+#include "models/generate.h"
+#include "models/layers.h"
+#include "models/lm_head.h"
+
+namespace lockstep::models {
+namespace {
+
+using torch::nn::Linear;
+
+std::int64_t head_dim_of(const LlamaOptions& options) {
+  return options.head_dim.value_or(options.hidden_size / options.num_attention_heads);
+}
+
+std::int64_t key_heads_of(const LlamaOptions& options) {
+  return options.num_key_value_heads.value_or(options.num_attention_heads);
+}
+
+void check_llama(const LlamaOptions& options) {
+  const auto refuse = [](const std::string& what) { throw_error<ArgumentError>("Llama: {}", what); };
+  const auto heads = options.num_attention_heads;
+  if (heads < 1 || options.hidden_size % heads != 0) {
+    refuse(fmt::format("hidden_size = {} is not a multiple of num_attention_heads = {}", options.hidden_size,
+                       heads));
+  }
+  if (key_heads_of(options) < 1 || heads % key_heads_of(options) != 0) {
+    refuse(fmt::format("num_attention_heads = {} is not a multiple of num_key_value_heads = {}", heads,
+                       key_heads_of(options)));
+  }
+  if (head_dim_of(options) < 2 || head_dim_of(options) % 2 != 0)
+    refuse(fmt::format("head_dim = {}; rotary embeddings need an even one", head_dim_of(options)));
+}
+
+// Of all positions, [1, length, head_dim] each.
+struct Rotation {
+  at::Tensor cos, sin;
+};
+
+Rotation rotation_of(std::int64_t first, std::int64_t last, const LlamaOptions& options,
+                     const at::Tensor& like) {
+  const auto numbers = like.options().dtype(at::kFloat).requires_grad(false);
+  const auto dim = head_dim_of(options);
+  const auto frequencies =
+      at::pow(options.rope_theta, at::arange(0, dim, 2, numbers) / static_cast<double>(dim)).reciprocal();
+  const auto angles = at::arange(first, last, numbers).view({1, -1, 1}) * frequencies;
+  const auto both = at::cat({angles, angles}, -1);
+  return {both.cos().to(like.scalar_type()), both.sin().to(like.scalar_type())};
+}
+
+// x: [batch, heads, length, head_dim]
+at::Tensor rotated(const at::Tensor& x, const Rotation& rotation) {
+  const auto halves = x.chunk(2, -1);
+  return x * rotation.cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * rotation.sin.unsqueeze(1);
+}
+
+class LlamaRMSNormImpl : public torch::nn::Cloneable<LlamaRMSNormImpl> {
+ public:
+  explicit LlamaRMSNormImpl(const LlamaOptions& options) : Cloneable("LlamaRMSNorm"), options_(options) {
+    reset();
+  }
+
+  void reset() override { weight_ = register_parameter("weight", torch::ones({options_.hidden_size})); }
+  void pretty_print(std::ostream& stream) const override {
+    stream << fmt::format("LlamaRMSNorm(({},), eps={})", options_.hidden_size, options_.rms_norm_eps);
+  }
+  // In fp32, whatever the dtype.
+  at::Tensor forward(const at::Tensor& input) const {
+    const auto x = input.to(at::kFloat);
+    const auto scale = at::rsqrt(x.pow(2).mean(-1, true) + options_.rms_norm_eps);
+    return weight_ * (x * scale).to(input.scalar_type());
+  }
+
+ private:
+  LlamaOptions options_;
+  at::Tensor weight_;
+};
+TORCH_MODULE(LlamaRMSNorm);
+
+Linear projection(std::int64_t in, std::int64_t out, bool bias) {
+  return Linear(torch::nn::LinearOptions(in, out).bias(bias));
+}
+
+class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
+ public:
+  LlamaAttentionImpl(const LlamaOptions& options, std::size_t layer_idx)
+      : Cloneable("LlamaAttention"), options_(options), layer_idx_(layer_idx) {
+    reset();
+  }
+
+  void reset() override {
+    const auto width = options_.hidden_size;
+    const auto queries = options_.num_attention_heads * head_dim_of(options_);
+    const auto keys = key_heads_of(options_) * head_dim_of(options_);
+    const bool bias = options_.attention_bias;
+    q_proj_ = register_module("q_proj", projection(width, queries, bias));
+    k_proj_ = register_module("k_proj", projection(width, keys, bias));
+    v_proj_ = register_module("v_proj", projection(width, keys, bias));
+    o_proj_ = register_module("o_proj", projection(queries, width, bias));
+  }
+
+  at::Tensor forward(const at::Tensor& x, const Rotation& rotation, DynamicCache* cache) {
+    const auto heads = [&](const Linear& layer) {
+      return linear(layer, x).view({x.size(0), x.size(1), -1, head_dim_of(options_)}).transpose(1, 2);
+    };
+    const auto queries = rotated(heads(q_proj_), rotation);
+    auto keys = rotated(heads(k_proj_), rotation);
+    auto values = heads(v_proj_);
+    if (cache != nullptr) std::tie(keys, values) = cache->update(keys, values, layer_idx_);
+    const auto y = causal_attention(queries, keys, values, is_training() ? options_.attention_dropout : 0);
+    return linear(o_proj_, y.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
+  }
+
+ private:
+  LlamaOptions options_;
+  std::size_t layer_idx_;
+  Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
+};
+TORCH_MODULE(LlamaAttention);
+
+class LlamaMLPImpl : public torch::nn::Cloneable<LlamaMLPImpl> {
+ public:
+  explicit LlamaMLPImpl(const LlamaOptions& options) : Cloneable("LlamaMLP"), options_(options) { reset(); }
+
+  void reset() override {
+    const auto [width, inner] = std::pair(options_.hidden_size, options_.intermediate_size);
+    gate_proj_ = register_module("gate_proj", projection(width, inner, options_.mlp_bias));
+    up_proj_ = register_module("up_proj", projection(width, inner, options_.mlp_bias));
+    down_proj_ = register_module("down_proj", projection(inner, width, options_.mlp_bias));
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    return linear(down_proj_, at::silu(linear(gate_proj_, x)) * linear(up_proj_, x));
+  }
+
+ private:
+  LlamaOptions options_;
+  Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
+};
+TORCH_MODULE(LlamaMLP);
+
+class LlamaDecoderLayerImpl : public torch::nn::Cloneable<LlamaDecoderLayerImpl> {
+ public:
+  LlamaDecoderLayerImpl(const LlamaOptions& options, std::size_t layer_idx)
+      : Cloneable("LlamaDecoderLayer"), options_(options), layer_idx_(layer_idx) {
+    reset();
+  }
+
+  void reset() override {
+    self_attn_ = register_module("self_attn", LlamaAttention(options_, layer_idx_));
+    mlp_ = register_module("mlp", LlamaMLP(options_));
+    input_layernorm_ = register_module("input_layernorm", LlamaRMSNorm(options_));
+    post_attention_layernorm_ = register_module("post_attention_layernorm", LlamaRMSNorm(options_));
+  }
+
+  at::Tensor forward(const at::Tensor& x, const Rotation& rotation, DynamicCache* cache) {
+    const auto y = x + self_attn_->forward(input_layernorm_->forward(x), rotation, cache);
+    return y + mlp_->forward(post_attention_layernorm_->forward(y));
+  }
+
+ private:
+  LlamaOptions options_;
+  std::size_t layer_idx_;
+  LlamaAttention self_attn_{nullptr};
+  LlamaMLP mlp_{nullptr};
+  LlamaRMSNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
+};
+TORCH_MODULE(LlamaDecoderLayer);
+
+void initialize_llama(torch::nn::Module& net, double std) {
+  namespace init = torch::nn::init;
+  net.apply([std](torch::nn::Module& module) {
+    if (auto* embedding = module.as<torch::nn::Embedding>()) init::normal_(embedding->weight, 0, std);
+    auto* layer = module.as<Linear>();
+    if (layer == nullptr) return;
+    init::normal_(layer->weight, 0, std);
+    if (layer->bias.defined()) init::zeros_(layer->bias);
+  });
+}
+
+}  // namespace
+
+class LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
+ public:
+  explicit LlamaModelImpl(const LlamaOptions& options) : Cloneable("LlamaModel"), options_(options) {
+    reset();
+  }
+
+  void reset() override {
+    embed_tokens =
+        register_module("embed_tokens", torch::nn::Embedding(options_.vocab_size, options_.hidden_size));
+    layers_ = register_module("layers", torch::nn::ModuleList());
+    for (std::int64_t i = 0; i < options_.num_hidden_layers; ++i)
+      layers_->push_back(LlamaDecoderLayer(options_, static_cast<std::size_t>(i)));
+    norm_ = register_module("norm", LlamaRMSNorm(options_));
+    initialize_llama(*this, options_.initializer_range);
+  }
+
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache) {
+    if (input_ids.dim() != 2) {
+      throw_error<ArgumentError>("Llama: expected tokens [batch, length], got a tensor of {} dimensions",
+                                 input_ids.dim());
+    }
+    auto x = embed_tokens->forward(input_ids);
+    const auto seen = cache == nullptr ? 0 : cache->get_seq_length();
+    const auto rotation = rotation_of(seen, seen + input_ids.size(1), options_, x);
+    for (const auto& layer : *layers_) x = layer->as<LlamaDecoderLayer>()->forward(x, rotation, cache);
+    return norm_->forward(x);
+  }
+
+  torch::nn::Embedding embed_tokens{nullptr};
+
+ private:
+  LlamaOptions options_;
+  torch::nn::ModuleList layers_{nullptr};
+  LlamaRMSNorm norm_{nullptr};
+};
+
+LlamaImpl::LlamaImpl(const LlamaOptions& options) : Cloneable("Llama"), options_(options) {
+  check_llama(options);
+  reset();
+}
+
+void LlamaImpl::reset() {
+  model = register_module("model", std::make_shared<LlamaModelImpl>(options_));
+  lm_head =
+      register_module("lm_head", std::make_shared<LMHeadImpl>(options_.hidden_size, options_.vocab_size));
+  torch::nn::init::normal_(lm_head->weight, 0, options_.initializer_range);
+  if (options_.tie_word_embeddings) lm_head->tie(model->embed_tokens->weight);
+}
+
+std::shared_ptr<torch::nn::Module> LlamaImpl::clone(const std::optional<torch::Device>& device) const {
+  auto copy = std::dynamic_pointer_cast<LlamaImpl>(Cloneable::clone(device));
+  if (options_.tie_word_embeddings) copy->lm_head->tie(copy->model->embed_tokens->weight);
+  return copy;
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values) {
+  return lm_head->forward(model->forward(input_ids, past_key_values));
+}
+
+at::Tensor LlamaImpl::generate(const at::Tensor& input_ids, const GenerateOptions& options) {
+  return generate_tokens(
+      [this](const at::Tensor& ids, DynamicCache* cache) {
+        return lm_head->forward(model->forward(ids, cache).select(1, -1));
+      },
+      input_ids, options);
+}
+
+std::vector<at::Tensor> LlamaImpl::parameters(bool recurse) const {
+  return named_parameters(recurse).values();
+}
+
+torch::OrderedDict<std::string, at::Tensor> LlamaImpl::named_parameters(bool recurse) const {
+  return distinct(Module::named_parameters(recurse));
+}
+
+}  // namespace lockstep::models
