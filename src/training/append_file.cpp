@@ -15,7 +15,7 @@ AppendFile::AppendFile(std::filesystem::path file, std::uint64_t size) : file_(s
   try {
     make_folders(file_.parent_path(), false);
   } catch (const std::system_error& error) {
-    fail(error.code().value());
+    throw_error<Error>("{} cannot be written: {}", file_.string(), error.what());
   }
   fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) fail(errno);

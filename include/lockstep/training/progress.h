@@ -41,8 +41,8 @@ struct ProgressOptions {
 ///
 /// On a terminal it is the last line, below the bars that were made before it, and as wide as the terminal is
 /// at that moment. Lines of write(), console_logger() and Lockstep's own log are written above it; other
-/// output to the same terminal tears it. Elsewhere each state is a plain line, written at once. What cannot
-/// be written is dropped. Thread-safe, except set_postfix() with average_every.
+/// output to the same terminal tears it. Elsewhere each state is a plain line, written at once. Output that
+/// cannot be written is dropped. Thread-safe, except set_postfix() with average_every.
 class ProgressBar {
  public:
   /// Throws ArgumentError for a negative total, initial, mininterval or average_every.
