@@ -9,13 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/log.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/training/progress.h>
 
-#include "base/text.h"
 #include "base/unique_fd.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -47,6 +47,15 @@ class Terminal {
     resize(columns);
     ::setenv("TERM", "xterm", 1);
   }
+  ~Terminal() {
+    if (before_) {
+      ::setenv("TERM", before_->c_str(), 1);
+    } else {
+      ::unsetenv("TERM");
+    }
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
 
   int fd() const { return slave_.get(); }
   void resize(unsigned short columns) const {
@@ -101,6 +110,7 @@ class Terminal {
     sequence_.clear();
   }
 
+  std::optional<std::string> before_ = Env().get("TERM");
   UniqueFd master_;
   UniqueFd slave_;
   Rows rows_;
@@ -258,6 +268,20 @@ TEST(ProgressOverARange, CountsItsSteps) {
   for ([[maybe_unused]] const bool number : Progress(std::list<bool>(2), options)) continue;
   for ([[maybe_unused]] const int number : Progress(std::vector<int>(), options)) continue;
   EXPECT_THAT(pipe.writes(), ElementsAre("100% 2/2 [00:00<?, ?it/s]\n", "0it [00:00, ?it/s]\n"));
+}
+
+// As a loader of an iterable dataset.
+struct OfUnknownSize : std::vector<int> {
+  using std::vector<int>::vector;
+  std::int64_t size() const { throw ArgumentError("unknown"); }
+};
+
+TEST(ProgressOverARange, MayNotKnowItsSize) {
+  const PacketPipe pipe;
+  for ([[maybe_unused]] const int number :
+       Progress(OfUnknownSize(2), {.file = pipe.fd(), .clock = FakeClock()})) {
+  }
+  EXPECT_THAT(pipe.writes(), ElementsAre("2it [00:00, ?it/s]\n"));
 }
 
 TEST(ProgressOverARange, TakesALoader) {
