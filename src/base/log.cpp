@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
 #include <system_error>
 #include <unistd.h>
 
@@ -9,8 +10,12 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/world.h>
 
+#include "base/log_writer.h"
+
 namespace lockstep {
 namespace {
+
+std::atomic<LogWriter> writer_of_lines{nullptr};
 
 LogLevel threshold() {
   const auto name = Env().get("LOCKSTEP_LOG_LEVEL").value_or("info");
@@ -33,9 +38,12 @@ std::string prefix(LogLevel level) {
 void log(LogLevel level, std::string_view message) {
   if (level < threshold()) return;
   const std::string line = fmt::format("{}{}\n", prefix(level), message);
+  if (const auto writer = writer_of_lines.load()) return writer(line);
   // One write(2) a line, so that lines of several threads and processes do not tear.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
+
+void set_log_writer(LogWriter writer) { writer_of_lines = writer; }
 
 std::string errno_text(int code) { return std::generic_category().message(code); }
 

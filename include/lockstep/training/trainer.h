@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +20,7 @@
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/training/logging.h>
 
 namespace lockstep {
 
@@ -66,9 +66,6 @@ class EarlyStopping {
   std::optional<double> best_;
   std::int64_t bad_validations_ = 0;
 };
-
-/// Numbers by name, for logs.
-using Scalars = std::map<std::string, double>;
 
 struct TrainerOptions {
   /// The epoch after the last. The first is 0.

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+
+#include <lockstep/runtime/default_group.h>
+#include <lockstep/training/progress.h>
+
+#include "base/throw_error.h"
+#include "training/meter.h"
+#include "training/terminal.h"
+
+namespace lockstep {
+namespace {
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A mean in which newer numbers count more. tqdm: smoothing=0.3.
+class MovingMean {
+ public:
+  void add(double value) {
+    sum_ = kWeight * value + (1 - kWeight) * sum_;
+    weight_ = kWeight + (1 - kWeight) * weight_;
+  }
+  double mean() const { return weight_ > 0 ? sum_ / weight_ : 0; }
+
+ private:
+  static constexpr double kWeight = 0.3;
+  double sum_ = 0;
+  double weight_ = 0;
+};
+
+Scalars mean_over_ranks(const Scalars& values) {
+  std::string names;
+  std::vector<double> sums;
+  for (const auto& [name, value] : values) {
+    names += name + ' ';
+    sums.push_back(value);
+  }
+  const auto bytes = sums.size() * sizeof(double);
+  const auto own = names + '\0' + std::string(reinterpret_cast<const char*>(sums.data()), bytes);
+  const auto all = default_group().all_gather_object(own);
+  sums.assign(sums.size(), 0);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].size() != own.size() || !all[rank].starts_with(names + '\0')) {
+      throw_error<DesyncError>("Progress::set_postfix: rank {} has the numbers {}and rank {} has {}",
+                               get_rank(), names, rank, all[rank].substr(0, all[rank].find('\0')));
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      double value = 0;
+      std::memcpy(&value, all[rank].data() + names.size() + 1 + i * sizeof(double), sizeof(double));
+      sums[i] += value;
+    }
+  }
+  Scalars means = values;
+  auto sum = sums.begin();
+  for (auto& [name, value] : means) value = *sum++ / static_cast<double>(all.size());
+  return means;
+}
+
+void check_options(const ProgressOptions& options) {
+  const bool valid = options.total.value_or(0) >= 0 && options.initial >= 0 &&
+                     options.mininterval.value_or(0) >= 0 && options.average_every >= 0;
+  if (!valid) {
+    throw_error<ArgumentError>(
+        "Progress: total ({}), initial ({}), mininterval ({}) and average_every ({}) should not be negative",
+        options.total.value_or(0), options.initial, options.mininterval.value_or(0), options.average_every);
+  }
+}
+
+}  // namespace
+
+struct ProgressBar::State {
+  explicit State(ProgressOptions given) : options(std::move(given)) {
+    check_options(options);
+    enabled = !options.disable.value_or(!is_main());
+    if (!options.clock) options.clock = steady_seconds;
+    meter.desc = std::move(options.desc);
+    meter.total = options.total;
+    meter.unit = options.unit;
+    start();
+  }
+
+  void start() {
+    line.reset();
+    open = enabled;
+    meter.n = meter.initial = measured_n = options.initial;
+    start_time = shown_time = measured_time = options.clock();
+    steps = seconds = {};
+    meter.rate.reset();
+    const bool terminal = enabled && training::terminal_width(options.file).has_value();
+    constexpr double terminal_interval = 0.1;
+    constexpr double plain_interval = 10;
+    interval = options.mininterval.value_or(terminal ? terminal_interval : plain_interval);
+    if (!terminal) return;
+    line.emplace(options.file);
+    line->show(text(start_time));
+  }
+
+  void show_if_due() {
+    if (!open) return;
+    const double now = options.clock();
+    if (now - shown_time < interval || now <= measured_time) return;
+    shown_time = now;
+    if (meter.n != measured_n) {
+      steps.add(static_cast<double>(meter.n - measured_n));
+      seconds.add(now - measured_time);
+      measured_n = meter.n;
+      measured_time = now;
+      meter.rate = steps.mean() / seconds.mean();
+    }
+    show(now);
+  }
+
+  void show(double now) {
+    if (line) {
+      line->show(text(now));
+    } else {
+      training::write_line(options.file, text(now) + '\n');
+    }
+  }
+
+  void close() {
+    if (!open) return;
+    open = false;
+    meter.rate.reset();  // of all steps
+    const auto last = options.leave ? text(options.clock()) + '\n' : "";
+    if (line) {
+      line->leave(last);
+      line.reset();
+    } else if (options.leave) {
+      training::write_line(options.file, last);
+    }
+  }
+
+  // One column is left free, because some terminals wrap when the last one is written.
+  std::string text(double now) {
+    meter.elapsed = now - start_time;
+    const auto width = line ? training::terminal_width(options.file) : std::nullopt;
+    return training::meter_text(meter, width ? std::max(*width - 1, 1) : 0);
+  }
+
+  std::mutex mutex;
+  ProgressOptions options;
+  training::Meter meter;
+  bool enabled = false;
+  bool open = false;  // and shown
+  double interval = 0;
+  double start_time = 0;
+  double shown_time = 0;
+  double measured_time = 0;
+  std::int64_t measured_n = 0;
+  MovingMean steps;
+  MovingMean seconds;
+  std::int64_t postfixes = 0;
+  std::optional<training::TerminalLine> line;
+};
+
+ProgressBar::ProgressBar(ProgressOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+ProgressBar::~ProgressBar() { close(); }
+
+void ProgressBar::update(std::int64_t n) {
+  const std::lock_guard lock(state_->mutex);
+  state_->meter.n += n;
+  state_->show_if_due();
+}
+
+void ProgressBar::set_description(std::string desc) {
+  const std::lock_guard lock(state_->mutex);
+  state_->meter.desc = std::move(desc);
+  state_->show_if_due();
+}
+
+void ProgressBar::set_postfix(const Scalars& values) {
+  const auto every = state_->options.average_every;
+  if (every == 0 || get_world_size() == 1) return set_postfix_str(training::postfix_text(values));
+  if (state_->postfixes++ % every == 0) set_postfix_str(training::postfix_text(mean_over_ranks(values)));
+}
+
+void ProgressBar::set_postfix_str(std::string text) {
+  const std::lock_guard lock(state_->mutex);
+  state_->meter.postfix = std::move(text);
+  state_->show_if_due();
+}
+
+void ProgressBar::close() {
+  const std::lock_guard lock(state_->mutex);
+  state_->close();
+}
+
+void ProgressBar::reset() {
+  const std::lock_guard lock(state_->mutex);
+  state_->start();
+}
+
+std::int64_t ProgressBar::n() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->meter.n;
+}
+
+std::optional<std::int64_t> ProgressBar::total() const { return state_->options.total; }
+
+void ProgressBar::write(std::string_view line, int file) {
+  training::write_line(file, std::string(line) + '\n');
+}
+
+}  // namespace lockstep
