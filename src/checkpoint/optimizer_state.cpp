@@ -9,6 +9,7 @@
 #include <lockstep/checkpoint/state_dict.h>
 
 #include "checkpoint/optimizer_fields.h"
+#include "optim/group_entries.h"
 #include "serialize/errors.h"
 #include "serialize/plain_values.h"
 
@@ -110,7 +111,9 @@ Dict dict_of(const Optimizer& optimizer) {
   List groups;
   std::int64_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
-    groups.items.emplace_back(group_dict<Fields>(group, groups.items.size(), index));
+    const auto group_index = groups.items.size();
+    groups.items.emplace_back(group_dict<Fields>(group, group_index, index));
+    optim::write_entries(optimizer, group_index, groups.items.back().as_dict());
     for (const auto& parameter : group.params()) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
@@ -299,6 +302,8 @@ template <typename Fields>
 void load_into(Optimizer& optimizer, const Dict& dict) {
   if constexpr (kIsFused<Fields>) static_cast<optim::FusedOptimizer&>(optimizer).update_lr_tensors();
   auto contents = read_all<Fields>(optimizer, dict);
+  const auto& groups = dict.at("param_groups").as_items();
+  for (std::size_t g = 0; g < groups.size(); ++g) optim::read_entries(optimizer, g, groups[g].as_dict());
   for (std::size_t g = 0; g < contents.options.size(); ++g) {
     auto& options = static_cast<typename Fields::Options&>(optimizer.param_groups()[g].options());
     options = contents.options[g];

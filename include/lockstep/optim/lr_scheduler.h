@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -12,37 +16,186 @@
 
 namespace lockstep::optim {
 
-/// Multiplies the learning rate of every parameter group by `gamma` at every `step_size`-th call of step().
-/// It scales the current rate, so rates may also be changed by hand or by another scheduler. Unlike
-/// `torch::optim::StepLR`, which steps one call later, it has Python's rates to the bit and Python's state
-/// dict. The optimizer must outlive it. PyTorch: `torch.optim.lr_scheduler.StepLR`.
-class StepLR {
+class Fields;
+class Schedule;
+
+/// One number for all parameter groups, or a list with one per group.
+class PerGroup {
  public:
-  /// Throws ArgumentError for a step_size below 1.
-  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1);
-
-  /// Advances the schedule. Call it after the optimizer's step(), once per epoch or other unit of step_size.
-  void step();
-  /// The rate of each parameter group. PyTorch: `get_last_lr()`.
-  const std::vector<double>& get_last_lr() const { return last_lr_; }
-
-  Dict state_dict() const;
-  /// Loads the entries of the dict, step_size and gamma included, as Python does. `last_epoch` is required,
-  /// and lists of rates must match the number of parameter groups. The rates are in the optimizer's state
-  /// dict. Throws CheckpointError that names the entry that does not fit; the scheduler is then unchanged.
-  void load_state_dict(const Dict& state_dict);
+  PerGroup(double number) : numbers_{number} {}                                      // NOLINT: as in Python
+  PerGroup(std::initializer_list<double> list) : numbers_(list), is_list_(true) {}   // NOLINT
+  PerGroup(std::vector<double> list) : numbers_(std::move(list)), is_list_(true) {}  // NOLINT
+  /// Throws ArgumentError that begins with `name` when the list has not one number per group.
+  std::vector<double> values(const std::string& name, std::size_t groups) const;
 
  private:
-  template <typename Scheduler, typename Visit>
-  static void visit_fields(Scheduler& scheduler, const Visit& visit);
+  std::vector<double> numbers_;
+  bool is_list_ = false;
+};
 
-  torch::optim::Optimizer* optimizer_;
-  std::int64_t step_size_;
-  double gamma_;
-  std::vector<double> base_lrs_;
-  std::int64_t last_epoch_ = 0;
-  std::int64_t step_count_ = 1;  // Python's schedulers step once when they are made
-  std::vector<double> last_lr_;
+/// A scheduler of any class below but ReduceLROnPlateau. Copies share their state, like Python's variables.
+/// Schedulers work over LibTorch's and Lockstep's optimizers. Rates are Python's to the bit, also after rates
+/// were set by hand, and so are arguments, defaults and state dicts. An invalid argument is an ArgumentError.
+///
+/// As in Python, the schedulers of an optimizer share its initial rates: those at the construction of the
+/// first scheduler that still lives. They are part of the optimizer's state_dict() ("initial_lr"), so
+/// construct schedulers before loading it. The optimizer must outlive them. PyTorch:
+/// `torch.optim.lr_scheduler.LRScheduler`.
+class LRScheduler {
+ public:
+  /// Advances the schedule. Call it after the optimizer's step(), once per epoch or batch, whichever is the
+  /// unit of the arguments. Throws ArgumentError when a rate would not be finite and, for most schedulers,
+  /// when a parameter group was added.
+  void step();
+  /// The rate of each parameter group. PyTorch: `get_last_lr()`.
+  const std::vector<double>& get_last_lr() const;
+
+  Dict state_dict() const;
+  /// Loads the entries of the dict, arguments included, as Python does. The rates are in the optimizer's
+  /// state dict. Throws CheckpointError that names the entry that does not fit; the scheduler is then
+  /// unchanged.
+  void load_state_dict(const Dict& state_dict);
+
+ protected:
+  explicit LRScheduler(std::shared_ptr<Schedule> schedule);
+  std::shared_ptr<Schedule> schedule_;
+
+ private:
+  friend class Schedule;
+};
+
+/// The factor of an epoch, which is counted from 0.
+using LRLambda = std::function<double(std::int64_t epoch)>;
+
+/// Sets the rate to the initial rate times `lr_lambda(epoch)`. A list has a function per group. Functions are
+/// not saved. PyTorch: `LambdaLR`.
+struct LambdaLR : LRScheduler {
+  LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda);
+};
+
+/// Multiplies the rate by `lr_lambda(epoch)` from epoch 1 on. Functions are as in LambdaLR. PyTorch:
+/// `MultiplicativeLR`.
+struct MultiplicativeLR : LRScheduler {
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambda);
+};
+
+/// Multiplies the rate by `gamma` every `step_size` epochs. `torch::optim::StepLR` does so a call later.
+/// PyTorch: `StepLR`.
+struct StepLR : LRScheduler {
+  StepLR(torch::optim::Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1);
+};
+
+/// Multiplies the rate by `gamma` at each epoch of `milestones`. PyTorch: `MultiStepLR`.
+struct MultiStepLR : LRScheduler {
+  MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma = 0.1);
+};
+
+/// Multiplies the rate by `factor`, from 0 to 1, until epoch `total_iters`. PyTorch: `ConstantLR`.
+struct ConstantLR : LRScheduler {
+  explicit ConstantLR(torch::optim::Optimizer& optimizer, double factor = 1.0 / 3,
+                      std::int64_t total_iters = 5);
+};
+
+/// Multiplies the rate by a factor that goes from `start_factor`, above 0, to `end_factor` in `total_iters`
+/// epochs. In a SequentialLR it is the linear warm-up. PyTorch: `LinearLR`.
+struct LinearLR : LRScheduler {
+  explicit LinearLR(torch::optim::Optimizer& optimizer, double start_factor = 1.0 / 3,
+                    double end_factor = 1.0, std::int64_t total_iters = 5);
+};
+
+/// Multiplies the rate by `gamma` every epoch. PyTorch: `ExponentialLR`.
+struct ExponentialLR : LRScheduler {
+  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma);
+};
+
+/// Lowers the rate to 0 in `total_iters` epochs, as a polynomial of degree `power`. PyTorch: `PolynomialLR`.
+struct PolynomialLR : LRScheduler {
+  explicit PolynomialLR(torch::optim::Optimizer& optimizer, std::int64_t total_iters = 5, double power = 1.0);
+};
+
+/// Lowers the rate to `eta_min` in `T_max` epochs, as half a cosine. PyTorch: `CosineAnnealingLR`.
+struct CosineAnnealingLR : LRScheduler {
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, std::int64_t T_max, double eta_min = 0.0);
+};
+
+/// Half cosines, the first of `T_0` epochs, each next one `T_mult` times as long. PyTorch:
+/// `CosineAnnealingWarmRestarts`.
+struct CosineAnnealingWarmRestarts : LRScheduler {
+  CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer, std::int64_t T_0, std::int64_t T_mult = 1,
+                              double eta_min = 0.0);
+  using LRScheduler::step;
+  /// Goes to an epoch or a fraction of one, such as `epoch + double(batch) / batches`. Throws ArgumentError
+  /// below 0.
+  void step(double epoch);
+};
+
+/// Options of CyclicLR, with PyTorch's names and defaults.
+struct CyclicLROptions {
+  PerGroup base_lr;
+  PerGroup max_lr;
+  std::int64_t step_size_up = 2000;
+  std::optional<std::int64_t> step_size_down = {};  ///< default: step_size_up
+  std::string mode = "triangular";                  ///< or "triangular2" or "exp_range"
+  double gamma = 1.0;                               ///< of "exp_range"
+  std::function<double(double)> scale_fn = {};      ///< instead of `mode`; not saved
+  std::string scale_mode = "cycle";                 ///< the argument of scale_fn; or "iterations"
+  /// Cycles the option `momentum`, or beta1 of an optimizer with `betas`, against the rate.
+  bool cycle_momentum = true;
+  PerGroup base_momentum = 0.8;
+  PerGroup max_momentum = 0.9;
+};
+
+/// Cycles the rate between two bounds. PyTorch: `CyclicLR`.
+struct CyclicLR : LRScheduler {
+  CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options);
+};
+
+/// Options of OneCycleLR, with PyTorch's names and defaults.
+struct OneCycleLROptions {
+  PerGroup max_lr;
+  std::optional<std::int64_t> total_steps = {};
+  std::optional<std::int64_t> epochs = {};           ///< with steps_per_epoch, instead of total_steps
+  std::optional<std::int64_t> steps_per_epoch = {};  ///< batches
+  double pct_start = 0.3;                            ///< the share of total_steps in which the rate rises
+  std::string anneal_strategy = "cos";               ///< or "linear"
+  /// Cycles the option `momentum`, or beta1 of an optimizer with `betas`, against the rate.
+  bool cycle_momentum = true;
+  PerGroup base_momentum = 0.85;
+  PerGroup max_momentum = 0.95;
+  double div_factor = 25.0;
+  double final_div_factor = 1e4;
+  bool three_phase = false;
+};
+
+/// Raises the rate from max_lr / div_factor to max_lr, then lowers it to almost nothing. step() throws
+/// ArgumentError after total_steps. PyTorch: `OneCycleLR`.
+struct OneCycleLR : LRScheduler {
+  OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options);
+};
+
+/// Anneals the rate to `swa_lr` in `anneal_epochs` epochs, for stochastic weight averaging. The strategy is
+/// "cos" or "linear". PyTorch: `torch.optim.swa_utils.SWALR`.
+struct SWALR : LRScheduler {
+  SWALR(torch::optim::Optimizer& optimizer, const PerGroup& swa_lr, std::int64_t anneal_epochs = 10,
+        std::string anneal_strategy = "cos");
+};
+
+/// One scheduler after another: `schedulers[i + 1]` begins at epoch `milestones[i]`. Only the first may
+/// itself be a SequentialLR or ChainedScheduler. PyTorch: `SequentialLR`.
+///
+///     optim::LinearLR warmup(optimizer, 0.01, 1.0, 5);
+///     optim::CosineAnnealingLR cosine(optimizer, 85);
+///     optim::SequentialLR scheduler(optimizer, {warmup, cosine}, {5});
+struct SequentialLR : LRScheduler {
+  SequentialLR(torch::optim::Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
+               std::vector<std::int64_t> milestones);
+};
+
+/// Steps several schedulers of one optimizer, each of which changes the rate. PyTorch: `ChainedScheduler`.
+struct ChainedScheduler : LRScheduler {
+  explicit ChainedScheduler(const std::vector<LRScheduler>& schedulers);
 };
 
 /// Options of ReduceLROnPlateau, with PyTorch's names and defaults.
@@ -79,8 +232,7 @@ class ReduceLROnPlateau {
   void load_state_dict(const Dict& state_dict);
 
  private:
-  template <typename Scheduler, typename Visit>
-  static void visit_fields(Scheduler& scheduler, const Visit& visit);
+  void visit_fields(Fields& fields);
   bool is_better(double metric) const;
   void reduce();
 
@@ -100,5 +252,12 @@ class ReduceLROnPlateau {
   std::int64_t num_bad_epochs_ = 0;
   std::vector<double> last_lr_;
 };
+
+/// The learning rate of `world_size` ranks whose gradients are averaged, from the rate of one rank with the
+/// same batch size per rank. "linear": lr times world_size, the linear scaling rule
+/// (https://arxiv.org/abs/1706.02677), usual with SGD. "sqrt": lr times its square root
+/// (https://arxiv.org/abs/1404.5997), usual with Adam. Both need a warm-up. Throws ArgumentError for another
+/// rule or a world_size below 1.
+double scale_lr(double lr, std::int64_t world_size, const std::string& rule = "linear");
 
 }  // namespace lockstep::optim

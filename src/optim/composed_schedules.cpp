@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
+#include "optim/schedule.h"
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::Optimizer;
+
+// Schedules of one optimizer, which set its rates.
+class ComposedSchedule : public Schedule {
+ public:
+  ComposedSchedule(Optimizer& optimizer, const char* name, const std::vector<LRScheduler>& schedulers)
+      : Schedule(optimizer, name) {
+    for (const auto& scheduler : schedulers) {
+      const auto& schedule = Schedule::of(scheduler);
+      if (&schedule->optimizer() != &optimizer) {
+        throw_error<ArgumentError>("{}: the scheduler at index {}, a {}, is of another optimizer", name,
+                                   schedules_.size(), schedule->name());
+      }
+      schedules_.push_back(schedule);
+    }
+  }
+
+  void undo() override {
+    for (const auto& schedule : schedules_) schedule->undo();
+  }
+  bool is_composed() const override { return true; }
+
+ protected:
+  double next_lr(std::size_t, double lr) const override { return lr; }
+  void visit_fields(Fields& fields) override {
+    fields("_last_lr", last_lr_);
+    List states;
+    for (const auto& schedule : schedules_) states.items.emplace_back(schedule->state_dict());
+    fields.constant("_schedulers", std::move(states));
+    fields.read("_schedulers", [this](const Value& list) {
+      const auto& items = list.as_items();
+      if (items.size() != schedules_.size())
+        throw_error("there are {} states for {} schedulers", items.size(), schedules_.size());
+      for (std::size_t i = 0; i < items.size(); ++i) schedules_[i]->load_state_dict(items[i].as_dict());
+    });
+  }
+
+  std::vector<std::shared_ptr<Schedule>> schedules_;
+};
+
+class SequentialSchedule : public ComposedSchedule {
+ public:
+  SequentialSchedule(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
+                     std::vector<std::int64_t> milestones)
+      : ComposedSchedule(optimizer, "SequentialLR", schedulers), milestones_(std::move(milestones)) {}
+
+  void step() override {
+    ++last_epoch_;
+    const auto index = index_at(last_epoch_);
+    auto& schedule = *schedules_[index];
+    if (index > 0 && milestones_[index - 1] == last_epoch_) {
+      schedule.update(0);
+    } else {
+      schedule.step();
+    }
+    last_lr_ = schedule.last_lr();
+  }
+
+ protected:
+  // Back to the initial rates, and only the first schedule takes its initial step.
+  void begin() override {
+    check();
+    last_epoch_ = 0;
+    for (std::size_t i = 0; i < group_count(); ++i)
+      optimizer_.param_groups()[i].options().set_lr(entries_->groups.at(i).at("initial_lr"));
+    undo();
+    auto& first = *schedules_[index_at(0)];
+    first.initial_step();
+    last_lr_ = first.last_lr();
+  }
+  void visit_fields(Fields& fields) override {
+    fields("_milestones", milestones_);
+    fields.required("last_epoch", last_epoch_);
+    ComposedSchedule::visit_fields(fields);
+  }
+  std::string problem() const override {
+    if (schedules_.empty() || milestones_.size() != schedules_.size() - 1) {
+      return fmt::format("there are {} milestones for {} schedulers; give one less than schedulers",
+                         milestones_.size(), schedules_.size());
+    }
+    if (!std::is_sorted(milestones_.begin(), milestones_.end())) return "'milestones' must increase";
+    for (std::size_t i = 1; i < schedules_.size(); ++i) {
+      if (!schedules_[i]->is_composed()) continue;
+      return fmt::format("the scheduler at index {} is a {}, which cannot begin anew; make it the first", i,
+                         schedules_[i]->name());
+    }
+    return {};
+  }
+
+ private:
+  std::size_t index_at(std::int64_t epoch) const {
+    const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), epoch);
+    return static_cast<std::size_t>(next - milestones_.begin());
+  }
+
+  std::vector<std::int64_t> milestones_;
+};
+
+class ChainedSchedule : public ComposedSchedule {
+ public:
+  ChainedSchedule(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers)
+      : ComposedSchedule(optimizer, "ChainedScheduler", schedulers) {}
+
+  void step() override {
+    for (const auto& schedule : schedules_) schedule->step();
+    last_lr_ = rates_of(optimizer_);
+  }
+
+ protected:
+  void begin() override { last_lr_ = rates_of(optimizer_); }
+};
+
+Optimizer& optimizer_of(const std::vector<LRScheduler>& schedulers) {
+  if (schedulers.empty()) throw_error<ArgumentError>("ChainedScheduler: give at least one scheduler");
+  return Schedule::of(schedulers.front())->optimizer();
+}
+
+}  // namespace
+
+SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<LRScheduler>& schedulers,
+                           std::vector<std::int64_t> milestones)
+    : LRScheduler(Schedule::begun<SequentialSchedule>(optimizer, schedulers, std::move(milestones))) {}
+
+ChainedScheduler::ChainedScheduler(const std::vector<LRScheduler>& schedulers)
+    : LRScheduler(Schedule::begun<ChainedSchedule>(optimizer_of(schedulers), schedulers)) {}
+
+}  // namespace lockstep::optim

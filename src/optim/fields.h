@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <lockstep/serialize/value.h>
+
+#include "serialize/errors.h"
+#include "serialize/plain_values.h"
+
+namespace lockstep::optim {
+
+inline Value to_value(const std::vector<double>& numbers) {
+  return List(std::vector<Value>(numbers.begin(), numbers.end()));
+}
+inline Value to_value(const std::vector<std::int64_t>& numbers) {
+  return List(std::vector<Value>(numbers.begin(), numbers.end()));
+}
+template <typename... Items>
+Value to_value(const std::tuple<Items...>& items);
+template <typename Item>
+Value to_value(const std::optional<Item>& item) {
+  return item ? Value(*item) : Value();
+}
+Value to_value(const auto& field) { return Value(field); }
+template <typename... Items>
+Value to_value(const std::tuple<Items...>& items) {
+  return std::apply([](const auto&... each) { return Value(Tuple{to_value(each)...}); }, items);
+}
+
+inline void from_value(const Value& value, bool& field) { field = value.as_bool(); }
+inline void from_value(const Value& value, std::int64_t& field) { field = value.as_int(); }
+inline void from_value(const Value& value, double& field) { field = serialize::number_of(value); }
+inline void from_value(const Value& value, std::string& field) { field = value.as_string(); }
+template <typename Item>
+void from_value(const Value& value, std::optional<Item>& field) {
+  field.reset();
+  if (!value.is<None>()) from_value(value, field.emplace());
+}
+template <typename Item>
+void from_value(const Value& list, std::vector<Item>& field) {
+  field.clear();
+  for (const auto& item : list.as_items()) from_value(item, field.emplace_back());
+}
+template <typename... Items>
+void from_value(const Value& value, std::tuple<Items...>& field) {
+  const auto& items = value.as_items();
+  if (items.size() != sizeof...(Items))
+    throw_error("{} should be {} values", repr(value, 100), sizeof...(Items));
+  std::size_t next = 0;
+  std::apply([&](auto&... each) { (from_value(items[next++], each), ...); }, field);
+}
+
+// Writes the fields of an object into a dict, or reads them from one: the object visits each of its fields
+// once, under Python's name, for both.
+class Fields {
+ public:
+  explicit Fields(Dict& into) : into_(&into) {}
+  // `owner` begins the messages. `complete`: the dict must have every field that is not optional.
+  Fields(const Dict& from, std::string owner, bool complete)
+      : from_(&from), owner_(std::move(owner)), complete_(complete) {}
+
+  bool writing() const { return into_ != nullptr; }
+
+  template <typename Field>
+  void operator()(const char* name, Field& field) {
+    if (complete_) return required(name, field);
+    optional(name, field);
+  }
+  template <typename Field>
+  void required(const char* name, Field& field) {
+    if (!writing() && !from_->contains(name)) throw_error("{}: '{}' is missing", owner_, name);
+    optional(name, field);
+  }
+  template <typename Field>
+  void optional(const char* name, Field& field) {
+    if (writing()) {
+      into_->set(name, to_value(field));
+    } else {
+      read(name, [&](const Value& value) { from_value(value, field); });
+    }
+  }
+  // What only Python needs, or what the reader need not change.
+  void constant(const char* name, Value value) {
+    if (writing()) into_->set(name, std::move(value));
+  }
+  // A field that `read` converts.
+  template <typename Read>
+  void read(const char* name, const Read& read) {
+    if (writing()) return;
+    const auto* value = from_->find(name);
+    if (value == nullptr) return;
+    try {
+      read(*value);
+    } catch (const CheckpointError& error) {
+      throw_error("{}: '{}': {}", owner_, name, error.what());
+    }
+  }
+
+ private:
+  Dict* into_ = nullptr;
+  const Dict* from_ = nullptr;
+  std::string owner_;
+  bool complete_ = false;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/serialize/value.h>
+
+namespace lockstep::optim {
+
+// What Python's schedulers add to the param_groups of their optimizer, such as "initial_lr". LibTorch's
+// options have no place for it, so the schedulers of an optimizer share it, as long as one of them lives. No
+// scheduler outlives its optimizer, so the optimizer's address identifies it in that time.
+struct GroupEntries {
+  std::vector<std::map<std::string, double>> groups;
+};
+
+// The entries that the living schedulers of the optimizer share; new ones if there are none. Any thread.
+std::shared_ptr<GroupEntries> shared_entries(const torch::optim::Optimizer& optimizer);
+
+// Add the entries of group `index` to its state dict, and replace those that the dict has. Without schedulers
+// there are none.
+void write_entries(const torch::optim::Optimizer& optimizer, std::size_t index, Dict& group);
+void read_entries(const torch::optim::Optimizer& optimizer, std::size_t index, const Dict& group);
+
+}  // namespace lockstep::optim
