@@ -57,6 +57,16 @@
 #include <lockstep/optim/fused.h>
 #include <lockstep/optim/lr_scheduler.h>
 
+// Metrics, logs, the training loop.
+#include <lockstep/metrics/metrics.h>
+#include <lockstep/training/logging.h>
+#include <lockstep/training/progress.h>
+#include <lockstep/training/trainer.h>
+
+// Models.
+#include <lockstep/models/language.h>
+#include <lockstep/models/vision.h>
+
 // Files and checkpoints.
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>

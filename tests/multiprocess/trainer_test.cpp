@@ -7,8 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/lockstep.h>
-#include <lockstep/metrics/metrics.h>
-#include <lockstep/training/trainer.h>
 
 #include "support/error_of.h"
 #include "support/ranks.h"
