@@ -10,6 +10,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/ddp/utils.h>
 #include <lockstep/metrics/metrics.h>
+#include <lockstep/training/progress.h>
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
@@ -28,6 +29,7 @@ void check_options(const TrainerOptions& options) {
   check_at_least(0, options.epochs, "epochs");
   check_at_least(1, options.accumulation_steps, "accumulation_steps");
   check_at_least(0, options.checkpoint_interval, "checkpoint_interval");
+  check_at_least(1, options.epochs_per_checkpoint, "epochs_per_checkpoint");
   check_at_least(1, options.log_interval, "log_interval");
   check_at_least(1, options.agree_interval, "agree_interval");
   if (options.max_grad_norm && !(*options.max_grad_norm > 0))
@@ -122,6 +124,7 @@ struct Trainer::Parts {
   std::optional<amp::GradScaler> scaler;
   TrainingState state;
   std::unique_ptr<CheckpointManager> manager;
+  std::optional<ProgressBar> bar;
   metrics::AverageMeter reported_loss;
   std::int64_t batches = 0;  // since the last step
   at::Tensor loss;           // of these batches
@@ -174,19 +177,27 @@ std::shared_ptr<void> Trainer::begin_fit() {
   return std::make_shared<training::StopSignals>(parts.options.stop_signals);
 }
 
-bool Trainer::begin_epoch() {
-  if (stopped_ || epoch_ >= parts_->options.epochs) return false;
-  parts_->module->train();
+bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
+  auto& parts = *parts_;
+  stopped_ = stopped_ || step_ >= parts.options.max_steps.value_or(step_ + 1);
+  if (stopped_ || epoch_ >= parts.options.epochs) return false;
+  parts.module->train();
+  if (parts.options.progress)
+    parts.bar.emplace(ProgressOptions{.desc = fmt::format("epoch {}/{}", epoch_ + 1, parts.options.epochs),
+                                      .total = batches,
+                                      .unit = "batch"});
   return true;
 }
 
 bool Trainer::train_batch(const std::function<at::Tensor()>& loss) {
   auto& parts = *parts_;
+  if (parts.bar) parts.bar->update();
   const bool is_last = ++parts.batches == parts.options.accumulation_steps;
   const auto share = parts.backward(loss, is_last);
   parts.loss = parts.loss.defined() ? parts.loss + share : share;
   if (!is_last) return true;
   optimize();
+  stopped_ = stopped_ || step_ >= parts.options.max_steps.value_or(step_ + 1);
   if (stopped_ || (parts.options.checkpoint_interval != 0 && step_ % parts.options.checkpoint_interval == 0))
     save();
   return !stopped_;
@@ -201,7 +212,6 @@ void Trainer::optimize() {
   parts.step();
   ++step_;
   call_all(parts.on_step, loss);
-  if (parts.on_log.empty()) return;
   parts.reported_loss.update(loss);
   if (step_ % parts.options.log_interval != 0) return;
   Scalars scalars{{"loss", parts.reported_loss.compute(parts.group)},
@@ -209,6 +219,7 @@ void Trainer::optimize() {
                   {"epoch", static_cast<double>(epoch_)}};
   if (norm) scalars["grad_norm"] = *norm;
   parts.reported_loss.reset();
+  if (parts.bar) parts.bar->set_postfix(scalars);
   call_all(parts.on_log, step_, scalars);
 }
 
@@ -230,6 +241,7 @@ double Trainer::agree_on(double number) {
 void Trainer::end_epoch() {
   auto& parts = *parts_;
   Scalars validation;
+  parts.bar.reset();
   parts.module->eval();
   {
     const torch::NoGradGuard no_grad;
@@ -242,7 +254,9 @@ void Trainer::end_epoch() {
   call_all(parts.on_epoch_end, validation);
   agree_on(0);
   ++epoch_;
-  save(name.empty() ? std::nullopt : std::optional(validation.at(name)));
+  const bool is_last = stopped_ || epoch_ == parts.options.epochs;
+  if (is_last || epoch_ % parts.options.epochs_per_checkpoint == 0)
+    save(name.empty() ? std::nullopt : std::optional(validation.at(name)));
 }
 
 void Trainer::save(std::optional<double> metric) {

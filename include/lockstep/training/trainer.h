@@ -70,6 +70,8 @@ class EarlyStopping {
 struct TrainerOptions {
   /// The epoch after the last. The first is 0.
   std::int64_t epochs = 1;
+  /// The step after which training ends, also within an epoch.
+  std::optional<std::int64_t> max_steps = {};
   /// Batches per step of the optimizer; their losses are averaged and their gradients are reduced once. They
   /// are counted across epochs; those after the last step of the run are not used.
   std::int64_t accumulation_steps = 1;
@@ -81,13 +83,17 @@ struct TrainerOptions {
   /// The folder of the checkpoints; empty: none. See CheckpointManager.
   std::filesystem::path checkpoints = {};
   CheckpointManagerOptions checkpoint_options = {};
-  /// Steps between checkpoints in an epoch; 0: only after each epoch.
+  /// Steps between checkpoints in an epoch; 0: none.
   std::int64_t checkpoint_interval = 0;
+  /// Epochs between checkpoints after an epoch. The last epoch of the run always has one.
+  std::int64_t epochs_per_checkpoint = 1;
   /// The validation's number that determines the best checkpoint.
   std::string metric = {};
   /// Continue from the newest checkpoint, if there is one.
   bool resume = false;
 
+  /// A progress bar for each epoch on the main rank, with the numbers of the last report.
+  bool progress = false;
   /// Steps between two reports to on_log().
   std::int64_t log_interval = 50;
   /// Steps between two agreements of the ranks, one small all-reduce that waits for the device: whether all
@@ -150,15 +156,19 @@ class Trainer {
   /// Every log_interval steps: "loss", the mean of the steps since the last report over all ranks, "lr" of
   /// the first group, "grad_norm" before clipping, "epoch". After each validation: its numbers. On all ranks.
   Trainer& on_log(std::function<void(std::int64_t step, const Scalars& scalars)> callback);
+  Trainer& on_log(const Logger& logger) {
+    return on_log([logger](std::int64_t step, const Scalars& scalars) { logger.log(step, scalars); });
+  }
 
-  /// Trains until options.epochs, or until all ranks have agreed to stop. `loss_of(batch)` returns the loss
-  /// of one batch, a tensor of one element. With `resume`, continues in the middle of an epoch, with the same
-  /// results as without the interruption. Throws the errors of its parts, and NonFiniteError.
+  /// Trains until options.epochs or max_steps, or until all ranks have agreed to stop. `loss_of(batch)`
+  /// returns the loss of one batch, a tensor of one element. With `resume`, continues in the middle of an
+  /// epoch, with the same results as without the interruption. Throws the errors of its parts, and
+  /// NonFiniteError.
   template <typename Loader, typename LossOf>
   void fit(Loader& loader, LossOf&& loss_of) {
     if constexpr (requires { loader.position(); }) add_once("loader", loader);
     const auto signals = begin_fit();
-    while (begin_epoch()) {
+    while (begin_epoch(batches_of(loader))) {
       if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
       for (auto&& batch : loader) {
         if (!train_batch([&] { return loss_of(batch); })) return;
@@ -169,8 +179,8 @@ class Trainer {
 
   /// Restores the newest checkpoint with `resume`, and handles the stop signals while the result exists.
   [[nodiscard]] std::shared_ptr<void> begin_fit();
-  /// Whether there is an epoch to train; sets the module to training mode.
-  bool begin_epoch();
+  /// Whether there is an epoch to train; sets the module to training mode. `batches` is for the progress bar.
+  bool begin_epoch(std::optional<std::int64_t> batches = std::nullopt);
   /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns whether to
   /// continue.
   bool train_batch(const std::function<at::Tensor()>& loss);
@@ -192,6 +202,14 @@ class Trainer {
     if (added_ == &part) return;
     state().add(name, part);
     added_ = &part;
+  }
+
+  template <typename Loader>
+  static std::optional<std::int64_t> batches_of(Loader& loader) {
+    if constexpr (
+        requires { loader.dataset().size(); } || !requires { loader.dataset(); })
+      return static_cast<std::int64_t>(loader.size());
+    return std::nullopt;
   }
 
   void optimize();

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A program that starts its own ranks, which train on MNIST with snapshots that the next start continues
+// from.
+//
+//   build/release/bin/spawn_mnist --nprocs 2 --epochs 4 --save-every 2
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+
+#include <lockstep/lockstep.h>
+
+using namespace lockstep;
+using torch::nn::functional::cross_entropy;
+
+struct Flags {
+  int nprocs = 2;
+  std::int64_t epochs = 2, save_every = 1, batch_size = 64;
+  std::string data_dir = ".data/mnist", run = "spawn_mnist-run";
+};
+
+// [batch, 1, 28, 28] -> [batch, 10]
+torch::nn::Sequential make_net() {
+  using namespace torch::nn;
+  return Sequential(Conv2d(1, 16, 3), ReLU(), MaxPool2d(2), Conv2d(16, 32, 3), ReLU(), MaxPool2d(2),
+                    Flatten(), Linear(800, 10));
+}
+
+// Runs in each rank.
+void train(int /*rank*/, const Flags& flags) {
+  const auto context = init();
+  torch::manual_seed(0);
+  const data::Normalize normalize{.mean = {0.1307}, .std = {0.3081}};
+  const data::MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
+  const data::MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
+  auto loader = data::make_loader(
+      train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = 0, .device = context.device()});
+  auto test_loader =
+      data::make_loader(test_set, {.batch_size = 500,
+                                   .sampler = std::make_shared<data::DistributedEvalSampler>(test_set),
+                                   .device = context.device()});
+  auto net = make_net();
+  DistributedDataParallel ddp(net, {.device = context.device()});
+  torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  Trainer trainer(ddp, optimizer,
+                  {.epochs = flags.epochs,
+                   .checkpoints = flags.run,
+                   .epochs_per_checkpoint = flags.save_every,
+                   .resume = true,
+                   .progress = true});
+  trainer.on_log(console_logger()).on_validate([&] {
+    metrics::Accuracy accuracy;
+    for (auto& [images, labels] : test_loader) accuracy.update(net->forward(images), labels);
+    return Scalars{{"accuracy", accuracy.compute()}};
+  });
+  trainer.fit(loader, [&](auto& batch) { return cross_entropy(ddp->forward(batch.data), batch.target); });
+  if (context.is_main()) std::cout << "trained " << trainer.epoch() << " epochs\n";
+}
+
+int main(int argc, char** argv) {
+  CLI::App app("Trains on MNIST in ranks that it starts itself");
+  app.option_defaults()->always_capture_default();
+  Flags flags;
+  app.add_option("--nprocs", flags.nprocs, "Ranks")->check(CLI::PositiveNumber);
+  app.add_option("--epochs", flags.epochs);
+  app.add_option("--save-every", flags.save_every, "Epochs between snapshots")->check(CLI::PositiveNumber);
+  app.add_option("--batch-size", flags.batch_size, "Images per step and rank");
+  app.add_option("--data-dir", flags.data_dir, "Folder of the MNIST files; missing files are downloaded");
+  app.add_option("--run", flags.run, "Folder of the snapshots");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    spawn({.nprocs = flags.nprocs}, train, flags);
+  } catch (const std::exception& error) {
+    std::cerr << "spawn_mnist: " << error.what() << std::endl;
+    return 1;
+  }
+}
