@@ -20,8 +20,8 @@ using torch::nn::functional::cross_entropy;
 struct Flags {
   std::string text = "README.md", run, prompt = "The ";
   std::int64_t steps = 300, batch_size = 8, accumulate = 2, context = 64, seed = 0, interval = 0;
-  std::int64_t layers = 4, heads = 4, width = 128, sample = 200;
-  double lr = 1e-3, dropout = 0.1;
+  std::int64_t layers = 4, heads = 4, width = 128;
+  double lr = 1e-3;
   bool bf16 = false, resume = false;
 };
 
@@ -82,10 +82,7 @@ void train(const Flags& flags) {
                                        .n_positions = flags.context,
                                        .n_embd = flags.width,
                                        .n_layer = flags.layers,
-                                       .n_head = flags.heads,
-                                       .resid_pdrop = flags.dropout,
-                                       .embd_pdrop = flags.dropout,
-                                       .attn_pdrop = flags.dropout});
+                                       .n_head = flags.heads});
   DistributedDataParallel ddp(net, {.device = context.device()});
   optim::FusedAdamW optimizer(net->parameters(), optim::FusedAdamWOptions(flags.lr).weight_decay(0.1));
   optim::CosineAnnealingLR schedule(optimizer, flags.steps, flags.lr / 10);
@@ -120,8 +117,7 @@ void train(const Flags& flags) {
   if (!context.is_main()) return;
   const auto prompt = text.encode(flags.prompt).unsqueeze(0).to(context.device());
   const auto room = flags.context - prompt.size(1);
-  const auto sample =
-      net->generate(prompt, {.max_new_tokens = std::min(flags.sample, room), .do_sample = true});
+  const auto sample = net->generate(prompt, {.max_new_tokens = room, .do_sample = true});
   std::cout << fmt::format("step {}: perplexity {:.3f} per character, {:.0f} tokens/s\n{}\n", trainer.step(),
                            value, rate, text.decode(sample[0].cpu()));
   if (!flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
@@ -140,12 +136,10 @@ int main(int argc, char** argv) {
   app.add_option("--layers", flags.layers);
   app.add_option("--heads", flags.heads);
   app.add_option("--width", flags.width);
-  app.add_option("--dropout", flags.dropout);
   app.add_option("--lr", flags.lr, "The first learning rate; a cosine lowers it to a tenth");
   app.add_option("--seed", flags.seed);
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
   app.add_option("--prompt", flags.prompt, "The beginning of the sample");
-  app.add_option("--sample", flags.sample, "The most characters of the sample");
   app.add_option("--interval", flags.interval, "Steps between checkpoints; 0: one per epoch");
   auto* run = app.add_option("--run", flags.run, "Folder for checkpoints, weights and log.csv");
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(run);
