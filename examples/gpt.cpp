@@ -20,7 +20,7 @@ using torch::nn::functional::cross_entropy;
 struct Flags {
   std::string text = "README.md", run, prompt = "The ";
   std::int64_t steps = 300, batch_size = 8, accumulate = 2, context = 64, seed = 0, interval = 0;
-  std::int64_t layers = 4, heads = 4, width = 128;
+  std::int64_t layers = 4, width = 128;
   double lr = 1e-3;
   bool bf16 = false, resume = false;
 };
@@ -82,7 +82,7 @@ void train(const Flags& flags) {
                                        .n_positions = flags.context,
                                        .n_embd = flags.width,
                                        .n_layer = flags.layers,
-                                       .n_head = flags.heads});
+                                       .n_head = flags.width / 32});
   DistributedDataParallel ddp(net, {.device = context.device()});
   optim::FusedAdamW optimizer(net->parameters(), optim::FusedAdamWOptions(flags.lr).weight_decay(0.1));
   optim::CosineAnnealingLR schedule(optimizer, flags.steps, flags.lr / 10);
@@ -134,10 +134,8 @@ int main(int argc, char** argv) {
   app.add_option("--accumulate", flags.accumulate, "Batches per step");
   app.add_option("--context", flags.context, "Characters per window");
   app.add_option("--layers", flags.layers);
-  app.add_option("--heads", flags.heads);
   app.add_option("--width", flags.width);
   app.add_option("--lr", flags.lr, "The first learning rate; a cosine lowers it to a tenth");
-  app.add_option("--seed", flags.seed);
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
   app.add_option("--prompt", flags.prompt, "The beginning of the sample");
   app.add_option("--interval", flags.interval, "Steps between checkpoints; 0: one per epoch");
