@@ -47,6 +47,7 @@ Dict make_inputs() {
   return {{"scalars", torch::randn({5})},
           {"normal", torch::randn({40, 30})},
           {"integers", torch::randint(-5, 300, {200}, torch::kInt)},
+          {"peaked", torch::cat({torch::zeros({90}), torch::linspace(0, 1, 10)})},
           {"constant", torch::full({3}, 0.25)},
           {"half", torch::randn({64}).to(torch::kHalf)},
           {"wild", wild},
@@ -54,7 +55,7 @@ Dict make_inputs() {
 }
 
 void write_histograms(SummaryWriter& writer, const Dict& inputs) {
-  for (const std::string name : {"normal", "integers", "constant", "half", "wild"}) {
+  for (const std::string name : {"normal", "integers", "peaked", "constant", "half", "wild"}) {
     for (std::size_t number = 0; number < (name == "wild" ? 1 : kBins.size()); ++number) {
       writer.add_histogram(name + "/" + std::to_string(number), inputs.at(name).as_tensor(),
                            static_cast<std::int64_t>(number), kBins[number], kTime);
