@@ -100,7 +100,7 @@ void write_events(const std::filesystem::path& folder, const Dict& inputs) {
   SummaryWriter(folder, {.purge_step = 2}).add_scalar("loss", 100, 2, kTime);
 }
 
-TEST(TensorBoard, ReadsTheSameAsOfPython) {
+TEST(TrainingOutput, TensorBoardReadsTheSameAsOfPython) {
   const TempFolder folder;
   const auto inputs = make_inputs();
   save(inputs, folder.file("inputs.pt"), {.sync = false});
@@ -108,7 +108,7 @@ TEST(TensorBoard, ReadsTheSameAsOfPython) {
   run_python("parity/tensorboard_events.py", {.args = {"calls", folder.path().string()}});
 }
 
-TEST(TensorBoard, ShowsEachStepOfAContinuedRunOnce) {
+TEST(TrainingOutput, TensorBoardShowsEachStepOfAContinuedRunOnce) {
   const TempFolder folder;
   for (const std::int64_t first : {0, 4}) {
     const auto logger = tensorboard_logger(folder / "run");
@@ -154,7 +154,7 @@ int lines_of_file(const std::filesystem::path& file) {
   return lines;
 }
 
-TEST(KilledLoggers, LoseNothingThatTheyHaveReturnedFrom) {
+TEST(TrainingOutput, OfAKilledProcessIsWhole) {
   const TempFolder folder;
   const auto last = kill_a_logging_process(folder);
   ASSERT_GE(last, 500);
