@@ -50,7 +50,7 @@ double estimated_width(const std::string& estimator, const at::Tensor& values, d
   if (estimator == "scott") return std::cbrt(24 * std::sqrt(std::numbers::pi) / n) * deviation;
   if (estimator == "doane") {
     if (n <= 2 || deviation == 0) return 0;
-    const double skewness = ((values - values.mean()) / deviation).pow(3).mean().item<double>();
+    const double skewness = values.sub(values.mean()).div(deviation).pow(3).mean().item<double>();
     const double scale = std::sqrt(6 * (n - 2) / ((n + 1) * (n + 3)));
     return range / (1 + std::log2(n) + std::log2(1 + std::abs(skewness) / scale));
   }

@@ -23,7 +23,7 @@ training::Meter meter_of(const Value& given) {
   return meter;
 }
 
-TEST(Meter, IsAsTqdms) {
+TEST(TrainingOutput, MeterIsAsTqdms) {
   const TempFolder folder;
   run_python("parity/meters.py", {.args = {folder.file("meters.pt")}});
   const auto lines = load(folder.file("meters.pt"));

@@ -34,7 +34,7 @@ def write(folder, inputs):
     writer.add_scalar("negative", 1, -7, TIME)
     writer.add_scalars("rates/of", {"a": 1, "b/c": 2}, 3, TIME)
     writer.add_scalars("rates/of", {"a": 3}, 4)
-    for name in ("normal", "integers", "constant", "half", "wild"):
+    for name in ("normal", "integers", "peaked", "constant", "half", "wild"):
         for number, bins in enumerate(BINS):
             if name != "wild" or bins == "tensorflow":
                 writer.add_histogram(f"{name}/{number}", inputs[name], number, bins, TIME)

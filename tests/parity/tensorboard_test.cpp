@@ -47,6 +47,7 @@ Dict make_inputs() {
   return {{"scalars", torch::randn({5})},
           {"normal", torch::randn({40, 30})},
           {"integers", torch::randint(-5, 300, {200}, torch::kInt)},
+          {"peaked", torch::cat({torch::zeros({90}), torch::linspace(0, 1, 10)})},
           {"constant", torch::full({3}, 0.25)},
           {"half", torch::randn({64}).to(torch::kHalf)},
           {"wild", wild},
@@ -54,7 +55,7 @@ Dict make_inputs() {
 }
 
 void write_histograms(SummaryWriter& writer, const Dict& inputs) {
-  for (const std::string name : {"normal", "integers", "constant", "half", "wild"}) {
+  for (const std::string name : {"normal", "integers", "peaked", "constant", "half", "wild"}) {
     for (std::size_t number = 0; number < (name == "wild" ? 1 : kBins.size()); ++number) {
       writer.add_histogram(name + "/" + std::to_string(number), inputs.at(name).as_tensor(),
                            static_cast<std::int64_t>(number), kBins[number], kTime);
@@ -99,7 +100,7 @@ void write_events(const std::filesystem::path& folder, const Dict& inputs) {
   SummaryWriter(folder, {.purge_step = 2}).add_scalar("loss", 100, 2, kTime);
 }
 
-TEST(TensorBoard, ReadsTheSameAsOfPython) {
+TEST(TrainingOutput, TensorBoardReadsTheSameAsOfPython) {
   const TempFolder folder;
   const auto inputs = make_inputs();
   save(inputs, folder.file("inputs.pt"), {.sync = false});
@@ -107,7 +108,7 @@ TEST(TensorBoard, ReadsTheSameAsOfPython) {
   run_python("parity/tensorboard_events.py", {.args = {"calls", folder.path().string()}});
 }
 
-TEST(TensorBoard, ShowsEachStepOfAContinuedRunOnce) {
+TEST(TrainingOutput, TensorBoardShowsEachStepOfAContinuedRunOnce) {
   const TempFolder folder;
   for (const std::int64_t first : {0, 4}) {
     const auto logger = tensorboard_logger(folder / "run");
@@ -153,7 +154,7 @@ int lines_of_file(const std::filesystem::path& file) {
   return lines;
 }
 
-TEST(KilledLoggers, LoseNothingThatTheyHaveReturnedFrom) {
+TEST(TrainingOutput, OfAKilledProcessIsWhole) {
   const TempFolder folder;
   const auto last = kill_a_logging_process(folder);
   ASSERT_GE(last, 500);

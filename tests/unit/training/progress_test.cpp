@@ -143,7 +143,7 @@ class PacketPipe {
   UniqueFd in_;
 };
 
-TEST(ProgressOnATerminal, IsAsWideAsItIsNow) {
+TEST(Progress, IsAsWideAsTheTerminalIsNow) {
   Terminal terminal(61);
   const FakeClock clock;
   Progress bar({.desc = "train", .total = 4, .file = terminal.fd(), .clock = clock});
@@ -162,7 +162,7 @@ TEST(ProgressOnATerminal, IsAsWideAsItIsNow) {
   EXPECT_THAT(terminal.rows(), ElementsAre("val:  50%|5| 2/4 [00:01<00:01,  2.00it/s, loss=0.2"));
 }
 
-TEST(ProgressOnATerminal, IsDrawnAtMostTenTimesASecond) {
+TEST(Progress, IsDrawnAtMostTenTimesASecond) {
   Terminal terminal(61);
   const FakeClock clock;
   Progress bar({.total = 100, .file = terminal.fd(), .clock = clock});
@@ -176,7 +176,7 @@ TEST(ProgressOnATerminal, IsDrawnAtMostTenTimesASecond) {
   EXPECT_THAT(terminal.rows().at(0), ::testing::HasSubstr("| 99/100 [00:02<00:00, 33.33it/s]"));
 }
 
-TEST(ProgressOnATerminal, NestsBelowLinesOfTheLog) {
+TEST(Progress, NestsBelowLinesOfTheLog) {
   Terminal terminal(61);
   const UniqueFd stderr_before(::dup(STDERR_FILENO));
   ::dup2(terminal.fd(), STDERR_FILENO);
@@ -215,7 +215,7 @@ TEST(ProgressOnATerminal, NestsBelowLinesOfTheLog) {
                   "outer: 100%|" + std::string(26, '#') + "| 2/2 [00:00<?, ?it/s]", "[lockstep] after"));
 }
 
-TEST(ProgressOnATerminal, KeepsToItsLine) {
+TEST(Progress, KeepsToItsLine) {
   Terminal terminal(31);
   Progress bar({.desc = "two\nlines\t", .file = terminal.fd(), .clock = FakeClock()});
   bar.set_postfix_str("\r\x1b[2J and more than there is room for");
@@ -223,7 +223,7 @@ TEST(ProgressOnATerminal, KeepsToItsLine) {
   EXPECT_THAT(terminal.rows(), ElementsAre("two lines : 0it [00:00, ?it/s,"));
 }
 
-TEST(ProgressInAPipe, WritesWholeLinesNowAndThen) {
+TEST(Progress, WritesWholeLinesToAPipeNowAndThen) {
   const PacketPipe pipe;
   const FakeClock clock;
   Progress bar({.desc = "train", .total = 100, .file = pipe.fd(), .unit = "img", .clock = clock});
@@ -244,14 +244,14 @@ TEST(ProgressInAPipe, WritesWholeLinesNowAndThen) {
   EXPECT_EQ(bar.n(), 53);
 }
 
-TEST(ProgressInAPipe, WithoutLeaveEndsSilently) {
+TEST(Progress, EndsSilentlyWithoutLeave) {
   const PacketPipe pipe;
   { Progress bar({.leave = false, .file = pipe.fd()}); }
   { Progress bar({.file = pipe.fd(), .disable = true}); }
   EXPECT_THAT(pipe.writes(), IsEmpty());
 }
 
-TEST(ProgressOverARange, CountsItsSteps) {
+TEST(Progress, CountsTheStepsOfARange) {
   const PacketPipe pipe;
   const ProgressOptions options{.file = pipe.fd(), .clock = FakeClock()};
   std::vector<int> numbers{1, 2, 3};
@@ -276,7 +276,7 @@ struct OfUnknownSize : std::vector<int> {
   std::int64_t size() const { throw ArgumentError("unknown"); }
 };
 
-TEST(ProgressOverARange, MayNotKnowItsSize) {
+TEST(Progress, TakesARangeOfUnknownSize) {
   const PacketPipe pipe;
   for ([[maybe_unused]] const int number :
        Progress(OfUnknownSize(2), {.file = pipe.fd(), .clock = FakeClock()})) {
@@ -284,7 +284,7 @@ TEST(ProgressOverARange, MayNotKnowItsSize) {
   EXPECT_THAT(pipe.writes(), ElementsAre("2it [00:00, ?it/s]\n"));
 }
 
-TEST(ProgressOverARange, TakesALoader) {
+TEST(Progress, TakesALoader) {
   const PacketPipe pipe;
   auto loader =
       data::make_loader(data::TensorDataset(torch::arange(10), torch::arange(10)), {.batch_size = 4});
@@ -297,7 +297,7 @@ TEST(ProgressOverARange, TakesALoader) {
   EXPECT_THAT(pipe.writes(), ElementsAre("load: 100% 3/3 [00:00<?, ?it/s]\n"));
 }
 
-TEST(ProgressArguments, AreChecked) {
+TEST(Progress, ChecksItsOptions) {
   EXPECT_THAT(error_of<ArgumentError>([] { ProgressBar bar({.total = -1}); }),
               ::testing::HasSubstr("total (-1)"));
 }
@@ -332,7 +332,7 @@ const Scenario averages("means of the numbers of a bar", [] {
               ::testing::HasSubstr(context.is_main() ? "rank 0 has the numbers a and rank 1 has b"
                                                      : "rank 1 has the numbers b and rank 0 has a"));
 });
-TEST(ProgressOfRanks, ShowsTheirMeans) { expect_all_passed(run_ranks(averages)); }
+TEST(Progress, ShowsMeansOverRanks) { expect_all_passed(run_ranks(averages)); }
 
 }  // namespace
 }  // namespace lockstep::testing
