@@ -16,8 +16,8 @@ def measure(flags, net):
     processes = [bench.program("ddp_step"), "--mode", "ddp", *arguments]
     bench.progress(f"net {net}")
     runs = bench.interleave(
-        {"Lockstep": lambda: bench.run_pinned([bench.program("data_parallel"), *arguments], 2, flags.timeout)[-1],
-         "Python": lambda: bench.run_pinned([*bench.twin("data_parallel"), *arguments], 2, flags.timeout)[-1],
+        {"Lockstep": lambda: bench.run_pinned([bench.program("data_parallel_step"), *arguments], 2, flags.timeout)[-1],
+         "Python": lambda: bench.run_pinned([*bench.twin("data_parallel_step"), *arguments], 2, flags.timeout)[-1],
          "process ranks": lambda: bench.launch("lockstep run", processes, 2, flags.timeout)[-1]}, flags.rounds)
     columns = {"module": ("Lockstep", "module_seconds"), "replicas": ("Lockstep", "replicas_seconds"),
                "Python module": ("Python", "module_seconds"), "Python replicas": ("Python", "replicas_seconds"),
