@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Steps of several nets on two CPU cores of one process: the module alone with two threads in each operator,
 // DataParallel with two replicas, and two ranks that are threads. The Python twin is
-// pytorch/data_parallel.py.
+// pytorch/data_parallel_step.py.
 #include <iostream>
 
 #include <CLI/CLI.hpp>

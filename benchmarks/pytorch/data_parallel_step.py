@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Python twin of benchmarks/data_parallel.cpp. torch.nn.parallel.parallel_apply wants an accelerator, so this does
+"""The Python twin of benchmarks/data_parallel_step.cpp. torch.nn.parallel.parallel_apply wants an accelerator, so this does
 on the CPU what it does: a thread for each replica, one call each, the outputs put together, one backward. Replicas share
 the parameters themselves, so nothing has to be copied or added."""
 import argparse
