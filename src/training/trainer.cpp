@@ -51,9 +51,13 @@ std::optional<ProcessGroup> group_of(const DistributedDataParallelModule* ddp) {
 std::unique_ptr<CheckpointManager> manager_of(const TrainerOptions& options,
                                               const std::optional<ProcessGroup>& group) {
   if (options.checkpoints.empty()) return nullptr;
-  auto manager_options = options.checkpoint_options;
-  if (!manager_options.process_group) manager_options.process_group = group;
-  return std::make_unique<CheckpointManager>(options.checkpoints, std::move(manager_options));
+  CheckpointManagerOptions how;
+  how.keep_last = options.keep_last;
+  how.keep_best = options.keep_best;
+  how.higher_is_better = options.higher_is_better;
+  how.async_save = options.async_save;
+  how.process_group = group;
+  return std::make_unique<CheckpointManager>(options.checkpoints, std::move(how));
 }
 
 c10::Device device_of(const torch::nn::Module& module) {

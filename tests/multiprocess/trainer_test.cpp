@@ -99,7 +99,6 @@ std::string folder_of_run() { return std::getenv("TRAINER_FOLDER"); }
 TrainerOptions saving_options() {
   auto options = common_options();
   options.checkpoints = folder_of_run();
-  options.checkpoint_options.sync = false;
   options.checkpoint_interval = 1;
   options.resume = true;
   return options;
@@ -187,7 +186,7 @@ const Scenario reports("what a trainer reports and keeps", [] {
   options.metric = "distance";
   options.epochs = 10;
   options.resume = false;
-  options.checkpoint_options.higher_is_better = false;
+  options.higher_is_better = false;
   Program program(options);
   std::vector<std::string> names;
   std::vector<double> losses, means;
@@ -216,7 +215,7 @@ const Scenario reports("what a trainer reports and keeps", [] {
               ElementsAre("distance", "epoch", "grad_norm", "loss", "lr"));
   const auto own_mean = (losses[0] + losses[1] + losses[2] + losses[3]) / 4;
   EXPECT_DOUBLE_EQ(means.front(), reduce_value(own_mean));
-  EXPECT_EQ(CheckpointManager(folder_of_run(), options.checkpoint_options).load_best()->info.step, 7);
+  EXPECT_EQ(CheckpointManager(folder_of_run(), {.higher_is_better = false}).load_best()->info.step, 7);
 });
 
 class TrainerRuns : public ::testing::Test {

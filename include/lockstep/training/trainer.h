@@ -82,7 +82,10 @@ struct TrainerOptions {
 
   /// The folder of the checkpoints; empty: none. See CheckpointManager.
   std::filesystem::path checkpoints = {};
-  CheckpointManagerOptions checkpoint_options = {};
+  std::int64_t keep_last = 3;    ///< as in CheckpointManagerOptions
+  std::int64_t keep_best = 1;    ///< likewise
+  bool higher_is_better = true;  ///< likewise
+  bool async_save = false;       ///< likewise
   /// Steps between checkpoints in an epoch; 0: none.
   std::int64_t checkpoint_interval = 0;
   /// Epochs between checkpoints after an epoch. The last epoch of the run always has one.
