@@ -136,7 +136,7 @@ TEST_F(VisionModels, AResNetsClassifierIsReplacedAndCloned) {
   EXPECT_EQ(net->forward(images).sizes(), at::IntArrayRef({1, 3}));
 }
 
-TEST(VisionModelErrors, NameTheValue) {
+TEST(ModelDetails, VisionErrorsNameTheValue) {
   const auto expect_refused = [](const std::string& part, const auto& action) {
     const auto text = error_of<ArgumentError>(action);
     EXPECT_NE(text.find(part), std::string::npos) << text;
