@@ -39,7 +39,7 @@ void check_llama(const LlamaOptions& options) {
     refuse(fmt::format("head_dim = {}; rotary embeddings need an even one", head_dim_of(options)));
 }
 
-// Of all positions, [1, length, head_dim] each.
+// [1, length, head_dim] each
 struct Rotation {
   at::Tensor cos, sin;
 };

@@ -32,37 +32,37 @@ class PointNetTransformImpl : public torch::nn::Cloneable<PointNetTransformImpl>
   explicit PointNetTransformImpl(std::int64_t k) : Cloneable("PointNetTransform"), k_(k) { reset(); }
 
   void reset() override {
-    conv1 = register_module("conv1", Conv1d(k_, 64, 1));
-    conv2 = register_module("conv2", Conv1d(64, 128, 1));
-    conv3 = register_module("conv3", Conv1d(128, 1024, 1));
-    fc1 = register_module("fc1", Linear(1024, 512));
-    fc2 = register_module("fc2", Linear(512, 256));
-    fc3 = register_module("fc3", Linear(256, k_ * k_));
-    bn1 = register_module("bn1", BatchNorm1d(64));
-    bn2 = register_module("bn2", BatchNorm1d(128));
-    bn3 = register_module("bn3", BatchNorm1d(1024));
-    bn4 = register_module("bn4", BatchNorm1d(512));
-    bn5 = register_module("bn5", BatchNorm1d(256));
+    conv1_ = register_module("conv1", Conv1d(k_, 64, 1));
+    conv2_ = register_module("conv2", Conv1d(64, 128, 1));
+    conv3_ = register_module("conv3", Conv1d(128, 1024, 1));
+    fc1_ = register_module("fc1", Linear(1024, 512));
+    fc2_ = register_module("fc2", Linear(512, 256));
+    fc3_ = register_module("fc3", Linear(256, k_ * k_));
+    bn1_ = register_module("bn1", BatchNorm1d(64));
+    bn2_ = register_module("bn2", BatchNorm1d(128));
+    bn3_ = register_module("bn3", BatchNorm1d(1024));
+    bn4_ = register_module("bn4", BatchNorm1d(512));
+    bn5_ = register_module("bn5", BatchNorm1d(256));
     const at::NoGradGuard no_grad;
-    fc3->weight.zero_();
-    fc3->bias.copy_(at::eye(k_).flatten());
+    fc3_->weight.zero_();
+    fc3_->bias.copy_(at::eye(k_).flatten());
   }
 
   // [batch, k, number] -> [batch, k, k]
   at::Tensor forward(const at::Tensor& points) {
-    auto x = activated(conv1, bn1, points);
-    x = activated(conv2, bn2, x);
-    x = over_points(activated(conv3, bn3, x));
-    x = activated(fc1, bn4, x);
-    x = activated(fc2, bn5, x);
-    return fc3->forward(x).view({-1, k_, k_});
+    auto x = activated(conv1_, bn1_, points);
+    x = activated(conv2_, bn2_, x);
+    x = over_points(activated(conv3_, bn3_, x));
+    x = activated(fc1_, bn4_, x);
+    x = activated(fc2_, bn5_, x);
+    return fc3_->forward(x).view({-1, k_, k_});
   }
 
  private:
   std::int64_t k_;
-  Conv1d conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
-  Linear fc1{nullptr}, fc2{nullptr}, fc3{nullptr};
-  BatchNorm1d bn1{nullptr}, bn2{nullptr}, bn3{nullptr}, bn4{nullptr}, bn5{nullptr};
+  Conv1d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
+  Linear fc1_{nullptr}, fc2_{nullptr}, fc3_{nullptr};
+  BatchNorm1d bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr}, bn4_{nullptr}, bn5_{nullptr};
 };
 
 PointNetImpl::PointNetImpl(const PointNetOptions& options) : Cloneable("PointNet"), options_(options) {

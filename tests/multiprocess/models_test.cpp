@@ -21,6 +21,19 @@ void backward(Net& net, const at::Tensor& input) {
   logits_of(net->forward(input)).square().mean().backward();
 }
 
+void expect_same_gradients(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& averaged,
+                           double tolerance) {
+  ASSERT_EQ(expected.size(), averaged.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto difference = (averaged[i].grad() - expected[i].grad()).abs().max().item<double>();
+    EXPECT_LE(difference, tolerance * std::max(1e-3, expected[i].grad().abs().max().item<double>()));
+  }
+}
+
+at::Tensor part_of(const at::Tensor& batch) {
+  return batch.chunk(get_world_size())[static_cast<std::size_t>(get_rank())];
+}
+
 // On each rank a part of the batch, and its gradients the averages, which are those of the whole batch.
 template <typename Make>
 void expect_trains(const char* name, const at::Tensor& batch, Make make) {
@@ -35,14 +48,8 @@ void expect_trains(const char* name, const at::Tensor& batch, Make make) {
   alone->eval();
   ddp->eval();
   backward(alone, batch);
-  backward(ddp, batch.chunk(get_world_size())[static_cast<std::size_t>(get_rank())]);
-  const auto expected = alone->parameters();
-  const auto averaged = ddp->parameters();
-  ASSERT_EQ(expected.size(), averaged.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const auto difference = (averaged[i].grad() - expected[i].grad()).abs().max().template item<double>();
-    EXPECT_LE(difference, 1e-5 * std::max(1e-3, expected[i].grad().abs().max().template item<double>()));
-  }
+  backward(ddp, part_of(batch));
+  expect_same_gradients(alone->parameters(), ddp->parameters(), 1e-5);
   // The buffers of rank 0 before each forward.
   ddp->train();
   backward(ddp, batch + get_rank());
@@ -61,6 +68,23 @@ void expect_trains(const char* name, const at::Tensor& batch, Make make) {
   EXPECT_EQ(load_state_dict(plain, state_dict(ddp)).prefix, PrefixChange::removed);
 }
 
+// Its layers have two names each.
+void expect_normalizes_together(const at::Tensor& points) {
+  torch::manual_seed(1);
+  DGCNN alone(DGCNNOptions{.k = 4, .emb_dims = 32, .dropout = 0});
+  DGCNN net(DGCNNOptions{.k = 4, .emb_dims = 32, .dropout = 0});
+  load_state_dict(net, state_dict(alone));
+  convert_sync_batchnorm(net);
+  DistributedDataParallel ddp(net);
+  backward(alone, points);
+  backward(ddp, part_of(points));
+  expect_same_gradients(alone->parameters(), ddp->parameters(), 1e-4);
+  for (const auto& [name, value] : state_dict(alone)) {
+    EXPECT_TRUE(torch::allclose(state_dict(net).at(name).as_tensor(), value.as_tensor(), 1e-4, 1e-6))
+        << name.as_string();
+  }
+}
+
 const Scenario models_in_ddp("models in DistributedDataParallel", [] {
   const auto context = init();
   torch::manual_seed(7);
@@ -70,6 +94,7 @@ const Scenario models_in_ddp("models in DistributedDataParallel", [] {
   expect_trains("ResNet", images, [] { return ResNet(ResNetBlock::basic, std::array{1L, 1L, 1L, 1L}); });
   expect_trains("PointNet", points, [] { return PointNet(); });
   expect_trains("DGCNN", points, [] { return DGCNN(DGCNNOptions{.k = 4, .emb_dims = 32}); });
+  expect_normalizes_together(points);
   expect_trains("GPT2", tokens, [] {
     return GPT2(GPT2Options{.vocab_size = 40, .n_positions = 8, .n_embd = 16, .n_layer = 2, .n_head = 2});
   });

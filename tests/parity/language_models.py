@@ -38,8 +38,9 @@ def generated(net, tokens):
     sampled = net.generate(tokens, do_sample=True, temperature=0.7, top_k=5, **options)
     torch.manual_seed(3)
     defaults = net.generate(tokens, do_sample=True, **options)
-    # Ends the first sequence early.
-    end = int(greedy[0, tokens.size(1) + 3])
+    # Ends a sequence that would continue with another token.
+    new = greedy[:, tokens.size(1):]
+    end = int(new[:, :-1][new[:, 1:] != new[:, :-1]][0])
     ended = net.generate(tokens, do_sample=False, max_new_tokens=12, eos_token_id=end, pad_token_id=end)
     return {"greedy": greedy, "sampled": sampled, "defaults": defaults, "end": end, "ended": ended}
 

@@ -128,12 +128,12 @@ void expect_cached_logits(Net net) {
   EXPECT_TRUE(torch::allclose(torch::cat(parts, 1), whole, 1e-4, 1e-6));
 }
 
-TEST(LanguageModelCache, ContinuesWithAnyNumberOfTokens) {
+TEST(ModelDetails, CachesContinueWithAnyNumberOfTokens) {
   expect_cached_logits(make_gpt2());
   expect_cached_logits(make_llama());
 }
 
-TEST(LanguageModelWeights, AreTiedAndListedOnce) {
+TEST(ModelDetails, TiedWeightsAreListedOnce) {
   auto net = make_gpt2();
   EXPECT_EQ(net->parameters().size() + 1, state_dict(net).size());
   EXPECT_EQ(make_llama()->parameters().size(), state_dict(make_llama()).size());
@@ -150,7 +150,7 @@ TEST(LanguageModelWeights, AreTiedAndListedOnce) {
   EXPECT_TRUE(equal(state_dict(other), state_dict(net)));
 }
 
-TEST(LanguageModelErrors, NameTheValue) {
+TEST(ModelDetails, LanguageErrorsNameTheValue) {
   auto net = make_gpt2();
   const auto tokens = torch::zeros({1, 20}, torch::kLong);
   const auto message = [&](const GenerateOptions& options) {

@@ -58,6 +58,25 @@ TEST(LoadPretrained, ReadsBothFormatsAndChangesPrefixes) {
   EXPECT_TRUE(torch::equal(state_dict(whole).at("body.1.bias").as_tensor(), state.at("1.bias").as_tensor()));
 }
 
+// Which tells whether a count of batches may be missing.
+TEST(LoadPretrained, ChangesPrefixesOfModuleVersions) {
+  const TempFolder folder;
+  const auto file = folder.file("net.pt");
+  torch::nn::Sequential norm(torch::nn::BatchNorm1d(2));
+  auto whole = std::make_shared<torch::nn::Module>("Whole");
+  whole->register_module("body", norm);
+  auto state = state_dict(norm);
+  state.erase("0.num_batches_tracked");
+  save(state, file, {.sync = false});
+  const auto error =
+      error_of<CheckpointError>([&] { load_pretrained(whole, file, {.add_prefix = "body."}); });
+  EXPECT_NE(error.find("Missing key(s) in state_dict: \"body.0.num_batches_tracked\""), std::string::npos)
+      << error;
+  state.set_attributes({});
+  save(state, file, {.sync = false});
+  load_pretrained(whole, file, {.add_prefix = "body."});
+}
+
 TEST(LoadPretrained, ReportsWhatDoesNotFit) {
   const TempFolder folder;
   const auto file = folder.file("net.pt");

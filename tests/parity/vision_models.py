@@ -119,21 +119,21 @@ IMAGES = (2, 3, 64, 64)
 SMALL = (2, 3, 32, 32)
 POINTS = (4, 3, 32)
 CASES = {
-    "resnet18": (lambda: models.resnet18(num_classes=10), IMAGES),
     "bottleneck": (lambda: ResNet(Bottleneck, [1, 2, 1, 1], num_classes=10, zero_init_residual=True,
                                   replace_stride_with_dilation=[False, True, True]), IMAGES),
-    "basic": (lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=3, zero_init_residual=True), IMAGES),
+    "basic": (lambda: ResNet(BasicBlock, [2, 1, 1, 1], num_classes=3, zero_init_residual=True), IMAGES),
     "resnext": (lambda: ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, groups=32, width_per_group=4), IMAGES),
     "point_net": (lambda: PointNet(5), POINTS),
     "point_net_plain": (lambda: PointNet(40, feature_transform=False), POINTS),
     "dgcnn": (lambda: DGCNN(k=6, emb_dims=64, classes=5), POINTS),
     "mobilenet_v2": (lambda: models.mobilenet_v2(num_classes=10), IMAGES),
-    "vit": (lambda: models.VisionTransformer(32, 8, 2, 4, 32, 64, dropout=0.1, attention_dropout=0.0, num_classes=10), SMALL),
+    "vit": (lambda: models.VisionTransformer(32, 8, 2, 4, 32, 64, dropout=0.1, attention_dropout=0.1, num_classes=10), SMALL),
     "vit_logits": (lambda: models.VisionTransformer(32, 16, 1, 2, 16, 24, num_classes=3, representation_size=20), SMALL),
     "mobilenet_slim": (lambda: models.MobileNetV2(width_mult=0.35, num_classes=5, dropout=0.5, inverted_residual_setting=[
         [1, 16, 1, 1], [6, 24, 2, 2]]), IMAGES),
 }
 SHAPES_ONLY = {
+    "resnet18": models.resnet18,
     "resnet34": models.resnet34,
     "resnet50": models.resnet50,
     "resnet101": models.resnet101,

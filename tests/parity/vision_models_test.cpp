@@ -16,7 +16,6 @@ namespace {
 using namespace models;
 
 const std::vector<ModelCase> kVisionCases{
-    {"resnet18", [] { return subject_of(resnet18({.num_classes = 10})); }},
     {"bottleneck",
      [] {
        return subject_of(ResNet(ResNetBlock::bottleneck, std::array{1L, 2L, 1L, 1L},
@@ -26,7 +25,7 @@ const std::vector<ModelCase> kVisionCases{
      }},
     {"basic",
      [] {
-       return subject_of(ResNet(ResNetBlock::basic, std::array{1L, 1L, 1L, 1L},
+       return subject_of(ResNet(ResNetBlock::basic, std::array{2L, 1L, 1L, 1L},
                                 ResNetOptions{.num_classes = 3, .zero_init_residual = true}));
      }},
     {"resnext",
@@ -49,6 +48,7 @@ const std::vector<ModelCase> kVisionCases{
                                                                     .hidden_dim = 32,
                                                                     .mlp_dim = 64,
                                                                     .dropout = 0.1,
+                                                                    .attention_dropout = 0.1,
                                                                     .num_classes = 10}));
      },
      1e-5},
@@ -75,6 +75,7 @@ const std::vector<ModelCase> kVisionCases{
 };
 
 const std::vector<std::pair<std::string, std::function<Subject()>>> kLargeNets{
+    {"resnet18", [] { return subject_of(resnet18()); }},
     {"resnet34", [] { return subject_of(resnet34()); }},
     {"resnet50", [] { return subject_of(resnet50()); }},
     {"resnet101", [] { return subject_of(resnet101()); }},
@@ -123,6 +124,10 @@ TEST_F(VisionModels, LargeNetsHavePythonsNamesAndShapes) {
 TEST_F(VisionModels, AResNetsClassifierIsReplacedAndCloned) {
   auto net = resnet18();
   net->fc = net->replace_module("fc", torch::nn::Linear(512, 3));
+  std::ostringstream text;
+  text << net;
+  EXPECT_TRUE(text.str().starts_with("ResNet(\n")) << text.str();
+  EXPECT_NE(text.str().find("(0): BasicBlock(\n"), std::string::npos) << text.str();
   net->eval();
   const auto images = torch::randn({1, 3, 32, 32});
   const auto copy = std::dynamic_pointer_cast<ResNetImpl>(net->clone());
@@ -131,13 +136,28 @@ TEST_F(VisionModels, AResNetsClassifierIsReplacedAndCloned) {
   EXPECT_EQ(net->forward(images).sizes(), at::IntArrayRef({1, 3}));
 }
 
-TEST(ResNetOptions, ThatBasicBlocksLackAreRefused) {
-  EXPECT_NE(error_of<ArgumentError>([] { resnet18({.groups = 2}); }).find("groups"), std::string::npos);
-  EXPECT_NE(error_of<ArgumentError>([] {
-              resnet34({.replace_stride_with_dilation = {false, false, true}});
-            }).find("replace_stride_with_dilation"),
-            std::string::npos);
-  EXPECT_NE(error_of<ArgumentError>([] { resnext50_32x4d({.groups = 2}); }).find("32"), std::string::npos);
+TEST(ModelDetails, VisionErrorsNameTheValue) {
+  const auto expect_refused = [](const std::string& part, const auto& action) {
+    const auto text = error_of<ArgumentError>(action);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect_refused("groups = 1", [] { resnet18({.groups = 2}); });
+  expect_refused("replace_stride_with_dilation", [] {
+    resnet34({.replace_stride_with_dilation = {false, false, true}});
+  });
+  expect_refused("groups is 32, not 2", [] { resnext50_32x4d({.groups = 2}); });
+  expect_refused("stride s", [] { mobilenet_v2({.inverted_residual_setting = {{1, 16, 1, 3}}}); });
+  expect_refused("width_mult = 0", [] { mobilenet_v2({.width_mult = 0}); });
+  expect_refused("hidden_dim is 768, not 192", [] { vit_b_16({.hidden_dim = 192}); });
+  expect_refused("image_size = 30", [] { vit_b_16({.image_size = 30}); });
+  expect_refused("num_heads = 7", [] { VisionTransformer wrong(VisionTransformerOptions{.num_heads = 7}); });
+  expect_refused("[batch, 3, 32, 32]", [] {
+    VisionTransformer(VisionTransformerOptions{.image_size = 32, .num_layers = 1, .hidden_dim = 12})
+        ->forward(torch::zeros({1, 3, 32, 16}));
+  });
+  expect_refused("k = 0", [] { DGCNN wrong(DGCNNOptions{.k = 0}); });
+  expect_refused("at least k = 20", [] { DGCNN()->forward(torch::zeros({1, 3, 19})); });
+  expect_refused("with 6 coordinates", [] { PointNet()->forward(torch::zeros({1, 6, 4})); });
 }
 
 }  // namespace
