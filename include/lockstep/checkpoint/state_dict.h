@@ -86,8 +86,8 @@ Dict without_prefix(const Dict& state_dict, const std::string& prefix = "module.
 
 /// The state dict of an optimizer, with every key that Python's optimizer of the same name reads:
 /// {"state": {0: {...}, ...}, "param_groups": [{"lr": ..., "params": [0, ...]}, ...]}. Tensors share the
-/// optimizer's data. Supports SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, FusedSGD, FusedAdam and FusedAdamW;
-/// throws ArgumentError for others. PyTorch: `Optimizer.state_dict()`.
+/// optimizer's data. Supports SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, FusedSGD, FusedAdam, FusedAdamW and
+/// the optimizers of optim/optimizers.h; throws ArgumentError for others. PyTorch: `Optimizer.state_dict()`.
 Dict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Loads state and hyperparameters from a state dict of C++ or Python. Tensors are copied to the device and
