@@ -51,7 +51,7 @@ CASES = [
     ("Lars", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "trust_coeff": 0.01, "eps": 1e-6}, {"always_adapt": True}),
     ("Lion", {}, {}),
     ("Lion", {"lr": 0.01, "betas": PAIR, "weight_decay": 0.1}, {"lr": 0.02}),
-    ("Lion", {"lr": 0.01, "weight_decay": 0.001, "decoupled_weight_decay": True}, {"weight_decay": 0.002}),
+    ("Lion", {"lr": 0.01, "weight_decay": 0.001, "decoupled_weight_decay": True}, {"lr": 0.03, "weight_decay": 0.002}),
 ]  # fmt: skip
 
 
