@@ -54,7 +54,8 @@ Pairs pairs_of(const AveragedTensors& averaged, const AveragedTensors& current) 
   return pairs;
 }
 
-std::vector<Pairs> by_device_and_dtype(const Pairs& pairs) {
+// One per device and dtype, as multi_avg_fn takes them.
+std::vector<Pairs> kernel_groups(const Pairs& pairs) {
   std::map<std::pair<std::string, at::ScalarType>, Pairs> groups;
   for (std::size_t i = 0; i < pairs.averaged.size(); ++i) {
     const auto& averaged = pairs.averaged[i];
@@ -81,7 +82,7 @@ void average_each(const Pairs& pairs, const AverageFunction& average, const at::
 // As in Python, the mean uses the kernels for lists on GPUs, which round otherwise.
 void average(const Pairs& pairs, const AveragedModelOptions& options, const at::Tensor& count) {
   if (options.avg_fn) return average_each(pairs, options.avg_fn, count);
-  for (const auto& group : by_device_and_dtype(pairs)) {
+  for (const auto& group : kernel_groups(pairs)) {
     const auto device = group.averaged.front().device();
     if (options.multi_avg_fn) {
       options.multi_avg_fn(group.averaged, group.current, count.to(device));

@@ -91,10 +91,11 @@ Dict without_prefix(const Dict& state_dict, const std::string& prefix = "module.
 Dict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Loads state and hyperparameters from a state dict of C++ or Python. Tensors are copied to the device and
-/// dtype of their parameter. Entries that do not affect the result (foreach, fused, capturable, initial_lr)
-/// are ignored. Throws CheckpointError, with the optimizer unchanged, for different numbers of groups or
-/// parameters, shape mismatches, the state of another kind of optimizer, and maximize=True for an optimizer
-/// that is not fused. PyTorch: `Optimizer.load_state_dict()`.
+/// dtype of their parameter. Entries that do not affect the result (foreach, fused, capturable) are ignored,
+/// and so are those of schedulers (initial_lr) without an optim::LRScheduler. Throws CheckpointError, with
+/// the optimizer unchanged, for different numbers of groups or parameters, shape mismatches, the state of
+/// another kind of optimizer, and maximize=True for an optimizer of LibTorch. PyTorch:
+/// `Optimizer.load_state_dict()`.
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict);
 
 /// {"last_epoch", "_step_count", "_last_lr"} of a LibTorch scheduler. The learning rates are in the
