@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/optim/optimizers.h>
 
 #include "checkpoint/optimizer_fields.h"
 #include "optim/group_entries.h"
@@ -328,7 +329,7 @@ auto with_fields(const Optimizer& optimizer, Action action) {
   if (dynamic_cast<const optim::FusedAdam*>(&optimizer)) return action(FusedAdamFields());
   throw_error<ArgumentError>(
       "state dicts are supported for the optimizers SGD, Adam, AdamW (each also fused), RMSprop, "
-      "Adagrad and LBFGS; this is {}",
+      "Adagrad, LBFGS and those of optim/optimizers.h; this is {}",
       c10::demangle(typeid(optimizer).name()));
 }
 
@@ -341,11 +342,16 @@ struct SchedulerAccess : torch::optim::LRScheduler {
 }  // namespace
 
 Dict state_dict(const Optimizer& optimizer) {
+  if (const auto* named = dynamic_cast<const optim::NamedOptimizer*>(&optimizer)) return named->state_dict();
   return with_fields(optimizer, [&](auto fields) { return dict_of<decltype(fields)>(optimizer); });
 }
 
 void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {
   try {
+    if (auto* named = dynamic_cast<optim::NamedOptimizer*>(&optimizer)) {
+      named->load_state_dict(state_dict);
+      return;
+    }
     with_fields(optimizer, [&](auto fields) { load_into<decltype(fields)>(optimizer, state_dict); });
   } catch (const c10::Error& error) {
     throw_error("the state of the optimizer cannot be loaded: {}", error.what_without_backtrace());

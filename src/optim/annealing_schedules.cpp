@@ -122,6 +122,7 @@ class SwaSchedule : public Schedule {
 
  protected:
   double next_lr(std::size_t group, double lr) const override {
+    check_group(group);
     const auto step = anneal_epochs_ == 0 ? std::max<std::int64_t>(1, step_count_ - 1) : step_count_ - 1;
     const auto swa_lr = entries_->groups.at(group).at("swa_lr");
     const auto before = share(step - 1);

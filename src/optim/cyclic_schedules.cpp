@@ -232,6 +232,7 @@ class OneCycleSchedule : public MomentumSchedule {
   }
 
   double annealed(std::size_t group, std::string Phase::*from, std::string Phase::*to) const {
+    check_group(group);
     const auto step = real(last_epoch_);
     std::size_t i = 0;
     while (i + 1 < phases_.size() && step > phases_[i].end_step) ++i;

@@ -18,7 +18,8 @@ class LambdaSchedule : public Schedule {
  protected:
   double next_lr(std::size_t group, double lr) const override {
     if (multiplies_ && is_initial_) return lr;
-    return (multiplies_ ? lr : base_lr(group)) * lr_lambdas_.at(group)(last_epoch_);
+    check_group(group);
+    return (multiplies_ ? lr : base_lr(group)) * lr_lambdas_[group](last_epoch_);
   }
   void visit_fields(Fields& fields) override {
     fields.constant("lr_lambdas", List(std::vector<Value>(lr_lambdas_.size())));

@@ -6,8 +6,26 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <lockstep/optim/optimizers.h>
+
 namespace lockstep::optim {
 namespace {
+
+template <typename Visit>
+void visit_named(NamedOptions& options, const Visit& visit) {
+  auto dict = options.to_dict();
+  if (auto* betas = dict.find("betas")) {
+    auto& items = std::get<Tuple>(betas->variant()).items;
+    auto beta1 = items.front().as_double();
+    visit(beta1, MomentumKind::beta1);
+    items.front() = beta1;
+  } else if (auto* momentum = dict.find("momentum")) {
+    auto value = momentum->as_double();
+    visit(value, MomentumKind::momentum);
+    *momentum = value;
+  }
+  options.from_dict(dict, "options", /*complete=*/false);
+}
 
 // Calls `visit` with a reference to the option, and its kind.
 template <typename Visit>
@@ -21,6 +39,8 @@ void visit_momentum(torch::optim::OptimizerOptions& options, const Visit& visit)
     visit(std::get<0>(adam->betas()), MomentumKind::beta1);
   } else if (auto* adamw = dynamic_cast<AdamWOptions*>(&options)) {
     visit(std::get<0>(adamw->betas()), MomentumKind::beta1);
+  } else if (auto* named = dynamic_cast<NamedOptions*>(&options)) {
+    visit_named(*named, visit);
   }
 }
 

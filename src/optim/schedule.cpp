@@ -54,7 +54,12 @@ void Schedule::update(std::optional<std::int64_t> epoch) {
 }
 
 double Schedule::base_lr(std::size_t group) const {
-  if (group < base_lrs_.size()) return base_lrs_[group];
+  check_group(group);
+  return base_lrs_[group];
+}
+
+void Schedule::check_group(std::size_t group) const {
+  if (group < base_lrs_.size()) return;
   throw_error<ArgumentError>(
       "{}: the optimizer has {} parameter groups, but had {} when the scheduler was made; make a new one",
       name_, group_count(), base_lrs_.size());

@@ -56,6 +56,8 @@ class Schedule {
   // What is wrong with the values; empty if nothing.
   virtual std::string problem() const { return {}; }
 
+  // Throws if the group is new since the scheduler was made.
+  void check_group(std::size_t group) const;
   double base_lr(std::size_t group) const;
   std::size_t group_count() const { return optimizer_.param_groups().size(); }
   std::string count_problem(const char* what, std::size_t count) const;

@@ -21,6 +21,8 @@ OPTIMIZERS = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1),
     "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=0.1, momentum=0.5),
     "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.1),
+    "NAdam": lambda groups: torch.optim.NAdam(groups, lr=0.1),
+    "Muon": lambda groups: torch.optim.Muon(groups, lr=0.1),
 }
 LAMBDAS = {"power": lambda p: lambda epoch: p**epoch, "inverse": lambda p: lambda epoch: 1 / (1 + p * epoch)}
 
@@ -160,7 +162,7 @@ def make_scheduler(optimizer, spec):
 class Run:
     def __init__(self, case):
         self.case, self.schedulers, self.failed_at = case, [], None
-        groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in case["rates"]]
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(1, 1))], "lr": rate} for rate in case["rates"]]
         self.optimizer = OPTIMIZERS[case["optimizer"]](groups)
         try:
             for spec in case["schedulers"]:

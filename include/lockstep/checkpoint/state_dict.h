@@ -111,15 +111,16 @@ Dict without_prefix(const Dict& state_dict, const std::string& prefix = "module.
 
 /// The state dict of an optimizer, with every key that Python's optimizer of the same name reads:
 /// {"state": {0: {...}, ...}, "param_groups": [{"lr": ..., "params": [0, ...]}, ...]}. Tensors share the
-/// optimizer's data. Supports SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, FusedSGD, FusedAdam and FusedAdamW;
-/// throws ArgumentError for others. PyTorch: `Optimizer.state_dict()`.
+/// optimizer's data. Supports SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, FusedSGD, FusedAdam, FusedAdamW and
+/// the optimizers of optim/optimizers.h; throws ArgumentError for others. PyTorch: `Optimizer.state_dict()`.
 Dict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Loads state and hyperparameters from a state dict of C++ or Python. Tensors are copied to the device and
-/// dtype of their parameter. Entries that do not affect the result (foreach, fused, capturable, initial_lr)
-/// are ignored. Throws CheckpointError, with the optimizer unchanged, for different numbers of groups or
-/// parameters, shape mismatches, the state of another kind of optimizer, and maximize=True for an optimizer
-/// that is not fused. PyTorch: `Optimizer.load_state_dict()`.
+/// dtype of their parameter. Entries that do not affect the result (foreach, fused, capturable) are ignored,
+/// and so are those of schedulers (initial_lr) without an optim::LRScheduler. Throws CheckpointError, with
+/// the optimizer unchanged, for different numbers of groups or parameters, shape mismatches, the state of
+/// another kind of optimizer, and maximize=True for an optimizer of LibTorch. PyTorch:
+/// `Optimizer.load_state_dict()`.
 void load_state_dict(torch::optim::Optimizer& optimizer, const Dict& state_dict);
 
 /// {"last_epoch", "_step_count", "_last_lr"} of a LibTorch scheduler. The learning rates are in the

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/serialize/value.h>
+
+namespace lockstep::optim {
+
+class Fields;
+
+/// The state of a parameter by Python's names, such as "exp_avg". PyTorch: `optimizer.state[parameter]`.
+struct NamedParamState : torch::optim::OptimizerCloneableParamState<NamedParamState> {
+  std::map<std::string, at::Tensor> tensors;
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+/// The base of the options below. They have Python's names and defaults and are set as in LibTorch:
+/// `NAdamOptions(1e-3).weight_decay(0.01)`. Options that never change results on the CPU are not there:
+/// foreach, capturable and differentiable. The state dict has them with Python's defaults.
+class NamedOptions : public torch::optim::OptimizerOptions {
+ public:
+  /// The options by name, as in a group of the optimizer's state dict.
+  Dict to_dict() const;
+  /// Sets the options that the dict has. With `complete`, all must be there. Throws CheckpointError that
+  /// begins with `owner`.
+  void from_dict(const Dict& dict, const std::string& owner, bool complete);
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  bool operator==(const NamedOptions& other) const;
+
+ private:
+  virtual void visit_fields(Fields& fields) = 0;
+};
+
+/// Learning rate and copies of options.
+template <typename Derived>
+class NamedOptionsOf : public NamedOptions {
+ public:
+  double get_lr() const override { return static_cast<const Derived&>(*this).lr(); }
+  void set_lr(double lr) override { static_cast<Derived&>(*this).lr(lr); }
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+};
+
+/// The base of the optimizers below. Parameters are real and dense and, except in SparseAdam, so are
+/// gradients.
+class NamedOptimizer : public torch::optim::Optimizer {
+ public:
+  /// Adds a group. As in LibTorch, an option with the value of default-constructed options gets that of the
+  /// optimizer's defaults. Call this function, not that of torch::optim::Optimizer&, which ignores options.
+  /// Throws ArgumentError for invalid values, options of another optimizer or a parameter that does not fit.
+  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
+
+  /// Throws ArgumentError for a gradient that does not fit, before a parameter changes.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Of lockstep::state_dict() and lockstep::load_state_dict(), for these optimizers.
+  Dict state_dict() const;
+  void load_state_dict(const Dict& state_dict);
+
+ protected:
+  struct Member;  // a parameter with a gradient, in a step
+
+  explicit NamedOptimizer(std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+      : Optimizer(std::vector<torch::optim::OptimizerParamGroup>{}, std::move(defaults)) {}
+  void begin(const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
+
+  virtual const char* name() const = 0;
+  virtual bool takes_sparse() const = 0;
+  virtual std::unique_ptr<NamedOptions> fresh_options() const = 0;
+  virtual void check_options(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual void check_parameter(const at::Tensor& parameter) const = 0;
+  /// Fills the state of a parameter that has none.
+  virtual void begin_state(const Member& member, const torch::optim::OptimizerOptions& options) const = 0;
+  virtual void step_groups(std::vector<std::vector<Member>>& groups) = 0;
+
+ private:
+  std::vector<Member> members_of(std::size_t group);
+  NamedParamState loaded_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options,
+                               const Dict& saved, const std::string& where) const;
+};
+
+template <typename Options>
+class OptimizerOf : public NamedOptimizer {
+ public:
+  explicit OptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                       Options defaults = {});
+  explicit OptimizerOf(std::vector<at::Tensor> params, Options defaults = {})
+      : OptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  const char* name() const override;
+  bool takes_sparse() const override;
+  std::unique_ptr<NamedOptions> fresh_options() const override;
+  void check_options(const torch::optim::OptimizerOptions& options) const override;
+  void check_parameter(const at::Tensor& parameter) const override;
+  void begin_state(const Member& member, const torch::optim::OptimizerOptions& options) const override;
+  void step_groups(std::vector<std::vector<Member>>& groups) override;
+};
+
+using Betas = std::tuple<double, double>;
+
+struct NAdamOptions : NamedOptionsOf<NAdamOptions> {
+  NAdamOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT: implicit as in LibTorch, here and below
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(double, momentum_decay) = 4e-3;
+  TORCH_ARG(bool, decoupled_weight_decay) = false;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct RAdamOptions : NamedOptionsOf<RAdamOptions> {
+  RAdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, decoupled_weight_decay) = false;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct AdamaxOptions : NamedOptionsOf<AdamaxOptions> {
+  AdamaxOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct AdadeltaOptions : NamedOptionsOf<AdadeltaOptions> {
+  AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, rho) = 0.9;
+  TORCH_ARG(double, eps) = 1e-6;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct ASGDOptions : NamedOptionsOf<ASGDOptions> {
+  ASGDOptions(double lr = 1e-2) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, lambd) = 1e-4;
+  TORCH_ARG(double, alpha) = 0.75;
+  TORCH_ARG(double, t0) = 1e6;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct RpropOptions : NamedOptionsOf<RpropOptions> {
+  RpropOptions(double lr = 1e-2) : lr_(lr) {}  // NOLINT
+  using Pair = std::tuple<double, double>;
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Pair, etas) = {0.5, 1.2};          ///< etaminus, etaplus
+  TORCH_ARG(Pair, step_sizes) = {1e-6, 50.0};  ///< the least, the largest
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct SparseAdamOptions : NamedOptionsOf<SparseAdamOptions> {
+  SparseAdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct AdafactorOptions : NamedOptionsOf<AdafactorOptions> {
+  AdafactorOptions(double lr = 1e-2) : lr_(lr) {}  // NOLINT
+  using Eps = std::tuple<std::optional<double>, double>;
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, beta2_decay) = -0.8;
+  TORCH_ARG(Eps, eps) = {std::nullopt, 1e-3};  ///< without the first: the dtype's epsilon
+  TORCH_ARG(double, d) = 1.0;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, maximize) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct MuonOptions : NamedOptionsOf<MuonOptions> {
+  MuonOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+  using Coefficients = std::tuple<double, double, double>;
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, weight_decay) = 0.1;
+  TORCH_ARG(double, momentum) = 0.95;
+  TORCH_ARG(bool, nesterov) = true;
+  TORCH_ARG(Coefficients, ns_coefficients) = {3.4445, -4.775, 2.0315};
+  TORCH_ARG(double, eps) = 1e-7;
+  TORCH_ARG(std::int64_t, ns_steps) = 5;
+  /// "original" (default) or "match_rms_adamw".
+  TORCH_ARG(std::optional<std::string>, adjust_lr_fn) = std::nullopt;
+  void visit_fields(Fields& fields) override;
+};
+
+struct LambOptions : NamedOptionsOf<LambOptions> {
+  LambOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(bool, bias_correction) = true;
+  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  TORCH_ARG(double, eps) = 1e-6;
+  TORCH_ARG(double, weight_decay) = 0.01;
+  TORCH_ARG(bool, grad_averaging) = true;
+  TORCH_ARG(std::optional<double>, max_grad_norm) = 1.0;  ///< of all groups; that of the defaults counts
+  TORCH_ARG(bool, trust_clip) = false;
+  TORCH_ARG(bool, always_adapt) = false;
+  TORCH_ARG(bool, caution) = false;
+  TORCH_ARG(bool, decoupled_decay) = false;
+  TORCH_ARG(bool, corrected_weight_decay) = false;
+  TORCH_ARG(std::optional<double>, max_lr_snapshot) = std::nullopt;  ///< default: lr of the defaults
+  TORCH_ARG(std::int64_t, step) = 0;                                 ///< counted per group
+  void visit_fields(Fields& fields) override;
+};
+
+struct LarsOptions : NamedOptionsOf<LarsOptions> {
+  LarsOptions(double lr = 1.0) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, momentum) = 0;
+  TORCH_ARG(double, dampening) = 0;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, nesterov) = false;
+  TORCH_ARG(double, trust_coeff) = 1e-3;
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(bool, trust_clip) = false;
+  TORCH_ARG(bool, always_adapt) = false;
+  void visit_fields(Fields& fields) override;
+};
+
+struct LionOptions : NamedOptionsOf<LionOptions> {
+  LionOptions(double lr = 1e-4) : lr_(lr) {}  // NOLINT
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Betas, betas) = {0.9, 0.99};
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, decoupled_weight_decay) = false;  ///< that of the defaults counts
+  void visit_fields(Fields& fields) override;
+};
+
+extern template class OptimizerOf<AdadeltaOptions>;
+extern template class OptimizerOf<AdafactorOptions>;
+extern template class OptimizerOf<AdamaxOptions>;
+extern template class OptimizerOf<ASGDOptions>;
+extern template class OptimizerOf<LambOptions>;
+extern template class OptimizerOf<LarsOptions>;
+extern template class OptimizerOf<LionOptions>;
+extern template class OptimizerOf<MuonOptions>;
+extern template class OptimizerOf<NAdamOptions>;
+extern template class OptimizerOf<RAdamOptions>;
+extern template class OptimizerOf<RpropOptions>;
+extern template class OptimizerOf<SparseAdamOptions>;
+
+/// Optimizers of `torch.optim`, bitwise equal to Python's with its defaults on the CPU.
+using NAdam = OptimizerOf<NAdamOptions>;
+using RAdam = OptimizerOf<RAdamOptions>;
+using Adamax = OptimizerOf<AdamaxOptions>;
+using Adadelta = OptimizerOf<AdadeltaOptions>;
+using ASGD = OptimizerOf<ASGDOptions>;
+using Rprop = OptimizerOf<RpropOptions>;
+using SparseAdam = OptimizerOf<SparseAdamOptions>;  ///< takes sparse gradients, as of Embedding(sparse=True)
+using Adafactor = OptimizerOf<AdafactorOptions>;
+using Muon = OptimizerOf<MuonOptions>;  ///< takes matrices; the other parameters need another optimizer
+
+/// `timm.optim.Lamb` and `timm.optim.Lars`, for large batches, and `lion_pytorch.Lion`.
+using Lamb = OptimizerOf<LambOptions>;
+using Lars = OptimizerOf<LarsOptions>;
+using Lion = OptimizerOf<LionOptions>;
+
+}  // namespace lockstep::optim

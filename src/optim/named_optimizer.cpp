@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <typeinfo>
+#include <unordered_set>
+
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include "optim/group_entries.h"
+#include "optim/optimizer_rules.h"
+
+namespace lockstep::optim {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamGroup;
+
+c10::IValue to_ivalue(const Value& value) {
+  if (value.is<None>()) return {};
+  if (value.is<bool>()) return value.as_bool();
+  if (value.is<std::int64_t>()) return value.as_int();
+  if (value.is<double>()) return value.as_double();
+  if (value.is<std::string>()) return value.as_string();
+  if (value.is<at::Tensor>()) return value.as_tensor();
+  std::vector<c10::IValue> items;
+  for (const auto& item : value.as_items()) items.push_back(to_ivalue(item));
+  return c10::ivalue::Tuple::create(std::move(items));
+}
+
+Value from_ivalue(const c10::IValue& value) {
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble()) return value.toDouble();
+  if (value.isString()) return value.toStringRef();
+  if (value.isTensor()) return value.toTensor();
+  if (!value.isTuple()) return None();
+  Tuple items;
+  for (const auto& item : value.toTupleRef().elements()) items.items.push_back(from_ivalue(item));
+  return items;
+}
+
+// Python has step counts of SparseAdam as an int.
+Value state_value(const at::Tensor& tensor) {
+  if (tensor.dim() == 0 && tensor.scalar_type() == at::kLong) return tensor.item<std::int64_t>();
+  return tensor.detach();
+}
+
+Dict state_dict_of(const NamedTensors& tensors) {
+  Dict dict;
+  for (const auto& [name, tensor] : tensors) dict.set(name, state_value(tensor));
+  return dict;
+}
+
+// As Python's load_state_dict() converts it. The optimizer changes it in place, so it is a copy.
+at::Tensor loaded_tensor(const std::string& name, const Value& saved, const at::Tensor& fresh,
+                         const at::Tensor& parameter) {
+  if (!saved.is<at::Tensor>() && !saved.is<Parameter>())
+    return at::scalar_tensor(serialize::number_of(saved), fresh.options());
+  const auto& tensor = saved.as_tensor().detach();
+  if (name == "step") return tensor.to(fresh.options(), /*non_blocking=*/false, /*copy=*/true);
+  return tensor.to(parameter.options().requires_grad(false), /*non_blocking=*/false, /*copy=*/true);
+}
+
+NamedOptions& named(OptimizerOptions& options) { return dynamic_cast<NamedOptions&>(options); }
+
+}  // namespace
+
+void NamedParamState::serialize(torch::serialize::InputArchive& archive) {
+  for (const auto& key : archive.keys()) archive.read(key, tensors[key]);
+}
+
+void NamedParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  for (const auto& [name, tensor] : tensors) archive.write(name, tensor);
+}
+
+Dict NamedOptions::to_dict() const {
+  const auto copy = clone();
+  Dict dict;
+  Fields fields(dict);
+  named(*copy).visit_fields(fields);
+  return dict;
+}
+
+void NamedOptions::from_dict(const Dict& dict, const std::string& owner, bool complete) {
+  Fields fields(dict, owner, complete);
+  visit_fields(fields);
+}
+
+void NamedOptions::serialize(torch::serialize::InputArchive& archive) {
+  Dict dict;
+  for (const auto& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    dict.set(key, from_ivalue(value));
+  }
+  from_dict(dict, "the options in the archive", /*complete=*/false);
+}
+
+void NamedOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  for (const auto& [key, value] : to_dict()) archive.write(key.as_string(), to_ivalue(value));
+}
+
+bool NamedOptions::operator==(const NamedOptions& other) const {
+  return typeid(*this) == typeid(other) && equal(to_dict(), other.to_dict());
+}
+
+void NamedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups) {
+  check_options(defaults());
+  for (const auto& group : param_groups) add_param_group(group);
+}
+
+void NamedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
+  auto options = defaults().clone();
+  if (param_group.has_options()) {
+    check_options(param_group.options());
+    const auto fresh = fresh_options()->to_dict();
+    Dict given;
+    for (const auto& [key, value] : dynamic_cast<const NamedOptions&>(param_group.options()).to_dict()) {
+      const auto* plain = fresh.find(key);
+      if (plain == nullptr || !equal(value, *plain)) given.set(key, value);
+    }
+    named(*options).from_dict(given, name(), /*complete=*/false);
+  }
+  std::unordered_set<const void*> known;
+  OptimizerParamGroup group(std::vector<at::Tensor>{});
+  for (const auto& parameter : param_group.params()) {
+    if (!parameter.defined() || !parameter.is_floating_point() || parameter.layout() != at::kStrided) {
+      throw_error<ArgumentError>("{}: parameter {} of the group is not a dense floating-point tensor", name(),
+                                 known.size());
+    }
+    check_parameter(parameter);
+    // One that comes again, such as a shared weight, counts once.
+    if (known.insert(parameter.unsafeGetTensorImpl()).second) group.params().push_back(parameter);
+  }
+  Optimizer::add_param_group(group);
+  param_groups().back().set_options(std::move(options));  // LibTorch would merge options of its own only
+}
+
+std::vector<NamedOptimizer::Member> NamedOptimizer::members_of(std::size_t index) {
+  auto& group = param_groups()[index];
+  std::vector<Member> members;
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    const auto& parameter = group.params()[i];
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse() != takes_sparse()) {
+      throw_error<ArgumentError>("{}: parameter {} of group {} has a {} gradient; use {} for it", name(), i,
+                                 index, gradient.is_sparse() ? "sparse" : "dense",
+                                 gradient.is_sparse() ? "SparseAdam" : "another optimizer, such as Adam,");
+    }
+    check_parameter(parameter);
+    auto& state = this->state()[parameter.unsafeGetTensorImpl()];
+    if (!state) state = std::make_unique<NamedParamState>();
+    Member member{parameter, gradient, &dynamic_cast<NamedParamState&>(*state)};
+    if (member.state->tensors.empty()) begin_state(member, group.options());
+    members.push_back(std::move(member));
+  }
+  return members;
+}
+
+at::Tensor NamedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const c10::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  const c10::NoGradGuard no_grad;
+  std::vector<std::vector<Member>> groups;
+  for (std::size_t g = 0; g < param_groups().size(); ++g) {
+    check_options(param_groups()[g].options());
+    groups.push_back(members_of(g));
+  }
+  step_groups(groups);
+  return loss;
+}
+
+Dict NamedOptimizer::state_dict() const {
+  Dict states;
+  List groups;
+  std::int64_t index = 0;
+  for (const auto& group : param_groups()) {
+    auto dict = dynamic_cast<const NamedOptions&>(group.options()).to_dict();
+    write_entries(*this, groups.items.size(), dict);
+    List indices;
+    for (const auto& parameter : group.params()) {
+      const auto found = state().find(parameter.unsafeGetTensorImpl());
+      if (found != state().end()) {
+        const auto& tensors = dynamic_cast<const NamedParamState&>(*found->second).tensors;
+        if (!tensors.empty()) states.set(index, state_dict_of(tensors));
+      }
+      indices.items.emplace_back(index++);
+    }
+    dict.set("params", std::move(indices));
+    groups.items.emplace_back(std::move(dict));
+  }
+  return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
+}
+
+NamedParamState NamedOptimizer::loaded_state(const at::Tensor& parameter, const OptimizerOptions& options,
+                                             const Dict& saved, const std::string& where) const {
+  NamedParamState state;
+  // What a new state of the parameter has; its gradient has the parameter's shape.
+  begin_state({parameter, parameter, &state}, options);
+  for (const auto& [name, tensor] : state.tensors) {
+    if (!saved.contains(name))
+      throw_error("{} has no '{}': is the checkpoint of another kind of optimizer?", where, name);
+  }
+  for (const auto& [key, value] : saved) {
+    if (value.is<None>()) continue;
+    const auto& name_of = key.as_string();
+    const auto fresh = state.tensors.find(name_of);
+    const auto& like = fresh == state.tensors.end() ? parameter : fresh->second;
+    auto tensor = loaded_tensor(name_of, value, like, parameter);
+    if (tensor.sizes() != like.sizes()) {
+      throw_error("{}: {} has shape [{}], but should have [{}]", where, name_of,
+                  fmt::join(tensor.sizes(), ", "), fmt::join(like.sizes(), ", "));
+    }
+    state.tensors[name_of] = std::move(tensor);
+  }
+  return state;
+}
+
+void NamedOptimizer::load_state_dict(const Dict& state_dict) {
+  const auto& groups = state_dict.at("param_groups").as_items();
+  const auto& saved = state_dict.at("state").as_dict();
+  if (groups.size() != param_groups().size()) {
+    throw_error("loaded state dict has a different number of parameter groups: {} instead of {}",
+                groups.size(), param_groups().size());
+  }
+  const c10::NoGradGuard no_grad;
+  std::vector<std::pair<void*, std::unique_ptr<NamedParamState>>> states;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& group = groups[g].as_dict();
+    const auto& params = param_groups()[g].params();
+    const auto& indices = group.at("params").as_items();
+    if (indices.size() != params.size()) {
+      throw_error(
+          "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
+          "group {} has {} parameters instead of {}",
+          g, indices.size(), params.size());
+    }
+    const auto options = param_groups()[g].options().clone();
+    named(*options).from_dict(group, fmt::format("param_groups[{}]", g), /*complete=*/true);
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const auto* state = saved.find(indices[i]);
+      if (state == nullptr || state->as_dict().empty()) continue;
+      const auto where = fmt::format("state[{}]", repr(indices[i], 20));
+      states.emplace_back(
+          params[i].unsafeGetTensorImpl(),
+          std::make_unique<NamedParamState>(loaded_state(params[i], *options, state->as_dict(), where)));
+    }
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    read_entries(*this, g, groups[g].as_dict());
+    named(param_groups()[g].options()).from_dict(groups[g].as_dict(), name(), /*complete=*/true);
+  }
+  state().clear();
+  for (auto& [key, state] : states) this->state()[key] = std::move(state);
+}
+
+}  // namespace lockstep::optim
