@@ -66,16 +66,18 @@ void train(const Flags& flags) {
   const data::ImageFolder val_images(flags.folder, {.transform = resize});
   const auto parts = data::train_val_split_indices(train_images.targets(), {.seed = flags.seed});
   const data::Subset train_set(train_images, parts.train), val_set(val_images, parts.val);
-  data::LoaderOptions options{.batch_size = flags.batch_size,
-                              .shuffle = true,
-                              .num_workers = flags.workers,
-                              .seed = flags.seed,
-                              .device = context.device(),
-                              .augmentation_seed = flags.seed};
-  auto train_loader = data::make_loader(train_set, options);  // shards over the ranks
-  options.shuffle = false;
-  options.sampler = std::make_shared<data::DistributedEvalSampler>(val_set);  // every picture on one rank
-  auto val_loader = data::make_loader(val_set, options);
+  auto train_loader = data::make_loader(  // shards over the ranks
+      train_set, {.batch_size = flags.batch_size,
+                  .shuffle = true,
+                  .num_workers = flags.workers,
+                  .seed = flags.seed,
+                  .device = context.device(),
+                  .augmentation_seed = flags.seed});
+  auto val_loader = data::make_loader(  // every picture on one rank
+      val_set, {.batch_size = flags.batch_size,
+                .sampler = std::make_shared<data::DistributedEvalSampler>(val_set),
+                .num_workers = flags.workers,
+                .device = context.device()});
 
   auto net = make_net(flags, train_images.classes().size());
   DistributedDataParallel ddp(net, {.device = context.device()});

@@ -50,11 +50,9 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
   auto net = make_net();
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-  data::LoaderOptions options{.batch_size = flags.batch_size / context.world_size(),
-                              .shuffle = true,
-                              .seed = 0,
-                              .device = context.device()};
-  auto loader = data::make_loader(train_set, options);
+  const auto batch_size = flags.batch_size / context.world_size();
+  auto loader = data::make_loader(
+      train_set, {.batch_size = batch_size, .shuffle = true, .seed = 0, .device = context.device()});
   Trainer trainer(ddp, optimizer, {.epochs = flags.epochs});
   context.barrier();
   const auto start = std::chrono::steady_clock::now();
@@ -63,9 +61,9 @@ void train(int /*rank*/, const Flags& flags, const std::string& file) {
   context.barrier();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
 
-  options.shuffle = false;
-  options.sampler = std::make_shared<data::DistributedEvalSampler>(test_set);
-  auto test_loader = data::make_loader(test_set, options);
+  const auto sampler = std::make_shared<data::DistributedEvalSampler>(test_set);
+  auto test_loader =
+      data::make_loader(test_set, {.batch_size = batch_size, .sampler = sampler, .device = context.device()});
   const torch::NoGradGuard no_grad;
   metrics::Accuracy accuracy;
   for (auto& [pictures, classes] : test_loader) accuracy.update(net->forward(pictures), classes);

@@ -29,6 +29,7 @@
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/ddp/utils.h>
 #include <lockstep/nn/data_parallel.h>
+#include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
 // Data.
@@ -56,6 +57,7 @@
 #include <lockstep/graphs/graphed_step.h>
 #include <lockstep/optim/fused.h>
 #include <lockstep/optim/lr_scheduler.h>
+#include <lockstep/optim/optimizers.h>
 
 // Metrics, logs, the training loop.
 #include <lockstep/metrics/metrics.h>
