@@ -15,12 +15,11 @@
 #include <lockstep/lockstep.h>
 
 using namespace lockstep;
-using torch::nn::functional::cross_entropy;
 
 struct Flags {
   std::string text = "README.md", run, prompt = "The ";
-  std::int64_t steps = 300, batch_size = 8, accumulate = 2, context = 64, seed = 0, interval = 0;
-  std::int64_t layers = 4, width = 128;
+  std::int64_t steps = 300, batch_size = 8, accumulate = 2, context = 64, interval = 0;
+  std::int64_t layers = 4, width = 128, seed = 0;
   double lr = 1e-3;
   bool bf16 = false, resume = false;
 };
@@ -87,7 +86,8 @@ void train(const Flags& flags) {
   optim::FusedAdamW optimizer(net->parameters(), optim::FusedAdamWOptions(flags.lr).weight_decay(0.1));
   optim::CosineAnnealingLR schedule(optimizer, flags.steps, flags.lr / 10);
   const auto loss_of = [&](auto& model, const data::Batch& batch) {
-    return cross_entropy(model->forward(batch.data).flatten(0, 1), batch.target.flatten());
+    return torch::nn::functional::cross_entropy(model->forward(batch.data).flatten(0, 1),
+                                                batch.target.flatten());
   };
 
   TrainerOptions training{.epochs = flags.steps,
@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
   app.add_option("--accumulate", flags.accumulate, "Batches per step");
   app.add_option("--context", flags.context, "Characters per window");
   app.add_option("--layers", flags.layers);
-  app.add_option("--width", flags.width);
+  app.add_option("--width", flags.width, "A multiple of 32");
   app.add_option("--lr", flags.lr, "The first learning rate; a cosine lowers it to a tenth");
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
   app.add_option("--prompt", flags.prompt, "The beginning of the sample");

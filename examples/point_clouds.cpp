@@ -16,8 +16,8 @@ using namespace lockstep;
 
 struct Flags {
   std::string root, weights, run;
-  std::int64_t epochs = 3, batch_size = 8, points = 128, k = 10, seed = 1, interval = 0;
-  double lr = 0.01;
+  std::int64_t epochs = 5, batch_size = 8, points = 128, k = 10, seed = 1, interval = 0;
+  double lr = 0.1;
   bool test = false, resume = false;
 };
 

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The programs of examples/ with two ranks: what they write, and that a run which was killed at a random step
+// ends with the weights of the run that was not.
+#include <fstream>
+#include <random>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/serialize/torch_file.h>
+
+#include "base/deadline.h"
+#include "support/launcher_process.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Words = std::vector<std::string>;
+namespace fs = std::filesystem;
+
+class Programs : public ::testing::Test {
+ protected:
+  static Words command(const std::string& program, const Words& flags, int ranks = 2) {
+    Words words{"run", "--nproc-per-node", std::to_string(ranks),
+                std::string(PROGRAM_FOLDER) + "/" + program};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return words;
+  }
+
+  // Its stdout.
+  static std::string run(const std::string& program, const Words& flags, int ranks = 2) {
+    LauncherProcess launcher(command(program, flags, ranks));
+    EXPECT_EQ(launcher.finish(), 0) << program << '\n' << launcher.out() << launcher.err();
+    return launcher.out();
+  }
+
+  // The same of a program that starts without the launcher.
+  static std::string run_alone(const std::string& program, const Words& flags) {
+    auto line = fmt::format("timeout 60 '{}/{}'", PROGRAM_FOLDER, program);
+    for (const auto& flag : flags) line += fmt::format(" '{}'", flag);
+    auto* pipe = ::popen(line.c_str(), "r");
+    std::string out;
+    for (int letter = std::fgetc(pipe); letter != EOF; letter = std::fgetc(pipe))
+      out += static_cast<char>(letter);
+    EXPECT_EQ(::pclose(pipe), 0) << line;
+    return out;
+  }
+
+  // Kills launcher and ranks when checkpoint `step` is there.
+  static void run_until(const std::string& program, const Words& flags, const fs::path& folder, int step) {
+    LauncherProcess launcher(command(program, flags));
+    const Deadline deadline(std::chrono::seconds(60));
+    while (!fs::exists(folder / fmt::format("step-{:08}.pt", step))) {
+      ASSERT_FALSE(deadline.expired()) << program << " has saved no step " << step;
+      std::this_thread::yield();
+    }
+    launcher.send(SIGKILL);
+    launcher.wait_for_no_family();
+  }
+
+  // `weights` is the file that the program writes at its end, in the folder of its run.
+  void expect_same_after_a_kill(const std::string& program, const Words& flags, int steps,
+                                bool names_weights) {
+    const auto with_run = [&](const std::string& name, Words more) {
+      Words words = flags;
+      words.insert(words.end(), {"--run", folder_.file(name), "--interval", "1"});
+      if (names_weights) words.insert(words.end(), {"--weights", folder_.file(name) + "/weights.pt"});
+      words.insert(words.end(), more.begin(), more.end());
+      return words;
+    };
+    run(program, with_run("whole", {}));
+    const int step = std::uniform_int_distribution(1, steps - 1)(random_);
+    SCOPED_TRACE(fmt::format("{} killed after step {}", program, step));
+    run_until(program, with_run("killed", {}), folder_.path() / "killed", step);
+    run(program, with_run("killed", {"--resume"}));
+    EXPECT_TRUE(equal(load(folder_.file("whole/weights.pt")), load(folder_.file("killed/weights.pt"))));
+  }
+
+  Words finetune(const Words& more) const {
+    Words words{"--folder", folder_.file("pictures"), "--size", "32", "--epochs", "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  TempFolder folder_{};
+  std::random_device random_{};
+};
+
+TEST_F(Programs, ImageFolderFinetuneDoesNotDependOnItsWorkers) {
+  Value expected;
+  for (const auto* workers : {"0", "1", "4"}) {
+    const auto out =
+        run("image_folder_finetune", finetune({"--workers", workers, "--run", folder_.file(workers)}));
+    EXPECT_THAT(out, HasSubstr("step 5: accuracy 0."));
+    const auto weights = load(folder_.file(workers) + "/weights.pt");
+    if (expected.is<None>()) expected = weights;
+    EXPECT_TRUE(equal(weights, expected)) << workers << " workers";
+  }
+  // Other weights to begin with, all of them frozen but fc.
+  run("image_folder_finetune",
+      finetune({"--weights", folder_.file("0/weights.pt"), "--freeze-layers", "--syncBN", "--run",
+                folder_.file("tuned")}),
+      1);
+  const auto tuned = load(folder_.file("tuned/weights.pt"));
+  EXPECT_TRUE(equal(tuned["layer1.0.conv1.weight"], expected["layer1.0.conv1.weight"]));
+  EXPECT_FALSE(equal(tuned["fc.weight"], expected["fc.weight"]));
+}
+
+TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
+  expect_same_after_a_kill("image_folder_finetune", finetune({}), 5, false);
+}
+
+TEST_F(Programs, GptResumesAfterAKill) {
+  std::ofstream(folder_.file("text")) << std::string(40, 'a') +
+                                             "the quick brown fox jumps over the lazy dog. " +
+                                             std::string(200, 'b') + std::string(300, 'c');
+  expect_same_after_a_kill("gpt",
+                           {"--text", folder_.file("text"), "--steps", "6", "--context", "16", "--layers",
+                            "2", "--width", "32", "--batch-size", "4"},
+                           6, false);
+}
+
+TEST_F(Programs, PointCloudsResumeAfterAKillAndAreTestedOnOneRankAsOnTwo) {
+  const Words flags{"--epochs", "1", "--points", "48", "--k", "5"};
+  expect_same_after_a_kill("point_clouds", flags, 6, true);
+  Words test = flags;
+  test.insert(test.end(), {"--test", "--weights", folder_.file("whole/weights.pt")});
+  const auto scores = run("point_clouds", test);
+  EXPECT_THAT(scores, HasSubstr("class-mean accuracy "));
+  const auto score = [](const std::string& out) { return out.substr(out.find("accuracy")); };
+  EXPECT_EQ(score(run("point_clouds", test, 1)), score(scores));
+}
+
+TEST_F(Programs, DataParallelLoadsItsWeightsWithAndWithoutThePrefix) {
+  const auto out = run_alone("data_parallel", {});
+  EXPECT_THAT(out, HasSubstr("input [15, 5], output [15, 2]"));
+  EXPECT_THAT(out, HasSubstr("(module): "));
+  EXPECT_THAT(out, HasSubstr("removed on loading; the weights are equal"));
+}
+
+TEST_F(Programs, TimingWritesATableAndAChart) {
+  const auto out =
+      run_alone("timing", {"--epochs", "1", "--samples", "128", "--svg", folder_.file("chart.svg")});
+  EXPECT_THAT(out, HasSubstr("ranks  s/epoch  speed-up  accuracy"));
+  EXPECT_THAT(out, HasSubstr("    2  "));
+  std::ifstream chart(folder_.file("chart.svg"));
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(chart), {}), HasSubstr("2 ranks</text>"));
+}
+
+// Files in MNIST's format: `count` random images.
+void write_mnist(const std::string& folder, const std::string& part, int count) {
+  const auto number = [](int value) {
+    return std::string{static_cast<char>(value >> 24), static_cast<char>(value >> 16),
+                       static_cast<char>(value >> 8), static_cast<char>(value)};
+  };
+  std::ofstream images(folder + "/" + part + "-images-idx3-ubyte");
+  images << number(0x803) << number(count) << number(28) << number(28);
+  std::ofstream labels(folder + "/" + part + "-labels-idx1-ubyte");
+  labels << number(0x801) << number(count);
+  for (int i = 0; i < count; ++i) {
+    images << std::string(28 * 28, static_cast<char>(i * 7));
+    labels << static_cast<char>(i % 10);
+  }
+}
+
+TEST_F(Programs, SpawnMnistContinuesFromItsSnapshots) {
+  write_mnist(folder_.path().string(), "train", 200);
+  write_mnist(folder_.path().string(), "t10k", 50);
+  const auto flags = [&](const char* epochs, const char* run) {
+    return Words{"--data-dir", folder_.path().string(), "--save-every", "2", "--epochs", epochs,
+                 "--run",      folder_.file(run)};
+  };
+  EXPECT_THAT(run_alone("spawn_mnist", flags("5", "whole")), HasSubstr("trained 5 epochs"));
+  EXPECT_TRUE(fs::exists(folder_.path() / "whole/step-00000004.pt"));  // 2 steps an epoch
+  EXPECT_FALSE(fs::exists(folder_.path() / "whole/step-00000002.pt"));
+  run_alone("spawn_mnist", flags("3", "parts"));
+  EXPECT_THAT(run_alone("spawn_mnist", flags("5", "parts")), HasSubstr("trained 5 epochs"));
+  const auto model = [&](const char* run) { return load(folder_.file(run) + "/step-00000010.pt")["model"]; };
+  EXPECT_TRUE(equal(model("whole"), model("parts")));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
