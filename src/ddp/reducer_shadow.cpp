@@ -35,7 +35,6 @@ void Reducer::shadow_announced_calls() {
         break;
       case end_of_reductions:
         finish_shadow();
-        begin_buckets();
         break;
       case end_of_iteration:
         return;

@@ -380,15 +380,18 @@ const testing::Scenario left("joined batch norm: left by an exception", [] {
 // The last backward of rank 0 misses a parameter, which its next forward reports.
 const testing::Scenario incomplete("joined batch norm: an incomplete backward", [] {
   const auto context = init_under_test();
-  ChangingNet net;
-  DistributedDataParallel ddp(net);
-  const auto train = [&] {
+  const auto train = [&](const ProcessGroup& group) {
+    ChangingNet net;
+    convert_sync_batchnorm(net, group);
+    DistributedDataParallel ddp(net, {.process_group = group});
     const auto join = ddp->join();
     for (int i = 0; i < (context.rank() == 0 ? 4 : 1); ++i) {
       ddp->forward(at::randn({4, 4}), i == 2 ? Kind::skip : Kind::plain).sum().backward();
     }
   };
-  EXPECT_THAT(train, ThrowsMessage<Error>(HasSubstr("second.weight")));
+  const ProcessGroup between_hosts(context.group().backend(), {});
+  EXPECT_THAT([&] { train(between_hosts); }, ThrowsMessage<Error>(HasSubstr("second.weight")));
+  EXPECT_THAT([&] { train(context.group()); }, ThrowsMessage<Error>(HasSubstr("second.weight")));
 });
 
 TEST(JoinedBatchNorm, ErrorsEndTheOtherRanksWaits) {
