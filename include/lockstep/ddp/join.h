@@ -33,8 +33,8 @@ struct JoinOptions {
 ///       for (auto& [images, labels] : batches_of_this_rank) { ... }
 ///     }
 ///
-/// Iterations of a DistributedDataParallel may contain SyncBatchNorm layers of its group: they normalize over
-/// the ranks that have data. While a rank has none, the others announce each call of such an iteration by an
+/// The module of a DistributedDataParallel may have SyncBatchNorm layers of the same group: they normalize
+/// over the ranks that have data. While a rank has none, the others announce each call of an iteration by an
 /// additional all-reduce of 16 bytes.
 ///
 /// All ranks construct and destroy it. The destructor waits for the slowest rank; it throws the errors of
