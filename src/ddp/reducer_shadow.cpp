@@ -2,6 +2,7 @@
 
 // What a rank without data does for the others' iterations in a join.
 #include <numeric>
+#include <utility>
 
 #include "comm/announced_calls.h"
 #include "ddp/reducer.h"
