@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -47,6 +48,9 @@ class GroupState {
   std::uint64_t next_scope() { return ++scopes_; }
   // The watch if calls end on a device's stream, otherwise nullptr.
   std::shared_ptr<StreamWatch> watch() const { return watched_ ? locked_watch() : nullptr; }
+  // The device of this rank's announcements, if it makes any: note [Announced calls] in announced_calls.h.
+  const std::optional<c10::Device>& announces_on() const { return announces_on_; }
+  void announce_on(std::optional<c10::Device> device) { announces_on_ = device; }
   // "rank 1 of 2 (group default, gloo)"
   const std::string& whoami() const { return whoami_; }
 
@@ -72,6 +76,7 @@ class GroupState {
   std::shared_ptr<CallBackend> calls_;  // changes during a turn of the flight recorder only
   node::FlightRecorder log_;
   std::atomic<std::uint64_t> scopes_{0};
+  std::optional<c10::Device> announces_on_;
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::deque<std::weak_ptr<Operation>> under_way_;

@@ -2,9 +2,11 @@
 #include "ddp/ddp_state.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
@@ -13,8 +15,10 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "comm/announced_calls.h"
 #include "ddp/module_sync.h"
 #include "graphs/graph_phase.h"
+#include "runtime/run.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -259,11 +263,26 @@ void DdpState::sync_buffers(bool in_join, bool has_data) {
   broadcast_from(group_, in_join ? find_common_rank(has_data) : 0, buffers_, where_);
 }
 
-// In a join this shows the ranks without data whether the iteration's backward is reduced.
-bool DdpState::anyone_reduces(bool here) const {
-  const auto flag = at::full({1}, here ? 1.0 : 0.0, at::TensorOptions().dtype(at::kFloat).device(device_));
-  group_.all_reduce(flag, ReduceOp::SUM, where_);
-  return flag.item().toFloat() != 0;
+// Collective. Throws DesyncError on all ranks if those without data cannot follow.
+DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) const {
+  const bool must_learn = !has_data && reducer_ && reducer_->in_first_static_step();
+  enum Flag { kReduces, kHasNoData, kHasSyncedLayers, kMustLearn, kFlags };
+  std::array<float, kFlags> here{};
+  here[kReduces] = reduces ? 1 : 0;
+  here[kHasNoData] = has_data ? 0 : 1;
+  here[kHasSyncedLayers] = has_data && has_synced_layers_ ? 1 : 0;
+  here[kMustLearn] = must_learn ? 1 : 0;
+  const auto sums = at::from_blob(here.data(), {kFlags}, at::kFloat).to(device_, at::kFloat, false, true);
+  group_.all_reduce(sums, ReduceOp::SUM, where_);
+  const auto host = sums.to(at::kCPU);
+  const auto any = [&](Flag flag) { return host[flag].item<float>() != 0; };
+  if (any(kReduces) && any(kMustLearn)) {
+    throw_error<DesyncError>(
+        "rank {} of {}: DistributedDataParallel: {} no data for the first step of a static graph, so that "
+        "the ranks cannot train in a join; give each rank at least one batch",
+        group_.rank(), group_.size(), must_learn ? "this rank has" : "another rank has");
+  }
+  return {.reduces = any(kReduces), .announces = any(kHasNoData) && any(kHasSyncedLayers)};
 }
 
 void DdpState::prepare_for_forward(bool sync, bool in_join) {
@@ -272,12 +291,29 @@ void DdpState::prepare_for_forward(bool sync, bool in_join) {
   if (!reducer_->recover_if_failed() && sync && c10::GradMode::is_enabled()) reducer_->check_last_backward();
 }
 
-void DdpState::check_join() const {
+void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   const auto refuse = [](bool set, const char* name) {
     if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
   };
   refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
   refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");
+  has_synced_layers_ = false;
+  synced_buffers_.clear();
+  for (const auto& layer : synced) {
+    const auto group = runtime::group_or_default(layer.group);
+    if (!group || group->size() == 1) continue;
+    if (&comm::state_of(*group) != &comm::state_of(group_)) {
+      throw_error<ArgumentError>(
+          "DistributedDataParallel: join() does not support {}, a SyncBatchNorm with another process group: "
+          "ranks without data cannot follow its calls. Give both the same group",
+          layer.name);
+    }
+    has_synced_layers_ = true;
+    for (const auto& each : buffers_) {
+      const auto is_this = [&](const at::Tensor& buffer) { return buffer.is_same(each.tensor); };
+      if (std::ranges::any_of(layer.buffers, is_this)) synced_buffers_.push_back(each);
+    }
+  }
 }
 
 void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
@@ -296,7 +332,9 @@ void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
     if (training || in_join) reducer_->rebuild_buckets_if_due();
   }
   sync_buffers(in_join.has_value(), true);
-  if (in_join) anyone_reduces(training && sync);
+  if (in_join && agree_on_iteration(true, training && sync).announces) {
+    comm::begin_announcing(group_, device_);
+  }
   if (precision_ && precision_->lower()) reducer_->renew_hooks();
 }
 
@@ -313,13 +351,19 @@ void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) 
 void DdpState::shadow_iteration() {
   if (reducer_) reducer_->rebuild_buckets_if_due();
   sync_buffers(true, false);
-  buffers_may_differ_ = anyone_reduces(false);
-  if (buffers_may_differ_ && reducer_) reducer_->shadow_backward();
+  const auto iteration = agree_on_iteration(false, false);
+  buffers_may_differ_ = iteration.reduces;
+  if (!reducer_) return;
+  if (iteration.announces) {
+    reducer_->shadow_announced_calls();
+  } else if (iteration.reduces) {
+    reducer_->shadow_backward();
+  }
 }
 
 void DdpState::finish_join(bool is_last_joiner) {
   const int source = find_common_rank(is_last_joiner);
-  broadcast_from(group_, source, sync_buffers_ ? joined(parameters_, buffers_) : parameters_, where_);
+  broadcast_from(group_, source, joined(parameters_, sync_buffers_ ? buffers_ : synced_buffers_), where_);
 }
 
 }  // namespace lockstep::ddp

@@ -11,6 +11,7 @@
 #include <lockstep/ddp/options.h>
 
 #include "ddp/reducer.h"
+#include "nn/synced_batch_norm.h"
 
 namespace lockstep::ddp {
 
@@ -83,8 +84,8 @@ class DdpState {
   void before_forward(bool sync, const std::optional<Joined>& joined);
   void after_forward(bool sync, const std::vector<at::Tensor>& outputs);
 
-  // Throws ArgumentError for options that a join cannot follow.
-  void check_join() const;
+  // Throws ArgumentError for options and layers that a join cannot follow. `synced`: the module's.
+  void begin_join(const std::vector<nn::SyncedLayer>& synced);
   void shadow_iteration();
   void finish_join(bool is_last_joiner);
 
@@ -102,7 +103,13 @@ class DdpState {
   bool will_sync_buffers() const;
   void sync_buffers(bool in_join, bool has_data);
   int find_common_rank(bool candidate) const;
-  bool anyone_reduces(bool here) const;
+
+  // What all ranks of a join know of an iteration before its forward.
+  struct Iteration {
+    bool reduces;    // a rank's backward will be reduced
+    bool announces;  // see note [Announced calls]
+  };
+  Iteration agree_on_iteration(bool has_data, bool reduces) const;
 
   ProcessGroup group_;
   bool sync_buffers_;
@@ -111,6 +118,9 @@ class DdpState {
   c10::Device device_;
   std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
+  // In a join: those of SyncBatchNorm layers, and whether there are such layers.
+  std::vector<NamedTensor> synced_buffers_;
+  bool has_synced_layers_ = false;
   // False after a forward that was not for training.
   bool buffers_may_differ_ = true;
   std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision

@@ -42,16 +42,7 @@ at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) co
   return input_dtype_ && moved.is_floating_point() ? moved.to(*input_dtype_) : moved;
 }
 
-void DistributedDataParallelModule::check_join() const {
-  state_->check_join();
-  const auto layer = nn::find_synced_layer(*this);
-  if (layer.empty()) return;
-  throw_error<ArgumentError>(
-      "DistributedDataParallel: join() does not support {}, a SyncBatchNorm: the ranks exchange statistics "
-      "in forward, which a rank without data does not run. Give all ranks the same number of batches "
-      "(DistributedSampler does), or keep BatchNorm",
-      layer);
-}
+void DistributedDataParallelModule::begin_join() { state_->begin_join(nn::synced_layers(*this)); }
 
 std::vector<at::Tensor> DistributedDataParallelModule::averaged_parameters() const {
   std::vector<at::Tensor> parameters;

@@ -8,6 +8,8 @@
 #include <lockstep/ddp/join.h>
 
 #include "base/throw_error.h"
+#include "comm/announced_calls.h"
+#include "comm/group_state.h"
 
 namespace lockstep {
 namespace {
@@ -31,7 +33,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     if (joinable->join_options_) throw ArgumentError("Join: a joinable is part of another Join already");
   }
   if (!options_.enable) return;
-  for (const auto* joinable : joinables_) joinable->check_join();
+  for (auto* joinable : joinables_) joinable->begin_join();
   for (auto* joinable : joinables_) {
     joinable->join_options_ = options_;
     joinable->is_first_joinable_ = joinable == joinables_.front();
@@ -40,7 +42,9 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
 
 Join::~Join() noexcept(false) {
   if (!options_.enable) return;
-  const auto leave = c10::make_scope_exit([this] {
+  const auto group = joinables_.front()->join_process_group();
+  const auto leave = c10::make_scope_exit([this, &group] {
+    comm::state_of(group).announce_on(std::nullopt);
     for (auto* joinable : joinables_) {
       joinable->join_options_.reset();
       joinable->is_first_joinable_ = false;
@@ -57,6 +61,7 @@ int Join::count_active() {
 
 void Join::shadow_until_all_joined() {
   const auto group = joinables_.front()->join_process_group();
+  comm::end_announcing(group);
   bool is_last = true;
   for (int iteration = 0; count_active() > 0; ++iteration) {
     is_last = false;
@@ -75,8 +80,10 @@ void Join::shadow_until_all_joined() {
 }
 
 std::optional<Joinable::Notice> Joinable::notify_join_context() const {
-  if (!join_options_ || !is_first_joinable_) return std::nullopt;
+  if (!join_options_) return std::nullopt;
   const auto group = join_process_group();
+  comm::end_announcing(group);
+  if (!is_first_joinable_) return std::nullopt;
   auto active = filled(*this, true);
   auto work = group.all_reduce_async(active);
   if (join_options_->throw_on_early_termination) {

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "base/throw_error.h"
+#include "comm/announced_calls.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
@@ -234,6 +235,7 @@ int Reducer::divisor() {
 BucketWork Reducer::start_reduction(std::size_t index, const at::Tensor& buffer) {
   auto& bucket = buckets_[index];
   bucket.launched = clock_.launch();
+  comm::announce(group_, {.kind = comm::Announcement::Kind::bucket, .count = std::int64_t(index)});
   if (hook_) {
     std::vector<GradBucket::Parameter> parameters;
     for (const auto& slot : bucket.slots) {
@@ -306,6 +308,7 @@ bool Reducer::was_used(std::size_t parameter) {
 }
 
 bool Reducer::wait_for_reductions(Results results) {
+  comm::announce(group_, {.kind = comm::Announcement::Kind::end_of_reductions});
   const auto announcing = announcing_bucket();
   bool announced = false;
   for (bool more = true; more;) {

@@ -121,8 +121,15 @@ class Reducer {
   void register_comm_hook(CommHook hook);
   // Called once a backward for the divisor of the sums. Default: the size of the group.
   void set_divisor(std::function<int()> divisor) { divisor_source_ = std::move(divisor); }
-  // Makes the calls of a backward with zero gradients, for the ranks that still have data.
+
+  // In a join, on a rank without data. See reducer_shadow.cpp.
+
+  // Makes the calls of a backward with zero gradients.
   void shadow_backward();
+  // Makes the calls of an iteration as the ranks that have data announce them.
+  void shadow_announced_calls();
+  // Whether the step that shows a static graph has still to come.
+  bool in_first_static_step() const { return learned_.graph == Learned::Graph::first_step; }
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const std::vector<TrainedParameter>& parameters() const { return parameters_; }
@@ -204,10 +211,12 @@ class Reducer {
   enum class Contribution { zeros, announcement };
   void recover();
   void check_recoverable();
+  void contribute(std::size_t bucket, Contribution contribution);
   bool complete_with(Contribution contribution);
   std::vector<std::string> announce(const std::string& reason);
   std::optional<std::size_t> announcing_bucket() const;
   bool can_announce() const;
+  void finish_shadow();
 
   // Buckets.
   BucketPlan first_plan() const;
@@ -217,7 +226,6 @@ class Reducer {
   std::vector<std::int64_t> ready_order_of_rank_0() const;
 
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
-  bool in_first_static_step() const { return learned_.graph == Learned::Graph::first_step; }
   bool learns_order() const { return learned_.order == Learned::Order::unknown && !finds_unused(); }
   bool was_used(std::size_t parameter);
   // A group of one has nothing to reduce: gradients stay where autograd puts them.

@@ -14,7 +14,6 @@
 //   NaN in its state), in a GraphedStep, or when all of the step's reductions have begun, the failure is
 //   final.
 #include <limits>
-#include <numeric>
 
 #include <fmt/ranges.h>
 
@@ -79,17 +78,20 @@ std::vector<std::string> Reducer::announce(const std::string& reason) {
   return announces ? abort_.exchange_reasons(reason) : std::vector<std::string>{};
 }
 
-bool Reducer::complete_with(Contribution contribution) {
-  const auto announcing = contribution == Contribution::announcement ? announcing_bucket() : std::nullopt;
-  for (auto& next = step_.next_bucket; next < buckets_.size(); ++next) {
-    auto& bucket = buckets_[next];
-    if (!bucket.skipped) {
-      const auto values = zeros_of(bucket, parameters_, group_);
-      if (announcing == next) values.fill_(std::numeric_limits<double>::quiet_NaN());
-      bucket.work = start_reduction(next, values);
+void Reducer::contribute(std::size_t index, Contribution contribution) {
+  auto& bucket = buckets_[index];
+  if (!bucket.skipped) {
+    const auto values = zeros_of(bucket, parameters_, group_);
+    if (contribution == Contribution::announcement && announcing_bucket() == index) {
+      values.fill_(std::numeric_limits<double>::quiet_NaN());
     }
-    if (finds_unused() && next + 1 == buckets_.size()) used_.reduce(group_, options_.where);
+    bucket.work = start_reduction(index, values);
   }
+  if (finds_unused() && index + 1 == buckets_.size()) used_.reduce(group_, options_.where);
+}
+
+bool Reducer::complete_with(Contribution contribution) {
+  for (auto& next = step_.next_bucket; next < buckets_.size(); ++next) contribute(next, contribution);
   return wait_for_reductions(Results::discard);
 }
 
@@ -131,27 +133,6 @@ void Reducer::check_last_backward() {
   }
   log(LogLevel::warning, message + " not known yet");
   throw Error(message + abort_.to_lines(announce(reason)));
-}
-
-void Reducer::shadow_backward() {
-  const std::lock_guard lock(mutex_);
-  if (in_first_static_step()) {
-    const std::string reason = "it has no data for the first step of a static graph";
-    abort_.abort(reason, true);
-    throw_error<Error>("{}: {}, so it cannot follow the others; give each rank at least one batch", whoami(),
-                       reason);
-  }
-  const auto listening = abort_.listen();
-  begin_buckets();
-  const bool announced = complete_with(Contribution::zeros);
-  if (finds_unused()) used_.clear();
-  if (announced) abort_.throw_if_any(abort_.exchange_reasons(""));
-  abort_.end_step();
-  if (trace_.is_on()) trace_.end_step();  // as on the ranks that have data
-  if (!learns_order()) return;
-  learned_.ready_order.resize(parameters_.size());
-  std::iota(learned_.ready_order.begin(), learned_.ready_order.end(), 0);
-  learned_.order = Learned::Order::known;
 }
 
 }  // namespace lockstep::ddp

@@ -10,6 +10,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
+#include "comm/announced_calls.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep::nn {
@@ -133,6 +134,7 @@ BatchStatistics joined_statistics(const Tensor& input, const ProcessGroup& group
   const auto type = statistics_type(input.scalar_type());
   const auto here = statistics_here(input);
   const auto rows = at::empty({group.size(), here.numel()}, here.options());
+  comm::announce(group, {.kind = comm::Announcement::Kind::all_gather, .count = here.numel()});
   group.all_gather_into_tensor(rows, here);
   const auto means = rows.narrow(1, 0, channels);
   const auto variances = rows.narrow(1, channels, channels);

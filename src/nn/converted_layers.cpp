@@ -114,10 +114,10 @@ void convert_layer(const std::shared_ptr<torch::nn::Module>& module,
   });
 }
 
-bool is_converted(const torch::nn::Module& module) {
-  bool converted = false;
+std::optional<Found> find_converted(const torch::nn::Module& module) {
+  std::optional<Found> converted;
   if_batch_norm(module, [&](const auto& layer) {
-    converted = layer.weight.defined() && table().find(layer.weight).has_value();
+    if (layer.weight.defined()) converted = table().find(layer.weight);
   });
   return converted;
 }
@@ -140,15 +140,21 @@ const auto& registrations =
 
 }  // namespace
 
-std::string find_synced_layer(const torch::nn::Module& module) {
-  const auto is_synced = [](const torch::nn::Module& layer) {
-    return layer.as<SyncBatchNorm>() != nullptr || is_converted(layer);
+std::vector<SyncedLayer> synced_layers(const torch::nn::Module& module) {
+  std::vector<SyncedLayer> layers;
+  const auto add_if_synced = [&](const std::string& name, const torch::nn::Module& layer) {
+    const auto* const synced = layer.as<SyncBatchNorm>();
+    const auto converted = find_converted(layer);
+    if (synced == nullptr && !converted) return;
+    layers.push_back({.name = name,
+                      .buffers = layer.buffers(/*recurse=*/false),
+                      .group = converted ? converted->group : synced->process_group()});
   };
-  if (is_synced(module)) return "the module itself";
+  add_if_synced("the module itself", module);
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    if (is_synced(*item.value())) return item.key();
+    add_if_synced(item.key(), *item.value());
   }
-  return {};
+  return layers;
 }
 
 }  // namespace lockstep::nn

@@ -25,12 +25,12 @@ std::vector<c10::Device> devices_of(const DataParallelOptions& options) {
 }
 
 void check_module(const torch::nn::Module& module) {
-  const auto synced = nn::find_synced_layer(module);
+  const auto synced = nn::synced_layers(module);
   if (synced.empty()) return;
   throw_error<ArgumentError>(
       "DataParallel: {} is a SyncBatchNorm, which works between ranks; use DistributedDataParallel, or keep "
       "BatchNorm",
-      synced);
+      synced.front().name);
 }
 
 void check_devices(const torch::nn::Module& module, const std::vector<c10::Device>& device_ids) {

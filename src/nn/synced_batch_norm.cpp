@@ -19,6 +19,7 @@
 #include <lockstep/nn/sync_batch_norm.h>
 
 #include "base/throw_error.h"
+#include "comm/announced_calls.h"
 #include "nn/node_pointer.h"
 #include "runtime/run.h"
 
@@ -79,7 +80,8 @@ class SyncedBatchNormBackward : public torch::autograd::Node {
     if (task_should_compute_output(2) && weight.defined())
       result[2] = sums[0].to(weight.scalar_type(), false, /*copy=*/true);
     if (task_should_compute_output(0)) {
-      group_.all_reduce(sums);
+      comm::announce(group_, {.kind = comm::Announcement::Kind::all_reduce, .count = sums.numel()});
+      group_.all_reduce(sums.view(-1));
       result[0] = input_gradient(gradient, input, weight, sums);
     }
     return result;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <torch/nn/module.h>
 
@@ -51,7 +54,14 @@ struct ChannelFactors {
 at::Tensor normalize_gradient(const at::Tensor& gradient, const at::Tensor& input,
                               const ChannelFactors& factors);
 
-// The name of the first layer in `module` whose forward communicates between ranks, or "".
-std::string find_synced_layer(const torch::nn::Module& module);
+// A layer whose forward communicates between ranks.
+struct SyncedLayer {
+  std::string name;
+  std::vector<at::Tensor> buffers;
+  std::optional<ProcessGroup> group;  // default: the default group at the time of each forward
+};
+
+// Those in `module`, itself included.
+std::vector<SyncedLayer> synced_layers(const torch::nn::Module& module);
 
 }  // namespace lockstep::nn

@@ -130,13 +130,14 @@ class Counter : public Joinable {
 
 const testing::Scenario joined("ddp and a joinable", [] {
   const auto context = init();
-  torch::nn::Linear net(2, 1);
+  torch::nn::Sequential net(torch::nn::Linear(2, 1), torch::nn::BatchNorm1d(1));
   DistributedDataParallel ddp(net);
   Counter counter(context.group());
   for (int epoch = 0; epoch < 2; ++epoch) {
+    if (epoch == 1) convert_sync_batchnorm(net);
     const Join join({ddp.get(), &counter});
     for (int i = 0; i < 2 + 3 * context.rank(); ++i) {
-      ddp->forward(torch::ones({1, 2})).sum().backward();
+      ddp->forward(torch::ones({2, 2})).sum().backward();
       counter.count();
     }
   }

@@ -314,19 +314,6 @@ TEST(SyncBatchNorm, AccumulatedGradientsMatchTheWholeBatches) {
   testing::expect_all_passed(testing::run_ranks(accumulated));
 }
 
-const testing::Scenario joined("sync batch norm: join", [] {
-  const auto context = init();
-  torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
-  convert_sync_batchnorm(net);
-  DistributedDataParallel ddp(net);
-  EXPECT_THAT([&] { const auto join = ddp->join(); },
-              ThrowsMessage<ArgumentError>(AllOf(HasSubstr("module.1"), HasSubstr("SyncBatchNorm"))));
-});
-
-TEST(SyncBatchNorm, JoinIsRejectedEarlyNamingTheLayer) {
-  testing::expect_all_passed(testing::run_ranks(joined));
-}
-
 const testing::Scenario refusals("sync batch norm: refusals", [] {
   const auto context = init();
   SyncBatchNorm layer(4);

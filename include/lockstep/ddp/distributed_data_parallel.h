@@ -109,7 +109,7 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
 
   const ProcessGroup& process_group() const;
 
-  void check_join() const override;
+  void begin_join() override;
   void shadow_iteration() override;
   void finish_join(bool is_last_joiner) override;
   ProcessGroup join_process_group() const override { return process_group(); }

@@ -20,8 +20,8 @@ struct JoinOptions {
   /// False: the scope has no effect.
   bool enable = true;
   /// True: when the first rank runs out of data, it throws Error at the end of its scope, and every other
-  /// rank in its next iteration. Needed if the loop makes collective calls that Join cannot repeat, e.g.
-  /// those of SyncBatchNorm.
+  /// rank in its next iteration. Needed if the loop makes collective calls that Join cannot repeat: those
+  /// that no joinable makes.
   bool throw_on_early_termination = false;
 };
 
@@ -32,6 +32,10 @@ struct JoinOptions {
 ///       const auto join = ddp->join();
 ///       for (auto& [images, labels] : batches_of_this_rank) { ... }
 ///     }
+///
+/// The module of a DistributedDataParallel may have SyncBatchNorm layers of the same group: they normalize
+/// over the ranks that have data. While a rank has none, the others announce each call of an iteration by an
+/// additional all-reduce of 16 bytes.
 ///
 /// All ranks construct and destroy it. The destructor waits for the slowest rank; it throws the errors of
 /// those calls, and does nothing if an exception ends the scope. The joinables must outlive it and share one
@@ -65,7 +69,7 @@ class Joinable {
   virtual ~Joinable() = default;
 
   /// Called when a Join begins. Throws if this object cannot take part.
-  virtual void check_join() const {}
+  virtual void begin_join() {}
   /// Makes the collective calls of one iteration of the ranks that have data, in the same order. PyTorch:
   /// `main_hook`.
   virtual void shadow_iteration() = 0;

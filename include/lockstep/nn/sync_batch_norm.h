@@ -22,7 +22,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<2, SyncBatchNormIm
 
   /// Normalizes `input`: [N, C, ...] with at least two dimensions and any layout. The result has its shape
   /// and dtype. In training all ranks of the group call it, each with any number of samples, also none; if
-  /// one runs backward, all must. Throws ArgumentError if all ranks together have one value per channel.
+  /// one runs backward, all must. In a Join only the ranks that have data do. Throws ArgumentError if all
+  /// ranks together have one value per channel.
   at::Tensor forward(const at::Tensor& input);
 
   void pretty_print(std::ostream& stream) const override;
