@@ -2,13 +2,10 @@
 #pragma once
 
 #include <concepts>
-#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include <ATen/ThreadLocalState.h>
 #include <ATen/record_function.h>
 
 #include "comm/call.h"
@@ -35,22 +32,18 @@ class ProfilerEvent {
     }
   }
 
-  void end() {
-    if (end_) std::exchange(end_, nullptr)();
-  }
+  void end() { event_.reset(); }
 
  private:
   C10_NOINLINE void begin(at::StepCallbacks&& callbacks, const std::string& name,
                           const std::vector<at::Tensor>& tensors) {
-    const auto event = std::make_shared<at::RecordFunction>(std::move(callbacks));
-    event->_setAsync();
+    event_ = std::make_unique<at::RecordFunction>(std::move(callbacks));
+    event_->_setAsync();
     const std::vector<c10::IValue> inputs(tensors.begin(), tensors.end());
-    event->before(name, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
-    // The profiler belongs to this thread.
-    end_ = at::wrapPropagateTLSState([event] { event->end(); });
+    event_->before(name, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   }
 
-  std::function<void()> end_;
+  std::unique_ptr<at::RecordFunction> event_;
 };
 
 }  // namespace lockstep::comm
