@@ -14,7 +14,7 @@ using torch::nn::functional::cross_entropy;
 
 struct Flags {
   int nprocs = 2;
-  std::int64_t epochs = 2, save_every = 1, batch_size = 64;
+  std::int64_t epochs = 2, save_every = 1, batch_size = 64, random = 0;
   std::string data_dir = ".data/mnist", run = "spawn_mnist-run";
 };
 
@@ -25,13 +25,9 @@ torch::nn::Sequential make_net() {
                     Flatten(), Linear(800, 10));
 }
 
-// Runs in each rank.
-void train(int /*rank*/, const Flags& flags) {
-  const auto context = init();
+template <typename Dataset>
+void train_on(const Dataset& train_set, const Dataset& test_set, const Flags& flags, const Context& context) {
   torch::manual_seed(0);
-  const data::Normalize normalize{.mean = {0.1307}, .std = {0.3081}};
-  const data::MNIST train_set(flags.data_dir, {.train = true, .download = true, .normalize = normalize});
-  const data::MNIST test_set(flags.data_dir, {.train = false, .download = true, .normalize = normalize});
   auto loader = data::make_loader(
       train_set, {.batch_size = flags.batch_size, .shuffle = true, .seed = 0, .device = context.device()});
   auto test_loader =
@@ -56,6 +52,24 @@ void train(int /*rank*/, const Flags& flags) {
   if (context.is_main()) std::cout << "trained " << trainer.epoch() << " epochs\n";
 }
 
+data::TensorDataset random_images(std::int64_t count) {
+  return {torch::rand({count, 1, 28, 28}), torch::randint(10, {count})};
+}
+
+// Runs in each rank.
+void train(int /*rank*/, const Flags& flags) {
+  const auto context = init();
+  if (flags.random != 0) {
+    torch::manual_seed(1);
+    return train_on(random_images(flags.random), random_images(100), flags, context);
+  }
+  const data::Normalize normalize{.mean = {0.1307}, .std = {0.3081}};
+  const auto mnist = [&](bool is_train) {
+    return data::MNIST(flags.data_dir, {.train = is_train, .download = true, .normalize = normalize});
+  };
+  train_on(mnist(true), mnist(false), flags, context);
+}
+
 int main(int argc, char** argv) {
   CLI::App app("Trains on MNIST in ranks that it starts itself");
   app.option_defaults()->always_capture_default();
@@ -65,6 +79,7 @@ int main(int argc, char** argv) {
   app.add_option("--save-every", flags.save_every, "Epochs between snapshots")->check(CLI::PositiveNumber);
   app.add_option("--batch-size", flags.batch_size, "Images per step and rank");
   app.add_option("--data-dir", flags.data_dir, "Folder of the MNIST files; missing files are downloaded");
+  app.add_option("--random", flags.random, "Train on so many random images instead, without a download");
   app.add_option("--run", flags.run, "Folder of the snapshots");
   CLI11_PARSE(app, argc, argv);
   try {

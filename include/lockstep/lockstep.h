@@ -62,6 +62,7 @@
 // Metrics, logs, the training loop.
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
+#include <lockstep/training/profile.h>
 #include <lockstep/training/progress.h>
 #include <lockstep/training/trainer.h>
 

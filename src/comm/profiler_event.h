@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <concepts>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,26 +12,35 @@
 
 namespace lockstep::comm {
 
-// The event of one call in LibTorch's profiler, from its start to end(): "shm:all_reduce", as c10d's backends
-// name theirs. Costs a few nanoseconds while no profiler runs. end() may come from any thread.
+// An asynchronous event in LibTorch's profiler, from its construction to end(), which may come from any
+// thread. Costs a few nanoseconds while no profiler runs.
 class ProfilerEvent {
  public:
   ProfilerEvent() = default;
+  // `name` returns the name; it is called only while a profiler runs.
+  template <std::invocable Name>
+  explicit ProfilerEvent(const Name& name) {
+    auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+    if (C10_UNLIKELY(callbacks.has_value())) begin(std::move(*callbacks), name(), {});
+  }
+  // One call: "shm:all_reduce", as c10d's backends name theirs.
   ProfilerEvent(const char* backend, const Call& call) {
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-    if (C10_UNLIKELY(callbacks.has_value())) begin(std::move(*callbacks), backend, call);
+    if (C10_UNLIKELY(callbacks.has_value())) {
+      begin(std::move(*callbacks), std::string(backend) + ":" + std::string(name_of(call.kind)),
+            tensors_of(call));
+    }
   }
 
   void end() { event_.reset(); }
 
  private:
-  C10_NOINLINE void begin(at::StepCallbacks&& callbacks, const char* backend, const Call& call) {
+  C10_NOINLINE void begin(at::StepCallbacks&& callbacks, const std::string& name,
+                          const std::vector<at::Tensor>& tensors) {
     event_ = std::make_unique<at::RecordFunction>(std::move(callbacks));
     event_->_setAsync();
-    std::vector<c10::IValue> inputs;
-    for (const auto& tensor : tensors_of(call)) inputs.emplace_back(tensor);
-    event_->before(std::string(backend) + ":" + std::string(name_of(call.kind)),
-                   c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+    const std::vector<c10::IValue> inputs(tensors.begin(), tensors.end());
+    event_->before(name, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   }
 
   std::unique_ptr<at::RecordFunction> event_;

@@ -11,6 +11,7 @@
 
 #include <lockstep/ddp/comm_hooks.h>
 
+#include "comm/profiler_event.h"
 #include "nn/named_tensors.h"
 
 namespace lockstep::ddp {
@@ -66,6 +67,7 @@ struct Bucket {
   bool finished = false;    // its result has been written to the gradients, or discarded
   BucketWork work = {};
   std::chrono::steady_clock::time_point launched = {};
+  comm::ProfilerEvent event = {};  // from its launch
 };
 
 // `dtype`: of floating-point gradients; default: the parameters' own.

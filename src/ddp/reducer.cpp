@@ -236,6 +236,7 @@ BucketWork Reducer::start_reduction(std::size_t index, const at::Tensor& buffer)
   auto& bucket = buckets_[index];
   bucket.launched = clock_.launch();
   comm::announce(group_, {.kind = comm::Announcement::Kind::bucket, .count = std::int64_t(index)});
+  bucket.event = comm::ProfilerEvent([&] { return description(bucket); });
   if (hook_) {
     std::vector<GradBucket::Parameter> parameters;
     for (const auto& slot : bucket.slots) {
@@ -272,6 +273,7 @@ void Reducer::finish_completed_buckets() {
     auto& bucket = buckets_[b];
     if (bucket.finished || bucket.sparse || !bucket.work.is_ready()) continue;
     bucket.work.wait();
+    bucket.event.end();
     trace_bucket(bucket);
     finish(bucket);
   }
@@ -309,6 +311,7 @@ bool Reducer::was_used(std::size_t parameter) {
 
 bool Reducer::wait_for_reductions(Results results) {
   comm::announce(group_, {.kind = comm::Announcement::Kind::end_of_reductions});
+  RECORD_USER_SCOPE("waiting for reductions");
   const auto announcing = announcing_bucket();
   bool announced = false;
   for (bool more = true; more;) {
@@ -321,6 +324,7 @@ bool Reducer::wait_for_reductions(Results results) {
         more = true;
         continue;
       }
+      bucket.event.end();
       if (announcing == b) announced = at::isnan(bucket.work.wait().narrow(0, 0, 1)).item<bool>();
       if (results == Results::discard) {
         bucket.finished = true;
@@ -380,13 +384,14 @@ void Reducer::write_trace_if_complete() {
   if (trace_.is_complete()) trace_.write(group_, options_.where);
 }
 
+std::string Reducer::description(const Bucket& bucket) const {
+  return fmt::format("bucket {} ({} bytes, {} first)", &bucket - buckets_.data(), bucket.bytes,
+                     parameters_[bucket.slots.front().parameter].name);
+}
+
 void Reducer::trace_bucket(const Bucket& bucket) {
   if (!trace_.is_on() || bucket.skipped) return;
-  const auto index = &bucket - buckets_.data();
-  trace_.add(StepTrace::Lane::communication,
-             fmt::format("bucket {} ({} bytes, {} first)", index, bucket.bytes,
-                         parameters_[bucket.slots.front().parameter].name),
-             bucket.launched, StepTrace::Clock::now());
+  trace_.add(StepTrace::Lane::communication, description(bucket), bucket.launched, StepTrace::Clock::now());
 }
 
 }  // namespace lockstep::ddp

@@ -204,6 +204,7 @@ class Reducer {
   // Returns whether a rank announced a failed step.
   bool wait_for_reductions(Results results);
   void end_step();
+  std::string description(const Bucket& bucket) const;
   void trace_bucket(const Bucket& bucket);
   int divisor();
 

@@ -9,6 +9,8 @@
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
+#include "ddp/chrome_trace.h"
+
 namespace lockstep::ddp {
 
 // Measures the parts of each step. Always on: it reads the clock a few times a step.
@@ -50,7 +52,7 @@ class StepClock {
 class StepTrace {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Lane { compute, communication };
+  enum class Lane : std::size_t { compute, communication };
 
   void begin(std::string path, int steps);
   bool is_on() const { return steps_left_ > 0; }
@@ -59,21 +61,13 @@ class StepTrace {
 
   void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end);
   void end_step() { --steps_left_; }
-  // A collective call. Rank 0 writes the file and renames it when it is complete.
+  // See write_chrome_trace().
   void write(const ProcessGroup& group, std::source_location where);
 
  private:
-  struct Event {
-    Lane lane;
-    std::string name;
-    Clock::time_point begin;
-    Clock::time_point end;
-  };
-  std::string to_json(const ProcessGroup& group, Clock::time_point zero) const;
-
   std::string path_;
   int steps_left_ = -1;
-  std::vector<Event> events_;
+  RankTrace trace_;
 };
 
 }  // namespace lockstep::ddp

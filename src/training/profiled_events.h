@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/training/profile.h>
+
+#include "ddp/chrome_trace.h"
+
+namespace torch::autograd::profiler {
+struct ProfilerResult;
+}
+
+namespace lockstep::training {
+
+// One event of LibTorch's profiler, with times since the Unix epoch.
+struct ProfiledEvent {
+  enum class Kind { nested, asynchronous, device };
+
+  std::string name;
+  Kind kind = Kind::nested;  // nested: within the events of its thread that began earlier
+  std::int64_t device = 0;
+  std::int64_t resource = 0;  // the thread's number or, of a device, the stream's
+  std::chrono::nanoseconds begin{};
+  std::chrono::nanoseconds end{};
+  std::uint64_t id = 0;
+  std::uint64_t started_by = 0;  // of a device's event, the id of the operator
+};
+
+std::vector<ProfiledEvent> events_of(const torch::autograd::profiler::ProfilerResult& result);
+
+// A lane for each thread and each stream, and as many for asynchronous events that none overlap in one.
+ddp::RankTrace rank_trace(const std::vector<ProfiledEvent>& events);
+
+// One for each name, in any order.
+std::vector<OperatorTimes> operator_times(std::vector<ProfiledEvent> events);
+
+// The sums over several ranks' texts, sorted.
+std::string to_text(const std::vector<OperatorTimes>& operators);
+std::vector<OperatorTimes> summed(const std::vector<std::string>& texts);
+
+std::string table_of(const std::vector<OperatorTimes>& operators, std::size_t row_limit);
+
+}  // namespace lockstep::training
