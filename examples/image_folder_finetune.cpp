@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
   app.add_option("--workers", flags.workers, "Threads that decode");
   app.add_option("--lr", flags.lr, "Learning rate after the warm-up of one epoch");
   app.add_option("--lrf", flags.lrf, "The last learning rate as a share of --lr");
-  app.add_option("--seed", flags.seed, "Of the split, the order and the weights");
+  app.add_option("--seed", flags.seed, "Seed of the split, the order and the weights");
   app.add_option("--interval", flags.interval, "Steps between checkpoints; 0: one per epoch");
   auto* run = app.add_option("--run", flags.run, "Folder for checkpoints, weights and TensorBoard");
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(run);

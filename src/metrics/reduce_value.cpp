@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cstring>
 #include <vector>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <lockstep/metrics/metrics.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -18,26 +19,14 @@ void check_operation(const ReduceOp& op) {
     throw_error<ArgumentError>("reduce_value() computes means and sums; pass ReduceOp::AVG or ReduceOp::SUM");
 }
 
-// 32 bits of FNV-1a, so that the sum over a million ranks is exact in float64.
-double hash_of_names(const std::map<std::string, double>& values) {
-  std::uint32_t hash = 2166136261U;
+// The names, for the message, and the numbers of one rank.
+std::string to_bytes(const std::map<std::string, double>& values) {
+  std::string names, numbers;
   for (const auto& [name, value] : values) {
-    for (const char letter : name + '\n') hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619U;
+    names += (names.empty() ? "'" : ", '") + name + "'";
+    numbers.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
-  return hash;
-}
-
-std::string names_of(const std::map<std::string, double>& values) {
-  std::string names;
-  for (const auto& [name, value] : values) names += (names.empty() ? "'" : ", '") + name + "'";
-  return names;
-}
-
-// Numbers travel on a device that the group supports.
-at::Tensor reduced_sums(const std::vector<double>& numbers, const ProcessGroup& group) {
-  auto sums = at::tensor(numbers, at::kDouble).to(comm::device_for_objects(group));
-  group.all_reduce(sums);
-  return sums.cpu();
+  return names + '\0' + numbers;
 }
 
 }  // namespace
@@ -54,25 +43,52 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
 }
 
 double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>& process_group) {
-  return reduce_value({{"value", value}}, op, process_group).at("value");
+  check_operation(op);
+  const auto group = runtime::group_or_default(process_group);
+  const auto sum = metrics::sum_over_ranks({value}, group).front();
+  return op == ReduceOp::AVG && group ? sum / group->size() : sum;
 }
 
+// Ranks with other names have another number of numbers, which not every backend notices in an all-reduce.
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values, ReduceOp op,
                                            const std::optional<ProcessGroup>& process_group) {
   check_operation(op);
   const auto group = runtime::group_or_default(process_group);
   if (!group) return values;
-  const double hash = hash_of_names(values);
-  std::vector<double> numbers{hash};
-  for (const auto& [name, value] : values) numbers.push_back(value);
-  const auto sums = reduced_sums(numbers, *group);
-  const auto* sum = sums.const_data_ptr<double>();
-  if (*sum != hash * group->size())
-    throw_error<DesyncError>("reduce_value(): the ranks pass different names; rank {} passes {}",
-                             group->rank(), names_of(values));
+  const auto own = to_bytes(values);
+  const auto names = own.substr(0, own.find('\0'));
   auto result = values;
-  for (auto& [name, value] : result) value = *++sum / (op == ReduceOp::AVG ? group->size() : 1);
+  for (auto& [name, value] : result) value = 0;
+  const auto all = group->all_gather_object(own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto its_names = all[rank].substr(0, all[rank].find('\0'));
+    if (its_names != names)
+      throw_error<DesyncError>("reduce_value(): rank {} passes the names {} and rank {} passes {}",
+                               group->rank(), names, rank, its_names);
+    const auto* number = all[rank].data() + names.size() + 1;
+    for (auto& [name, sum] : result) {
+      double value = 0;
+      std::memcpy(&value, number, sizeof value);
+      sum += value;
+      number += sizeof value;
+    }
+  }
+  if (op == ReduceOp::AVG)
+    for (auto& [name, sum] : result) sum /= group->size();
   return result;
 }
 
 }  // namespace lockstep
+
+namespace lockstep::metrics {
+
+std::vector<double> sum_over_ranks(const std::vector<double>& numbers,
+                                   const std::optional<ProcessGroup>& group) {
+  if (!group || group->size() == 1) return numbers;
+  auto sums = at::tensor(numbers, at::kDouble).to(comm::device_for_objects(*group));
+  group->all_reduce(sums);
+  sums = sums.cpu();
+  return {sums.const_data_ptr<double>(), sums.const_data_ptr<double>() + sums.numel()};
+}
+
+}  // namespace lockstep::metrics

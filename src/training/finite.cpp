@@ -3,13 +3,12 @@
 
 #include <cmath>
 
-#include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
-#include "comm/group_state.h"
+#include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -27,15 +26,6 @@ std::string first_bad_gradient(const torch::nn::Module& module) {
 
 }  // namespace
 
-std::vector<double> sum_over_ranks(const std::vector<double>& numbers,
-                                   const std::optional<ProcessGroup>& group) {
-  if (!group || group->size() == 1) return numbers;
-  auto sums = at::tensor(numbers, at::kDouble).to(comm::device_for_objects(*group));
-  group->all_reduce(sums);
-  sums = sums.cpu();
-  return {sums.const_data_ptr<double>(), sums.const_data_ptr<double>() + sums.numel()};
-}
-
 void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
                       const std::optional<ProcessGroup>& group) {
   const auto own =
@@ -51,7 +41,7 @@ void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std
   const auto group = runtime::group_or_default(process_group);
   const auto number = loss.item<double>();
   const double is_bad = std::isfinite(number) ? 0 : 1;
-  if (training::sum_over_ranks({is_bad}, group).front() > 0)
+  if (metrics::sum_over_ranks({is_bad}, group).front() > 0)
     training::throw_non_finite(number, module, step, group);
 }
 

@@ -10,10 +10,6 @@
 
 namespace lockstep::training {
 
-// The sums of `numbers` over the ranks.
-std::vector<double> sum_over_ranks(const std::vector<double>& numbers,
-                                   const std::optional<ProcessGroup>& group);
-
 // Throws NonFiniteError that names the ranks whose loss is not finite. Collective.
 [[noreturn]] void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t step,
                                    const std::optional<ProcessGroup>& group);

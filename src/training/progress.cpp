@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <mutex>
 
+#include <lockstep/metrics/metrics.h>
 #include <lockstep/runtime/default_group.h>
 #include <lockstep/training/progress.h>
 
@@ -32,34 +32,6 @@ class MovingMean {
   double sum_ = 0;
   double weight_ = 0;
 };
-
-Scalars mean_over_ranks(const Scalars& values) {
-  std::string names;
-  std::vector<double> sums;
-  for (const auto& [name, value] : values) {
-    names += name + ' ';
-    sums.push_back(value);
-  }
-  const auto bytes = sums.size() * sizeof(double);
-  const auto own = names + '\0' + std::string(reinterpret_cast<const char*>(sums.data()), bytes);
-  const auto all = default_group().all_gather_object(own);
-  sums.assign(sums.size(), 0);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].size() != own.size() || !all[rank].starts_with(names + '\0')) {
-      throw_error<DesyncError>("Progress::set_postfix: rank {} has the numbers {}and rank {} has {}",
-                               get_rank(), names, rank, all[rank].substr(0, all[rank].find('\0')));
-    }
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      double value = 0;
-      std::memcpy(&value, all[rank].data() + names.size() + 1 + i * sizeof(double), sizeof(double));
-      sums[i] += value;
-    }
-  }
-  Scalars means = values;
-  auto sum = sums.begin();
-  for (auto& [name, value] : means) value = *sum++ / static_cast<double>(all.size());
-  return means;
-}
 
 void check_options(const ProgressOptions& options) {
   const bool valid = options.total.value_or(0) >= 0 && options.initial >= 0 &&
@@ -177,7 +149,7 @@ void ProgressBar::set_description(std::string desc) {
 void ProgressBar::set_postfix(const Scalars& values) {
   const auto every = state_->options.average_every;
   if (every == 0 || get_world_size() == 1) return set_postfix_str(training::postfix_text(values));
-  if (state_->postfixes++ % every == 0) set_postfix_str(training::postfix_text(mean_over_ranks(values)));
+  if (state_->postfixes++ % every == 0) set_postfix_str(training::postfix_text(reduce_value(values)));
 }
 
 void ProgressBar::set_postfix_str(std::string text) {

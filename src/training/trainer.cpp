@@ -14,6 +14,7 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
+#include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
 #include "training/finite.h"
 #include "training/stop_signals.h"
@@ -237,7 +238,7 @@ void Trainer::check(const at::Tensor& loss, std::optional<double> norm) {
 
 double Trainer::agree_on(double number) {
   const bool stops = stop_requested_ || training::StopSignals::arrived();
-  const auto sums = training::sum_over_ranks({number, stops ? 1.0 : 0.0}, parts_->group);
+  const auto sums = metrics::sum_over_ranks({number, stops ? 1.0 : 0.0}, parts_->group);
   stopped_ = sums[1] > 0;
   return sums[0];
 }

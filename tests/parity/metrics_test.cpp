@@ -163,7 +163,7 @@ const Scenario reduced_values("values and meters over ranks", [] {
   EXPECT_THAT(error_of<DesyncError>([&] {
                 reduce_value({{rank == 1 ? "lose" : "loss", 1.0}});
               }),
-              HasSubstr("passes '"));
+              HasSubstr("passes the names"));
   AverageMeter loss;
   if (rank != 2) loss.update(torch::tensor(rank + 1.0F), rank == 0 ? 1 : 3);
   EXPECT_DOUBLE_EQ(loss.compute(), 7.0 / 4);

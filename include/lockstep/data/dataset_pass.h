@@ -59,8 +59,9 @@ auto collate(const Dataset& dataset, std::vector<SampleOf<Dataset>> samples) {
   if constexpr (requires { dataset.collate(std::move(samples)); }) {
     return dataset.collate(std::move(samples));
   } else {
-    static_assert(!requires(Dataset& changing) { changing.collate(std::move(samples)); },
-                  "The dataset's collate() must be const and take a vector of samples.");
+    static_assert(
+        !requires(Dataset& changing) { changing.collate(std::move(samples)); },
+        "The dataset's collate() must be const and take a vector of samples.");
     static_assert(
         is_mergeable_batch<SampleOf<Dataset>>,
         "Samples of this type cannot be stacked: next() should return a tensor, a pair, tuple, "

@@ -24,7 +24,7 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op = ReduceOp::AVG,
 double reduce_value(double value, ReduceOp op = ReduceOp::AVG,
                     const std::optional<ProcessGroup>& process_group = std::nullopt);
 
-/// The same for numbers by name, in one collective call. Throws DesyncError if the ranks' names differ.
+/// The same for numbers by name, all in one call. Throws DesyncError if the ranks' names differ.
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values,
                                            ReduceOp op = ReduceOp::AVG,
                                            const std::optional<ProcessGroup>& process_group = std::nullopt);

@@ -329,8 +329,8 @@ const Scenario averages("means of the numbers of a bar", [] {
   EXPECT_THAT(error_of<DesyncError>([&] {
                 bar.set_postfix({{context.is_main() ? "a" : "b", 1}});
               }),
-              ::testing::HasSubstr(context.is_main() ? "rank 0 has the numbers a and rank 1 has b"
-                                                     : "rank 1 has the numbers b and rank 0 has a"));
+              ::testing::HasSubstr(context.is_main() ? "rank 0 passes the names 'a' and rank 1 passes 'b'"
+                                                     : "rank 1 passes the names 'b' and rank 0 passes 'a'"));
 });
 TEST(Progress, ShowsMeansOverRanks) { expect_all_passed(run_ranks(averages)); }
 
