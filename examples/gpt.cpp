@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Trains a small GPT-2 on the characters of a text file and writes a sample.
 //
-//   build/release/bin/gpt
 //   lockstep run --nproc-per-node 2 build/release/bin/gpt --text shakespeare.txt --bf16 --run gpt-run
 //   --resume
 #include <fstream>

@@ -68,7 +68,7 @@ class EarlyStopping {
 };
 
 struct TrainerOptions {
-  /// The epoch after the last. The first is 0.
+  /// Epochs of the whole run, those before a resume included.
   std::int64_t epochs = 1;
   /// The step after which training ends, also within an epoch.
   std::optional<std::int64_t> max_steps = {};
