@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Trains a small GPT-2 on the characters of a text file and writes a sample.
 //
-//   lockstep run --nproc-per-node 2 build/release/bin/gpt --text shakespeare.txt --bf16 --run gpt-run
-//   --resume
+//   build/release/bin/gpt
+//   lockstep run --nproc-per-node 2 build/release/bin/gpt --text shakespeare.txt --run gpt-run --resume
 #include <fstream>
 #include <iostream>
 #include <iterator>
