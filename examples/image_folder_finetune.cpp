@@ -23,7 +23,7 @@ struct Flags {
   std::int64_t size = 64, epochs = 3, batch_size = 16, seed = 0, interval = 0;
   int workers = 1;
   double lr = 0.01, lrf = 0.1;
-  bool freeze_layers = false, sync_bn = false, bf16 = false, resume = false;
+  bool freeze_layers = false, sync_bn = false, bf16 = false, channels_last = false, resume = false;
 };
 
 // Stripes across, stripes down or squares, of a drawn width, on noise.
@@ -49,6 +49,7 @@ models::ResNet make_net(const Flags& flags, std::size_t classes) {
   net->fc = net->replace_module("fc", torch::nn::Linear(features, static_cast<std::int64_t>(classes)));
   if (flags.freeze_layers) freeze_all_but(*net, {"fc"});
   if (flags.sync_bn) convert_sync_batchnorm(*net);
+  if (flags.channels_last) to_memory_format(net, torch::MemoryFormat::ChannelsLast);
   return net;
 }
 
@@ -127,6 +128,7 @@ int main(int argc, char** argv) {
   app.add_flag("--freeze-layers", flags.freeze_layers, "Train the last layer only");
   app.add_flag("--syncBN", flags.sync_bn, "Normalize over the batches of all ranks");
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
+  app.add_flag("--channels-last", flags.channels_last, "The channels_last memory format");
   app.add_option("--size", flags.size, "Height and width of the training pictures");
   app.add_option("--epochs", flags.epochs);
   app.add_option("--batch-size", flags.batch_size, "Pictures per step and rank");
