@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 benchmarks/pytorch/gpt.py --text README.md"""
 import argparse
 import json
+import os
 import sys
 import time
 
@@ -33,6 +34,7 @@ def main():
                           "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--save", help="file for the trained weights")
     parser.add_argument("--bf16", action="store_true")
     flags = parser.parse_args()
     dist.init_process_group("gloo")
@@ -41,7 +43,7 @@ def main():
     both = tokens[:len(tokens) * 9 // 10].unfold(0, flags.context + 1, 1)
     windows = TensorDataset(both[:, :-1], both[:, 1:])
     sampler = DistributedSampler(windows, seed=flags.seed)
-    loader = DataLoader(windows, flags.batch_size, sampler=sampler, generator=torch.Generator())
+    loader = DataLoader(windows, flags.batch_size, sampler=sampler)
     net = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_positions=flags.context, n_embd=flags.width, n_layer=flags.layers,
                                      n_head=flags.width // 32, bos_token_id=None, eos_token_id=None, use_cache=False,
                                      activation_function="gelu_pytorch_tanh"))  # as in C++; the default is slower
@@ -76,11 +78,14 @@ def main():
     mean = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(mean)
     dist.all_reduce(seconds)
+    if dist.get_rank() == 0 and flags.save:
+        torch.save(net.state_dict(), flags.save)
     if dist.get_rank() == 0:
         numbers = flags.steps * flags.batch_size * flags.accumulate * flags.context
         print(json.dumps({"tokens_per_second": numbers * dist.get_world_size() ** 2 / seconds.item(),
                           "losses": (mean / dist.get_world_size()).view(-1, 10).mean(1).tolist()}))
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # the destructors of DDP and its Gloo group, which run with the GIL, can wait for each other forever
 
 
 if __name__ == "__main__":

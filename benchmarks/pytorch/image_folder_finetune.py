@@ -5,6 +5,7 @@ same losses. The folder must exist. Prints JSON.
     torchrun --nproc-per-node 2 benchmarks/pytorch/image_folder_finetune.py --folder .data/stripes"""
 import argparse
 import json
+import os
 import pathlib
 import random
 import sys
@@ -71,6 +72,7 @@ def parse_flags():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--lrf", type=float, default=0.1)
+    parser.add_argument("--save", help="file for the trained weights")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--channels-last", action="store_true")
     return parser.parse_args()
@@ -101,7 +103,7 @@ def main():
     train, val = split(ImageFolder(flags.folder).targets, flags.seed)
     train_set, val_set = Seeded(flags.folder, train, augment, flags.seed), Seeded(flags.folder, val, resize)
     sampler = DistributedSampler(train_set, seed=flags.seed)
-    loader = DataLoader(train_set, flags.batch_size, sampler=sampler, num_workers=flags.workers, generator=torch.Generator())
+    loader = DataLoader(train_set, flags.batch_size, sampler=sampler, num_workers=flags.workers)
 
     net = getattr(torchvision.models, flags.arch)()
     net.fc = torch.nn.Linear(net.fc.in_features, len(train_set.images.classes))
@@ -130,9 +132,12 @@ def main():
             times.append(time.time())
         accuracies.append(accuracy(net, val_set, flags))
     losses = mean_over_ranks(losses)
+    if dist.get_rank() == 0 and flags.save:
+        torch.save(net.state_dict(), flags.save)
     if dist.get_rank() == 0:
         print(json.dumps({"losses": losses, "times": times, "accuracy": accuracies}))
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # the destructors of DDP and its Gloo group, which run with the GIL, can wait for each other forever
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The programs of examples/ with two ranks: what they write, and that a run which was killed at a random step
-// ends with the weights of the run that was not.
+// The programs of examples/ with two ranks: what they write, that two of them end with the weights of their
+// Python counterparts, and that a run which was killed at a random step ends with the weights of the run that
+// was not.
 #include <fstream>
 #include <random>
 
@@ -33,9 +34,25 @@ class Programs : public ::testing::Test {
 
   // Its stdout.
   static std::string run(const std::string& program, const Words& flags, int ranks = 2) {
-    LauncherProcess launcher(command(program, flags, ranks));
-    EXPECT_EQ(launcher.finish(), 0) << program << '\n' << launcher.out() << launcher.err();
+    return finished(command(program, flags, ranks));
+  }
+
+  static std::string finished(const Words& words) {
+    LauncherProcess launcher(words);
+    EXPECT_EQ(launcher.finish(), 0) << words[3] << '\n' << launcher.out() << launcher.err();
     return launcher.out();
+  }
+
+  void expect_same_as_python(const std::string& program, const Words& flags) {
+    Words ours = flags;
+    ours.insert(ours.end(), {"--run", folder_.file("cpp")});
+    run(program, ours);
+    Words words{"run", "--nproc-per-node", "2", LOCKSTEP_PYTHON,
+                fmt::format("{}/{}.py", TWIN_FOLDER, program)};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.insert(words.end(), {"--save", folder_.file("python.pt")});
+    finished(words);
+    EXPECT_TRUE(equal(load(folder_.file("cpp/weights.pt")), load(folder_.file("python.pt"))));
   }
 
   // The same of a program that starts without the launcher.
@@ -86,6 +103,14 @@ class Programs : public ::testing::Test {
     return words;
   }
 
+  Words gpt(const std::string& steps) const {
+    std::ofstream(folder_.file("text")) << std::string(40, 'a') +
+                                               "the quick brown fox jumps over the lazy dog. " +
+                                               std::string(200, 'b') + std::string(300, 'c');
+    return {"--text", folder_.file("text"), "--steps", steps, "--context", "16", "--layers", "2", "--width",
+            "32",     "--batch-size",       "4"};
+  }
+
   TempFolder folder_{};
   std::random_device random_{};
 };
@@ -110,19 +135,17 @@ TEST_F(Programs, ImageFolderFinetuneDoesNotDependOnItsWorkers) {
   EXPECT_FALSE(equal(tuned["fc.weight"], expected["fc.weight"]));
 }
 
+TEST_F(Programs, ImageFolderFinetuneTrainsAsPythonDoes) {
+  expect_same_as_python("image_folder_finetune", finetune({"--batch-size", "8"}));
+}
+
 TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
   expect_same_after_a_kill("image_folder_finetune", finetune({}), 5, false);
 }
 
-TEST_F(Programs, GptResumesAfterAKill) {
-  std::ofstream(folder_.file("text")) << std::string(40, 'a') +
-                                             "the quick brown fox jumps over the lazy dog. " +
-                                             std::string(200, 'b') + std::string(300, 'c');
-  expect_same_after_a_kill("gpt",
-                           {"--text", folder_.file("text"), "--steps", "6", "--context", "16", "--layers",
-                            "2", "--width", "32", "--batch-size", "4"},
-                           6, false);
-}
+TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("10")); }
+
+TEST_F(Programs, GptResumesAfterAKill) { expect_same_after_a_kill("gpt", gpt("6"), 6, false); }
 
 TEST_F(Programs, PointCloudsResumeAfterAKillAndAreTestedOnOneRankAsOnTwo) {
   const Words flags{"--epochs", "1", "--points", "48", "--k", "5"};
