@@ -55,24 +55,21 @@ class Programs : public ::testing::Test {
     EXPECT_TRUE(equal(load(folder_.file("cpp/weights.pt")), load(folder_.file("python.pt"))));
   }
 
-  // The same of a program that starts without the launcher.
+  // A program that starts without the launcher.
+  static LauncherProcess::Options alone(const std::string& program) {
+    return {.program = std::string(PROGRAM_FOLDER) + "/" + program};
+  }
   static std::string run_alone(const std::string& program, const Words& flags) {
-    auto line = fmt::format("timeout 60 '{}/{}'", PROGRAM_FOLDER, program);
-    for (const auto& flag : flags) line += fmt::format(" '{}'", flag);
-    auto* pipe = ::popen(line.c_str(), "r");
-    std::string out;
-    for (int letter = std::fgetc(pipe); letter != EOF; letter = std::fgetc(pipe))
-      out += static_cast<char>(letter);
-    EXPECT_EQ(::pclose(pipe), 0) << line;
-    return out;
+    LauncherProcess process(flags, alone(program));
+    EXPECT_EQ(process.finish(), 0) << program << '\n' << process.out() << process.err();
+    return process.out();
   }
 
   // Kills launcher and ranks when checkpoint `step` is there.
-  static void run_until(const std::string& program, const Words& flags, const fs::path& folder, int step) {
-    LauncherProcess launcher(command(program, flags));
+  static void kill_after(LauncherProcess& launcher, const fs::path& folder, int step) {
     const Deadline deadline(std::chrono::seconds(60));
     while (!fs::exists(folder / fmt::format("step-{:08}.pt", step))) {
-      ASSERT_FALSE(deadline.expired()) << program << " has saved no step " << step;
+      ASSERT_FALSE(deadline.expired()) << folder << " has no checkpoint of step " << step;
       std::this_thread::yield();
     }
     launcher.send(SIGKILL);
@@ -92,7 +89,8 @@ class Programs : public ::testing::Test {
     run(program, with_run("whole", {}));
     const int step = std::uniform_int_distribution(1, steps - 1)(random_);
     SCOPED_TRACE(fmt::format("{} killed after step {}", program, step));
-    run_until(program, with_run("killed", {}), folder_.path() / "killed", step);
+    LauncherProcess launcher(command(program, with_run("killed", {})));
+    kill_after(launcher, folder_.path() / "killed", step);
     run(program, with_run("killed", {"--resume"}));
     EXPECT_TRUE(equal(load(folder_.file("whole/weights.pt")), load(folder_.file("killed/weights.pt"))));
   }
@@ -174,17 +172,20 @@ TEST_F(Programs, TimingWritesATableAndAChart) {
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(chart), {}), HasSubstr("2 ranks</text>"));
 }
 
-TEST_F(Programs, SpawnMnistContinuesFromItsSnapshots) {
-  const auto flags = [&](const char* epochs, const char* run) {
-    return Words{"--random", "200", "--save-every", "2", "--epochs", epochs, "--run", folder_.file(run)};
+TEST_F(Programs, SpawnMnistContinuesFromItsSnapshotsAfterAKill) {
+  const auto flags = [&](const char* run) {
+    return Words{"--random", "200", "--save-every", "2", "--epochs", "5", "--run", folder_.file(run)};
   };
-  EXPECT_THAT(run_alone("spawn_mnist", flags("5", "whole")), HasSubstr("trained 5 epochs"));
+  EXPECT_THAT(run_alone("spawn_mnist", flags("whole")), HasSubstr("trained 5 epochs"));
   EXPECT_TRUE(fs::exists(folder_.path() / "whole/step-00000004.pt"));  // 2 steps an epoch
   EXPECT_FALSE(fs::exists(folder_.path() / "whole/step-00000002.pt"));
-  run_alone("spawn_mnist", flags("3", "parts"));
-  EXPECT_THAT(run_alone("spawn_mnist", flags("5", "parts")), HasSubstr("trained 5 epochs"));
+  {
+    LauncherProcess process(flags("killed"), alone("spawn_mnist"));
+    kill_after(process, folder_.path() / "killed", 4);
+  }
+  EXPECT_THAT(run_alone("spawn_mnist", flags("killed")), HasSubstr("trained 5 epochs"));
   const auto model = [&](const char* run) { return load(folder_.file(run) + "/step-00000010.pt")["model"]; };
-  EXPECT_TRUE(equal(model("whole"), model("parts")));
+  EXPECT_TRUE(equal(model("whole"), model("killed")));
 }
 
 }  // namespace
