@@ -44,7 +44,10 @@ void draw_pictures(const std::filesystem::path& folder) {
 
 models::ResNet make_net(const Flags& flags, std::size_t classes) {
   auto net = flags.arch == "resnet18" ? models::resnet18() : models::resnet34();
-  if (!flags.weights.empty()) std::cout << load_pretrained(net, flags.weights, {.partial = true});
+  if (!flags.weights.empty()) {
+    const auto report = load_pretrained(net, flags.weights, {.partial = true});
+    if (get_rank() == 0) std::cout << report;
+  }
   const auto features = net->fc->options.in_features();
   net->fc = net->replace_module("fc", torch::nn::Linear(features, static_cast<std::int64_t>(classes)));
   if (flags.freeze_layers) freeze_all_but(*net, {"fc"});
@@ -79,7 +82,6 @@ void train(const Flags& flags) {
                 .sampler = std::make_shared<data::DistributedEvalSampler>(val_set),
                 .num_workers = flags.workers,
                 .device = context.device()});
-
   auto net = make_net(flags, train_images.classes().size());
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(),
@@ -88,7 +90,6 @@ void train(const Flags& flags) {
   optim::LinearLR warmup(optimizer, 0.01, 1, epoch);
   optim::CosineAnnealingLR cosine(optimizer, std::max(flags.epochs - 1, 1L) * epoch, flags.lr * flags.lrf);
   optim::SequentialLR schedule(optimizer, {warmup, cosine}, {epoch});
-
   TrainerOptions training{.epochs = flags.epochs,
                           .checkpoints = flags.run,
                           .checkpoint_interval = flags.interval,
