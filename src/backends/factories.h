@@ -14,6 +14,9 @@ BackendHandle create_shm(const BackendRequest& request);
 // GLOO_SOCKET_IFNAME names, as in PyTorch).
 BackendHandle create_gloo(const BackendRequest& request);
 
+// Shared memory between the ranks of each host and Gloo between hosts. On one host the same as shm.
+BackendHandle create_hierarchical(const BackendRequest& request);
+
 // c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 
