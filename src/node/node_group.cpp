@@ -118,10 +118,12 @@ int NodeGroup::find_dead() const {
 }
 
 std::string NodeGroup::name_of(int rank) const {
+  const int shown = shown_ranks_.empty() ? rank : shown_ranks_[static_cast<std::size_t>(rank)];
   const auto& other = board(rank);
   if (other.thread == other.pid)
-    return fmt::format("rank {} (pid {} on {})", rank, other.pid, other.host.data());
-  return fmt::format("rank {} (thread {} of pid {} on {})", rank, other.thread, other.pid, other.host.data());
+    return fmt::format("rank {} (pid {} on {})", shown, other.pid, other.host.data());
+  return fmt::format("rank {} (thread {} of pid {} on {})", shown, other.thread, other.pid,
+                     other.host.data());
 }
 
 std::string NodeGroup::describe_rank(int rank) const {

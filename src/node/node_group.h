@@ -50,6 +50,9 @@ class NodeGroup {
   int find_dead() const;
   // "rank 1 (pid 4711 on node3)", "rank 1 (thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
+  // The numbers of the ranks in messages, for a group that is a part of another one: [rank]. Call it before
+  // the first call on the group.
+  void set_shown_ranks(std::vector<int> numbers) { shown_ranks_ = std::move(numbers); }
   // The rank that issued the call last; -1 if this is not known (any more).
   int last_to_issue(std::uint64_t number) const;
   // Whether every rank has recorded a call with this number or a later one.
@@ -73,6 +76,7 @@ class NodeGroup {
   bool has_died(int rank) const;
   bool is_exiting(int rank) const;
 
+  std::vector<int> shown_ranks_;  // empty: as they are
   int rank_;
   int owner_;
   std::vector<NodeMember> members_;

@@ -18,6 +18,7 @@
 #include "comm/from_c10d.h"
 #include "comm/profiler_event.h"
 #include "comm/to_c10d.h"
+#include "node/node_group.h"
 
 namespace lockstep::backends {
 namespace {
@@ -217,7 +218,9 @@ ProcessGroup connect_host(const BackendRequest& request, const HostLayout& layou
   const auto& ranks = layout.members(layout.host());
   auto part = leg_request(request, fmt::format("host {}", layout.host()), ranks);
   part.one_host = true;
-  return group_of(create_shm(part), part, ranks);
+  const auto handle = create_shm(part);
+  handle.node_group->set_shown_ranks(ranks);
+  return group_of(handle, part, ranks);
 }
 
 std::optional<ProcessGroup> connect_lane(const BackendRequest& request, const HostLayout& layout) {

@@ -18,6 +18,7 @@ using ::testing::ThrowsMessage;
 
 const GroupTopology kOneHost{};
 const GroupTopology kHosts{.one_host = false};
+const GroupTopology kSharedHosts{.one_host = false, .share_hosts = true};
 const GroupTopology kGpu{.device = {c10::kCUDA, 0}};
 const GroupTopology kSharedGpu{.device = {c10::kCUDA, 0}, .share_device = true};
 
@@ -27,14 +28,16 @@ BackendChoice resolve(const std::string& text, const GroupTopology& ranks) {
 
 bool has_nccl() { return std::ranges::count(available_backends(), "nccl") > 0; }
 
-TEST(Registry, HasGlooShmAndFake) {
-  EXPECT_THAT(available_backends(), IsSupersetOf({"fake", "gloo", "shm"}));
+TEST(Registry, HasThoseOfTheCpu) {
+  EXPECT_THAT(available_backends(), IsSupersetOf({"fake", "gloo", "hierarchical", "shm"}));
 }
 
-TEST(Registry, AutoOnTheCpuIsSharedMemoryWithinAHost) {
+TEST(Registry, AutoOnTheCpuUsesSharedMemoryWhereRanksShareAHost) {
   EXPECT_EQ(resolve("auto", kOneHost).spec.text(), "shm");
   EXPECT_EQ(resolve("auto", kHosts).spec.text(), "gloo");
-  EXPECT_THAT(resolve("auto", kHosts).reason, HasSubstr("several hosts"));
+  EXPECT_THAT(resolve("auto", kHosts).reason, HasSubstr("a host of its own"));
+  EXPECT_EQ(resolve("auto", kSharedHosts).spec.text(), "hierarchical");
+  EXPECT_THAT(resolve("auto", kSharedHosts).reason, HasSubstr("gloo between the hosts"));
 }
 
 TEST(Registry, AutoOnAGpuIsNcclPlusTheCpuChoice) {
