@@ -259,10 +259,13 @@ double Trainer::agree_on(double number) {
   return sums[0];
 }
 
+void Trainer::require_metric() const {
+  if (parts_->options.metric.empty())
+    throw ArgumentError("Trainer: ReduceLROnPlateau needs options.metric, a number of the validation");
+}
+
 double Trainer::metric_of(const Scalars& validation) const {
   const auto& name = parts_->options.metric;
-  if (name.empty())
-    throw ArgumentError("Trainer: ReduceLROnPlateau needs options.metric, a number of the validation");
   const auto metric = validation.find(name);
   if (metric == validation.end())
     throw_error<ArgumentError>("Trainer: the validation gives no '{}', which is options.metric", name);

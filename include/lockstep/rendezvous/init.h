@@ -22,10 +22,10 @@ namespace lockstep {
 /// Arguments of init(). PyTorch: `torch.distributed.init_process_group`.
 struct InitOptions {
   /// "nccl" (GPUs), "shm" (shared memory of one host), "gloo" (TCP), or "fake" (tests: one process acts as
-  /// one rank and waits for no other). "auto": CPU tensors use shm on one host and gloo otherwise; GPU
-  /// tensors use nccl, in the same group. Rank 0 logs the choice. "cpu:gloo,cuda:nccl" names a backend for
-  /// each device type. With "gloo" or "shm" alone training uses the CPU unless `device` is a GPU; GPU tensors
-  /// go through host memory then. PyTorch: `backend`.
+  /// one rank and waits for no other). "auto": CPU tensors use shm on one host, hierarchical on several,
+  /// and gloo if each rank is on a host of its own; GPU tensors use nccl, in the same group. Rank 0 logs the
+  /// choice. "cpu:gloo,cuda:nccl" names a backend for each device type. With "gloo" or "shm" alone training
+  /// uses the CPU unless `device` is a GPU; GPU tensors go through host memory then. PyTorch: `backend`.
   std::string backend = "auto";
 
   /// How the ranks find each other. PyTorch: `init_method`.

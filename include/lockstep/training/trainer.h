@@ -144,6 +144,7 @@ class Trainer {
   }
   template <typename Scheduler>
   Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
+    if constexpr (!requires { scheduler.step(); }) require_metric();
     state().add(name, scheduler);
     return on_epoch_end([this, &scheduler](const Scalars& validation) {
       if constexpr (requires { scheduler.step(); }) {
@@ -221,6 +222,7 @@ class Trainer {
     return std::nullopt;
   }
 
+  void require_metric() const;
   double metric_of(const Scalars& validation) const;
   void optimize();
   void check(const at::Tensor& loss, std::optional<double> grad_norm);
