@@ -14,6 +14,9 @@ BackendHandle create_shm(const BackendRequest& request);
 // GLOO_SOCKET_IFNAME names, as in PyTorch).
 BackendHandle create_gloo(const BackendRequest& request);
 
+// MPI, for ranks that mpirun, mpiexec or srun --mpi started. Loads it at the first call.
+BackendHandle create_mpi(const BackendRequest& request);
+
 // c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 

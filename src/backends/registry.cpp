@@ -33,6 +33,9 @@ const std::map<std::string, Factory>& factories() {
 #ifdef LOCKSTEP_HAS_GLOO
       {"gloo", create_gloo},
 #endif
+#ifdef LOCKSTEP_HAS_MPI
+      {"mpi", create_mpi},
+#endif
 #ifdef LOCKSTEP_HAS_NCCL
       {"nccl", create_nccl},
 #endif
@@ -47,7 +50,8 @@ const std::map<std::string, std::string>& missing_backends() {
       {"nccl",
        "is not built: it needs a LibTorch with CUDA and NCCL; on the CPU use shm (one host), gloo or "
        "\"auto\""},
-      {"mpi", "is not in this version of Lockstep; use gloo between hosts. mpirun can start the ranks"},
+      {"mpi", "is not built: no MPI was found, or LOCKSTEP_WITH_MPI=OFF was set; install libopenmpi-dev and "
+              "configure again. mpirun can start the ranks of the other backends"},
   };
   return all;
 }
