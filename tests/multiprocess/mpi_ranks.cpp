@@ -14,10 +14,9 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
-#include "base/deadline.h"
+#include "base/sockets.h"
 #include "base/unique_fd.h"
 #include "support/temp_folder.h"
 
@@ -29,11 +28,20 @@ std::string text_of_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::map<std::string, std::string> mpi_environment(const std::vector<std::string>& scenarios,
-                                                   const RunOptions& options, const TempFolder& folder) {
+// A run that begins must not meet the store of the one that ends, so each has a port.
+std::string lines_of(const std::vector<std::string>& scenarios, const std::vector<ReservedPort>& ports) {
+  std::string lines;
+  for (std::size_t i = 0; i < scenarios.size(); ++i) {
+    lines += fmt::format("{}|{}\n", scenarios[i], ports[i].port());
+  }
+  return lines;
+}
+
+std::map<std::string, std::string> mpi_environment(const std::string& lines, const RunOptions& options,
+                                                   const TempFolder& folder) {
   // Tests have more ranks than cores, and run as root in containers. Variables, because options differ from
   // MPI to MPI.
-  std::map<std::string, std::string> env{{kScenarioVariable, fmt::format("{}", fmt::join(scenarios, "\n"))},
+  std::map<std::string, std::string> env{{kScenarioVariable, lines},
                                          {kOutputVariable, folder.path().string()},
                                          {"OMP_NUM_THREADS", "1"},
                                          {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
@@ -77,7 +85,8 @@ int finish(pid_t pid, std::chrono::seconds timeout) {
 
 MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions& options) {
   const TempFolder folder;
-  const auto env = mpi_environment(scenarios, options, folder);
+  const std::vector<ReservedPort> ports(scenarios.size());
+  const auto env = mpi_environment(lines_of(scenarios, ports), options, folder);
   const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
   const auto pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");

@@ -8,6 +8,7 @@
 
 #include "multiprocess/backends.h"
 #include "multiprocess/mpi_ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep {
 namespace {
@@ -15,6 +16,8 @@ namespace {
 using Names = std::vector<std::string>;
 
 testing::MpiRun run_over_mpi(const Names& scenarios, int ranks, std::map<std::string, std::string> env = {}) {
+  const testing::TempFolder folder;
+  env["LOCKSTEP_TEST_FOLDER"] = folder.path().string();
   env[testing::kBackendVariable] = "mpi";
   return testing::run_mpi_ranks(scenarios, {.world_size = ranks, .env = std::move(env)});
 }

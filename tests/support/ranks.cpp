@@ -176,8 +176,10 @@ int run_scenario(const std::string& name) {
 
 int run_scenarios(const std::string& names) {
   std::istringstream lines(names);
-  for (std::string name; std::getline(lines, name);) {
-    if (const int code = run_scenario(name); code != 0) return code;
+  for (std::string line; std::getline(lines, line);) {
+    const auto bar = line.find('|');
+    if (bar != std::string::npos) ::setenv("MASTER_PORT", line.c_str() + bar + 1, 1);
+    if (const int code = run_scenario(line.substr(0, bar)); code != 0) return code;
   }
   return 0;
 }

@@ -50,7 +50,8 @@ void expect_all_passed(const std::vector<RankResult>& results);
 /// Otherwise -1.
 int run_scenario_if_asked();
 
-/// The names of the scenarios that a child runs, one a line.
+/// The scenarios that a child runs, one a line: its name or, if it is to have a port of its own,
+/// "<name>|<MASTER_PORT>".
 inline constexpr const char* kScenarioVariable = "LOCKSTEP_TEST_SCENARIO";
 /// A folder where a child keeps its output and its exit code, in <rank>.out, <rank>.err and <rank>.code.
 inline constexpr const char* kOutputVariable = "LOCKSTEP_TEST_OUTPUT";

@@ -47,8 +47,7 @@ MPI_Op own_operator(Element element, Reduction reduction) {
 bool is_ours(Element element, Reduction reduction) {
   const bool is_float = element == Element::f32 || element == Element::f64;
   const bool orders = reduction == Reduction::min || reduction == Reduction::max;
-  return element == Element::f16 || element == Element::bf16 || element == Element::boolean ||
-         (is_float && orders);
+  return size_of(element) <= 2 || (is_float && orders);
 }
 
 MPI_Op operator_of_mpi(Reduction reduction) {

@@ -11,8 +11,8 @@ namespace lockstep::mpi {
 // The type of a reduction's elements. After MPI_Init.
 MPI_Datatype type_of(shm::Element element);
 
-// MPI's own operator, or ours where MPI has none (fp16, bf16, booleans) or drops NaN (min, max). Not for
-// averages.
+// MPI's own operator, or ours where MPI has none (fp16, bf16, booleans), drops NaN (min, max), or saturates
+// instead of wrapping (Open MPI's sums of 8 and 16 bits). Not for averages.
 MPI_Op operator_of(shm::Element element, shm::Reduction reduction);
 
 // Bytes as a count and a type, because MPI counts in int.
