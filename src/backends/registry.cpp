@@ -28,8 +28,7 @@ BackendHandle create_fake(const BackendRequest& request) {
 
 const std::map<std::string, Factory>& factories() {
   static const std::map<std::string, Factory> all{
-      {"fake", create_fake},
-      {"shm", create_shm},
+      {"fake", create_fake}, {"shm", create_shm},
 #ifdef LOCKSTEP_HAS_GLOO
       {"gloo", create_gloo},
 #endif
@@ -50,8 +49,9 @@ const std::map<std::string, std::string>& missing_backends() {
       {"nccl",
        "is not built: it needs a LibTorch with CUDA and NCCL; on the CPU use shm (one host), gloo or "
        "\"auto\""},
-      {"mpi", "is not built: no MPI was found, or LOCKSTEP_WITH_MPI=OFF was set; install libopenmpi-dev and "
-              "configure again. mpirun can start the ranks of the other backends"},
+      {"mpi",
+       "is not built: no MPI was found, or LOCKSTEP_WITH_MPI=OFF was set; install libopenmpi-dev and "
+       "configure again. mpirun can start the ranks of the other backends"},
   };
   return all;
 }

@@ -10,8 +10,8 @@
 namespace lockstep::testing {
 
 struct MpiRun {
-  int exit_code = -1;                 ///< of mpiexec; -signal when one ended it
-  std::string err;                    ///< of mpiexec itself
+  int exit_code = -1;                  ///< of mpiexec; -signal when one ended it
+  std::string err;                     ///< of mpiexec itself
   std::vector<RankResult> ranks = {};  ///< exit_code is -1 for a rank that did not return from its scenarios
 };
 

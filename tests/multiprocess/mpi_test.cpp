@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The scenarios of the other backends over MPI, under mpiexec, all of one world size in the same processes.
+#include <csignal>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "multiprocess/backends.h"
@@ -13,6 +16,11 @@
 namespace lockstep {
 namespace {
 
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 using Names = std::vector<std::string>;
 
 testing::MpiRun run_over_mpi(const Names& scenarios, int ranks, std::map<std::string, std::string> env = {}) {
@@ -24,8 +32,13 @@ testing::MpiRun run_over_mpi(const Names& scenarios, int ranks, std::map<std::st
 
 // In the order in which the tests of the other backends have them.
 Names for_any_size() {
-  return {"reductions", "copies",        "exchanges",     "async many",
-          "async kinds", "async dropped", "objects between all ranks"};
+  return {"reductions",
+          "copies",
+          "exchanges",
+          "async many",
+          "async kinds",
+          "async dropped",
+          "objects between all ranks"};
 }
 
 Names with(Names names, const Names& more) {
@@ -33,19 +46,96 @@ Names with(Names names, const Names& more) {
   return names;
 }
 
+const testing::Scenario comes_late("mpi: comes late", [] {
+  const auto context = init({.backend = "mpi"});
+  const auto& group = context.group();
+  if (context.rank() < 2) {
+    EXPECT_THAT([&] { group.monitored_barrier(300ms); },
+                ThrowsMessage<TimeoutError>(
+                    AllOf(HasSubstr("barrier #1 at mpi_test.cpp:"), HasSubstr("rank 2 (pid "),
+                          AnyOf(HasSubstr("was not there after 300 ms"), HasSubstr("gave up waiting")))));
+  }
+  const auto other = *context.new_group({2, 0, 1});
+  other.monitored_barrier();
+});
+
 TEST(Mpi, TwoRanks) {
   testing::expect_all_passed(
       run_over_mpi(with(for_any_size(), {"bitwise", "complex numbers", "layouts", "async messages"}), 2));
 }
 
+// As where MPI takes calls of one thread only.
+TEST(Mpi, TwoRanksWhoseCallsOneThreadMakes) {
+  testing::expect_all_passed(
+      run_over_mpi(with(for_any_size(), {"async messages"}), 2, {{"LOCKSTEP_MPI_THREADS", "serialized"}}));
+}
+
 TEST(Mpi, ThreeRanks) {
   testing::expect_all_passed(run_over_mpi(
-      with(for_any_size(), {"uneven exchange", "objects", "groups main first", "groups main throws"}), 3));
+      with(for_any_size(),
+           {"uneven exchange", "objects", "groups main first", "groups main throws", "mpi: comes late"}),
+      3));
 }
 
 TEST(Mpi, FourRanks) {
   testing::expect_all_passed(run_over_mpi(
       with(for_any_size(), {"groups two", "groups outlives", "groups barriers", "async from any rank"}), 4));
+}
+
+// -- ranks that are lost
+
+testing::MpiRun run_with_recovery(const std::string& scenario, const std::string& recovery) {
+  return run_over_mpi({scenario}, 3, {{"OMPI_MCA_orte_enable_recovery", recovery}});
+}
+
+// Also if mpiexec leaves the others alone.
+TEST(MpiLostRanks, AKilledRankIsNamedByThoseInsideOfMpi) {
+  for (const char* recovery : {"0", "1"}) {
+    const auto run = run_with_recovery("lost: killed between calls", recovery);
+    for (const int survivor : {0, 2}) {
+      EXPECT_THAT(run.ranks[static_cast<std::size_t>(survivor)].err,
+                  AllOf(HasSubstr("rank " + std::to_string(survivor) + " of 3 (group default, mpi)"),
+                        HasSubstr("all_reduce #2 of Float[1000] at lost_ranks_test.cpp:"),
+                        HasSubstr("another rank is gone"), HasSubstr("rank 1 (pid "),
+                        HasSubstr("is dead; it had completed barrier #1 at ")))
+          << "recovery " << recovery;
+    }
+  }
+}
+
+const testing::Scenario waits_for_the_dead("mpi: waits for the dead", [] {
+  const auto context = init({.backend = "mpi", .timeout = 20s});
+  context.barrier();
+  if (context.rank() == 1) ::raise(SIGKILL);
+  context.group().all_reduce_async(torch::ones({1000})).wait();
+});
+
+TEST(MpiLostRanks, AWaitForAnAsynchronousCallThrows) {
+  const auto run = run_over_mpi({"mpi: waits for the dead"}, 2);
+  EXPECT_THAT(run.ranks[0].err,
+              AllOf(HasSubstr("scenario mpi: waits for the dead threw: rank 0 of 2 (group default, mpi)"),
+                    HasSubstr("all_reduce #2 of Float[1000] at mpi_test.cpp:"), HasSubstr("rank 1 (pid ")));
+}
+
+const testing::Scenario one_stops("mpi: stopped", [] {
+  const auto context = init({.backend = "mpi", .timeout = 500ms});
+  context.barrier();
+  if (context.rank() == 1) ::raise(SIGSTOP);
+  context.barrier();
+});
+
+TEST(MpiLostRanks, AStoppedRankIsNamedAtTheTimeout) {
+  const auto run = run_over_mpi({"mpi: stopped"}, 2);
+  EXPECT_THAT(run.ranks[0].err,
+              AllOf(HasSubstr("barrier #2 at mpi_test.cpp:"), HasSubstr("did not finish in time"),
+                    HasSubstr("it has been stopped by a signal")));
+}
+
+TEST(MpiLostRanks, ARankThatLeavesEndsTheOthers) {
+  const auto run = run_over_mpi({"lost: leaves"}, 2);
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_THAT(run.ranks[1].err, HasSubstr("enough"));
+  EXPECT_THAT(run.ranks[0].err, HasSubstr("another rank is gone"));
 }
 
 }  // namespace

@@ -186,7 +186,8 @@ int run_scenarios(const std::string& names) {
 
 // Where the launcher does not keep the ranks' output apart.
 int run_scenarios_into(const std::string& folder, const std::string& names) {
-  const char* const rank = std::getenv("PMIX_RANK") != nullptr ? std::getenv("PMIX_RANK") : std::getenv("PMI_RANK");
+  const char* const rank =
+      std::getenv("PMIX_RANK") != nullptr ? std::getenv("PMIX_RANK") : std::getenv("PMI_RANK");
   const auto file = folder + "/" + rank;
   if (std::freopen((file + ".out").c_str(), "a", stdout) == nullptr) return 2;
   if (std::freopen((file + ".err").c_str(), "a", stderr) == nullptr) return 2;

@@ -19,13 +19,12 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kSpin = 20us;       // of a wait, before it yields after each test
-constexpr auto kLook = 10ms;       // between two looks at the other ranks
-constexpr auto kBusyTest = 5us;    // a test that took longer moved data
-constexpr auto kFirstNap = 10us;   // of the engine's thread; each is twice as long as the one before,
+constexpr auto kSpin = 20us;      // of a wait, before it yields after each test
+constexpr auto kLook = 10ms;      // between two looks at the other ranks
+constexpr auto kBusyTest = 5us;   // a test that took longer moved data
+constexpr auto kFirstNap = 10us;  // of the engine's thread; each is twice as long as the one before,
 constexpr auto kLongestNap = 200us;
 constexpr auto kNapOfOthers = 1ms;  // while other threads test
-constexpr auto kEndLimit = 60s;
 
 Threads wanted_threads(const Env& env) {
   const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
@@ -173,7 +172,9 @@ void Engine::start(const std::shared_ptr<Task>& task, const Start& start) {
 
 bool Engine::test(Task& task) {
   if (task.is_done()) return true;
-  return takes_all_threads() && advance(task, std::unique_lock(task.mutex_));
+  bool done = false;
+  run([&] { done = advance(task, std::unique_lock(task.mutex_)); });
+  return done;
 }
 
 void Engine::wait(Task& task, std::chrono::milliseconds timeout, const std::function<void()>& look) {
@@ -183,6 +184,7 @@ void Engine::wait(Task& task, std::chrono::milliseconds timeout, const std::func
     takes_all_threads() ? poll(task, end, look) : sleep_until_done(task, end, look);
   } catch (...) {
     --waiting_;
+    spoil();
     throw;
   }
   --waiting_;
@@ -225,10 +227,10 @@ void Engine::cancel(Task& task) {
 }
 
 void Engine::abandon(const std::shared_ptr<Task>& task) {
-  spoil();
   const std::lock_guard lock(mutex_);
   const std::lock_guard own(task->mutex_);
   if (task->is_done()) return;
+  spoil();
   abandoned_.push_back(task);
   (void)task->pending_.release();
   task->end(std::make_exception_ptr(Error("it was aborted")));
@@ -241,8 +243,7 @@ void Engine::end() {
     stops_ = true;
   }
   wake_.notify_one();
-  if (stopped_.get_future().wait_for(kEndLimit) == std::future_status::ready) return;
-  log(LogLevel::warning, "MPI_Finalize has not returned: another rank has not come to the end of its program");
+  stopped_.get_future().wait();
 }
 
 }  // namespace lockstep::mpi

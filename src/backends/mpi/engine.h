@@ -18,16 +18,16 @@
 
 // Note [Progress of MPI]
 //
-// MPI advances a started call only while some thread is inside of MPI. A thread that waits for a call tests it
-// without a break. For calls that nobody waits for, as those of DDP during backward, a thread of the engine
-// tests them: again at once after a test that took long, because it moved or reduced data, and else after a
-// nap, so that it leaves the cores to backward.
+// MPI advances a started call only while some thread is inside of MPI. A thread that waits for a call tests
+// it without a break. For calls that nobody waits for, as those of DDP during backward, a thread of the
+// engine tests them: again at once after a test that took long, because it moved or reduced data, and else
+// after a nap, so that it leaves the cores to backward.
 //
 // The same thread initialises and finalizes MPI. Where MPI takes calls of one thread only, it makes all of
 // them, so a blocking call becomes a started one that is waited for.
 //
-// MPI cannot be initialised twice, so it is finalized at the end of the process, not of a context. After an
-// error it is not finalized at all, because that would wait for ranks that are gone.
+// MPI cannot be initialised twice, so it is finalized at the end of the process, not of a context. That waits
+// for all ranks, so after an error it is not finalized at all.
 
 namespace lockstep::mpi {
 

@@ -10,11 +10,11 @@
 
 // Note [The MPI module]
 //
-// Programs that do not use the mpi backend must not load libmpi, and they must run where it is missing. So the
-// code that calls MPI is a shared library of its own, liblockstep_mpi.so, and this header is all that the rest
-// knows of it: neither side needs LibTorch here. load.cpp opens it with dlopen() when the first mpi group is
-// made. It is opened with RTLD_GLOBAL, because parts of MPI libraries are plug-ins that look up libmpi's
-// symbols among the global ones. The module describes calls as the core of shm does.
+// Programs that do not use the mpi backend must not load libmpi, and they must run where it is missing. So
+// the code that calls MPI is a shared library of its own, liblockstep_mpi.so, and this header is all that the
+// rest knows of it: neither side needs LibTorch here. load.cpp opens it with dlopen() when the first mpi
+// group is made. It is opened with RTLD_GLOBAL, because parts of MPI libraries are plug-ins that look up
+// libmpi's symbols among the global ones. The module describes calls as the core of shm does.
 
 namespace lockstep::mpi {
 

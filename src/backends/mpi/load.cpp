@@ -42,8 +42,8 @@ Library* open(const Env& env) {
     auto* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
     auto* const entry = module != nullptr ? ::dlsym(module, kEntry) : nullptr;
     if (entry == nullptr) {
-      throw Error(
-          fmt::format("the mpi module could not be loaded (is MPI installed on this host?): {}", ::dlerror()));
+      throw Error(fmt::format("the mpi module could not be loaded (is MPI installed on this host?): {}",
+                              ::dlerror()));
     }
     return reinterpret_cast<Entry>(entry)();
   }

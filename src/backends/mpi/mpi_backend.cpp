@@ -2,6 +2,7 @@
 #include "backends/mpi/mpi_backend.h"
 
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include <lockstep/base/log.h>
 
 #include "backends/shm/call_request.h"
+#include "base/deadline.h"
 #include "comm/profiler_event.h"
 
 namespace lockstep::backends {
@@ -19,6 +21,8 @@ using comm::Call;
 using comm::CallStage;
 using comm::OperationPtr;
 using comm::Report;
+
+constexpr std::chrono::milliseconds kEndLimit{500};
 
 mpi::Message message_of(const Call& call) {
   const bool is_send = call.kind == CallKind::send;
@@ -56,8 +60,13 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
   }
 
   void wait(std::chrono::milliseconds timeout) override {
-    group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
-                        [this] { group_->look_around(); });
+    try {
+      group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
+                          [this] { group_->look_around(); });
+    } catch (...) {
+      group_->engine.spoil();
+      throw;
+    }
     const std::lock_guard lock(mutex_);
     if (const auto sum = std::exchange(sum_, {}); sum.defined()) divide(sum, size_);
   }
@@ -117,10 +126,14 @@ BackendTraits MpiBackend::traits() {
           .device_advice = "move it to the CPU, or use a backend for its device"};
 }
 
+// Calls that every rank has made end soon, whether or not they are waited for.
 void MpiBackend::abort() {
   const std::lock_guard lock(mutex_);
+  const Deadline deadline(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : kEndLimit);
   for (const auto& weak : std::exchange(under_way_, {})) {
-    if (const auto task = weak.lock()) group_->engine.abandon(task);
+    const auto task = weak.lock();
+    while (task && !deadline.expired() && !group_->engine.test(*task)) std::this_thread::yield();
+    if (task) group_->engine.abandon(task);
   }
 }
 

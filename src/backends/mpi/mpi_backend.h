@@ -23,7 +23,8 @@ struct MpiGroup {
   void look_around() const;
 };
 
-// Collectives and messages over MPI. Threads: any, as long as all ranks make the same calls in the same order.
+// Collectives and messages over MPI. Threads: any, as long as all ranks make the same calls in the same
+// order.
 class MpiBackend final : public comm::FromC10d {
  public:
   MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout);

@@ -87,8 +87,8 @@ void reduce_to(int root, const std::byte* in, std::byte* out, std::size_t bytes,
   const bool here = rank_in(group) == root;
   in_pieces(bytes, size_of(request.element), [&](std::size_t start, int count) {
     const void* const from = here && in == out ? MPI_IN_PLACE : static_cast<const void*>(in + start);
-    requests.call<MPI_Reduce, MPI_Ireduce>("MPI_Reduce", from, static_cast<void*>(here ? out + start : nullptr),
-                                           count, type, op, root, group);
+    requests.call<MPI_Reduce, MPI_Ireduce>(
+        "MPI_Reduce", from, static_cast<void*>(here ? out + start : nullptr), count, type, op, root, group);
   });
 }
 

@@ -39,8 +39,9 @@ class MpiCommunicator final : public Communicator {
     }
     MPI_Status status{};
     requests.expect(message);
-    check(MPI_Recv(message.data, extent.count(), extent.type(), peer_of(message), message.tag, group_, &status),
-          "MPI_Recv");
+    check(
+        MPI_Recv(message.data, extent.count(), extent.type(), peer_of(message), message.tag, group_, &status),
+        "MPI_Recv");
     requests.take(status);
   }
 
