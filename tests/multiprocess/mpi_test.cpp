@@ -10,7 +10,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "multiprocess/backends.h"
-#include "multiprocess/mpi_ranks.h"
+#include "support/mpi_ranks.h"
 #include "support/temp_folder.h"
 
 namespace lockstep {

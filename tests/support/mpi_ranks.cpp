@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "multiprocess/mpi_ranks.h"
+#include "support/mpi_ranks.h"
 
 #include <fcntl.h>
 #include <filesystem>
