@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <csignal>
 #include <mutex>
 #include <thread>
@@ -65,8 +66,8 @@ class Watch {
     handle_termination();
     thread_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        std::this_thread::sleep_for(kTick);
-        look();
+        sleep(stop, kTick);
+        look(stop);
       }
     });
   }
@@ -81,8 +82,14 @@ class Watch {
     ::sigaction(SIGTERM, &own, nullptr);
   }
 
-  void look() {
-    if (terminated) terminate();
+  static void sleep(const std::stop_token& stop, std::chrono::milliseconds time) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any().wait_for(lock, stop, time, [] { return false; });
+  }
+
+  void look(const std::stop_token& stop) {
+    if (terminated) terminate(stop);
     // The calls cannot return meanwhile, so what they refer to stays.
     const std::lock_guard lock(mutex_);
     try {
@@ -92,7 +99,7 @@ class Watch {
     }
   }
 
-  void terminate() {
+  void terminate(const std::stop_token& stop) {
     {
       const std::lock_guard lock(mutex_);
       if (!calls_.empty()) {
@@ -103,7 +110,8 @@ class Watch {
         }
       }
     }
-    std::this_thread::sleep_for(kTimeToThrow);
+    sleep(stop, kTimeToThrow);
+    if (stop.stop_requested()) return;  // the program has ended by itself
     std::signal(SIGTERM, SIG_DFL);
     ::kill(::getpid(), SIGTERM);
   }

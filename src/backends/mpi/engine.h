@@ -73,7 +73,7 @@ class Engine {
   bool takes_all_threads() const { return threads_ == Threads::all; }
   // Runs `job` where MPI may be called.
   void run(const std::function<void()>& job);
-  // Starts a call, which goes on whether or not it is waited for.
+  // Starts a call, which continues whether or not it is waited for.
   void start(const std::shared_ptr<Task>& task, const Start& start);
   bool test(Task& task);
   // Throws TimeoutError after `timeout`, and whatever `look` throws, which is called now and then.

@@ -67,7 +67,7 @@ class Requests final : public Pending {
     requests_.clear();
   }
 
-  // Of a receive: checks that the message has filled its memory.
+  // For a receive, whose message must fill its memory.
   void expect(const Message& message) {
     is_receive_ = !message.is_send;
     bytes_ = message.bytes;
