@@ -29,9 +29,17 @@ constexpr auto kTimeToThrow = 500ms;  // of a wait for an asynchronous call, aft
 constexpr auto kTimeToDie = 100ms;    // of the rank because of which SIGTERM was sent
 
 std::atomic<bool> terminated{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<pid_t>::is_always_lock_free);
 
-void note_termination(int) { terminated = true; }
+std::atomic<pid_t> watched{0};
+
+void note_termination(int) {
+  terminated = true;
+  if (watched == ::getpid()) return;
+  // A forked process has no watching thread.
+  std::signal(SIGTERM, SIG_DFL);
+  ::raise(SIGTERM);
+}
 
 // Throws what rethrow_as_ours() makes of `error`.
 template <class Failure>
@@ -76,6 +84,7 @@ class Watch {
     struct sigaction now {};
     ::sigaction(SIGTERM, nullptr, &now);
     if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
+    watched = ::getpid();
     struct sigaction own {};
     own.sa_handler = note_termination;
     own.sa_flags = SA_RESTART;
