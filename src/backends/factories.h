@@ -16,6 +16,8 @@ BackendHandle create_gloo(const BackendRequest& request);
 
 // MPI, for ranks that mpirun, mpiexec or srun --mpi started. Loads it at the first call.
 BackendHandle create_mpi(const BackendRequest& request);
+// Throws RendezvousError unless one of them has started this process.
+void check_mpi_launcher(const Env& env);
 
 // c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);

@@ -170,6 +170,9 @@ BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ra
 }
 
 void check_environment([[maybe_unused]] const BackendSpec& spec, [[maybe_unused]] const Env& env) {
+#ifdef LOCKSTEP_HAS_MPI
+  if (spec.contains("mpi")) check_mpi_launcher(env);
+#endif
 #ifdef LOCKSTEP_HAS_GLOO
   if (!spec.contains("gloo")) return;
   if (const auto list = env.get("GLOO_SOCKET_IFNAME")) interfaces_named(*list);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The scenarios of the other backends over MPI, under mpiexec, all of one world size in the same processes.
 #include <csignal>
+#include <fstream>
+#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -81,6 +83,35 @@ TEST(Mpi, FourRanks) {
   testing::expect_all_passed(run_over_mpi(
       with(for_any_size(), {"groups two", "groups outlives", "groups barriers", "async from any rank"}), 4));
 }
+
+// -- without MPI
+
+const testing::Scenario joins("mpi: joins", [] { (void)init({.backend = "mpi", .timeout = 20s}); });
+
+TEST(WithoutMpi, AnotherLauncherIsAnError) {
+  for (const auto& rank : testing::run_ranks(joins)) {
+    EXPECT_EQ(rank.exit_code, 1);
+    EXPECT_THAT(rank.err, HasSubstr("backend mpi: no MPI launcher started this process; start all ranks with "
+                                    "one mpirun, mpiexec or srun --mpi"));
+  }
+}
+
+TEST(WithoutMpi, AMissingModuleIsNamed) {
+  const auto ranks = testing::run_ranks(
+      joins, {.world_size = 1, .env = {{"PMIX_RANK", "0"}, {"LOCKSTEP_MPI_MODULE", "/no/such/module.so"}}});
+  EXPECT_THAT(ranks[0].err, HasSubstr("backend mpi: group default: the mpi module was not found at "
+                                      "/no/such/module.so; set LOCKSTEP_MPI_MODULE to liblockstep_mpi.so"));
+}
+
+const testing::Scenario uses_gloo("mpi: uses gloo", [] {
+  const auto context = init({.backend = "gloo"});
+  context.barrier();
+  std::ifstream maps("/proc/self/maps");
+  const std::string all(std::istreambuf_iterator<char>(maps), {});
+  EXPECT_EQ(all.find("mpi.so"), std::string::npos);
+});
+
+TEST(WithoutMpi, NothingOfItIsLoaded) { testing::expect_all_passed(testing::run_ranks(uses_gloo)); }
 
 // -- ranks that are lost
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
 #include <functional>
 #include <set>
 
@@ -16,11 +15,6 @@ namespace {
 
 // Tags of groups that are made at the same time; MPI guarantees these.
 constexpr std::size_t kGroupTags = 32768;
-
-bool started_by_mpi(const Env& env) {
-  return std::ranges::any_of(std::array{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"},
-                             [&](const char* name) { return env.has(name); });
-}
 
 [[noreturn]] void refuse(const BackendRequest& request, const std::string& reason) {
   throw RendezvousError(fmt::format("rank {} of {}: backend mpi: group {}: {}", request.rank, request.size,
@@ -62,11 +56,16 @@ std::shared_ptr<MpiGroup> connect(const BackendRequest& request) {
 
 }  // namespace
 
+void check_mpi_launcher(const Env& env) {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (env.has(name)) return;
+  }
+  throw RendezvousError(fmt::format("backend mpi: no MPI launcher started this process; {}", kStart));
+}
+
 BackendHandle create_mpi(const BackendRequest& request) {
   if (request.threads) refuse(request, "its ranks are threads; MPI's ranks are processes");
-  if (request.size > 1 && !started_by_mpi(request.env)) {
-    refuse(request, fmt::format("no MPI launcher started this process; {}", kStart));
-  }
+  check_mpi_launcher(request.env);
   try {
     auto group = connect(request);
     auto node = group->node;

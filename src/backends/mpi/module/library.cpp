@@ -82,8 +82,8 @@ class MpiLibrary final : public Library {
     int done = 0;
     MPI_Initialized(&done);
     if (done != 0) return threads_of_program();
-    // Rabenseifner's algorithm. Open MPI's own choice for an all-reduce in place sends the whole buffer to one
-    // rank, which takes three times as long at 25 MB. A value that the user has set stays.
+    // Rabenseifner's algorithm. Open MPI's own choice for an all-reduce in place sends the whole buffer to
+    // one rank, which takes three times as long at 25 MB. A value that the user has set stays.
     ::setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "3", 0);
     const int level = wanted == Threads::all ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
     check(MPI_Init_thread(nullptr, nullptr, level, &provided), "MPI_Init_thread");

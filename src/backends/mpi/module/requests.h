@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,7 @@ class Requests final : public Pending {
     check(blocks_ ? Blocking(arguments...) : Starting(arguments..., next()), name);
   }
 
+  // For the next call of MPI only.
   MPI_Request* next() {
     requests_.push_back(MPI_REQUEST_NULL);
     return &requests_.back();
@@ -38,19 +38,18 @@ class Requests final : public Pending {
 
   // Waits for all requests.
   void finish() {
-    std::vector<MPI_Request> all(requests_.begin(), requests_.end());
-    if (!all.empty()) {
-      check(MPI_Waitall(static_cast<int>(all.size()), all.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+    if (!requests_.empty()) {
+      check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
+            "MPI_Waitall");
     }
-    requests_.clear();
     copy();
   }
 
   bool test() override {
-    for (; !requests_.empty(); requests_.pop_front()) {
+    for (; done_ < requests_.size(); ++done_) {
       int done = 0;
       MPI_Status status{};
-      check(MPI_Test(&requests_.front(), &done, &status), "MPI_Test");
+      check(MPI_Test(&requests_[done_], &done, &status), "MPI_Test");
       if (done == 0) return false;
       take(status);
     }
@@ -64,7 +63,7 @@ class Requests final : public Pending {
       MPI_Cancel(&request);
       MPI_Wait(&request, MPI_STATUS_IGNORE);
     }
-    requests_.clear();
+    done_ = requests_.size();
   }
 
   // For a receive, whose message must fill its memory.
@@ -98,7 +97,8 @@ class Requests final : public Pending {
   bool is_receive_ = false;
   std::size_t bytes_ = 0;
   int source_ = kAnyPeer;
-  std::deque<MPI_Request> requests_;  // their addresses stay
+  std::vector<MPI_Request> requests_;
+  std::size_t done_ = 0;  // of them
   std::vector<std::vector<std::byte>> rooms_;
   std::vector<Copy> copies_;
 };
