@@ -14,6 +14,13 @@ using shm::Request;
 using shm::Source;
 using shm::Target;
 
+// MPICH 4.0 crashes in MPI_Reduce in place with a root other than rank 0.
+#ifdef OPEN_MPI
+constexpr bool kReducesInPlace = true;
+#else
+constexpr bool kReducesInPlace = false;
+#endif
+
 constexpr std::size_t kLargestCount = std::size_t{1} << 30U;
 
 int rank_in(MPI_Comm group) {
@@ -85,10 +92,12 @@ void reduce_to(int root, const std::byte* in, std::byte* out, std::size_t bytes,
   const auto type = type_of(request.element);
   const auto op = operator_of(request.element, request.reduction);
   const bool here = rank_in(group) == root;
+  const bool in_place = here && in == out && kReducesInPlace;
+  if (here && in == out && !in_place) in = requests.copy_of({in, bytes});
   in_pieces(bytes, size_of(request.element), [&](std::size_t start, int count) {
-    const void* const from = here && in == out ? MPI_IN_PLACE : static_cast<const void*>(in + start);
-    requests.call<MPI_Reduce, MPI_Ireduce>(
-        "MPI_Reduce", from, static_cast<void*>(here ? out + start : nullptr), count, type, op, root, group);
+    const void* const from = in_place ? MPI_IN_PLACE : static_cast<const void*>(in + start);
+    void* const to = here ? out + start : nullptr;
+    requests.call<MPI_Reduce, MPI_Ireduce>("MPI_Reduce", from, to, count, type, op, root, group);
   });
 }
 

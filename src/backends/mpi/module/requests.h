@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -31,6 +32,11 @@ class Requests final : public Pending {
 
   // Memory that lives as long as the call.
   std::byte* room(std::size_t bytes) { return rooms_.emplace_back(bytes).data(); }
+  const std::byte* copy_of(const shm::Source& source) {
+    auto* const copy = room(source.bytes);
+    std::copy_n(source.data, source.bytes, copy);
+    return copy;
+  }
   // What to copy once the call is finished.
   void copy_later(std::byte* to, const std::byte* from, std::size_t bytes) {
     copies_.push_back({to, from, bytes});

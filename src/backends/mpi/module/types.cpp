@@ -71,7 +71,7 @@ std::array<MPI_Op, kElements * kReductions> all_operators() {
 }  // namespace
 
 MPI_Datatype type_of(Element element) {
-  static const MPI_Datatype half = own_type(2);
+  static const MPI_Datatype half = own_type(2);  // until MPI is finalized
   static const std::array types{MPI_FLOAT,    MPI_DOUBLE,   half,        half,        MPI_INT8_T,
                                 MPI_UINT8_T,  MPI_INT16_T,  MPI_INT32_T, MPI_INT64_T, MPI_UINT16_T,
                                 MPI_UINT32_T, MPI_UINT64_T, MPI_UINT8_T};
