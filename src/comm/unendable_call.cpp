@@ -141,8 +141,7 @@ UnendableCall::UnendableCall(const GroupState& group, const CallRecord& call,
                              std::chrono::milliseconds timeout)
     : group_(group),
       call_(call),
-      timeout_(timeout == kNoTimeout ? group.info().timeout : timeout),
-      began_(Clock::now()) {
+      timeout_(timeout == kNoTimeout ? group.info().timeout : timeout) {
   Watch::get().add(this);
 }
 
@@ -153,7 +152,7 @@ void UnendableCall::check() const {
     fail<PeerLost>(group_, call_, group_.node_group()->name_of(dead) + " died");
   }
   throw_if_refused(group_, call_);
-  if (Clock::now() - began_ < timeout_) return;
+  if (Clock::now() - call_.issued_at < timeout_) return;
   fail<TimeoutError>(group_, call_, fmt::format("it has not ended after {} ms", timeout_.count()));
 }
 

@@ -28,7 +28,6 @@ class UnendableCall {
   UnendableCall(const UnendableCall&) = delete;
   UnendableCall& operator=(const UnendableCall&) = delete;
 
-  const GroupState& group() const { return group_; }
   // Throws the call's error if it cannot succeed any more.
   void check() const;
   // Throws the error of a process that others want to end.
@@ -38,7 +37,6 @@ class UnendableCall {
   const GroupState& group_;
   const CallRecord& call_;
   std::chrono::milliseconds timeout_;
-  std::chrono::steady_clock::time_point began_;
 };
 
 }  // namespace lockstep::comm
