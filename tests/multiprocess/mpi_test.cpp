@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The scenarios of the other backends over MPI, under mpiexec, all of one world size in the same processes.
 #include <csignal>
+#include <dlfcn.h>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -82,6 +84,56 @@ TEST(Mpi, ThreeRanks) {
 TEST(Mpi, FourRanks) {
   testing::expect_all_passed(run_over_mpi(
       with(for_any_size(), {"groups two", "groups outlives", "groups barriers", "async from any rank"}), 4));
+}
+
+// -- a program that uses MPI itself
+
+// Functions of the libmpi that the module is linked with.
+template <class... Arguments>
+void call_mpi(const char* name, Arguments... arguments) {
+  const auto module = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_mpi.so";
+  auto* const library = ::dlopen(module.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  auto* const function = library == nullptr ? nullptr : ::dlsym(library, name);
+  ASSERT_NE(function, nullptr);
+  EXPECT_EQ(reinterpret_cast<int (*)(Arguments...)>(function)(arguments...), 0);
+}
+
+constexpr int kSingle = 0;  // MPI_THREAD_SINGLE and MPI_THREAD_MULTIPLE of every MPI
+constexpr int kMultiple = 3;
+
+void initialise_mpi(int level) {
+  int provided = -1;
+  call_mpi("MPI_Init_thread", static_cast<int*>(nullptr), static_cast<char***>(nullptr), level, &provided);
+  EXPECT_EQ(provided, level);
+}
+
+const testing::Scenario own_mpi("mpi: of the program", [] {
+  initialise_mpi(kMultiple);
+  {
+    const auto context = init({.backend = "mpi"});
+    auto x = torch::ones({3});
+    context.group().all_reduce(x);
+    EXPECT_EQ(x[0].item<float>(), 2);
+  }
+  int is_finalized = -1;
+  call_mpi("MPI_Finalized", &is_finalized);
+  EXPECT_EQ(is_finalized, 0);
+  call_mpi("MPI_Finalize");
+});
+
+TEST(MpiOfTheProgram, IsUsedAndNotFinalized) {
+  testing::expect_all_passed(run_over_mpi({"mpi: of the program"}, 2));
+}
+
+const testing::Scenario own_mpi_of_one_thread("mpi: of one thread", [] {
+  initialise_mpi(kSingle);
+  EXPECT_THAT([] { (void)init({.backend = "mpi"}); },
+              ThrowsMessage<RendezvousError>(HasSubstr("the program has initialised MPI for one thread")));
+  call_mpi("MPI_Finalize");
+});
+
+TEST(MpiOfTheProgram, MustTakeCallsOfAllThreads) {
+  testing::expect_all_passed(run_over_mpi({"mpi: of one thread"}, 1));
 }
 
 // -- without MPI
