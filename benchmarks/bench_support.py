@@ -84,8 +84,12 @@ def launch(launcher, command, world_size, timeout):
     start = {"torchrun": [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python"],
              "lockstep run": [program("lockstep"), "run"]}[launcher]
     whole = [*start, "--nproc-per-node", str(world_size), *pinned(command)]
-    own = {"OMP_NUM_THREADS": "1", "CORES": " ".join(map(str, cores(world_size)))}
-    return objects(finished(whole, timeout, os.environ | own))
+    return objects(finished(whole, timeout, rank_environment(world_size)))
+
+
+def rank_environment(world_size):
+    """The environment of the launcher of pinned() ranks with one thread each."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "CORES": " ".join(map(str, cores(world_size)))}
 
 
 def finished(command, timeout, environment=None, stderr=subprocess.STDOUT):

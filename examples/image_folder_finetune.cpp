@@ -23,7 +23,7 @@ struct Flags {
   std::int64_t size = 64, epochs = 3, batch_size = 16, seed = 0, interval = 0;
   int workers = 1;
   double lr = 0.01, lrf = 0.1;
-  bool freeze_layers = false, sync_bn = false, bf16 = false, resume = false;
+  bool freeze_layers = false, sync_bn = false, bf16 = false, channels_last = false, resume = false;
 };
 
 // Stripes across, stripes down or squares, of a drawn width, on noise.
@@ -44,11 +44,15 @@ void draw_pictures(const std::filesystem::path& folder) {
 
 models::ResNet make_net(const Flags& flags, std::size_t classes) {
   auto net = flags.arch == "resnet18" ? models::resnet18() : models::resnet34();
-  if (!flags.weights.empty()) std::cout << load_pretrained(net, flags.weights, {.partial = true});
+  if (!flags.weights.empty()) {
+    const auto report = load_pretrained(net, flags.weights, {.partial = true});
+    if (get_rank() == 0) std::cout << report;
+  }
   const auto features = net->fc->options.in_features();
   net->fc = net->replace_module("fc", torch::nn::Linear(features, static_cast<std::int64_t>(classes)));
   if (flags.freeze_layers) freeze_all_but(*net, {"fc"});
   if (flags.sync_bn) convert_sync_batchnorm(*net);
+  if (flags.channels_last) to_memory_format(net, torch::MemoryFormat::ChannelsLast);
   return net;
 }
 
@@ -78,7 +82,6 @@ void train(const Flags& flags) {
                 .sampler = std::make_shared<data::DistributedEvalSampler>(val_set),
                 .num_workers = flags.workers,
                 .device = context.device()});
-
   auto net = make_net(flags, train_images.classes().size());
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(),
@@ -87,7 +90,6 @@ void train(const Flags& flags) {
   optim::LinearLR warmup(optimizer, 0.01, 1, epoch);
   optim::CosineAnnealingLR cosine(optimizer, std::max(flags.epochs - 1, 1L) * epoch, flags.lr * flags.lrf);
   optim::SequentialLR schedule(optimizer, {warmup, cosine}, {epoch});
-
   TrainerOptions training{.epochs = flags.epochs,
                           .checkpoints = flags.run,
                           .checkpoint_interval = flags.interval,
@@ -127,6 +129,7 @@ int main(int argc, char** argv) {
   app.add_flag("--freeze-layers", flags.freeze_layers, "Train the last layer only");
   app.add_flag("--syncBN", flags.sync_bn, "Normalize over the batches of all ranks");
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
+  app.add_flag("--channels-last", flags.channels_last, "The channels_last memory format");
   app.add_option("--size", flags.size, "Height and width of the training pictures");
   app.add_option("--epochs", flags.epochs);
   app.add_option("--batch-size", flags.batch_size, "Pictures per step and rank");

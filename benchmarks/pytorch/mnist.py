@@ -110,6 +110,7 @@ def parse_flags():
     parser.add_argument("--no-ddp", action="store_true", help="train the bare module")
     parser.add_argument("--amp", choices=TYPES, default="none", help="compute in this type where that is enough")
     parser.add_argument("--channels-last", action="store_true", help="lay out images and convolutions so")
+    parser.add_argument("--compile", action="store_true", help="train the net that torch.compile makes")
     parser.add_argument("--json", action="store_true", help="one JSON object an epoch instead of text")
     return parser.parse_args()
 
@@ -125,6 +126,8 @@ def main():
     if not flags.no_ddp:
         dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(net)
+    if flags.compile:
+        model = torch.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=flags.lr)
     scaler = torch.amp.GradScaler("cpu", enabled=flags.amp == "fp16")
     sampler = DistributedSampler(train_set, world_size, rank, shuffle=True, seed=flags.seed)

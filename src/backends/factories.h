@@ -19,6 +19,9 @@ BackendHandle create_mpi(const BackendRequest& request);
 // Throws RendezvousError unless one of them has started this process.
 void check_mpi_launcher(const Env& env);
 
+// Shared memory between the ranks of each host and Gloo between hosts. On one host the same as shm.
+BackendHandle create_hierarchical(const BackendRequest& request);
+
 // c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 

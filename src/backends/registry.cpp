@@ -30,7 +30,7 @@ const std::map<std::string, Factory>& factories() {
   static const std::map<std::string, Factory> all{
       {"fake", create_fake}, {"shm", create_shm},
 #ifdef LOCKSTEP_HAS_GLOO
-      {"gloo", create_gloo},
+      {"gloo", create_gloo}, {"hierarchical", create_hierarchical},
 #endif
 #ifdef LOCKSTEP_HAS_MPI
       {"mpi", create_mpi},
@@ -46,6 +46,7 @@ const std::map<std::string, Factory>& factories() {
 const std::map<std::string, std::string>& missing_backends() {
   static const std::map<std::string, std::string> all{
       {"gloo", "is not built: LOCKSTEP_WITH_GLOO=OFF was set"},
+      {"hierarchical", "is not built: it needs gloo, and LOCKSTEP_WITH_GLOO=OFF was set"},
       {"nccl",
        "is not built: it needs a LibTorch with CUDA and NCCL; on the CPU use shm (one host), gloo or "
        "\"auto\""},
@@ -73,15 +74,17 @@ BackendSpec cpu_and_device(const std::string& cpu, c10::DeviceType device, const
   return BackendSpec({{"cpu", cpu}, {device_type_name(device), name}});
 }
 
-BackendChoice best_on_cpu(bool one_host) {
-  if (one_host) return {BackendSpec("shm"), "all ranks are on one host"};
-  if (factories().contains("gloo")) return {BackendSpec("gloo"), "the ranks are spread over several hosts"};
+BackendChoice best_on_cpu(const GroupTopology& ranks) {
+  if (ranks.one_host) return {BackendSpec("shm"), "all ranks are on one host"};
+  if (factories().contains("hierarchical") && ranks.share_hosts)
+    return {BackendSpec("hierarchical"), "shared memory on each host, gloo between the hosts"};
+  if (factories().contains("gloo")) return {BackendSpec("gloo"), "each rank is on a host of its own"};
   throw ArgumentError(
       "the ranks are spread over several hosts, which needs gloo, but this build has no gloo");
 }
 
 BackendChoice best_for(const GroupTopology& ranks) {
-  auto choice = best_on_cpu(ranks.one_host);
+  auto choice = best_on_cpu(ranks);
   if (ranks.device.is_cpu()) return choice;
   const bool direct = ranks.device.is_cuda() && !ranks.share_device;
   const auto device = ranks.device.type();

@@ -30,6 +30,7 @@ struct BackendRequest {
   std::string group_name = "default";
   std::string master_host = "127.0.0.1";               // an address that all ranks can reach
   bool one_host = true;                                // all ranks are known to run on this host
+  std::vector<int> hosts = {};                         // [rank]: number of its host
   Env env = {};                                        // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run
@@ -57,13 +58,14 @@ struct BackendChoice {
 struct GroupTopology {
   c10::Device device{c10::kCPU};  // of this rank
   bool one_host = true;
+  bool share_hosts = false;   // several hosts, and some ranks have the same one
   bool share_device = false;  // some ranks have the same GPU, so NCCL cannot connect them
 };
 
-// The backends of a group. "auto" selects shm for CPU tensors if all ranks run on one host, else gloo. It
-// selects nccl for GPU tensors, or the CPU's backend through host memory if ranks share a GPU. Throws
-// ArgumentError, which lists the backends of this build, for a backend that is unknown, not built, or does
-// not fit the device.
+// The backends of a group. "auto" selects shm for CPU tensors if all ranks run on one host, hierarchical if
+// some do, else gloo. It selects nccl for GPU tensors, or the CPU's backend through host memory if ranks
+// share a GPU. Throws ArgumentError, which lists the backends of this build, for a backend that is unknown,
+// not built, or does not fit the device.
 BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ranks);
 
 // Call it before ranks connect. Throws RendezvousError if environment variables of the backends name

@@ -12,6 +12,8 @@
 #include <thread>
 #include <unistd.h>
 
+#include <lockstep/base/env.h>
+
 #include "base/text.h"
 
 namespace lockstep {
@@ -38,6 +40,11 @@ std::string host_identity() {
   std::error_code ignored;
   const auto network = fs::read_symlink("/proc/self/ns/net", ignored);
   return first_line("/proc/sys/kernel/random/boot_id") + "/" + network.string();
+}
+
+std::string memory_identity() {
+  const auto named = Env().get("LOCKSTEP_HOST_ID");
+  return named ? "LOCKSTEP_HOST_ID=" + *named : host_identity();
 }
 
 std::vector<int> affinity_cpus() {

@@ -17,6 +17,9 @@ std::string host_name();
 // network namespace, so that two containers with networks of their own count as two hosts.
 std::string host_identity();
 
+// LOCKSTEP_HOST_ID, which names the host by hand; else host_identity(). Ranks with equal values share memory.
+std::string memory_identity();
+
 // The logical CPUs of the calling thread's affinity mask, ascending; at least one.
 std::vector<int> affinity_cpus();
 

@@ -164,12 +164,13 @@ std::vector<Interface> network_interfaces() {
 UniqueFd bound_socket(std::uint16_t port, const BindOptions& options) {
   for (const sa_family_t family : {AF_INET6, AF_INET}) {
     if (options.only_ipv4 && family != AF_INET) continue;
+    if (options.address && options.address->storage.ss_family != family) continue;
     UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | options.flags, 0));
     if (!fd) continue;
     if (options.reuse_address) allow_reuse(fd.get());
     allow_both_families(fd.get(), family);
-    const auto any = any_of(family).with_port(port);
-    if (::bind(fd.get(), any.get(), any.length) == 0) return fd;
+    const auto address = options.address.value_or(any_of(family)).with_port(port);
+    if (::bind(fd.get(), address.get(), address.length) == 0) return fd;
     if (errno == EADDRINUSE || errno == EACCES) break;
   }
   return {};

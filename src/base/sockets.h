@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <netinet/in.h>
+#include <optional>
 #include <poll.h>
 #include <string>
 #include <vector>
@@ -77,10 +78,11 @@ class ReservedPort {
   std::uint16_t port_ = 0;
 };
 
-// A TCP socket bound to `port` (0: any free one) on all addresses; IPv4 and IPv6 if the machine has it. Empty
+// A TCP socket bound to `port` (0: any free one) on all addresses: IPv4 and IPv6 if the machine has it. Empty
 // on failure, with the reason in errno.
 struct BindOptions {
   bool only_ipv4 = false;
+  std::optional<SocketAddress> address = {};  // the only one, instead of all
   bool reuse_address = true;  // else closed connections of an earlier server on this port make it fail
   int flags = 0;              // of socket(2)
 };

@@ -92,6 +92,11 @@ void TcpCoordinatorClient::advance() {
 std::optional<ToNode> TcpCoordinatorClient::receive() {
   if (auto line = connection_.take_line()) {
     auto message = decode_to_node(*line);
+    if (const auto* challenge = std::get_if<Challenge>(&message)) {
+      answer(*challenge);
+      return receive();
+    }
+    if (!welcome_) check_proof(message);
     welcome_ = true;
     if (!std::holds_alternative<Welcome>(message)) return message;
     return receive();
@@ -102,6 +107,23 @@ std::optional<ToNode> TcpCoordinatorClient::receive() {
   }
   check_welcome();
   return std::nullopt;
+}
+
+void TcpCoordinatorClient::answer(const Challenge& challenge) {
+  challenges_ = {.server = challenge.challenge, .client = random_challenge()};
+  hello_.challenge = challenges_.client;
+  hello_.proof = nodes_.secret.proof(Secret::Side::client, challenges_);
+  connection_.send(encode(hello_));
+}
+
+// Nothing but a Welcome with a proof, or a refusal, is believed first.
+void TcpCoordinatorClient::check_proof(const ToNode& first) const {
+  if (std::holds_alternative<Refused>(first)) return;
+  const auto* welcome = std::get_if<Welcome>(&first);
+  if (welcome != nullptr && nodes_.secret.accepts(welcome->proof, Secret::Side::server, challenges_)) return;
+  throw LaunchError(fmt::format(
+      "the launcher at {} does not know the secret of this run; give all nodes the same LOCKSTEP_SECRET",
+      to_text(nodes_.endpoint)));
 }
 
 void TcpCoordinatorClient::check_welcome() const {
@@ -144,7 +166,6 @@ void TcpCoordinatorClient::finish_attempt() {
   connection_.set_silence_limit(nodes_.silence_limit);
   connected_ = true;
   limit_ = Deadline(kWelcomeLimit);
-  connection_.send(encode(hello_));
 }
 
 void TcpCoordinatorClient::try_again(const std::string& reason) {

@@ -72,9 +72,12 @@ class TcpCoordinatorClient : public CoordinatorClient {
   void finish_attempt();
   void try_again(const std::string& reason);
   void check_welcome() const;
+  void answer(const Challenge& challenge);
+  void check_proof(const ToNode& first) const;
 
   NodesOptions nodes_;
   Hello hello_;
+  Challenges challenges_{};
   std::string local_addr_;
   Deadline deadline_;  // for connecting
   Deadline limit_{

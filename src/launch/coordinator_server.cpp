@@ -22,9 +22,27 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFinishLimit{5'000};
 constexpr int kBacklog = 1024;
+// Connections that have not sent Hello. Beyond it the oldest are dropped.
+constexpr std::size_t kMaxStrangers = 16'384;
 
-UniqueFd listening_socket(std::uint16_t port) {
-  auto socket = bound_socket(port, {.flags = SOCK_NONBLOCK});
+// The loopback address of an endpoint that is on this host for all nodes.
+std::optional<SocketAddress> loopback_address(const Endpoint& endpoint) {
+  const auto found = resolve_now(endpoint.host).addresses;
+  if (found.empty() || !std::ranges::all_of(found, &SocketAddress::is_loopback)) return std::nullopt;
+  return found.front();
+}
+
+// Without a secret, programs on other hosts cannot connect where they need not.
+UniqueFd listening_socket(const NodesOptions& nodes) {
+  const auto port = nodes.endpoint.port;
+  const auto address = nodes.secret.empty() ? loopback_address(nodes.endpoint) : std::nullopt;
+  if (nodes.secret.empty() && !address) {
+    log(LogLevel::warning,
+        fmt::format("any program that can connect to port {} of this host can join the run; set "
+                    "LOCKSTEP_SECRET to the same random text on all nodes",
+                    port));
+  }
+  auto socket = bound_socket(port, {.address = address, .flags = SOCK_NONBLOCK});
   if (socket && ::listen(socket.get(), kBacklog) == 0) return socket;
   throw LaunchError(fmt::format("the coordinator cannot listen on TCP port {}: {}; choose another port", port,
                                 errno_text(errno)));
@@ -46,7 +64,7 @@ CoordinatorOptions coordinator_options(const LaunchOptions& options) {
 CoordinatorServer::CoordinatorServer(const LaunchOptions& options, const NodesOptions& nodes)
     : nodes_(nodes),
       run_id_(options.run_id),
-      listener_(listening_socket(nodes.endpoint.port)),
+      listener_(listening_socket(nodes)),
       coordinator_(coordinator_options(options), Coordinator::Clock::now()) {}
 
 void CoordinatorServer::serve(int stop) {
@@ -75,8 +93,11 @@ void CoordinatorServer::step(int stop) {
 
 // A launcher sends Hello immediately.
 void CoordinatorServer::drop_clients_without_hello() {
-  std::erase_if(clients_, [](const auto& client) {
-    return !client.second.has_joined && client.second.hello_limit.expired();
+  const auto is_stranger = [](const auto& client) { return !client.second.has_joined; };
+  auto strangers = static_cast<std::size_t>(std::ranges::count_if(clients_, is_stranger));
+  std::erase_if(clients_, [&](const auto& client) {
+    if (!is_stranger(client)) return false;
+    return strangers-- > kMaxStrangers || client.second.hello_limit.expired();
   });
 }
 
@@ -97,7 +118,9 @@ void CoordinatorServer::accept_clients() {
     if (!socket) return;
     LineConnection connection(std::move(socket));
     connection.set_silence_limit(nodes_.silence_limit);
-    clients_.emplace(next_++, Client{.connection = std::move(connection)});
+    connection.set_max_line(LineConnection::kMaxLineOfStranger);
+    auto& client = clients_.emplace(next_++, Client{.connection = std::move(connection)}).first->second;
+    client.connection.send(encode(ToNode(Challenge{client.challenge})));
   }
 }
 
@@ -130,8 +153,17 @@ void CoordinatorServer::handle_hello(Coordinator::Node node, const std::string& 
   if (hello.run_id != run_id_) {
     throw LaunchError(fmt::format("this is the run \"{}\", not \"{}\" (rdzv-id)", run_id_, hello.run_id));
   }
-  clients_.at(node).has_joined = true;
-  clients_.at(node).connection.send(encode(ToNode(Welcome{})));
+  auto& client = clients_.at(node);
+  const Challenges challenges{.server = client.challenge, .client = hello.challenge};
+  if (!nodes_.secret.accepts(hello.proof, Secret::Side::client, challenges)) {
+    throw LaunchError(
+        nodes_.secret.empty()
+            ? "this run has no secret, but the node has; give all nodes the same LOCKSTEP_SECRET"
+            : "the node does not know the secret of this run; give all nodes the same LOCKSTEP_SECRET");
+  }
+  client.has_joined = true;
+  client.connection.set_max_line(LineConnection::kMaxLine);
+  client.connection.send(encode(ToNode(Welcome{nodes_.secret.proof(Secret::Side::server, challenges)})));
   coordinator_.join(node, hello.node, Coordinator::Clock::now());
 }
 

@@ -29,6 +29,7 @@ class CoordinatorServer {
  private:
   struct Client {
     LineConnection connection{};
+    std::string challenge = random_challenge();
     bool has_joined = false;  // has sent Hello
     Deadline hello_limit{std::chrono::seconds(10)};
   };

@@ -28,11 +28,11 @@ namespace {
 using Json = nlohmann::json;
 
 // Incremented with every incompatible change.
-constexpr int kProtocol = 2;
+constexpr int kProtocol = 3;
 
 // The kinds of messages, in the order of the variants.
 constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving"};
-constexpr std::array kToNode{"welcome", "reserve", "start", "stop", "end", "refused"};
+constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "end", "refused"};
 
 template <typename Type, typename Message>
 concept Is = std::same_as<std::remove_const_t<Type>, Message>;
@@ -63,6 +63,12 @@ void visit_fields(Message& message, const auto& visit) {
   visit(Field{"reason", message.reason});
 }
 
+void visit_fields(Is<Challenge> auto& message, const auto& visit) {
+  visit(Field{"challenge", message.challenge});
+}
+
+void visit_fields(Is<Welcome> auto& message, const auto& visit) { visit(Field{"proof", message.proof}); }
+
 void visit_fields(Is<Reserved> auto& message, const auto& visit) {
   visit(Field{"address", message.address}, Field{"port", message.port});
 }
@@ -90,7 +96,8 @@ void visit_fields(Is<Start> auto& message, const auto& visit) {
 void visit_fields(Is<Hello> auto& message, const auto& visit) {
   auto& node = message.node;
   visit(Field{"run_id", message.run_id}, Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks},
-        Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host});
+        Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host},
+        Field{"challenge", message.challenge}, Field{"proof", message.proof});
 }
 
 std::string line_of(const auto& message, Json json) {
@@ -212,7 +219,7 @@ void LineConnection::read_some() {
     const ssize_t count = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (count > 0) {
       in_.append(buffer.data(), static_cast<std::size_t>(count));
-      if (in_.size() > kMaxLine) broken_ = "it sent a line that is too long for a launcher";
+      if (in_.size() > max_line_) broken_ = "it sent a line that is too long for a launcher";
       if (!broken_.empty()) return;
       continue;
     }

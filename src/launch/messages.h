@@ -53,8 +53,14 @@ using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
 
 // Messages to a node.
 
+// The first message on a connection, to answer with Hello.
+struct Challenge {
+  std::string challenge{};
+};
 // The node has joined; further messages follow.
-struct Welcome {};
+struct Welcome {
+  std::string proof{};  // see Secret
+};
 // Reserve a port for rank 0 and answer with Reserved.
 struct Reserve {};
 struct Start {
@@ -73,12 +79,14 @@ struct End {
 struct Refused {
   std::string reason{};
 };
-using ToNode = std::variant<Welcome, Reserve, Start, Stop, End, Refused>;
+using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, End, Refused>;
 
 // The first message of a launcher.
 struct Hello {
   std::string run_id{};
   NodeInfo node{};
+  std::string challenge{};
+  std::string proof{};  // see Secret
 };
 
 // One message is one line of JSON, without its newline. decode_... throw LaunchError for a malformed line and
@@ -99,12 +107,17 @@ class LineConnection {
  public:
   // Longer than any message; bounds the memory that a foreign program can use.
   static constexpr std::size_t kMaxLine = std::size_t{4} * 1024 * 1024;
+  // Longer than any Hello.
+  static constexpr std::size_t kMaxLineOfStranger = 4096;
 
   LineConnection() = default;
   explicit LineConnection(UniqueFd socket) : socket_(std::move(socket)) {}
 
   // The kernel reports the connection as broken when the other host is silent for `limit`.
   void set_silence_limit(std::chrono::milliseconds limit) const;
+
+  // The longest line to receive.
+  void set_max_line(std::size_t size) { max_line_ = size; }
 
   int fd() const { return socket_.get(); }
   short events() const { return static_cast<short>(POLLIN | (out_.empty() ? 0 : POLLOUT)); }
@@ -124,6 +137,7 @@ class LineConnection {
   void write_some();
 
   UniqueFd socket_;
+  std::size_t max_line_ = kMaxLine;
   std::string in_;
   std::string out_;
   std::string broken_;

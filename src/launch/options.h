@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/secret.h"
 #include "machine/host.h"
 
 namespace lockstep::launch {
@@ -58,6 +59,8 @@ struct NodesOptions {
   // A node that is silent for so long is lost: its power or network failed. The end of a launcher is detected
   // immediately.
   std::chrono::milliseconds silence_limit{15'000};
+  // Authenticates the connections between launchers.
+  Secret secret{};
 };
 
 // Destinations of the ranks' output. Names and meanings are torchrun's.

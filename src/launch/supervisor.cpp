@@ -89,6 +89,7 @@ class NodeSupervisor : private RankSupervisor {
   void check_output();
   void handle_messages();
   std::optional<ToNode> receive();
+  void on(const Challenge& /*challenge*/) {}
   void on(const Welcome& /*welcome*/) {}
   void on(const Reserve& reserve);
   void on(const Start& start);

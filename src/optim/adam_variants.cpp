@@ -42,9 +42,7 @@ void NAdamOptions::visit_fields(Fields& fields) {
   fields("momentum_decay", momentum_decay_);
   fields.optional("decoupled_weight_decay", decoupled_weight_decay_);
   fields.optional("maximize", maximize_);
-  fields.constant("foreach", None());
-  fields.constant("capturable", false);
-  fields.constant("differentiable", false);
+  python_only(fields);
 }
 
 template <>
@@ -87,9 +85,7 @@ void RAdamOptions::visit_fields(Fields& fields) {
   fields("weight_decay", weight_decay_);
   fields.optional("decoupled_weight_decay", decoupled_weight_decay_);
   fields.optional("maximize", maximize_);
-  fields.constant("foreach", None());
-  fields.constant("capturable", false);
-  fields.constant("differentiable", false);
+  python_only(fields);
 }
 
 template <>
@@ -127,9 +123,7 @@ void AdamaxOptions::visit_fields(Fields& fields) {
   fields("eps", eps_);
   fields("weight_decay", weight_decay_);
   fields.optional("maximize", maximize_);
-  fields.constant("foreach", None());
-  fields.constant("capturable", false);
-  fields.constant("differentiable", false);
+  python_only(fields);
 }
 
 template <>

@@ -25,9 +25,7 @@ void AdadeltaOptions::visit_fields(Fields& fields) {
   fields("eps", eps_);
   fields("weight_decay", weight_decay_);
   fields.optional("maximize", maximize_);
-  fields.constant("foreach", None());
-  fields.constant("capturable", false);
-  fields.constant("differentiable", false);
+  python_only(fields);
 }
 
 template <>
@@ -68,9 +66,7 @@ void ASGDOptions::visit_fields(Fields& fields) {
   fields("t0", t0_);
   fields("weight_decay", weight_decay_);
   fields.optional("maximize", maximize_);
-  fields.constant("foreach", None());
-  fields.constant("capturable", false);
-  fields.constant("differentiable", false);
+  python_only(fields);
 }
 
 template <>
@@ -115,9 +111,7 @@ void RpropOptions::visit_fields(Fields& fields) {
   fields("etas", etas_);
   fields("step_sizes", step_sizes_);
   fields.optional("maximize", maximize_);
-  fields.constant("foreach", None());
-  fields.constant("capturable", false);
-  fields.constant("differentiable", false);
+  python_only(fields);
 }
 
 template <>

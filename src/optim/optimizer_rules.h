@@ -40,6 +40,13 @@ struct NamedOptimizer::Member {
   NamedParamState* state;
 };
 
+// The options of Python's optimizers that have no counterpart, as state dicts have them.
+inline void python_only(Fields& fields) {
+  fields.constant("foreach", None());
+  fields.constant("capturable", false);
+  fields.constant("differentiable", false);
+}
+
 // Refuses values like Python's constructors.
 class Checks {
  public:

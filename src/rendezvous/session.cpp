@@ -135,6 +135,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
              .group_name = info.name,
              .master_host = config_.master_host,
              .one_host = config_.hosts.all_on_one_host(members.ranks),
+             .hosts = config_.hosts.hosts_of(members.ranks),
              .env = config_.env,
              .threads = config_.threads,
              .key = key,
@@ -147,8 +148,11 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
 }
 
 backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {
+  const auto hosts = config_.hosts.hosts_of(ranks);
+  const auto distinct = std::set(hosts.begin(), hosts.end()).size();
   return {.device = config_.device,
-          .one_host = config_.hosts.all_on_one_host(ranks),
+          .one_host = distinct == 1,
+          .share_hosts = distinct > 1 && distinct < hosts.size(),
           .share_device = config_.share_device};
 }
 

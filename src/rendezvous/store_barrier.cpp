@@ -35,7 +35,7 @@ std::vector<std::string> keys_of(int begin, int end) {
 }
 
 void announce(c10d::Store& store, int rank, int world_size) {
-  store.set(key_of(rank), host_identity());
+  store.set(key_of(rank), memory_identity());
   // At least: a rank may have arrived twice, so ranks after the last one check as well.
   if (store.add(kCountKey, 1) < world_size) return;
   const auto keys = keys_of(0, world_size);
@@ -184,6 +184,12 @@ HostMap HostMap::from_text(std::string_view text) {
 
 bool HostMap::all_on_one_host(const std::vector<int>& ranks) const {
   return std::ranges::all_of(ranks, [&](int rank) { return host(rank) == host(ranks.front()); });
+}
+
+std::vector<int> HostMap::hosts_of(const std::vector<int>& ranks) const {
+  std::vector<int> hosts;
+  for (const int rank : ranks) hosts.push_back(host(rank));
+  return hosts;
 }
 
 int HostMap::local_size(int rank) const { return static_cast<int>(std::ranges::count(hosts_, host(rank))); }

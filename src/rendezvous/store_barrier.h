@@ -26,6 +26,8 @@ class HostMap {
   static HostMap from_text(std::string_view text);
 
   bool all_on_one_host(const std::vector<int>& ranks) const;
+  // [i]: number of the host of ranks[i].
+  std::vector<int> hosts_of(const std::vector<int>& ranks) const;
   // Number of ranks on this rank's host, and of those among them with a lower rank.
   int local_size(int rank) const;
   int local_rank(int rank) const;

@@ -33,7 +33,10 @@ StopSignals::StopSignals(const std::vector<int>& signals) {
   }
 }
 
-StopSignals::~StopSignals() { restore(); }
+StopSignals::~StopSignals() {
+  restore();
+  stop_signal_arrived = false;
+}
 
 void StopSignals::restore() noexcept {
   for (const auto& [signal, action] : former_) ::sigaction(signal, &action, nullptr);

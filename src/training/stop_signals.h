@@ -17,7 +17,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // Whether a signal has arrived since the construction of the newest object.
+  // Whether an object exists and a signal has arrived since its construction.
   static bool arrived();
 
  private:

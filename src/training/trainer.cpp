@@ -118,6 +118,17 @@ struct Trainer::Parts {
     optimizer->zero_grad();
   }
 
+  // Over the ranks, as the loss of a report.
+  Value mean_pending_loss() const {
+    if (!loss.defined()) return None();
+    const auto sums = metrics::sum_over_ranks({loss.item<double>(), 1}, group);
+    return sums[0] / sums[1];
+  }
+
+  void load_pending_loss(const Value& mean) {
+    loss = mean.is<None>() ? at::Tensor() : at::scalar_tensor(mean.as_double(), device);
+  }
+
   double lr() const { return optimizer->param_groups().front().options().get_lr(); }
 
   TrainerOptions options;
@@ -147,7 +158,11 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
   state.add("reported_loss", parts_->reported_loss).add_generator();
   if (parts_->scaler) state.add("scaler", *parts_->scaler);
   if (parts_->options.accumulation_steps > 1)
-    state.add("batches", parts_->batches).add_gradients("gradients", module);
+    state.add("batches", parts_->batches)
+        .add_gradients("gradients", module)
+        .add_functions(
+            "pending_loss", [this] { return parts_->mean_pending_loss(); },
+            [this](const Value& mean) { parts_->load_pending_loss(mean); });
 }
 
 Trainer::~Trainer() = default;
@@ -205,6 +220,7 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss) {
   stopped_ = stopped_ || step_ >= parts.options.max_steps.value_or(step_ + 1);
   if (stopped_ || (parts.options.checkpoint_interval != 0 && step_ % parts.options.checkpoint_interval == 0))
     save();
+  if (stopped_) parts.bar.reset();
   return !stopped_;
 }
 
@@ -243,6 +259,16 @@ double Trainer::agree_on(double number) {
   return sums[0];
 }
 
+double Trainer::metric_of(const Scalars& validation) const {
+  const auto& name = parts_->options.metric;
+  if (name.empty())
+    throw ArgumentError("Trainer: ReduceLROnPlateau needs options.metric, a number of the validation");
+  const auto metric = validation.find(name);
+  if (metric == validation.end())
+    throw_error<ArgumentError>("Trainer: the validation gives no '{}', which is options.metric", name);
+  return metric->second;
+}
+
 void Trainer::end_epoch() {
   auto& parts = *parts_;
   Scalars validation;
@@ -252,16 +278,14 @@ void Trainer::end_epoch() {
     const torch::NoGradGuard no_grad;
     for (const auto& validate : parts.on_validate) validation.merge(validate());
   }
-  const auto& name = parts.options.metric;
-  if (!name.empty() && !validation.contains(name))
-    throw_error<ArgumentError>("Trainer: the validation gives no '{}', which is options.metric", name);
+  std::optional<double> metric;
+  if (!parts.options.metric.empty()) metric = metric_of(validation);
   if (!validation.empty()) call_all(parts.on_log, step_, validation);
   call_all(parts.on_epoch_end, validation);
   agree_on(0);
   ++epoch_;
   const bool is_last = stopped_ || epoch_ == parts.options.epochs;
-  if (is_last || epoch_ % parts.options.epochs_per_checkpoint == 0)
-    save(name.empty() ? std::nullopt : std::optional(validation.at(name)));
+  if (is_last || epoch_ % parts.options.epochs_per_checkpoint == 0) save(metric);
 }
 
 void Trainer::save(std::optional<double> metric) {

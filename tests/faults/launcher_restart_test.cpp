@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ranks that are started again, on one node and on several.
+#include <array>
 #include <memory>
-#include <netinet/in.h>
+#include <random>
 #include <signal.h>
 #include <stdexcept>
 #include <sys/socket.h>
@@ -32,23 +33,20 @@ std::string last_line(const LauncherProcess& launcher) {
 }
 
 // A launcher of one of several nodes on this host.
-LauncherProcess node(const Words& options, const std::string& script) {
+LauncherProcess node(const Words& options, const std::string& script, const std::string& secret = "") {
   Words arguments{"run"};
   arguments.insert(arguments.end(), options.begin(), options.end());
   for (const char* word : {"--", "/bin/sh", "-c"}) arguments.emplace_back(word);
   arguments.push_back(script);
-  return LauncherProcess(arguments);
+  return LauncherProcess(arguments, {.env = {{"LOCKSTEP_SECRET", secret}}});
 }
+
+SocketAddress loopback(int port) { return resolve_now("127.0.0.1", port).addresses.front(); }
 
 void wait_for_listener(const std::string& port) {
   const Deadline deadline(std::chrono::seconds(60));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(std::stoi(port)));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   while (!deadline.expired()) {
-    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return;
+    if (connect_to(loopback(std::stoi(port)), deadline)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw std::runtime_error("nobody listens at port " + port);
@@ -274,6 +272,66 @@ TEST(LauncherNodes, AreRejectedWhenTheyDoNotMatch) {
   auto stranger = node(numbered(1, port, {"--rdzv-id", "other"}), "true");
   EXPECT_EQ(stranger.finish(), 1);
   EXPECT_THAT(stranger.err(), HasSubstr("this is the run \"none\", not \"other\""));
+}
+
+TEST(LauncherNodes, ProveThatTheyKnowTheSecretOfTheRun) {
+  const std::string secret = "0123456789abcdef";
+  const auto port = free_port();
+  auto first = node(numbered(0, port), "echo up; exit 0", secret);
+  wait_for_listener(port);
+  for (const auto* const other : {"", "0123456789abcdeF"}) {
+    auto stranger = node(numbered(1, port), "true", other);
+    EXPECT_EQ(stranger.finish(), 1);
+    EXPECT_THAT(stranger.err(), HasSubstr("the node does not know the secret of this run"));
+  }
+  auto second = node(numbered(1, port), "echo up; exit 0", secret);
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_THAT(first.err(), Not(HasSubstr("any program")));
+
+  const auto open = free_port();
+  auto without = node(numbered(0, open), "true");
+  wait_for_listener(open);
+  auto with = node(numbered(1, open), "true", secret);
+  EXPECT_EQ(with.finish(), 1);
+  EXPECT_THAT(with.err(), HasSubstr("this run has no secret, but the node has"));
+}
+
+TEST(LauncherNodes, DoNotBelieveAServerThatDoesNotKnowTheSecret) {
+  const auto listener = bound_socket(0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  auto second =
+      node(numbered(1, std::to_string(bound_port(listener.get()))), "echo started", "0123456789abcdef");
+  const UniqueFd connection(::accept(listener.get(), nullptr, nullptr));
+  const std::string lines = R"({"kind":"challenge","challenge":"1"})"
+                            "\n"
+                            R"({"kind":"welcome","proof":"00"})"
+                            "\n";
+  ASSERT_EQ(::send(connection.get(), lines.data(), lines.size(), 0), static_cast<ssize_t>(lines.size()));
+  EXPECT_EQ(second.finish(), 1);
+  EXPECT_THAT(second.err(), HasSubstr("does not know the secret of this run"));
+  EXPECT_EQ(second.out(), "");
+}
+
+// Oversized, malformed, cut short and silent.
+TEST(LauncherNodes, AreNotDisturbedByStrangers) {
+  const auto port = free_port();
+  auto first = node(numbered(0, port), "true");
+  wait_for_listener(port);
+  std::mt19937 random(7);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    strangers.push_back(connect_to(loopback(std::stoi(port)), Deadline(std::chrono::seconds(60))));
+    std::string bytes(std::array<std::size_t, 4>{0, 10, 1000, 100'000}[static_cast<std::size_t>(i % 4)], 'x');
+    for (auto& byte : bytes) byte = static_cast<char>(random());
+    if (i % 3 == 0) bytes = R"({"kind":"hello","protocol":3,"ranks":)" + bytes;
+    if (i % 2 == 0) bytes += '\n';
+    // It may close the connection at once.
+    (void)::send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  auto second = node(numbered(1, port), "true");
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_EQ(first.finish(), 0) << first.err();
 }
 
 TEST(LauncherNodes, NameMissingNodes) {

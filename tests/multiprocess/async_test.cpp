@@ -23,6 +23,7 @@ using testing::sum_of_ranks;
 
 class Async : public testing::EveryBackend {};
 INSTANTIATE_TEST_SUITE_P(Worlds, Async, testing::backends_and_ranks({1, 2, 3, 4}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, Async, testing::two_hosts(2, 2), testing::name_of_case);
 
 const testing::Scenario many("async many", [] {
   const auto context = init({.backend = testing::backend_under_test()});
@@ -108,6 +109,7 @@ class Messages : public testing::EveryBackend {};
 class MessagesOfFour : public testing::EveryBackend {};
 INSTANTIATE_TEST_SUITE_P(Worlds, Messages, testing::backends_and_ranks({2}), testing::name_of_case);
 INSTANTIATE_TEST_SUITE_P(Worlds, MessagesOfFour, testing::backends_and_ranks({4}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, MessagesOfFour, testing::two_hosts(2, 2), testing::name_of_case);
 
 const testing::Scenario messages("async messages", [] {
   const auto context = init({.backend = testing::backend_under_test()});

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/env.h>
@@ -20,18 +21,34 @@ inline constexpr const char* kBackendVariable = "LOCKSTEP_TEST_BACKEND";
 // In a rank: the backend that its test is about.
 inline std::string backend_under_test() { return Env().get(kBackendVariable).value_or("gloo"); }
 
+// The ranks of "hierarchical_<n>_<m>" are on two hosts: n on the first one, m on the second one.
+inline std::map<int, std::map<std::string, std::string>> hosts_of(const std::string& layout, int ranks) {
+  std::map<int, std::map<std::string, std::string>> environment;
+  if (!layout.starts_with("hierarchical_")) return environment;
+  const int first = layout[13] - '0';
+  for (int rank = 0; rank < ranks; ++rank)
+    environment[rank] = {{"GLOO_SOCKET_IFNAME", "lo"}, {"LOCKSTEP_HOST_ID", rank < first ? "0" : "1"}};
+  return environment;
+}
+
 // Tests that every backend passes, at several world sizes.
 class EveryBackend : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
   static void run(const Scenario& scenario, std::map<std::string, std::string> env = {}) {
     const auto& [backend, ranks] = GetParam();
-    env[kBackendVariable] = backend;
-    expect_all_passed(run_ranks(scenario, {.world_size = ranks, .env = std::move(env)}));
+    env[kBackendVariable] = backend.starts_with("hierarchical_") ? "hierarchical" : backend;
+    expect_all_passed(run_ranks(
+        scenario, {.world_size = ranks, .env = std::move(env), .rank_env = hosts_of(backend, ranks)}));
   }
 };
 
 inline std::string name_of_case(const ::testing::TestParamInfo<std::tuple<std::string, int>>& info) {
   return std::get<0>(info.param) + std::to_string(std::get<1>(info.param));
+}
+
+// Two hosts with so many ranks.
+inline auto two_hosts(int first, int second) {
+  return ::testing::Values(std::tuple(fmt::format("hierarchical_{}_{}", first, second), first + second));
 }
 
 inline auto backends_and_ranks(std::vector<int> ranks) {

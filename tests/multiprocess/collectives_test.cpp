@@ -163,11 +163,15 @@ TEST_P(Collectives, Reductions) { run(reductions); }
 TEST_P(Collectives, Copies) { run(copies); }
 TEST_P(Collectives, Exchanges) { run(exchanges); }
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ways_and_ranks({1, 2, 3, 4}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(EvenHosts, Collectives, testing::two_hosts(2, 2), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(UnevenHosts, Collectives, testing::two_hosts(3, 1), testing::name_of_case);
 
 class CollectiveKinds : public testing::EveryBackend {};
 class CollectiveKindsOfThree : public testing::EveryBackend {};
 INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKinds, ways_and_ranks({2}), testing::name_of_case);
 INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveKindsOfThree, ways_and_ranks({3}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, CollectiveKinds, testing::two_hosts(1, 1), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, CollectiveKindsOfThree, testing::two_hosts(1, 2), testing::name_of_case);
 
 const testing::Scenario bitwise("bitwise", [] {
   const auto context = start();

@@ -100,6 +100,14 @@ TEST(Failures, AMissingInterfaceIsNamedWithTheExistingOnes) {
   }
 }
 
+TEST(Failures, ATransportThatGlooDoesNotHaveIsNamed) {
+  const auto results = testing::run_ranks(joins_within_5s, {.env = {{"GLOO_DEVICE_TRANSPORT", "TCP_TLS"}}});
+  for (const auto& result : results) {
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("GLOO_DEVICE_TRANSPORT=TCP_TLS"), HasSubstr("WireGuard")));
+  }
+}
+
 const testing::Scenario one_throws("one throws", [] {
   const auto context = init();
   context.barrier();

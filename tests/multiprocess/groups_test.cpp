@@ -39,6 +39,7 @@ class Groups : public testing::EveryBackend {
 };
 class MainProcessFirst : public Groups {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::backends_and_ranks({4}), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, Groups, testing::two_hosts(2, 2), testing::name_of_case);
 INSTANTIATE_TEST_SUITE_P(Ranks, MainProcessFirst, testing::backends_and_ranks({3}), testing::name_of_case);
 
 const testing::Scenario two_groups("groups two", [] {

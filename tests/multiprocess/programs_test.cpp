@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The programs of examples/ with two ranks: what they write, and that a run which was killed at a random step
-// ends with the weights of the run that was not.
+// The programs of examples/ with two ranks: what they write, that two of them end with the weights of their
+// Python counterparts, and that a run which was killed at a random step ends with the weights of the run that
+// was not.
 #include <fstream>
 #include <random>
 
@@ -33,29 +34,42 @@ class Programs : public ::testing::Test {
 
   // Its stdout.
   static std::string run(const std::string& program, const Words& flags, int ranks = 2) {
-    LauncherProcess launcher(command(program, flags, ranks));
-    EXPECT_EQ(launcher.finish(), 0) << program << '\n' << launcher.out() << launcher.err();
+    return finished(command(program, flags, ranks));
+  }
+
+  static std::string finished(const Words& words) {
+    LauncherProcess launcher(words);
+    EXPECT_EQ(launcher.finish(), 0) << words[3] << '\n' << launcher.out() << launcher.err();
     return launcher.out();
   }
 
-  // The same of a program that starts without the launcher.
+  void expect_same_as_python(const std::string& program, const Words& flags) {
+    Words ours = flags;
+    ours.insert(ours.end(), {"--run", folder_.file("cpp")});
+    run(program, ours);
+    Words words{"run", "--nproc-per-node", "2", LOCKSTEP_PYTHON,
+                fmt::format("{}/{}.py", TWIN_FOLDER, program)};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.insert(words.end(), {"--save", folder_.file("python.pt")});
+    finished(words);
+    EXPECT_TRUE(equal(load(folder_.file("cpp/weights.pt")), load(folder_.file("python.pt"))));
+  }
+
+  // A program that starts without the launcher.
+  static LauncherProcess::Options alone(const std::string& program) {
+    return {.program = std::string(PROGRAM_FOLDER) + "/" + program};
+  }
   static std::string run_alone(const std::string& program, const Words& flags) {
-    auto line = fmt::format("timeout 60 '{}/{}'", PROGRAM_FOLDER, program);
-    for (const auto& flag : flags) line += fmt::format(" '{}'", flag);
-    auto* pipe = ::popen(line.c_str(), "r");
-    std::string out;
-    for (int letter = std::fgetc(pipe); letter != EOF; letter = std::fgetc(pipe))
-      out += static_cast<char>(letter);
-    EXPECT_EQ(::pclose(pipe), 0) << line;
-    return out;
+    LauncherProcess process(flags, alone(program));
+    EXPECT_EQ(process.finish(), 0) << program << '\n' << process.out() << process.err();
+    return process.out();
   }
 
   // Kills launcher and ranks when checkpoint `step` is there.
-  static void run_until(const std::string& program, const Words& flags, const fs::path& folder, int step) {
-    LauncherProcess launcher(command(program, flags));
+  static void kill_after(LauncherProcess& launcher, const fs::path& folder, int step) {
     const Deadline deadline(std::chrono::seconds(60));
     while (!fs::exists(folder / fmt::format("step-{:08}.pt", step))) {
-      ASSERT_FALSE(deadline.expired()) << program << " has saved no step " << step;
+      ASSERT_FALSE(deadline.expired()) << folder << " has no checkpoint of step " << step;
       std::this_thread::yield();
     }
     launcher.send(SIGKILL);
@@ -75,7 +89,8 @@ class Programs : public ::testing::Test {
     run(program, with_run("whole", {}));
     const int step = std::uniform_int_distribution(1, steps - 1)(random_);
     SCOPED_TRACE(fmt::format("{} killed after step {}", program, step));
-    run_until(program, with_run("killed", {}), folder_.path() / "killed", step);
+    LauncherProcess launcher(command(program, with_run("killed", {})));
+    kill_after(launcher, folder_.path() / "killed", step);
     run(program, with_run("killed", {"--resume"}));
     EXPECT_TRUE(equal(load(folder_.file("whole/weights.pt")), load(folder_.file("killed/weights.pt"))));
   }
@@ -84,6 +99,14 @@ class Programs : public ::testing::Test {
     Words words{"--folder", folder_.file("pictures"), "--size", "32", "--epochs", "1"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
+  }
+
+  Words gpt(const std::string& steps) const {
+    std::ofstream(folder_.file("text")) << std::string(40, 'a') +
+                                               "the quick brown fox jumps over the lazy dog. " +
+                                               std::string(200, 'b') + std::string(300, 'c');
+    return {"--text", folder_.file("text"), "--steps", steps, "--context", "16", "--layers", "2", "--width",
+            "32",     "--batch-size",       "4"};
   }
 
   TempFolder folder_{};
@@ -110,19 +133,17 @@ TEST_F(Programs, ImageFolderFinetuneDoesNotDependOnItsWorkers) {
   EXPECT_FALSE(equal(tuned["fc.weight"], expected["fc.weight"]));
 }
 
+TEST_F(Programs, ImageFolderFinetuneTrainsAsPythonDoes) {
+  expect_same_as_python("image_folder_finetune", finetune({"--batch-size", "8"}));
+}
+
 TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
   expect_same_after_a_kill("image_folder_finetune", finetune({}), 5, false);
 }
 
-TEST_F(Programs, GptResumesAfterAKill) {
-  std::ofstream(folder_.file("text")) << std::string(40, 'a') +
-                                             "the quick brown fox jumps over the lazy dog. " +
-                                             std::string(200, 'b') + std::string(300, 'c');
-  expect_same_after_a_kill("gpt",
-                           {"--text", folder_.file("text"), "--steps", "6", "--context", "16", "--layers",
-                            "2", "--width", "32", "--batch-size", "4"},
-                           6, false);
-}
+TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("10")); }
+
+TEST_F(Programs, GptResumesAfterAKill) { expect_same_after_a_kill("gpt", gpt("6"), 6, false); }
 
 TEST_F(Programs, PointCloudsResumeAfterAKillAndAreTestedOnOneRankAsOnTwo) {
   const Words flags{"--epochs", "1", "--points", "48", "--k", "5"};
@@ -151,17 +172,20 @@ TEST_F(Programs, TimingWritesATableAndAChart) {
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(chart), {}), HasSubstr("2 ranks</text>"));
 }
 
-TEST_F(Programs, SpawnMnistContinuesFromItsSnapshots) {
-  const auto flags = [&](const char* epochs, const char* run) {
-    return Words{"--random", "200", "--save-every", "2", "--epochs", epochs, "--run", folder_.file(run)};
+TEST_F(Programs, SpawnMnistContinuesFromItsSnapshotsAfterAKill) {
+  const auto flags = [&](const char* run) {
+    return Words{"--random", "200", "--save-every", "2", "--epochs", "5", "--run", folder_.file(run)};
   };
-  EXPECT_THAT(run_alone("spawn_mnist", flags("5", "whole")), HasSubstr("trained 5 epochs"));
+  EXPECT_THAT(run_alone("spawn_mnist", flags("whole")), HasSubstr("trained 5 epochs"));
   EXPECT_TRUE(fs::exists(folder_.path() / "whole/step-00000004.pt"));  // 2 steps an epoch
   EXPECT_FALSE(fs::exists(folder_.path() / "whole/step-00000002.pt"));
-  run_alone("spawn_mnist", flags("3", "parts"));
-  EXPECT_THAT(run_alone("spawn_mnist", flags("5", "parts")), HasSubstr("trained 5 epochs"));
+  {
+    LauncherProcess process(flags("killed"), alone("spawn_mnist"));
+    kill_after(process, folder_.path() / "killed", 4);
+  }
+  EXPECT_THAT(run_alone("spawn_mnist", flags("killed")), HasSubstr("trained 5 epochs"));
   const auto model = [&](const char* run) { return load(folder_.file(run) + "/step-00000010.pt")["model"]; };
-  EXPECT_TRUE(equal(model("whole"), model("parts")));
+  EXPECT_TRUE(equal(model("whole"), model("killed")));
 }
 
 }  // namespace

@@ -45,7 +45,9 @@ auto make_points_loader() {
 struct Program {
   explicit Program(TrainerOptions options)
       : trainer(ddp, optimizer, std::move(options)), loader(make_points_loader()) {
-    trainer.epoch_scheduler(schedule);
+    trainer.epoch_scheduler(schedule).on_log([this](std::int64_t step, const Scalars& scalars) {
+      if (scalars.contains("loss")) losses[step] = scalars.at("loss");
+    });
     torch::manual_seed(static_cast<std::uint64_t>(get_rank()));
   }
   void fit() {
@@ -59,9 +61,12 @@ struct Program {
   optim::StepLR schedule{optimizer, 2};
   Trainer trainer;
   decltype(make_points_loader()) loader;
+  std::map<std::int64_t, double> losses{};  // the last report of each step
 };
 
-TrainerOptions common_options() { return {.epochs = 3, .accumulation_steps = 2, .max_grad_norm = 0.4}; }
+TrainerOptions common_options() {
+  return {.epochs = 3, .accumulation_steps = 2, .max_grad_norm = 0.4, .log_interval = 1};
+}
 
 Dict trained_by_hand() {
   auto net = make_net();
@@ -112,16 +117,22 @@ const Scenario by_hand("a trainer and the loop by hand", [] {
 // Stops after every step and every epoch, two of which end between two steps.
 const Scenario in_pieces("a trainer that stops as often as it can", [] {
   const auto context = init();
-  const auto expected = trained_at_once();
+  Program at_once(common_options());
+  at_once.fit();
+  std::map<std::int64_t, double> losses;
   for (int runs = 0; runs < 20; ++runs) {
     Program program(saving_options());
     if (context.rank() == runs % 2) program.trainer.stop();
     program.fit();
+    losses.merge(program.losses);
     EXPECT_TRUE(program.trainer.stopped());
     if (program.trainer.epoch() != 3) continue;
     EXPECT_GT(runs, 10);
     EXPECT_EQ(program.trainer.step(), 10);
-    EXPECT_TRUE(equal(state_dict(program.net), expected));
+    EXPECT_TRUE(equal(state_dict(program.net), state_dict(at_once.net)));
+    ASSERT_EQ(losses.size(), 10U);
+    // A checkpoint between two steps has the mean of their losses over the ranks.
+    for (const auto& [step, loss] : at_once.losses) EXPECT_NEAR(losses.at(step), loss, 1e-6) << step;
     return;
   }
   FAIL() << "the run never ended";
@@ -252,6 +263,31 @@ TEST(TrainerArguments, AreRefused) {
   EXPECT_THAT(error_of<ArgumentError>([] { EarlyStopping({.min_delta = -1}); }), HasSubstr("min_delta = -1"));
   Trainer trainer(net, optimizer, {.stop_signals = {SIGKILL}});
   EXPECT_THAT(error_of<ArgumentError>([&] { (void)trainer.begin_fit(); }), HasSubstr("signal 9"));
+}
+
+TEST(TrainerOfOneProcess, LowersTheRateWhenTheMetricStopsImproving) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.5);
+  optim::ReduceLROnPlateau schedule(optimizer, {.patience = 0});
+  std::vector<Points::Batch> batches{Points().get_batch(torch::arange(8))};
+  const auto loss_of = [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); };
+  Trainer trainer(net, optimizer, {.epochs = 2, .metric = "loss"});
+  trainer.epoch_scheduler(schedule).on_validate([] { return Scalars{{"loss", 1.0}}; });
+  trainer.fit(batches, loss_of);
+  EXPECT_DOUBLE_EQ(schedule.get_last_lr()[0], 0.05);
+  Trainer without_metric(net, optimizer, {});
+  without_metric.epoch_scheduler(schedule);
+  EXPECT_THAT(error_of<ArgumentError>([&] { without_metric.fit(batches, loss_of); }), HasSubstr("metric"));
+}
+
+TEST(TrainerOfOneProcess, ClosesItsProgressBarWhenItStops) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<Points::Batch> batches(3, Points().get_batch(torch::arange(8)));
+  ::testing::internal::CaptureStderr();
+  Trainer trainer(net, optimizer, {.max_steps = 1, .progress = true});
+  trainer.fit(batches, [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("epoch 1/1:  33% 1/3"));
 }
 
 // In one process without a run, in float16.

@@ -10,26 +10,10 @@ import torchvision_cpu  # noqa: E402, F401
 import numpy  # noqa: E402
 import PIL.Image  # noqa: E402
 import torch  # noqa: E402
+from sample_seeds import seed_of  # noqa: E402
 from torchvision.datasets import ImageFolder  # noqa: E402
 from torchvision.io import ImageReadMode, decode_image  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
-
-BITS = (1 << 64) - 1
-
-
-def split_mix(value):
-    value = (value + 0x9e3779b97f4a7c15) & BITS
-    value = ((value ^ value >> 30) * 0xbf58476d1ce4e5b9) & BITS
-    value = ((value ^ value >> 27) * 0x94d049bb133111eb) & BITS
-    return value ^ value >> 31
-
-
-def seed_of(base, epoch, passes, index):
-    seed = split_mix(base)
-    for part in (epoch, passes, index):
-        seed = split_mix(seed ^ part)
-    return seed
-
 
 def write_pictures(folder):
     draw = numpy.random.default_rng(3)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Programs under SLURM: test_slurm.py <slurm_rank> <lockstep> [unittest argument...]"""
 
+import pathlib
 import re
 import sys
 import unittest
@@ -55,6 +56,12 @@ class Srun(SlurmTest):
     def test_nodes_with_different_numbers_of_tasks(self):
         out = self.run_well("srun", "--nodes=2", "--ntasks=3", RANK)
         self.assertEqual(told(out), TWO_AND_ONE)
+
+    def test_fine_tuning_program(self):
+        program = str(pathlib.Path(RANK).with_name("image_folder_finetune"))
+        pictures = str(cluster.folder / "pictures")
+        out = self.run_well("srun", "--nodes=2", "--ntasks=2", program, "--folder", pictures, "--size", "32", "--epochs", "1")
+        self.assertIn("step 5: accuracy 0.", out)  # 144 pictures, 16 per rank
 
     def test_steps_of_one_job_at_the_same_time(self):
         step = f"srun --overlap --nodes=2 --ntasks=2 {RANK}"

@@ -59,10 +59,11 @@ Ends make_terminal() {
       ::setenv(name.c_str(), value.c_str(), 1);
     }
   }
-  std::vector<char*> argv{const_cast<char*>("lockstep")};
+  const std::string program = options.program.empty() ? LOCKSTEP_PROGRAM : options.program;
+  std::vector<char*> argv{const_cast<char*>(program.c_str())};
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
-  ::execv(LOCKSTEP_PROGRAM, argv.data());
+  ::execv(program.c_str(), argv.data());
   ::_exit(125);
 }
 

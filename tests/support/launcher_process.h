@@ -21,17 +21,19 @@ enum class Output {
   terminal,   // both to out, through a terminal that controls the launcher's session
 };
 
-// A running `lockstep` program. Waits end with an exception, which fails the test, when the watchdog's time
-// is over. The destructor kills the launcher and everything that carries its marker.
+// A running `lockstep`, or another program that starts ranks. Waits end with an exception, which fails the
+// test, when the watchdog's time is over. The destructor kills the launcher and everything that carries its
+// marker.
 class LauncherProcess {
  public:
   struct Options {
     std::map<std::string, std::string> env = {};  // added to the environment; "" unsets
     Output output = Output::two_pipes;
     std::chrono::seconds watchdog{60};
+    std::string program = {};  // the path of a program that starts ranks itself; empty: lockstep
   };
 
-  // `arguments` follow "lockstep".
+  // `arguments` follow "lockstep", or the program.
   explicit LauncherProcess(const std::vector<std::string>& arguments)
       : LauncherProcess(arguments, Options{}) {}
   LauncherProcess(const std::vector<std::string>& arguments, const Options& options);

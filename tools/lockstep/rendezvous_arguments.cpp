@@ -221,6 +221,7 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
   if (const auto step = has_no_node_options(arguments) ? slurm_nodes(env) : std::nullopt) {
     options.run_id = arguments.rdzv_id;
     options.nodes = nodes_of_step(arguments, *step);
+    options.nodes->secret = launch::read_secret(arguments.secret_file, env);
     options.master_addr = options.nodes->endpoint.host;
     return;
   }
@@ -238,6 +239,7 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
     set_one_node(arguments, options);
   } else {
     options.nodes = several_nodes(arguments, counts);
+    options.nodes->secret = launch::read_secret(arguments.secret_file, env);
     options.master_addr = options.nodes->endpoint.host;
   }
 }

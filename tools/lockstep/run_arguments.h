@@ -25,6 +25,7 @@ struct RunArguments {
   std::string rdzv_endpoint{};
   std::string rdzv_id = "none";
   std::string rdzv_conf{};
+  std::string secret_file{};
   bool standalone = false;
   int max_restarts = 0;
   double monitor_interval = 0.1;

@@ -209,6 +209,9 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
   add(run, "rdzv-id", parsed.rdzv_id, "ID", "Name of the run, the same on all nodes")->capture_default_str();
   add(run, "rdzv-conf", parsed.rdzv_conf, "K=V,...",
       "join_timeout, last_call_timeout (seconds), keep_alive_interval, keep_alive_max_attempt, is_host");
+  add(run, "secret-file", parsed.secret_file, "FILE",
+      "File with the secret of the run, which authenticates the launchers of its nodes (default: the file "
+      "that LOCKSTEP_SECRET_FILE names, or the text of LOCKSTEP_SECRET)");
   add(run, "max-restarts", parsed.max_restarts, "N", "Number of restarts after failures")
       ->capture_default_str();
 }

@@ -37,8 +37,8 @@ std::map<std::string, double> reduce_value(const std::map<std::string, double>& 
 /// so use data::DistributedEvalSampler, which repeats no sample.
 ///
 /// A metric can be a part of a TrainingState. state_dict() is collective like compute() and returns the state
-/// of all ranks together. load_state_dict() gives it to rank 0 and resets the other ranks, so that any number
-/// of ranks can continue.
+/// of all ranks together. load_state_dict() loads it on rank 0 and resets the other ranks. Any number of
+/// ranks can therefore continue.
 ///
 /// update() queues work on the device of its tensors and does not wait for it, except for Auroc. Not
 /// thread-safe.

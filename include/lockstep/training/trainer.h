@@ -90,7 +90,7 @@ struct TrainerOptions {
   std::int64_t checkpoint_interval = 0;
   /// Epochs between checkpoints after an epoch. The last epoch of the run always has one.
   std::int64_t epochs_per_checkpoint = 1;
-  /// The validation's number that determines the best checkpoint.
+  /// The validation's number that determines the best checkpoint and that ReduceLROnPlateau takes.
   std::string metric = {};
   /// Continue from the newest checkpoint, if there is one.
   bool resume = false;
@@ -135,8 +135,8 @@ class Trainer {
   /// loader of fit() and the schedulers. Add others before fit().
   TrainingState& state();
 
-  /// Calls scheduler.step() after each step, or after each epoch's validation. The scheduler must outlive the
-  /// trainer.
+  /// Calls scheduler.step() after each step, or after each epoch's validation, a ReduceLROnPlateau with the
+  /// number options.metric of the validation. The scheduler must outlive the trainer.
   template <typename Scheduler>
   Trainer& step_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
     state().add(name, scheduler);
@@ -145,7 +145,13 @@ class Trainer {
   template <typename Scheduler>
   Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
     state().add(name, scheduler);
-    return on_epoch_end([&scheduler](const Scalars&) { scheduler.step(); });
+    return on_epoch_end([this, &scheduler](const Scalars& validation) {
+      if constexpr (requires { scheduler.step(); }) {
+        scheduler.step();
+      } else {
+        scheduler.step(metric_of(validation));
+      }
+    });
   }
 
   // Callbacks; each of a kind is called in the order in which they were added.
@@ -215,6 +221,7 @@ class Trainer {
     return std::nullopt;
   }
 
+  double metric_of(const Scalars& validation) const;
   void optimize();
   void check(const at::Tensor& loss, std::optional<double> grad_norm);
   double agree_on(double number);

@@ -24,9 +24,23 @@ std::vector<Device> devices_named(const std::string& list) {
   return devices;
 }
 
-std::vector<Device> devices_for(const BackendRequest& request) {
+std::vector<Device> tcp_devices(const BackendRequest& request) {
   if (const auto named = request.env.get("GLOO_SOCKET_IFNAME")) return devices_named(*named);
   return {c10d::ProcessGroupGloo::createDeviceForHostname(shared_route(request))};
+}
+
+// LibTorch reads GLOO_DEVICE_TRANSPORT when it makes a device.
+std::vector<Device> devices_for(const BackendRequest& request) {
+  const auto transport = request.env.get("GLOO_DEVICE_TRANSPORT").value_or("TCP");
+  try {
+    return tcp_devices(request);
+  } catch (const c10::Error& error) {
+    if (transport == "TCP") throw;
+    throw ArgumentError(fmt::format(
+        "GLOO_DEVICE_TRANSPORT={}: this LibTorch's Gloo cannot use it ({}). PyTorch's packages are "
+        "built without TLS; use a private network, WireGuard or ssh tunnels (docs/security.md)",
+        transport, error.what_without_backtrace()));
+  }
 }
 
 BackendTraits gloo_traits() {

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "launch/secret.h"
+
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr std::size_t kLeastLength = 16;
+constexpr const char* kWhiteSpace = " \t\r\n";
+
+std::string trimmed(const std::string& text) {
+  const auto first = text.find_first_not_of(kWhiteSpace);
+  if (first == std::string::npos) return {};
+  return text.substr(first, text.find_last_not_of(kWhiteSpace) + 1 - first);
+}
+
+Secret secret_from(const std::string& source, const std::string& text) {
+  try {
+    return Secret(trimmed(text));
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(fmt::format("{}: {}", source, error.what()));
+  }
+}
+
+Secret secret_in(const std::string& source, const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  if (!stream.is_open() || stream.bad()) {
+    throw ArgumentError(fmt::format("{}: {} cannot be read", source, file));
+  }
+  return secret_from(fmt::format("{}: {}", source, file), text);
+}
+
+}  // namespace
+
+std::string random_challenge() { return random_hex(8); }
+
+Secret::Secret(std::string text) : text_(std::move(text)) {
+  if (text_.size() < kLeastLength) {
+    throw ArgumentError(
+        fmt::format("a secret has at least {} characters; `openssl rand -hex 32` makes one", kLeastLength));
+  }
+}
+
+std::string Secret::proof(Side side, const Challenges& challenges) const {
+  if (empty()) return {};
+  const auto message = fmt::format("lockstep run, {}: {} {}", side == Side::server ? "server" : "client",
+                                   challenges.server, challenges.client);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest;
+  unsigned int size = 0;
+  const auto* const done =
+      ::HMAC(::EVP_sha256(), text_.data(), static_cast<int>(text_.size()),
+             reinterpret_cast<const unsigned char*>(message.data()), message.size(), digest.data(), &size);
+  if (done == nullptr) throw LaunchError("OpenSSL cannot compute HMAC-SHA-256");
+  return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + size, ""));
+}
+
+bool Secret::accepts(std::string_view proof, Side side, const Challenges& challenges) const {
+  const auto expected = this->proof(side, challenges);
+  return proof.size() == expected.size() &&
+         ::CRYPTO_memcmp(proof.data(), expected.data(), expected.size()) == 0;
+}
+
+Secret read_secret(const std::string& file, const Env& env) {
+  if (!file.empty()) return secret_in("--secret-file", file);
+  if (const auto named = env.get("LOCKSTEP_SECRET_FILE")) return secret_in("LOCKSTEP_SECRET_FILE", *named);
+  if (const auto text = env.get("LOCKSTEP_SECRET")) return secret_from("LOCKSTEP_SECRET", *text);
+  return {};
+}
+
+}  // namespace lockstep::launch

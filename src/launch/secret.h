@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <lockstep/base/env.h>
+
+namespace lockstep::launch {
+
+// Random texts, one of each side, so that no proof can be used twice.
+struct Challenges {
+  std::string server{};
+  std::string client{};
+};
+
+std::string random_challenge();
+
+// The secret of a run, the same on all nodes. Each side of a connection proves that it knows the secret, with
+// HMAC-SHA-256 over both challenges. The secret itself is never sent. Later messages are neither encrypted
+// nor signed.
+class Secret {
+ public:
+  enum class Side { server, client };
+
+  Secret() = default;  // none: proofs are empty, and a side accepts any other without a secret
+  // Throws ArgumentError for less than 16 characters.
+  explicit Secret(std::string text);
+
+  bool empty() const { return text_.empty(); }
+  // Hexadecimal digits.
+  std::string proof(Side side, const Challenges& challenges) const;
+  bool accepts(std::string_view proof, Side side, const Challenges& challenges) const;
+
+ private:
+  std::string text_;
+};
+
+// The contents of `file` if it is given, else of the file that LOCKSTEP_SECRET_FILE names, else
+// LOCKSTEP_SECRET. Without white space at its ends. Throws ArgumentError naming the source when it cannot be
+// read or is too short.
+Secret read_secret(const std::string& file, const Env& env);
+
+}  // namespace lockstep::launch
