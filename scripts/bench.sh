@@ -29,10 +29,7 @@ fi
 name=$1
 shift
 bash scripts/setup.sh --tests
-if [[ $name == comm ]]; then bash scripts/setup.sh --mpi; fi
 configure release everything
-# A tree that was configured before Open MPI was installed has no MPI program.
-if [[ $name == comm && ! -x build/release/bin/mpi_collectives ]]; then cmake --preset release >/dev/null; fi
 build release tools/lockstep/all tools/lockstep_bench/all examples/all benchmarks/all
 LOCKSTEP_BUILD_DIR=$root/build/release
 LOCKSTEP_PYTHON=$(cached release LOCKSTEP_PYTHON)

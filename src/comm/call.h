@@ -102,8 +102,9 @@ using OperationPtr = std::shared_ptr<Operation>;
 
 // How a backend reports on a call that it starts.
 enum class CallStage : std::uint8_t {
-  posted,     // the other ranks can see the call
-  may_block,  // start() may wait for other ranks from now on; reported first if both apply
+  posted,      // the other ranks can see the call
+  may_block,   // start() may wait for other ranks from now on; reported first if both apply
+  cannot_end,  // the same, in a call that no exception can end: note in unendable_call.h
 };
 using Report = c10::function_ref<void(CallStage)>;
 

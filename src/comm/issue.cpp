@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/issue.h"
 
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "comm/failure.h"
 #include "comm/fingerprint.h"
 #include "comm/pending_call.h"
+#include "comm/unendable_call.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::comm {
@@ -64,6 +66,7 @@ class Issue {
       if (group_.info().check_calls) compare();
       return finish(calls->start(call_, [this](CallStage stage) { report(stage); }));
     } catch (...) {
+      in_call_.reset();
       write();
       keep_record();
       turn_.resume();
@@ -80,11 +83,12 @@ class Issue {
   // Other ranks wait for the call's descriptor, not for its record.
   void report(CallStage stage) {
     write();
-    if (stage != CallStage::may_block || kept_) return;
+    if (stage == CallStage::posted || kept_) return;
     // Another call may overwrite the record, and another thread may close the group.
     keep_record();
     kept_ = group_.keep_calls(turn_);
     turn_.pause();
+    if (stage == CallStage::cannot_end) in_call_.emplace(group_, record_, call_.timeout);
   }
 
   void write() {
@@ -104,6 +108,7 @@ class Issue {
   }
 
   OperationPtr finish(OperationPtr operation) {
+    in_call_.reset();
     turn_.resume();
     write();
     if (operation || !call_.blocking) keep_record();
@@ -134,6 +139,7 @@ class Issue {
   std::shared_ptr<CallBackend> kept_;
   node::FlightRecorder::Turn turn_;
   CallRecord record_;
+  std::optional<UnendableCall> in_call_;
   bool is_written_ = false;
   bool ends_on_stream_ = false;
 };

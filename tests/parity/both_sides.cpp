@@ -12,6 +12,7 @@
 #include <lockstep/spawn/spawn.h>
 
 #include "parity/ddp_record.h"
+#include "support/mpi_ranks.h"
 #include "support/python.h"
 
 namespace lockstep::testing {
@@ -69,9 +70,14 @@ void as_parity_ranks(const std::function<void(const Context&)>& body) {
 BothSides::BothSides(const std::string& script, const Scenario& scenario,
                      const std::vector<std::string>& cases, const std::string& backend, int world_size)
     : python_(run_python_side(script, cases, world_size)) {
-  expect_all_passed(run_ranks(scenario, {.world_size = backend.starts_with(kThreadsPrefix) ? 1 : world_size,
-                                         .env = environment(ours_.path(), backend, world_size),
-                                         .timeout = kWatchdog}));
+  const RunOptions options{.world_size = backend.starts_with(kThreadsPrefix) ? 1 : world_size,
+                           .env = environment(ours_.path(), backend, world_size),
+                           .timeout = kWatchdog};
+  if (backend == "mpi") {
+    expect_all_passed(run_mpi_ranks({scenario.name()}, options));
+  } else {
+    expect_all_passed(run_ranks(scenario, options));
+  }
 }
 
 std::string BothSides::python_file(const std::string& name, int rank) const {

@@ -8,6 +8,7 @@
 
 #include <lockstep/rendezvous/init.h>
 
+#include "backends/registry.h"
 #include "parity/both_sides.h"
 #include "parity/ddp_case.h"
 #include "parity/ddp_record.h"
@@ -63,13 +64,18 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
   }
 }
 
-// Three: sizes that are no power of two divide through the reciprocal. Python runs over Gloo. shm adds two
-// summands to the same sum, and more of them in a different order.
-INSTANTIATE_TEST_SUITE_P(WorldSize, DdpParity,
-                         ::testing::Values(std::pair{"gloo", 1}, std::pair{"gloo", 2}, std::pair{"gloo", 3},
-                                           std::pair{"gloo", 4}, std::pair{"shm", 2},
-                                           std::pair{"threads_gloo", 2}, std::pair{"threads_gloo", 4},
-                                           std::pair{"threads_shm", 2}),
+// Three: sizes that are no power of two divide through the reciprocal. Python runs over Gloo. shm and MPI
+// add two summands to the same sum, and more of them in a different order.
+std::vector<std::pair<std::string, int>> backends_and_sizes() {
+  std::vector<std::pair<std::string, int>> all{{"gloo", 1},         {"gloo", 2},       {"gloo", 3},
+                                               {"gloo", 4},         {"shm", 2},        {"threads_gloo", 2},
+                                               {"threads_gloo", 4}, {"threads_shm", 2}};
+  const auto built = backends::available_backends();
+  if (std::ranges::find(built, "mpi") != built.end()) all.emplace_back("mpi", 2);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSize, DdpParity, ::testing::ValuesIn(backends_and_sizes()),
                          [](const auto& each) {
                            return fmt::format("{}{}", each.param.first, each.param.second);
                          });

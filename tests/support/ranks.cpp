@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
+#include <fstream>
 #include <poll.h>
 #include <signal.h>
+#include <sstream>
 #include <stdexcept>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -23,8 +25,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-constexpr const char* kScenarioVariable = "LOCKSTEP_TEST_SCENARIO";
 
 std::map<std::string, std::function<void()>>& scenarios() {
   static std::map<std::string, std::function<void()>> all;
@@ -155,9 +155,9 @@ void expect_all_passed(const std::vector<RankResult>& results) {
   }
 }
 
-int run_scenario_if_asked() {
-  const char* name = std::getenv(kScenarioVariable);
-  if (name == nullptr) return -1;
+namespace {
+
+int run_scenario(const std::string& name) {
   const auto found = scenarios().find(name);
   if (found == scenarios().end()) {
     fmt::print(stderr, "no scenario named {}\n", name);
@@ -169,7 +169,40 @@ int run_scenario_if_asked() {
     fmt::print(stderr, "scenario {} threw: {}\n", name, error.what());
     return 1;
   }
-  return ::testing::Test::HasFailure() ? 1 : 0;
+  if (!::testing::Test::HasFailure()) return 0;
+  fmt::print(stderr, "scenario {} failed\n", name);
+  return 1;
+}
+
+int run_scenarios(const std::string& names) {
+  std::istringstream lines(names);
+  for (std::string line; std::getline(lines, line);) {
+    const auto bar = line.find('|');
+    if (bar != std::string::npos) ::setenv("MASTER_PORT", line.c_str() + bar + 1, 1);
+    if (const int code = run_scenario(line.substr(0, bar)); code != 0) return code;
+  }
+  return 0;
+}
+
+// Where the launcher does not keep the ranks' output apart.
+int run_scenarios_into(const std::string& folder, const std::string& names) {
+  const char* const rank =
+      std::getenv("PMIX_RANK") != nullptr ? std::getenv("PMIX_RANK") : std::getenv("PMI_RANK");
+  const auto file = folder + "/" + rank;
+  if (std::freopen((file + ".out").c_str(), "a", stdout) == nullptr) return 2;
+  if (std::freopen((file + ".err").c_str(), "a", stderr) == nullptr) return 2;
+  const int code = run_scenarios(names);
+  std::ofstream(file + ".code") << code;
+  return code;
+}
+
+}  // namespace
+
+int run_scenario_if_asked() {
+  const char* const names = std::getenv(kScenarioVariable);
+  if (names == nullptr) return -1;
+  const char* const folder = std::getenv(kOutputVariable);
+  return folder == nullptr ? run_scenarios(names) : run_scenarios_into(folder, names);
 }
 
 }  // namespace lockstep::testing

@@ -46,7 +46,14 @@ std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& op
 /// Fails the calling test, showing every rank's stderr, unless all ranks exited with 0.
 void expect_all_passed(const std::vector<RankResult>& results);
 
-/// In a child that run_ranks() started: runs the scenario and returns the exit code. Otherwise -1.
+/// In a child that run_ranks() or run_mpi_ranks() started: runs the scenarios and returns the exit code.
+/// Otherwise -1.
 int run_scenario_if_asked();
+
+/// The scenarios that a child runs, one a line: its name or, if it is to have a port of its own,
+/// "<name>|<MASTER_PORT>".
+inline constexpr const char* kScenarioVariable = "LOCKSTEP_TEST_SCENARIO";
+/// A folder where a child keeps its output and its exit code, in <rank>.out, <rank>.err and <rank>.code.
+inline constexpr const char* kOutputVariable = "LOCKSTEP_TEST_OUTPUT";
 
 }  // namespace lockstep::testing

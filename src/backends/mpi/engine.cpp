@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/mpi/engine.h"
+
+#include <cstdlib>
+#include <sys/prctl.h>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "backends/mpi/load.h"
+
+namespace lockstep::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kSpin = 20us;      // of a wait, before it yields after each test
+constexpr auto kLook = 10ms;      // between two looks at the other ranks
+constexpr auto kBusyTest = 5us;   // a test that took longer moved data
+constexpr auto kFirstNap = 10us;  // of the engine's thread; each is twice as long as the one before,
+constexpr auto kLongestNap = 200us;
+constexpr auto kNapOfOthers = 1ms;  // while other threads test
+
+Threads wanted_threads(const Env& env) {
+  const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
+  if (text == "multiple") return Threads::all;
+  if (text == "serialized") return Threads::one;
+  throw ArgumentError(fmt::format("LOCKSTEP_MPI_THREADS={}; it is multiple or serialized", text));
+}
+
+}  // namespace
+
+void Task::end(std::exception_ptr error) {
+  error_ = std::move(error);
+  on_end();
+  done_.store(true, std::memory_order_release);
+}
+
+Engine& Engine::get(const Env& env) {
+  static std::mutex mutex;
+  static Engine* engine = nullptr;  // never destroyed: its thread may outlive main()
+  const std::lock_guard lock(mutex);
+  if (engine == nullptr) {
+    engine = new Engine(load_library(env), wanted_threads(env));
+    std::atexit([] { engine->end(); });
+  }
+  return *engine;
+}
+
+Engine::Engine(Library& library, Threads wanted) : library_(library) {
+  std::promise<Threads> initialised;
+  auto threads = initialised.get_future();
+  std::thread([this, wanted, promise = std::move(initialised)]() mutable {
+    loop(wanted, std::move(promise));
+  }).detach();
+  threads_ = threads.get();
+}
+
+void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
+  ::prctl(PR_SET_NAME, "lockstep-mpi");
+  ::prctl(PR_SET_TIMERSLACK, 1'000);  // naps are shorter than the default slack
+  try {
+    initialised.set_value(library_.initialize(wanted));
+  } catch (...) {
+    initialised.set_exception(std::current_exception());
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  while (!stops_) {
+    run_jobs(lock);
+    if (!advance_all(lock)) rest(lock);
+  }
+  lock.unlock();
+  try {
+    if (!is_spoiled_) library_.finalize();
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, error.what());
+  }
+  stopped_.set_value();
+}
+
+void Engine::run_jobs(std::unique_lock<std::mutex>& lock) {
+  while (!jobs_.empty()) {
+    auto job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job();
+    lock.lock();
+  }
+}
+
+// True if another test should follow at once.
+bool Engine::advance_all(std::unique_lock<std::mutex>& lock) {
+  if (tasks_.empty()) return false;
+  const std::vector<std::shared_ptr<Task>> tasks(tasks_.begin(), tasks_.end());
+  lock.unlock();
+  const auto began = Clock::now();
+  bool finished = false;
+  for (const auto& task : tasks) {
+    if (!task->is_done()) advance(*task, std::unique_lock(task->mutex_, std::try_to_lock));
+    finished = finished || task->is_done();
+  }
+  const bool was_busy = Clock::now() - began > kBusyTest;
+  lock.lock();
+  if (finished) std::erase_if(tasks_, [](const auto& task) { return task->is_done(); });
+  if (finished) ended_.notify_all();
+  if (finished || was_busy) nap_ = kFirstNap;
+  return finished || was_busy;
+}
+
+void Engine::rest(std::unique_lock<std::mutex>& lock) {
+  const auto is_asked = [&] { return stops_ || !jobs_.empty(); };
+  if (tasks_.empty()) {
+    is_idle_ = true;
+    wake_.wait(lock, [&] { return is_asked() || !tasks_.empty(); });
+    is_idle_ = false;
+    nap_ = kFirstNap;
+  } else if (waiting_ == 0) {
+    wake_.wait_for(lock, nap_, is_asked);
+    nap_ = std::min<std::chrono::microseconds>(nap_ * 2, kLongestNap);
+  } else if (takes_all_threads()) {
+    wake_.wait_for(lock, kNapOfOthers, is_asked);
+  } else {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+}
+
+bool Engine::advance(Task& task, std::unique_lock<std::mutex> lock) {
+  if (!lock.owns_lock()) return false;
+  if (task.is_done()) return true;
+  try {
+    if (!task.pending_->test()) return false;
+    task.source_ = task.pending_->source();
+    task.pending_.reset();
+    task.end(nullptr);
+  } catch (...) {
+    spoil();
+    (void)task.pending_.release();  // MPI may still use its memory
+    task.end(std::current_exception());
+  }
+  return true;
+}
+
+void Engine::run(const std::function<void()>& job) {
+  if (takes_all_threads()) return job();
+  std::packaged_task<void()> own(job);
+  auto done = own.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(own));
+  }
+  wake_.notify_one();
+  done.get();
+}
+
+void Engine::start(const std::shared_ptr<Task>& task, const Start& start) {
+  run([&] { task->pending_ = start(); });
+  std::unique_lock lock(mutex_);
+  tasks_.push_back(task);
+  nap_ = kFirstNap;
+  if (!is_idle_) return;
+  lock.unlock();
+  wake_.notify_one();
+}
+
+bool Engine::test(Task& task) {
+  if (task.is_done()) return true;
+  bool done = false;
+  run([&] { done = advance(task, std::unique_lock(task.mutex_)); });
+  return done;
+}
+
+void Engine::wait(Task& task, std::chrono::milliseconds timeout, const std::function<void()>& look) {
+  const auto end = Clock::now() + timeout;
+  ++waiting_;
+  try {
+    takes_all_threads() ? poll(task, end, look) : sleep_until_done(task, end, look);
+  } catch (...) {
+    --waiting_;
+    spoil();
+    throw;
+  }
+  --waiting_;
+  if (!task.is_done()) throw TimeoutError(fmt::format("it has not ended after {} ms", timeout.count()));
+  task.throw_if_failed();
+}
+
+void Engine::poll(Task& task, Clock::time_point end, const std::function<void()>& look) {
+  const auto began = Clock::now();
+  auto next_look = began + kLook;
+  while (!advance(task, std::unique_lock(task.mutex_))) {
+    const auto now = Clock::now();
+    if (now >= end) return;
+    if (now >= next_look) {
+      look();
+      next_look = now + kLook;
+    }
+    if (now - began > kSpin) std::this_thread::yield();
+  }
+}
+
+void Engine::sleep_until_done(Task& task, Clock::time_point end, const std::function<void()>& look) {
+  std::unique_lock lock(mutex_);
+  wake_.notify_one();
+  while (!task.is_done() && Clock::now() < end) {
+    if (ended_.wait_until(lock, std::min(end, Clock::now() + kLook)) == std::cv_status::no_timeout) continue;
+    lock.unlock();
+    look();
+    lock.lock();
+  }
+}
+
+void Engine::cancel(Task& task) {
+  run([&] {
+    const std::lock_guard lock(task.mutex_);
+    if (task.is_done()) return;
+    task.pending_->cancel();
+    task.end(nullptr);
+  });
+}
+
+void Engine::abandon(const std::shared_ptr<Task>& task) {
+  const std::lock_guard lock(mutex_);
+  const std::lock_guard own(task->mutex_);
+  if (task->is_done()) return;
+  spoil();
+  abandoned_.push_back(task);
+  (void)task->pending_.release();
+  task->end(std::make_exception_ptr(Error("it was aborted")));
+  ended_.notify_all();
+}
+
+void Engine::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  wake_.notify_one();
+  stopped_.get_future().wait();
+}
+
+}  // namespace lockstep::mpi

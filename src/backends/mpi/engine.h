@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <future>
+#include <list>
+#include <memory>
+#include <mutex>
+
+#include <lockstep/base/env.h>
+
+#include "backends/mpi/library.h"
+
+// Note [Progress of MPI]
+//
+// MPI advances a started call only while some thread is inside of MPI. A thread that waits for a call tests
+// it without a break. For calls that nobody waits for, as those of DDP during backward, a thread of the
+// engine tests them: again at once after a test that took long, because it moved or reduced data, and else
+// after a nap, so that it leaves the cores to backward.
+//
+// The same thread initialises and finalizes MPI. Where MPI takes calls of one thread only, it makes all of
+// them, so a blocking call becomes a started one that is waited for.
+//
+// MPI cannot be initialised twice, so it is finalized at the end of the process, not of a context. That waits
+// for all ranks, so after an error it is not finalized at all.
+
+namespace lockstep::mpi {
+
+// A started call. What derives from it keeps the call's memory alive.
+class Task {
+ public:
+  Task() = default;
+  virtual ~Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  bool is_done() const { return done_.load(std::memory_order_acquire); }
+  // Throws MPI's error. After is_done().
+  void throw_if_failed() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+  int source() const { return source_; }
+
+ protected:
+  virtual void on_end() {}
+
+ private:
+  friend class Engine;
+  void end(std::exception_ptr error);
+
+  std::mutex mutex_;
+  std::unique_ptr<Pending> pending_;
+  std::atomic<bool> done_{false};
+  std::exception_ptr error_;
+  int source_ = kAnyPeer;
+};
+
+// This process's use of MPI. Safe from any thread.
+class Engine {
+ public:
+  using Start = std::function<std::unique_ptr<Pending>()>;
+
+  // The only engine. The first call loads the module and initialises MPI, and throws Error if it cannot.
+  static Engine& get(const Env& env);
+
+  Library& library() { return library_; }
+  // Whether callers may use the communicators themselves.
+  bool takes_all_threads() const { return threads_ == Threads::all; }
+  // Runs `job` where MPI may be called.
+  void run(const std::function<void()>& job);
+  // Starts a call, which continues whether or not it is waited for.
+  void start(const std::shared_ptr<Task>& task, const Start& start);
+  bool test(Task& task);
+  // Throws TimeoutError after `timeout`, and whatever `look` throws, which is called now and then.
+  void wait(Task& task, std::chrono::milliseconds timeout, const std::function<void()>& look);
+  // Ends a receive that nobody waits for any more.
+  void cancel(Task& task);
+  // Ends it for us; MPI may still use its memory, which is never freed.
+  void abandon(const std::shared_ptr<Task>& task);
+  // MPI will not be finalized.
+  void spoil() { is_spoiled_ = true; }
+
+ private:
+  Engine(Library& library, Threads wanted);
+  void loop(Threads wanted, std::promise<Threads> initialised);
+  void run_jobs(std::unique_lock<std::mutex>& lock);
+  bool advance_all(std::unique_lock<std::mutex>& lock);
+  void rest(std::unique_lock<std::mutex>& lock);
+  bool advance(Task& task, std::unique_lock<std::mutex> lock);
+  void poll(Task& task, std::chrono::steady_clock::time_point end, const std::function<void()>& look);
+  void sleep_until_done(Task& task, std::chrono::steady_clock::time_point end,
+                        const std::function<void()>& look);
+  void end();
+
+  Library& library_;
+  Threads threads_ = Threads::one;
+  std::atomic<bool> is_spoiled_{false};
+  std::atomic<int> waiting_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable ended_;
+  std::deque<std::packaged_task<void()>> jobs_;
+  std::list<std::shared_ptr<Task>> tasks_;
+  std::list<std::shared_ptr<Task>> abandoned_;
+  std::chrono::microseconds nap_{0};
+  bool is_idle_ = false;
+  bool stops_ = false;
+  std::promise<void> stopped_;
+};
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/shm/request.h"
+
+// Note [The MPI module]
+//
+// Programs that do not use the mpi backend must not load libmpi, and they must run where it is missing. So
+// the code that calls MPI is a shared library of its own, liblockstep_mpi.so, and this header is all that the
+// rest knows of it: neither side needs LibTorch here. load.cpp opens it with dlopen() when the first mpi
+// group is made. It is opened with RTLD_GLOBAL, because parts of MPI libraries are plug-ins that look up
+// libmpi's symbols among the global ones. The module describes calls as the core of shm does.
+
+namespace lockstep::mpi {
+
+// The peer of a receive from any rank.
+inline constexpr int kAnyPeer = -1;
+
+struct Message {
+  bool is_send = false;
+  int peer = kAnyPeer;
+  int tag = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// A started call. Not safe from several threads at once. One that is destroyed unfinished leaves its requests
+// to MPI, so its memory must stay valid.
+class Pending {
+ public:
+  Pending() = default;
+  virtual ~Pending() = default;
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  // Makes progress. True: the call is finished, and its memory is no longer used.
+  virtual bool test() = 0;
+  // Ends a receive that has not begun.
+  virtual void cancel() = 0;
+  // The sender of a finished receive.
+  virtual int source() const = 0;
+};
+
+// The ranks of one group. The functions are MPI's: the run() ones block, the start() ones do not. All throw
+// Error with MPI's text.
+class Communicator {
+ public:
+  Communicator() = default;
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  virtual void run(const shm::Request& request) = 0;
+  virtual std::unique_ptr<Pending> start(const shm::Request& request) = 0;
+  virtual void run(const Message& message) = 0;
+  virtual std::unique_ptr<Pending> start(const Message& message) = 0;
+  // Tags above it belong to the backend.
+  virtual int largest_tag() const = 0;
+  // All ranks call it. A communicator that is destroyed without it is left to MPI.
+  virtual void free() = 0;
+};
+
+enum class Threads : std::uint8_t {
+  one,  // MPI takes calls of one thread
+  all,  // MPI takes calls of every thread (MPI_THREAD_MULTIPLE)
+};
+
+// MPI itself. One in a process.
+class Library {
+ public:
+  Library() = default;
+  virtual ~Library() = default;
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  // The thread that calls it also calls finalize(). Respects an MPI that the program has initialised; throws
+  // Error if that one takes calls of one thread only.
+  virtual Threads initialize(Threads wanted) = 0;
+  // Does nothing if the program itself has initialised or finalized MPI.
+  virtual void finalize() = 0;
+  virtual int world_rank() const = 0;
+  virtual int world_size() const = 0;
+  // The ranks of a new group, by their ranks in MPI's world; only they call it. `tag` keeps groups apart that
+  // are made at the same time.
+  virtual std::unique_ptr<Communicator> create(const std::vector<int>& world_ranks, int tag) = 0;
+};
+
+// What the module exports, by this name.
+inline constexpr const char* kEntry = "lockstep_mpi_library";
+using Entry = Library* (*)();
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <mpi.h>
+#include <string>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::mpi {
+
+// Throws Error with MPI's text for a result that is not MPI_SUCCESS.
+inline void check(int result, const char* function) {
+  if (result == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(result, text.data(), &length);
+  throw Error(std::string(function) + ": " + std::string(text.data(), static_cast<std::size_t>(length)));
+}
+
+}  // namespace lockstep::mpi

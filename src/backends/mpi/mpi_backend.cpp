@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/mpi/mpi_backend.h"
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "backends/shm/call_request.h"
+#include "base/deadline.h"
+#include "comm/profiler_event.h"
+
+namespace lockstep::backends {
+namespace {
+
+using comm::Call;
+using comm::CallStage;
+using comm::OperationPtr;
+using comm::Report;
+
+constexpr std::chrono::milliseconds kEndLimit{500};
+
+mpi::Message message_of(const Call& call) {
+  const bool is_send = call.kind == CallKind::send;
+  const auto& tensor = is_send ? call.inputs.front() : call.outputs.front();
+  return {.is_send = is_send,
+          .peer = call.peer == comm::kAnyRank ? mpi::kAnyPeer : call.peer,
+          .tag = call.tag,
+          .data = static_cast<std::byte*>(tensor.data_ptr()),
+          .bytes = tensor.nbytes()};
+}
+
+// MPI has no average, so the sum is divided afterwards.
+void fill_request(shm::Request& request, const Call& call, int size) {
+  shm::fill(request, call, size);
+  if (request.reduction == shm::Reduction::average) request.reduction = shm::Reduction::sum;
+}
+
+bool divides(const Call& call, int rank) {
+  return comm::has_operation(call.kind) && call.op == ReduceOp::AVG &&
+         (call.kind != CallKind::reduce || call.root == rank);
+}
+
+void divide(const at::Tensor& sum, int size) { sum.detach().div_(size); }
+
+class MpiOperation final : public mpi::Task, public comm::Operation {
+ public:
+  MpiOperation(const Call& call, std::shared_ptr<MpiGroup> group, int rank, int size,
+               std::chrono::milliseconds timeout)
+      : group_(std::move(group)),
+        size_(size),
+        timeout_(timeout),
+        tensors_(comm::tensors_of(call)),
+        event_("mpi", call) {
+    if (divides(call, rank)) sum_ = call.outputs.front();
+  }
+
+  void wait(std::chrono::milliseconds timeout) override {
+    try {
+      group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
+                          [this] { group_->look_around(); });
+    } catch (...) {
+      group_->engine.spoil();
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    if (const auto sum = std::exchange(sum_, {}); sum.defined()) divide(sum, size_);
+  }
+  bool is_completed() override { return group_->engine.test(*this); }
+  int source_rank() const override { return source(); }
+
+ private:
+  void on_end() override { event_.end(); }
+
+  std::shared_ptr<MpiGroup> group_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  std::vector<at::Tensor> tensors_;
+  comm::ProfilerEvent event_;
+  std::mutex mutex_;
+  at::Tensor sum_;  // to be divided
+};
+
+}  // namespace
+
+std::string MpiGroup::name_of(int rank) const {
+  return node ? node->name_of(rank) : fmt::format("rank {}", rank);
+}
+
+void MpiGroup::look_around() const {
+  if (!node) return;
+  if (!node->refusals().empty()) throw DesyncError("another rank refuses it");
+  if (const int dead = node->find_dead(); dead >= 0) throw PeerLost(node->name_of(dead) + " died");
+}
+
+MpiBackend::MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout)
+    : FromC10d(rank, size, "mpi", traits(), timeout), group_(std::move(group)) {}
+
+MpiBackend::~MpiBackend() {
+  bool is_over = std::uncaught_exceptions() == 0;
+  for (const auto& weak : under_way_) {
+    const auto task = weak.lock();
+    is_over = is_over && (!task || task->is_done());
+  }
+  if (!is_over) group_->engine.spoil();
+  try {
+    if (is_over) group_->engine.run([&] { group_->ranks->free(); });
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, error.what());
+  }
+}
+
+BackendTraits MpiBackend::traits() {
+  using c10::ScalarType;
+  return {.devices = {c10::DeviceType::CPU},
+          .dtypes = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
+                     ScalarType::Char, ScalarType::Byte, ScalarType::Short, ScalarType::Int, ScalarType::Long,
+                     ScalarType::UInt16, ScalarType::UInt32, ScalarType::UInt64, ScalarType::Bool},
+          .averages = true,
+          .notices_death = true,
+          .uneven_all_gather = true,
+          .device_advice = "move it to the CPU, or use a backend for its device"};
+}
+
+// Calls that every rank has made end soon, whether or not they are waited for.
+void MpiBackend::abort() {
+  const std::lock_guard lock(mutex_);
+  const Deadline deadline(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : kEndLimit);
+  for (const auto& weak : std::exchange(under_way_, {})) {
+    const auto task = weak.lock();
+    while (task && !deadline.expired() && !group_->engine.test(*task)) std::this_thread::yield();
+    if (task) group_->engine.abandon(task);
+  }
+}
+
+OperationPtr MpiBackend::start(const Call& call, Report report) {
+  if (call.monitored) {
+    report(CallStage::may_block);
+    monitored_barrier(call);
+    return nullptr;
+  }
+  if (comm::is_message(call.kind)) check_tag(call);
+  const bool has_source = call.kind == CallKind::recv && call.peer == comm::kAnyRank;
+  if (!call.blocking || has_source || !group_->engine.takes_all_threads()) return begin(call);
+  report(CallStage::cannot_end);
+  run(call);
+  return nullptr;
+}
+
+void MpiBackend::check_tag(const Call& call) const {
+  const int largest = group_->ranks->largest_tag();
+  if (call.tag > largest) {
+    throw ArgumentError(fmt::format("tag is {}; the largest of this MPI is {}", call.tag, largest));
+  }
+}
+
+void MpiBackend::run(const Call& call) {
+  const comm::ProfilerEvent event("mpi", call);
+  if (comm::is_message(call.kind)) return group_->ranks->run(message_of(call));
+  thread_local shm::Request request;
+  fill_request(request, call, getSize());
+  group_->ranks->run(request);
+  if (divides(call, getRank())) divide(call.outputs.front(), getSize());
+}
+
+OperationPtr MpiBackend::begin(const Call& call) {
+  auto operation = std::make_shared<MpiOperation>(call, group_, getRank(), getSize(), limit_of(call));
+  group_->engine.start(operation, [&] {
+    if (comm::is_message(call.kind)) return group_->ranks->start(message_of(call));
+    shm::Request request;
+    fill_request(request, call, getSize());
+    return group_->ranks->start(request);
+  });
+  const std::lock_guard lock(mutex_);
+  std::erase_if(under_way_, [](const auto& weak) {
+    const auto task = weak.lock();
+    return !task || task->is_done();
+  });
+  under_way_.emplace_back(operation);
+  return operation;
+}
+
+}  // namespace lockstep::backends

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <memory>
+#include <mutex>
+
+#include "backends/mpi/engine.h"
+#include "comm/from_c10d.h"
+#include "node/node_group.h"
+
+namespace lockstep::backends {
+
+// What the calls of one group share.
+struct MpiGroup {
+  mpi::Engine& engine;
+  std::unique_ptr<mpi::Communicator> ranks;
+  std::shared_ptr<node::NodeGroup> node;  // nullptr: the ranks run on several hosts
+
+  std::string name_of(int rank) const;
+  // Throws PeerLost or DesyncError if a rank of this host has died or refuses the step.
+  void look_around() const;
+};
+
+// Collectives and messages over MPI. Threads: any, as long as all ranks make the same calls in the same
+// order.
+class MpiBackend final : public comm::FromC10d {
+ public:
+  MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout);
+
+  // Every rank calls it; not if an exception ends the group.
+  ~MpiBackend() override;
+
+  const std::string getBackendName() const override { return "mpi"; }
+  void abort() override;
+
+  comm::OperationPtr start(const comm::Call& call, comm::Report report) override;
+
+  static BackendTraits traits();
+
+ private:
+  void check_tag(const comm::Call& call) const;
+  void run(const comm::Call& call);
+  comm::OperationPtr begin(const comm::Call& call);
+  void monitored_barrier(const comm::Call& call);
+  void await_all(std::chrono::milliseconds limit);
+  void report_to_first(std::chrono::milliseconds limit);
+
+  std::shared_ptr<MpiGroup> group_;
+  std::mutex mutex_;
+  std::list<std::weak_ptr<mpi::Task>> under_way_;
+};
+
+}  // namespace lockstep::backends

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The scenarios of the other backends over MPI, under mpiexec, all of one world size in the same processes.
+#include <csignal>
+#include <dlfcn.h>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "multiprocess/backends.h"
+#include "support/mpi_ranks.h"
+#include "support/temp_folder.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using Names = std::vector<std::string>;
+
+testing::MpiRun run_over_mpi(const Names& scenarios, int ranks, std::map<std::string, std::string> env = {}) {
+  const testing::TempFolder folder;
+  env["LOCKSTEP_TEST_FOLDER"] = folder.path().string();
+  env[testing::kBackendVariable] = "mpi";
+  return testing::run_mpi_ranks(scenarios, {.world_size = ranks, .env = std::move(env)});
+}
+
+// In the order in which the tests of the other backends have them.
+Names for_any_size() {
+  return {"reductions",
+          "copies",
+          "exchanges",
+          "async many",
+          "async kinds",
+          "async dropped",
+          "objects between all ranks"};
+}
+
+Names with(Names names, const Names& more) {
+  names.insert(names.end(), more.begin(), more.end());
+  return names;
+}
+
+const testing::Scenario comes_late("mpi: comes late", [] {
+  const auto context = init({.backend = "mpi"});
+  const auto& group = context.group();
+  if (context.rank() < 2) {
+    EXPECT_THAT([&] { group.monitored_barrier(300ms); },
+                ThrowsMessage<TimeoutError>(
+                    AllOf(HasSubstr("barrier #1 at mpi_test.cpp:"), HasSubstr("rank 2 (pid "),
+                          AnyOf(HasSubstr("was not there after 300 ms"), HasSubstr("gave up waiting")))));
+  }
+  const auto other = *context.new_group({2, 0, 1});
+  other.monitored_barrier();
+});
+
+TEST(Mpi, TwoRanks) {
+  testing::expect_all_passed(
+      run_over_mpi(with(for_any_size(), {"bitwise", "complex numbers", "layouts", "async messages"}), 2));
+}
+
+// As where MPI takes calls of one thread only.
+TEST(Mpi, TwoRanksWhoseCallsOneThreadMakes) {
+  testing::expect_all_passed(
+      run_over_mpi(with(for_any_size(), {"async messages"}), 2, {{"LOCKSTEP_MPI_THREADS", "serialized"}}));
+}
+
+TEST(Mpi, ThreeRanks) {
+  testing::expect_all_passed(run_over_mpi(
+      with(for_any_size(),
+           {"uneven exchange", "objects", "groups main first", "groups main throws", "mpi: comes late"}),
+      3));
+}
+
+TEST(Mpi, FourRanks) {
+  testing::expect_all_passed(run_over_mpi(
+      with(for_any_size(), {"groups two", "groups outlives", "groups barriers", "async from any rank"}), 4));
+}
+
+// -- a program that uses MPI itself
+
+// Functions of the libmpi that the module is linked with.
+template <class... Arguments>
+void call_mpi(const char* name, Arguments... arguments) {
+  const auto module = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_mpi.so";
+  auto* const library = ::dlopen(module.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  auto* const function = library == nullptr ? nullptr : ::dlsym(library, name);
+  ASSERT_NE(function, nullptr);
+  EXPECT_EQ(reinterpret_cast<int (*)(Arguments...)>(function)(arguments...), 0);
+}
+
+constexpr int kSingle = 0;  // MPI_THREAD_SINGLE and MPI_THREAD_MULTIPLE of every MPI
+constexpr int kMultiple = 3;
+
+void initialise_mpi(int level) {
+  int provided = -1;
+  call_mpi("MPI_Init_thread", static_cast<int*>(nullptr), static_cast<char***>(nullptr), level, &provided);
+  EXPECT_EQ(provided, level);
+}
+
+const testing::Scenario own_mpi("mpi: of the program", [] {
+  initialise_mpi(kMultiple);
+  {
+    const auto context = init({.backend = "mpi"});
+    auto x = torch::ones({3});
+    context.group().all_reduce(x);
+    EXPECT_EQ(x[0].item<float>(), 2);
+  }
+  int is_finalized = -1;
+  call_mpi("MPI_Finalized", &is_finalized);
+  EXPECT_EQ(is_finalized, 0);
+  call_mpi("MPI_Finalize");
+});
+
+TEST(MpiOfTheProgram, IsUsedAndNotFinalized) {
+  testing::expect_all_passed(run_over_mpi({"mpi: of the program"}, 2));
+}
+
+const testing::Scenario own_mpi_of_one_thread("mpi: of one thread", [] {
+  initialise_mpi(kSingle);
+  EXPECT_THAT([] { (void)init({.backend = "mpi"}); },
+              ThrowsMessage<RendezvousError>(HasSubstr("the program has initialised MPI for one thread")));
+  call_mpi("MPI_Finalize");
+});
+
+TEST(MpiOfTheProgram, MustTakeCallsOfAllThreads) {
+  testing::expect_all_passed(run_over_mpi({"mpi: of one thread"}, 1));
+}
+
+// -- without MPI
+
+const testing::Scenario joins("mpi: joins", [] { (void)init({.backend = "mpi", .timeout = 20s}); });
+
+TEST(WithoutMpi, AnotherLauncherIsAnError) {
+  for (const auto& rank : testing::run_ranks(joins)) {
+    EXPECT_EQ(rank.exit_code, 1);
+    EXPECT_THAT(rank.err, HasSubstr("backend mpi: no MPI launcher started this process; start all ranks with "
+                                    "one mpirun, mpiexec or srun --mpi"));
+  }
+}
+
+TEST(WithoutMpi, AMissingModuleIsNamed) {
+  const auto ranks = testing::run_ranks(
+      joins, {.world_size = 1, .env = {{"PMIX_RANK", "0"}, {"LOCKSTEP_MPI_MODULE", "/no/such/module.so"}}});
+  EXPECT_THAT(ranks[0].err, HasSubstr("backend mpi: group default: the mpi module was not found at "
+                                      "/no/such/module.so; set LOCKSTEP_MPI_MODULE to liblockstep_mpi.so"));
+}
+
+const testing::Scenario uses_gloo("mpi: uses gloo", [] {
+  const auto context = init({.backend = "gloo"});
+  context.barrier();
+  std::ifstream maps("/proc/self/maps");
+  const std::string all(std::istreambuf_iterator<char>(maps), {});
+  EXPECT_EQ(all.find("mpi.so"), std::string::npos);
+});
+
+TEST(WithoutMpi, NothingOfItIsLoaded) { testing::expect_all_passed(testing::run_ranks(uses_gloo)); }
+
+// -- ranks that are lost
+
+testing::MpiRun run_with_recovery(const std::string& scenario, const std::string& recovery) {
+  return run_over_mpi({scenario}, 3, {{"OMPI_MCA_orte_enable_recovery", recovery}});
+}
+
+// Also if mpiexec leaves the others alone.
+TEST(MpiLostRanks, AKilledRankIsNamedByThoseInsideOfMpi) {
+  for (const char* recovery : {"0", "1"}) {
+    const auto run = run_with_recovery("lost: killed between calls", recovery);
+    for (const int survivor : {0, 2}) {
+      EXPECT_THAT(run.ranks[static_cast<std::size_t>(survivor)].err,
+                  AllOf(HasSubstr("rank " + std::to_string(survivor) + " of 3 (group default, mpi)"),
+                        HasSubstr("all_reduce #2 of Float[1000] at lost_ranks_test.cpp:"),
+                        HasSubstr("another rank is gone"), HasSubstr("rank 1 (pid "),
+                        HasSubstr("is dead; it had completed barrier #1 at ")))
+          << "recovery " << recovery;
+    }
+  }
+}
+
+const testing::Scenario waits_for_the_dead("mpi: waits for the dead", [] {
+  const auto context = init({.backend = "mpi", .timeout = 20s});
+  context.barrier();
+  if (context.rank() == 1) ::raise(SIGKILL);
+  context.group().all_reduce_async(torch::ones({1000})).wait();
+});
+
+TEST(MpiLostRanks, AWaitForAnAsynchronousCallThrows) {
+  const auto run = run_over_mpi({"mpi: waits for the dead"}, 2);
+  EXPECT_THAT(run.ranks[0].err,
+              AllOf(HasSubstr("scenario mpi: waits for the dead threw: rank 0 of 2 (group default, mpi)"),
+                    HasSubstr("all_reduce #2 of Float[1000] at mpi_test.cpp:"), HasSubstr("rank 1 (pid ")));
+}
+
+const testing::Scenario one_stops("mpi: stopped", [] {
+  const auto context = init({.backend = "mpi", .timeout = 500ms});
+  context.barrier();
+  if (context.rank() == 1) ::raise(SIGSTOP);
+  context.barrier();
+});
+
+TEST(MpiLostRanks, AStoppedRankIsNamedAtTheTimeout) {
+  const auto run = run_over_mpi({"mpi: stopped"}, 2);
+  EXPECT_THAT(run.ranks[0].err,
+              AllOf(HasSubstr("barrier #2 at mpi_test.cpp:"), HasSubstr("did not finish in time"),
+                    HasSubstr("it has been stopped by a signal")));
+}
+
+TEST(MpiLostRanks, ARankThatLeavesEndsTheOthers) {
+  const auto run = run_over_mpi({"lost: leaves"}, 2);
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_THAT(run.ranks[1].err, HasSubstr("enough"));
+  EXPECT_THAT(run.ranks[0].err, HasSubstr("another rank is gone"));
+}
+
+}  // namespace
+}  // namespace lockstep

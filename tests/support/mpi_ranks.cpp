@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "support/mpi_ranks.h"
+
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <poll.h>
+#include <signal.h>
+#include <stdexcept>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "base/sockets.h"
+#include "base/unique_fd.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+std::string text_of_file(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A run that begins must not meet the store of the one that ends, so each has a port.
+std::string lines_of(const std::vector<std::string>& scenarios, const std::vector<ReservedPort>& ports) {
+  std::string lines;
+  for (std::size_t i = 0; i < scenarios.size(); ++i) {
+    lines += fmt::format("{}|{}\n", scenarios[i], ports[i].port());
+  }
+  return lines;
+}
+
+std::map<std::string, std::string> mpi_environment(const std::string& lines, const RunOptions& options,
+                                                   const TempFolder& folder) {
+  // Tests have more ranks than cores, and run as root in containers. Variables, because options differ from
+  // MPI to MPI.
+  std::map<std::string, std::string> env{{kScenarioVariable, lines},
+                                         {kOutputVariable, folder.path().string()},
+                                         {"OMP_NUM_THREADS", "1"},
+                                         {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                         {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                                         {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+                                         {"OMPI_MCA_mpi_yield_when_idle", "1"}};
+  for (const auto& [name, value] : options.env) env[name] = value;
+  return env;
+}
+
+[[noreturn]] void become_mpiexec(const std::map<std::string, std::string>& env, int ranks,
+                                 const std::string& program, const std::string& err) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  const int input = ::open("/dev/null", O_RDONLY);
+  const int output = ::open(err.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ::dup2(input, STDIN_FILENO);
+  ::dup2(output, STDOUT_FILENO);
+  ::dup2(output, STDERR_FILENO);
+  for (const auto& [name, value] : env) ::setenv(name.c_str(), value.c_str(), 1);
+  ::execl(LOCKSTEP_MPIEXEC, LOCKSTEP_MPIEXEC, "-n", std::to_string(ranks).c_str(), program.c_str(),
+          static_cast<char*>(nullptr));
+  ::_exit(127);
+}
+
+// Its exit code, or -signal.
+int finish(pid_t pid, std::chrono::seconds timeout) {
+  const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  pollfd event{.fd = handle.get(), .events = POLLIN, .revents = 0};
+  const auto limit = static_cast<int>(std::chrono::milliseconds(timeout).count());
+  if (::poll(&event, 1, limit) == 0) {
+    ::kill(pid, SIGTERM);  // it ends the ranks
+    if (::poll(&event, 1, 5'000) == 0) ::kill(pid, SIGKILL);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+}  // namespace
+
+MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions& options) {
+  const TempFolder folder;
+  const std::vector<ReservedPort> ports(scenarios.size());
+  const auto env = mpi_environment(lines_of(scenarios, ports), options, folder);
+  const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto pid = ::fork();
+  if (pid < 0) throw std::runtime_error("fork failed");
+  if (pid == 0) become_mpiexec(env, options.world_size, program, folder.file("mpiexec"));
+  MpiRun run{.exit_code = finish(pid, options.timeout), .err = text_of_file(folder / "mpiexec")};
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    const auto name = std::to_string(rank);
+    const auto code = text_of_file(folder / (name + ".code"));
+    run.ranks.push_back({.exit_code = code.empty() ? -1 : std::stoi(code),
+                         .out = text_of_file(folder / (name + ".out")),
+                         .err = text_of_file(folder / (name + ".err"))});
+  }
+  return run;
+}
+
+void expect_all_passed(const MpiRun& run) {
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  expect_all_passed(run.ranks);
+}
+
+}  // namespace lockstep::testing

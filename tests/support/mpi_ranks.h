@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/ranks.h"
+
+namespace lockstep::testing {
+
+struct MpiRun {
+  int exit_code = -1;                  ///< of mpiexec; -signal when one ended it
+  std::string err;                     ///< of mpiexec itself
+  std::vector<RankResult> ranks = {};  ///< exit_code is -1 for a rank that did not return from its scenarios
+};
+
+/// Runs the scenarios of these names one after the other, each rank in one process that mpiexec starts.
+/// Of `options` it uses world_size, env and timeout.
+MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions& options);
+
+/// Fails the calling test, showing every rank's output, unless all ranks and mpiexec exited with 0.
+void expect_all_passed(const MpiRun& run);
+
+}  // namespace lockstep::testing
