@@ -50,6 +50,10 @@ class Session : public runtime::Run {
   void synchronize() const;
   void keep(std::unique_ptr<IgnoreSigpipe> ignored) { ignore_sigpipe_ = std::move(ignored); }
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
+  std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
+                                       const std::string& name) override {
+    return new_group(ranks, {.backend = backend, .group_name = name});
+  }
 
  private:
   struct Config {
