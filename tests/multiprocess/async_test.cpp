@@ -181,7 +181,7 @@ const testing::Scenario batches("async batches", [] {
   };
   const auto whole = torch::ones({4, 4});
   const auto other = context.new_group({0, 1, 2, 3});
-  // The first of each would wait for ever, had it started.
+  // Nothing starts: the receives would never end.
   refuses({}, "no messages");
   refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, size}}, "send at async_test.cpp:");
   refuses({{P2POp::irecv, whole, next}, {P2POp::irecv, whole.select(1, 0), next}}, "holes");

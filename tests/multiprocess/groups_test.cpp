@@ -80,7 +80,7 @@ const testing::Scenario split("groups split", [] {
   EXPECT_EQ(halves->rank(), rank % 2);
   EXPECT_EQ(halves->name(), "default:split:1");
   EXPECT_EQ(halves->timeout(), std::chrono::seconds(50));
-  // Of a part, whose other ranks do not take part; group ranks are the parent's.
+  // Only the ranks of the parent take part; the parts hold ranks within it.
   const auto parent = context.new_group({3, 1, 0}, {.backend = "gloo", .group_name = "three"});
   if (parent) {
     const auto outer = split_group(*parent, {{0, 2}});
