@@ -342,6 +342,7 @@ struct SchedulerAccess : torch::optim::LRScheduler {
 }  // namespace
 
 Dict state_dict(const Optimizer& optimizer) {
+  optim::check_complete(optimizer);
   if (const auto* named = dynamic_cast<const optim::NamedOptimizer*>(&optimizer)) return named->state_dict();
   return with_fields(optimizer, [&](auto fields) { return dict_of<decltype(fields)>(optimizer); });
 }

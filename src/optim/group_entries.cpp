@@ -3,6 +3,8 @@
 
 #include <mutex>
 
+#include <lockstep/base/error.h>
+
 #include "serialize/plain_values.h"
 
 namespace lockstep::optim {
@@ -44,6 +46,11 @@ std::shared_ptr<GroupEntries> shared_entries(const torch::optim::Optimizer& opti
   const std::shared_ptr<GroupEntries> entries(new GroupEntries, forget);
   kept = entries;
   return entries;
+}
+
+void check_complete(const torch::optim::Optimizer& optimizer) {
+  const auto entries = existing_entries(optimizer);
+  if (entries && !entries->incomplete.empty()) throw ArgumentError(entries->incomplete);
 }
 
 void write_entries(const torch::optim::Optimizer& optimizer, std::size_t index, Dict& group) {

@@ -17,6 +17,8 @@ namespace lockstep::optim {
 // scheduler outlives its optimizer, so the optimizer's address identifies it in that time.
 struct GroupEntries {
   std::vector<std::map<std::string, double>> groups;
+  // Of ZeroRedundancyOptimizer: why the states are not all on this rank, and what to do; else empty.
+  std::string incomplete;
 };
 
 // The entries that the living schedulers of the optimizer share; new ones if there are none. Any thread.
@@ -26,5 +28,8 @@ std::shared_ptr<GroupEntries> shared_entries(const torch::optim::Optimizer& opti
 // there are none.
 void write_entries(const torch::optim::Optimizer& optimizer, std::size_t index, Dict& group);
 void read_entries(const torch::optim::Optimizer& optimizer, std::size_t index, const Dict& group);
+
+// Throws ArgumentError if this rank does not have the states of all parameters.
+void check_complete(const torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::optim

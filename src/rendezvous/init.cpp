@@ -256,4 +256,11 @@ std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const Group
   return dynamic_cast<rendezvous::Session&>(run).new_group(ranks, options);
 }
 
+std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
+                                        const std::vector<std::vector<int>>& split_ranks,
+                                        const GroupOptions& options) {
+  auto& run = runtime::require_run("lockstep::split_group");
+  return dynamic_cast<rendezvous::Session&>(run).split_group(parent_pg, split_ranks, options);
+}
+
 }  // namespace lockstep

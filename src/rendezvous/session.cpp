@@ -68,6 +68,22 @@ SelectedDevice select_device(const DeviceRequest& request, bool is_fake, const W
   return selected;
 }
 
+void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) {
+  std::set<int> seen;
+  bool valid = !split_ranks.empty();
+  for (const auto& part : split_ranks) {
+    valid = valid && !part.empty();
+    for (const auto rank : part)
+      valid = valid && rank >= 0 && rank < parent.size() && seen.insert(rank).second;
+  }
+  if (valid) return;
+  throw ArgumentError(
+      fmt::format("split_group: split_ranks is {} for group {}; it must list one or more parts without "
+                  "common ranks, each "
+                  "of one or more group ranks in 0 to {}",
+                  split_ranks, parent.name(), parent.size() - 1));
+}
+
 }  // namespace
 
 c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend) {
@@ -144,7 +160,22 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   info.traits = handle.traits;
   info.node_group = handle.node_group;
   info.check_calls = config_.check_calls && !handle.traits.compares_calls;
-  return {handle.backend, std::move(info)};
+  ProcessGroup group(handle.backend, std::move(info));
+  origins_.insert_or_assign(&comm::state_of(group), Origin{.key = key, .backend = spec, .nccl = nccl});
+  return group;
+}
+
+// `origin` names the group's own key, and a backend that is yet to be resolved.
+std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
+                                                      ProcessGroupInfo info) {
+  const auto choice = backends::resolve_backend(origin.backend, topology(ranks));
+  const auto own = std::ranges::find(ranks, config_.world.rank);
+  if (own == ranks.end()) return std::nullopt;
+  info.global_ranks = ranks;
+  subgroups_.push_back(connect_group(origin.key, choice.spec,
+                                     {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
+                                     origin.nccl, std::move(info)));
+  return subgroups_.back();
 }
 
 backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {
@@ -176,19 +207,38 @@ std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, co
   check_members(ranks);
   const auto wanted =
       options.backend.empty() ? config_.backend : backends::BackendSpec::parse(options.backend);
-  const auto choice = backends::resolve_backend(wanted, topology(ranks));
   // Counted on every rank, members or not, so that keys agree.
   const int number = ++groups_made_;
-  const auto own = std::ranges::find(ranks, config_.world.rank);
-  if (own == ranks.end()) return std::nullopt;
-  auto group = connect_group(
-      fmt::format("{}", number), choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
-      options.nccl.value_or(config_.nccl),
+  return connect_subgroup(
+      {.key = fmt::format("{}", number), .backend = wanted, .nccl = options.nccl.value_or(config_.nccl)},
+      ranks,
       {.name = options.group_name.empty() ? fmt::format("group {}", number) : options.group_name,
-       .global_ranks = ranks,
        .timeout = options.timeout.value_or(group_->timeout())});
-  subgroups_.push_back(group);
-  return group;
+}
+
+std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
+                                                 const std::vector<std::vector<int>>& split_ranks,
+                                                 const GroupOptions& options) {
+  const auto found = origins_.find(&comm::state_of(parent));
+  if (found == origins_.end()) {
+    throw ArgumentError(fmt::format("split_group: group {} is not one of this run", parent.name()));
+  }
+  check_split(parent, split_ranks);
+  auto origin = found->second;
+  const auto number = comm::state_of(parent).next_scope();
+  if (!options.backend.empty()) origin.backend = backends::BackendSpec::parse(options.backend);
+  if (options.nccl) origin.nccl = *options.nccl;
+  ProcessGroupInfo info{.name = options.group_name.empty() ? fmt::format("{}:split:{}", parent.name(), number)
+                                                           : options.group_name,
+                        .timeout = options.timeout.value_or(parent.timeout())};
+  const auto own = std::ranges::find_if(
+      split_ranks, [&](const auto& part) { return std::ranges::find(part, parent.rank()) != part.end(); });
+  if (own == split_ranks.end()) return std::nullopt;
+  origin.key = fmt::format("{}/split {}/{}", origin.key, number, own - split_ranks.begin());
+  auto ranks = *own;
+  std::ranges::sort(ranks);
+  for (auto& rank : ranks) rank = parent.global_rank(rank);
+  return connect_subgroup(origin, ranks, std::move(info));
 }
 
 void Session::wait_for_others_to_leave() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,13 @@ class Session : public runtime::Run {
   void synchronize() const;
   void keep(std::unique_ptr<IgnoreSigpipe> ignored) { ignore_sigpipe_ = std::move(ignored); }
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
+  std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
+                                       const std::string& name) override {
+    return new_group(ranks, {.backend = backend, .group_name = name});
+  }
+  std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
+                                          const std::vector<std::vector<int>>& split_ranks,
+                                          const GroupOptions& options);
 
  private:
   struct Config {
@@ -70,6 +78,12 @@ class Session : public runtime::Run {
     std::vector<int> ranks;
     int own;
   };
+  // How a group was made, for the groups that it is split into.
+  struct Origin {
+    std::string key;
+    backends::BackendSpec backend;
+    NcclOptions nccl;
+  };
 
   explicit Session(Config config)
       : config_(std::move(config)), uncaught_at_start_(std::uncaught_exceptions()) {}
@@ -77,6 +91,8 @@ class Session : public runtime::Run {
   void connect_default_group(const InitOptions& options);
   ProcessGroup connect_group(const std::string& key, const backends::BackendSpec& spec,
                              const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
+  std::optional<ProcessGroup> connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
+                                               ProcessGroupInfo info);
   backends::GroupTopology topology(const std::vector<int>& ranks) const;
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();
@@ -87,6 +103,7 @@ class Session : public runtime::Run {
   int groups_made_ = 0;
   std::optional<ProcessGroup> group_;
   std::vector<ProcessGroup> subgroups_;
+  std::map<const comm::GroupState*, Origin> origins_;
 };
 
 // The device that this rank will probably have, for checks before the ranks connect.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <c10/core/Device.h>
 
@@ -21,6 +23,9 @@ class Run {
   virtual const ProcessGroup& group() const = 0;
   virtual const World& world() const = 0;
   virtual c10::Device device() const = 0;
+  // As Context::new_group; "" is the backend of init(), and `name` is for messages.
+  virtual std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
+                                               const std::string& name) = 0;
 };
 
 // The run of this process or, in a thread rank, of this thread; nullptr without one.

@@ -157,5 +157,40 @@ const testing::Scenario from_anybody("async from any rank", [] {
 });
 TEST_P(MessagesOfFour, ReceivesFromAnyRankReturnTheSender) { run(from_anybody); }
 
+// Around a ring in both directions, of short and long messages; each rank begins with another message.
+const testing::Scenario batches("async batches", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  const int rank = context.rank(), size = context.world_size();
+  const int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  for (const std::int64_t count : {0, 5, 1'000'000}) {
+    const auto from_next = torch::zeros({count}), first = torch::zeros({count}),
+               second = torch::zeros({count});
+    std::vector<P2POp> batch{{P2POp::isend, rank_data(rank, count), next},
+                             {P2POp::isend, rank_data(rank + 10, count), next},
+                             {P2POp::irecv, first, before},
+                             {P2POp::irecv, second, before, context.group()},
+                             {P2POp::irecv, from_next, next, {}, 4},
+                             {P2POp::isend, rank_data(rank + 20, count), before, {}, 4}};
+    if (rank % 2 == 1) std::ranges::rotate(batch, batch.begin() + 2);
+    for (auto& work : batch_isend_irecv(batch)) work.wait();
+    expect_equal(first, rank_data(before, count));
+    expect_equal(second, rank_data(before + 10, count));
+    expect_equal(from_next, rank_data(next + 20, count));
+  }
+  const auto refuses = [&](const std::vector<P2POp>& list, const char* what) {
+    EXPECT_THAT([&] { batch_isend_irecv(list); },
+                ::testing::ThrowsMessage<ArgumentError>(::testing::HasSubstr(what)));
+  };
+  const auto whole = torch::ones({4, 4});
+  const auto other = context.new_group({0, 1, 2, 3});
+  // Nothing starts: the receives would never end.
+  refuses({}, "no messages");
+  refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, size}}, "send at async_test.cpp:");
+  refuses({{P2POp::irecv, whole, next}, {P2POp::irecv, whole.select(1, 0), next}}, "holes");
+  refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, next, other}}, "make a batch for each group");
+  for (const auto& call : context.group().recent_calls()) EXPECT_EQ(call.state, CallState::completed);
+});
+TEST_P(MessagesOfFour, ABatchIsInAnyOrder) { run(batches); }
+
 }  // namespace
 }  // namespace lockstep

@@ -68,6 +68,43 @@ const testing::Scenario two_groups("groups two", [] {
 });
 TEST_P(Groups, TwoDisjointGroupsAtTheSameTime) { run(two_groups); }
 
+const testing::Scenario split("groups split", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  const int rank = context.rank();
+  const auto sum_over = [&](const ProcessGroup& group) {
+    const auto sum = torch::tensor(rank);
+    group.all_reduce(sum);
+    return sum.item<int>();
+  };
+  const auto halves = split_group(context.group(), {{1, 0}, {2, 3}}, {.timeout = std::chrono::seconds(50)});
+  EXPECT_EQ(sum_over(*halves), rank < 2 ? 1 : 5);
+  EXPECT_EQ(halves->rank(), rank % 2);
+  EXPECT_EQ(halves->name(), "default:split:1");
+  EXPECT_EQ(halves->timeout(), std::chrono::seconds(50));
+  // Only the ranks of the parent take part; the parts hold ranks within it.
+  const auto parent = context.new_group({3, 1, 0}, {.backend = "gloo", .group_name = "three"});
+  if (parent) {
+    const auto outer = split_group(*parent, {{0, 2}});
+    EXPECT_EQ(outer.has_value(), rank != 1);
+    if (outer) {
+      EXPECT_EQ(outer->global_rank(0), 3);
+      EXPECT_EQ(outer->backend_name(), "gloo");
+      EXPECT_EQ(sum_over(*outer), 3);
+      EXPECT_EQ(split_group(*outer, {{0}, {1}})->size(), 1);
+    }
+    EXPECT_EQ(sum_over(*split_group(*parent, {{0}, {2, 1}})), rank == 3 ? 3 : 1);
+  }
+  const auto again = split_group(context.group(), {{0, 3}, {1, 2}}, {.group_name = "again"});
+  EXPECT_EQ(again->name(), "again");
+  EXPECT_EQ(sum_over(*again), 3);
+  for (const std::vector<std::vector<int>>& wrong :
+       {std::vector<std::vector<int>>{}, {{}}, {{0, 4}}, {{0, 1}, {1, 2}}}) {
+    EXPECT_THAT([&] { split_group(context.group(), wrong); },
+                ThrowsMessage<ArgumentError>(HasSubstr("split_ranks is [")));
+  }
+});
+TEST_P(Groups, SplitIntoParts) { run(split); }
+
 const testing::Scenario outlives("groups outlives", [] {
   std::optional<ProcessGroup> kept;
   {

@@ -158,6 +158,14 @@ Context init(const InitOptions& options = {});
 /// Context::new_group of the current context.
 std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options = {});
 
+/// Splits a group of this run: returns the new group of the part of `split_ranks` that this rank is in, or
+/// nullopt. Parts hold ranks within `parent_pg`, which keep their order; no rank is in two. Only the ranks of
+/// `parent_pg` call it, all with the same arguments. Backend, timeout and NCCL options are by default the
+/// parent's. Any backend. PyTorch: `torch.distributed.split_group`.
+std::optional<ProcessGroup> split_group(const ProcessGroup& parent_pg,
+                                        const std::vector<std::vector<int>>& split_ranks,
+                                        const GroupOptions& options = {});
+
 template <typename Action>
 auto Context::main_process_first(Action&& action) const {
   if (!is_main()) {

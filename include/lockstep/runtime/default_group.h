@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <optional>
 #include <source_location>
+#include <vector>
 
 #include <lockstep/comm/process_group.h>
 
@@ -18,5 +20,22 @@ int get_local_rank();  ///< on this host; 0 without a context
 bool is_main();        ///< get_rank() == 0
 /// Shorthand for default_group().barrier(). PyTorch: `torch.distributed.barrier`.
 void barrier(std::source_location where = std::source_location::current());
+
+/// A message of batch_isend_irecv(). PyTorch: `torch.distributed.P2POp`.
+struct P2POp {
+  enum Op { isend, irecv };
+  Op op;
+  at::Tensor tensor;
+  int peer;                                ///< rank within `group` that receives, or sends
+  std::optional<ProcessGroup> group = {};  ///< default: the default group
+  int tag = 0;
+};
+
+/// Starts the messages of one group and returns a Work for each. Sends and receives may be in any order;
+/// messages in one direction between two ranks with one tag meet in the order of both lists. All arguments
+/// are checked before the first message starts. Throws ArgumentError, also for GPU tensors with NCCL, whose
+/// messages block each other. PyTorch: `torch.distributed.batch_isend_irecv`.
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list,
+                                    std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

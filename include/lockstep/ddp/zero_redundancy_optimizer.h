@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/comm/process_group.h>
+
+namespace lockstep {
+
+namespace optim {
+struct GroupEntries;
+}
+
+namespace ddp {
+
+/// The part of ZeroRedundancyOptimizer that all optimizers share.
+class ZeroShards {
+ public:
+  using Where = std::source_location;
+
+  ZeroShards(torch::optim::Optimizer& optimizer, const std::optional<ProcessGroup>& process_group,
+             Where where);
+  /// `step_all` steps every parameter of the optimizer that has a gradient.
+  void step(const std::function<void()>& step_all);
+  void consolidate(int to, Where where);
+  const std::vector<int>& owners();
+
+ private:
+  struct Parameter {
+    at::Tensor tensor;
+    int owner;
+  };
+
+  void partition();
+  void check_parameters(Where where) const;
+  void forget_states_of_others();
+  void set_complete(bool complete);
+
+  torch::optim::Optimizer& optimizer_;
+  ProcessGroup group_;
+  Where where_;
+  std::vector<int> owners_;
+  std::shared_ptr<optim::GroupEntries> entries_;
+};
+
+}  // namespace ddp
+
+/// An optimizer whose states are distributed over the ranks of a group: each parameter belongs to one rank,
+/// which steps it and sends it to the others. It has the states of its own parameters only, 1 / size() of
+/// them by number of elements. The parameters are those of `Base` on one process, to the bit. ZeRO stage 1;
+/// PyTorch: `torch.distributed.optim.ZeroRedundancyOptimizer`.
+///
+///     DistributedDataParallel ddp(net);
+///     ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(ddp->parameters(), AdamWOptions(1e-3));
+///
+/// `Base`, PyTorch's `optimizer_class`, is an optimizer of LibTorch but LBFGS, a fused one, or one of
+/// optim/optimizers.h. It has all parameter groups, so schedulers, GradScaler and load_state_dict() take it
+/// as they take `Base`. All ranks have the same parameters, groups and gradients, e.g. by
+/// DistributedDataParallel, and call step() and consolidate_state_dict() together.
+template <typename Base>
+class ZeroRedundancyOptimizer : public Base {
+  static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>, "Base must be an optimizer");
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, Base>,
+                "LBFGS steps all parameters along one direction, so ranks cannot step some of them each");
+
+ public:
+  using LossClosure = torch::optim::Optimizer::LossClosure;
+  using Where = std::source_location;
+
+  /// `process_group`: default: the default group. Throws ArgumentError for a parameter that an optimizer must
+  /// not own: one that is not a leaf of autograd, such as a part or copy of a parameter, or not dense. Throws
+  /// DesyncError on all ranks if their parameters differ. Both name the caller's line.
+  template <typename Options>
+  ZeroRedundancyOptimizer(std::vector<at::Tensor> params, Options defaults,
+                          const std::optional<ProcessGroup>& process_group = std::nullopt,
+                          Where where = Where::current())
+      : Base(std::move(params), std::move(defaults)), shards_(*this, process_group, where) {}
+  template <typename Options>
+  ZeroRedundancyOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& params, Options defaults,
+                          const std::optional<ProcessGroup>& process_group = std::nullopt,
+                          Where where = Where::current())
+      : Base(params, std::move(defaults)), shards_(*this, process_group, where) {}
+  ZeroRedundancyOptimizer(const ZeroRedundancyOptimizer&) = delete;
+  ZeroRedundancyOptimizer& operator=(const ZeroRedundancyOptimizer&) = delete;
+
+  /// Steps this rank's parameters and makes every rank's parameters equal. `closure` runs once, before.
+  at::Tensor step(LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      const c10::AutoGradMode with_gradients(true);
+      loss = closure();
+    }
+    shards_.step([this] { Base::step(); });
+    return loss;
+  }
+
+  /// Gives rank `to` the states of all ranks until its next step(), so that state_dict() can have them. On
+  /// the other ranks state_dict() throws ArgumentError.
+  void consolidate_state_dict(int to = 0, Where where = Where::current()) { shards_.consolidate(to, where); }
+
+  /// The rank within the group that steps each parameter, in the order of the parameter groups: in each group
+  /// the largest first, each to the rank with the fewest elements so far, as in PyTorch.
+  const std::vector<int>& owners() { return shards_.owners(); }
+
+ private:
+  ddp::ZeroShards shards_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <sstream>
+#include <unordered_set>
+
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+#include <torch/serialize/archive.h>
+
+#include <lockstep/ddp/zero_redundancy_optimizer.h>
+
+#include "base/throw_error.h"
+#include "ddp/module_sync.h"
+#include "optim/group_entries.h"
+#include "runtime/run.h"
+
+namespace lockstep::ddp {
+namespace {
+
+using torch::optim::Optimizer;
+using States = std::remove_reference_t<decltype(std::declval<Optimizer&>().state())>;
+
+std::vector<at::Tensor> all_parameters(const Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+// While it lives, the parameters have no gradients, so that an optimizer passes over them.
+class HiddenGradients {
+ public:
+  explicit HiddenGradients(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    for (auto& parameter : parameters_)
+      gradients_.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
+  }
+  ~HiddenGradients() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].mutable_grad() = std::move(gradients_[i]);
+  }
+  HiddenGradients(const HiddenGradients&) = delete;
+  HiddenGradients& operator=(const HiddenGradients&) = delete;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> gradients_;
+};
+
+std::string saved(const Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+
+// The states in `text`, which the optimizer has afterwards in place of its own.
+void load(Optimizer& optimizer, const std::string& text) {
+  torch::serialize::InputArchive archive;
+  std::istringstream stream(text);
+  archive.load_from(stream);
+  optimizer.load(archive);
+}
+
+void move_states(States& from, States& into) {
+  for (auto& [key, state] : from) into[key] = std::move(state);
+  from.clear();
+}
+
+}  // namespace
+
+ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& process_group, Where where)
+    : optimizer_(optimizer),
+      group_(process_group ? *process_group : runtime::require_run("ZeroRedundancyOptimizer").group()),
+      where_(where),
+      entries_(optim::shared_entries(optimizer)) {
+  check_parameters(where);
+  set_complete(false);
+}
+
+void ZeroShards::check_parameters(Where where) const {
+  const auto place = fmt::format("ZeroRedundancyOptimizer at {}:{}",
+                                 std::filesystem::path(where.file_name()).filename().string(), where.line());
+  ModuleText own{.user = place,
+                 .lines = {},
+                 .advice = "Build the optimizer from the same parameters in the same order on all ranks"};
+  std::size_t number = 0;
+  for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
+    for (const auto& parameter : optimizer_.param_groups()[g].params()) {
+      if (!parameter.is_leaf() || parameter.layout() != at::kStrided) {
+        throw_error<ArgumentError>(
+            "{}: parameter {} of group {}, of shape [{}], is {}; pass the parameters of the module "
+            "themselves",
+            place, number, g, fmt::join(parameter.sizes(), ", "),
+            parameter.is_leaf() ? "not dense" : "computed from others");
+      }
+      own.lines += describe(fmt::format("parameter of group {}", g),
+                            {.name = std::to_string(number++), .tensor = parameter}) +
+                   "\n";
+    }
+  }
+  if (number == 0) throw_error<ArgumentError>("{}: there are no parameters", place);
+  check_same_on_all_ranks(group_, own, where);
+}
+
+const std::vector<int>& ZeroShards::owners() {
+  partition();
+  return owners_;
+}
+
+// Groups that were added go to the ranks with the fewest elements, and no earlier parameter moves.
+void ZeroShards::partition() {
+  if (owners_.size() == all_parameters(optimizer_).size()) return;
+  owners_.clear();
+  std::vector<std::int64_t> elements(static_cast<std::size_t>(group_.size()));
+  for (const auto& group : optimizer_.param_groups()) {
+    const auto& params = group.params();
+    const auto first = owners_.size();
+    owners_.resize(first + params.size());
+    std::vector<std::size_t> order(params.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::greater(), [&](auto i) { return params[i].numel(); });
+    for (const auto i : order) {
+      const auto owner = std::ranges::min_element(elements) - elements.begin();
+      elements[static_cast<std::size_t>(owner)] += params[i].numel();
+      owners_[first + i] = static_cast<int>(owner);
+    }
+  }
+}
+
+void ZeroShards::forget_states_of_others() {
+  std::unordered_set<const void*> own;
+  const auto parameters = all_parameters(optimizer_);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (owners_[i] == group_.rank()) own.insert(parameters[i].unsafeGetTensorImpl());
+  auto& states = optimizer_.state();
+  for (auto at = states.begin(); at != states.end();)
+    at = own.contains(at->first) ? std::next(at) : states.erase(at);
+}
+
+void ZeroShards::step(const std::function<void()>& step_all) {
+  partition();
+  forget_states_of_others();
+  set_complete(false);
+  const auto parameters = all_parameters(optimizer_);
+  std::vector<at::Tensor> of_others;
+  std::vector<std::vector<NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (owners_[i] != group_.rank()) of_others.push_back(parameters[i]);
+    if (parameters[i].requires_grad())
+      of_rank[static_cast<std::size_t>(owners_[i])].push_back({std::to_string(i), parameters[i]});
+  }
+  {
+    const HiddenGradients hidden(std::move(of_others));
+    step_all();
+  }
+  for (int rank = 0; rank < group_.size(); ++rank)
+    broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);
+}
+
+void ZeroShards::consolidate(int to, Where where) {
+  partition();
+  forget_states_of_others();
+  const auto all = group_.gather_object(group_.rank() == to ? "" : saved(optimizer_), to, where);
+  if (group_.rank() != to) return set_complete(false);
+  States merged;
+  move_states(optimizer_.state(), merged);
+  for (const auto& text : all) {
+    if (text.empty()) continue;
+    load(optimizer_, text);
+    move_states(optimizer_.state(), merged);
+  }
+  move_states(merged, optimizer_.state());
+  set_complete(true);
+}
+
+void ZeroShards::set_complete(bool complete) {
+  entries_->incomplete = complete || group_.size() == 1
+                             ? ""
+                             : fmt::format(
+                                   "the states of ZeroRedundancyOptimizer are on {} ranks; call "
+                                   "consolidate_state_dict({}) on all ranks before state_dict() on rank {}",
+                                   group_.size(), group_.rank(), group_.rank());
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
+#include "comm/group_state.h"
+#include "runtime/run.h"
+
+namespace lockstep {
+namespace {
+
+ProcessGroup group_of(const P2POp& message) {
+  return message.group ? *message.group : runtime::require_run("batch_isend_irecv").group();
+}
+
+comm::Call call_of(const P2POp& message, std::source_location where) {
+  const bool sends = message.op == P2POp::isend;
+  const at::TensorList tensor = message.tensor;
+  return {.kind = sends ? CallKind::send : CallKind::recv,
+          .inputs = sends ? tensor : at::TensorList{},
+          .outputs = sends ? at::TensorList{} : tensor,
+          .peer = message.peer,
+          .tag = message.tag,
+          .where = where};
+}
+
+// The other ranks wait for all messages, so none starts before all are right.
+void check(const std::vector<P2POp>& messages, const ProcessGroup& group, std::source_location where) {
+  const auto& state = comm::state_of(group);
+  for (const auto& message : messages) {
+    if (&comm::state_of(group_of(message)) != &state) {
+      throw_error<ArgumentError>(
+          "batch_isend_irecv: messages in group {} and in group {}; make a batch for each group",
+          group.name(), group_of(message).name());
+    }
+    state.rules().check(call_of(message, where));
+    if (message.tensor.is_cuda() && group.backend_name().find("nccl") != std::string::npos) {
+      throw_error<ArgumentError>(
+          "batch_isend_irecv: a tensor on {} over {}: NCCL's messages block each other; call send_async() "
+          "and "
+          "recv_async() in an order in which every pair of ranks can proceed, or use all_to_all()",
+          message.tensor.device().str(), group.backend_name());
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list, std::source_location where) {
+  if (p2p_op_list.empty()) throw_error<ArgumentError>("batch_isend_irecv: the list has no messages");
+  const auto group = group_of(p2p_op_list.front());
+  check(p2p_op_list, group, where);
+  std::vector<Work> works;
+  for (const auto& message : p2p_op_list) {
+    works.push_back(message.op == P2POp::isend
+                        ? group.send_async(message.tensor, message.peer, message.tag, where)
+                        : group.recv_async(message.tensor, message.peer, message.tag, where));
+  }
+  return works;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What PyTorch's DeviceMesh says on every rank, for meshes given as "sizes ranks": device_mesh.py <mesh>..."""
+import itertools
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+NAMES = ("dp", "pp", "cp", "tp")
+
+
+def show(values):
+    return " ".join(str(value) for value in values)
+
+
+def describe(label, mesh):
+    groups = [show(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
+    local = [mesh.get_local_rank(dim) for dim in range(mesh.ndim)]
+    names = show(mesh.mesh_dim_names)
+    print(f"{label}: {names} | {show(mesh.shape)} | {show(mesh.mesh.flatten().tolist())} | {show(mesh.get_coordinate())} | "
+          f"{show(local)} | {'; '.join(groups)} | {mesh.size()} {mesh.ndim}")
+
+
+def on_rank(text, rank, world_size):
+    shape, _, ranks = text.partition(" ")
+    shape = tuple(int(size) for size in shape.split(","))
+    names = NAMES[:len(shape)]
+    if ranks:
+        tensor = torch.tensor([int(number) for number in ranks.split(",")]).view(shape)
+        mesh = DeviceMesh("cpu", tensor, mesh_dim_names=names)
+    else:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    print(f"mesh {text} rank {rank}")
+    if mesh.get_coordinate() is None:
+        print("outside")
+        return
+    describe("whole", mesh)
+    for count in range(1, len(names) + 1):
+        for part in itertools.combinations(names, count):
+            slice_ = mesh[part]
+            describe("slice", slice_)
+            describe("flat", slice_._flatten())
+            describe("named", mesh[part] if count == len(names) else mesh["_".join(part)])
+            later = names[names.index(part[-1]) + 1:]
+            if later:
+                describe("mixed", mesh["_".join(part), later[-1]])
+
+
+warnings.simplefilter("ignore")
+world_size = int(sys.argv[1])
+for text in sys.argv[2:]:
+    for rank in range(world_size):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        on_rank(text, rank, world_size)
+        dist.destroy_process_group()
