@@ -11,8 +11,8 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/loader_options.h>
-#include <lockstep/data/mnist.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/vision.h>
 
 using Clock = std::chrono::steady_clock;
 using at::indexing::Slice;

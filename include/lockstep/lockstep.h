@@ -11,6 +11,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/default_group.h>
+#include <lockstep/runtime/device_mesh.h>
 #include <lockstep/runtime/random.h>
 #include <lockstep/spawn/spawn.h>
 
@@ -28,24 +29,22 @@
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/ddp/utils.h>
+#include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/nn/data_parallel.h>
+#include <lockstep/nn/functional.h>
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
 // Data.
-#include <lockstep/data/cifar.h>
-#include <lockstep/data/concat.h>
-#include <lockstep/data/csv.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/files.h>
 #include <lockstep/data/image_folder.h>
 #include <lockstep/data/images.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/mnist.h>
 #include <lockstep/data/modelnet.h>
-#include <lockstep/data/numpy.h>
 #include <lockstep/data/sampler.h>
-#include <lockstep/data/split.h>
-#include <lockstep/data/tokens.h>
+#include <lockstep/data/subset.h>
+#include <lockstep/data/vision.h>
 #include <lockstep/data/web_dataset.h>
 #include <lockstep/transforms/transforms.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/data/cifar.h>
+#include <lockstep/data/vision.h>
 
 #include "data/cifar_files.h"
 

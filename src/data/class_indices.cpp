@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/data/images.h>
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 #include "base/atomic_file.h"
 #include "base/host.h"

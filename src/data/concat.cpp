@@ -5,7 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/data/concat.h>
+#include <lockstep/data/subset.h>
 
 #include "base/throw_error.h"
 

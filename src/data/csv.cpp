@@ -8,7 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
-#include <lockstep/data/csv.h>
+#include <lockstep/data/files.h>
 
 #include "base/throw_error.h"
 #include "data/csv_rows.h"

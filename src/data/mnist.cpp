@@ -14,7 +14,7 @@
 #include <fmt/ranges.h>
 #include <zlib.h>
 
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/vision.h>
 
 #include "base/throw_error.h"
 #include "base/unique_fd.h"

@@ -7,7 +7,7 @@
 
 #include <fmt/ranges.h>
 
-#include <lockstep/data/numpy.h>
+#include <lockstep/data/files.h>
 
 #include "base/throw_error.h"
 #include "data/mapped_file.h"

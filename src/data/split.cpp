@@ -5,7 +5,7 @@
 #include <ATen/ops/randperm.h>
 
 #include <lockstep/base/log.h>
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 #include "base/throw_error.h"
 

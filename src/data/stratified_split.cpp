@@ -12,7 +12,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 #include "base/throw_error.h"
 #include "data/class_samples.h"

@@ -4,7 +4,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <lockstep/data/tokens.h>
+#include <lockstep/data/files.h>
 
 #include "base/throw_error.h"
 #include "data/mapped_file.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/tensor.h>
 
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 #include "base/throw_error.h"
 #include "data/class_samples.h"

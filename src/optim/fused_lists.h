@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/serialize/archive.h>
 
-#include <lockstep/optim/fused_optimizer.h>
+#include <lockstep/optim/fused.h>
 
 #include "serialize/errors.h"
 

@@ -7,7 +7,7 @@
 #include <fmt/ranges.h>
 #include <torch/serialize/archive.h>
 
-#include <lockstep/optim/fused_optimizer.h>
+#include <lockstep/optim/fused.h>
 
 #include "optim/fused_lists.h"
 

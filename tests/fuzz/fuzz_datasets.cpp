@@ -15,9 +15,8 @@
 #include <zlib.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/csv.h>
-#include <lockstep/data/mnist.h>
-#include <lockstep/data/numpy.h>
+#include <lockstep/data/files.h>
+#include <lockstep/data/vision.h>
 
 #include "data/folder_listing.h"
 

@@ -5,9 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/data/csv.h>
-#include <lockstep/data/numpy.h>
-#include <lockstep/data/tokens.h>
+#include <lockstep/data/files.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "support/python.h"

@@ -9,7 +9,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "parity/sampler_case.h"

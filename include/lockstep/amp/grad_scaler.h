@@ -12,7 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/optim/fused_optimizer.h>
+#include <lockstep/optim/fused.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep::amp {

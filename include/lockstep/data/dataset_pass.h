@@ -12,8 +12,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/data/concat.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/subset.h>
 
 namespace lockstep::data {
 

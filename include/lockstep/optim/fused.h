@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -8,11 +10,208 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-#include <lockstep/optim/fused_optimizer.h>
-
 namespace lockstep::optim {
+
+/// Options that fused optimizers have in addition to those of LibTorch's optimizer of the same name.
+class FusedOptions {
+ public:
+  virtual ~FusedOptions() = default;
+
+  /// Whether the objective is maximized. PyTorch: `maximize`.
+  bool maximize() const noexcept { return maximize_; }
+  bool& maximize() noexcept { return maximize_; }
+  /// The learning rate as a tensor; undefined if the rate is a number. PyTorch: `lr` as a Tensor.
+  const at::Tensor& lr_tensor() const noexcept { return lr_tensor_; }
+
+  /// Fills the tensor, if there is one, with `lr`. Does not synchronize with the device.
+  void fill_lr_tensor(double lr);
+  /// Whether lr() was set through LibTorch's options since the tensor was filled last. The optimizers check
+  /// it before each step. After writing the tensor directly, use set_lr(); lr() ignores a repeated value.
+  bool is_lr_tensor_stale() const noexcept { return lr_tensor_.defined() && filled_lr_ != lr_number(); }
+  /// lr() of LibTorch's options.
+  virtual double lr_number() const noexcept = 0;
+
+ protected:
+  FusedOptions() = default;
+  /// Throws ArgumentError unless `lr` has one element, requires no gradient and is float32. On the CPU any
+  /// floating-point type is allowed.
+  explicit FusedOptions(at::Tensor lr);
+  FusedOptions(const FusedOptions&) = default;
+  FusedOptions& operator=(const FusedOptions&) = default;
+
+  void set_maximize(bool value) noexcept { maximize_ = value; }
+  double tensor_value() const;
+  double filled_lr() const noexcept { return filled_lr_; }
+  bool has_same_extras(const FusedOptions& other) const noexcept {
+    return maximize_ == other.maximize_ && lr_tensor_.is_same(other.lr_tensor_);
+  }
+  void read_extras(torch::serialize::InputArchive& archive);
+  void write_extras(torch::serialize::OutputArchive& archive) const;
+
+ private:
+  friend class FusedOptimizer;
+
+  bool maximize_ = false;
+  at::Tensor lr_tensor_;
+  double filled_lr_ = 0;
+};
+
+/// The options of LibTorch's optimizer (`Base`) with FusedOptions added. Code that sets LibTorch's options
+/// works unchanged, such as `static_cast<torch::optim::AdamOptions&>(group.options()).lr(0.1)`.
+template <typename Derived, typename Base>
+class FusedOptionsOf : public Base, public FusedOptions {
+ public:
+  /// Converts LibTorch's options.
+  FusedOptionsOf(const Base& options) : Base(options) {}  // NOLINT: implicit as in LibTorch
+  explicit FusedOptionsOf(double lr) : Base(lr) {}
+  /// The learning rate as a tensor on any device, which a captured graph reads: change it with set_lr() or in
+  /// place. A scheduler that reads the rate synchronizes with the device.
+  explicit FusedOptionsOf(at::Tensor lr) : Base(0.0), FusedOptions(std::move(lr)) {
+    Base::lr(this->filled_lr());
+  }
+
+  using FusedOptions::maximize;
+  Derived& maximize(bool value) noexcept {
+    this->set_maximize(value);
+    return self();
+  }
+  const double& lr() const noexcept { return Base::lr(); }
+  double& lr() noexcept { return Base::lr(); }
+  Derived& lr(double value) { return this->set_lr(value), self(); }
+  const double& weight_decay() const noexcept { return Base::weight_decay(); }
+  double& weight_decay() noexcept { return Base::weight_decay(); }
+  Derived& weight_decay(double value) { return Base::weight_decay(value), self(); }
+
+  double lr_number() const noexcept override { return Base::lr(); }
+  /// The learning rate of the next step: the last value set in the tensor, by set_lr() or in LibTorch's
+  /// options.
+  double get_lr() const override {
+    return this->lr_tensor().defined() && !this->is_lr_tensor_stale() ? this->tensor_value() : Base::lr();
+  }
+  void set_lr(const double value) override {
+    Base::lr(value);
+    this->fill_lr_tensor(value);
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    Base::serialize(archive);
+    this->read_extras(archive);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    Base plain(*this);
+    plain.set_lr(get_lr());
+    plain.serialize(archive);
+    this->write_extras(archive);
+  }
+
+ protected:
+  Derived& self() noexcept { return static_cast<Derived&>(*this); }
+  bool equals(const Derived& other) const {
+    return static_cast<const Base&>(*this) == static_cast<const Base&>(other) && has_same_extras(other);
+  }
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+};
+
+/// Updates all parameters of one device and dtype with one call of LibTorch's fused kernels. All state is on
+/// the parameters' device, the step count included, so that GraphedStep can capture it. Parameters are dense
+/// floating-point tensors with dense gradients, in any memory layout; gradients and states in another layout
+/// are converted first. See FusedAdam, FusedAdamW, FusedSGD. PyTorch: `fused=True`.
+class FusedOptimizer : public torch::optim::Optimizer {
+ public:
+  /// Adds a group. A parameter that occurs repeatedly in it, such as a shared weight, counts once, as in
+  /// Python. Options are merged with the defaults as in LibTorch: a value equal to that of
+  /// default-constructed options is replaced by the default. If the default rate is a tensor, the first group
+  /// that uses it shares it, and each later one gets a copy. Groups that specify the same tensor share the
+  /// rate.
+  ///
+  /// Call this function, not that of torch::optim::Optimizer&, which ignores `maximize` and tensors. Groups
+  /// added that way, or changed by set_options(), are checked and converted by the next step(),
+  /// update_lr_tensors() or load().
+  ///
+  /// Throws ArgumentError for a parameter that is in another group or that the kernels do not support, for
+  /// options of another optimizer, and for invalid values.
+  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
+
+  /// Steps all groups. Throws ArgumentError naming a parameter or gradient that the kernels do not support,
+  /// before any group is stepped.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Copies learning rates that were set through LibTorch's options to their tensors. step() calls it, and
+  /// GraphedStep before each replay.
+  void update_lr_tensors();
+
+  /// A float32 tensor of one element by which step() divides the gradients in place, or undefined. GradScaler
+  /// sets it and found_inf() during its step(). PyTorch: the attributes `grad_scale` and `found_inf`.
+  const at::Tensor& grad_scale() const noexcept { return grad_scale_; }
+  void grad_scale(at::Tensor scale) { grad_scale_ = std::move(scale); }
+  /// A float32 tensor of one element, or undefined. If it is 1, step() changes nothing.
+  const at::Tensor& found_inf() const noexcept { return found_inf_; }
+  void found_inf(at::Tensor found) { found_inf_ = std::move(found); }
+
+ protected:
+  explicit FusedOptimizer(std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+      : Optimizer(std::vector<torch::optim::OptimizerParamGroup>{}, std::move(defaults)) {}
+
+  /// Checks the defaults and adds the groups. Called by constructors.
+  void begin(const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
+  /// Converts `given`, which are options of this class or LibTorch's. Throws ArgumentError for others.
+  virtual std::unique_ptr<torch::optim::OptimizerOptions> own_options(
+      const torch::optim::OptimizerOptions& given) const = 0;
+  /// Throws ArgumentError for invalid values in options of this class.
+  virtual void check_values(const torch::optim::OptimizerOptions& options) const = 0;
+  /// The class name, for messages.
+  virtual const char* name() const noexcept = 0;
+  /// Collects and checks the parameters of one group that have gradients. Returns the function that steps
+  /// them; no parameter or state changes before it is called.
+  virtual std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
+                                              std::size_t index) = 0;
+
+  /// Wrap torch::optim::serialize(), which casts options to this class and does not support tensors as rates.
+  /// Groups keep their tensors, even if `read` throws.
+  void check_groups() const;
+  void load_with(const std::function<void()>& read);
+
+ private:
+  bool has_own_options(const torch::optim::OptimizerParamGroup& group) const;
+  void merge_extras(torch::optim::OptimizerParamGroup& added, const FusedOptions& given) const;
+  std::vector<at::Tensor> checked_parameters(const torch::optim::OptimizerParamGroup& group,
+                                             std::size_t index) const;
+  void adopt_groups();
+  void unshare_rate(std::size_t index);
+  void give_back(const std::vector<at::Tensor>& lr_tensors);
+
+  std::size_t adopted_ = 0;  // groups that add_param_group() of this class added or adopt_groups() converted
+  at::Tensor grad_scale_;
+  at::Tensor found_inf_;
+};
+
+/// The members of FusedAdam, FusedAdamW and FusedSGD.
+template <typename Options>
+class FusedOptimizerOf : public FusedOptimizer {
+ public:
+  explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                            Options defaults = {});
+  explicit FusedOptimizerOf(std::vector<at::Tensor> params, Options defaults = {})
+      : FusedOptimizerOf(std::vector{torch::optim::OptimizerParamGroup(std::move(params))},
+                         std::move(defaults)) {}
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  std::unique_ptr<torch::optim::OptimizerOptions> own_options(
+      const torch::optim::OptimizerOptions& given) const override;
+  void check_values(const torch::optim::OptimizerOptions& options) const override;
+  const char* name() const noexcept override;
+  std::function<void()> prepare_group(const torch::optim::OptimizerParamGroup& group,
+                                      std::size_t index) override;
+};
 
 /// The options of FusedAdam and FusedAdamW: those of LibTorch (`Base`) with `maximize` and a tensor as the
 /// learning rate.

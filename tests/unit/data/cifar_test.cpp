@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/cifar.h>
+#include <lockstep/data/vision.h>
 
 #include "data/cifar_files.h"
 #include "data/tar.h"

@@ -9,9 +9,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/concat.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 #include "support/error_of.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/vision.h>
 
 #include "unit/data/fixtures.h"
 

@@ -5,7 +5,7 @@
 #include <zlib.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/numpy.h>
+#include <lockstep/data/files.h>
 
 #include "fixtures.h"
 #include "support/error_of.h"

@@ -6,9 +6,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/csv.h>
+#include <lockstep/data/files.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/tokens.h>
 #include <lockstep/transforms/transforms.h>
 
 #include "support/temp_folder.h"

@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/loader.h>
-#include <lockstep/data/split.h>
+#include <lockstep/data/subset.h>
 
 #include "support/error_of.h"
 #include "support/temp_folder.h"

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/tokens.h>
+#include <lockstep/data/files.h>
 
 #include "fixtures.h"
 #include "support/error_of.h"
