@@ -29,7 +29,7 @@ class MpiBackend final : public comm::FromC10d {
  public:
   MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout);
 
-  // Every rank calls it; not if an exception ends the group.
+  // Frees the communicator, unless an exception ends the group or calls are unfinished.
   ~MpiBackend() override;
 
   const std::string getBackendName() const override { return "mpi"; }
