@@ -139,6 +139,8 @@ void Session::connect_default_group(const InitOptions& options) {
   }
   group_ = connect_group("default", choice.spec, members, config_.nccl,
                          {.name = options.group_name, .timeout = options.timeout});
+  origins_.emplace(&comm::state_of(*group_),
+                   Origin{.key = "default", .backend = config_.backend, .nccl = config_.nccl});
 }
 
 ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
@@ -160,22 +162,21 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   info.traits = handle.traits;
   info.node_group = handle.node_group;
   info.check_calls = config_.check_calls && !handle.traits.compares_calls;
-  ProcessGroup group(handle.backend, std::move(info));
-  origins_.insert_or_assign(&comm::state_of(group), Origin{.key = key, .backend = spec, .nccl = nccl});
-  return group;
+  return {handle.backend, std::move(info)};
 }
 
-// `origin` names the group's own key, and a backend that is yet to be resolved.
 std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
                                                       ProcessGroupInfo info) {
   const auto choice = backends::resolve_backend(origin.backend, topology(ranks));
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) return std::nullopt;
   info.global_ranks = ranks;
-  subgroups_.push_back(connect_group(origin.key, choice.spec,
-                                     {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
-                                     origin.nccl, std::move(info)));
-  return subgroups_.back();
+  const auto group =
+      connect_group(origin.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
+                    origin.nccl, std::move(info));
+  subgroups_.push_back(group);
+  origins_.emplace(&comm::state_of(group), origin);
+  return group;
 }
 
 backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {

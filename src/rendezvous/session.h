@@ -78,10 +78,10 @@ class Session : public runtime::Run {
     std::vector<int> ranks;
     int own;
   };
-  // How a group was made, for the groups that it is split into.
+  // What a group was made of, for the groups that it is split into.
   struct Origin {
     std::string key;
-    backends::BackendSpec backend;
+    backends::BackendSpec backend;  // as requested
     NcclOptions nccl;
   };
 
