@@ -16,7 +16,7 @@ using at::Tensor;
 
 // Up to this size the latency of a call counts, not its bytes.
 constexpr std::int64_t kSmallBytes = std::int64_t{32} * 1024;
-// Of what the network reduces while the host reduces the next one.
+// The network reduces one chunk while the host reduces the next one.
 constexpr std::int64_t kChunkBytes = std::int64_t{4} * 1024 * 1024;
 
 // The elements of a dense tensor in the order of its memory.
