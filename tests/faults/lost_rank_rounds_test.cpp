@@ -72,10 +72,11 @@ void call_for_ever(const ProcessGroup& group, unsigned seed) {
   std::mt19937 random(seed);
   const auto bucket = group.backend()->allocateTensor(1'000'000, at::TensorOptions());
   bucket.zero_();
+  const auto length = bucket.numel() / group.size();
   while (true) {
     auto tensor =
         torch::ones({static_cast<std::int64_t>(random() % 3 == 0 ? random() % 500'000 : random() % 2000)});
-    switch (random() % 5) {
+    switch (random() % 6) {
       case 0:
         group.all_reduce(bucket);
         break;
@@ -93,6 +94,13 @@ void call_for_ever(const ProcessGroup& group, unsigned seed) {
         auto received = torch::empty_like(tensor);
         (void)group.recv(received, (group.rank() + group.size() - 1) % group.size());
         sent.wait();
+        break;
+      }
+      case 4: {
+        const auto part = bucket.narrow(0, length * group.rank(), length);
+        const auto whole = bucket.narrow(0, 0, length * group.size());
+        group.reduce_scatter_tensor(part, whole);
+        group.all_gather_into_tensor(whole, part);
         break;
       }
       default:

@@ -128,6 +128,20 @@ void check_parts(const Case& now, const Tensors& all, const at::Tensor& expected
   dawdle(now.random);
   group.reduce_scatter_tensor(part, torch::cat(parts), now.op);
   expect_same(part, expected.roll(group.rank()), "reduce_scatter_tensor");
+
+  if (part.is_complex()) return;
+  // From memory that all ranks see; the result replaces this rank's part of it, and is gathered there.
+  const auto shared = group.backend()->allocateTensor(now.size * group.size(), part.options());
+  shared.copy_(torch::cat(parts));
+  const auto own = shared.narrow(0, now.size * group.rank(), now.size);
+  dawdle(now.random);
+  group.reduce_scatter_tensor(own, shared, now.op);
+  expect_same(own, expected.roll(group.rank()), "reduce_scatter_tensor in place");
+  dawdle(now.random);
+  group.all_gather_into_tensor(shared, own);
+  for (int i = 0; i < group.size(); ++i)
+    expect_same(shared.narrow(0, now.size * i, now.size), expected.roll(i),
+                "all_gather_into_tensor in place");
 }
 
 void check(const Case& now) {

@@ -45,7 +45,7 @@ void Arrival::post(const Request& request, std::uint64_t number) {
   const auto bytes = size_of(request);
   const auto payload = table_bytes(request.kind, communicator_.size()) + staged_bytes(plan_);
   const auto longest = longest_lane(plan_);
-  const auto offset = offer_zero_copy(bytes);
+  const auto offset = offer_zero_copy(payload);
   write_small(payload);
   auto& post = communicator_.own().descriptors[slot()];
   post.what = what;
@@ -58,10 +58,33 @@ void Arrival::post(const Request& request, std::uint64_t number) {
   post.number.store(number, std::memory_order_release);
 }
 
-// The heap offset of the call's tensor, whose parts can then be claimed, or -1.
-std::int64_t Arrival::offer_zero_copy(std::uint64_t bytes) const {
-  if (request_->kind != Kind::all_reduce || bytes <= kSmallBytes) return -1;
-  const auto offset = communicator_.heap_offset_of(request_->outputs.front().data, bytes);
+// The memory that other ranks read, and in an all-reduce also write; none if the call has it in several
+// pieces.
+Source Arrival::offered() const {
+  switch (request_->kind) {
+    case Kind::all_reduce:
+      return {request_->outputs.front().data, request_->outputs.front().bytes};
+    case Kind::all_gather:
+      return request_->inputs.front();
+    case Kind::reduce_scatter: {
+      auto whole = request_->inputs.front();
+      for (std::size_t i = 1; i < request_->inputs.size(); ++i) {
+        if (request_->inputs[i].data != whole.data + whole.bytes) return {};
+        whole.bytes += request_->inputs[i].bytes;
+      }
+      return whole;
+    }
+    default:
+      return {};
+  }
+}
+
+// The heap offset of the offered memory, whose parts can then be claimed, or -1.
+std::int64_t Arrival::offer_zero_copy(std::uint64_t payload) const {
+  if (payload <= kSmallBytes) return -1;
+  const auto memory = offered();
+  if (memory.data == nullptr) return -1;
+  const auto offset = communicator_.heap_offset_of(memory.data, memory.bytes);
   if (offset >= 0) {
     auto& share = communicator_.own().shares[slot()];
     share.claimed.store(0, std::memory_order_relaxed);

@@ -49,7 +49,8 @@ class Arrival {
   std::size_t slot() const { return number_ % kSlots; }
   const std::byte* small_of(int rank) const { return communicator_.control_block(rank).small[slot()]; }
 
-  std::int64_t offer_zero_copy(std::uint64_t bytes) const;
+  Source offered() const;
+  std::int64_t offer_zero_copy(std::uint64_t payload) const;
   void write_small(std::uint64_t payload) const;
   std::byte* write_tables(std::byte* to) const;
   std::uint64_t bytes_for(std::size_t rank) const;

@@ -51,6 +51,7 @@ Collective::Way Collective::choose_way() const {
 bool Collective::finish() {
   if (pipeline_) return pipeline_->advance();
   if (zero_copy_) return zero_copy_->advance();
+  if (direct_read_) return direct_read_->advance();
   arrival_.finish_small();
   return true;
 }
@@ -68,19 +69,32 @@ void Collective::begin_chunks() {
   *pipeline_start_ += chunks;
 }
 
+std::byte* Collective::offered_by(int rank) const {
+  return communicator_.heap(rank) + arrival_.descriptor_of(rank).heap_offset;
+}
+
 void Collective::begin_zero_copy() {
   const auto& plan = arrival_.plan();
-  std::vector<std::byte*> rows;
-  rows.reserve(static_cast<std::size_t>(communicator_.size()));
-  for (int rank = 0; rank < communicator_.size(); ++rank)
-    rows.push_back(communicator_.heap(rank) + arrival_.descriptor_of(rank).heap_offset);
-  zero_copy_.emplace(communicator_, number_, std::move(rows), request_.outputs.front().bytes, plan.width,
-                     plan.kernel);
+  if (request_.kind == Kind::all_reduce) {
+    std::vector<std::byte*> rows;
+    for (int rank = 0; rank < communicator_.size(); ++rank) rows.push_back(offered_by(rank));
+    zero_copy_.emplace(communicator_, number_, std::move(rows), request_.outputs.front().bytes, plan.width,
+                       plan.kernel);
+    return;
+  }
+  // An input of a reduce-scatter has a part for each rank.
+  const auto before = request_.kind == Kind::reduce_scatter
+                          ? static_cast<std::size_t>(communicator_.rank()) * plan.own.bytes
+                          : 0;
+  std::vector<const void*> rows;
+  for (int rank = 0; rank < communicator_.size(); ++rank) rows.push_back(offered_by(rank) + before);
+  direct_read_.emplace(communicator_, number_, std::move(rows), plan);
 }
 
 std::vector<int> Collective::awaited() const {
   if (pipeline_) return pipeline_->awaited();
   if (zero_copy_) return zero_copy_->awaited();
+  if (direct_read_) return direct_read_->awaited();
   std::vector<int> absent;
   for (int rank = 0; rank < communicator_.size(); ++rank) {
     if (rank != communicator_.rank() &&

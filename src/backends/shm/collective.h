@@ -8,6 +8,7 @@
 
 #include "backends/shm/arrival.h"
 #include "backends/shm/communicator.h"
+#include "backends/shm/direct_read.h"
 #include "backends/shm/pipeline.h"
 #include "backends/shm/request.h"
 #include "backends/shm/task.h"
@@ -20,7 +21,8 @@ namespace lockstep::shm {
 //   arrival    all ranks have published, and agree;
 //   then one of three ways, which all ranks choose alike from the descriptors:
 //   small      all data is beside the descriptors: read it, done;
-//   zero-copy  every rank's tensor is in its heap (all-reduce): see ZeroCopy;
+//   zero-copy  every rank's data is in its heap: see ZeroCopy (all-reduce) and DirectRead (reduce-scatter,
+//              all-gather);
 //   chunked    through the staging buffers, see Pipeline.
 class Collective : public Task {
  public:
@@ -49,6 +51,7 @@ class Collective : public Task {
   bool finish();
   void begin_chunks();
   void begin_zero_copy();
+  std::byte* offered_by(int rank) const;
 
   const Communicator& communicator_;
   Request request_;
@@ -57,6 +60,7 @@ class Collective : public Task {
   std::uint64_t* pipeline_start_ = nullptr;
   Way way_ = Way::unknown;
   std::optional<ZeroCopy> zero_copy_;
+  std::optional<DirectRead> direct_read_;
   std::optional<Pipeline> pipeline_;
 };
 

@@ -22,6 +22,24 @@ Numbers sum_of_all(int size, int call, std::size_t begin, std::size_t count) {
   return sum;
 }
 
+// Copies the numbers to this rank's heap if it has room left, otherwise returns nullptr.
+std::int32_t* put_on_heap(const Communicator& communicator, const Numbers& numbers, std::size_t& heap_end) {
+  const auto bytes = numbers.size() * sizeof(std::int32_t);
+  if (heap_end + bytes > ThreadTeam::kHeapBytes) return nullptr;
+  auto* const place = reinterpret_cast<std::int32_t*>(communicator.heap(communicator.rank()) + heap_end);
+  std::ranges::copy(numbers, place);
+  heap_end += (bytes + 63) / 64 * 64;
+  return place;
+}
+
+// The same pieces of a copy that begins elsewhere.
+void move_sources(std::vector<Source>& sources, const Numbers& from, const std::int32_t* to) {
+  for (auto& each : sources) {
+    each.data = reinterpret_cast<const std::byte*>(to) +
+                (each.data - reinterpret_cast<const std::byte*>(from.data()));
+  }
+}
+
 void append(Numbers& to, const Numbers& more) { to.insert(to.end(), more.begin(), more.end()); }
 
 }  // namespace
@@ -71,12 +89,8 @@ Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std
       output = values(rank, call, 0, n);
       if (drawn.kind == Kind::all_reduce || is_root) expected = sum_of_all(size, call, 0, n);
       request.outputs = {target(output, 0, n)};
-      if (drawn.kind == Kind::all_reduce && drawn.on_heap && heap_end + n * 4 <= ThreadTeam::kHeapBytes) {
-        heap = reinterpret_cast<std::int32_t*>(communicator.heap(rank) + heap_end);
-        std::ranges::copy(output, heap);
-        request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
-        heap_end += (n * 4 + 63) / 64 * 64;
-      }
+      if (drawn.kind == Kind::all_reduce && drawn.on_heap) heap = put_on_heap(communicator, output, heap_end);
+      if (heap != nullptr) request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
       break;
     case Kind::broadcast:
       output = values(rank, call, 0, n);
@@ -132,6 +146,11 @@ Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std
     }
     case Kind::barrier:
       break;
+  }
+  const bool reads_inputs = drawn.kind == Kind::all_gather || drawn.kind == Kind::reduce_scatter;
+  if (drawn.on_heap && reads_inputs) {
+    if (const auto* const place = put_on_heap(communicator, input, heap_end))
+      move_sources(request.inputs, input, place);
   }
   return part;
 }
