@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The module lockstep_torch._C: creates backends for torch.distributed.
 #include <exception>
+#include <pybind11/chrono.h>
 #include <string>
 
-#include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <lockstep/base/error.h>
