@@ -9,6 +9,7 @@ usage() {
 Usage: scripts/nightly.sh [part]
 
 Runs one part or all of them (default), and reports every part that failed.
+  conformance  PyTorch's own distributed tests with shm in Gloo's place, at 2, 3 and 4 ranks
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
@@ -31,19 +32,29 @@ run_fuzzers() {
   return "$status"
 }
 
+run_conformance() {
+  local ranks status=0
+  cmake --preset release -DLOCKSTEP_BUILD_PYTHON=ON && bash scripts/build.sh release lockstep_python || return
+  for ranks in 2 3 4; do
+    PYTHONPATH=build/release/python .venv/bin/python tests/conformance/compare.py "$ranks" || status=1
+  done
+  return "$status"
+}
+
 run_part() {
   case $1 in
+    conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
     fuzz) run_fuzzers ;;
   esac
 }
 
-parts=(gpu faults fuzz)
+parts=(conformance gpu faults fuzz)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  gpu | faults | fuzz) parts=("$1") ;;
+  conformance | gpu | faults | fuzz) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

@@ -37,6 +37,7 @@ inline constexpr int kAnyRank = std::numeric_limits<int>::min();
 struct Call {
   CallKind kind = CallKind::barrier;
   at::TensorList inputs = {};
+  at::TensorList parts = {};            // of a coalesced call: what the caller passed, for the profiler
   at::TensorList outputs = {};          // also the tensor of an in-place call
   ReduceOp op = ReduceOp::SUM;          // of the reducing kinds
   int root = -1;                        // of the rooted kinds

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/from_c10d.h"
 
+#include <mutex>
+
 #include <fmt/format.h>
+#include <torch/csrc/utils/tensor_flatten.h>
 
 #include <lockstep/base/error.h>
 
 #include "comm/operation_futures.h"
+#include "comm/profiler_event.h"
 
 namespace lockstep::comm {
 namespace {
@@ -49,6 +53,46 @@ class OperationWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+// Ends with a last step, made once by whoever first notices that the call has ended.
+class FinishedOperation : public Operation {
+ public:
+  FinishedOperation(OperationPtr operation, std::function<void()> finish)
+      : operation_(std::move(operation)), finish_(std::move(finish)) {}
+
+  void wait(std::chrono::milliseconds timeout) override {
+    operation_->wait(timeout);
+    std::call_once(finished_, finish_);
+  }
+  bool is_completed() override {
+    if (!operation_->is_completed()) return false;
+    try {
+      wait(kNoTimeout);
+    } catch (const std::exception&) {  // wait() throws it again
+    }
+    return true;
+  }
+
+ private:
+  OperationPtr operation_;
+  std::function<void()> finish_;
+  std::once_flag finished_;
+};
+
+at::Tensor flatten(const Tensors& tensors) {
+  if (tensors.empty()) throw ArgumentError("a coalesced call needs at least one tensor");
+  for (const auto& tensor : tensors) {
+    if (tensor.scalar_type() == tensors.front().scalar_type() && tensor.layout() == c10::kStrided) continue;
+    throw ArgumentError("the tensors of a coalesced call must be dense and of one dtype");
+  }
+  return torch::utils::flatten_dense_tensors(tensors);
+}
+
+void unflatten(const at::Tensor& flat, const Tensors& tensors) {
+  const at::NoGradGuard no_grad;
+  const auto parts = torch::utils::unflatten_dense_tensors(flat, tensors);
+  for (std::size_t i = 0; i < parts.size(); ++i) tensors[i].copy_(parts[i]);
+}
+
 ReduceOp reduce_op(const c10d::ReduceOp& op) {
   if (op.op_ <= c10d::ReduceOp::BXOR) return static_cast<ReduceOp>(op.op_);
   throw ArgumentError("PREMUL_SUM and custom reductions are not supported");
@@ -80,19 +124,86 @@ FromC10d::FromC10d(int rank, int size, const std::string& name, BackendTraits tr
       timeout_(timeout),
       futures_(std::make_shared<OperationFutures>()) {}
 
-WorkPtr FromC10d::run(c10d::OpType op, Call call) {
+OperationPtr FromC10d::begin(const Call& call) {
   rules_.check(call);
-  const auto number = is_message(call.kind) ? sequence_number_.load() : ++sequence_number_;
-  auto operation = start(call, [](CallStage) {});
-  return c10::make_intrusive<OperationWork>(getRank(), op, std::move(operation), call.outputs.vec(), number,
-                                            limit_of(call), futures_);
+  if (!is_message(call.kind)) ++sequence_number_;
+  return start(call, [](CallStage) {});
+}
+
+WorkPtr FromC10d::work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call) {
+  return c10::make_intrusive<OperationWork>(getRank(), op, std::move(operation), std::move(outputs),
+                                            sequence_number_.load(), limit_of(call), futures_);
+}
+
+WorkPtr FromC10d::run(c10d::OpType op, const Call& call) {
+  auto operation = begin(call);
+  return work_of(op, std::move(operation), call.outputs.vec(), call);
+}
+
+WorkPtr FromC10d::run(c10d::OpType op, const Call& call, Tensors outputs, std::function<void()> finish) {
+  auto operation = begin(call);
+  if (operation) {
+    operation = std::make_shared<FinishedOperation>(std::move(operation), std::move(finish));
+  } else {
+    finish();
+  }
+  return work_of(op, std::move(operation), std::move(outputs), call);
 }
 
 WorkPtr FromC10d::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors.front().is_sparse()) {
+    return allreduce_of_sparse(tensors.front(), options);
+  }
   return run(c10d::OpType::ALLREDUCE, {.kind = CallKind::all_reduce,
                                        .outputs = only(tensors, "input"),
                                        .op = reduce_op(options.reduceOp),
                                        .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  const auto flat = flatten(tensors);
+  return run(c10d::OpType::ALLREDUCE_COALESCED,
+             {.kind = CallKind::all_reduce,
+              .parts = tensors,
+              .outputs = flat,
+              .op = reduce_op(options.reduceOp),
+              .timeout = limit(options.timeout)},
+             tensors, [flat, tensors] { unflatten(flat, tensors); });
+}
+
+// Every rank gathers the others' entries and sums them itself, so the call ends before it returns.
+WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options) {
+  if (reduce_op(options.reduceOp) != ReduceOp::SUM) {
+    throw ArgumentError("a sparse tensor can be all-reduced with SUM only");
+  }
+  const ProfilerEvent event([this] { return getBackendName() + ":sparse_all_reduce"; });
+  const at::NoGradGuard no_grad;
+  const auto own = tensor.coalesce();
+  const auto gather = [&](const at::Tensor& input, const Tensors& outputs) {
+    const Call call{
+        .kind = CallKind::all_gather, .inputs = input, .outputs = outputs, .timeout = limit(options.timeout)};
+    if (const auto operation = begin(call)) operation->wait(call.timeout);
+  };
+  const auto size = static_cast<std::size_t>(getSize());
+  Tensors counts;
+  for (std::size_t i = 0; i < size; ++i) counts.push_back(at::zeros({1}, at::kLong));
+  gather(at::full({1}, own._nnz(), at::kLong), counts);
+  const auto indices = own.indices().contiguous();
+  const auto values = own.values().contiguous();
+  Tensors all_indices;
+  Tensors all_values;
+  for (const auto& count : counts) {
+    const auto entries = count.item<std::int64_t>();
+    auto shape = values.sizes().vec();
+    shape[0] = entries;
+    all_indices.push_back(at::empty({indices.size(0), entries}, indices.options()));
+    all_values.push_back(at::empty(shape, values.options()));
+  }
+  gather(indices, all_indices);
+  gather(values, all_values);
+  const auto sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values), tensor.sizes());
+  tensor.copy_(sum.coalesce());
+  return work_of(c10d::OpType::_ALLREDUCE_SPARSE, nullptr, {tensor}, {.timeout = limit(options.timeout)});
 }
 
 WorkPtr FromC10d::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -124,6 +235,22 @@ WorkPtr FromC10d::_allgather_base(at::Tensor& output, at::Tensor& input,
                                              .inputs = input,
                                              .outputs = output,
                                              .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                      const c10d::AllgatherOptions& options) {
+  const auto flat = flatten(inputs);
+  Tensors flat_outputs;
+  for (const auto& list : outputs) flat_outputs.push_back(flatten(list));
+  return run(c10d::OpType::ALLGATHER_COALESCED,
+             {.kind = CallKind::all_gather,
+              .inputs = flat,
+              .parts = inputs,
+              .outputs = flat_outputs,
+              .timeout = limit(options.timeout)},
+             flat_outputs, [flat_outputs, outputs] {
+               for (std::size_t i = 0; i < outputs.size(); ++i) unflatten(flat_outputs[i], outputs[i]);
+             });
 }
 
 WorkPtr FromC10d::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,10 +32,14 @@ class FromC10d : public c10d::Backend, public CallBackend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) final;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) final;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) final;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) final;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) final;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) final;
+  // outputs[rank][i] is input i of that rank.
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) final;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) final;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) final;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -61,7 +66,11 @@ class FromC10d : public c10d::Backend, public CallBackend {
   }
 
  private:
-  WorkPtr run(c10d::OpType op, Call call);
+  OperationPtr begin(const Call& call);
+  WorkPtr work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call);
+  WorkPtr run(c10d::OpType op, const Call& call);
+  WorkPtr run(c10d::OpType op, const Call& call, Tensors outputs, std::function<void()> finish);
+  WorkPtr allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options);
 
   CallRules rules_;
   std::atomic<std::chrono::milliseconds> timeout_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
+#include <utility>
 
 namespace lockstep::comm {
 namespace {
@@ -31,14 +33,9 @@ void OperationFutures::Entry::complete() {
 }
 
 OperationFutures::~OperationFutures() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  if (!thread_.joinable()) return;
-  // A callback on the thread itself may drop the last reference.
-  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+  const std::lock_guard lock(queue_->mutex);
+  queue_->stop = true;
+  queue_->changed.notify_all();
 }
 
 c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
@@ -51,32 +48,35 @@ c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
     entry.complete();
     return future;
   }
-  const std::lock_guard lock(mutex_);
-  entries_.push_back(std::move(entry));
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-  changed_.notify_all();
+  const std::lock_guard lock(queue_->mutex);
+  queue_->entries.push_back(std::move(entry));
+  if (!std::exchange(queue_->has_thread, true)) std::thread([queue = queue_] { queue->run(); }).detach();
+  queue_->changed.notify_all();
   return future;
 }
 
-std::vector<OperationFutures::Entry> OperationFutures::take_completed(std::unique_lock<std::mutex>& lock) {
-  auto entries = std::exchange(entries_, {});
+// After the stop every operation is taken: its backend has left the group.
+std::vector<OperationFutures::Entry> OperationFutures::Queue::take_completed(
+    std::unique_lock<std::mutex>& lock) {
+  auto taken = std::exchange(entries, {});
+  const bool all = stop;
   lock.unlock();
   const auto pending =
-      std::ranges::stable_partition(entries, [](const Entry& entry) { return entry.is_due(); });
-  std::vector<Entry> completed(std::make_move_iterator(entries.begin()),
+      std::ranges::stable_partition(taken, [all](const Entry& entry) { return all || entry.is_due(); });
+  std::vector<Entry> completed(std::make_move_iterator(taken.begin()),
                                std::make_move_iterator(pending.begin()));
   lock.lock();
-  entries_.insert(entries_.begin(), std::make_move_iterator(pending.begin()),
-                  std::make_move_iterator(pending.end()));
+  entries.insert(entries.begin(), std::make_move_iterator(pending.begin()),
+                 std::make_move_iterator(pending.end()));
   return completed;
 }
 
-void OperationFutures::run() {
-  std::unique_lock lock(mutex_);
+void OperationFutures::Queue::run() {
+  std::unique_lock lock(mutex);
   int idle = 0;
-  while (!stop_) {
-    if (entries_.empty()) {
-      changed_.wait(lock);
+  while (!stop || !entries.empty()) {
+    if (entries.empty()) {
+      changed.wait(lock);
       idle = 0;
       continue;
     }

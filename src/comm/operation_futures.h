@@ -2,8 +2,8 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -15,6 +15,10 @@ namespace lockstep::comm {
 // The futures of one backend's operations. A c10 future must be completed by a thread: the first future
 // starts one that completes them all, each as soon as its operation ends, in any order. The thread polls,
 // because a blocking wait for one operation would delay the others. Safe from any thread.
+//
+// The destructor does not join the thread. It may hold Python's GIL (DDP's reducer drops its group with it),
+// and the thread may wait for the GIL to drop a tensor that has a Python object. So the thread owns what it
+// uses, completes the futures that are left, and ends.
 class OperationFutures {
  public:
   OperationFutures() = default;
@@ -38,14 +42,18 @@ class OperationFutures {
     void complete();
   };
 
-  void run();
-  std::vector<Entry> take_completed(std::unique_lock<std::mutex>& lock);
+  struct Queue {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<Entry> entries;
+    bool has_thread = false;
+    bool stop = false;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Entry> entries_;
-  bool stop_ = false;
-  std::thread thread_;
+    void run();
+    std::vector<Entry> take_completed(std::unique_lock<std::mutex>& lock);
+  };
+
+  std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 
 }  // namespace lockstep::comm

@@ -27,14 +27,24 @@ class ProfilerEvent {
   ProfilerEvent(const char* backend, const Call& call) {
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
     if (C10_UNLIKELY(callbacks.has_value())) {
-      begin(std::move(*callbacks), std::string(backend) + ":" + std::string(name_of(call.kind)),
-            tensors_of(call));
+      begin(std::move(*callbacks), std::string(backend) + ":" + name_in_c10d(call), shown(call).vec());
     }
   }
 
   void end() { event_.reset(); }
 
  private:
+  static std::string name_in_c10d(const Call& call) {
+    const bool from_any = call.kind == CallKind::recv && call.peer == kAnyRank;
+    return from_any ? "recvAnySource" : std::string(name_of(call.kind));
+  }
+
+  // As c10d's backends: the inputs, or the tensors of an in-place call.
+  static at::TensorList shown(const Call& call) {
+    if (!call.parts.empty()) return call.parts;
+    return call.inputs.empty() ? call.outputs : call.inputs;
+  }
+
   C10_NOINLINE void begin(at::StepCallbacks&& callbacks, const std::string& name,
                           const std::vector<at::Tensor>& tensors) {
     event_ = std::make_unique<at::RecordFunction>(std::move(callbacks));

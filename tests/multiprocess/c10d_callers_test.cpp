@@ -35,7 +35,13 @@ const testing::Scenario futures("c10d callers: futures", [] {
     const auto result = pending[i]->value().toTensorVector();
     EXPECT_TRUE(at::equal(result.at(0), large(static_cast<float>(2 * i + 1))));
   }
-  std::vector<at::Tensor> wrong{at::zeros({3}).to_sparse()};
+  std::vector<at::Tensor> parts{at::ones({2}), at::ones({3})};
+  backend->allreduce_coalesced(parts)->wait();
+  EXPECT_TRUE(at::equal(parts.at(1), at::full({3}, 2)));
+  std::vector<at::Tensor> sparse{at::eye(3).to_sparse()};
+  backend->allreduce(sparse)->wait();
+  EXPECT_TRUE(at::equal(sparse.at(0).to_dense(), at::eye(3) * 2));
+  std::vector<at::Tensor> wrong{at::zeros({4}).slice(0, 0, 4, 2)};
   EXPECT_THROW((void)backend->allreduce(wrong), ArgumentError);
 });
 TEST(C10dCallers, GetFuturesThatCompleteByThemselves) {

@@ -328,7 +328,7 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
       if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
-      throw TimeoutError(fmt::format("after {} ms {} {} not there", wait->waited().count(),
+      throw TimeoutError(fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
                                      names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"));
     }
     case Cause::disagreement:

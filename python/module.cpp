@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The module lockstep_torch._C: creates backends for torch.distributed.
+#include <exception>
+#include <pybind11/chrono.h>
+#include <string>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <lockstep/base/error.h>
+
+#include "backends/registry.h"
+
+namespace lockstep::python {
+namespace {
+
+namespace py = pybind11;
+
+void raise(const char* module, const char* type, const std::exception& error) {
+  PyErr_SetString(py::module_::import(module).attr(type).ptr(), error.what());
+}
+
+// Errors of arguments are a caller's, the others the group's. Translators are global in pybind11: this one
+// serves torch's own functions that call the backend, too.
+void translate(std::exception_ptr error) {
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const ArgumentError& argument) {
+    raise("builtins", "ValueError", argument);
+  } catch (const Error& failure) {
+    raise("torch.distributed", "DistBackendError", failure);
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend> create_shm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                             std::chrono::milliseconds timeout,
+                                             const std::string& group_name) {
+  const py::gil_scoped_release unlocked;
+  const backends::BackendRequest request{.store = store,
+                                         .rank = rank,
+                                         .size = size,
+                                         .timeout = timeout,
+                                         .group_name = group_name,
+                                         .key = group_name};
+  return backends::create_backend(backends::BackendSpec("shm"), request).backend;
+}
+
+}  // namespace
+}  // namespace lockstep::python
+
+PYBIND11_MODULE(_C, module) {
+  pybind11::register_exception_translator(lockstep::python::translate);
+  module.def("create_shm", lockstep::python::create_shm);
+}

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs PyTorch's DistributedTest with Gloo and with shm in its place, and compares: compare.py <ranks> [test...]
+
+Fails when a test passes with Gloo but not with shm. PYTHONPATH holds lockstep_torch and expecttest.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+
+def run(backend, ranks, tests):
+    """The state of each test: passed, failed or skipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("barrier", "test_dir"):
+            os.mkdir(os.path.join(folder, name))
+        environment = dict(
+            os.environ, CONFORMANCE=backend, WORLD_SIZE=ranks, TEMP_DIR=folder, OMP_NUM_THREADS="1")
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_tests.py")
+        result = subprocess.run(
+            [sys.executable, program, *tests], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    states = {line[1]: line[0] for line in lines if len(line) == 2 and line[0] in ("passed", "failed", "skipped")}
+    if not states:
+        sys.exit(f"no test ran with {backend}:\n{result.stderr}")
+    return states
+
+
+def main(ranks, *tests):
+    gloo = run("gloo", ranks, tests)
+    shm = run("shm", ranks, tests)
+    expected = [name for name, state in gloo.items() if state == "passed"]
+    missing = [name for name in expected if shm.get(name) != "passed"]
+    print(f"{ranks} ranks: {len(expected)} tests pass with gloo, {len(expected) - len(missing)} of them with shm")
+    for name in missing:
+        print(f"not with shm: {name}")
+    sys.exit(1 if missing or not expected else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
