@@ -31,7 +31,7 @@ TEST(LauncherNamespaces, TwoNodesStartFailRestartAndFinish) {
   EXPECT_THAT(nodes.out(),
               AllOf(HasSubstr("rank 0 of 2: the sum is 3"), HasSubstr("rank 1 of 2: the sum is 3")));
   EXPECT_THAT(nodes.err(), AllOf(HasSubstr("rank 1 was killed by SIGKILL; restart 1 of 1"),
-                                 HasSubstr("spread over several hosts")));
+                                 HasSubstr("each rank is on a host of its own")));
   nodes.wait_for_no_family();
 }
 
