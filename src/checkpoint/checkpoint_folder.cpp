@@ -98,8 +98,10 @@ fs::path CheckpointFolder::new_folder_for(std::int64_t step) const {
 
 void CheckpointFolder::remove_unfinished(const fs::path& new_folder) const {
   std::error_code code;
-  if (new_folder.parent_path() == path_ && new_folder.extension() == kUnfinished)
-    fs::remove_all(new_folder, code);
+  if (new_folder.parent_path() != path_ || new_folder.extension() != kUnfinished) return;
+  fs::remove_all(new_folder, code);
+  // Another rank may have removed its mark from the folder at the same time.
+  if (code) fs::remove_all(new_folder, code);
 }
 
 void CheckpointFolder::finish(const fs::path& new_folder, bool sync) const {
