@@ -177,7 +177,7 @@ void check_environment([[maybe_unused]] const BackendSpec& spec, [[maybe_unused]
   if (spec.contains("mpi")) check_mpi_launcher(env);
 #endif
 #ifdef LOCKSTEP_HAS_GLOO
-  if (!spec.contains("gloo")) return;
+  if (!spec.contains("gloo") && !spec.contains("hierarchical")) return;
   if (const auto list = env.get("GLOO_SOCKET_IFNAME")) interfaces_named(*list);
 #endif
 }

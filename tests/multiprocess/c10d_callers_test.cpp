@@ -38,6 +38,17 @@ const testing::Scenario futures("c10d callers: futures", [] {
   std::vector<at::Tensor> parts{at::ones({2}), at::ones({3})};
   backend->allreduce_coalesced(parts)->wait();
   EXPECT_TRUE(at::equal(parts.at(1), at::full({3}, 2)));
+  const auto of = [](std::int64_t rank) {
+    return std::vector{at::full({2}, static_cast<float>(rank)), at::full({3}, static_cast<float>(rank + 5))};
+  };
+  auto own = of(context.rank());
+  std::vector<std::vector<at::Tensor>> all{{at::empty({2}), at::empty({3})},
+                                           {at::empty({2}), at::empty({3})}};
+  backend->allgather_coalesced(all, own)->wait();
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(at::equal(all[rank][i], of(static_cast<std::int64_t>(rank))[i]));
+  }
   std::vector<at::Tensor> sparse{at::eye(3).to_sparse()};
   backend->allreduce(sparse)->wait();
   EXPECT_TRUE(at::equal(sparse.at(0).to_dense(), at::eye(3) * 2));

@@ -151,6 +151,10 @@ class HierarchicalBackend final : public comm::FromC10d {
         thread_(collectives_) {}
 
   const std::string getBackendName() const override { return "hierarchical"; }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    FromC10d::setTimeout(timeout);
+    for_each_leg([timeout](c10d::Backend& leg) { leg.setTimeout(timeout); });
+  }
   void abort() override {
     for_each_leg([](c10d::Backend& leg) { leg.abort(); });
   }
@@ -172,14 +176,14 @@ class HierarchicalBackend final : public comm::FromC10d {
   }
 
  private:
-  // Ends all legs, even if one throws.
-  void for_each_leg(const std::function<void(c10d::Backend&)>& end) {
+  // For all legs, even if one throws.
+  void for_each_leg(const std::function<void(c10d::Backend&)>& action) {
     std::vector<c10::intrusive_ptr<c10d::Backend>> legs{legs_.flat.backend, legs_.host.backend()};
     if (legs_.lane) legs.push_back(legs_.lane->backend());
     std::exception_ptr failure;
     for (const auto& leg : legs) {
       try {
-        end(*leg);
+        action(*leg);
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }

@@ -31,7 +31,7 @@
 
 namespace lockstep::mpi {
 
-// A started call. What derives from it keeps the call's memory alive.
+// A started call. A derived class keeps the call's memory alive.
 class Task {
  public:
   Task() = default;

@@ -90,7 +90,7 @@ class Library {
   virtual std::unique_ptr<Communicator> create(const std::vector<int>& world_ranks, int tag) = 0;
 };
 
-// What the module exports, by this name.
+// The name of the module's entry, and its type.
 inline constexpr const char* kEntry = "lockstep_mpi_library";
 using Entry = Library* (*)();
 

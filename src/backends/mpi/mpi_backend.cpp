@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 
 #include "backends/shm/call_request.h"
+#include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
 #include "comm/profiler_event.h"
 
@@ -114,16 +115,11 @@ MpiBackend::~MpiBackend() {
   }
 }
 
+// Calls are described as those of shm, so it takes the same tensors.
 BackendTraits MpiBackend::traits() {
-  using c10::ScalarType;
-  return {.devices = {c10::DeviceType::CPU},
-          .dtypes = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
-                     ScalarType::Char, ScalarType::Byte, ScalarType::Short, ScalarType::Int, ScalarType::Long,
-                     ScalarType::UInt16, ScalarType::UInt32, ScalarType::UInt64, ScalarType::Bool},
-          .averages = true,
-          .notices_death = true,
-          .uneven_all_gather = true,
-          .device_advice = "move it to the CPU, or use a backend for its device"};
+  auto traits = ShmBackend::traits();
+  traits.compares_calls = false;
+  return traits;
 }
 
 // Calls that every rank has made end soon, whether or not they are waited for.

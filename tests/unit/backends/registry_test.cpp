@@ -41,6 +41,15 @@ TEST(Registry, AutoOnTheCpuUsesSharedMemoryWhereRanksShareAHost) {
   EXPECT_THAT(resolve("auto", kSharedHosts).reason, HasSubstr("gloo between the hosts"));
 }
 
+TEST(Registry, ChecksTheInterfacesOfEveryBackendOverGloo) {
+  const Env env(std::map<std::string, std::string>{{"GLOO_SOCKET_IFNAME", "nosuch0"}});
+  for (const auto* const name : {"gloo", "hierarchical"}) {
+    EXPECT_THAT([&] { check_environment(BackendSpec(name), env); },
+                ThrowsMessage<RendezvousError>(HasSubstr("nosuch0")));
+  }
+  EXPECT_NO_THROW(check_environment(BackendSpec("shm"), env));
+}
+
 TEST(Registry, AutoOnAGpuIsNcclPlusTheCpuChoice) {
   if (has_nccl()) {
     const auto choice = resolve("auto", kGpu);
