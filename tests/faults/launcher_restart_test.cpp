@@ -334,6 +334,30 @@ TEST(LauncherNodes, AreNotDisturbedByStrangers) {
   EXPECT_EQ(first.finish(), 0) << first.err();
 }
 
+// Reads until the other side closes the connection.
+bool ends(const UniqueFd& socket, const Deadline& deadline) {
+  std::array<char, 4096> bytes;
+  while (wait_for(socket.get(), POLLIN, deadline)) {
+    const auto count = ::recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (count == 0 || (count < 0 && errno != EAGAIN)) return true;
+  }
+  return false;
+}
+
+// Not only when the time for a first message is over: the silent connection is older.
+TEST(LauncherNodes, DropAStrangerThatSendsTooMuch) {
+  const auto port = free_port();
+  auto first = node(numbered(0, port), "true");
+  wait_for_listener(port);
+  const Deadline deadline(std::chrono::seconds(60));
+  const auto silent = connect_to(loopback(std::stoi(port)), deadline);
+  const auto loud = connect_to(loopback(std::stoi(port)), deadline);
+  const std::string line(5000, 'x');
+  ASSERT_EQ(::send(loud.get(), line.data(), line.size(), MSG_NOSIGNAL), static_cast<ssize_t>(line.size()));
+  EXPECT_TRUE(ends(loud, deadline));
+  EXPECT_FALSE(ends(silent, Deadline(std::chrono::milliseconds(0))));
+}
+
 TEST(LauncherNodes, NameMissingNodes) {
   auto first = node(numbered(0, free_port(), {"--rdzv-conf", "join_timeout=0.3"}), "true");
   EXPECT_EQ(first.finish(), 1);

@@ -36,7 +36,7 @@ struct DeviceMeshOptions {
 /// PyTorch: `torch.distributed.device_mesh.DeviceMesh`.
 ///
 /// Rank r is in the array [[0, 1, 2], [3, 4, 5]] in one group of dimension 0, {r % 3, r % 3 + 3}, and in one
-/// of dimension 1. Copies refer to the same groups, which end with the context of init().
+/// of dimension 1. Copies refer to the same groups. The groups end with the context of init().
 ///
 /// Every rank of the default group makes and flattens meshes in the same order with the same arguments, also
 /// ranks that are not in the mesh. These have no groups and no coordinate. Threads: as for ProcessGroup.
