@@ -56,9 +56,10 @@ const testing::Scenario rounds("rounds", [] {
   const Holdings before;
   for (int round = 4; round < kRounds; ++round) run_round(round);
   const Holdings after;
-  EXPECT_EQ(before.descriptors, after.descriptors);
-  EXPECT_EQ(before.threads, after.threads);
-  EXPECT_EQ(before.shared_mappings, after.shared_mappings);
+  // Not EQ: the store's server may still hold a connection of init() at `before`.
+  EXPECT_LE(after.descriptors, before.descriptors);
+  EXPECT_LE(after.threads, before.threads);
+  EXPECT_LE(after.shared_mappings, before.shared_mappings);
 });
 TEST(Rounds, LeaveNothingBehind) { testing::expect_all_passed(testing::run_ranks(rounds)); }
 
