@@ -41,7 +41,7 @@ void ParameterGroup::begin_backward() {
     if (!parameter.trained || !whole.defined()) continue;
     auto& gradient = whole.mutable_grad();
     if (!gradient.defined()) {
-      parameter.shard.mutable_grad().reset();  // the module's zero_grad() was called
+      if (!parameter.unreduced.defined()) parameter.shard.mutable_grad().reset();  // the module's zero_grad()
     } else if (gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl()) {
       gradient.reset();
     }
@@ -49,6 +49,7 @@ void ParameterGroup::begin_backward() {
 }
 
 void ParameterGroup::end_backward() {
+  stays_whole = false;
   if (reshard_after_backward) release();
   invalidate();
   for (const auto& parameter : parameters_) {
@@ -61,6 +62,7 @@ void ParameterGroup::end_backward() {
 void ParameterGroup::zero_grad() {
   for (auto& parameter : parameters_) {
     parameter.shard.mutable_grad().reset();
+    parameter.unreduced.reset();
     if (const auto whole = parameter.lock_whole(); whole.defined()) whole.mutable_grad().reset();
   }
 }
@@ -69,6 +71,13 @@ void ParameterGroup::fill_gradients_with_zeros() {
   for (auto& parameter : parameters_) {
     if (const auto gradient = parameter.shard.grad(); gradient.defined()) gradient.zero_();
   }
+}
+
+void ParameterGroup::accumulate_in_reduce_dtype(ShardedParameter& parameter) {
+  const auto dtype = options_.mp_policy.reduce_dtype;
+  const auto whole = parameter.lock_whole();
+  if (!dtype || *dtype == whole.scalar_type()) return;
+  parameter.unreduced = take_gradient(parameter).to(*dtype);
 }
 
 at::Tensor ParameterGroup::take_gradient(ShardedParameter& parameter) {
@@ -80,6 +89,7 @@ at::Tensor ParameterGroup::take_gradient(ShardedParameter& parameter) {
         "sparse(true)",
         parameter.name);
   }
+  if (parameter.unreduced.defined()) gradient = std::exchange(parameter.unreduced, {}).add_(gradient);
   return gradient.contiguous();
 }
 
@@ -112,7 +122,7 @@ void ParameterGroup::reduce_ready() {
     gradients[i].reset();
     offset += parameter.padded_shard_numel();
   }
-  if (reshard_after_backward) release();
+  if (reshard_after_backward && !stays_whole) release();
 
   const auto replicas = options_.replicas ? options_.replicas->size() : 1;
   const auto divided = division(dtype, group.size() * replicas);

@@ -15,23 +15,27 @@ namespace {
 
 using torch::autograd::variable_list;
 
+// LSTM and its relatives choose slower kernels for tensors with additional keys.
+bool is_recurrent(std::string_view op) {
+  return op == "aten::lstm" || op == "aten::gru" || op == "aten::rnn_tanh" || op == "aten::rnn_relu";
+}
+
 // The gradient of a parameter whose gradients are in its shard.
 class NoGradient final : public nn::StorageGuard {
  public:
   explicit NoGradient(const std::shared_ptr<ParameterGroup>& group) : group_(group) {}
 
-  void before_use(const char* op, bool /*writes*/) override {
-    const std::string_view name = op;
-    if (name == "aten::detach") return;  // of the module's zero_grad()
-    if (name == "aten::zero_") {
+  Views before_use(std::string_view op, bool /*writes*/) override {
+    if (op == "aten::zero_") {
       if (const auto group = group_.lock()) group->fill_gradients_with_zeros();
-      return;
+    } else if (op != "aten::detach") {  // both are what the module's zero_grad() calls
+      throw_error<ArgumentError>(
+          "{}: after backward, the parameters of a module of fully_shard() have no gradients; give "
+          "optimizers the "
+          "parameters() of the FSDPModule that it returned, and clip gradients with its clip_grad_norm_()",
+          op);
     }
-    throw_error<ArgumentError>(
-        "{}: after backward, the parameters of a module of fully_shard() have no gradients; give optimizers "
-        "the "
-        "parameters() of the FSDPModule that it returned, and clip gradients with its clip_grad_norm_()",
-        op);
+    return Views::guarded;
   }
 
  private:
@@ -136,8 +140,8 @@ std::string ParameterGroup::describe() const {
   return "fully_shard()'s group of " + parameters_.front().name;
 }
 
-void ParameterGroup::before_use(const char* op, bool writes) {
-  if (writes && std::string_view(op) != "aten::requires_grad_") {
+nn::StorageGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
+  if (writes && op != "aten::requires_grad_") {
     throw_error<ArgumentError>(
         "{} writes to a parameter in {}; change its shard instead, which the FSDPModule's named_parameters() "
         "returns",
@@ -146,6 +150,8 @@ void ParameterGroup::before_use(const char* op, bool writes) {
   const nn::WithoutGuards here;
   const std::lock_guard lock(tree_->mutex);
   tree_->use(*this);
+  if (is_recurrent(op)) stays_whole = true;
+  return is_shared() || stays_whole ? nn::StorageGuard::Views::plain : nn::StorageGuard::Views::guarded;
 }
 
 void ParameterGroup::before_gradient() {
@@ -157,6 +163,7 @@ void ParameterGroup::on_gradient_ready(std::size_t index) {
   const std::lock_guard lock(tree_->mutex);
   if (!is_ready_[index]) ++ready_;
   is_ready_[index] = true;
+  if (!requires_gradient_sync) return accumulate_in_reduce_dtype(parameters_[index]);
   if (ready_ == trained_) reduce_ready();
 }
 
@@ -182,7 +189,7 @@ void ParameterGroup::release() {
 }
 
 bool ParameterGroup::reshard_after_forward() const {
-  return !is_shared() && options_.reshard_after_forward.value_or(tree_->outermost != this);
+  return !is_shared() && !stays_whole && options_.reshard_after_forward.value_or(tree_->outermost != this);
 }
 
 }  // namespace lockstep::fsdp

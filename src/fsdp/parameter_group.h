@@ -43,7 +43,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::string describe() const;  // "the group of layers.0.weight"
 
   // Called before an operator uses a parameter, on its thread, without the mutex.
-  void before_use(const char* op, bool writes);
+  nn::StorageGuard::Views before_use(std::string_view op, bool writes);
   // Called by autograd, on its thread, without the mutex.
   void before_gradient();
   void on_gradient_ready(std::size_t index);
@@ -73,8 +73,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::optional<bool>& reshard_after_forward_option() { return options_.reshard_after_forward; }
 
   // The tree's notes on the order of use.
-  int runs = 0;          // of operators on this group, in this forward
-  int learned_runs = 0;  // in the last one
+  int runs = 0;              // of operators on this group, in this forward
+  int learned_runs = 0;      // in the last one
+  bool stays_whole = false;  // until the end of backward, because it has views without guards
 
  private:
   struct Reduction {
@@ -88,6 +89,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void add(const nn::NamedTensor& named);
   void check(const nn::NamedTensor& named) const;
   void watch_gradients();
+  void accumulate_in_reduce_dtype(ShardedParameter& parameter);
   at::Tensor take_gradient(ShardedParameter& parameter);
   void accumulate(const Reduction& reduction, const at::Tensor& mean);
 

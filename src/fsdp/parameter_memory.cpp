@@ -7,7 +7,9 @@
 
 namespace lockstep::fsdp {
 
-void ParameterGuard::before_use(const char* op, bool writes) { group_->before_use(op, writes); }
+nn::StorageGuard::Views ParameterGuard::before_use(std::string_view op, bool writes) {
+  return group_->before_use(op, writes);
+}
 
 at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype) {
   const auto own = parameter.lock_whole().scalar_type();

@@ -17,7 +17,7 @@ class ParameterGroup;
 class ParameterGuard final : public nn::StorageGuard {
  public:
   explicit ParameterGuard(std::shared_ptr<ParameterGroup> group) : group_(std::move(group)) {}
-  void before_use(const char* op, bool writes) override;
+  Views before_use(std::string_view op, bool writes) override;
   const std::shared_ptr<ParameterGroup>& group() const { return group_; }
 
   at::Tensor memory = {};  // what the storage points at; undefined: nothing

@@ -2,6 +2,7 @@
 #include "nn/storage_guard.h"
 
 #include <utility>
+#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -20,27 +21,49 @@ struct KeySetOf : c10::TensorImpl {
 
 void destroy_guard(void* context) { delete static_cast<StorageGuard*>(context); }
 
-void notify(const at::Tensor& tensor, const char* op, bool writes) {
-  if (!tensor.defined() || !tensor.key_set().has(kKey)) return;
-  if (auto* const guard = guard_of(tensor)) guard->before_use(op, writes);
-}
+c10::DispatchKeySet& keys_of(c10::TensorImpl& impl) { return impl.*KeySetOf::member; }
 
-void notify(const c10::IValue& value, const char* op, bool writes) {
-  if (value.isTensor()) {
-    notify(value.toTensor(), op, writes);
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) notify(tensor, op, writes);
-  } else if (value.isList()) {
-    for (const c10::IValue& each : value.toListRef()) notify(each, op, writes);
+// Calls the guards of an operator's arguments. While it lives, tensors whose views are plain have no key.
+class GuardedCall {
+ public:
+  explicit GuardedCall(std::string_view op) : op_(op) {}
+  ~GuardedCall() {
+    for (const auto& impl : plain_) keys_of(*impl) = keys_of(*impl).add(kKey);
   }
-}
+  GuardedCall(const GuardedCall&) = delete;
+  GuardedCall& operator=(const GuardedCall&) = delete;
+
+  void add(const c10::IValue& value, bool writes) {
+    if (value.isTensor()) {
+      add(value.toTensor(), writes);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) add(tensor, writes);
+    } else if (value.isList()) {
+      for (const c10::IValue& each : value.toListRef()) add(each, writes);
+    }
+  }
+
+ private:
+  void add(const at::Tensor& tensor, bool writes) {
+    if (!tensor.defined() || !tensor.key_set().has(kKey)) return;
+    auto* const guard = guard_of(tensor);
+    if (guard == nullptr || guard->before_use(op_, writes) == StorageGuard::Views::guarded) return;
+    auto impl = tensor.getIntrusivePtr();
+    keys_of(*impl) = keys_of(*impl).remove(kKey);
+    plain_.push_back(std::move(impl));
+  }
+
+  std::string_view op_;
+  std::vector<c10::intrusive_ptr<c10::TensorImpl>> plain_;
+};
 
 void call_guards(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
+  GuardedCall call(op.schema().name());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* const alias = arguments[i].alias_info();
-    notify(values[i], op.schema().name().c_str(), alias != nullptr && alias->isWrite());
+    call.add(values[i], alias != nullptr && alias->isWrite());
   }
   const WithoutGuards inner_operators;
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
@@ -61,7 +84,7 @@ StorageGuard* guard_storage(const at::Tensor& tensor, std::unique_ptr<StorageGua
   auto* const impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
   impl->set_storage_offset(0);
-  (impl->*KeySetOf::member) = impl->key_set().add(kKey);
+  keys_of(*impl) = impl->key_set().add(kKey);
   return guard.release();
 }
 

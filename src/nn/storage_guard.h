@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 
@@ -14,9 +15,13 @@ namespace lockstep::nn {
 // Called before an operator uses the storage that it owns. Threads: any that runs operators.
 class StorageGuard {
  public:
+  // Some kernels, such as those of LSTM, are not for tensors with additional keys.
+  enum class Views { guarded, plain };
+
   virtual ~StorageGuard() = default;
-  // `op`: for messages. `writes`: whether the operator changes the tensor.
-  virtual void before_use(const char* op, bool writes) = 0;
+  // `op`: e.g. "aten::linear". `writes`: whether the operator changes the tensor. Returns whether views that
+  // the operator makes have this guard, too. With plain views, the operator sees the tensor without its key.
+  virtual Views before_use(std::string_view op, bool writes) = 0;
 };
 
 // Gives the tensor a storage of its own that owns `guard`, with `bytes` at `data`, which may be nullptr. The

@@ -10,6 +10,7 @@
 
 #include "multiprocess/backends.h"
 #include "support/error_of.h"
+#include "support/odd_net.h"
 
 namespace lockstep::testing {
 namespace {
@@ -19,39 +20,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::optim::AdamW;
 
-// Parameters of odd sizes, tied, frozen, used twice, and unused in some steps.
-struct OddNetImpl : torch::nn::Module {
-  OddNetImpl() {
-    torch::manual_seed(7);
-    embedding = register_module("embedding", torch::nn::Embedding(11, 6));
-    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(6, 5).batch_first(true)));
-    twice = register_module("twice", torch::nn::Linear(5, 5));
-    frozen = register_module("frozen", torch::nn::Linear(5, 6));
-    sometimes = register_module("sometimes", torch::nn::Linear(6, 3));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
-    scale = register_parameter("scale", torch::ones({1}));
-    for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-  }
-  Tensor forward(const Tensor& tokens, bool uses_all) {
-    auto x = std::get<0>(lstm(embedding(tokens)));
-    x = norm(frozen(twice(twice(x).tanh()))) * scale;
-    auto loss = torch::matmul(x, embedding->weight.t()).logsumexp(-1).mean();
-    return uses_all ? loss + sometimes(x).pow(2).mean() : loss;
-  }
-
-  torch::nn::Embedding embedding{nullptr};
-  torch::nn::LSTM lstm{nullptr};
-  torch::nn::Linear twice{nullptr}, frozen{nullptr}, sometimes{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  Tensor scale;
-};
-TORCH_MODULE(OddNet);
-
 FSDPModule shard(const OddNet& net, const FullyShardOptions& options) {
-  fully_shard(*net->lstm, options);
-  fully_shard(*net->twice, options);
-  fully_shard(*net->frozen, options);
-  fully_shard(*net->sometimes, options);
+  for (const auto& child : net->children_to_shard()) fully_shard(*child, options);
   return fully_shard(*net, options);
 }
 
