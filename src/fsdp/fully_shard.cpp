@@ -81,6 +81,17 @@ void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
   }
 }
 
+// Parameters in the order of PyTorch's flat layout: those of children before those of the module.
+void visit_parameters(const torch::nn::Module& module, const std::string& prefix,
+                      std::vector<nn::NamedTensor>& all) {
+  for (const auto& child : module.named_children())
+    visit_parameters(*child.value(), prefix + child.key() + ".", all);
+  for (const auto& own : module.named_parameters(false)) {
+    const auto is_known = [&](const auto& each) { return each.tensor.is_same(own.value()); };
+    if (std::ranges::none_of(all, is_known)) all.push_back({prefix + own.key(), own.value()});
+  }
+}
+
 std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
   const auto& all = group.parameters();
   const auto it =
@@ -99,8 +110,9 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   const auto named = nn::distinct(module.named_parameters());
   auto group = group_options(options, where);
   auto tree = std::make_shared<Tree>();
-  std::vector<nn::NamedTensor> own;
-  for (const auto& each : named) {
+  std::vector<nn::NamedTensor> ordered, own;
+  visit_parameters(module, "", ordered);
+  for (const auto& each : ordered) {
     if (const auto earlier = group_of(each.tensor)) {
       move_into(tree, earlier);
     } else if (!ignored(each.tensor)) {
