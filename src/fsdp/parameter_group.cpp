@@ -143,8 +143,9 @@ std::string ParameterGroup::describe() const {
 nn::StorageGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
   if (writes && op != "aten::requires_grad_") {
     throw_error<ArgumentError>(
-        "{} writes to a parameter in {}; change its shard instead, which the FSDPModule's named_parameters() "
-        "returns",
+        "{} writes to a parameter in {}; optimizers and other code that changes parameters get the "
+        "parameters() "
+        "of the FSDPModule that fully_shard() returned",
         op, describe());
   }
   const nn::WithoutGuards here;
