@@ -136,6 +136,8 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
       result.entries_.push_back({.name = name, .ignored = tensor});
     }
   }
+  for (const auto& [name, tensor] : nn::distinct(module.named_buffers()))
+    result.buffers_.push_back({name, tensor});
   return result;
 }
 

@@ -15,6 +15,7 @@ namespace lockstep {
 
 namespace fsdp {
 class ParameterGroup;
+struct Entries;
 struct Tree;
 }  // namespace fsdp
 
@@ -82,6 +83,7 @@ class FSDPModule {
  private:
   friend FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
                                 std::source_location where);
+  friend fsdp::Entries;
 
   struct Entry {
     std::string name;
@@ -93,6 +95,7 @@ class FSDPModule {
   std::vector<std::shared_ptr<fsdp::ParameterGroup>> groups(bool recurse) const;
 
   std::vector<Entry> entries_;
+  std::vector<NamedParameter> buffers_;
   std::shared_ptr<fsdp::ParameterGroup> own_;
   std::shared_ptr<fsdp::Tree> tree_;
 };
