@@ -14,7 +14,7 @@ namespace {
 // LibTorch keeps this key for wrappers of its own tests. It comes before autocast and autograd.
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-// A pointer to a protected member is accessible by way of a derived class.
+// A derived class can form a pointer to a protected member.
 struct KeySetOf : c10::TensorImpl {
   static constexpr auto member = &KeySetOf::key_set_;
 };

@@ -22,9 +22,9 @@ struct Tree;
 /// The types of parameters and gradients between steps of the optimizer, which always steps shards of the
 /// original type. PyTorch: `MixedPrecisionPolicy`; forward's inputs and outputs are not converted.
 struct MixedPrecisionPolicy {
-  /// Of the parameters in forward and backward; default: their own.
+  /// The parameters' dtype in forward and backward; default: their own.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  /// Of the reduction of gradients; default: that of the parameters in backward.
+  /// The dtype in which gradients are reduced; default: the parameters' dtype in backward.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
 };
 
