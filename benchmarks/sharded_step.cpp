@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Training steps with AdamW under DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard(): time of a
+// step, and memory of all ranks. The Python counterpart is pytorch/sharded_step.py.
+#include <fstream>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "training_step.h"
+
+namespace {
+
+using namespace lockstep::bench;
+
+struct Flags {
+  std::string net = "mlp";
+  std::string mode = "shared";
+  std::string backend = "auto";
+  int steps = 10;
+};
+
+// PSS: memory that two processes share counts half for each.
+double megabytes_now() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;) {
+    if (word != "Pss:") continue;
+    double kibibytes = 0;
+    file >> kibibytes;
+    return kibibytes / 1024;
+  }
+  return 0;
+}
+
+double megabytes_of_all_ranks(const lockstep::Context& context) {
+  context.barrier();
+  const auto sum = torch::full({1}, megabytes_now(), at::kDouble);
+  context.group().all_reduce(sum);
+  return sum.item<double>();
+}
+
+// Each layer of a list is a group, and what is left is another.
+lockstep::FSDPModule shard(const torch::nn::Module& net, const lockstep::FullyShardOptions& options) {
+  for (const auto& child : net.children()) {
+    for (const auto& layer : child->children()) {
+      if (!layer->parameters().empty()) lockstep::fully_shard(*layer, options);
+    }
+  }
+  return lockstep::fully_shard(net, options);
+}
+
+template <class Model, class Optimizer>
+Step step_of(Model model, std::shared_ptr<Optimizer> optimizer, const at::Tensor& input) {
+  return [=]() mutable {
+    optimizer->zero_grad();
+    const auto loss = model->forward(input).pow(2).mean();
+    loss.backward();
+    optimizer->step();
+    return loss.template item<double>();
+  };
+}
+
+template <class Net>
+Step make_step(const Flags& flags, const Net& net, const at::Tensor& input) {
+  using lockstep::optim::FusedAdamW, lockstep::optim::FusedAdamWOptions;
+  const FusedAdamWOptions options(kRate);
+  if (flags.mode == "ddp") {
+    const lockstep::DistributedDataParallel ddp(net);
+    return step_of(ddp, std::make_shared<FusedAdamW>(net->parameters(), options), input);
+  }
+  if (flags.mode == "zero1") {
+    const lockstep::DistributedDataParallel ddp(net);
+    using Zero = lockstep::ZeroRedundancyOptimizer<FusedAdamW>;
+    return step_of(ddp, std::make_shared<Zero>(net->parameters(), options), input);
+  }
+  const auto sharded = shard(*net, {.share_memory = flags.mode == "shared"});
+  return step_of(net, std::make_shared<FusedAdamW>(sharded.parameters(), options), input);
+}
+
+nlohmann::json measure(const Flags& flags) {
+  return with_net(flags.net, 1, [&](const auto& make_net, const at::Tensor& input) -> nlohmann::json {
+    const auto context = lockstep::init({.backend = flags.backend});
+    (void)torch::mm(torch::ones({64, 64}), torch::ones({64, 64}));
+    const auto base = megabytes_of_all_ranks(context);
+    torch::manual_seed(0);
+    const auto net = make_net();
+    std::int64_t parameters = 0;
+    for (const auto& parameter : net->parameters()) parameters += parameter.numel();
+    const auto step = make_step(flags, net, input);
+    std::vector<double> times;
+    double loss = 0;
+    for (int i = -3; i < flags.steps; ++i) {
+      context.barrier();
+      const auto seconds = seconds_of(step, loss);
+      if (i >= 0) times.push_back(seconds);
+    }
+    const auto megabytes = megabytes_of_all_ranks(context) - base;
+    return {{"rank", context.rank()},
+            {"seconds", median(times)},
+            {"megabytes", megabytes},
+            {"bytes_per_parameter", megabytes * 1024 * 1024 / static_cast<double>(parameters)},
+            {"loss", loss}};
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Times training steps of sharded nets; prints JSON");
+  Flags flags;
+  app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
+  app.add_option("--mode", flags.mode)
+      ->check(CLI::IsMember({"ddp", "zero1", "shared", "gathered"}))
+      ->capture_default_str();
+  app.add_option("--backend", flags.backend)->capture_default_str();
+  app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    const auto result = measure(flags);
+    if (result["rank"] == 0) std::cout << result << std::endl;
+  } catch (const std::exception& error) {
+    std::cerr << "sharded_step: " << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}
