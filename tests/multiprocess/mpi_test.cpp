@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -134,6 +135,22 @@ const testing::Scenario own_mpi_of_one_thread("mpi: of one thread", [] {
 
 TEST(MpiOfTheProgram, MustTakeCallsOfAllThreads) {
   testing::expect_all_passed(run_over_mpi({"mpi: of one thread"}, 1));
+}
+
+// MPI is finalized before objects that were made before init().
+std::unique_ptr<Context> kept;
+
+const testing::Scenario outlives_main("mpi: outlives main", [] {
+  kept = std::make_unique<Context>(init({.backend = "mpi"}));
+  kept->group().all_reduce(torch::ones({3}));
+});
+
+TEST(Mpi, AContextMayOutliveMain) {
+  for (const char* threads : {"multiple", "serialized"}) {
+    const auto run = run_over_mpi({"mpi: outlives main"}, 2, {{"LOCKSTEP_MPI_THREADS", threads}});
+    testing::expect_all_passed(run);
+    EXPECT_EQ(run.exit_code, 0) << threads;
+  }
 }
 
 // -- without MPI

@@ -26,6 +26,8 @@ constexpr auto kFirstNap = 10us;  // of the engine's thread; each is twice as lo
 constexpr auto kLongestNap = 200us;
 constexpr auto kNapOfOthers = 1ms;  // while other threads test
 
+constexpr const char* kHasEnded = "the process ends, and MPI with it";
+
 Threads wanted_threads(const Env& env) {
   const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
   if (text == "multiple") return Threads::all;
@@ -75,6 +77,7 @@ void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
     run_jobs(lock);
     if (!advance_all(lock)) rest(lock);
   }
+  end_unfinished();
   lock.unlock();
   try {
     if (!is_spoiled_) library_.finalize();
@@ -148,12 +151,30 @@ bool Engine::advance(Task& task, std::unique_lock<std::mutex> lock) {
   return true;
 }
 
+// Those that no group has ended.
+void Engine::end_unfinished() {
+  has_ended_ = true;
+  jobs_.clear();  // breaks the promises to those that wait
+  for (const auto& task : tasks_) {
+    const std::lock_guard own(task->mutex_);
+    if (task->is_done()) continue;
+    spoil();
+    abandoned_.push_back(task);
+    (void)task->pending_.release();
+    task->end(std::make_exception_ptr(Error(kHasEnded)));
+  }
+  tasks_.clear();
+  ended_.notify_all();
+}
+
 void Engine::run(const std::function<void()>& job) {
+  if (has_ended_) throw Error(kHasEnded);
   if (takes_all_threads()) return job();
   std::packaged_task<void()> own(job);
   auto done = own.get_future();
   {
     const std::lock_guard lock(mutex_);
+    if (has_ended_) throw Error(kHasEnded);
     jobs_.push_back(std::move(own));
   }
   wake_.notify_one();
