@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend hierarchical, with hosts that LOCKSTEP_HOST_ID makes of one, and with two networks.
+#include <algorithm>
+#include <array>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <sstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

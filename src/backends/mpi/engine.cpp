@@ -26,6 +26,8 @@ constexpr auto kFirstNap = 10us;  // of the engine's thread; each is twice as lo
 constexpr auto kLongestNap = 200us;
 constexpr auto kNapOfOthers = 1ms;  // while other threads test
 
+constexpr auto kEndLimit = 500ms;  // of unfinished calls, at the end of the process
+
 constexpr const char* kHasEnded = "the process ends, and MPI with it";
 
 Threads wanted_threads(const Env& env) {
@@ -77,7 +79,7 @@ void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
     run_jobs(lock);
     if (!advance_all(lock)) rest(lock);
   }
-  end_unfinished();
+  end_unfinished(lock);
   lock.unlock();
   try {
     if (!is_spoiled_) library_.finalize();
@@ -151,8 +153,16 @@ bool Engine::advance(Task& task, std::unique_lock<std::mutex> lock) {
   return true;
 }
 
-// Those that no group has ended.
-void Engine::end_unfinished() {
+// Messages that nobody waits for, as the answers of a monitored barrier, end soon. Then the calls that no
+// group has ended.
+void Engine::end_unfinished(std::unique_lock<std::mutex>& lock) {
+  const auto end = Clock::now() + kEndLimit;
+  while (!tasks_.empty() && Clock::now() < end) {
+    if (advance_all(lock)) continue;
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
   has_ended_ = true;
   jobs_.clear();  // breaks the promises to those that wait
   for (const auto& task : tasks_) {

@@ -98,7 +98,7 @@ class Engine {
   void sleep_until_done(Task& task, std::chrono::steady_clock::time_point end,
                         const std::function<void()>& look);
   void end();
-  void end_unfinished();
+  void end_unfinished(std::unique_lock<std::mutex>& lock);
 
   Library& library_;
   Threads threads_ = Threads::one;
