@@ -15,6 +15,14 @@ using Tensor = at::Tensor;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+// Gloo adds the bytes of booleans, and the sum of two true ones would be 2.
+ReduceOp op_of(const Call& call) {
+  const bool is_boolean = has_operation(call.kind) && call.outputs.front().scalar_type() == at::kBool;
+  if (is_boolean && call.op == ReduceOp::SUM) return ReduceOp::MAX;
+  if (is_boolean && call.op == ReduceOp::PRODUCT) return ReduceOp::MIN;
+  return call.op;
+}
+
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
 
 // The tensor in the form that backends accept: without gradient, complex numbers as pairs of reals.
@@ -84,7 +92,7 @@ OperationPtr ToC10d::start(const Call& call, Report report) {
     return nullptr;
   }
   std::function<void()> finish;
-  auto op = c10d_op(call.op);
+  auto op = c10d_op(op_of(call));
   if (has_operation(call.kind) && call.op == ReduceOp::AVG) {
     const auto& result = call.outputs.front();
     if (!traits_.on(result.device().type()).averages) {

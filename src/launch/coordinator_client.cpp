@@ -90,16 +90,15 @@ void TcpCoordinatorClient::advance() {
 }
 
 std::optional<ToNode> TcpCoordinatorClient::receive() {
-  if (auto line = connection_.take_line()) {
+  while (auto line = connection_.take_line()) {
     auto message = decode_to_node(*line);
     if (const auto* challenge = std::get_if<Challenge>(&message)) {
       answer(*challenge);
-      return receive();
+      continue;
     }
     if (!welcome_) check_proof(message);
     welcome_ = true;
     if (!std::holds_alternative<Welcome>(message)) return message;
-    return receive();
   }
   if (connected_ && !connection_.broken().empty()) {
     throw LaunchError(fmt::format("the launcher at {} is lost ({}); stopping this node's ranks",
@@ -110,6 +109,11 @@ std::optional<ToNode> TcpCoordinatorClient::receive() {
 }
 
 void TcpCoordinatorClient::answer(const Challenge& challenge) {
+  if (!challenges_.client.empty()) {
+    throw LaunchError(
+        fmt::format("the program that listens at {} is not a Lockstep launcher: it asks twice for a proof",
+                    to_text(nodes_.endpoint)));
+  }
   challenges_ = {.server = challenge.challenge, .client = random_challenge()};
   hello_.challenge = challenges_.client;
   hello_.proof = nodes_.secret.proof(Secret::Side::client, challenges_);

@@ -67,6 +67,8 @@ std::map<std::string, std::string> rank_environment(const LaunchOptions& options
   env.merge(device_variables(options, local_rank, inherited));
   env.merge(allocator_environment(options.memory_allocator, inherited));
   if (!inherited.has("TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  // Ranks do not need it, and programs log their environment.
+  if (inherited.has("LOCKSTEP_SECRET")) env.emplace("LOCKSTEP_SECRET", "");
   if (!inherited.has("OMP_NUM_THREADS")) env.emplace("OMP_NUM_THREADS", std::to_string(threads));
   return env;
 }

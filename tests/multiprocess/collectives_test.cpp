@@ -187,6 +187,9 @@ const testing::Scenario bitwise("bitwise", [] {
   auto flags = torch::tensor({context.rank() == 0, true, false});
   context.group().all_reduce(flags, ReduceOp::MAX);
   EXPECT_TRUE(torch::equal(flags, torch::tensor({true, true, false})));
+  flags = torch::tensor({context.rank() == 0, true, false});
+  context.group().all_reduce(flags);
+  EXPECT_TRUE(torch::equal(flags.view(at::kByte), torch::tensor({1, 1, 0}).to(at::kByte)));
 });
 TEST_P(CollectiveKinds, Bitwise) { run(bitwise); }
 

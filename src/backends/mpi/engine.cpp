@@ -26,6 +26,10 @@ constexpr auto kFirstNap = 10us;  // of the engine's thread; each is twice as lo
 constexpr auto kLongestNap = 200us;
 constexpr auto kNapOfOthers = 1ms;  // while other threads test
 
+constexpr auto kEndLimit = 500ms;  // of unfinished calls, at the end of the process
+
+constexpr const char* kHasEnded = "the process ends, and MPI with it";
+
 Threads wanted_threads(const Env& env) {
   const auto text = env.get("LOCKSTEP_MPI_THREADS").value_or("multiple");
   if (text == "multiple") return Threads::all;
@@ -75,6 +79,7 @@ void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
     run_jobs(lock);
     if (!advance_all(lock)) rest(lock);
   }
+  end_unfinished(lock);
   lock.unlock();
   try {
     if (!is_spoiled_) library_.finalize();
@@ -148,12 +153,38 @@ bool Engine::advance(Task& task, std::unique_lock<std::mutex> lock) {
   return true;
 }
 
+// Messages that nobody waits for, as the answers of a monitored barrier, end soon. Then the calls that no
+// group has ended.
+void Engine::end_unfinished(std::unique_lock<std::mutex>& lock) {
+  const auto end = Clock::now() + kEndLimit;
+  while (!tasks_.empty() && Clock::now() < end) {
+    if (advance_all(lock)) continue;
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+  has_ended_ = true;
+  jobs_.clear();  // breaks the promises to those that wait
+  for (const auto& task : tasks_) {
+    const std::lock_guard own(task->mutex_);
+    if (task->is_done()) continue;
+    spoil();
+    abandoned_.push_back(task);
+    (void)task->pending_.release();
+    task->end(std::make_exception_ptr(Error(kHasEnded)));
+  }
+  tasks_.clear();
+  ended_.notify_all();
+}
+
 void Engine::run(const std::function<void()>& job) {
+  if (has_ended_) throw Error(kHasEnded);
   if (takes_all_threads()) return job();
   std::packaged_task<void()> own(job);
   auto done = own.get_future();
   {
     const std::lock_guard lock(mutex_);
+    if (has_ended_) throw Error(kHasEnded);
     jobs_.push_back(std::move(own));
   }
   wake_.notify_one();

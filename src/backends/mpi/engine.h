@@ -27,7 +27,7 @@
 // them, so a blocking call becomes a started one that is waited for.
 //
 // MPI cannot be initialised twice, so it is finalized at the end of the process, not of a context. That waits
-// for all ranks, so after an error it is not finalized at all.
+// for all ranks, so after an error, or with unfinished calls, it is not finalized at all.
 
 namespace lockstep::mpi {
 
@@ -71,7 +71,9 @@ class Engine {
   Library& library() { return library_; }
   // Whether callers may use the communicators themselves.
   bool takes_all_threads() const { return threads_ == Threads::all; }
-  // Runs `job` where MPI may be called.
+  // Whether the process ends and MPI is finalized, or will not be. Objects that live longer leave it alone.
+  bool has_ended() const { return has_ended_; }
+  // Runs `job` where MPI may be called. Throws Error after has_ended().
   void run(const std::function<void()>& job);
   // Starts a call, which continues whether or not it is waited for.
   void start(const std::shared_ptr<Task>& task, const Start& start);
@@ -96,10 +98,12 @@ class Engine {
   void sleep_until_done(Task& task, std::chrono::steady_clock::time_point end,
                         const std::function<void()>& look);
   void end();
+  void end_unfinished(std::unique_lock<std::mutex>& lock);
 
   Library& library_;
   Threads threads_ = Threads::one;
   std::atomic<bool> is_spoiled_{false};
+  std::atomic<bool> has_ended_{false};
   std::atomic<int> waiting_{0};
   std::mutex mutex_;
   std::condition_variable wake_;

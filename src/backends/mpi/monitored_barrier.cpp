@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cstdint>
+#include <optional>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,36 +17,45 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr Milliseconds kGrace{1'000};  // for the answer of rank 0, which waits for all others
 
-// A message of one byte: whether its sender gave up.
-class Note final : public mpi::Task {
- public:
-  explicit Note(bool gives_up = false) : byte_(std::byte{gives_up}) {}
-  bool gives_up() const { return byte_ != std::byte{0}; }
-  std::byte* data() { return &byte_; }
-
- private:
-  std::byte byte_;
+struct NoteText {
+  std::uint32_t barrier = 0;  // its number in the group
+  bool gives_up = false;      // its sender
 };
 
-std::shared_ptr<Note> start_note(MpiGroup& group, bool is_send, int peer, bool gives_up = false) {
-  auto note = std::make_shared<Note>(gives_up);
+class Note final : public mpi::Task {
+ public:
+  explicit Note(NoteText text) : text_(text) {}
+  const NoteText& text() const { return text_; }
+  std::byte* data() { return reinterpret_cast<std::byte*>(&text_); }
+
+ private:
+  NoteText text_;
+};
+
+std::shared_ptr<Note> start_note(MpiGroup& group, bool is_send, int peer, NoteText text = {}) {
+  auto note = std::make_shared<Note>(text);
   const mpi::Message message{.is_send = is_send,
                              .peer = peer,
                              .tag = group.ranks->largest_tag() + 1,
                              .data = note->data(),
-                             .bytes = 1};
+                             .bytes = sizeof(NoteText)};
   group.engine.start(note, [&] { return group.ranks->start(message); });
   return note;
 }
 
-// False: it did not come in time.
-bool has_come(MpiGroup& group, Note& note, Milliseconds limit) {
-  try {
-    group.engine.wait(note, limit, [&] { group.look_around(); });
-    return true;
-  } catch (const TimeoutError&) {
-    group.engine.cancel(note);
-    return false;
+// The peer's note about this barrier, whose receive is `note`; nothing if it does not come in time. Notes
+// about earlier barriers, which this rank has given up, come first.
+std::optional<NoteText> take_note(MpiGroup& group, std::shared_ptr<Note> note, int peer,
+                                  std::uint32_t barrier, const Deadline& deadline) {
+  while (true) {
+    try {
+      group.engine.wait(*note, deadline.remaining(), [&] { group.look_around(); });
+    } catch (const TimeoutError&) {
+      group.engine.cancel(*note);
+      return std::nullopt;
+    }
+    if (note->text().barrier == barrier) return note->text();
+    note = start_note(group, false, peer);
   }
 }
 
@@ -51,6 +63,7 @@ bool has_come(MpiGroup& group, Note& note, Milliseconds limit) {
 
 void MpiBackend::monitored_barrier(const comm::Call& call) {
   const auto limit = limit_of(call);
+  ++monitored_barriers_;
   getRank() == 0 ? await_all(limit) : report_to_first(limit);
 }
 
@@ -61,26 +74,29 @@ void MpiBackend::await_all(Milliseconds limit) {
   std::vector<int> present;
   std::vector<std::string> missing;
   for (int rank = 1; rank < getSize(); ++rank) {
-    auto& note = *notes[static_cast<std::size_t>(rank - 1)];
-    if (has_come(*group_, note, deadline.remaining())) {
+    const auto& note = notes[static_cast<std::size_t>(rank - 1)];
+    if (take_note(*group_, note, rank, monitored_barriers_, deadline)) {
       present.push_back(rank);
     } else {
       missing.push_back(group_->name_of(rank));
     }
   }
-  for (const int rank : present) start_note(*group_, true, rank, !missing.empty());
+  for (const int rank : present) {
+    start_note(*group_, true, rank, {.barrier = monitored_barriers_, .gives_up = !missing.empty()});
+  }
   if (missing.empty()) return;
   throw TimeoutError(fmt::format("{} {} not there after {} ms", fmt::join(missing, " and "),
                                  missing.size() == 1 ? "was" : "were", limit.count()));
 }
 
 void MpiBackend::report_to_first(Milliseconds limit) {
-  start_note(*group_, true, 0);
-  const auto answer = start_note(*group_, false, 0);
-  if (!has_come(*group_, *answer, limit + kGrace)) {
+  const Deadline deadline(limit + kGrace);
+  start_note(*group_, true, 0, {.barrier = monitored_barriers_});
+  const auto answer = take_note(*group_, start_note(*group_, false, 0), 0, monitored_barriers_, deadline);
+  if (!answer) {
     throw TimeoutError(fmt::format("{} was not there after {} ms", group_->name_of(0), limit.count()));
   }
-  if (answer->gives_up()) throw TimeoutError(fmt::format("{} gave up waiting", group_->name_of(0)));
+  if (answer->gives_up) throw TimeoutError(fmt::format("{} gave up waiting", group_->name_of(0)));
 }
 
 }  // namespace lockstep::backends

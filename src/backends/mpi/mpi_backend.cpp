@@ -102,6 +102,7 @@ MpiBackend::MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std:
     : FromC10d(rank, size, "mpi", traits(), timeout), group_(std::move(group)) {}
 
 MpiBackend::~MpiBackend() {
+  if (group_->engine.has_ended()) return;
   bool is_over = std::uncaught_exceptions() == 0;
   for (const auto& weak : under_way_) {
     const auto task = weak.lock();

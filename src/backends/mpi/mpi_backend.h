@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -48,6 +49,7 @@ class MpiBackend final : public comm::FromC10d {
   void report_to_first(std::chrono::milliseconds limit);
 
   std::shared_ptr<MpiGroup> group_;
+  std::uint32_t monitored_barriers_ = 0;  // that this rank has called
   std::mutex mutex_;
   std::list<std::weak_ptr<mpi::Task>> under_way_;
 };

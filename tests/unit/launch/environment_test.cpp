@@ -87,6 +87,12 @@ TEST(Environment, KeepsTheUsersVariables) {
   EXPECT_THAT(env, Not(Contains(Key("TORCH_NCCL_ASYNC_ERROR_HANDLING"))));
 }
 
+TEST(Environment, KeepsTheSecretFromTheRanks) {
+  EXPECT_THAT(rank_environment({}, {}, 0, 1, kNothing), Not(Contains(Key("LOCKSTEP_SECRET"))));
+  const Env with_secret(std::map<std::string, std::string>{{"LOCKSTEP_SECRET", "sixteen characters"}});
+  EXPECT_THAT(rank_environment({}, {}, 0, 1, with_secret), Contains(Pair("LOCKSTEP_SECRET", "")));
+}
+
 std::string complaint(const LaunchOptions& options) {
   return testing::error_of<ArgumentError>([&] { validate(options); });
 }
