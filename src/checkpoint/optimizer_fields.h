@@ -16,6 +16,9 @@
 // reference to each hyperparameter or each part of a parameter's state; `of` may be const.
 namespace lockstep::checkpointing {
 
+// state_dict() of the states that this rank has, which may be a part of them.
+Dict states_of_rank(const torch::optim::Optimizer& optimizer);
+
 template <typename Optimizer_, typename Options_, typename State_>
 struct Types {
   using Optimizer = Optimizer_;

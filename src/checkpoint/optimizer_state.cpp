@@ -341,10 +341,14 @@ struct SchedulerAccess : torch::optim::LRScheduler {
 
 }  // namespace
 
-Dict state_dict(const Optimizer& optimizer) {
-  optim::check_complete(optimizer);
+Dict checkpointing::states_of_rank(const Optimizer& optimizer) {
   if (const auto* named = dynamic_cast<const optim::NamedOptimizer*>(&optimizer)) return named->state_dict();
   return with_fields(optimizer, [&](auto fields) { return dict_of<decltype(fields)>(optimizer); });
+}
+
+Dict state_dict(const Optimizer& optimizer) {
+  optim::check_complete(optimizer);
+  return checkpointing::states_of_rank(optimizer);
 }
 
 void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {

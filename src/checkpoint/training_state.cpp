@@ -15,7 +15,9 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/generator_states.h"
+#include "checkpoint/optimizer_fields.h"
 #include "checkpoint/share.h"
+#include "optim/group_entries.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
@@ -193,6 +195,18 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
     throw_error<ArgumentError>("TrainingState: there are two parts named '{}'", name);
   entries_.push_back({std::move(name), std::move(save), std::move(load)});
   return *this;
+}
+
+TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
+  const auto save = [&optimizer, group = group_] {
+    const bool was_distributed = optim::consolidate(optimizer);
+    if (was_distributed) checkpointing::on_first(group, [&] { optim::check_complete(optimizer); });
+    return Value(was_distributed ? checkpointing::states_of_rank(optimizer)
+                                 : lockstep::state_dict(optimizer));
+  };
+  return add_functions(name, save, [&optimizer](const Value& value) {
+    lockstep::load_state_dict(optimizer, value.as_dict());
+  });
 }
 
 TrainingState& TrainingState::add_generator(const std::string& name) {

@@ -78,68 +78,123 @@ void check_count(const comm::GroupState& group, std::size_t count, int src,
                                : fmt::format("objects must be empty on every rank but src ({})", src));
 }
 
-}  // namespace
+using Where = ProcessGroup::Where;
+using Strings = std::vector<std::string>;
 
-std::vector<std::string> ProcessGroup::all_gather_object(const std::string& object, Where where) const {
-  const auto words = on_device(*state_, at::kLong);
-  const auto bytes = on_device(*state_, at::kByte);
-  auto lengths = at::empty({size()}, words);
-  all_gather_into_tensor(lengths, length_of(object, words), where);
+at::Tensor lengths_of(const Strings& objects, int size, const c10::TensorOptions& options) {
+  auto lengths = at::zeros({size}, at::kLong);
+  for (std::size_t i = 0; i < objects.size(); ++i)
+    lengths.data_ptr<std::int64_t>()[i] = static_cast<std::int64_t>(objects[i].size());
+  return lengths.to(options.device());
+}
+
+// The second half of each call, when all ranks know the lengths.
+Strings all_gathered(const ProcessGroup& group, const std::string& object, const at::Tensor& lengths,
+                     Where where) {
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
-  if (longest == 0) return std::vector<std::string>(each.size());
-  const auto parts = one_per_rank(size(), longest, bytes);
-  all_gather(parts, to_tensor(object, longest, bytes), where);
+  if (longest == 0) return Strings(each.size());
+  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  const auto parts = one_per_rank(group.size(), longest, bytes);
+  group.all_gather(parts, to_tensor(object, longest, bytes), where);
   return to_strings(parts, each);
 }
 
-std::string ProcessGroup::broadcast_object(const std::string& object, int src, Where where) const {
-  const auto bytes = on_device(*state_, at::kByte);
-  auto length = length_of(object, on_device(*state_, at::kLong));
-  broadcast(length, src, where);
+std::string broadcasted(const ProcessGroup& group, const std::string& object, const at::Tensor& length,
+                        int src, Where where) {
   const auto count = values_of(length).front();
   if (count == 0) return {};
-  auto tensor = rank() == src ? to_tensor(object, count, bytes) : at::empty({count}, bytes);
-  broadcast(tensor, src, where);
+  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  auto tensor = group.rank() == src ? to_tensor(object, count, bytes) : at::empty({count}, bytes);
+  group.broadcast(tensor, src, where);
   return to_string(tensor, count);
 }
 
-std::vector<std::string> ProcessGroup::gather_object(const std::string& object, int dst, Where where) const {
-  check_root(*state_, CallKind::gather, dst, "dst", where);
-  const auto words = on_device(*state_, at::kLong);
-  const auto bytes = on_device(*state_, at::kByte);
-  auto lengths = at::empty({size()}, words);
-  all_gather_into_tensor(lengths, length_of(object, words), where);
+Strings gathered(const ProcessGroup& group, const std::string& object, const at::Tensor& lengths, int dst,
+                 Where where) {
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
-  const bool root = rank() == dst;
-  if (longest == 0) return std::vector<std::string>(root ? each.size() : 0);
-  const auto parts = root ? one_per_rank(size(), longest, bytes) : std::vector<at::Tensor>{};
-  gather(to_tensor(object, longest, bytes), parts, dst, where);
+  const bool root = group.rank() == dst;
+  if (longest == 0) return Strings(root ? each.size() : 0);
+  const auto bytes = on_device(comm::state_of(group), at::kByte);
+  const auto parts = root ? one_per_rank(group.size(), longest, bytes) : std::vector<at::Tensor>{};
+  group.gather(to_tensor(object, longest, bytes), parts, dst, where);
   return to_strings(parts, each);
 }
 
-std::string ProcessGroup::scatter_object(const std::vector<std::string>& objects, int src,
-                                         Where where) const {
-  check_root(*state_, CallKind::scatter, src, "src", where);
-  const bool root = rank() == src;
-  check_count(*state_, objects.size(), src, where);
-  const auto bytes = on_device(*state_, at::kByte);
-  auto lengths = at::zeros({size()}, at::kLong);
-  for (std::size_t i = 0; i < objects.size(); ++i) {
-    lengths.data_ptr<std::int64_t>()[i] = static_cast<std::int64_t>(objects[i].size());
-  }
-  lengths = lengths.to(bytes.device());
-  broadcast(lengths, src, where);
+std::string scattered(const ProcessGroup& group, const Strings& objects, const at::Tensor& lengths, int src,
+                      Where where) {
   const auto each = values_of(lengths);
   const auto longest = *std::ranges::max_element(each);
   if (longest == 0) return {};
+  const auto bytes = on_device(comm::state_of(group), at::kByte);
   std::vector<at::Tensor> parts;
-  for (std::size_t i = 0; i < (root ? objects.size() : 0); ++i)
-    parts.push_back(to_tensor(objects[i], longest, bytes));
+  for (const auto& object : objects) parts.push_back(to_tensor(object, longest, bytes));
   auto own = at::empty({longest}, bytes);
-  scatter(own, parts, src, where);
-  return to_string(own, each[static_cast<std::size_t>(rank())]);
+  group.scatter(own, parts, src, where);
+  return to_string(own, each[static_cast<std::size_t>(group.rank())]);
+}
+
+}  // namespace
+
+Strings ProcessGroup::all_gather_object(const std::string& object, Where where) const {
+  const auto words = on_device(*state_, at::kLong);
+  const auto lengths = at::empty({size()}, words);
+  all_gather_into_tensor(lengths, length_of(object, words), where);
+  return all_gathered(*this, object, lengths, where);
+}
+
+ObjectWork<Strings> ProcessGroup::all_gather_object_async(const std::string& object, Where where) const {
+  const auto words = on_device(*state_, at::kLong);
+  const auto lengths = at::empty({size()}, words);
+  return {all_gather_into_tensor_async(lengths, length_of(object, words), where),
+          [=, group = *this] { return all_gathered(group, object, lengths, where); }};
+}
+
+std::string ProcessGroup::broadcast_object(const std::string& object, int src, Where where) const {
+  const auto length = length_of(object, on_device(*state_, at::kLong));
+  broadcast(length, src, where);
+  return broadcasted(*this, object, length, src, where);
+}
+
+ObjectWork<std::string> ProcessGroup::broadcast_object_async(const std::string& object, int src,
+                                                             Where where) const {
+  const auto length = length_of(object, on_device(*state_, at::kLong));
+  return {broadcast_async(length, src, where),
+          [=, group = *this] { return broadcasted(group, object, length, src, where); }};
+}
+
+Strings ProcessGroup::gather_object(const std::string& object, int dst, Where where) const {
+  check_root(*state_, CallKind::gather, dst, "dst", where);
+  const auto words = on_device(*state_, at::kLong);
+  const auto lengths = at::empty({size()}, words);
+  all_gather_into_tensor(lengths, length_of(object, words), where);
+  return gathered(*this, object, lengths, dst, where);
+}
+
+ObjectWork<Strings> ProcessGroup::gather_object_async(const std::string& object, int dst, Where where) const {
+  check_root(*state_, CallKind::gather, dst, "dst", where);
+  const auto words = on_device(*state_, at::kLong);
+  const auto lengths = at::empty({size()}, words);
+  return {all_gather_into_tensor_async(lengths, length_of(object, words), where),
+          [=, group = *this] { return gathered(group, object, lengths, dst, where); }};
+}
+
+std::string ProcessGroup::scatter_object(const Strings& objects, int src, Where where) const {
+  check_root(*state_, CallKind::scatter, src, "src", where);
+  check_count(*state_, objects.size(), src, where);
+  const auto lengths = lengths_of(objects, size(), on_device(*state_, at::kLong));
+  broadcast(lengths, src, where);
+  return scattered(*this, objects, lengths, src, where);
+}
+
+ObjectWork<std::string> ProcessGroup::scatter_object_async(const Strings& objects, int src,
+                                                           Where where) const {
+  check_root(*state_, CallKind::scatter, src, "src", where);
+  check_count(*state_, objects.size(), src, where);
+  const auto lengths = lengths_of(objects, size(), on_device(*state_, at::kLong));
+  return {broadcast_async(lengths, src, where),
+          [=, group = *this] { return scattered(group, objects, lengths, src, where); }};
 }
 
 c10::Device comm::device_for_objects(const ProcessGroup& group) { return object_device(state_of(group)); }

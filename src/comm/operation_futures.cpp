@@ -17,6 +17,9 @@ constexpr int kYields = 200;
 constexpr auto kPoll = std::chrono::microseconds(20);
 constexpr auto kNow = std::chrono::milliseconds(1);
 
+// The queue whose futures this thread completes.
+thread_local const void* served = nullptr;
+
 }  // namespace
 
 bool OperationFutures::Entry::is_due() const {
@@ -50,9 +53,14 @@ c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
   }
   const std::lock_guard lock(queue_->mutex);
   queue_->entries.push_back(std::move(entry));
-  if (!std::exchange(queue_->has_thread, true)) std::thread([queue = queue_] { queue->run(); }).detach();
+  if (queue_->thread == 0 || served == queue_.get()) start_thread();
   queue_->changed.notify_all();
   return future;
+}
+
+// Takes the place of the thread before, which ends after its callbacks. Call it under the queue's mutex.
+void OperationFutures::start_thread() {
+  std::thread([queue = queue_, number = ++queue_->thread] { queue->run(number); }).detach();
 }
 
 // After the stop every operation is taken: its backend has left the group.
@@ -71,10 +79,11 @@ std::vector<OperationFutures::Entry> OperationFutures::Queue::take_completed(
   return completed;
 }
 
-void OperationFutures::Queue::run() {
+void OperationFutures::Queue::run(std::uint64_t number) {
+  served = this;
   std::unique_lock lock(mutex);
   int idle = 0;
-  while (!stop || !entries.empty()) {
+  while (number == thread && (!stop || !entries.empty())) {
     if (entries.empty()) {
       changed.wait(lock);
       idle = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -15,6 +16,9 @@ namespace lockstep::comm {
 // The futures of one backend's operations. A c10 future must be completed by a thread: the first future
 // starts one that completes them all, each as soon as its operation ends, in any order. The thread polls,
 // because a blocking wait for one operation would delay the others. Safe from any thread.
+//
+// A callback runs in that thread and may wait for a future of the same backend (PyTorch's PowerSGD and
+// quantization hooks do). So a new thread takes the thread's place when its callback asks for a future.
 //
 // The destructor does not join the thread. It may hold Python's GIL (DDP's reducer drops its group with it),
 // and the thread may wait for the GIL to drop a tensor that has a Python object. So the thread owns what it
@@ -46,12 +50,14 @@ class OperationFutures {
     std::mutex mutex;
     std::condition_variable changed;
     std::vector<Entry> entries;
-    bool has_thread = false;
+    std::uint64_t thread = 0;  // the number of the thread that completes the futures: 1, 2, ...; 0: none
     bool stop = false;
 
-    void run();
+    void run(std::uint64_t number);
     std::vector<Entry> take_completed(std::unique_lock<std::mutex>& lock);
   };
+
+  void start_thread();
 
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };

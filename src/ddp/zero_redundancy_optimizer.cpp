@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <numeric>
 #include <sstream>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <c10/core/GradMode.h>
@@ -77,6 +78,7 @@ ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& 
       where_(where),
       entries_(optim::shared_entries(optimizer)) {
   check_parameters(where);
+  entries_->consolidate = [this] { consolidate(0, where_); };
   set_complete(false);
 }
 
@@ -110,11 +112,13 @@ const std::vector<int>& ZeroShards::owners() {
   return owners_;
 }
 
-// Groups that were added go to the ranks with the fewest elements, and no earlier parameter moves.
+// Groups that were added go to the ranks with the fewest elements, and no earlier parameter moves. A tied
+// parameter, which LibTorch lists once for each of its modules, has one owner.
 void ZeroShards::partition() {
   if (owners_.size() == all_parameters(optimizer_).size()) return;
   owners_.clear();
   std::vector<std::int64_t> elements(static_cast<std::size_t>(group_.size()));
+  std::unordered_map<const void*, int> owner_of;
   for (const auto& group : optimizer_.param_groups()) {
     const auto& params = group.params();
     const auto first = owners_.size();
@@ -123,9 +127,10 @@ void ZeroShards::partition() {
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, std::greater(), [&](auto i) { return params[i].numel(); });
     for (const auto i : order) {
-      const auto owner = std::ranges::min_element(elements) - elements.begin();
-      elements[static_cast<std::size_t>(owner)] += params[i].numel();
-      owners_[first + i] = static_cast<int>(owner);
+      const auto fewest = static_cast<int>(std::ranges::min_element(elements) - elements.begin());
+      const auto [at, is_new] = owner_of.emplace(params[i].unsafeGetTensorImpl(), fewest);
+      if (is_new) elements[static_cast<std::size_t>(fewest)] += params[i].numel();
+      owners_[first + i] = at->second;
     }
   }
 }
@@ -147,9 +152,12 @@ void ZeroShards::step(const std::function<void()>& step_all) {
   const auto parameters = all_parameters(optimizer_);
   std::vector<at::Tensor> of_others;
   std::vector<std::vector<NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
+  std::unordered_set<const void*> seen;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!seen.insert(parameters[i].unsafeGetTensorImpl()).second) continue;
     if (owners_[i] != group_.rank()) of_others.push_back(parameters[i]);
-    if (parameters[i].requires_grad())
+    // An optimizer also steps a parameter that was frozen after it got a gradient.
+    if (parameters[i].requires_grad() || parameters[i].grad().defined())
       of_rank[static_cast<std::size_t>(owners_[i])].push_back({std::to_string(i), parameters[i]});
   }
   {

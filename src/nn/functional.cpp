@@ -61,9 +61,12 @@ Tensors record(const char* name, const Tensors& inputs, Tensors outputs, Gradien
   return records ? with_history(name, inputs, std::move(outputs), std::move(gradient)) : outputs;
 }
 
-Tensor sent(const Tensor& tensor) { return tensor.detach().contiguous(); }
+// Gradients of complex numbers are often lazy conjugates, which no backend carries.
+Tensor resolved(const Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg(); }
 
-Tensor copy_of(const Tensor& tensor) { return tensor.detach().clone(at::MemoryFormat::Contiguous); }
+Tensor sent(const Tensor& tensor) { return resolved(tensor).contiguous(); }
+
+Tensor copy_of(const Tensor& tensor) { return resolved(tensor).clone(at::MemoryFormat::Contiguous); }
 
 template <class Make>
 Tensors each(const Tensors& tensors, Make make) {
@@ -72,7 +75,13 @@ Tensors each(const Tensors& tensors, Make make) {
   return made;
 }
 
-Tensor detached(const Tensor& tensor) { return tensor.detach(); }
+// What a call writes into. The backend writes without autograd's knowledge; a saved tensor must count as
+// changed.
+Tensor written(const Tensor& tensor) {
+  auto output = tensor.detach();
+  if (!output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
+  return output;
+}
 
 // Gloo has no reduce-scatter. The sum is PyTorch's, to the bit.
 Tensor sum_of_own(const Tensors& gradients, const ProcessGroup& group, Where where) {
@@ -117,24 +126,24 @@ Tensors all_gather(const Tensor& tensor, const Group& given, Where where) {
 Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp op, const Group& given,
                       Where where) {
   const auto group = group_or_throw(given, "nn::functional::reduce_scatter");
-  group.reduce_scatter(output.detach(), each(input_list, sent), op, where);
-  return record("ReduceScatterBackward", input_list, {output.detach()},
+  const auto result = written(output);
+  group.reduce_scatter(result, each(input_list, sent), op, where);
+  return record("ReduceScatterBackward", input_list, {result},
                 [=](Tensors gradients) { return all_gather(gradients[0], group, where); })[0];
 }
 
 Tensors all_to_all(const Tensors& output_tensor_list, const Tensors& input_tensor_list, const Group& given,
                    Where where) {
   const auto group = group_or_throw(given, "nn::functional::all_to_all");
-  group.all_to_all(each(output_tensor_list, detached), each(input_tensor_list, sent), where);
+  const auto results = each(output_tensor_list, written);
+  group.all_to_all(results, each(input_tensor_list, sent), where);
   std::vector<std::vector<std::int64_t>> shapes;
   for (const auto& input : input_tensor_list) shapes.push_back(input.sizes().vec());
-  return record("AllToAllBackward", input_tensor_list, each(output_tensor_list, detached),
-                [=](Tensors gradients) {
-                  Tensors outputs;
-                  for (const auto& shape : shapes)
-                    outputs.push_back(at::empty(shape, gradients.front().options()));
-                  return all_to_all(outputs, gradients, group, where);
-                });
+  return record("AllToAllBackward", input_tensor_list, results, [=](Tensors gradients) {
+    Tensors outputs;
+    for (const auto& shape : shapes) outputs.push_back(at::empty(shape, gradients.front().options()));
+    return all_to_all(outputs, gradients, group, where);
+  });
 }
 
 Tensor all_to_all_single(const Tensor& output, const Tensor& input,
@@ -142,9 +151,10 @@ Tensor all_to_all_single(const Tensor& output, const Tensor& input,
                          const std::vector<std::int64_t>& input_split_sizes, const Group& given,
                          Where where) {
   const auto group = group_or_throw(given, "nn::functional::all_to_all_single");
-  group.all_to_all_single(output.detach(), sent(input), output_split_sizes, input_split_sizes, where);
+  const auto result = written(output);
+  group.all_to_all_single(result, sent(input), output_split_sizes, input_split_sizes, where);
   const auto shape = input.sizes().vec();
-  return record("AllToAllSingleBackward", {input}, {output.detach()}, [=](Tensors gradients) -> Tensors {
+  return record("AllToAllSingleBackward", {input}, {result}, [=](Tensors gradients) -> Tensors {
     const auto received = at::empty(shape, gradients[0].options());
     return {all_to_all_single(received, gradients[0], input_split_sizes, output_split_sizes, group, where)};
   })[0];
@@ -208,9 +218,10 @@ Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where wh
 
 Tensor recv(const Tensor& tensor, int src, const Group& given, int tag, Where where) {
   const auto group = group_or_throw(given, "nn::functional::recv");
-  auto message = tensor.detach();
+  auto message = written(tensor);
   group.recv(message, src, tag, where);
-  if (!c10::GradMode::is_enabled() || !message.is_floating_point()) return message;
+  const bool differentiable = message.is_floating_point() || message.is_complex();
+  if (!c10::GradMode::is_enabled() || !differentiable) return message;
   return with_history("RecvBackward", {}, {std::move(message)}, [=](Tensors gradients) -> Tensors {
     refuse_second_order("recv");
     group.send(sent(gradients[0]), src, tag, where);

@@ -53,6 +53,13 @@ void check_complete(const torch::optim::Optimizer& optimizer) {
   if (entries && !entries->incomplete.empty()) throw ArgumentError(entries->incomplete);
 }
 
+bool consolidate(const torch::optim::Optimizer& optimizer) {
+  const auto entries = existing_entries(optimizer);
+  if (!entries || !entries->consolidate) return false;
+  entries->consolidate();
+  return true;
+}
+
 void write_entries(const torch::optim::Optimizer& optimizer, std::size_t index, Dict& group) {
   const auto entries = existing_entries(optimizer);
   if (!entries || index >= entries->groups.size()) return;

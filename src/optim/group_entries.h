@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +20,8 @@ struct GroupEntries {
   std::vector<std::map<std::string, double>> groups;
   // Of ZeroRedundancyOptimizer: why the states are not all on this rank, and what to do; else empty.
   std::string incomplete;
+  // Of ZeroRedundancyOptimizer: gives rank 0 of its group all states; collective.
+  std::function<void()> consolidate;
 };
 
 // The entries that the living schedulers of the optimizer share; new ones if there are none. Any thread.
@@ -31,5 +34,8 @@ void read_entries(const torch::optim::Optimizer& optimizer, std::size_t index, c
 
 // Throws ArgumentError if this rank does not have the states of all parameters.
 void check_complete(const torch::optim::Optimizer& optimizer);
+
+// Gives rank 0 the states of all ranks, if they are distributed; returns whether they are. Collective then.
+bool consolidate(const torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::optim

@@ -3,7 +3,6 @@
 #include <functional>
 #include <numeric>
 #include <ostream>
-#include <set>
 
 #include <ATen/ops/arange.h>
 #include <fmt/format.h>
@@ -12,127 +11,16 @@
 #include <lockstep/runtime/device_mesh.h>
 
 #include "base/throw_error.h"
+#include "runtime/mesh_ranks.h"
 #include "runtime/run.h"
 
 namespace lockstep {
-namespace runtime {
-
-// What a whole mesh and all its parts share.
-struct MeshRanks {
-  using Axis = DeviceMesh::Axis;
-
-  at::Tensor ranks;  // int32, contiguous
-  int own;
-  bool contains_own;
-  std::vector<Axis> dimensions = {};
-  std::vector<Axis> flattened = {};
-};
-
-}  // namespace runtime
-
 namespace {
 
+using runtime::joined_shape;
+using runtime::parts_of;
 using Names = std::vector<std::string>;
 using Sizes = std::vector<std::int64_t>;
-
-std::vector<int> to_vector(const at::Tensor& ranks) {
-  const auto flat = ranks.contiguous();
-  return {flat.const_data_ptr<int>(), flat.const_data_ptr<int>() + flat.numel()};
-}
-
-std::string text_of(const MeshDim& dim) {
-  const auto* name = std::get_if<std::string>(&dim);
-  return name != nullptr ? fmt::format("\"{}\"", *name) : fmt::format("{}", std::get<int>(dim));
-}
-
-void check_names(const Names& names, std::int64_t ndim) {
-  if (names.empty()) return;
-  if (static_cast<std::int64_t>(names.size()) != ndim) {
-    throw_error<ArgumentError>(
-        "DeviceMesh: {} mesh_dim_names ({}) for {} dimensions; give one name for each dimension, or none",
-        names.size(), fmt::join(names, ", "), ndim);
-  }
-  if (std::set<std::string>(names.begin(), names.end()).size() != names.size() ||
-      std::ranges::find(names, "") != names.end()) {
-    throw_error<ArgumentError>("DeviceMesh: mesh_dim_names ({}) must be different and not empty",
-                               fmt::join(names, ", "));
-  }
-}
-
-at::Tensor checked_ranks(const at::Tensor& mesh, int world_size) {
-  if (!mesh.defined() || !at::isIntegralType(mesh.scalar_type(), false) || mesh.numel() == 0) {
-    throw_error<ArgumentError>(
-        "DeviceMesh: the mesh is a tensor of {} with {} elements; it must hold the ranks as integers",
-        mesh.defined() ? mesh.dtype().name() : "no type", mesh.defined() ? mesh.numel() : 0);
-  }
-  if (mesh.numel() > world_size) {
-    throw_error<ArgumentError>("DeviceMesh: a mesh of [{}] has {} ranks; the default group has only {}",
-                               fmt::join(mesh.sizes(), ", "), mesh.numel(), world_size);
-  }
-  auto ranks = mesh.detach().to(at::kCPU, at::kInt, false, /*copy=*/true).contiguous();
-  const auto all = to_vector(ranks);
-  const std::set<int> distinct(all.begin(), all.end());
-  if (distinct.size() != all.size() || *distinct.begin() < 0 || *distinct.rbegin() >= world_size) {
-    throw_error<ArgumentError>("DeviceMesh: the mesh holds the ranks {}; they must be distinct, in 0 to {}",
-                               fmt::join(all, ", "), world_size - 1);
-  }
-  return ranks;
-}
-
-// The backend of each dimension; "" is that of init().
-Names backends_of(const DeviceMeshOptions& options, int ndim) {
-  const auto& names = options.mesh_dim_names;
-  Names backends(static_cast<std::size_t>(ndim));
-  for (const auto& [dim, backend] : options.backend_override) {
-    const auto* name = std::get_if<std::string>(&dim);
-    const auto place = name == nullptr ? std::get<int>(dim) : std::ranges::find(names, *name) - names.begin();
-    const auto count = name == nullptr ? ndim : std::ssize(names);
-    if (place < 0 || place >= count) {
-      throw_error<ArgumentError>(
-          "DeviceMesh: backend_override is for dimension {}; there are dimensions 0 to {} and the names ({})",
-          text_of(dim), ndim - 1, fmt::join(names, ", "));
-    }
-    auto& entry = backends[static_cast<std::size_t>(place)];
-    if (!entry.empty()) {
-      throw_error<ArgumentError>("DeviceMesh: backend_override has two entries for dimension {}",
-                                 text_of(dim));
-    }
-    entry = backend;
-  }
-  return backends;
-}
-
-// The group of this rank among the rows of `rows`. Every rank makes all of them.
-std::optional<ProcessGroup> group_among(const at::Tensor& rows, const std::string& backend,
-                                        const std::string& name) {
-  auto& run = runtime::require_run("DeviceMesh");
-  if (rows.size(1) == run.world().size && backend.empty()) return run.group();
-  std::optional<ProcessGroup> own;
-  for (std::int64_t i = 0; i < rows.size(0); ++i) {
-    auto ranks = to_vector(rows[i]);
-    std::ranges::sort(ranks);
-    if (auto group = run.subgroup(ranks, backend, name)) own = std::move(group);
-  }
-  return own;
-}
-
-// [n, *sizes of the axes]: every part of `ranks` with the dimensions of the axes.
-template <class Axes>
-at::Tensor parts_of(const at::Tensor& ranks, const Axes& axes) {
-  Sizes kept, shape{-1};
-  for (const auto& axis : axes) {
-    shape.push_back(1);
-    for (const auto dim : axis.dims) {
-      kept.push_back(dim);
-      shape.back() *= ranks.size(dim);
-    }
-  }
-  Sizes order;
-  for (std::int64_t dim = 0; dim < ranks.dim(); ++dim)
-    if (std::ranges::find(kept, dim) == kept.end()) order.push_back(dim);
-  order.insert(order.end(), kept.begin(), kept.end());
-  return ranks.permute(order).reshape(shape);
-}
 
 // A dimension of one rank overlaps with none and may be anywhere.
 template <class Axes>
@@ -151,15 +39,6 @@ void check_order(const at::Tensor& ranks, const Axes& axes, const Names& names) 
   }
 }
 
-std::string joined_shape(const DeviceMesh& mesh) {
-  const auto names = mesh.mesh_dim_names();
-  const auto shape = mesh.shape();
-  Names words;
-  for (std::size_t i = 0; i < shape.size(); ++i)
-    words.push_back(names.empty() ? fmt::format("{}", shape[i]) : fmt::format("{}={}", names[i], shape[i]));
-  return fmt::format("{}", fmt::join(words, ", "));
-}
-
 }  // namespace
 
 DeviceMesh::DeviceMesh(std::shared_ptr<runtime::MeshRanks> ranks, std::vector<Axis> axes)
@@ -167,15 +46,14 @@ DeviceMesh::DeviceMesh(std::shared_ptr<runtime::MeshRanks> ranks, std::vector<Ax
 
 DeviceMesh::DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options) {
   const auto& run = runtime::require_run("DeviceMesh");
-  auto ranks = checked_ranks(mesh, run.world().size);
+  auto ranks = runtime::checked_ranks(mesh, run.world().size);
   const auto& names = options.mesh_dim_names;
-  check_names(names, ranks.dim());
-  const auto backends = backends_of(options, static_cast<int>(ranks.dim()));
+  runtime::check_mesh_dim_names(names, ranks.dim());
+  const auto backends = runtime::backends_of(options, static_cast<int>(ranks.dim()));
   for (std::int64_t dim = 0; dim < ranks.dim(); ++dim) {
     const auto i = static_cast<std::size_t>(dim);
     Axis axis{.name = names.empty() ? "" : names[i], .dims = {dim}, .group = std::nullopt};
-    const auto label = names.empty() ? fmt::format("dim_{}", dim) : names[i];
-    axis.group = group_among(parts_of(ranks, std::vector{axis}), backends[i], "mesh_" + label);
+    axis.group = runtime::make_group(ranks, axis, backends[i]);
     axes_.push_back(std::move(axis));
   }
   const bool contains_own = ranks.eq(run.world().rank).any().item<bool>();
@@ -240,7 +118,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& mesh_dim_name) const {
         joined_shape(*this), name);
   }
   if (earlier != flattened.end()) return {ranks_, {*earlier}};
-  axis.group = group_among(parts_of(ranks_->ranks, std::vector{axis}), "", "mesh_" + name);
+  axis.group = runtime::make_group(ranks_->ranks, axis);
   flattened.push_back(axis);
   return {ranks_, {std::move(axis)}};
 }
@@ -359,7 +237,7 @@ std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {
       rest %= block;
     }
     out << fmt::format("| {:>6}", "");
-    for (const auto rank : to_vector(rows[row]))
+    for (const auto rank : runtime::to_vector(rows[row]))
       out << fmt::format(" {:>5}", fmt::format("{}{}", rank, rank == mesh.get_rank() ? "*" : ""));
     out << '\n';
   }

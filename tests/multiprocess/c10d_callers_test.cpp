@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend as LibTorch's and Python's callers use it: through c10d, with futures, sequence numbers and
 // events for the profiler.
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -57,6 +58,39 @@ const testing::Scenario futures("c10d callers: futures", [] {
 });
 TEST(C10dCallers, GetFuturesThatCompleteByThemselves) {
   testing::expect_all_passed(testing::run_ranks(futures));
+}
+
+// PyTorch's PowerSGD and quantization hooks wait for futures in the callbacks of futures.
+const testing::Scenario nested_futures("c10d callers: nested futures", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});
+  const auto backend = context.group().backend();
+  const auto sum = [&](float value) {
+    std::vector<at::Tensor> tensors{large(value)};
+    return backend->allreduce(tensors)->getFuture();
+  };
+  for (int round = 0; round < 3; ++round) {
+    const auto nested = sum(1)->then(
+        [&](c10::ivalue::Future& outer) {
+          const auto first = outer.value().toTensorVector().at(0).max().item<float>();
+          const auto inner = sum(first);
+          inner->waitAndThrow();
+          const auto innermost = inner->then(
+              [&](c10::ivalue::Future& done) {
+                const auto last = sum(done.value().toTensorVector().at(0).max().item<float>());
+                last->waitAndThrow();
+                return last->value();
+              },
+              c10::ListType::ofTensors());
+          innermost->waitAndThrow();
+          return innermost->value();
+        },
+        c10::ListType::ofTensors());
+    nested->waitAndThrow();
+    EXPECT_TRUE(at::equal(nested->value().toTensorVector().at(0), large(8)));
+  }
+});
+TEST(C10dCallers, WaitForFuturesInCallbacksOfFutures) {
+  testing::expect_all_passed(testing::run_ranks(nested_futures));
 }
 
 std::mutex events_mutex;

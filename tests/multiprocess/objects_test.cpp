@@ -34,6 +34,20 @@ const testing::Scenario objects("objects between all ranks", [] {
   for (int root = 0; root < size; ++root) {
     EXPECT_EQ(group.broadcast_object(object_of(context.rank()), root), object_of(root));
     const bool here = context.rank() == root;
+    // Another call in between, and the last one waited for first.
+    auto gathering = group.all_gather_object_async(object_of(context.rank()));
+    auto sending = group.broadcast_object_async(object_of(context.rank()), root);
+    auto collecting = group.gather_object_async(object_of(context.rank()), root);
+    auto spreading = group.scatter_object_async(here ? all : Strings{}, root);
+    const auto sum = at::ones({3});
+    group.all_reduce(sum);
+    EXPECT_EQ(sum[0].item<int>(), size);
+    EXPECT_EQ(spreading.wait(), object_of(context.rank()));
+    EXPECT_EQ(collecting.wait(), here ? all : Strings{});
+    EXPECT_TRUE(gathering.is_completed());
+    EXPECT_EQ(sending.wait(), object_of(root));
+    EXPECT_EQ(gathering.wait(), all);
+    EXPECT_EQ(gathering.wait(), all);
     EXPECT_EQ(group.gather_object(object_of(context.rank()), root), here ? all : Strings{});
     EXPECT_EQ(group.scatter_object(here ? all : Strings{}, root), object_of(context.rank()));
   }

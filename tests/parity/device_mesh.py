@@ -47,6 +47,18 @@ def on_rank(text, rank, world_size):
             later = names[names.index(part[-1]) + 1:]
             if later:
                 describe("mixed", mesh["_".join(part), later[-1]])
+    describe("group", DeviceMesh.from_group(mesh.get_group(0), "cpu", mesh_dim_names=("only",)))
+    describe("groups", DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh.mesh, mesh_dim_names=names))
+    for dim, size in enumerate(shape):
+        if size % 2 == 0:
+            split = mesh._unflatten(dim, (2, size // 2), ("left", "right"))
+            describe("split", split)
+            describe("left", split["left"])
+            describe("right", split["right"])
+            describe("joined", split[split.mesh_dim_names[dim:]]._flatten(f"joined{dim}"))
+            slice_ = mesh[names[dim:]]._unflatten(names[dim], (size // 2, 2), ("outer", "inner"))
+            describe("split slice", slice_)
+            describe("inner", slice_["inner"])
 
 
 warnings.simplefilter("ignore")

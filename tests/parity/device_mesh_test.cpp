@@ -124,6 +124,23 @@ std::string on_rank(const std::string& text, int rank, int world_size) {
       EXPECT_EQ(global_ranks(mesh.get_group(joined)), global_ranks(mesh[joined].get_group()));
     }
   }
+  const auto groups = mesh.get_all_groups();
+  add("group", DeviceMesh::from_group(groups[0], std::nullopt, {"only"}));
+  add("groups", DeviceMesh::from_group(groups, mesh.mesh(), names));
+  for (int dim = 0; dim < mesh.ndim(); ++dim) {
+    const auto size = mesh.size(dim);
+    if (size % 2 != 0) continue;
+    const auto split = mesh.unflatten(dim, {2, size / 2}, {"left", "right"});
+    add("split", split);
+    add("left", split["left"]);
+    add("right", split["right"]);
+    const auto of_split = split.mesh_dim_names();
+    add("joined", split[Names(of_split.begin() + dim, of_split.end())].flatten(fmt::format("joined{}", dim)));
+    const auto slice = mesh[Names(names.begin() + dim, names.end())].unflatten(
+        names[static_cast<std::size_t>(dim)], {size / 2, 2}, {"outer", "inner"});
+    add("split slice", slice);
+    add("inner", slice["inner"]);
+  }
   return out;
 }
 
@@ -186,6 +203,28 @@ TEST(DeviceMesh, ErrorsNameTheDimensions) {
   EXPECT_TRUE(others.get_all_groups().empty());
   refuses([&] { others.get_group("dp"); }, "rank 0 is not in the mesh");
   refuses([&] { others["dp"].mesh(); }, "rank 0 is in none of the 2 parts");
+  refuses([&] { plain.unflatten(0, {1, 2}, {"a", "b"}); }, "unflatten() needs a mesh with mesh_dim_names");
+  refuses([&] { mesh.unflatten("pp", {2}, {"a"}); }, "no dimension \"pp\"");
+  refuses([&] { mesh.unflatten("both", {2, 2}, {"a", "b"}); }, "\"both\" is made by flatten()");
+  refuses([&] { mesh.unflatten("dp", {2, 2}, {"a", "b"}); }, "mesh_sizes (2, 2)");
+  refuses([&] { mesh.unflatten("dp", {1, 2}, {"a"}); }, "mesh_dim_names (a) for a dimension of 2 ranks");
+  refuses([&] { mesh.unflatten("dp", {1, 2}, {"a", "tp"}); }, "must be different");
+  refuses([&] { mesh.unflatten("dp", {1, 2}, {"a", "both"}); }, "must be different");
+  EXPECT_EQ(mesh.unflatten("dp", {1, 2}, {"a", "dp"})["both"].size(), 4);
+  refuses([] { DeviceMesh::from_group(std::vector<ProcessGroup>{}, torch::arange(2), {"a"}); },
+          "0 groups for");
+  const auto all = mesh.get_all_groups();
+  refuses([&] { DeviceMesh::from_group(all[0], torch::arange(2)); }, "which has the ranks 0, 4");
+  refuses(
+      [&] {
+        DeviceMesh::from_group({all[0], all[1]}, torch::arange(4).view({2, 2}), {"a", "b"});
+      },
+      "has the ranks 0, 4, but dimension 0 of the mesh has 0, 2 there");
+  refuses(
+      [&] {
+        DeviceMesh::from_group(std::vector{all[0]}, torch::tensor({1, 5}), {"a"});
+      },
+      "rank 0 is not in the mesh");
 }
 
 TEST(DeviceMesh, PrintsATable) {
@@ -226,6 +265,9 @@ const Scenario mesh_at_work("device mesh at work", [] {
     EXPECT_EQ(sum_over(flat.get_group()), 3);
   }
   EXPECT_EQ(sum_over(init_device_mesh({2, 2}).get_group(1)), 1 + 4 * row);
+  const auto split = init_device_mesh({4}, {.mesh_dim_names = {"all"}}).unflatten(0, {2, 2}, {"dp", "tp"});
+  EXPECT_EQ(sum_over(split["dp"].get_group()), 2 + 2 * column);
+  EXPECT_EQ(sum_over(DeviceMesh::from_group(split.get_group("tp")).get_group()), 1 + 4 * row);
 });
 TEST(DeviceMesh, ItsGroupsReduceOverTheirRanks) {
   expect_all_passed(run_ranks(mesh_at_work, {.world_size = 4}));

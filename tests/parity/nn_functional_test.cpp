@@ -151,6 +151,37 @@ const Scenario messages("nn functional messages", [] {
   const auto loss = context.rank() == 0 ? F::send(weight.sum(), 1) : F::recv(torch::empty({}), 0);
   EXPECT_THAT(error_of([&] { loss.backward({}, true, true); }), HasSubstr("create_graph is not supported"));
 });
+const Scenario outputs_in_use("nn functional outputs in use", [] {
+  const auto context = init({.backend = "shm"});
+  const auto weight = torch::ones({2}).requires_grad_();
+  const auto part = torch::ones({1}), whole = torch::ones({2});
+  const auto peer = 1 - context.rank();
+  const auto expect_noticed = [&](const Tensor& buffer, const std::function<void()>& overwrite) {
+    const auto product = (weight.slice(0, 0, buffer.numel()) * buffer).sum();
+    overwrite();
+    EXPECT_THAT(error_of<c10::Error>([&] { product.backward(); }),
+                HasSubstr("modified by an inplace operation"));
+  };
+  expect_noticed(part, [&] { F::reduce_scatter(part, {part.clone(), part.clone()}); });
+  expect_noticed(part, [&] { F::all_to_all({part, part.clone()}, {part.clone(), part.clone()}); });
+  expect_noticed(whole, [&] { F::all_to_all_single(whole, whole.clone()); });
+  expect_noticed(part, [&] {
+    if (context.is_main()) F::send(part.clone(), peer);
+    F::recv(part, peer);
+    if (!context.is_main()) F::send(part.clone(), peer);
+  });
+  // A complex message has a gradient, too.
+  const auto number = torch::full({1}, 2, torch::kComplexFloat);
+  if (context.is_main()) {
+    auto sent = number.clone().requires_grad_();
+    torch::real(F::send(sent * 3, peer)).backward();
+    EXPECT_TRUE(sent.grad().equal(number * 3));
+  } else {
+    torch::real(F::recv(number.clone(), peer) * number).sum().backward();
+  }
+});
+TEST(NnFunctional, AutogradNoticesOutputsThatItSaved) { expect_all_passed(run_ranks(outputs_in_use)); }
+
 TEST(NnFunctional, MessagesCarryGradientsBack) { expect_all_passed(run_ranks(messages)); }
 
 TEST(NnFunctional, ErrorsNameTheCall) {

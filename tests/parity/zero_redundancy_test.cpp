@@ -9,16 +9,19 @@
 #include <torch/torch.h>
 
 #include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/data/loader.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/optim/fused.h>
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/rendezvous/init.h>
+#include <lockstep/training/trainer.h>
 
 #include "support/error_of.h"
 #include "support/python.h"
 #include "support/ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -203,6 +206,123 @@ const Scenario zero_differs("zero differs", [] {
                     HasSubstr("Float[3]")));
 });
 TEST(ZeroRedundancy, DifferentParametersAreAnErrorOnAllRanks) { expect_all_passed(run_ranks(zero_differs)); }
+
+// `parameters` with the gradients of step `number`.
+void set_gradients(const std::vector<Tensor>& parameters, int number) {
+  torch::manual_seed(static_cast<std::uint64_t>(number));
+  for (auto parameter : parameters) parameter.mutable_grad() = torch::randn(parameter.sizes());
+}
+
+template <typename Base, typename Options>
+void compare_odd(const Context& context, const Options& options) {
+  const auto make = [] {
+    torch::manual_seed(5);
+    const auto tied = torch::randn({3, 2}).requires_grad_();
+    return std::vector<Tensor>{tied, torch::randn({4}).requires_grad_(), tied,
+                               torch::zeros({0}).requires_grad_()};
+  };
+  const auto expected = make(), ours = make();
+  Base plain(expected, options);
+  ZeroRedundancyOptimizer<Base> zero(ours, options);
+  // A fused optimizer has a tied parameter once.
+  EXPECT_TRUE(zero.owners().size() == 3 || zero.owners()[0] == zero.owners()[2]);
+  for (int number = 0; number < 4; ++number) {
+    for (const auto* parameters : {&expected, &ours}) {
+      set_gradients(*parameters, number);
+      // Frozen, with the gradient that it had.
+      if (number == 2) parameters->at(1).set_requires_grad(false);
+    }
+    plain.step();
+    zero.step();
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_TRUE(ours[i].equal(expected[i])) << "parameter " << i << " after step " << number;
+      EXPECT_TRUE(ours[i].grad().equal(expected[i].grad())) << "gradient " << i;
+    }
+  }
+  zero.consolidate_state_dict();
+  if (context.is_main()) {
+    EXPECT_TRUE(equal(state_dict(zero), state_dict(plain)));
+  }
+}
+
+const Scenario zero_odd("zero odd parameters", [] {
+  const auto context = init({.backend = "shm"});
+  compare_odd<SGD>(context, SGDOptions(0.05).momentum(0.9).weight_decay(0.1));
+  compare_odd<optim::FusedAdamW>(context, optim::FusedAdamWOptions(0.01));
+});
+TEST(ZeroRedundancy, TiedFrozenAndEmptyParametersAndRanksWithoutAny) {
+  expect_all_passed(run_ranks(zero_odd, {.world_size = 4}));
+}
+
+struct Numbers {
+  struct Batch {
+    Tensor inputs;
+  };
+  std::size_t size() const { return 48; }
+  Batch get_batch(const Tensor& indices) const {
+    return {(indices.unsqueeze(1) * torch::arange(1, 5)).sin()};
+  }
+};
+
+// Float16 scales the loss, and its first steps are skipped.
+template <typename Optimizer>
+struct Program {
+  Program(std::int64_t max_steps, const std::string& folder)
+      : trainer(ddp, optimizer,
+                {.epochs = 2,
+                 .max_steps = max_steps,
+                 .autocast = torch::kHalf,
+                 .checkpoints = folder,
+                 .checkpoint_interval = folder.empty() ? 0 : 1,
+                 .resume = !folder.empty()}) {
+    trainer.step_scheduler(scheduler);
+    trainer.fit(loader, [&](auto& batch) { return ddp->forward(batch.inputs).pow(2).sum() * 500; });
+  }
+
+  torch::nn::Linear net = [] {
+    torch::manual_seed(4);
+    return torch::nn::Linear(4, 3);
+  }();
+  DistributedDataParallel<torch::nn::Linear> ddp{net};
+  Optimizer optimizer{ddp->parameters(), typename Optimizer::Settings(0.01)};
+  optim::StepLR scheduler{optimizer, 3, 0.5};
+  Trainer trainer;
+  decltype(data::make_loader(Numbers(), {})) loader = data::make_loader(Numbers(), {.batch_size = 4});
+};
+
+template <typename Base, typename Options>
+struct Plain : Base {
+  using Settings = Options;
+  using Base::Base;
+};
+template <typename Base, typename Options>
+struct Zero : ZeroRedundancyOptimizer<Base> {
+  using Settings = Options;
+  using ZeroRedundancyOptimizer<Base>::ZeroRedundancyOptimizer;
+};
+
+template <typename Base, typename Options>
+void compare_trained(const std::string& folder) {
+  constexpr std::int64_t kSteps = 9;
+  Program<Plain<Base, Options>> at_once(kSteps, "");
+  EXPECT_LT(at_once.trainer.state().state_dict().at("scaler")["scale"].as_double(), 65536);
+  { const Program<Zero<Base, Options>> first(5, folder); }
+  { const Program<Plain<Base, Options>> between(7, folder); }
+  const Program<Zero<Base, Options>> last(kSteps, folder);
+  EXPECT_TRUE(last.net->weight.equal(at_once.net->weight));
+  EXPECT_TRUE(last.net->bias.equal(at_once.net->bias));
+}
+
+const Scenario zero_trained("zero trained", [] {
+  const auto context = init({.backend = "shm"});
+  const std::string folder = std::getenv("ZERO_FOLDER");
+  compare_trained<AdamW, torch::optim::AdamWOptions>(folder + "/plain");
+  compare_trained<optim::FusedAdam, optim::FusedAdamOptions>(folder + "/fused");
+});
+TEST(ZeroRedundancy, ATrainerSavesAndResumesIt) {
+  const TempFolder folder;
+  expect_all_passed(run_ranks(zero_trained, {.env = {{"ZERO_FOLDER", folder.path().string()}}}));
+}
 
 TEST(ZeroRedundancy, ErrorsNameTheParameterAndTheLine) {
   using Zero = ZeroRedundancyOptimizer<SGD>;

@@ -47,12 +47,14 @@ class TrainingState {
 
   /// Adds a part: a module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a
   /// loader; a Stateful type; a bool, a number, a string or a Value. Throws ArgumentError when the name is
-  /// taken.
+  /// taken. With a ZeroRedundancyOptimizer state_dict() is collective: it has the states of all ranks on rank
+  /// 0, and elsewhere those of the rank.
   template <typename Part>
   TrainingState& add(const std::string& name, Part& part) {
-    if constexpr (std::derived_from<Part, torch::nn::Module> ||
-                  std::derived_from<Part, torch::optim::Optimizer> ||
-                  std::derived_from<Part, torch::optim::LRScheduler> || ModulePointer<Part>) {
+    if constexpr (std::derived_from<Part, torch::optim::Optimizer>) {
+      return add_optimizer(name, part);
+    } else if constexpr (std::derived_from<Part, torch::nn::Module> ||
+                         std::derived_from<Part, torch::optim::LRScheduler> || ModulePointer<Part>) {
       return add_functions(
           name, [&part] { return Value(lockstep::state_dict(part)); },
           [&part](const Value& value) { lockstep::load_state_dict(part, value.as_dict()); });
@@ -98,6 +100,8 @@ class TrainingState {
   void load_state_dict(const Dict& state_dict) const;
 
  private:
+  TrainingState& add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer);
+
   struct Entry {
     std::string name;
     std::function<Value()> save;

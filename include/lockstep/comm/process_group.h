@@ -166,19 +166,28 @@ class ProcessGroup {
   void monitored_barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt,
                          bool wait_all_ranks = false, Where where = Where::current()) const;
 
-  /// Gathers strings or bytes, whose lengths may differ between ranks: [i] is the object of rank i. Blocking.
-  /// PyTorch: `all_gather_object`.
+  /// Gathers strings or bytes, whose lengths may differ between ranks: [i] is the object of rank i. The
+  /// `_async` forms of these four calls return an ObjectWork, whose wait() is collective. PyTorch:
+  /// `all_gather_object`.
   std::vector<std::string> all_gather_object(const std::string& object, Where where = Where::current()) const;
+  ObjectWork<std::vector<std::string>> all_gather_object_async(const std::string& object,
+                                                               Where where = Where::current()) const;
   /// Returns `object` of rank `src`. PyTorch: `broadcast_object_list`.
   std::string broadcast_object(const std::string& object, int src, Where where = Where::current()) const;
+  ObjectWork<std::string> broadcast_object_async(const std::string& object, int src,
+                                                 Where where = Where::current()) const;
   /// On rank `dst`, [i] is the object of rank i. On other ranks the result is empty. PyTorch:
   /// `gather_object`.
   std::vector<std::string> gather_object(const std::string& object, int dst,
                                          Where where = Where::current()) const;
+  ObjectWork<std::vector<std::string>> gather_object_async(const std::string& object, int dst,
+                                                           Where where = Where::current()) const;
   /// Returns objects[rank()] of rank `src`, which passes size() objects. On other ranks `objects` is empty.
   /// PyTorch: `scatter_object_list`.
   std::string scatter_object(const std::vector<std::string>& objects, int src,
                              Where where = Where::current()) const;
+  ObjectWork<std::string> scatter_object_async(const std::vector<std::string>& objects, int src,
+                                               Where where = Where::current()) const;
 
  private:
   friend comm::GroupState& comm::state_of(const ProcessGroup& group);

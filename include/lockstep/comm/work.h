@@ -2,7 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include <lockstep/node/call_record.h>
 
@@ -41,6 +44,34 @@ class Work {
 
  private:
   std::shared_ptr<comm::PendingCall> call_;
+};
+
+/// An asynchronous call that carries strings or bytes, e.g. all_gather_object_async(). The call itself
+/// exchanges the lengths, so computation can go on until all ranks have made it. wait() carries the objects
+/// and is a blocking collective: all ranks make it, in the same order among the group's other calls, or none
+/// does. Copies have results of their own, so only one of them may wait.
+template <typename Objects>
+class ObjectWork {
+ public:
+  ObjectWork(Work lengths, std::function<Objects()> receive)
+      : lengths_(std::move(lengths)), receive_(std::move(receive)) {}
+
+  /// Returns the objects, later calls the same ones. Throws as Work::wait().
+  const Objects& wait() {
+    if (!objects_) {
+      lengths_.wait();
+      objects_ = receive_();
+    }
+    return *objects_;
+  }
+
+  /// Whether all ranks have made the call, so that wait() only waits for ranks that do not wait yet.
+  bool is_completed() const { return lengths_.is_completed(); }
+
+ private:
+  Work lengths_;
+  std::function<Objects()> receive_;
+  std::optional<Objects> objects_;
 };
 
 }  // namespace lockstep

@@ -35,11 +35,6 @@ class ZeroShards {
   const std::vector<int>& owners();
 
  private:
-  struct Parameter {
-    at::Tensor tensor;
-    int owner;
-  };
-
   void partition();
   void check_parameters(Where where) const;
   void forget_states_of_others();
@@ -64,8 +59,9 @@ class ZeroShards {
 ///
 /// `Base`, PyTorch's `optimizer_class`, is an optimizer of LibTorch but LBFGS, a fused one, or one of
 /// optim/optimizers.h. It has all parameter groups, so schedulers, GradScaler and load_state_dict() take it
-/// as they take `Base`. All ranks have the same parameters, groups and gradients, e.g. by
-/// DistributedDataParallel, and call step() and consolidate_state_dict() together.
+/// as they take `Base`; so do Trainer and TrainingState, which save the states of all ranks. All ranks have
+/// the same parameters, groups and gradients, e.g. by DistributedDataParallel, and call step() and
+/// consolidate_state_dict() together.
 template <typename Base>
 class ZeroRedundancyOptimizer : public Base {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>, "Base must be an optimizer");

@@ -17,8 +17,8 @@
 /// ranks. So all ranks run backward, through these calls in the same order, and either all ranks' inputs
 /// require gradients or none does. Collectives can be differentiated any number of times.
 ///
-/// `group`: by default the default group. `src` and `dst` are ranks within it. Tensors may have any strides.
-/// Arguments and errors are otherwise those of ProcessGroup.
+/// `group`: by default the default group. `src` and `dst` are ranks within it. Tensors that
+/// are sent may have any strides. Arguments and errors are otherwise those of ProcessGroup.
 namespace lockstep::nn::functional {
 
 using Group = std::optional<ProcessGroup>;
@@ -74,7 +74,7 @@ at::Tensor send(const at::Tensor& tensor, int dst, const Group& group = {}, int 
                 Where where = Where::current());
 
 /// `tensor`, which becomes that of send() on rank `src`. Its backward sends the gradient there. `tensor` of a
-/// floating dtype requires gradients afterwards.
+/// floating or complex dtype requires gradients afterwards.
 at::Tensor recv(const at::Tensor& tensor, int src, const Group& group = {}, int tag = 0,
                 Where where = Where::current());
 

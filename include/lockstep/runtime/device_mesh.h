@@ -46,6 +46,16 @@ class DeviceMesh {
   /// group; the ranks of the other groups are in ascending order of the global ranks. Throws ArgumentError.
   explicit DeviceMesh(const at::Tensor& mesh, const DeviceMeshOptions& options = {});
 
+  /// The one-dimensional mesh of a group's ranks. Makes no group, so only the group's ranks call it; with
+  /// other ranks in the run, flatten() and unflatten() of it are not possible. `mesh`:
+  /// if given, these ranks. Throws ArgumentError. PyTorch: `from_group`.
+  static DeviceMesh from_group(const ProcessGroup& group,
+                               const std::optional<at::Tensor>& mesh = std::nullopt,
+                               const std::vector<std::string>& mesh_dim_names = {});
+  /// The same with several dimensions: groups[i] has the ranks of this rank's row of `mesh` in dimension i.
+  static DeviceMesh from_group(const std::vector<ProcessGroup>& groups, const at::Tensor& mesh,
+                               const std::vector<std::string>& mesh_dim_names);
+
   /// The part of the mesh with these dimensions, in their order in the mesh, that contains this rank:
   /// `mesh["tp"]`, `mesh[{"dp", "tp"}]`. The whole mesh also has the names of flatten(). Makes no group.
   /// Throws ArgumentError for a name that does not exist and for dimensions that overlap or are in another
@@ -58,6 +68,13 @@ class DeviceMesh {
   /// it returns the same groups. Throws ArgumentError for a name that the whole mesh has for other ranks.
   /// PyTorch: `_flatten`.
   DeviceMesh flatten(const std::string& mesh_dim_name = {}) const;
+
+  /// Dimension `dim` as several of `mesh_sizes`, whose product is its size, with new groups for these. The
+  /// result is a whole mesh, or the same slice of one; this mesh stays as it is. Throws ArgumentError, also
+  /// for a dimension of flatten(). PyTorch: `_unflatten`.
+  DeviceMesh unflatten(const MeshDim& dim, const std::vector<std::int64_t>& mesh_sizes,
+                       const std::vector<std::string>& mesh_dim_names,
+                       const std::map<MeshDim, std::string>& backend_override = {}) const;
 
   /// The group of this rank in a dimension of the mesh or with a name of flatten(). Without an argument the
   /// mesh must have one dimension. Throws ArgumentError, also on a rank that is not in the mesh.

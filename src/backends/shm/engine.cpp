@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
 
@@ -54,6 +55,7 @@ struct Engine::Wait {
 
 Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
     : communicator_(std::move(communicator)), wait_policy_(wait_policy), mailbox_(communicator_.size()) {
+  offer_memory(communicator_);
   add_engine(*this);
 }
 
@@ -64,10 +66,11 @@ void Engine::leave() {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   closed_ = true;
+  // First, because the memory of dropped calls may be used for something else.
+  communicator_.own().left.store(1, std::memory_order_release);
   collectives_.clear();
   transfers_.clear();
   under_way_ = 0;
-  communicator_.own().left.store(1, std::memory_order_release);
   communicator_.ring();
 }
 

@@ -68,11 +68,16 @@ struct alignas(kLine) Message {
   std::uint64_t bytes = 0;
   std::uint64_t log_number = 0;
   std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, the first before it posts
+  std::uint64_t address = 0;             // of the data in the sender's process
   // Chunks read by the receiver, of a message of more than kMessageChunks. The receiver leaves it at 0.
   alignas(kLine) std::atomic<std::uint64_t> drained{0};
 };
 
+// Whether the receiver reads messages of more than kMessageChunks where they lie.
+enum class MemoryReads : std::uint32_t { untried, work, refused };
+
 struct Channel {
+  alignas(kLine) std::atomic<MemoryReads> memory_reads{MemoryReads::untried};  // the receiver writes it
   Message messages[kMessages];
   std::byte chunks[kMessages][kMessageChunks][kMessageChunkBytes];
 };
@@ -82,11 +87,14 @@ struct ControlBlock {
   alignas(kLine) std::atomic<std::uint32_t> sleepers{0};  // threads of this rank that sleep on the bell
   std::atomic<std::uint32_t> bell{0};
   alignas(kLine) std::atomic<std::uint32_t> left{0};  // 1: this rank has closed the group
-  Counter completed;                                  // collective calls that this rank has finished
-  Counter staged;                                     // pipeline chunks: written for others to read,
-  Counter combined;                                   // reduced by this rank,
-  Counter taken;                                      // and no longer needed by this rank
-  GroupFailure failure;                               // rank 0's is the group's
+  std::int32_t process = 0;  // see peer_memory.h; written before this rank's first message
+  std::uint64_t token = 0;
+  std::uint64_t token_address = 0;
+  Counter completed;     // collective calls that this rank has finished
+  Counter staged;        // pipeline chunks: written for others to read,
+  Counter combined;      // reduced by this rank,
+  Counter taken;         // and no longer needed by this rank
+  GroupFailure failure;  // rank 0's is the group's
   Descriptor descriptors[kSlots];
   Share shares[kSlots];
   alignas(4096) std::byte small[kSlots][kSmallBytes];

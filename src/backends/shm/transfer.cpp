@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "backends/shm/peer_memory.h"
 #include "backends/shm/prefetch.h"
 
 namespace lockstep::shm {
@@ -30,12 +31,44 @@ void hand_over(Message& message) {
   message.posted.store(message.posted.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
+// A message that the receiver may read from the sender's memory: the sender waits for it in any case.
+bool is_long(std::uint64_t bytes) { return chunks_of(bytes) > kMessageChunks; }
+
+// Reads the whole of a long message from the sender's memory. False if the sender must send its chunks.
+bool tries_in_place(const Communicator& communicator, int from, const Message& message, Target target) {
+  auto& reads = communicator.channel(from, communicator.rank()).memory_reads;
+  const auto known = reads.load(std::memory_order_relaxed);
+  const bool can =
+      known == MemoryReads::work || (known == MemoryReads::untried && can_read_memory(communicator, from));
+  const bool done = can && read_memory(communicator, from, message.address, target);
+  const auto found = done ? MemoryReads::work : MemoryReads::refused;
+  if (known == found) return done;
+  reads.store(found, std::memory_order_release);
+  communicator.ring();
+  return done;
+}
+
+// Whether the sender may have used its memory for something else while it was read.
+bool has_given_up(const Communicator& communicator, int from) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return communicator.failure() != nullptr ||
+         communicator.control_block(from).left.load(std::memory_order_acquire) != 0;
+}
+
 // Copies the chunks of a message that have arrived to `target`. When it is complete, frees the slot and
 // returns true.
 bool drain(const Communicator& communicator, Mailbox& mailbox, int from, Incoming& incoming, Target target) {
   auto& message = *incoming.message;
   const auto chunks = chunks_of(target.bytes);
-  const bool sender_waits = chunks > kMessageChunks;
+  const bool sender_waits = is_long(target.bytes);
+  if (sender_waits && !incoming.in_chunks && incoming.drained < chunks) {
+    if (tries_in_place(communicator, from, message, target)) {
+      if (has_given_up(communicator, from)) return false;
+      incoming.drained = chunks;
+    } else {
+      incoming.in_chunks = true;
+    }
+  }
   const auto& ring = communicator.channel(from, communicator.rank()).chunks[incoming.slot];
   while (incoming.drained < chunks && incoming.drained < message.filled.load(std::memory_order_acquire)) {
     std::memcpy(target.data + incoming.drained * kMessageChunkBytes, ring[incoming.drained % kMessageChunks],
@@ -111,15 +144,22 @@ bool Send::try_place(std::size_t slot) {
   slot_ = slot;
   message_ = &message;
   // Writes the header last and in one go: each poll of the receiver takes its cache line away.
-  fill_up_to(std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
+  fill_up_to(is_read_in_place() ? 0 : std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
+  message.address = reinterpret_cast<std::uintptr_t>(source_.data);
   message.order = order_;
   message.tag = tag_;
   message.element = static_cast<std::uint64_t>(element_);
   message.bytes = source_.bytes;
   message.log_number = log_number_;
+  posted_ = message.posted.load(std::memory_order_relaxed) + 1;
   hand_over(message);
   communicator_.ring();
   return true;
+}
+
+bool Send::is_read_in_place() const {
+  const auto& reads = communicator_.channel(communicator_.rank(), to_).memory_reads;
+  return is_long(source_.bytes) && reads.load(std::memory_order_acquire) == MemoryReads::work;
 }
 
 void Send::prefetch_next() const {
@@ -140,6 +180,8 @@ void Send::fill_up_to(std::uint64_t end) {
 
 bool Send::advance() {
   if (message_ == nullptr && !try_post()) return false;
+  if (message_->posted.load(std::memory_order_acquire) != posted_) return true;
+  if (is_read_in_place()) return false;
   const auto chunks = chunks_of(source_.bytes);
   while (filled_ < chunks && filled_ < message_->drained.load(std::memory_order_acquire) + kMessageChunks) {
     fill_up_to(filled_ + 1);

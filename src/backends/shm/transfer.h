@@ -21,6 +21,7 @@ struct Incoming {
   Message* message = nullptr;  // nullptr: none
   std::size_t slot = 0;
   std::uint64_t drained = 0;
+  bool in_chunks = false;  // although it is long
 };
 
 // A message that is moved out of its channel before a receive requested it, so that later messages can be
@@ -96,6 +97,7 @@ class Send : public Transfer {
  private:
   bool try_post();
   bool try_place(std::size_t slot);
+  bool is_read_in_place() const;
   void prefetch_next() const;
   void fill_up_to(std::uint64_t end);
 
@@ -110,6 +112,7 @@ class Send : public Transfer {
   Message* message_ = nullptr;
   std::size_t slot_ = 0;
   std::uint64_t filled_ = 0;
+  std::uint64_t posted_ = 0;  // Message::posted while the message is there
 };
 
 class Receive : public Transfer {

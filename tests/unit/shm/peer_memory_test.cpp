@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Long messages, read from the sender's memory where the system allows it.
+#include "backends/shm/peer_memory.h"
+
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "unit/shm/thread_communicator.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Two ranks in one thread.
+class LongMessages : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kBytes = 6 * kMessageChunkBytes + 5;
+
+  LongMessages() {
+    offer_memory(zeroth_);
+    std::iota(data_.begin(), data_.end(), std::uint8_t{1});
+  }
+
+  Send send() {
+    return {zeroth_, from_, 1, 7, Element::u8, {reinterpret_cast<std::byte*>(data_.data()), kBytes}, 0};
+  }
+  Receive receive() {
+    received_.assign(kBytes, 0);
+    return {first_, to_, 0, 7, Element::u8, {reinterpret_cast<std::byte*>(received_.data()), kBytes}};
+  }
+  // Advances both until they end.
+  void exchange() {
+    auto sending = send();
+    auto receiving = receive();
+    bool sent = false, received = false;
+    for (int look = 0; look < 50 && !(sent && received); ++look) {
+      sent = sent || sending.advance();
+      received = received || receiving.advance();
+    }
+    EXPECT_TRUE(sent && received);
+    EXPECT_EQ(received_, data_);
+  }
+  Channel& channel() { return zeroth_.channel(0, 1); }
+
+  ThreadTeam threads_{2};
+  Communicator zeroth_ = threads_.communicator(0), first_ = threads_.communicator(1);
+  Mailbox from_{2}, to_{2};
+  std::vector<std::uint8_t> data_ = std::vector<std::uint8_t>(kBytes), received_;
+};
+
+TEST_F(LongMessages, AreReadInPlaceFromTheSecondOn) {
+  exchange();
+  EXPECT_EQ(channel().memory_reads.load(), MemoryReads::work);
+  auto sending = send();
+  auto receiving = receive();
+  EXPECT_FALSE(sending.advance());
+  EXPECT_EQ(channel().messages[0].filled.load(), 0);
+  EXPECT_TRUE(receiving.advance());
+  EXPECT_EQ(received_, data_);
+  EXPECT_TRUE(sending.advance());
+}
+
+TEST_F(LongMessages, GoThroughChunksWhereTheProcessIsAnother) {
+  zeroth_.own().token ^= 1U;
+  for (int i = 0; i < 3; ++i) exchange();
+  EXPECT_EQ(channel().memory_reads.load(), MemoryReads::refused);
+}
+
+TEST_F(LongMessages, GoThroughChunksAfterTheSystemRefused) {
+  exchange();
+  zeroth_.own().process = -1;
+  for (int i = 0; i < 3; ++i) exchange();
+  EXPECT_EQ(channel().memory_reads.load(), MemoryReads::refused);
+}
+
+TEST_F(LongMessages, DoNotEndAfterTheirSenderGaveUp) {
+  auto left = send();
+  auto receiving = receive();
+  EXPECT_FALSE(left.advance());
+  zeroth_.own().left.store(1);
+  EXPECT_FALSE(receiving.advance());
+  zeroth_.own().left.store(0);
+  zeroth_.fail(GroupFailure::Cause::timeout, 1, 0);
+  EXPECT_FALSE(receiving.advance());
+}
+
+}  // namespace
+}  // namespace lockstep::shm
