@@ -225,7 +225,7 @@ const Scenario reports("what a trainer reports and keeps", [] {
   EXPECT_THAT(std::vector(names.begin(), names.begin() + 5),
               ElementsAre("distance", "epoch", "grad_norm", "loss", "lr"));
   const auto own_mean = (losses[0] + losses[1] + losses[2] + losses[3]) / 4;
-  EXPECT_DOUBLE_EQ(means.front(), reduce_value(own_mean));
+  EXPECT_NEAR(means.front(), reduce_value(own_mean), 1e-6);
   EXPECT_EQ(CheckpointManager(folder_of_run(), {.higher_is_better = false}).load_best()->info.step, 7);
 });
 
@@ -254,6 +254,7 @@ TEST(TrainerArguments, AreRefused) {
     return error_of<ArgumentError>([&] { Trainer trainer(net, optimizer, options); });
   };
   EXPECT_THAT(message({.epochs = -1}), HasSubstr("epochs = -1"));
+  EXPECT_THAT(message({.max_steps = -1}), HasSubstr("max_steps = -1"));
   EXPECT_THAT(message({.accumulation_steps = 0}), HasSubstr("accumulation_steps = 0"));
   EXPECT_THAT(message({.max_grad_norm = 0.0}), HasSubstr("max_grad_norm = 0"));
   EXPECT_THAT(message({.resume = true}), HasSubstr("folder"));
@@ -288,6 +289,48 @@ TEST(TrainerOfOneProcess, ClosesItsProgressBarWhenItStops) {
   Trainer trainer(net, optimizer, {.max_steps = 1, .progress = true});
   trainer.fit(batches, [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("epoch 1/1:  33% 1/3"));
+}
+
+// A vector of batches has no position, so the trainer counts.
+TEST(TrainerOfOneProcess, ContinuesAListOfBatchesWhereItStopped) {
+  const TempFolder folder;
+  std::vector<std::int64_t> batches{0, 1, 2, 3, 4}, trained;
+  const auto train = [&](std::int64_t max_steps) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    Trainer trainer(net, optimizer,
+                    {.epochs = 2,
+                     .max_steps = max_steps,
+                     .checkpoints = folder.path(),
+                     .resume = true,
+                     .progress = true});
+    trainer.fit(batches, [&](std::int64_t batch) {
+      trained.push_back(batch);
+      return net->forward(torch::ones({1, 3})).sum();
+    });
+    return trainer.batch();
+  };
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(train(3), 3);
+  EXPECT_EQ(train(7), 2);
+  EXPECT_EQ(train(10), 5);
+  EXPECT_EQ(train(20), 0);
+  EXPECT_THAT(trained, ElementsAre(0, 1, 2, 3, 4, 0, 1, 2, 3, 4));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("epoch 1/2:  60% 3/5"), HasSubstr("epoch 1/2: 100% 5/5"),
+                    HasSubstr("epoch 2/2:  40% 2/5"), HasSubstr("epoch 2/2: 100% 5/5")));
+}
+
+TEST(TrainerOfOneProcess, ChecksTheLastLossOfAnEpoch) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<double> factors{1, 1, std::nan("")};
+  Trainer trainer(net, optimizer, {.agree_interval = 100});
+  EXPECT_THAT(
+      error_of<NonFiniteError>([&] {
+        trainer.fit(factors, [&](double factor) { return net->forward(torch::ones({1, 3})).sum() * factor; });
+      }),
+      HasSubstr("step 3:"));
 }
 
 // In one process without a run, in float16.

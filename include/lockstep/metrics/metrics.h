@@ -29,6 +29,30 @@ std::map<std::string, double> reduce_value(const std::map<std::string, double>& 
                                            ReduceOp op = ReduceOp::AVG,
                                            const std::optional<ProcessGroup>& process_group = std::nullopt);
 
+struct EarlyStoppingOptions {
+  std::int64_t patience = 3;      ///< validations without improvement before training stops
+  double min_delta = 0;           ///< a smaller change is no improvement
+  bool higher_is_better = false;  ///< whether a larger metric is better (accuracy) or a smaller one (loss)
+};
+
+/// Decides when a metric has stopped improving. The metric must be the same on all ranks, as those of
+/// lockstep::metrics are. Can be a part of a TrainingState. Keras and Lightning: `EarlyStopping`.
+class EarlyStopping {
+ public:
+  /// Throws ArgumentError for a patience below 1 and a negative min_delta.
+  explicit EarlyStopping(EarlyStoppingOptions options = {});
+  /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
+  bool step(double metric);
+  std::optional<double> best() const { return best_; }
+  Dict state_dict() const;
+  void load_state_dict(const Dict& state_dict);
+
+ private:
+  EarlyStoppingOptions options_;
+  std::optional<double> best_;
+  std::int64_t bad_validations_ = 0;
+};
+
 }  // namespace lockstep
 
 /// Each metric accumulates the samples of this rank in update() and computes the value over all samples of

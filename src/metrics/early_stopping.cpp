@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/training/trainer.h>
+#include <lockstep/metrics/metrics.h>
 
 #include "base/throw_error.h"
 
