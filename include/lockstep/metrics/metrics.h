@@ -94,7 +94,8 @@ class Sums {
 class AverageMeter : public Sums {
  public:
   AverageMeter();
-  /// `value` is the mean of `n` samples. A tensor has one element.
+  /// `value` is the mean of `n` samples, of any value for n = 0. A tensor has one element. Throws
+  /// ArgumentError for another tensor and a negative n.
   void update(double value, std::int64_t n = 1);
   void update(const at::Tensor& value, std::int64_t n = 1);
   double val() const;          ///< the last value of this rank; NaN before the first
@@ -166,7 +167,8 @@ enum class Average : std::uint8_t {
 struct ClassScores {
   at::Tensor precision, recall, f1, support;
 };
-/// Computes them from a confusion matrix.
+/// Computes them from a confusion matrix, of counts or of shares. Throws ArgumentError if it is not square,
+/// as the functions below.
 ClassScores class_scores(const at::Tensor& confusion_matrix);
 // Each takes a confusion matrix. scikit-learn: `precision_score`, `recall_score`, `f1_score` with
 // zero_division=0.
@@ -192,9 +194,11 @@ class Perplexity : public Sums {
  public:
   /// Targets equal to `ignore_index` do not count.
   explicit Perplexity(std::int64_t ignore_index = -100);
-  /// `logits`: [..., vocabulary], floating point; `targets`: [...] int64.
+  /// `logits`: [..., vocabulary], floating point, taken as float32 at least; `targets`: [...] int64. Throws
+  /// ArgumentError for other shapes.
   void update(const at::Tensor& logits, const at::Tensor& targets);
-  /// Adds the mean negative log-likelihood of `n` targets, such as a cross-entropy loss.
+  /// Adds the mean negative log-likelihood of `n` targets, such as a cross-entropy loss; `n` as in
+  /// AverageMeter.
   void update_loss(const at::Tensor& mean_loss, std::int64_t n);
   /// NaN without targets.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;
