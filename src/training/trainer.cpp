@@ -83,6 +83,19 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
 
 Trainer::~Trainer() = default;
 
+Trainer& Trainer::stop_early(EarlyStopping& stopping, const std::string& name) {
+  state_.add(name, stopping);
+  stopping_ = &stopping;
+  return on_metric("EarlyStopping", [&stopping](double metric) { stopping.step(metric); });
+}
+
+Trainer& Trainer::on_metric(const char* part, std::function<void(double)> callback) {
+  if (options_.metric.empty())
+    throw_error<ArgumentError>("Trainer: {} needs options.metric, a number of the validation", part);
+  return on_epoch_end(
+      [this, callback = std::move(callback)](const Scalars& validation) { callback(metric_of(validation)); });
+}
+
 std::shared_ptr<void> Trainer::begin_fit() {
   if (auto saved = options_.resume ? manager_->load_latest() : std::nullopt)
     state_.load_state_dict(saved->contents.as_dict());
@@ -91,7 +104,7 @@ std::shared_ptr<void> Trainer::begin_fit() {
 }
 
 bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
-  stopped_ = stopped_ || step_ >= options_.max_steps.value_or(step_ + 1);
+  stopped_ = stopped_ || is_over();
   if (stopped_ || epoch_ >= options_.epochs) return false;
   module_.train();
   if (options_.progress)
@@ -110,7 +123,7 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   reported_loss_.update(losses_.back());
   if (!ends_step) return true;
   optimize();
-  stopped_ = stopped_ || step_ >= options_.max_steps.value_or(step_ + 1);
+  stopped_ = stopped_ || is_over();
   if (stopped_ || (options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0)) save();
   if (stopped_) bar_.reset();
   return !stopped_;
@@ -173,9 +186,8 @@ void Trainer::report() {
   call_all(on_log_, step_, scalars);
 }
 
-void Trainer::require_metric() const {
-  if (options_.metric.empty())
-    throw ArgumentError("Trainer: ReduceLROnPlateau needs options.metric, a number of the validation");
+bool Trainer::is_over() const {
+  return step_ >= options_.max_steps.value_or(step_ + 1) || (stopping_ != nullptr && stopping_->stops());
 }
 
 double Trainer::metric_of(const Scalars& validation) const {
@@ -201,8 +213,8 @@ void Trainer::end_epoch() {
   agree(step_);
   ++epoch_;
   batch_ = 0;
-  const bool is_last = stopped_ || epoch_ == options_.epochs;
-  if (is_last || epoch_ % options_.epochs_per_checkpoint == 0) save(metric);
+  stopped_ = stopped_ || is_over();
+  if (stopped_ || epoch_ == options_.epochs || epoch_ % options_.epochs_per_checkpoint == 0) save(metric);
 }
 
 void Trainer::save(std::optional<double> metric) {

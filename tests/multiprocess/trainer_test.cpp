@@ -279,6 +279,9 @@ TEST(TrainerOfOneProcess, LowersTheRateWhenTheMetricStopsImproving) {
   Trainer without_metric(net, optimizer, {});
   EXPECT_THAT(error_of<ArgumentError>([&] { without_metric.epoch_scheduler(schedule); }),
               HasSubstr("metric"));
+  EarlyStopping stopping;
+  EXPECT_THAT(error_of<ArgumentError>([&] { without_metric.stop_early(stopping); }),
+              HasSubstr("EarlyStopping needs options.metric"));
 }
 
 TEST(TrainerOfOneProcess, ClosesItsProgressBarWhenItStops) {
@@ -319,6 +322,28 @@ TEST(TrainerOfOneProcess, ContinuesAListOfBatchesWhereItStopped) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("epoch 1/2:  60% 3/5"), HasSubstr("epoch 1/2: 100% 5/5"),
                     HasSubstr("epoch 2/2:  40% 2/5"), HasSubstr("epoch 2/2: 100% 5/5")));
+}
+
+TEST(TrainerOfOneProcess, StaysStoppedAfterAnEarlyStop) {
+  const TempFolder folder;
+  std::vector<int> batches(2);
+  const auto train = [&](TrainerOptions options) {
+    options.checkpoints = folder.path();
+    options.metric = "loss";
+    options.resume = true;
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    EarlyStopping stopping({.patience = 2});
+    Trainer trainer(net, optimizer, options);
+    trainer.stop_early(stopping).on_validate([] { return Scalars{{"loss", 1.0}}; });
+    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
+    EXPECT_TRUE(trainer.stopped());
+    return trainer.epoch();
+  };
+  EXPECT_EQ(train({.epochs = 9, .max_steps = 3}), 1);
+  EXPECT_EQ(train({.epochs = 9, .epochs_per_checkpoint = 2}), 3);
+  EXPECT_EQ(CheckpointManager(folder.path()).checkpoints().back().step, 6);
+  EXPECT_EQ(train({.epochs = 9}), 3);
 }
 
 TEST(TrainerOfOneProcess, ChecksTheLastLossOfAnEpoch) {

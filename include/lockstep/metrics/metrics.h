@@ -43,6 +43,7 @@ class EarlyStopping {
   explicit EarlyStopping(EarlyStoppingOptions options = {});
   /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
   bool step(double metric);
+  bool stops() const { return bad_validations_ >= options_.patience; }  ///< what step() returned last
   std::optional<double> best() const { return best_; }
   Dict state_dict() const;
   void load_state_dict(const Dict& state_dict);

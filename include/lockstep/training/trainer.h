@@ -125,16 +125,15 @@ class Trainer {
   }
   template <typename Scheduler>
   Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
-    constexpr bool takes_metric = !requires { scheduler.step(); };
-    if (takes_metric) require_metric();
     state_.add(name, scheduler);
-    return on_epoch_end([this, &scheduler](const Scalars& validation) {
-      if constexpr (takes_metric)
-        scheduler.step(metric_of(validation));
-      else
-        scheduler.step();
-    });
+    if constexpr (requires { scheduler.step(); })
+      return on_epoch_end([&scheduler](const Scalars&) { scheduler.step(); });
+    else
+      return on_metric("ReduceLROnPlateau", [&scheduler](double metric) { scheduler.step(metric); });
   }
+  /// Calls stopping.step() with the number options.metric after each validation, and stops when it returns
+  /// true. A run that had stopped so does not train any further after a resume.
+  Trainer& stop_early(EarlyStopping& stopping, const std::string& name = "early_stopping");
 
   // Callbacks; each of a kind is called in the order in which they were added.
   /// After each step of the optimizer, with the detached loss of this rank: the mean of its batches, after a
@@ -203,7 +202,8 @@ class Trainer {
     return *this;
   }
 
-  void require_metric() const;
+  bool is_over() const;
+  Trainer& on_metric(const char* part, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
   at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
   void optimize();
@@ -227,6 +227,7 @@ class Trainer {
   std::vector<std::function<void(const Scalars&)>> on_epoch_end_;
   std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log_;
   const void* loader_ = nullptr;
+  const EarlyStopping* stopping_ = nullptr;
   std::int64_t epoch_ = 0, step_ = 0, batch_ = 0;
   std::int64_t pending_ = 0;         // batches since the last step
   std::vector<at::Tensor> losses_;   // of those since the resume
