@@ -18,6 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 using torch::nn::functional::cross_entropy;
 
 struct Points {
@@ -344,6 +345,55 @@ TEST(TrainerOfOneProcess, StaysStoppedAfterAnEarlyStop) {
   EXPECT_EQ(train({.epochs = 9, .epochs_per_checkpoint = 2}), 3);
   EXPECT_EQ(CheckpointManager(folder.path()).checkpoints().back().step, 6);
   EXPECT_EQ(train({.epochs = 9}), 3);
+}
+
+TEST(TrainerOfOneProcess, StepsASchedulerAfterEachStepAndKeepsAsManyCheckpointsAsAsked) {
+  const TempFolder folder;
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  optim::ExponentialLR schedule(optimizer, 0.5);
+  std::vector<int> batches(3);
+  Trainer trainer(
+      net, optimizer,
+      {.epochs = 4, .checkpoints = folder.path(), .keep_last = 1, .keep_best = 2, .metric = "score"});
+  std::vector<double> rates;
+  trainer.step_scheduler(schedule)
+      .on_step([&](const at::Tensor&) { rates.push_back(schedule.get_last_lr()[0]); })
+      .on_validate([&] {
+        return Scalars{{"score", -static_cast<double>(trainer.epoch())}};
+      });
+  trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
+  EXPECT_THAT(rates, SizeIs(12));
+  EXPECT_DOUBLE_EQ(rates[2], 0.0125);
+  std::vector<std::int64_t> steps;
+  for (const auto& checkpoint : CheckpointManager(folder.path()).checkpoints())
+    steps.push_back(checkpoint.step);
+  EXPECT_THAT(steps, ElementsAre(3, 6, 12));
+}
+
+TEST(TrainerOfOneProcess, ChecksTheNormOfTheGradients) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<int> batches(1);
+  Trainer trainer(net, optimizer, {.max_grad_norm = 1.0});
+  // The slope of a root is infinite at 0, where the root is finite.
+  EXPECT_THAT(
+      error_of<NonFiniteError>([&] {
+        trainer.fit(batches, [&](int) { return (net->forward(torch::ones({1, 3})) * 0).sum().sqrt(); });
+      }),
+      HasSubstr("step 1:"));
+}
+
+TEST(TrainerOfOneProcess, ClipsTheUnscaledGradientsOfFloat16) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<int> batches(1);
+  Trainer trainer(net, optimizer, {.max_grad_norm = 100.0, .autocast = torch::kHalf, .log_interval = 1});
+  double norm = 0;
+  trainer.on_log([&](std::int64_t, const Scalars& scalars) { norm = scalars.at("grad_norm"); });
+  trainer.fit(batches, [&](int) { return net->parameters().back().sum(); });
+  EXPECT_NEAR(norm, std::sqrt(3.0), 1e-3);
+  EXPECT_TRUE(trainer.state().state_dict().contains("scaler"));
 }
 
 TEST(TrainerOfOneProcess, ChecksTheLastLossOfAnEpoch) {
