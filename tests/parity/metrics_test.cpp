@@ -25,14 +25,17 @@ constexpr int kCases = 50;
 constexpr std::int64_t kBatch = 7;
 constexpr double kRounding = 1e-12;  // sums in another order
 
-// Few distinct scores give ties for the AUROC; some classes do not occur.
+// Few distinct scores give ties for the AUROC. The last class of some cases is no target, of some no
+// prediction either.
 Dict draw_case(int number) {
   torch::manual_seed(static_cast<std::uint64_t>(number));
   const auto n = torch::randint(20, 120, {}).item<std::int64_t>();
   const auto classes = torch::randint(2, 7, {}).item<std::int64_t>();
   auto scores = torch::randn({n, classes});
   if (number % 3 == 0) scores.select(1, 0).mul_(3).round_();
-  auto targets = torch::randint(number % 2, classes, {n});
+  const bool lacks_last = classes > 2 && number % 5 > 2;
+  if (number % 5 == 4) scores.select(1, classes - 1).sub_(100);
+  auto targets = torch::randint(number % 2, lacks_last ? classes - 1 : classes, {n});
   targets[0] = 0;
   targets[1] = 1;
   auto tokens = targets.clone();
