@@ -71,10 +71,10 @@ double area(const double* scores, std::int64_t stride, const at::Tensor& targets
 void Auroc::update(const at::Tensor& scores, const at::Tensor& targets) {
   const bool is_binary = scores.dim() == 1;
   if ((!is_binary && (scores.dim() != 2 || scores.size(1) < 2)) || targets.dim() != 1 ||
-      scores.size(0) != targets.size(0))
+      scores.size(0) != targets.size(0) || !at::isIntegralType(targets.scalar_type(), /*includeBool=*/true))
     throw_error<ArgumentError>(
-        "Auroc: scores of shape {} for targets of shape {}; pass [n] or [n, classes] for [n]",
-        c10::str(scores.sizes()), c10::str(targets.sizes()));
+        "Auroc: scores of shape {} for {} targets of shape {}; pass [n] or [n, classes] for int64 [n]",
+        c10::str(scores.sizes()), c10::toString(targets.scalar_type()), c10::str(targets.sizes()));
   if (!scores_.empty() && scores.sizes().slice(1) != scores_.front().sizes().slice(1))
     throw_error<ArgumentError>("Auroc: scores of shape {} after scores of shape {}", c10::str(scores.sizes()),
                                c10::str(scores_.front().sizes()));

@@ -19,10 +19,10 @@ bool are_classes(const at::Tensor& scores) {
 }
 
 void check_shapes(const char* metric, const at::Tensor& scores, const at::Tensor& targets) {
-  const auto expected = are_classes(scores) || scores.dim() == 0
-                            ? scores.sizes()
-                            : scores.sizes().slice(0, static_cast<std::size_t>(scores.dim() - 1));
-  if (expected != targets.sizes() || !are_classes(targets))
+  const bool fits = are_classes(scores)
+                        ? scores.sizes() == targets.sizes()
+                        : scores.dim() > 0 && scores.sizes().slice(0, scores.dim() - 1) == targets.sizes();
+  if (!fits || !are_classes(targets))
     throw_error<ArgumentError>(
         "{}: {} scores of shape {} for {} targets of shape {}; pass scores [..., classes] or int64 "
         "predictions [...], and int64 targets [...]",
@@ -33,7 +33,7 @@ void check_shapes(const char* metric, const at::Tensor& scores, const at::Tensor
 at::Tensor predicted(const at::Tensor& scores) { return are_classes(scores) ? scores : scores.argmax(-1); }
 
 at::Tensor quotient_or_zero(const at::Tensor& dividend, const at::Tensor& divisor) {
-  return at::where(divisor.eq(0), 0.0, dividend / divisor.clamp_min(1));
+  return at::where(divisor.eq(0), 0.0, dividend / divisor);
 }
 
 // What each class needs, float64 [num_classes].

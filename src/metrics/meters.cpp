@@ -5,6 +5,7 @@
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <lockstep/metrics/metrics.h>
 
@@ -18,15 +19,15 @@ at::Tensor sum_and_count(const at::Tensor& sum, const at::Tensor& count) {
   return at::stack({sum.reshape({}).to(at::kDouble), count.reshape({}).to(sum.device(), at::kDouble)});
 }
 
-at::Tensor sum_and_count(const at::Tensor& mean, std::int64_t n) {
-  const auto count = at::scalar_tensor(static_cast<double>(n), mean.options().dtype(at::kDouble));
-  return sum_and_count(mean.detach().to(at::kDouble) * n, count);
-}
-
-void check_mean(const char* metric, const at::Tensor& value) {
-  if (value.numel() != 1)
+// A mean of no samples is NaN and counts as 0.
+at::Tensor sum_and_count(const char* metric, const at::Tensor& mean, std::int64_t n) {
+  if (mean.numel() != 1)
     throw_error<ArgumentError>("{}: the value has shape {}; pass one element", metric,
-                               c10::str(value.sizes()));
+                               c10::str(mean.sizes()));
+  if (n < 0) throw_error<ArgumentError>("{}: n = {}; give 0 or more samples", metric, n);
+  const auto value = mean.detach().to(at::kDouble);
+  const auto count = at::scalar_tensor(static_cast<double>(n), value.options());
+  return sum_and_count(n == 0 ? at::zeros_like(value) : value * n, count);
 }
 
 double quotient(const at::Tensor& sum_and_count) {
@@ -41,9 +42,8 @@ AverageMeter::AverageMeter() : Sums(2, at::kDouble) { reset(); }
 void AverageMeter::update(double value, std::int64_t n) { update(at::scalar_tensor(value, at::kDouble), n); }
 
 void AverageMeter::update(const at::Tensor& value, std::int64_t n) {
-  check_mean("AverageMeter", value);
+  add(sum_and_count("AverageMeter", value, n));
   last_ = value.detach();
-  add(sum_and_count(value, n));
 }
 
 double AverageMeter::val() const { return last_.item<double>(); }
@@ -86,21 +86,22 @@ double MeanSquaredError::compute(const std::optional<ProcessGroup>& process_grou
 Perplexity::Perplexity(std::int64_t ignore_index) : Sums(2, at::kDouble), ignore_index_(ignore_index) {}
 
 void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
-  if (logits.dim() == 0 || logits.sizes().slice(0, logits.dim() - 1) != targets.sizes())
+  if (logits.dim() == 0 || logits.sizes().slice(0, logits.dim() - 1) != targets.sizes() ||
+      targets.scalar_type() != at::kLong)
     throw_error<ArgumentError>(
-        "Perplexity: logits of shape {} for targets of shape {}; logits have one more "
-        "dimension, the vocabulary",
-        c10::str(logits.sizes()), c10::str(targets.sizes()));
+        "Perplexity: logits of shape {} for {} targets of shape {}; logits have one more "
+        "dimension, the vocabulary, and targets are int64",
+        c10::str(logits.sizes()), c10::toString(targets.scalar_type()), c10::str(targets.sizes()));
   const auto counted = targets.ne(ignore_index_);
   const auto classes = at::where(counted, targets, at::zeros_like(targets)).unsqueeze(-1);
-  const auto likelihood = at::log_softmax(logits.detach(), -1).gather(-1, classes).squeeze(-1);
+  const auto dtype = at::promote_types(logits.scalar_type(), at::kFloat);
+  const auto likelihood = at::log_softmax(logits.detach(), -1, dtype).gather(-1, classes).squeeze(-1);
   const auto loss = at::where(counted, -likelihood.to(at::kDouble), 0.0);
   add(sum_and_count(loss.sum(), counted.sum()));
 }
 
 void Perplexity::update_loss(const at::Tensor& mean_loss, std::int64_t n) {
-  check_mean("Perplexity", mean_loss);
-  add(sum_and_count(mean_loss, n));
+  add(sum_and_count("Perplexity", mean_loss, n));
 }
 
 double Perplexity::compute(const std::optional<ProcessGroup>& process_group) const {

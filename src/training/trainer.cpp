@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <cmath>
 #include <limits>
-#include <utility>
 
+#include <ATen/ops/stack.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <lockstep/amp/autocast.h>
-#include <lockstep/amp/grad_scaler.h>
 #include <lockstep/base/world.h>
 #include <lockstep/ddp/utils.h>
-#include <lockstep/metrics/metrics.h>
-#include <lockstep/training/progress.h>
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
@@ -26,8 +23,9 @@ void check_at_least(std::int64_t least, std::int64_t value, const char* name) {
   if (value < least) throw_error<ArgumentError>("Trainer: {} = {}; give at least {}", name, value, least);
 }
 
-void check_options(const TrainerOptions& options) {
+TrainerOptions checked(TrainerOptions options) {
   check_at_least(0, options.epochs, "epochs");
+  check_at_least(0, options.max_steps.value_or(0), "max_steps");
   check_at_least(1, options.accumulation_steps, "accumulation_steps");
   check_at_least(0, options.checkpoint_interval, "checkpoint_interval");
   check_at_least(1, options.epochs_per_checkpoint, "epochs_per_checkpoint");
@@ -37,6 +35,7 @@ void check_options(const TrainerOptions& options) {
     throw_error<ArgumentError>("Trainer: max_grad_norm = {}; give more than 0", *options.max_grad_norm);
   if (options.resume && options.checkpoints.empty())
     throw ArgumentError("Trainer: resume needs a folder of checkpoints");
+  return options;
 }
 
 std::optional<ProcessGroup> group_of(const DistributedDataParallelModule* ddp) {
@@ -47,18 +46,6 @@ std::optional<ProcessGroup> group_of(const DistributedDataParallelModule* ddp) {
         "models",
         group->size(), group->size());
   return group;
-}
-
-std::unique_ptr<CheckpointManager> manager_of(const TrainerOptions& options,
-                                              const std::optional<ProcessGroup>& group) {
-  if (options.checkpoints.empty()) return nullptr;
-  CheckpointManagerOptions how;
-  how.keep_last = options.keep_last;
-  how.keep_best = options.keep_best;
-  how.higher_is_better = options.higher_is_better;
-  how.async_save = options.async_save;
-  how.process_group = group;
-  return std::make_unique<CheckpointManager>(options.checkpoints, std::move(how));
 }
 
 c10::Device device_of(const torch::nn::Module& module) {
@@ -73,227 +60,165 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
 
 }  // namespace
 
-struct Trainer::Parts {
-  Parts(torch::nn::Module& the_module, torch::optim::Optimizer& the_optimizer, TrainerOptions the_options)
-      : options(std::move(the_options)),
-        module(&the_module),
-        ddp(dynamic_cast<DistributedDataParallelModule*>(&the_module)),
-        optimizer(&the_optimizer),
-        group(group_of(ddp)),
-        device(device_of(the_module)),
-        state(group),
-        manager(manager_of(options, group)) {
-    if (options.autocast == at::kHalf) scaler.emplace(device);
-  }
-
-  // Returns the share of one batch in the loss of its step, after backward.
-  at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool is_last) {
-    std::optional<NoSync> on_this_rank;
-    if (ddp != nullptr && !is_last) on_this_rank.emplace(ddp->no_sync());
-    at::Tensor share;
-    {
-      std::optional<amp::Autocast> autocast;
-      if (options.autocast) autocast.emplace(device, amp::AutocastOptions{.dtype = options.autocast});
-      share = loss_of();
-    }
-    if (options.accumulation_steps > 1) share = share / options.accumulation_steps;
-    (scaler ? scaler->scale(share) : share).backward();
-    return share.detach();
-  }
-
-  std::optional<double> clip() {
-    if (!options.max_grad_norm) return std::nullopt;
-    if (scaler) scaler->unscale_(*optimizer);
-    if (ddp != nullptr) return clip_grad_norm_(*ddp, *options.max_grad_norm);
-    return torch::nn::utils::clip_grad_norm_(module->parameters(), *options.max_grad_norm);
-  }
-
-  void step() {
-    if (scaler) {
-      scaler->step(*optimizer);
-      scaler->update();
-    } else {
-      optimizer->step();
-    }
-    optimizer->zero_grad();
-  }
-
-  // Over the ranks, as the loss of a report.
-  Value mean_pending_loss() const {
-    if (!loss.defined()) return None();
-    const auto sums = metrics::sum_over_ranks({loss.item<double>(), 1}, group);
-    return sums[0] / sums[1];
-  }
-
-  void load_pending_loss(const Value& mean) {
-    loss = mean.is<None>() ? at::Tensor() : at::scalar_tensor(mean.as_double(), device);
-  }
-
-  double lr() const { return optimizer->param_groups().front().options().get_lr(); }
-
-  TrainerOptions options;
-  torch::nn::Module* module;
-  DistributedDataParallelModule* ddp;  // nullptr for another module
-  torch::optim::Optimizer* optimizer;
-  std::optional<ProcessGroup> group;
-  c10::Device device;
-  std::optional<amp::GradScaler> scaler;
-  TrainingState state;
-  std::unique_ptr<CheckpointManager> manager;
-  std::optional<ProgressBar> bar;
-  metrics::AverageMeter reported_loss;
-  std::int64_t batches = 0;  // since the last step
-  at::Tensor loss;           // of these batches
-  std::vector<std::function<void(const at::Tensor&)>> on_step;
-  std::vector<std::function<Scalars()>> on_validate;
-  std::vector<std::function<void(const Scalars&)>> on_epoch_end;
-  std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log;
-};
-
-Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options) {
-  check_options(options);
-  parts_ = std::make_unique<Parts>(module, optimizer, std::move(options));
-  auto& state = parts_->state;
-  state.add("model", module).add("optimizer", optimizer).add("epoch", epoch_).add("step", step_);
-  state.add("reported_loss", parts_->reported_loss).add_generator();
-  if (parts_->scaler) state.add("scaler", *parts_->scaler);
-  if (parts_->options.accumulation_steps > 1)
-    state.add("batches", parts_->batches)
-        .add_gradients("gradients", module)
-        .add_functions(
-            "pending_loss", [this] { return parts_->mean_pending_loss(); },
-            [this](const Value& mean) { parts_->load_pending_loss(mean); });
+Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options)
+    : options_(checked(std::move(options))),
+      module_(module),
+      ddp_(dynamic_cast<DistributedDataParallelModule*>(&module)),
+      optimizer_(optimizer),
+      group_(group_of(ddp_)),
+      device_(device_of(module)),
+      state_(group_) {
+  if (!options_.checkpoints.empty())
+    manager_.emplace(options_.checkpoints,
+                     CheckpointManagerOptions{.keep_last = options_.keep_last,
+                                              .keep_best = options_.keep_best,
+                                              .higher_is_better = options_.higher_is_better,
+                                              .async_save = options_.async_save,
+                                              .process_group = group_});
+  state_.add("model", module_).add("optimizer", optimizer_).add_generator();
+  state_.add("epoch", epoch_).add("step", step_).add("batch", batch_).add("reported_loss", reported_loss_);
+  if (options_.autocast == at::kHalf) state_.add("scaler", scaler_.emplace(device_));
+  if (options_.accumulation_steps > 1) state_.add("batches", pending_).add_gradients("gradients", module_);
 }
 
 Trainer::~Trainer() = default;
 
-TrainingState& Trainer::state() { return parts_->state; }
-
-Trainer& Trainer::on_step(std::function<void(const at::Tensor& loss)> callback) {
-  parts_->on_step.push_back(std::move(callback));
-  return *this;
+Trainer& Trainer::stop_early(EarlyStopping& stopping, const std::string& name) {
+  state_.add(name, stopping);
+  stopping_ = &stopping;
+  return on_metric("EarlyStopping", [&stopping](double metric) { stopping.step(metric); });
 }
 
-Trainer& Trainer::on_validate(std::function<Scalars()> callback) {
-  parts_->on_validate.push_back(std::move(callback));
-  return *this;
-}
-
-Trainer& Trainer::on_epoch_end(std::function<void(const Scalars& validation)> callback) {
-  parts_->on_epoch_end.push_back(std::move(callback));
-  return *this;
-}
-
-Trainer& Trainer::on_log(std::function<void(std::int64_t step, const Scalars& scalars)> callback) {
-  parts_->on_log.push_back(std::move(callback));
-  return *this;
+Trainer& Trainer::on_metric(const char* part, std::function<void(double)> callback) {
+  if (options_.metric.empty())
+    throw_error<ArgumentError>("Trainer: {} needs options.metric, a number of the validation", part);
+  return on_epoch_end(
+      [this, callback = std::move(callback)](const Scalars& validation) { callback(metric_of(validation)); });
 }
 
 std::shared_ptr<void> Trainer::begin_fit() {
-  auto& parts = *parts_;
-  if (auto saved = parts.options.resume ? parts.manager->load_latest() : std::nullopt)
-    parts.state.load_state_dict(saved->contents.as_dict());
+  if (auto saved = options_.resume ? manager_->load_latest() : std::nullopt)
+    state_.load_state_dict(saved->contents.as_dict());
   if (is_thread_rank()) return nullptr;
-  return std::make_shared<training::StopSignals>(parts.options.stop_signals);
+  return std::make_shared<training::StopSignals>(options_.stop_signals);
 }
 
 bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
-  auto& parts = *parts_;
-  stopped_ = stopped_ || step_ >= parts.options.max_steps.value_or(step_ + 1);
-  if (stopped_ || epoch_ >= parts.options.epochs) return false;
-  parts.module->train();
-  if (parts.options.progress)
-    parts.bar.emplace(ProgressOptions{.desc = fmt::format("epoch {}/{}", epoch_ + 1, parts.options.epochs),
-                                      .total = batches,
-                                      .unit = "batch"});
+  stopped_ = stopped_ || is_over();
+  if (stopped_ || epoch_ >= options_.epochs) return false;
+  module_.train();
+  if (options_.progress)
+    bar_.emplace(ProgressOptions{.desc = fmt::format("epoch {}/{}", epoch_ + 1, options_.epochs),
+                                 .total = batches,
+                                 .unit = "batch",
+                                 .initial = batch_});
   return true;
 }
 
-bool Trainer::train_batch(const std::function<at::Tensor()>& loss) {
-  auto& parts = *parts_;
-  if (parts.bar) parts.bar->update();
-  const bool is_last = ++parts.batches == parts.options.accumulation_steps;
-  const auto share = parts.backward(loss, is_last);
-  parts.loss = parts.loss.defined() ? parts.loss + share : share;
-  if (!is_last) return true;
+bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
+  ++batch_;
+  if (bar_) bar_->update();
+  const bool ends_step = ++pending_ == options_.accumulation_steps;
+  losses_.push_back(backward(loss_of, ends_step));
+  reported_loss_.update(losses_.back());
+  if (!ends_step) return true;
   optimize();
-  stopped_ = stopped_ || step_ >= parts.options.max_steps.value_or(step_ + 1);
-  if (stopped_ || (parts.options.checkpoint_interval != 0 && step_ % parts.options.checkpoint_interval == 0))
-    save();
-  if (stopped_) parts.bar.reset();
+  stopped_ = stopped_ || is_over();
+  if (stopped_ || (options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0)) save();
+  if (stopped_) bar_.reset();
   return !stopped_;
 }
 
+at::Tensor Trainer::backward(const std::function<at::Tensor()>& loss_of, bool ends_step) {
+  std::optional<NoSync> on_this_rank;
+  if (ddp_ != nullptr && !ends_step) on_this_rank.emplace(ddp_->no_sync());
+  std::optional<amp::Autocast> autocast;
+  if (options_.autocast) autocast.emplace(device_, amp::AutocastOptions{.dtype = options_.autocast});
+  const auto loss = loss_of();
+  autocast.reset();
+  const auto share = options_.accumulation_steps > 1 ? loss / options_.accumulation_steps : loss;
+  (scaler_ ? scaler_->scale(share) : share).backward();
+  return loss.detach();
+}
+
 void Trainer::optimize() {
-  auto& parts = *parts_;
-  parts.batches = 0;
-  const auto loss = std::exchange(parts.loss, {});
-  const auto norm = parts.clip();
-  if (step_ % parts.options.agree_interval == 0) check(loss, norm);
-  parts.step();
+  pending_ = 0;
+  loss_ = at::stack(std::exchange(losses_, {})).mean();
+  clip();
+  if (step_ % options_.agree_interval == 0) agree(step_ + 1);
+  if (scaler_) {
+    scaler_->step(optimizer_);
+    scaler_->update();
+  } else {
+    optimizer_.step();
+  }
+  optimizer_.zero_grad();
   ++step_;
-  call_all(parts.on_step, loss);
-  parts.reported_loss.update(loss);
-  if (step_ % parts.options.log_interval != 0) return;
-  Scalars scalars{{"loss", parts.reported_loss.compute(parts.group)},
-                  {"lr", parts.lr()},
-                  {"epoch", static_cast<double>(epoch_)}};
-  if (norm) scalars["grad_norm"] = *norm;
-  parts.reported_loss.reset();
-  if (parts.bar) parts.bar->set_postfix(scalars);
-  call_all(parts.on_log, step_, scalars);
+  call_all(on_step_, loss_);
+  if (step_ % options_.log_interval == 0) report();
 }
 
-void Trainer::check(const at::Tensor& loss, std::optional<double> norm) {
-  auto& parts = *parts_;
-  const auto number = loss.item<double>();
-  const bool is_finite = parts.scaler || (std::isfinite(number) && std::isfinite(norm.value_or(0)));
-  if (agree_on(is_finite ? 0 : 1) > 0)
-    training::throw_non_finite(number, *parts.module, step_ + 1, parts.group);
+void Trainer::clip() {
+  if (!options_.max_grad_norm) return;
+  if (scaler_) scaler_->unscale_(optimizer_);
+  grad_norm_ = ddp_ != nullptr
+                   ? clip_grad_norm_(*ddp_, *options_.max_grad_norm)
+                   : torch::nn::utils::clip_grad_norm_(module_.parameters(), *options_.max_grad_norm);
 }
 
-double Trainer::agree_on(double number) {
+// On whether the last loss of each rank is finite, and on whether to stop.
+void Trainer::agree(std::int64_t step) {
+  const auto loss = loss_.defined() ? loss_.item<double>() : 0;
+  const bool is_finite = scaler_ || (std::isfinite(loss) && std::isfinite(grad_norm_.value_or(0)));
   const bool stops = stop_requested_ || training::StopSignals::arrived();
-  const auto sums = metrics::sum_over_ranks({number, stops ? 1.0 : 0.0}, parts_->group);
+  const auto sums = metrics::sum_over_ranks({is_finite ? 0.0 : 1.0, stops ? 1.0 : 0.0}, group_);
+  if (sums[0] > 0) training::throw_non_finite(loss, module_, step, group_);
   stopped_ = sums[1] > 0;
-  return sums[0];
 }
 
-void Trainer::require_metric() const {
-  if (parts_->options.metric.empty())
-    throw ArgumentError("Trainer: ReduceLROnPlateau needs options.metric, a number of the validation");
+void Trainer::report() {
+  Scalars scalars{{"loss", reported_loss_.compute(group_)},
+                  {"lr", optimizer_.param_groups().front().options().get_lr()},
+                  {"epoch", static_cast<double>(epoch_)}};
+  if (grad_norm_) scalars["grad_norm"] = *grad_norm_;
+  reported_loss_.reset();
+  if (bar_) bar_->set_postfix(scalars);
+  call_all(on_log_, step_, scalars);
+}
+
+bool Trainer::is_over() const {
+  return step_ >= options_.max_steps.value_or(step_ + 1) || (stopping_ != nullptr && stopping_->stops());
 }
 
 double Trainer::metric_of(const Scalars& validation) const {
-  const auto& name = parts_->options.metric;
-  const auto metric = validation.find(name);
+  const auto metric = validation.find(options_.metric);
   if (metric == validation.end())
-    throw_error<ArgumentError>("Trainer: the validation gives no '{}', which is options.metric", name);
+    throw_error<ArgumentError>("Trainer: the validation gives no '{}', which is options.metric",
+                               options_.metric);
   return metric->second;
 }
 
 void Trainer::end_epoch() {
-  auto& parts = *parts_;
   Scalars validation;
-  parts.bar.reset();
-  parts.module->eval();
+  bar_.reset();
+  module_.eval();
   {
     const torch::NoGradGuard no_grad;
-    for (const auto& validate : parts.on_validate) validation.merge(validate());
+    for (const auto& validate : on_validate_) validation.merge(validate());
   }
   std::optional<double> metric;
-  if (!parts.options.metric.empty()) metric = metric_of(validation);
-  if (!validation.empty()) call_all(parts.on_log, step_, validation);
-  call_all(parts.on_epoch_end, validation);
-  agree_on(0);
+  if (!options_.metric.empty()) metric = metric_of(validation);
+  if (!validation.empty()) call_all(on_log_, step_, validation);
+  call_all(on_epoch_end_, validation);
+  agree(step_);
   ++epoch_;
-  const bool is_last = stopped_ || epoch_ == parts.options.epochs;
-  if (is_last || epoch_ % parts.options.epochs_per_checkpoint == 0) save(metric);
+  batch_ = 0;
+  stopped_ = stopped_ || is_over();
+  if (stopped_ || epoch_ == options_.epochs || epoch_ % options_.epochs_per_checkpoint == 0) save(metric);
 }
 
 void Trainer::save(std::optional<double> metric) {
-  auto& parts = *parts_;
-  if (parts.manager) parts.manager->save(step_, parts.state.state_dict(), metric);
+  if (manager_) manager_->save(step_, state_.state_dict(), metric);
 }
 
 }  // namespace lockstep

@@ -25,14 +25,17 @@ constexpr int kCases = 50;
 constexpr std::int64_t kBatch = 7;
 constexpr double kRounding = 1e-12;  // sums in another order
 
-// Few distinct scores give ties for the AUROC; some classes do not occur.
+// Few distinct scores give ties for the AUROC. The last class of some cases is no target, of some no
+// prediction either.
 Dict draw_case(int number) {
   torch::manual_seed(static_cast<std::uint64_t>(number));
   const auto n = torch::randint(20, 120, {}).item<std::int64_t>();
   const auto classes = torch::randint(2, 7, {}).item<std::int64_t>();
   auto scores = torch::randn({n, classes});
   if (number % 3 == 0) scores.select(1, 0).mul_(3).round_();
-  auto targets = torch::randint(number % 2, classes, {n});
+  const bool lacks_last = classes > 2 && number % 5 > 2;
+  if (number % 5 == 4) scores.select(1, classes - 1).sub_(100);
+  auto targets = torch::randint(number % 2, lacks_last ? classes - 1 : classes, {n});
   targets[0] = 0;
   targets[1] = 1;
   auto tokens = targets.clone();
@@ -251,10 +254,74 @@ TEST(MetricArguments, AreRefusedWithTheirShapes) {
   EXPECT_THAT(message([&] { Perplexity().update(targets, targets); }), HasSubstr("vocabulary"));
   EXPECT_THAT(message([&] { Auroc().update(scores, targets + 1); }), HasSubstr("outside of 0 .. 2"));
   EXPECT_THAT(message([&] { Auroc().update(scores / 0 * 0, targets); }), HasSubstr("NaN"));
+  EXPECT_THAT(message([&] { Auroc().update(scores, targets * 0.5); }), HasSubstr("int64"));
+  EXPECT_THAT(message([&] { Perplexity().update(scores, targets * 0.5); }), HasSubstr("int64"));
+  EXPECT_THAT(message([&] { Accuracy().update(torch::tensor(0.7), torch::tensor(1)); }),
+              HasSubstr("classes"));
   EXPECT_TRUE(std::isnan(Auroc().compute()));
+  Auroc one_class;
+  one_class.update(torch::rand({3}), torch::ones({3}, torch::kLong));
+  EXPECT_TRUE(std::isnan(one_class.compute()));
   EXPECT_THAT(message([&] { reduce_value(1.0, ReduceOp::MAX); }), HasSubstr("ReduceOp::AVG"));
   EXPECT_THAT(error_of<CheckpointError>([&] { Accuracy().load_state_dict(two.state_dict()); }),
               HasSubstr("another metric"));
+}
+
+// A mean over no samples is NaN, as that of cross_entropy is.
+TEST(Metric, IsUnchangedByAMeanOfNoSamples) {
+  AverageMeter loss;
+  Perplexity perplexity;
+  loss.update(2.0, 3);
+  perplexity.update_loss(torch::tensor(2.0), 3);
+  loss.update(std::nan(""), 0);
+  perplexity.update_loss(torch::tensor(std::nan("")), 0);
+  EXPECT_EQ(loss.avg(), 2);
+  EXPECT_DOUBLE_EQ(perplexity.compute(), std::exp(2.0));
+  EXPECT_THAT(error_of<ArgumentError>([&] { loss.update(2.0, -1); }), HasSubstr("n = -1"));
+  loss.update(std::nan(""));
+  EXPECT_TRUE(std::isnan(loss.avg()));
+}
+
+TEST(Metric, TakesEmptyBatches) {
+  Accuracy accuracy, top_2(2);
+  ConfusionMatrix confusion(3);
+  MeanSquaredError squared_error;
+  Perplexity perplexity;
+  Auroc auroc;
+  const auto scores = torch::rand({0, 3});
+  const auto targets = torch::zeros({0}, torch::kLong);
+  accuracy.update(scores, targets);
+  top_2.update(scores, targets);
+  confusion.update(scores, targets);
+  squared_error.update(scores, scores);
+  perplexity.update(scores, targets);
+  auroc.update(scores, targets);
+  for (const double value :
+       {accuracy.compute(), top_2.compute(), squared_error.compute(), perplexity.compute(), auroc.compute()})
+    EXPECT_TRUE(std::isnan(value));
+  EXPECT_TRUE(torch::equal(confusion.compute(), torch::zeros({3, 3}, torch::kLong)));
+  EXPECT_EQ(f1_score(confusion.compute()), 0);
+}
+
+TEST(Metric, ScoresSharesAsWellAsCounts) {
+  const auto counts = torch::tensor({{3, 1, 0}, {2, 5, 0}, {1, 1, 2}});
+  const auto shares = counts.to(torch::kDouble) / counts.sum();
+  for (const auto average : {Average::micro, Average::macro, Average::weighted}) {
+    EXPECT_NEAR(precision(shares, average), precision(counts, average), kRounding);
+    EXPECT_NEAR(recall(shares, average), recall(counts, average), kRounding);
+    EXPECT_NEAR(f1_score(shares, average), f1_score(counts, average), kRounding);
+  }
+  EXPECT_NEAR(balanced_accuracy(shares), balanced_accuracy(counts), kRounding);
+}
+
+TEST(Metric, ComputesThePerplexityOfHalfPrecisionInFloat) {
+  torch::manual_seed(1);
+  const auto logits = torch::randn({50, 20}).to(torch::kBFloat16);
+  const auto targets = torch::randint(20, {50});
+  Perplexity perplexity;
+  perplexity.update(logits, targets);
+  const auto loss = torch::nn::functional::cross_entropy(logits.to(torch::kDouble), targets);
+  EXPECT_NEAR(perplexity.compute(), std::exp(loss.item<double>()), 1e-5);
 }
 
 TEST(Metric, UpdatesLossesForThePerplexity) {

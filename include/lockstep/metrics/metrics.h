@@ -29,6 +29,31 @@ std::map<std::string, double> reduce_value(const std::map<std::string, double>& 
                                            ReduceOp op = ReduceOp::AVG,
                                            const std::optional<ProcessGroup>& process_group = std::nullopt);
 
+struct EarlyStoppingOptions {
+  std::int64_t patience = 3;      ///< validations without improvement before training stops
+  double min_delta = 0;           ///< a smaller change is no improvement
+  bool higher_is_better = false;  ///< whether a larger metric is better (accuracy) or a smaller one (loss)
+};
+
+/// Decides when a metric has stopped improving. The metric must be the same on all ranks, as those of
+/// lockstep::metrics are. Can be a part of a TrainingState. Keras and Lightning: `EarlyStopping`.
+class EarlyStopping {
+ public:
+  /// Throws ArgumentError for a patience below 1 and a negative min_delta.
+  explicit EarlyStopping(EarlyStoppingOptions options = {});
+  /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
+  bool step(double metric);
+  bool stops() const { return bad_validations_ >= options_.patience; }  ///< what step() returned last
+  std::optional<double> best() const { return best_; }
+  Dict state_dict() const;
+  void load_state_dict(const Dict& state_dict);
+
+ private:
+  EarlyStoppingOptions options_;
+  std::optional<double> best_;
+  std::int64_t bad_validations_ = 0;
+};
+
 }  // namespace lockstep
 
 /// Each metric accumulates the samples of this rank in update() and computes the value over all samples of
@@ -70,7 +95,8 @@ class Sums {
 class AverageMeter : public Sums {
  public:
   AverageMeter();
-  /// `value` is the mean of `n` samples. A tensor has one element.
+  /// `value` is the mean of `n` samples, of any value for n = 0. A tensor has one element. Throws
+  /// ArgumentError for another tensor and a negative n.
   void update(double value, std::int64_t n = 1);
   void update(const at::Tensor& value, std::int64_t n = 1);
   double val() const;          ///< the last value of this rank; NaN before the first
@@ -142,7 +168,8 @@ enum class Average : std::uint8_t {
 struct ClassScores {
   at::Tensor precision, recall, f1, support;
 };
-/// Computes them from a confusion matrix.
+/// Computes them from a confusion matrix, of counts or of shares. Throws ArgumentError if it is not square,
+/// as the functions below.
 ClassScores class_scores(const at::Tensor& confusion_matrix);
 // Each takes a confusion matrix. scikit-learn: `precision_score`, `recall_score`, `f1_score` with
 // zero_division=0.
@@ -168,9 +195,11 @@ class Perplexity : public Sums {
  public:
   /// Targets equal to `ignore_index` do not count.
   explicit Perplexity(std::int64_t ignore_index = -100);
-  /// `logits`: [..., vocabulary], floating point; `targets`: [...] int64.
+  /// `logits`: [..., vocabulary], floating point, taken as float32 at least; `targets`: [...] int64. Throws
+  /// ArgumentError for other shapes.
   void update(const at::Tensor& logits, const at::Tensor& targets);
-  /// Adds the mean negative log-likelihood of `n` targets, such as a cross-entropy loss.
+  /// Adds the mean negative log-likelihood of `n` targets, such as a cross-entropy loss; `n` as in
+  /// AverageMeter.
   void update_loss(const at::Tensor& mean_loss, std::int64_t n);
   /// NaN without targets.
   double compute(const std::optional<ProcessGroup>& process_group = std::nullopt) const;

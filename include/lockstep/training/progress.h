@@ -17,6 +17,22 @@
 
 namespace lockstep {
 
+namespace training {
+
+/// range.size(); nullopt if the range has none, such as a loader of an iterable dataset.
+template <typename Range>
+std::optional<std::int64_t> size_of(Range& range) {
+  if constexpr (requires { std::int64_t(range.size()); }) {
+    try {
+      return static_cast<std::int64_t>(range.size());
+    } catch (const ArgumentError&) {  // a loader of an iterable dataset
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace training
+
 /// Options of Progress, with tqdm's names.
 struct ProgressOptions {
   std::string desc = {};
@@ -105,12 +121,7 @@ class Progress : public ProgressBar {
 
  private:
   static ProgressOptions with_total(ProgressOptions options, Range& range) {
-    if constexpr (requires { std::int64_t(range.size()); }) {
-      try {
-        if (!options.total) options.total = static_cast<std::int64_t>(range.size());
-      } catch (const ArgumentError&) {  // a loader of an iterable dataset
-      }
-    }
+    if (!options.total) options.total = training::size_of(range);
     return options;
   }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,11 +17,15 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/amp/grad_scaler.h>
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
+#include <lockstep/training/progress.h>
 
 namespace lockstep {
 
@@ -42,30 +47,6 @@ void finite_or_stop(const at::Tensor& loss, const Holder& module, std::int64_t s
                     const std::optional<ProcessGroup>& process_group = std::nullopt) {
   finite_or_stop(loss, static_cast<const torch::nn::Module&>(*module), step, process_group);
 }
-
-struct EarlyStoppingOptions {
-  std::int64_t patience = 3;      ///< validations without improvement before training stops
-  double min_delta = 0;           ///< a smaller change is no improvement
-  bool higher_is_better = false;  ///< whether a larger metric is better (accuracy) or a smaller one (loss)
-};
-
-/// Decides when a metric has stopped improving. The metric must be the same on all ranks, as those of
-/// lockstep::metrics are. Can be a part of a TrainingState. Keras and Lightning: `EarlyStopping`.
-class EarlyStopping {
- public:
-  /// Throws ArgumentError for a patience below 1 and a negative min_delta.
-  explicit EarlyStopping(EarlyStoppingOptions options = {});
-  /// Takes the metric of a validation and returns whether to stop. NaN is no improvement.
-  bool step(double metric);
-  std::optional<double> best() const { return best_; }
-  Dict state_dict() const;
-  void load_state_dict(const Dict& state_dict);
-
- private:
-  EarlyStoppingOptions options_;
-  std::optional<double> best_;
-  std::int64_t bad_validations_ = 0;
-};
 
 struct TrainerOptions {
   /// Epochs of the whole run, those before a resume included.
@@ -131,56 +112,65 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// The parts of each checkpoint: model, optimizer, generator, epoch, step, with float16 the scaler, the
-  /// loader of fit() and the schedulers. Add others before fit().
-  TrainingState& state();
+  /// The parts of each checkpoint: model, optimizer, generator, epoch, step, batch, with float16 the scaler,
+  /// the loader of fit() and the schedulers. Add others before fit().
+  TrainingState& state() { return state_; }
 
   /// Calls scheduler.step() after each step, or after each epoch's validation, a ReduceLROnPlateau with the
   /// number options.metric of the validation. The scheduler must outlive the trainer.
   template <typename Scheduler>
   Trainer& step_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
-    state().add(name, scheduler);
+    state_.add(name, scheduler);
     return on_step([&scheduler](const at::Tensor&) { scheduler.step(); });
   }
   template <typename Scheduler>
   Trainer& epoch_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
-    if constexpr (!requires { scheduler.step(); }) require_metric();
-    state().add(name, scheduler);
-    return on_epoch_end([this, &scheduler](const Scalars& validation) {
-      if constexpr (requires { scheduler.step(); }) {
-        scheduler.step();
-      } else {
-        scheduler.step(metric_of(validation));
-      }
-    });
+    state_.add(name, scheduler);
+    if constexpr (requires { scheduler.step(); })
+      return on_epoch_end([&scheduler](const Scalars&) { scheduler.step(); });
+    else
+      return on_metric("ReduceLROnPlateau", [&scheduler](double metric) { scheduler.step(metric); });
   }
+  /// Calls stopping.step() with the number options.metric after each validation, and stops when it returns
+  /// true. A run that had stopped so does not train any further after a resume.
+  Trainer& stop_early(EarlyStopping& stopping, const std::string& name = "early_stopping");
 
   // Callbacks; each of a kind is called in the order in which they were added.
-  /// After each step of the optimizer, with the detached loss of this rank (the mean of its batches).
-  Trainer& on_step(std::function<void(const at::Tensor& loss)> callback);
+  /// After each step of the optimizer, with the detached loss of this rank: the mean of its batches, after a
+  /// resume of those since then.
+  Trainer& on_step(std::function<void(const at::Tensor& loss)> callback) {
+    return add(on_step_, std::move(callback));
+  }
   /// After each epoch, with the module in evaluation mode and without gradients. The numbers must be the same
   /// on all ranks.
-  Trainer& on_validate(std::function<Scalars()> callback);
+  Trainer& on_validate(std::function<Scalars()> callback) { return add(on_validate_, std::move(callback)); }
   /// After the validation of each epoch, with its numbers.
-  Trainer& on_epoch_end(std::function<void(const Scalars& validation)> callback);
+  Trainer& on_epoch_end(std::function<void(const Scalars& validation)> callback) {
+    return add(on_epoch_end_, std::move(callback));
+  }
   /// Every log_interval steps: "loss", the mean of the steps since the last report over all ranks, "lr" of
   /// the first group, "grad_norm" before clipping, "epoch". After each validation: its numbers. On all ranks.
-  Trainer& on_log(std::function<void(std::int64_t step, const Scalars& scalars)> callback);
+  Trainer& on_log(std::function<void(std::int64_t step, const Scalars& scalars)> callback) {
+    return add(on_log_, std::move(callback));
+  }
   Trainer& on_log(const Logger& logger) {
     return on_log([logger](std::int64_t step, const Scalars& scalars) { logger.log(step, scalars); });
   }
 
   /// Trains until options.epochs or max_steps, or until all ranks have agreed to stop. `loss_of(batch)`
   /// returns the loss of one batch, a tensor of one element. With `resume`, continues in the middle of an
-  /// epoch, with the same results as without the interruption. Throws the errors of its parts, and
-  /// NonFiniteError.
+  /// epoch, with the same results as without the interruption; of a loader without position() it skips the
+  /// batches that were trained. Throws the errors of its parts, and NonFiniteError.
   template <typename Loader, typename LossOf>
   void fit(Loader& loader, LossOf&& loss_of) {
-    if constexpr (requires { loader.position(); }) add_once("loader", loader);
+    constexpr bool seeks = requires { loader.position(); };
+    if constexpr (seeks)
+      if (std::exchange(loader_, &loader) != &loader) state_.add("loader", loader);
     const auto signals = begin_fit();
-    while (begin_epoch(batches_of(loader))) {
+    while (begin_epoch(training::size_of(loader))) {
       if constexpr (requires { loader.set_epoch(epoch()); }) loader.set_epoch(epoch());
-      for (auto&& batch : loader) {
+      for (std::int64_t trained = seeks ? 0 : batch_; auto&& batch : loader) {
+        if (trained-- > 0) continue;
         if (!train_batch([&] { return loss_of(batch); })) return;
       }
       end_epoch();
@@ -193,7 +183,7 @@ class Trainer {
   bool begin_epoch(std::optional<std::int64_t> batches = std::nullopt);
   /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns whether to
   /// continue.
-  bool train_batch(const std::function<at::Tensor()>& loss);
+  bool train_batch(const std::function<at::Tensor()>& loss_of);
   /// Validates, saves a checkpoint and counts the epoch.
   void end_epoch();
 
@@ -202,37 +192,48 @@ class Trainer {
   void stop() { stop_requested_ = true; }
   bool stopped() const { return stopped_; }
   std::int64_t epoch() const { return epoch_; }
-  std::int64_t step() const { return step_; }  ///< steps of the optimizer so far
+  std::int64_t step() const { return step_; }    ///< steps of the optimizer so far
+  std::int64_t batch() const { return batch_; }  ///< batches of the epoch so far
 
  private:
-  struct Parts;
-
-  template <typename Part>
-  void add_once(const std::string& name, Part& part) {
-    if (added_ == &part) return;
-    state().add(name, part);
-    added_ = &part;
+  template <typename Callback>
+  Trainer& add(std::vector<Callback>& callbacks, Callback callback) {
+    callbacks.push_back(std::move(callback));
+    return *this;
   }
 
-  template <typename Loader>
-  static std::optional<std::int64_t> batches_of(Loader& loader) {
-    if constexpr (
-        requires { loader.dataset().size(); } || !requires { loader.dataset(); })
-      return static_cast<std::int64_t>(loader.size());
-    return std::nullopt;
-  }
-
-  void require_metric() const;
+  bool is_over() const;
+  Trainer& on_metric(const char* part, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
+  at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
   void optimize();
-  void check(const at::Tensor& loss, std::optional<double> grad_norm);
-  double agree_on(double number);
+  void clip();
+  void agree(std::int64_t step);
+  void report();
   void save(std::optional<double> metric = std::nullopt);
 
-  std::unique_ptr<Parts> parts_;
-  const void* added_ = nullptr;
-  std::int64_t epoch_ = 0;
-  std::int64_t step_ = 0;
+  TrainerOptions options_;
+  torch::nn::Module& module_;
+  DistributedDataParallelModule* ddp_;  // nullptr for another module
+  torch::optim::Optimizer& optimizer_;
+  std::optional<ProcessGroup> group_;
+  c10::Device device_;
+  std::optional<amp::GradScaler> scaler_;
+  TrainingState state_;
+  std::optional<CheckpointManager> manager_;
+  std::optional<ProgressBar> bar_;
+  std::vector<std::function<void(const at::Tensor&)>> on_step_;
+  std::vector<std::function<Scalars()>> on_validate_;
+  std::vector<std::function<void(const Scalars&)>> on_epoch_end_;
+  std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log_;
+  const void* loader_ = nullptr;
+  const EarlyStopping* stopping_ = nullptr;
+  std::int64_t epoch_ = 0, step_ = 0, batch_ = 0;
+  std::int64_t pending_ = 0;         // batches since the last step
+  std::vector<at::Tensor> losses_;   // of those since the resume
+  at::Tensor loss_;                  // of the last step
+  std::optional<double> grad_norm_;  // likewise
+  metrics::AverageMeter reported_loss_;
   bool stop_requested_ = false;
   bool stopped_ = false;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/training/trainer.h>
+#include <lockstep/metrics/metrics.h>
 
 #include "base/throw_error.h"
 
@@ -17,7 +17,7 @@ bool EarlyStopping::step(double metric) {
   const bool is_better = best_ ? gain > options_.min_delta : metric == metric;
   if (is_better) best_ = metric;
   bad_validations_ = is_better ? 0 : bad_validations_ + 1;
-  return bad_validations_ >= options_.patience;
+  return stops();
 }
 
 Dict EarlyStopping::state_dict() const {
