@@ -160,7 +160,7 @@ class PipelineSchedule::Runtime {
       case RECV_B:
         return messages_.post_backward(action, local(action.stage_index)->outputs(microbatch));
       case SEND_B:
-        return messages_.send_backward(action, arrived_[key(action)]);
+        return messages_.send_backward(action, take_arrived(action.stage_index, microbatch));
       case REDUCE_GRAD:
         if (functions_.contains(REDUCE_GRAD)) return functions_[REDUCE_GRAD](action);
         return shared_.reduce(action.stage_index, options_.scale_grads ? plan_.n_microbatches : 1);
@@ -204,16 +204,18 @@ class PipelineSchedule::Runtime {
       if (stage + 1 == plan_.num_stages) {
         gradients = {at::ones_like(local(stage)->outputs(microbatch).at(0))};
       } else if (local(stage + 1)) {
-        gradients = std::move(arrived_[{stage + 1, microbatch}]);
+        gradients = take_arrived(stage + 1, microbatch);
       } else {
         gradients = messages_.take_backward(action);
       }
     }
     auto result = local(stage)->backward(microbatch, action.computation_type, gradients);
-    if (action.computation_type != BACKWARD_WEIGHT) arrived_[key(action)] = std::move(result);
+    if (action.computation_type != BACKWARD_WEIGHT && stage > 0)
+      arrived_[{stage, microbatch}] = std::move(result);
   }
 
   Tensors finish(Tensors* losses) {
+    for (auto& [index, stage] : stages_) stage.clear();
     if (!local(plan_.num_stages - 1)) return {};
     if (losses) *losses = targets_.empty() ? Tensors{} : losses_;
     Tensors merged;
@@ -225,8 +227,8 @@ class PipelineSchedule::Runtime {
     return merged;
   }
 
-  static std::pair<int, int> key(const Action& action) {
-    return {action.stage_index, *action.microbatch_index};
+  Tensors take_arrived(int stage, int microbatch) {
+    return std::move(arrived_.extract({stage, microbatch}).mapped());
   }
 
   ProcessGroup group_;

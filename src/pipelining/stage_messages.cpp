@@ -80,6 +80,12 @@ int StageMessages::tag(bool forward, const Action& action, std::size_t index) co
 }
 
 void StageMessages::send(const Action& action, const Tensor& tensor, int peer, int message_tag) {
+  // A Work keeps its tensor, and a step has many messages.
+  std::erase_if(sent_, [&](Sent& sent) {
+    if (!sent.work.is_completed()) return false;
+    at_action(group_.rank(), sent.action, [&] { sent.work.wait(); });
+    return true;
+  });
   sent_.push_back({action, group_.send_async(tensor.detach().contiguous(), peer, message_tag)});
 }
 

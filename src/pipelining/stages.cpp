@@ -53,6 +53,12 @@ PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forwa
       options_(std::move(options)) {
   if (!submodule_ || !forward_)
     throw_error<ArgumentError>("PipelineStage {}: the module is empty", stage_index);
+  if (std::dynamic_pointer_cast<nn::WrapperModule>(submodule_))
+    throw_error<ArgumentError>(
+        "PipelineStage {}: the module is wrapped by DistributedDataParallel or DataParallel, which would "
+        "reduce "
+        "in every micro-batch; pass the module itself and set data_parallel_group",
+        stage_index);
   if (stage_index < 0 || stage_index >= num_stages)
     throw_error<ArgumentError>("PipelineStage: stage_index {} of {} stages", stage_index, num_stages);
 }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
@@ -233,6 +234,35 @@ const Scenario failures("pipelining failures", [] {
               }),
               HasSubstr("pipeline rank 0, stage 0, micro-batch 0, action 0B0: "));
 });
+// What the constructors refuse, without other ranks.
+TEST(Pipelining, StagesThatDoNotFit) {
+  const auto context = init({.backend = "fake", .world_size = 2, .rank = 0});
+  torch::nn::Linear layer(3, 3);
+  const auto plan = make_plan("Interleaved1F1B", 2, 2, 2);
+  const auto refused = [&](std::vector<PipelineStage> stages) {
+    return error_of<ArgumentError>([&] { PipelineSchedule(stages, plan, loss_of); });
+  };
+  EXPECT_THAT(refused({{layer, 0, 4}, {layer, 1, 4}}),
+              HasSubstr("rank 0 has the stages 0, 1; the plan puts 0, 2"));
+  EXPECT_THAT(refused({{layer, 0, 2}, {layer, 2, 4}}),
+              HasSubstr("stage 0: it is one of 2 stages, the plan has 4"));
+  EXPECT_THAT(refused({}), HasSubstr("needs a stage on each rank"));
+  EXPECT_THAT(error_of<ArgumentError>([&] { PipelineStage(layer, 2, 2); }), HasSubstr("stage_index 2 of 2"));
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                PipelineStage(DistributedDataParallel(layer).ptr(), [](const Tensors& x) { return x; }, 0, 2,
+                              {});
+              }),
+              HasSubstr("set data_parallel_group"));
+  PipelineSchedule schedule({{layer, 0, 4}, {layer, 2, 4}}, plan);
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                schedule.step({torch::ones({4, 3})});
+              }),
+              HasSubstr("needs a loss_fn"));
+  EXPECT_THAT(
+      error_of<ArgumentError>([&] { schedule.register_custom_function(ComputationType::FORWARD, {}); }),
+      HasSubstr("not F"));
+}
+
 TEST(Pipelining, ErrorsNameRankStageMicroBatchAndAction) { expect_all_passed(run_ranks(failures)); }
 
 }  // namespace

@@ -52,6 +52,7 @@ class PipelineStage {
       : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages,
                       std::move(options)) {}
 
+  /// `submodule` has the parameters, and `forward` maps the tensors of a micro-batch.
   PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
                 int num_stages, PipelineStageOptions options);
 
