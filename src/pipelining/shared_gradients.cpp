@@ -85,7 +85,7 @@ void SharedGradients::find_tied() {
       if (tied.parameter.defined()) {
         if (!tied.parameter.is_same(parameter))
           throw_error<ArgumentError>(
-              "stage {}: the tied parameter \"{}\" is another tensor than in this rank's other stage; use "
+              "stage {}: the tied parameter \"{}\" differs from that in this rank's other stage; use "
               "one",
               stage.stage_index(), name);
         continue;

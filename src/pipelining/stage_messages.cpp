@@ -72,7 +72,7 @@ StageMessages::StageMessages(ProcessGroup group, const Plan& plan, at::Device de
       n_microbatches_(plan.n_microbatches),
       device_(device) {}
 
-// Of the stage that makes the message.
+// `action`: of the stage that sends.
 int StageMessages::tag(bool forward, const Action& action, std::size_t index) const {
   const int row = (forward ? 0 : num_stages_) + action.stage_index;
   return (row * n_microbatches_ + *action.microbatch_index) * static_cast<int>(kMaxTensors + 1) +
