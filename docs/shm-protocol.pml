@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The protocol of docs/shm-protocol.md between two ranks, in four parts (spin -DCALLS=3 ...):
+/* The protocol of docs/shm-protocol.md between two ranks, in five parts (spin -DCALLS=3 ...):
      CALLS   number of small calls, through two slots
      CHUNKS  number of chunks of an all-reduce, through two staging buffers
      SENT    number of chunks of a broadcast from rank 0, through two staging buffers
      PARTS   number of parts per share of one zero-copy all-reduce
+     READS   number of zero-copy all-gathers, through two slots; rank 0 may give up
    The data of a call or chunk is its number. */
 
 #define RANKS 2
@@ -25,11 +26,14 @@ typedef Area {
   byte claimed;
   byte done;
   byte reduced[MOST];   /* reductions of each part of this rank's share */
+  byte input[SLOTS];    /* tensors on the heap; 0: the caller has changed it */
+  bool has_read[SLOTS]; /* Share::done of a direct read */
   bool sleeps;          /* ControlBlock::sleepers */
   byte bell;
 };
 
 Area area[RANKS];
+bool failed;            /* the verdict */
 /* Communicator::ring(). The code has a fence between the store before it and this load; Promela's steps are in order. */
 inline ring() {
   if
@@ -53,7 +57,7 @@ inline ring() {
   od
 
 proctype rank(byte me) {
-  byte n, posted, seen, slot, owner, part, i;
+  byte n, posted, seen, slot, owner, part, i, got;
 
 #ifdef CALLS
   /* Small calls, published as far ahead as slots allow, completed in order. */
@@ -166,6 +170,43 @@ proctype rank(byte me) {
   await(area[0].done == PARTS && area[1].done == PARTS);
   assert(area[0].reduced[0] == 1 && area[0].reduced[1] == 1);
   assert(area[1].reduced[0] == 1 && area[1].reduced[1] == 1);
+#endif
+
+#ifdef READS
+  /* Published as far ahead as slots allow, read and completed in order. After a call its caller changes the input. */
+  do
+  :: area[me].completed == READS || failed -> break
+  :: posted < READS && (posted < SLOTS || (area[OTHER].completed + SLOTS > posted && area[me].completed + SLOTS > posted)) ->
+       slot = (posted + 1) % SLOTS;
+       area[me].input[slot] = posted + 1;
+       area[me].has_read[slot] = false;
+       area[me].number[slot] = posted + 1;
+       posted = posted + 1;
+       ring()
+  :: area[me].completed < posted ->
+       n = area[me].completed + 1;
+       slot = n % SLOTS;
+       await(area[OTHER].number[slot] == n || failed);
+       if
+       :: area[OTHER].number[slot] == n
+       :: else -> break
+       fi;
+       got = area[OTHER].input[slot];
+       area[me].has_read[slot] = true;
+       ring();
+       if
+       :: await(area[OTHER].has_read[slot] || failed)
+       :: me == 0 -> failed = true; ring()  /* a timeout */
+       fi;
+       if
+       :: failed -> area[me].input[slot] = 0; break
+       :: else
+       fi;
+       assert(got == n);
+       area[me].completed = n;
+       ring();
+       area[me].input[slot] = 0
+  od;
 #endif
 
   skip

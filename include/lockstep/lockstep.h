@@ -75,5 +75,7 @@
 #include <lockstep/checkpoint/epoch_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
+#include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/fsdp/state_dict.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>

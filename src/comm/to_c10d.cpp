@@ -47,6 +47,16 @@ std::vector<Tensors> lists(at::TensorList tensors) {
   return {plain(tensors)};
 }
 
+std::chrono::milliseconds timeout_of(const Call& call) {
+  return call.timeout == kNoTimeout ? c10d::kUnsetTimeout : call.timeout;
+}
+
+c10d::BarrierOptions barrier_options(std::chrono::milliseconds timeout) {
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
 class C10dOperation : public Operation {
  public:
   C10dOperation(WorkPtr work, std::function<void()> finish)
@@ -70,9 +80,7 @@ class C10dOperation : public Operation {
 OperationPtr ToC10d::start(const Call& call, Report report) {
   report(CallStage::may_block);
   if (call.monitored) {
-    c10d::BarrierOptions options;
-    options.timeout = call.timeout;
-    backend_->monitoredBarrier(options, call.wait_all_ranks);
+    backend_->monitoredBarrier(barrier_options(timeout_of(call)), call.wait_all_ranks);
     return nullptr;
   }
   std::function<void()> finish;
@@ -91,60 +99,61 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
   auto& backend = *backend_;
   const auto& in = call.inputs;
   const auto& out = call.outputs;
+  const auto timeout = timeout_of(call);
   switch (call.kind) {
     case CallKind::all_reduce: {
       Tensors tensors{flat(out[0])};
-      return backend.allreduce(tensors, {.reduceOp = op});
+      return backend.allreduce(tensors, {.reduceOp = op, .timeout = timeout});
     }
     case CallKind::broadcast: {
       Tensors tensors{flat(out[0])};
-      return backend.broadcast(tensors, {.rootRank = call.root});
+      return backend.broadcast(tensors, {.rootRank = call.root, .timeout = timeout});
     }
     case CallKind::reduce: {
       Tensors tensors{flat(out[0])};
-      return backend.reduce(tensors, {.reduceOp = op, .rootRank = call.root});
+      return backend.reduce(tensors, {.reduceOp = op, .rootRank = call.root, .timeout = timeout});
     }
     case CallKind::all_gather: {
       auto outputs = lists(out);
       auto inputs = plain(in);
-      return backend.allgather(outputs, inputs);
+      return backend.allgather(outputs, inputs, {.timeout = timeout});
     }
     case CallKind::all_gather_into_tensor: {
       Tensor whole = flat(out[0]);
       Tensor part = flat(in[0]);
-      return backend._allgather_base(whole, part);
+      return backend._allgather_base(whole, part, {.timeout = timeout});
     }
     case CallKind::gather: {
       auto outputs = lists(out);
       auto inputs = plain(in);
-      return backend.gather(outputs, inputs, {.rootRank = call.root});
+      return backend.gather(outputs, inputs, {.rootRank = call.root, .timeout = timeout});
     }
     case CallKind::scatter: {
       auto outputs = plain(out);
       auto inputs = lists(in);
-      return backend.scatter(outputs, inputs, {.rootRank = call.root});
+      return backend.scatter(outputs, inputs, {.rootRank = call.root, .timeout = timeout});
     }
     case CallKind::reduce_scatter: {
       auto outputs = plain(out);
       auto inputs = lists(in);
-      return backend.reduce_scatter(outputs, inputs, {.reduceOp = op});
+      return backend.reduce_scatter(outputs, inputs, {.reduceOp = op, .timeout = timeout});
     }
     case CallKind::reduce_scatter_tensor: {
       Tensor part = flat(out[0]);
       Tensor whole = flat(in[0]);
-      return backend._reduce_scatter_base(part, whole, {.reduceOp = op});
+      return backend._reduce_scatter_base(part, whole, {.reduceOp = op, .timeout = timeout});
     }
     case CallKind::all_to_all: {
       auto outputs = plain(out);
       auto inputs = plain(in);
-      return backend.alltoall(outputs, inputs);
+      return backend.alltoall(outputs, inputs, {.timeout = timeout});
     }
     case CallKind::all_to_all_single: {
       Tensor to = plain(out[0]);
       Tensor from = plain(in[0]);
       auto to_rows = call.output_splits.vec();
       auto from_rows = call.input_splits.vec();
-      return backend.alltoall_base(to, from, to_rows, from_rows);
+      return backend.alltoall_base(to, from, to_rows, from_rows, {.timeout = timeout});
     }
     case CallKind::send: {
       Tensors tensors{flat(in[0])};
@@ -156,7 +165,7 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
                                    : backend.recv(tensors, call.peer, call.tag);
     }
     case CallKind::barrier:
-      return backend.barrier();
+      return backend.barrier(barrier_options(timeout));
   }
   throw std::logic_error("unknown kind of call");
 }

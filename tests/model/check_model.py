@@ -13,6 +13,7 @@ PARTS = {
     "CHUNKS": ("shm-protocol.pml", 3),
     "SENT": ("shm-protocol.pml", 4),
     "PARTS": ("shm-protocol.pml", 2),
+    "READS": ("shm-protocol.pml", 3),
     "MESSAGES": ("shm-messages.pml", 3),
 }
 # Spin's words for an assertion that fails, and for a deadlock.
@@ -26,6 +27,12 @@ FAULTS = {
     "a slot is used again too early": ("posted < SLOTS ||", "true ||", "CALLS", STUCK),
     "a claim that is not atomic": ("atomic { part = area[owner].claimed; area[owner].claimed = part + 1 }",
                                    "part = area[owner].claimed; area[owner].claimed = part + 1", "PARTS", STUCK),
+    "an all-gather that ends before all have read": (":: await(area[OTHER].has_read[slot] || failed)", ":: skip", "READS", WRONG),
+    "a note of reading that is left from an earlier call": ("area[me].has_read[slot] = false;", "skip;", "READS", WRONG),
+    "a note of reading that is removed too late": ("area[me].has_read[slot] = false;\n       area[me].number[slot] = posted + 1;",
+                                                   "area[me].number[slot] = posted + 1;\n       area[me].has_read[slot] = false;",
+                                                   "READS", WRONG),
+    "data of a rank that has given up": (":: failed -> area[me].input[slot] = 0; break", ":: false -> break", "READS", WRONG),
     "one look for a message": (":: best != PLACES -> look_through()", ":: false -> skip", "MESSAGES", WRONG),
     "a receive that overtakes": (":: j == 1 && want[0] == wanted", ":: false", "MESSAGES", WRONG),
     "a message shown too early": ("data[place] = n;\n       atomic { posted[place] = true; posts = posts + 1 };",

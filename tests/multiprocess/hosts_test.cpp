@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The backend hierarchical, with hosts that LOCKSTEP_HOST_ID makes of one.
+// The backend hierarchical, with hosts that LOCKSTEP_HOST_ID makes of one, and with two networks.
 #include <csignal>
+#include <fstream>
+#include <numeric>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +11,7 @@
 #include <lockstep/lockstep.h>
 
 #include "multiprocess/backends.h"
+#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {
@@ -29,7 +33,9 @@ at::Tensor sum_in_order(const std::vector<std::vector<int>>& hosts, std::int64_t
     for (std::size_t i = 1; i < ranks.size(); ++i) sum = sum + numbers_of(ranks[i], count);
     sums.push_back(sum);
   }
-  return sums.size() == 1 ? sums[0] : sums[0] + sums[1];
+  auto sum = sums[0];
+  for (std::size_t i = 1; i < sums.size(); ++i) sum = sum + sums[i];
+  return sum;
 }
 
 // Small, in lanes, and in several chunks, which the last element does not fill.
@@ -46,16 +52,125 @@ void expect_sums(const Context& context, const std::vector<std::vector<int>>& ho
   }
 }
 
+void expect_parts(const Context& context, const std::vector<std::vector<int>>& hosts) {
+  const auto& group = context.group();
+  for (const std::int64_t count : {0, 1, 1000, 50'001}) {
+    const auto own = context.rank();
+    const auto whole = numbers_of(own, count * group.size());
+    const auto expected = sum_in_order(hosts, count * group.size()).slice(0, own * count, (own + 1) * count);
+    auto part = torch::zeros({count});
+    group.reduce_scatter_tensor(part, whole);
+    EXPECT_TRUE(torch::equal(part, expected)) << count;
+    auto work =
+        group.reduce_scatter_async(part.zero_(), whole.view({group.size(), count}).unbind(), ReduceOp::AVG);
+    work.wait();
+    EXPECT_TRUE(torch::equal(part, expected / group.size())) << count;
+    group.reduce_scatter_tensor(part, whole, ReduceOp::MIN);
+    auto least = numbers_of(0, count * group.size());
+    for (int rank = 1; rank < group.size(); ++rank)
+      least = torch::minimum(least, numbers_of(rank, count * group.size()));
+    EXPECT_TRUE(torch::equal(part, least.slice(0, own * count, (own + 1) * count))) << count;
+  }
+}
+
 const Scenario even("sums over even hosts", [] {
   const auto context = init();
   EXPECT_EQ(context.group().backend_name(), "hierarchical");
   expect_sums(context, {{0, 1}, {2, 3}});
+  expect_parts(context, {{0, 1}, {2, 3}});
 });
-const Scenario uneven("sums over uneven hosts", [] { expect_sums(init(), {{0, 1, 2}, {3, 4}}); });
+const Scenario uneven("sums over uneven hosts", [] {
+  const auto context = init();
+  expect_sums(context, {{0, 1, 2}, {3, 4}});
+  expect_parts(context, {{0, 1, 2}, {3, 4}});
+});
 
 // Ranks of both hosts take turns.
 const Scenario alternating("sums over hosts with alternating ranks", [] {
-  expect_sums(init(), {{0, 2}, {1, 3}});
+  const auto context = init();
+  expect_sums(context, {{0, 2}, {1, 3}});
+  expect_parts(context, {{0, 2}, {1, 3}});
+});
+
+// The network may begin with any of three hosts, and then takes them in their order.
+const Scenario three("sums over three hosts", [] {
+  const auto context = init();
+  const std::vector<std::vector<int>> hosts{{0, 1}, {2}, {3, 4}};
+  expect_parts(context, hosts);
+  for (const std::int64_t count : {1, 1000, 30'001, 1'100'001}) {
+    auto sum = numbers_of(context.rank(), count);
+    context.group().all_reduce(sum);
+    auto is_in_order = torch::zeros({count}, torch::kBool);
+    for (const int first : {0, 1, 2}) {
+      auto turned = hosts;
+      std::ranges::rotate(turned, turned.begin() + first);
+      is_in_order |= sum == sum_in_order(turned, count);
+    }
+    EXPECT_TRUE(is_in_order.all().item<bool>()) << count;
+    auto again = numbers_of(context.rank(), count);
+    context.group().all_reduce(again);
+    EXPECT_TRUE(torch::equal(again, sum)) << count;
+    auto of_first = sum.clone();
+    context.group().broadcast(of_first, 0);
+    EXPECT_TRUE(torch::equal(of_first, sum)) << count;
+  }
+});
+
+// The group's timeout is half an hour.
+const Scenario has_a_limit("a call has a limit of its own", [] {
+  const auto context = init();
+  const auto& group = context.group();
+  auto word = torch::zeros({1});
+  if (context.rank() == 3) {
+    group.recv(word, 0);
+    EXPECT_THROW(group.barrier(), Error);
+    return;
+  }
+  std::vector<at::Tensor> tensors{torch::ones({100'000})};
+  const auto work = group.backend()->allreduce(tensors, {.timeout = 300ms});
+  EXPECT_THROW(work->wait(), Error);
+  EXPECT_THAT([&] { group.barrier(); }, ::testing::ThrowsMessage<PeerLost>(HasSubstr("an earlier call")));
+  if (context.is_main()) group.send(word, 3);
+});
+
+// Bytes that this host has sent to the other one.
+std::int64_t sent_bytes() {
+  std::ifstream file("/proc/self/net/dev");
+  std::int64_t sum = 0;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string name;
+    std::array<std::int64_t, 9> numbers{};
+    fields >> name;
+    for (auto& number : numbers) fields >> number;
+    if (fields && name != "lo:") sum += numbers[8];
+  }
+  return sum;
+}
+
+const Scenario over_a_cable("sums over a cable", [] {
+  const auto context = init();
+  const auto& group = context.group();
+  EXPECT_EQ(group.backend_name(), "hierarchical");
+  const auto sent_in = [&](const auto& call) {
+    group.barrier();
+    const auto before = sent_bytes();
+    call();
+    group.barrier();
+    return static_cast<double>(sent_bytes() - before);
+  };
+  constexpr std::int64_t kCount = 2'000'000;
+  constexpr double kBytes = 4.0 * kCount;
+  const auto expected = sum_in_order({{0, 1}, {2, 3}}, kCount);
+  auto sum = numbers_of(context.rank(), kCount);
+  const auto in_all_reduce = sent_in([&] { group.all_reduce(sum); });
+  EXPECT_TRUE(torch::equal(sum, expected));
+  EXPECT_THAT(in_all_reduce / kBytes, AllOf(::testing::Ge(1), ::testing::Le(1.1)));
+  auto part = torch::empty({kCount / 4});
+  const auto whole = numbers_of(context.rank(), kCount);
+  const auto in_reduce_scatter = sent_in([&] { group.reduce_scatter_tensor(part, whole); });
+  EXPECT_TRUE(torch::equal(part, expected.chunk(4)[static_cast<std::size_t>(context.rank())]));
+  EXPECT_THAT(in_reduce_scatter / kBytes, AllOf(::testing::Ge(0.5), ::testing::Le(0.55)));
 });
 
 // The gradients of a step are the mean in the documented order.
@@ -115,6 +230,8 @@ TEST_F(Hosts, ArePickedByAutoAndSumInTheDocumentedOrder) {
 }
 TEST_F(Hosts, MayDifferInTheirNumberOfRanks) { expect_all_passed(run(uneven, {0, 0, 0, 1, 1})); }
 TEST_F(Hosts, MayAlternate) { expect_all_passed(run(alternating, {0, 1, 0, 1})); }
+TEST_F(Hosts, SumInTheirOrderIfTheyAreThree) { expect_all_passed(run(three, {0, 0, 1, 2, 2})); }
+TEST_F(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run(has_a_limit, {0, 0, 1, 1})); }
 TEST_F(Hosts, ReduceTheGradientsOfDdp) { expect_all_passed(run(ddp_step, {0, 0, 1, 1})); }
 
 TEST_F(Hosts, AllReportARankThatDiesOnOneOfThem) {
@@ -126,6 +243,15 @@ TEST_F(Hosts, AllReportARankThatDiesOnOneOfThem) {
                                          HasSubstr("another rank is gone")));
   }
   EXPECT_THAT(results[2].err, AllOf(HasSubstr("rank 3 (pid "), HasSubstr("is dead")));
+}
+
+TEST(HostsOfTwoNetworks, SendNoMoreThanTheirShare) {
+  LauncherProcess nodes({"run", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES, LOCKSTEP_PROGRAM,
+                         fmt::format("{}='{}' exec {}", kScenarioVariable, over_a_cable.name(),
+                                     std::filesystem::read_symlink("/proc/self/exe").string()),
+                         "2"});
+  EXPECT_EQ(nodes.finish(), 0) << nodes.err();
+  EXPECT_THAT(nodes.err(), HasSubstr("backend hierarchical for 4 ranks"));
 }
 
 }  // namespace

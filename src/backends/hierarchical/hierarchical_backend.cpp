@@ -50,7 +50,7 @@ class QueuedCall final : public comm::Operation {
  public:
   explicit QueuedCall(const Call& call) : kept_(call), event_("hierarchical", call) {}
 
-  void run(const HostCollectives& collectives) {
+  void run(HostCollectives& collectives) {
     std::exception_ptr failure;
     try {
       collectives.run(kept_.call());
@@ -64,7 +64,7 @@ class QueuedCall final : public comm::Operation {
     done_.notify_all();
   }
 
-  // The parts of the call have limits of their own, so it ends without one here.
+  // The call has a limit of its own, so it ends without one here.
   void wait(std::chrono::milliseconds timeout) override {
     std::unique_lock lock(mutex_);
     const auto is_done = [this] { return is_done_; };
@@ -90,10 +90,11 @@ class QueuedCall final : public comm::Operation {
   std::exception_ptr failure_;
 };
 
-// Runs calls one after another, so that the network is used while the caller computes.
-class CallThread {
+// Makes calls one after another, in the order of add() and Turn(): those of add() on a thread, so that the
+// network is used while the caller computes.
+class CallQueue {
  public:
-  explicit CallThread(const HostCollectives& collectives) : collectives_(collectives) {}
+  explicit CallQueue(HostCollectives& collectives) : collectives_(collectives) {}
 
   std::shared_ptr<QueuedCall> add(const Call& call) {
     auto queued = std::make_shared<QueuedCall>(call);
@@ -104,18 +105,37 @@ class CallThread {
     return queued;
   }
 
-  // Runs a call on this thread, after those before it.
-  void run(const Call& call) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty(); });
-    lock.unlock();
-    collectives_.run(call);
-  }
+  // The place of a call that the caller's thread makes.
+  class Turn {
+   public:
+    explicit Turn(CallQueue& queue) : queue_(queue) {
+      const std::lock_guard lock(queue.mutex_);
+      place_ = &queue.queue_.emplace_back();
+    }
+    ~Turn() {
+      await();
+      const std::lock_guard lock(queue_.mutex_);
+      queue_.queue_.pop_front();
+      queue_.changed_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    // Until the calls before it have ended.
+    void await() {
+      std::unique_lock lock(queue_.mutex_);
+      queue_.changed_.wait(lock, [this] { return &queue_.queue_.front() == place_; });
+    }
+
+   private:
+    CallQueue& queue_;
+    const std::shared_ptr<QueuedCall>* place_;
+  };
 
  private:
   void serve(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    while (changed_.wait(lock, stop, [this] { return !queue_.empty(); })) {
+    while (changed_.wait(lock, stop, [this] { return !queue_.empty() && queue_.front(); })) {
       const auto call = queue_.front();
       lock.unlock();
       call->run(collectives_);
@@ -125,16 +145,19 @@ class CallThread {
     }
   }
 
-  const HostCollectives& collectives_;
+  HostCollectives& collectives_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::deque<std::shared_ptr<QueuedCall>> queue_;  // the first one is being run
-  std::jthread thread_;                            // started by the first asynchronous call
+  // The first one is being made; null: by the caller's thread.
+  std::deque<std::shared_ptr<QueuedCall>> queue_;
+  std::jthread thread_;  // started by the first asynchronous call
 };
 
+using Leg = HostCollectives::Leg;
+
 struct Legs {
-  ProcessGroup host;
-  std::optional<ProcessGroup> lane;
+  Leg host;
+  std::vector<Leg> lanes;
   BackendHandle flat;  // all ranks, over the network
 };
 
@@ -147,13 +170,13 @@ class HierarchicalBackend final : public comm::FromC10d {
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
         legs_(std::move(legs)),
         flat_(comm::calls_of(legs_.flat.backend, legs_.flat.traits)),
-        collectives_(layout, legs_.host, legs_.lane),
-        thread_(collectives_) {}
+        collectives_(layout, legs_.host, legs_.lanes),
+        queue_(collectives_) {}
 
   const std::string getBackendName() const override { return "hierarchical"; }
   void setTimeout(std::chrono::milliseconds timeout) override {
     FromC10d::setTimeout(timeout);
-    for_each_leg([timeout](c10d::Backend& leg) { leg.setTimeout(timeout); });
+    legs_.flat.backend->setTimeout(timeout);  // calls over the others have limits of their own
   }
   void abort() override {
     for_each_leg([](c10d::Backend& leg) { leg.abort(); });
@@ -163,38 +186,43 @@ class HierarchicalBackend final : public comm::FromC10d {
   }
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return legs_.host.backend()->allocateTensor(size, options);
+    return legs_.host->backend()->allocateTensor(size, options);
   }
 
   OperationPtr start(const Call& call, Report report) override {
     if (!HostCollectives::can_run(call)) return flat_->start(call, report);
-    if (!call.blocking) return thread_.add(call);
+    auto limited = call;
+    limited.timeout = limit_of(call);
+    if (!call.blocking) return queue_.add(limited);
+    CallQueue::Turn turn(queue_);
     report(CallStage::may_block);
     const comm::ProfilerEvent event("hierarchical", call);
-    thread_.run(call);
+    turn.await();
+    collectives_.run(limited);
     return nullptr;
   }
 
  private:
   // For all legs, even if one throws.
   void for_each_leg(const std::function<void(c10d::Backend&)>& action) {
-    std::vector<c10::intrusive_ptr<c10d::Backend>> legs{legs_.flat.backend, legs_.host.backend()};
-    if (legs_.lane) legs.push_back(legs_.lane->backend());
     std::exception_ptr failure;
-    for (const auto& leg : legs) {
+    const auto act = [&](const auto& backend_of_leg) {
       try {
-        action(*leg);
+        action(*backend_of_leg());
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }
-    }
+    };
+    act([this] { return legs_.flat.backend; });
+    act([this] { return legs_.host->backend(); });
+    for (const auto& lane : legs_.lanes) act([&lane] { return lane->backend(); });
     if (failure) std::rethrow_exception(failure);
   }
 
   Legs legs_;
   std::shared_ptr<comm::CallBackend> flat_;
   HostCollectives collectives_;
-  CallThread thread_;
+  CallQueue queue_;
 };
 
 BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
@@ -208,30 +236,33 @@ BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
   return part;
 }
 
-ProcessGroup group_of(const BackendHandle& handle, const BackendRequest& request,
-                      const std::vector<int>& ranks) {
-  return {handle.backend,
-          {.name = request.group_name,
-           .global_ranks = ranks,
-           .timeout = request.timeout,
-           .traits = handle.traits,
-           .node_group = handle.node_group}};
+Leg leg_of(const BackendHandle& handle, const BackendRequest& request, const std::vector<int>& ranks) {
+  return std::make_shared<comm::GroupState>(handle.backend,
+                                            ProcessGroupInfo{.name = request.group_name,
+                                                             .global_ranks = ranks,
+                                                             .timeout = request.timeout,
+                                                             .traits = handle.traits,
+                                                             .node_group = handle.node_group});
 }
 
-ProcessGroup connect_host(const BackendRequest& request, const HostLayout& layout) {
+Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
   const auto& ranks = layout.members(layout.host());
   auto part = leg_request(request, fmt::format("host {}", layout.host()), ranks);
   part.one_host = true;
   const auto handle = create_shm(part);
   handle.node_group->set_shown_ranks(ranks);
-  return group_of(handle, part, ranks);
+  return leg_of(handle, part, ranks);
 }
 
-std::optional<ProcessGroup> connect_lane(const BackendRequest& request, const HostLayout& layout) {
-  if (layout.local_rank() >= layout.lanes()) return std::nullopt;
-  const auto ranks = layout.lane(layout.local_rank());
-  const auto part = leg_request(request, fmt::format("lane {}", layout.local_rank()), ranks);
-  return group_of(create_gloo(part), part, ranks);
+// All ranks connect their lanes in ascending order, so none waits for ranks that wait for it.
+std::vector<Leg> connect_lanes(const BackendRequest& request, const HostLayout& layout) {
+  std::vector<Leg> lanes;
+  for (int number = layout.local_rank(); number < layout.lanes(); number += layout.local_size()) {
+    const auto ranks = layout.lane(number);
+    const auto part = leg_request(request, fmt::format("lane {}", number), ranks);
+    lanes.push_back(leg_of(create_gloo(part), part, ranks));
+  }
+  return lanes;
 }
 
 BackendTraits hierarchical_traits(const Legs& legs) {
@@ -248,7 +279,7 @@ BackendHandle create_hierarchical(const BackendRequest& request) {
   std::vector<int> all(static_cast<std::size_t>(request.size));
   std::iota(all.begin(), all.end(), 0);
   Legs legs{.host = connect_host(request, layout),
-            .lane = connect_lane(request, layout),
+            .lanes = connect_lanes(request, layout),
             .flat = create_gloo(leg_request(request, "network", all))};
   const auto traits = hierarchical_traits(legs);
   return {

@@ -9,10 +9,19 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
+#include <lockstep/base/error.h>
+#include <lockstep/comm/work.h>
+
+#include "backends/shm/call_request.h"
+#include "backends/shm/kernels.h"
+#include "base/deadline.h"
+#include "comm/issue.h"
+
 namespace lockstep::backends {
 namespace {
 
 using at::Tensor;
+using comm::Call;
 
 // Up to this size the latency of a call counts, not its bytes.
 constexpr std::int64_t kSmallBytes = std::int64_t{32} * 1024;
@@ -29,15 +38,54 @@ std::int64_t bytes_of(const Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
-Tensor joined(at::TensorList inputs) {
-  std::vector<Tensor> rows;
-  for (const auto& input : inputs) rows.push_back(row_of(input));
-  return at::cat(rows);
+// The inputs of a reduce_scatter, one a rank.
+std::vector<Tensor> parts_of(const Call& call, std::int64_t size) {
+  std::vector<Tensor> parts;
+  if (call.kind == CallKind::reduce_scatter) {
+    for (const auto& input : call.inputs) parts.push_back(row_of(input));
+    return parts;
+  }
+  const auto whole = row_of(call.inputs[0]);
+  const auto count = whole.numel() / size;
+  for (std::int64_t rank = 0; rank < size; ++rank)
+    parts.push_back(whole.slice(0, rank * count, (rank + 1) * count));
+  return parts;
+}
+
+ReduceOp without_division(ReduceOp op) { return op == ReduceOp::AVG ? ReduceOp::SUM : op; }
+
+// `row` becomes the reduction of the rows of `rows`, in their order.
+void reduce_rows(const Tensor& row, const Tensor& rows, ReduceOp op) {
+  const auto element = shm::element_of(row.scalar_type());
+  const auto reduce = shm::reduce_kernel(element, static_cast<shm::Reduction>(op));
+  std::vector<const void*> inputs;
+  for (std::int64_t i = 0; i < rows.size(0); ++i) inputs.push_back(rows[i].const_data_ptr());
+  void* const output = row.data_ptr();
+  reduce(&output, 1, inputs.data(), static_cast<int>(inputs.size()), row.nbytes() / size_of(element));
 }
 
 }  // namespace
 
-bool HostCollectives::can_run(const comm::Call& call) {
+// What the parts of a call have in common.
+class HostCollectives::Origin {
+ public:
+  explicit Origin(const Call& call) : where_(call.where), deadline_(call.timeout) {}
+
+  void run(const Leg& leg, Call&& part) const { comm::run(leg, completed(std::move(part))); }
+  Work start(const Leg& leg, Call&& part) const { return comm::start(leg, completed(std::move(part))); }
+
+ private:
+  Call&& completed(Call&& part) const {
+    part.where = where_;
+    part.timeout = std::max(std::chrono::milliseconds(1), deadline_.remaining());
+    return std::move(part);
+  }
+
+  std::source_location where_;
+  Deadline deadline_;
+};
+
+bool HostCollectives::can_run(const Call& call) {
   switch (call.kind) {
     case CallKind::all_reduce:
     case CallKind::broadcast:
@@ -54,126 +102,211 @@ bool HostCollectives::can_run(const comm::Call& call) {
   }
 }
 
-void HostCollectives::run(const comm::Call& call) const {
+void HostCollectives::run(const Call& call) {
+  if (has_failed_) throw PeerLost("an earlier call of this group failed, and this rank has left it");
+  try {
+    dispatch(call);
+  } catch (...) {
+    leave();
+    throw;
+  }
+}
+
+void HostCollectives::leave() noexcept {
+  has_failed_ = true;
+  host_->close();
+  // Waits a moment for calls that are under way, but the error should not.
+  closing_ = std::jthread([lanes = lanes_] {
+    for (const auto& lane : lanes) lane->close();
+  });
+}
+
+void HostCollectives::dispatch(const Call& call) const {
   const at::NoGradGuard no_grad;
+  const Origin origin(call);
   const auto& out = call.outputs;
-  const auto own = static_cast<std::size_t>(layout_.rank());
   switch (call.kind) {
     case CallKind::all_reduce:
-      return all_reduce(row_of(out[0]), call.op, call.where);
+      return all_reduce(row_of(out[0]), call.op, origin);
     case CallKind::broadcast:
-      return broadcast(row_of(out[0]), call.root, call.where);
+      return broadcast(row_of(out[0]), call.root, origin);
     case CallKind::reduce:
-      return reduce(row_of(out[0]), call.root, call.op, call.where);
+      return reduce(row_of(out[0]), call.root, call.op, origin);
     case CallKind::all_gather: {
-      const auto parts = all_gather(row_of(call.inputs[0]), call.where);
+      const auto parts = all_gather(row_of(call.inputs[0]), origin);
       for (std::size_t rank = 0; rank < parts.size(); ++rank) row_of(out[rank]).copy_(parts[rank]);
       return;
     }
     case CallKind::all_gather_into_tensor: {
-      at::Tensor whole = row_of(out[0]);
-      at::cat_out(whole, all_gather(row_of(call.inputs[0]), call.where));
+      Tensor whole = row_of(out[0]);
+      at::cat_out(whole, all_gather(row_of(call.inputs[0]), origin));
       return;
     }
     case CallKind::reduce_scatter:
-    case CallKind::reduce_scatter_tensor: {
-      const auto whole = joined(call.inputs);
-      all_reduce(whole, call.op, call.where);
-      row_of(out[0]).copy_(whole.chunk(layout_.size())[own]);
-      return;
-    }
+    case CallKind::reduce_scatter_tensor:
+      return reduce_scatter(row_of(out[0]), parts_of(call, layout_.size()), call.op, origin);
     case CallKind::barrier:
-      return barrier(call.where);
+      return barrier(origin);
     default:
       throw std::logic_error("this call does not use shared memory");
   }
 }
 
-void HostCollectives::all_reduce(const Tensor& row, ReduceOp op, Where where) const {
-  const auto sum = op == ReduceOp::AVG ? ReduceOp::SUM : op;
-  if (layout_.lanes() == 1 || bytes_of(row) <= kSmallBytes) {
-    reduce_through_leader(row, sum, where);
+void HostCollectives::all_reduce(const Tensor& row, ReduceOp op, const Origin& origin) const {
+  if (bytes_of(row) <= kSmallBytes) {
+    reduce_through_leader(row, without_division(op), origin);
   } else {
-    reduce_in_lanes(row, sum, where);
+    reduce_in_lanes(row, without_division(op), origin);
   }
   if (op == ReduceOp::AVG) row.div_(layout_.size());
 }
 
-void HostCollectives::reduce_through_leader(const Tensor& row, ReduceOp op, Where where) const {
-  host_.reduce(row, 0, op, where);
-  if (is_leader()) lane_->all_reduce(row, op, where);
-  host_.broadcast(row, 0, where);
+void HostCollectives::reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const {
+  origin.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = op, .root = 0});
+  if (is_leader()) origin.run(first_lane(), {.kind = CallKind::all_reduce, .outputs = row, .op = op});
+  origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
 }
 
-// [local rank]: its part of the row; empty for ranks without a lane.
+// [lane]: its part of the row. Then empty parts, so that every local rank has as many.
 std::vector<Tensor> HostCollectives::shares_of(const Tensor& row) const {
   const std::int64_t lanes = layout_.lanes();
   const auto begin = [&](std::int64_t lane) { return std::min(lane, lanes) * row.numel() / lanes; };
-  std::vector<Tensor> shares;
-  for (int lane = 0; lane < layout_.local_size(); ++lane)
+  Tensors shares;
+  for (int lane = 0; lane < layout_.lanes_of_each() * layout_.local_size(); ++lane)
     shares.push_back(row.slice(0, begin(lane), begin(lane + 1)));
   return shares;
 }
 
-void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, Where where) const {
-  const auto step = std::max<std::int64_t>(1, kChunkBytes / static_cast<std::int64_t>(row.element_size()));
+void HostCollectives::gather_shares(const Tensors& shares, const Origin& origin) const {
+  const auto ranks = static_cast<std::size_t>(layout_.local_size());
   const auto own = static_cast<std::size_t>(layout_.local_rank());
-  std::vector<Tensor> before;  // the shares that the network reduces
-  Work work;
+  for (std::size_t first = 0; first < shares.size(); first += ranks) {
+    origin.run(host_, {.kind = CallKind::all_gather,
+                       .inputs = shares[first + own],
+                       .outputs = at::TensorList(shares).slice(first, ranks)});
+  }
+}
+
+void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const {
+  const auto step = std::max<std::int64_t>(1, kChunkBytes / static_cast<std::int64_t>(row.element_size()));
+  Tensors before;  // the shares that the network reduces
+  std::vector<Work> works;
   const auto finish = [&] {
     if (before.empty()) return;
-    work.wait();
-    host_.all_gather(before, before[own], where);
+    for (auto& work : works) work.wait();
+    gather_shares(before, origin);
   };
   for (std::int64_t begin = 0; begin < row.numel(); begin += step) {
     const auto chunk = row.slice(0, begin, std::min(begin + step, row.numel()));
-    host_.all_reduce(chunk, op, where);
+    origin.run(host_, {.kind = CallKind::all_reduce, .outputs = chunk, .op = op});
     auto shares = shares_of(chunk);
-    auto next = lane_ ? lane_->all_reduce_async(shares[own], op, where) : Work();
+    std::vector<Work> next;
+    auto own = static_cast<std::size_t>(layout_.local_rank());
+    for (const auto& lane : lanes_) {
+      next.push_back(origin.start(lane, {.kind = CallKind::all_reduce, .outputs = shares[own], .op = op}));
+      own += static_cast<std::size_t>(layout_.local_size());
+    }
     finish();
     before = std::move(shares);
-    work = std::move(next);
+    works = std::move(next);
   }
   finish();
 }
 
-void HostCollectives::broadcast(const Tensor& row, int src, Where where) const {
-  const int source = layout_.host_of(src);
-  const bool is_here = source == layout_.host();
-  if (is_here) host_.broadcast(row, layout_.local_rank_of(src), where);
-  if (is_leader()) lane_->broadcast(row, source, where);
-  if (!is_here) host_.broadcast(row, 0, where);
+// A rank is served by the lane of its own number, so it is the one that this lane has on its host.
+void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op,
+                                     const Origin& origin) const {
+  if (output.numel() == 0) return;
+  const auto sums = sums_of_host(parts, without_division(op), origin);
+  const auto received = at::empty({layout_.hosts(), output.numel()}, output.options());
+  std::vector<Work> works;
+  int number = layout_.local_rank();
+  for (std::size_t i = 0; i < lanes_.size(); ++i, number += layout_.local_size()) {
+    std::vector<std::int64_t> sent;
+    for (int host = 0; host < layout_.hosts(); ++host)
+      sent.push_back(layout_.member(host, number) < 0 ? 0 : 1);
+    const bool is_own = number == layout_.local_rank();
+    const std::vector<std::int64_t> taken(sent.size(), is_own ? 1 : 0);
+    works.push_back(origin.start(lanes_[i], {.kind = CallKind::all_to_all_single,
+                                             .inputs = sums[i],
+                                             .outputs = is_own ? received : received.slice(0, 0, 0),
+                                             .output_splits = taken,
+                                             .input_splits = sent}));
+  }
+  for (auto& work : works) work.wait();
+  reduce_rows(output, received, without_division(op));
+  if (op == ReduceOp::AVG) output.div_(layout_.size());
 }
 
-void HostCollectives::reduce(const Tensor& row, int dst, ReduceOp op, Where where) const {
-  const auto sum = op == ReduceOp::AVG ? ReduceOp::SUM : op;
+// [lane of this rank]: one row for each host that has a rank of the lane's number.
+std::vector<Tensor> HostCollectives::sums_of_host(const Tensors& parts, ReduceOp op,
+                                                  const Origin& origin) const {
+  const auto count = parts[0].numel();
+  const auto spare = at::empty({count}, parts[0].options());  // where a lane has no rank on a host
+  Tensors sums;
+  for (int first = 0; first < layout_.lanes(); first += layout_.local_size()) {
+    const int own = first + layout_.local_rank();
+    const auto rows = at::empty({layout_.hosts_with(own), count}, spare.options());
+    std::int64_t next = 0;
+    for (int host = 0; host < layout_.hosts(); ++host) {
+      if (layout_.size_of(host) <= first) continue;
+      Tensors inputs;
+      for (int number = first; number < first + layout_.local_size(); ++number) {
+        const int rank = layout_.member(host, number);
+        inputs.push_back(rank < 0 ? spare : parts[static_cast<std::size_t>(rank)]);
+      }
+      const auto sum = layout_.member(host, own) < 0 ? spare : rows[next++];
+      origin.run(host_, {.kind = CallKind::reduce_scatter, .inputs = inputs, .outputs = sum, .op = op});
+    }
+    sums.push_back(rows);
+  }
+  return sums;
+}
+
+void HostCollectives::broadcast(const Tensor& row, int src, const Origin& origin) const {
+  const int source = layout_.host_of(src);
+  const bool is_here = source == layout_.host();
+  const auto on_host = [&](int root) {
+    origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = root});
+  };
+  if (is_here) on_host(layout_.local_rank_of(src));
+  if (is_leader()) origin.run(first_lane(), {.kind = CallKind::broadcast, .outputs = row, .root = source});
+  if (!is_here) on_host(0);
+}
+
+void HostCollectives::reduce(const Tensor& row, int dst, ReduceOp op, const Origin& origin) const {
+  const auto sum = without_division(op);
   const int target = layout_.host_of(dst);
-  host_.reduce(row, 0, sum, where);
-  if (is_leader()) lane_->reduce(row, target, sum, where);
-  if (target == layout_.host() && layout_.local_rank_of(dst) != 0) host_.broadcast(row, 0, where);
+  origin.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = 0});
+  if (is_leader())
+    origin.run(first_lane(), {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = target});
+  if (target == layout_.host() && layout_.local_rank_of(dst) != 0)
+    origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
   if (op == ReduceOp::AVG && dst == layout_.rank()) row.div_(layout_.size());
 }
 
 // Hosts with fewer ranks send as many bytes as the largest one.
-std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, Where where) const {
-  const auto places = layout_.largest_host();
-  const auto whole = at::empty({layout_.hosts(), places, input.numel()}, input.options());
+std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const Origin& origin) const {
+  const auto whole = at::empty({layout_.hosts(), layout_.lanes(), input.numel()}, input.options());
   const auto own = whole[layout_.host()];
-  std::vector<Tensor> parts;
+  Tensors parts;
   for (int local = 0; is_leader() && local < layout_.local_size(); ++local) parts.push_back(own[local]);
-  host_.gather(input, parts, 0, where);
-  if (is_leader()) lane_->all_gather_into_tensor(whole, own.clone(), where);
-  host_.broadcast(whole, 0, where);
-  std::vector<Tensor> inputs;
+  origin.run(host_, {.kind = CallKind::gather, .inputs = input, .outputs = parts, .root = 0});
+  if (is_leader()) {
+    const auto copy = own.clone();
+    origin.run(first_lane(), {.kind = CallKind::all_gather_into_tensor, .inputs = copy, .outputs = whole});
+  }
+  origin.run(host_, {.kind = CallKind::broadcast, .outputs = whole, .root = 0});
+  Tensors inputs;
   for (int rank = 0; rank < layout_.size(); ++rank)
     inputs.push_back(whole[layout_.host_of(rank)][layout_.local_rank_of(rank)]);
   return inputs;
 }
 
-void HostCollectives::barrier(Where where) const {
-  host_.barrier(where);
-  if (is_leader()) lane_->barrier(where);
-  host_.barrier(where);
+void HostCollectives::barrier(const Origin& origin) const {
+  origin.run(host_, {});
+  if (is_leader()) origin.run(first_lane(), {});
+  origin.run(host_, {});
 }
 
 }  // namespace lockstep::backends

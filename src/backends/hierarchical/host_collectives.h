@@ -1,63 +1,82 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <optional>
-
-#include <lockstep/comm/process_group.h>
+#include <thread>
+#include <vector>
 
 #include "backends/hierarchical/host_layout.h"
 #include "comm/call.h"
+#include "comm/group_state.h"
 
 namespace lockstep::backends {
 
 // Note [Hierarchical collectives]
 //
-// A collective over several hosts uses the ranks of this host (`host`, shared memory) and the ranks with this
-// local rank on all hosts (`lane`, the network). A host with more ranks than another has ranks without a
-// lane.
+// A collective over several hosts uses the ranks of this host (`host`, shared memory) and lanes (the
+// network), each of which has one rank of every host.
 //
-//   all_reduce  large: all_reduce on the host; each lane reduces its share over the network; all_gather on
-//   the
-//               host. Chunk by chunk: the network reduces one chunk while the host reduces the next one.
-//               small: reduce to local rank 0; lane 0 reduces; broadcast on the host.
-//   others      through local rank 0 of each host and lane 0.
+//   all_reduce      large: all_reduce on the host; each lane reduces its share over the network; all_gather
+//   on
+//                   the host. Chunk by chunk: the network reduces one chunk while the host reduces the next
+//                   one. small: reduce to local rank 0; lane 0 reduces; broadcast on the host.
+//   reduce_scatter  on each host, so that a rank has the host's sums for the other ranks of its lanes; each
+//                   lane exchanges these; each rank adds what it receives in the order of the hosts.
+//   others          through local rank 0 of each host and lane 0.
 //
-// A sum is that of each host in the order of its ranks, then that of the hosts in the order of the network's
-// backend, which is the same on every rank and in every run. With two hosts it is (host 0) + (host 1).
+// A sum is that of each host in the order of its ranks, then that of the hosts: in their order for
+// reduce_scatter, in that of the network's backend for the others, which is the same on every rank and in
+// every run. With two hosts it is (host 0) + (host 1).
 //
-// Bytes that a host sends in an all_reduce of N bytes over H hosts: 2 (H-1)/H N, where a ring over all ranks
-// in the order of the hosts sends about 2 (R-1)/R N per host with R ranks. Other orders of ranks send more.
+// Bytes that a host sends for N bytes of input over H hosts: 2 (H-1)/H N in an all_reduce, where a ring over
+// all ranks in the order of the hosts sends about 2 (R-1)/R N per host with R ranks, and other orders of
+// ranks more; (H-1)/H N in a reduce_scatter.
+//
+// A call that fails on one rank leaves the others in the middle of it. So a rank whose call fails leaves the
+// host and its lanes. The others notice that, and so do those of the other hosts.
 
 // All ranks make the same calls in the same order, from one thread at a time.
 class HostCollectives {
  public:
-  // `lane`: of ranks below layout.lanes().
-  HostCollectives(HostLayout layout, ProcessGroup host, std::optional<ProcessGroup> lane)
-      : layout_(std::move(layout)), host_(std::move(host)), lane_(std::move(lane)) {}
+  using Leg = std::shared_ptr<comm::GroupState>;
+
+  // `lanes`: those of this rank, in ascending order.
+  HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes)
+      : layout_(std::move(layout)), host_(std::move(host)), lanes_(std::move(lanes)) {}
 
   // Whether run() can make the call. The others have nothing to gain from shared memory.
   static bool can_run(const comm::Call& call);
-  // Returns when the results are available, or throws.
-  void run(const comm::Call& call) const;
+  // Returns when the results are available, or throws at the latest at the call's timeout. Throws at once
+  // after a call that has failed.
+  void run(const comm::Call& call);
 
  private:
   using Tensor = at::Tensor;
-  using Where = std::source_location;
+  using Tensors = std::vector<at::Tensor>;
+  class Origin;
 
-  void all_reduce(const Tensor& row, ReduceOp op, Where where) const;
-  void reduce_through_leader(const Tensor& row, ReduceOp op, Where where) const;
-  void reduce_in_lanes(const Tensor& row, ReduceOp op, Where where) const;
-  void broadcast(const Tensor& row, int src, Where where) const;
-  void reduce(const Tensor& row, int dst, ReduceOp op, Where where) const;
-  std::vector<Tensor> all_gather(const Tensor& input, Where where) const;
-  void barrier(Where where) const;
+  void dispatch(const comm::Call& call) const;
+  void leave() noexcept;
+
+  void all_reduce(const Tensor& row, ReduceOp op, const Origin& origin) const;
+  void reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const;
+  void reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const;
+  void gather_shares(const Tensors& shares, const Origin& origin) const;
+  void reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op, const Origin& origin) const;
+  Tensors sums_of_host(const Tensors& parts, ReduceOp op, const Origin& origin) const;
+  void broadcast(const Tensor& row, int src, const Origin& origin) const;
+  void reduce(const Tensor& row, int dst, ReduceOp op, const Origin& origin) const;
+  Tensors all_gather(const Tensor& input, const Origin& origin) const;
+  void barrier(const Origin& origin) const;
 
   bool is_leader() const { return layout_.local_rank() == 0; }
-  std::vector<Tensor> shares_of(const Tensor& row) const;
+  const Leg& first_lane() const { return lanes_.front(); }
+  Tensors shares_of(const Tensor& row) const;
 
   HostLayout layout_;
-  ProcessGroup host_;
-  std::optional<ProcessGroup> lane_;
+  Leg host_;
+  std::vector<Leg> lanes_;
+  bool has_failed_ = false;
+  std::jthread closing_;
 };
 
 }  // namespace lockstep::backends

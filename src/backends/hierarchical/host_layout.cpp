@@ -17,15 +17,19 @@ HostLayout::HostLayout(const std::vector<int>& hosts, int rank) : rank_(rank) {
     local_rank_of_.push_back(static_cast<int>(members.size()));
     members.push_back(each);
   }
-  const auto [least, most] = std::ranges::minmax_element(members_, {}, &std::vector<int>::size);
-  lanes_ = static_cast<int>(least->size());
-  largest_ = static_cast<int>(most->size());
+  lanes_ = static_cast<int>(std::ranges::max(members_, {}, &std::vector<int>::size).size());
 }
 
-std::vector<int> HostLayout::lane(int local_rank) const {
+std::vector<int> HostLayout::lane(int number) const {
   std::vector<int> ranks;
-  for (const auto& members : members_) ranks.push_back(members[static_cast<std::size_t>(local_rank)]);
+  for (const auto& members : members_)
+    ranks.push_back(members[static_cast<std::size_t>(number) % members.size()]);
   return ranks;
+}
+
+int HostLayout::hosts_with(int number) const {
+  return static_cast<int>(std::ranges::count_if(
+      members_, [number](const auto& members) { return number < static_cast<int>(members.size()); }));
 }
 
 }  // namespace lockstep::backends

@@ -20,12 +20,22 @@ class HostLayout {
   // The number of a rank on its host.
   int local_rank() const { return local_rank_of(rank_); }
   int local_rank_of(int rank) const { return local_rank_of_[static_cast<std::size_t>(rank)]; }
-  int local_size() const { return static_cast<int>(members(host()).size()); }
+  int local_size() const { return size_of(host()); }
+  int size_of(int host) const { return static_cast<int>(members(host).size()); }
   const std::vector<int>& members(int host) const { return members_[static_cast<std::size_t>(host)]; }
-  int largest_host() const { return largest_; }
-  // The local ranks 0 .. lanes()-1 exist on every host. Those of one local rank form a lane.
+  // A lane has one rank of each host; there are as many lanes as the largest host has ranks. On a host with
+  // fewer ranks each serves several: those whose number is its own modulo the host's ranks.
   int lanes() const { return lanes_; }
-  std::vector<int> lane(int local_rank) const;
+  // The lanes of a rank of this host are local_rank, local_rank + local_size(), ...; this many at most.
+  int lanes_of_each() const { return (lanes_ + local_size() - 1) / local_size(); }
+  // [host]: its rank.
+  std::vector<int> lane(int number) const;
+  // The rank with this number on a host; -1 if the host has fewer.
+  int member(int host, int number) const {
+    return number < size_of(host) ? members(host)[static_cast<std::size_t>(number)] : -1;
+  }
+  // How many hosts have a rank with this number.
+  int hosts_with(int number) const;
 
  private:
   int rank_;
@@ -33,7 +43,6 @@ class HostLayout {
   std::vector<int> local_rank_of_;
   std::vector<std::vector<int>> members_;  // [host]
   int lanes_ = 0;
-  int largest_ = 0;
 };
 
 }  // namespace lockstep::backends

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "backends/shm/prefetch.h"
 
@@ -15,6 +16,11 @@ std::uint64_t word_at(const std::byte* table, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, table + index * kWord, kWord);
   return word;
+}
+
+bool overlap(const Target& a, const Source& b) {
+  const std::less<> before;
+  return before(a.data, b.data + b.bytes) && before(b.data, a.data + a.bytes);
 }
 
 std::byte* append(std::byte* to, std::uint64_t word) {
@@ -79,11 +85,24 @@ Source Arrival::offered() const {
   }
 }
 
+// Whether this rank's outputs overwrite what other ranks may still read of its input. Its own result may lie
+// where its own part is: no other rank reads that part of a reduce-scatter, and an all-gather keeps it.
+bool Arrival::writes_into(const Source& memory) const {
+  if (request_->kind == Kind::all_reduce) return false;
+  for (std::size_t i = 0; i < request_->outputs.size(); ++i) {
+    const auto& output = request_->outputs[i];
+    const bool is_own =
+        request_->kind == Kind::reduce_scatter || i == static_cast<std::size_t>(communicator_.rank());
+    if (!(is_own && output.data == plan_.own.data) && overlap(output, memory)) return true;
+  }
+  return false;
+}
+
 // The heap offset of the offered memory, whose parts can then be claimed, or -1.
 std::int64_t Arrival::offer_zero_copy(std::uint64_t payload) const {
   if (payload <= kSmallBytes) return -1;
   const auto memory = offered();
-  if (memory.data == nullptr) return -1;
+  if (memory.data == nullptr || writes_into(memory)) return -1;
   const auto offset = communicator_.heap_offset_of(memory.data, memory.bytes);
   if (offset >= 0) {
     auto& share = communicator_.own().shares[slot()];

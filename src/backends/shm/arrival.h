@@ -50,6 +50,7 @@ class Arrival {
   const std::byte* small_of(int rank) const { return communicator_.control_block(rank).small[slot()]; }
 
   Source offered() const;
+  bool writes_into(const Source& memory) const;
   std::int64_t offer_zero_copy(std::uint64_t payload) const;
   void write_small(std::uint64_t payload) const;
   std::byte* write_tables(std::byte* to) const;

@@ -30,7 +30,7 @@ bool Collective::advance() {
     if (way_ == Way::chunked) begin_chunks();
     if (way_ == Way::zero_copy) begin_zero_copy();
   }
-  if (!finish()) return false;
+  if (!finish() || is_in_doubt()) return false;
   communicator_.own().completed.value.store(number_, std::memory_order_release);
   communicator_.ring();
   return true;
@@ -54,6 +54,13 @@ bool Collective::finish() {
   if (direct_read_) return direct_read_->advance();
   arrival_.finish_small();
   return true;
+}
+
+// Whether a rank whose tensor was read may have given up the call and changed its tensor meanwhile.
+bool Collective::is_in_doubt() const {
+  if (!zero_copy_ && !direct_read_) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return communicator_.failure() != nullptr;
 }
 
 void Collective::begin_chunks() {

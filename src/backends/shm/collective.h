@@ -49,6 +49,7 @@ class Collective : public Task {
   bool everybody_arrived();
   Way choose_way() const;
   bool finish();
+  bool is_in_doubt() const;
   void begin_chunks();
   void begin_zero_copy();
   std::byte* offered_by(int rank) const;

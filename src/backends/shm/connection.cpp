@@ -2,6 +2,8 @@
 #include "backends/shm/connection.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 
 #include "base/host.h"
 
@@ -11,6 +13,13 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kAddressSpace = std::size_t{1}
                                       << 44U;  // for all ranks together, of the 2^47 that there are
+
+// The first page of a mapped piece.
+struct MappingCount {
+  std::atomic<int> left;  // mappings that are not released
+};
+
+MappingCount& count_of(std::byte* piece) { return *std::launder(reinterpret_cast<MappingCount*>(piece)); }
 
 Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
   const auto offset = node::NodeGroup::backend_offset();
@@ -35,5 +44,30 @@ Connection::Connection(std::shared_ptr<node::NodeGroup> group)
     : group_(std::move(group)),
       heap_(group_->own_memory(), node::NodeGroup::backend_offset() + Layout(group_->size()).heap_offset()),
       engine_(communicator_of(group_), WaitPolicy::for_cores(group_->ranks_on_own_cores(), usable_cores())) {}
+
+std::int64_t Connection::allocate_mapped(std::size_t bytes) {
+  const std::lock_guard lock(mapped_mutex_);
+  free_unmapped();
+  auto* const piece = heap_.allocate(kPage + bytes);
+  new (piece) MappingCount{engine_.communicator().size()};
+  mapped_.push_back(piece);
+  return engine_.communicator().heap_offset_of(piece, kPage + bytes);
+}
+
+void Connection::free_unmapped() {
+  std::erase_if(mapped_, [&](std::byte* piece) {
+    if (count_of(piece).left.load(std::memory_order_acquire) > 0) return false;
+    heap_.free(piece);
+    return true;
+  });
+}
+
+std::byte* Connection::map(int owner, std::int64_t place) {
+  return engine_.communicator().heap(owner) + place + kPage;
+}
+
+void Connection::release(std::byte* mapping) {
+  count_of(mapping - kPage).left.fetch_sub(1, std::memory_order_release);
+}
 
 }  // namespace lockstep::shm

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "backends/shm/engine.h"
 #include "backends/shm/heap.h"
@@ -18,13 +21,22 @@ class Connection {
   Engine& engine() { return engine_; }
   Heap& heap() { return heap_; }
 
+  // As comm::MappedMemory. A mapping ends by release().
+  std::int64_t allocate_mapped(std::size_t bytes);
+  std::byte* map(int owner, std::int64_t place);
+  static void release(std::byte* mapping);
+
   // The segment that each rank of such a group shares.
   static node::NodeGroup::Part part(int size);
 
  private:
+  void free_unmapped();
+
   std::shared_ptr<node::NodeGroup> group_;
   Heap heap_;
   Engine engine_;
+  std::mutex mapped_mutex_;
+  std::vector<std::byte*> mapped_;  // pieces of the heap that start with a MappingCount
 };
 
 }  // namespace lockstep::shm

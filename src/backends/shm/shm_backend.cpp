@@ -88,6 +88,15 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
       options);
 }
 
+std::int64_t ShmBackend::allocate_mapped(std::size_t bytes) { return connection_->allocate_mapped(bytes); }
+
+at::Tensor ShmBackend::map(int owner, std::int64_t place, std::size_t bytes) {
+  auto connection = connection_;
+  return at::from_blob(
+      connection->map(owner, place), {static_cast<std::int64_t>(bytes)},
+      [connection](void* mapping) { shm::Connection::release(static_cast<std::byte*>(mapping)); }, at::kByte);
+}
+
 template <class Task, class... Arguments>
 auto ShmBackend::make_operation(const Call& call, comm::ProfilerEvent event, Arguments&&... arguments) const {
   return std::make_shared<ShmOperation<Task>>(call, connection_, limit_of(call), std::move(event),

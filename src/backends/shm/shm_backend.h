@@ -3,13 +3,14 @@
 
 #include "backends/shm/connection.h"
 #include "comm/from_c10d.h"
+#include "comm/mapped_memory.h"
 #include "comm/profiler_event.h"
 
 namespace lockstep::backends {
 
 // Collectives and messages between the processes, or thread ranks, of one host over memory that they share.
 // Threads: any, as long as all ranks make the same calls in the same order.
-class ShmBackend : public comm::FromC10d {
+class ShmBackend : public comm::FromC10d, public comm::MappedMemory {
  public:
   ShmBackend(int rank, int size, std::shared_ptr<shm::Connection> connection,
              std::chrono::milliseconds timeout);
@@ -23,6 +24,9 @@ class ShmBackend : public comm::FromC10d {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   // Uninitialized registered memory, which every rank maps: an all-reduce of such tensors is zero-copy.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  std::int64_t allocate_mapped(std::size_t bytes) override;
+  at::Tensor map(int owner, std::int64_t place, std::size_t bytes) override;
 
   comm::OperationPtr start(const comm::Call& call, comm::Report report) override;
 

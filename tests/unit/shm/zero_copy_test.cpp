@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -137,6 +138,63 @@ TEST_F(DirectReads, ACallEndsWhenAllRanksHaveRead) {
   EXPECT_EQ(zeroth.awaited(), std::vector{1});
   EXPECT_TRUE(other.advance());
   EXPECT_TRUE(zeroth.advance());
+}
+
+// Another rank would read its part after this rank has written its output there.
+TEST_F(DirectReads, AnOutputOverAnotherRanksPartIsStaged) {
+  threads_.run({.tries = 4, .spin = std::chrono::microseconds(20)}, [&](Engine& engine) {
+    const auto& communicator = engine.communicator();
+    auto* const input = communicator.heap(communicator.rank());
+    const std::span values(reinterpret_cast<float*>(input), 2 * kPart);
+    const auto run_into = [&](Kind kind, std::vector<Source> inputs, std::vector<Target> outputs) {
+      std::ranges::fill(values, 1.F + static_cast<float>(communicator.rank()));
+      const auto staged = communicator.own().staged.value.load();
+      const auto call = std::make_shared<Collective>(communicator, Request{.kind = kind,
+                                                                           .element = Element::f32,
+                                                                           .inputs = std::move(inputs),
+                                                                           .outputs = std::move(outputs)});
+      engine.start(call, std::chrono::seconds(30));
+      engine.wait(*call, std::chrono::seconds(30));
+      return communicator.own().staged.value.load() > staged;
+    };
+    const std::vector<Source> parts{{input, kBytes}, {input + kBytes, kBytes}};
+    auto* const own = input + static_cast<std::size_t>(communicator.rank()) * kBytes;
+    EXPECT_FALSE(run_into(Kind::reduce_scatter, parts, {{own, kBytes}})) << "in place";
+    EXPECT_EQ(std::ranges::count(std::span(reinterpret_cast<float*>(own), kPart), 3.F), kPart);
+    EXPECT_TRUE(run_into(Kind::reduce_scatter, parts, {{input, kBytes}}));
+    EXPECT_EQ(std::ranges::count(values.first(kPart), 3.F), kPart);
+    EXPECT_FALSE(run_into(Kind::all_gather, {{own, kBytes}}, {{input, kBytes}, {input + kBytes, kBytes}}))
+        << "in place";
+    EXPECT_EQ(std::ranges::count(values.last(kPart), 2.F), kPart);
+    EXPECT_EQ(std::ranges::count(values.first(kPart), 1.F), kPart);
+    EXPECT_TRUE(run_into(Kind::all_gather, {{input, kBytes}}, {{input, kBytes}, {input + kBytes, kBytes}}));
+  });
+}
+
+// A rank that has given up may use its tensor for something else, so what was read of it cannot be trusted.
+TEST_F(DirectReads, ACallThatAnotherRankGaveUpDoesNotEnd) {
+  std::vector<Communicator> teams{threads_.communicator(0), threads_.communicator(1)};
+  const auto call_of = [&](std::size_t rank, Kind kind) {
+    const auto& communicator = teams[rank];
+    auto* const start = communicator.heap(communicator.rank());
+    const Source first{start, kBytes}, second{start + kBytes, kBytes};
+    const Target output{start + 2 * kBytes, kBytes};
+    if (kind == Kind::all_reduce) return Request{.kind = kind, .outputs = {output}};
+    return Request{.kind = kind, .inputs = {first, second}, .outputs = {output}};
+  };
+  std::uint64_t chunks = 0;
+  std::deque<Collective> calls;
+  for (const auto kind : {Kind::reduce_scatter, Kind::all_reduce}) {
+    const auto number = calls.size() / 2 + 1;
+    auto& late = calls.emplace_back(teams[1], call_of(1, kind));
+    auto& early = calls.emplace_back(teams[0], call_of(0, kind));
+    late.post(number, chunks);
+    early.post(number, chunks);
+    EXPECT_FALSE(early.advance());
+  }
+  teams[0].fail(GroupFailure::Cause::timeout, 1, 0);
+  EXPECT_FALSE(calls[0].advance());
+  EXPECT_FALSE(calls[2].advance());
 }
 
 }  // namespace

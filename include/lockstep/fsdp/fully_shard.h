@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/runtime/device_mesh.h>
+
+namespace lockstep {
+
+namespace fsdp {
+class ParameterGroup;
+struct Entries;
+struct Tree;
+}  // namespace fsdp
+
+/// The types of parameters and gradients between steps of the optimizer, which always steps shards of the
+/// original type. PyTorch: `MixedPrecisionPolicy`; forward's inputs and outputs are not converted.
+struct MixedPrecisionPolicy {
+  /// The parameters' dtype in forward and backward; default: their own.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  /// The dtype in which gradients are reduced; default: the parameters' dtype in backward.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+};
+
+struct FullyShardOptions {
+  /// One dimension: the ranks that the parameters are distributed over. Two: the second is that, and the
+  /// first has replicas (HSDP). Default: the default group.
+  std::optional<DeviceMesh> mesh = std::nullopt;
+  /// Whether parameters are freed between forward and backward. Default: true, but false for the outermost
+  /// module. Has no effect on shared parameters, which are never gathered.
+  std::optional<bool> reshard_after_forward = std::nullopt;
+  MixedPrecisionPolicy mp_policy = {};
+  /// Parameters that stay as they are, and whose gradients are not reduced.
+  std::vector<at::Tensor> ignored_params = {};
+  /// Whether the ranks of one host share one copy of the parameters, instead of gathering them. Default: if
+  /// the backend has memory that all ranks map (shm).
+  std::optional<bool> share_memory = std::nullopt;
+};
+
+/// A module whose parameters are distributed by fully_shard(). Copies refer to the same state, which lives as
+/// long as the module's parameters. PyTorch: `FSDPModule`.
+class FSDPModule {
+ public:
+  struct NamedParameter {
+    std::string name;      ///< in the module
+    at::Tensor parameter;  ///< this rank's rows; a leaf
+  };
+
+  /// This rank's rows of all parameters of the module and its children, for optimizers: `[rows, ...]`, where
+  /// rank r has rows r * ceil(n / size) and on, so that the last ranks may have fewer rows or none. After a
+  /// backward `.grad` has the gradients' mean over the ranks. Ignored parameters are whole.
+  std::vector<at::Tensor> parameters() const;
+  std::vector<NamedParameter> named_parameters() const;
+
+  /// Undefines all gradients. `module->zero_grad()` does the same.
+  void zero_grad() const;
+  /// Scales the gradients so that their norm over all ranks is at most `max_norm`, and returns the norm
+  /// before, which has the same bits on all ranks. Collective. PyTorch: `torch.nn.utils.clip_grad_norm_`.
+  double clip_grad_norm_(double max_norm, double norm_type = 2.0) const;
+
+  /// Gathers the module's own parameters now; operators that use parameters do so by themselves. Collective.
+  void unshard() const;
+  /// Frees the module's gathered parameters. With shared parameters, returns when no rank reads them any
+  /// more, which makes it safe to change shards outside of an optimizer's step after backward. Collective.
+  void reshard() const;
+
+  /// Whether backward reduces gradients. Without, they accumulate in the module's parameters. PyTorch: the
+  /// same, and DDP's `no_sync()`.
+  void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true) const;
+  /// Whether parameters are freed during backward when their gradients are ready.
+  void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;
+  void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true) const;
+
+  /// Whether the ranks share one copy of the parameters.
+  bool shares_memory() const;
+
+ private:
+  friend FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
+                                std::source_location where);
+  friend fsdp::Entries;
+
+  struct Entry {
+    std::string name;
+    std::shared_ptr<fsdp::ParameterGroup> group = {};  // none: ignored
+    std::size_t index = 0;
+    at::Tensor ignored = {};
+  };
+
+  std::vector<std::shared_ptr<fsdp::ParameterGroup>> groups(bool recurse) const;
+
+  std::vector<Entry> entries_;
+  std::vector<NamedParameter> buffers_;
+  std::shared_ptr<fsdp::ParameterGroup> own_;
+  std::shared_ptr<fsdp::Tree> tree_;
+};
+
+/// Distributes the parameters of a module over the ranks of a group: each rank has 1 / size() of the
+/// parameters, gradients and optimizer states. ZeRO stage 3; PyTorch: `torch.distributed.fsdp.fully_shard`.
+///
+///     for (auto& layer : *net->layers) fully_shard(*layer);
+///     auto sharded = fully_shard(*net);
+///     torch::optim::AdamW optimizer(sharded.parameters(), 1e-3);
+///
+/// Each call forms one group of the parameters that earlier calls on child modules did not take. A group is
+/// gathered, reduced and freed as one; call it from the innermost modules to the outermost, and in the same
+/// order on all ranks. The module's code and its parameters' names and shapes stay as they are: its
+/// parameters are whole whenever an operator uses them, in forward and in backward. Do not give them to an
+/// optimizer; they have no gradients after backward, and an optimizer or clip function that reads one is an
+/// Error.
+///
+/// With shared memory no parameter is gathered: every rank computes with one copy for all ranks of the host,
+/// of which the optimizer of each rank changes its rows. Change shards only between a backward and the next
+/// forward, or after reshard(). If a rank dies, the parameters may have rows of two steps; every later use is
+/// an Error, and the run continues from a checkpoint.
+///
+/// Parameters are dense, contiguous and of one dimension or more; those that require gradients have one dtype
+/// per group. All ranks make the same calls with the same shapes and start with the same values. Operators
+/// may not write to the module's parameters. Throws ArgumentError, naming the parameter and the caller's
+/// line.
+FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options = {},
+                       std::source_location where = std::source_location::current());
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/serialize/value.h>
+
+namespace lockstep {
+
+/// PyTorch: `torch.distributed.checkpoint.state_dict.StateDictOptions`.
+struct StateDictOptions {
+  /// Whole tensors instead of this rank's rows.
+  bool full_state_dict = false;
+  /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
+  bool cpu_offload = false;
+  /// For set_...: rank 0 has whole tensors, and other ranks' dicts are not read.
+  bool broadcast_from_rank0 = false;
+};
+
+/// The parameters and buffers of a sharded module by name, detached. Without full_state_dict a parameter is a
+/// ShardedTensor that shares this rank's rows, so that distributed_checkpoint saves it and loads into it, on
+/// any number of ranks and both ways with Python:
+///
+///     auto weights = get_model_state_dict(sharded);
+///     distributed_checkpoint::load(weights, folder, default_group());
+///
+/// With full_state_dict it is collective. All functions here are called by all ranks together if one option
+/// is set. PyTorch: `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
+Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {});
+/// Copies whole tensors, or ShardedTensors with this rank's rows, into the shards and buffers. Throws
+/// CheckpointError, naming the entry, for a missing one, another shape or other rows.
+void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
+                          const StateDictOptions& options = {});
+
+/// {"state": {name: {...}}, "param_groups": [{..., "params": [names]}]} of an optimizer of the module's
+/// parameters(). Tensors of a shard's shape are as in get_model_state_dict(). Before the optimizer's first
+/// step, its states are created by a step with learning rate and gradients 0, as in PyTorch. PyTorch:
+/// `get_optimizer_state_dict`.
+Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
+                              const StateDictOptions& options = {});
+/// Loads what get_optimizer_state_dict() returns. Throws CheckpointError as set_model_state_dict() and
+/// load_state_dict() do. PyTorch: `set_optimizer_state_dict`.
+void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
+                              const Dict& optim_state_dict, const StateDictOptions& options = {});
+
+}  // namespace lockstep

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <unordered_set>
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
+#include "comm/mapped_memory.h"
+#include "fsdp/parameter_group.h"
+#include "fsdp/tree.h"
+
+namespace lockstep {
+namespace {
+
+using fsdp::ParameterGroup;
+using fsdp::Tree;
+using GroupPointer = std::shared_ptr<ParameterGroup>;
+
+bool maps_memory(const ProcessGroup& group) {
+  return dynamic_cast<comm::MappedMemory*>(group.backend().get()) != nullptr;
+}
+
+fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_location where) {
+  const auto& mesh = options.mesh;
+  if (mesh && mesh->ndim() > 2) {
+    throw_error<ArgumentError>(
+        "{}:{}: fully_shard(): a mesh of {} dimensions; it needs one (shards) or two (replicas, shards)",
+        where.file_name(), where.line(), mesh->ndim());
+  }
+  auto group = mesh ? mesh->get_group(static_cast<int>(mesh->ndim()) - 1) : default_group();
+  std::optional<ProcessGroup> replicas;
+  if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);
+  const bool can_share = maps_memory(group);
+  if (options.share_memory.value_or(false) && !can_share) {
+    throw_error<ArgumentError>(
+        "{}:{}: fully_shard(): share_memory needs ranks of one host and the shm backend; the backend of "
+        "group {} "
+        "is {}",
+        where.file_name(), where.line(), group.name(), group.backend_name());
+  }
+  return {.shard_group = std::move(group),
+          .replicas = std::move(replicas),
+          .reshard_after_forward = options.reshard_after_forward,
+          .mp_policy = options.mp_policy,
+          .share_memory = options.share_memory.value_or(can_share),
+          .where = where};
+}
+
+// The group that an earlier call made, or nullptr.
+GroupPointer group_of(const at::Tensor& tensor) {
+  auto* const guard = dynamic_cast<fsdp::ParameterGuard*>(nn::guard_of(tensor));
+  return guard == nullptr ? nullptr : guard->group();
+}
+
+void move_into(const std::shared_ptr<Tree>& tree, const GroupPointer& group) {
+  const auto old = group->tree();
+  if (old == tree) return;
+  for (auto* const each : old->groups) {
+    tree->groups.push_back(each);
+    each->move_to(tree);
+  }
+  old->groups.clear();
+}
+
+void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
+  for (const auto* const group : tree.groups) {
+    if (!options.share_memory || !group->is_shared()) continue;
+    if (group->shard_group().backend() == options.shard_group.backend()) continue;
+    throw_error<ArgumentError>(
+        "{}:{}: fully_shard(): the module shares memory over group {}, but {} over group {}; use one mesh",
+        options.where.file_name(), options.where.line(), options.shard_group.name(), group->describe(),
+        group->shard_group().name());
+  }
+}
+
+// Parameters in the order of PyTorch's flat layout: those of children before those of the module.
+void visit_parameters(const torch::nn::Module& module, const std::string& prefix,
+                      std::vector<nn::NamedTensor>& all) {
+  for (const auto& child : module.named_children())
+    visit_parameters(*child.value(), prefix + child.key() + ".", all);
+  for (const auto& own : module.named_parameters(false)) {
+    const auto is_known = [&](const auto& each) { return each.tensor.is_same(own.value()); };
+    if (std::ranges::none_of(all, is_known)) all.push_back({prefix + own.key(), own.value()});
+  }
+}
+
+std::size_t index_in(const ParameterGroup& group, const at::Tensor& tensor) {
+  const auto& all = group.parameters();
+  const auto it =
+      std::ranges::find_if(all, [&](const auto& each) { return each.lock_whole().is_same(tensor); });
+  return static_cast<std::size_t>(it - all.begin());
+}
+
+}  // namespace
+
+FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
+                       std::source_location where) {
+  const auto ignored = [&](const at::Tensor& tensor) {
+    return std::ranges::any_of(options.ignored_params,
+                               [&](const auto& each) { return each.is_same(tensor); });
+  };
+  const auto named = nn::distinct(module.named_parameters());
+  auto group = group_options(options, where);
+  auto tree = std::make_shared<Tree>();
+  std::vector<nn::NamedTensor> ordered, own;
+  visit_parameters(module, "", ordered);
+  for (const auto& each : ordered) {
+    if (const auto earlier = group_of(each.tensor)) {
+      move_into(tree, earlier);
+    } else if (!ignored(each.tensor)) {
+      own.push_back(each);
+    }
+  }
+  check_shared_groups(*tree, group);
+
+  FSDPModule result;
+  result.tree_ = tree;
+  if (!own.empty()) {
+    result.own_ = ParameterGroup::create(own, std::move(group), tree);
+    tree->groups.push_back(result.own_.get());
+    tree->outermost = result.own_.get();
+  }
+  for (const auto& [name, tensor] : named) {
+    if (auto owner = group_of(tensor)) {
+      const auto index = index_in(*owner, tensor);
+      result.entries_.push_back({.name = name, .group = std::move(owner), .index = index});
+    } else {
+      result.entries_.push_back({.name = name, .ignored = tensor});
+    }
+  }
+  for (const auto& [name, tensor] : nn::distinct(module.named_buffers()))
+    result.buffers_.push_back({name, tensor});
+  return result;
+}
+
+std::vector<at::Tensor> FSDPModule::parameters() const {
+  std::vector<at::Tensor> all;
+  for (auto& [name, parameter] : named_parameters()) all.push_back(std::move(parameter));
+  return all;
+}
+
+std::vector<FSDPModule::NamedParameter> FSDPModule::named_parameters() const {
+  std::vector<NamedParameter> all;
+  for (const auto& entry : entries_)
+    all.push_back({entry.name, entry.group ? entry.group->parameters()[entry.index].shard : entry.ignored});
+  return all;
+}
+
+std::vector<GroupPointer> FSDPModule::groups(bool recurse) const {
+  if (!recurse) return own_ ? std::vector{own_} : std::vector<GroupPointer>{};
+  std::vector<GroupPointer> all;
+  for (const auto& entry : entries_) {
+    if (entry.group && std::ranges::find(all, entry.group) == all.end()) all.push_back(entry.group);
+  }
+  return all;
+}
+
+void FSDPModule::zero_grad() const {
+  for (const auto& group : groups(true)) group->zero_grad();
+  for (const auto& entry : entries_) {
+    if (!entry.group) entry.ignored.mutable_grad().reset();
+  }
+}
+
+double FSDPModule::clip_grad_norm_(double max_norm, double norm_type) const {
+  const bool is_max = std::isinf(norm_type);
+  std::vector<at::Tensor> gradients;
+  std::vector<std::pair<const ProcessGroup*, double>> parts;  // for each group of ranks
+  for (const auto& group : groups(true)) {
+    const auto* const ranks = &group->shard_group();
+    auto part = std::ranges::find_if(
+        parts, [&](const auto& each) { return each.first->backend() == ranks->backend(); });
+    if (part == parts.end()) part = parts.insert(parts.end(), {ranks, 0.0});
+    for (const auto& parameter : group->parameters()) {
+      const auto gradient = parameter.shard.grad();
+      if (!gradient.defined() || gradient.numel() == 0) continue;
+      gradients.push_back(gradient);
+      const auto norm =
+          at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
+      part->second = is_max ? std::max(part->second, norm) : part->second + std::pow(norm, norm_type);
+    }
+  }
+  double total = 0;
+  for (const auto& [ranks, own] : parts) {
+    const auto sum = at::zeros({1}, at::kDouble).fill_(own);
+    ranks->all_reduce(sum, is_max ? ReduceOp::MAX : ReduceOp::SUM);
+    const auto all = sum.item<double>();
+    total = is_max ? std::max(total, all) : total + all;
+  }
+  if (!is_max) total = std::pow(total, 1.0 / norm_type);
+  const auto scale = max_norm / (total + 1e-6);
+  if (scale < 1.0 || std::isnan(scale)) {
+    for (auto& gradient : gradients) gradient.mul_(scale);
+  }
+  return total;
+}
+
+void FSDPModule::unshard() const {
+  const std::lock_guard lock(tree_->mutex);
+  if (own_) tree_->use(*own_);
+}
+
+void FSDPModule::reshard() const {
+  const std::lock_guard lock(tree_->mutex);
+  if (!own_) return;
+  if (own_->is_shared()) tree_->run([&] { own_->shard_group().barrier(); });
+  own_->release();
+  own_->invalidate();
+}
+
+void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {
+  for (const auto& group : groups(recurse)) group->requires_gradient_sync = requires_gradient_sync;
+}
+
+void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) const {
+  for (const auto& group : groups(recurse)) group->reshard_after_backward = reshard_after_backward;
+}
+
+void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recurse) const {
+  for (const auto& group : groups(recurse)) group->reshard_after_forward_option() = reshard_after_forward;
+}
+
+bool FSDPModule::shares_memory() const { return own_ && own_->is_shared(); }
+
+}  // namespace lockstep

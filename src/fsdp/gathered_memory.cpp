@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "fsdp/memory_for_calls.h"
+#include "fsdp/parameter_memory.h"
+
+namespace lockstep::fsdp {
+namespace {
+
+class GatheredMemory final : public ParameterMemory {
+ public:
+  GatheredMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
+                 ProcessGroup group, std::optional<at::ScalarType> dtype)
+      : parameters_(parameters), group_(std::move(group)), dtype_(dtype) {
+    const auto first = parameters.front().lock_whole();
+    const auto& last = parameters.back();
+    const auto numel = last.offset + last.padded_shard_numel();
+    shards_ = memory_for_calls(group_, numel, first.options().requires_grad(false)).zero_();
+    for (auto& parameter : parameters_) {
+      const auto rank = group_.rank();
+      const auto flat = shards_.narrow(0, parameter.offset, parameter.padded_shard_numel());
+      parameter.shard = make_shard(parameter, rank, flat);
+      const auto own = parameter.lock_whole().detach();
+      parameter.shard.detach().copy_(own.narrow(0, parameter.first_row(rank), parameter.rows(rank)));
+      guard_parameter(parameter, owner, dtype_);
+    }
+  }
+
+  bool is_shared() const override { return false; }
+
+  void prefetch() override {
+    if (work_) return;
+    input_ = dtype_ ? shards_.to(*dtype_) : shards_;
+    output_ = at::empty({group_.size() * input_.numel()}, input_.options());
+    work_ = group_.all_gather_into_tensor_async(output_, input_);
+  }
+
+  void make_whole() override {
+    prefetch();
+    auto work = std::exchange(work_, std::nullopt);
+    work->wait();
+    input_.reset();
+    const auto flat = std::exchange(output_, {}).view({group_.size(), -1});
+    for (const auto& parameter : parameters_) {
+      const auto memory = at::empty(parameter.sizes, flat.options());
+      unpack(flat, parameter, memory);
+      set_memory(parameter, memory);
+    }
+  }
+
+  void release() override {
+    for (const auto& parameter : parameters_) set_memory(parameter, {});
+  }
+
+ private:
+  std::vector<ShardedParameter>& parameters_;
+  ProcessGroup group_;
+  std::optional<at::ScalarType> dtype_;
+  at::Tensor shards_;  // this rank's row of the flat layout
+  at::Tensor input_;
+  at::Tensor output_;
+  std::optional<Work> work_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterMemory> gather_parameters(std::vector<ShardedParameter>& parameters,
+                                                   const std::shared_ptr<ParameterGroup>& owner,
+                                                   const ProcessGroup& group,
+                                                   std::optional<at::ScalarType> dtype) {
+  return std::make_unique<GatheredMemory>(parameters, owner, group, dtype);
+}
+
+}  // namespace lockstep::fsdp

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
+#include "fsdp/memory_for_calls.h"
+#include "fsdp/parameter_group.h"
+#include "fsdp/tree.h"
+
+// Gradients of whole parameters become mean gradients of shards.
+namespace lockstep::fsdp {
+namespace {
+
+// FP16 sums can overflow, so a part of the division comes before them. Other types than float32 and bfloat16
+// follow PyTorch, so that the bits are the same.
+struct Division {
+  ReduceOp op = ReduceOp::AVG;
+  double before = 1;
+  double after = 1;
+};
+
+Division division(at::ScalarType dtype, int ranks) {
+  if (ranks == 1) return {.op = ReduceOp::SUM};
+  if (dtype == at::kFloat || dtype == at::kBFloat16) return {};
+  int before = 1;
+  while (ranks % before == 0 && ranks / before > before) before *= 2;
+  return {.op = ReduceOp::SUM, .before = double(before), .after = double(ranks) / before};
+}
+
+}  // namespace
+
+void ParameterGroup::begin_backward() {
+  is_ready_.assign(parameters_.size(), false);
+  ready_ = 0;
+  reduction_.reset();
+  for (auto& parameter : parameters_) {
+    const auto whole = parameter.lock_whole();
+    if (!parameter.trained || !whole.defined()) continue;
+    auto& gradient = whole.mutable_grad();
+    if (!gradient.defined()) {
+      if (!parameter.unreduced.defined()) parameter.shard.mutable_grad().reset();  // the module's zero_grad()
+    } else if (gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl()) {
+      gradient.reset();
+    }
+  }
+}
+
+void ParameterGroup::end_backward() {
+  stays_whole = false;
+  if (reshard_after_backward) release();
+  invalidate();
+  for (const auto& parameter : parameters_) {
+    const auto whole = parameter.lock_whole();
+    if (!whole.defined() || whole.mutable_grad().defined()) continue;
+    if (parameter.shard.grad().defined()) whole.mutable_grad() = no_gradient_;
+  }
+}
+
+void ParameterGroup::zero_grad() {
+  for (auto& parameter : parameters_) {
+    parameter.shard.mutable_grad().reset();
+    parameter.unreduced.reset();
+    if (const auto whole = parameter.lock_whole(); whole.defined()) whole.mutable_grad().reset();
+  }
+}
+
+void ParameterGroup::fill_gradients_with_zeros() {
+  for (auto& parameter : parameters_) {
+    if (const auto gradient = parameter.shard.grad(); gradient.defined()) gradient.zero_();
+  }
+}
+
+void ParameterGroup::accumulate_in_reduce_dtype(ShardedParameter& parameter) {
+  const auto dtype = options_.mp_policy.reduce_dtype;
+  const auto whole = parameter.lock_whole();
+  if (!dtype || *dtype == whole.scalar_type()) return;
+  parameter.unreduced = take_gradient(parameter).to(*dtype);
+}
+
+at::Tensor ParameterGroup::take_gradient(ShardedParameter& parameter) {
+  const auto whole = parameter.lock_whole();
+  auto gradient = std::exchange(whole.mutable_grad(), {});
+  if (gradient.layout() != at::kStrided) {
+    throw_error<ArgumentError>(
+        "the gradient of {} is sparse, which fully_shard() cannot reduce; construct the embedding without "
+        "sparse(true)",
+        parameter.name);
+  }
+  if (parameter.unreduced.defined()) gradient = std::exchange(parameter.unreduced, {}).add_(gradient);
+  return gradient.contiguous();
+}
+
+void ParameterGroup::reduce_ready() {
+  if (!requires_gradient_sync || ready_ == 0) return;
+  finish_reduction();
+  Reduction reduction;
+  std::vector<at::Tensor> gradients;
+  std::int64_t numel = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_ready_[i] || !parameters_[i].lock_whole().grad().defined()) continue;
+    reduction.parameters.push_back(i);
+    gradients.push_back(take_gradient(parameters_[i]));
+    numel += parameters_[i].padded_shard_numel();
+  }
+  is_ready_.assign(parameters_.size(), false);
+  ready_ = 0;
+  if (gradients.empty()) return;
+
+  const auto& group = options_.shard_group;
+  const auto dtype = options_.mp_policy.reduce_dtype.value_or(gradients.front().scalar_type());
+  const auto options = gradients.front().options().dtype(dtype);
+  reduction.input = memory_for_calls(group, numel * group.size(), options);
+  reduction.output = at::empty({numel}, options);
+  const auto flat = reduction.input.view({group.size(), numel});
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const auto& parameter = parameters_[reduction.parameters[i]];
+    pack(gradients[i], parameter, flat, offset);
+    gradients[i].reset();
+    offset += parameter.padded_shard_numel();
+  }
+  if (reshard_after_backward && !stays_whole) release();
+
+  const auto replicas = options_.replicas ? options_.replicas->size() : 1;
+  const auto divided = division(dtype, group.size() * replicas);
+  if (divided.before != 1) reduction.input.div_(divided.before);
+  reduction.divisor = divided.after;
+  reduction.work = group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op);
+  reduction_ = std::move(reduction);
+  tree_->on_reduction(*this);
+}
+
+void ParameterGroup::finish_reduction() {
+  if (!reduction_) return;
+  auto reduction = std::move(*std::exchange(reduction_, std::nullopt));
+  reduction.work->wait();
+  reduction.input.reset();
+  if (options_.replicas) {
+    const auto ranks = options_.shard_group.size() * options_.replicas->size();
+    options_.replicas->all_reduce(reduction.output, division(reduction.output.scalar_type(), ranks).op);
+  }
+  if (reduction.divisor != 1) reduction.output.div_(reduction.divisor);
+  accumulate(reduction, reduction.output.to(parameters_.front().shard.scalar_type()));
+}
+
+void ParameterGroup::accumulate(const Reduction& reduction, const at::Tensor& mean) {
+  std::int64_t offset = 0;
+  for (const auto index : reduction.parameters) {
+    auto& parameter = parameters_[index];
+    const auto part = mean.narrow(0, offset, parameter.padded_shard_numel());
+    auto own = at::empty({0}, part.options());  // not a view, as in make_shard()
+    own.set_(part.storage(), part.storage_offset(), parameter.shard.sizes());
+    auto& gradient = parameter.shard.mutable_grad();
+    if (gradient.defined()) {
+      gradient.add_(own);
+    } else {
+      gradient = own;
+    }
+    offset += parameter.padded_shard_numel();
+  }
+}
+
+}  // namespace lockstep::fsdp

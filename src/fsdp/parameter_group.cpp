@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "fsdp/parameter_group.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
+#include "fsdp/tree.h"
+
+namespace lockstep::fsdp {
+namespace {
+
+using torch::autograd::variable_list;
+
+// LSTM and its relatives choose slower kernels for tensors with additional keys.
+bool is_recurrent(std::string_view op) {
+  return op == "aten::lstm" || op == "aten::gru" || op == "aten::rnn_tanh" || op == "aten::rnn_relu";
+}
+
+// The gradient of a parameter whose gradients are in its shard.
+class NoGradient final : public nn::StorageGuard {
+ public:
+  explicit NoGradient(const std::shared_ptr<ParameterGroup>& group) : group_(group) {}
+
+  Views before_use(std::string_view op, bool /*writes*/) override {
+    if (op == "aten::zero_") {
+      if (const auto group = group_.lock()) group->fill_gradients_with_zeros();
+    } else if (op != "aten::detach") {  // both are what the module's zero_grad() calls
+      throw_error<ArgumentError>(
+          "{}: after backward, the parameters of a module of fully_shard() have no gradients; give "
+          "optimizers the "
+          "parameters() of the FSDPModule that it returned, and clip gradients with its clip_grad_norm_()",
+          op);
+    }
+    return Views::guarded;
+  }
+
+ private:
+  std::weak_ptr<ParameterGroup> group_;
+};
+
+class BeforeGradient final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit BeforeGradient(ParameterGroup& group) : group_(group.weak_from_this()) {}
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto group = group_.lock()) group->before_gradient();
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<ParameterGroup> group_;
+};
+
+class GradientReady final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientReady(ParameterGroup& group, std::size_t index) : group_(group.weak_from_this()), index_(index) {}
+  void operator()(const at::Tensor& /*parameter*/) override {
+    if (const auto group = group_.lock()) group->on_gradient_ready(index_);
+  }
+
+ private:
+  std::weak_ptr<ParameterGroup> group_;
+  std::size_t index_;
+};
+
+}  // namespace
+
+std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::NamedTensor>& parameters,
+                                                       GroupOptions options, std::shared_ptr<Tree> tree) {
+  auto group = std::make_shared<ParameterGroup>(std::move(options), std::move(tree));
+  for (const auto& parameter : parameters) group->add(parameter);
+  const auto& own = group->options_;
+  const auto place = own.share_memory ? share_parameters : gather_parameters;
+  group->memory_ = place(group->parameters_, group, own.shard_group, own.mp_policy.param_dtype);
+  for (auto& parameter : group->parameters_)
+    parameter.shard.unsafeGetTensorImpl()->set_version_counter(group->version_);
+  group->is_whole_ = group->is_shared();
+  group->no_gradient_ = at::empty({0});
+  nn::guard_storage(group->no_gradient_, std::make_unique<NoGradient>(group), nullptr, 0);
+  group->watch_gradients();
+  return group;
+}
+
+ParameterGroup::ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree)
+    : options_(std::move(options)), tree_(std::move(tree)), version_(0) {}
+
+ParameterGroup::~ParameterGroup() {
+  const std::lock_guard lock(tree_->mutex);
+  tree_->forget(*this);
+}
+
+void ParameterGroup::add(const nn::NamedTensor& named) {
+  check(named);
+  const auto& [name, tensor] = named;
+  const auto ranks = options_.shard_group.size();
+  ShardedParameter parameter{.name = name,
+                             .sizes = tensor.sizes().vec(),
+                             .trained = tensor.requires_grad(),
+                             .row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0),
+                             .chunk = (tensor.size(0) + ranks - 1) / ranks,
+                             .whole = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())};
+  if (!parameters_.empty())
+    parameter.offset = parameters_.back().offset + parameters_.back().padded_shard_numel();
+  if (parameter.trained) ++trained_;
+  parameters_.push_back(std::move(parameter));
+}
+
+void ParameterGroup::check(const nn::NamedTensor& named) const {
+  const auto& [name, tensor] = named;
+  const auto refuse = [&](const std::string& what) {
+    throw_error<ArgumentError>("{}:{}: fully_shard(): parameter {} {}", options_.where.file_name(),
+                               options_.where.line(), name, what);
+  };
+  if (tensor.layout() != at::kStrided) refuse("is sparse, which cannot be sharded; add it to ignored_params");
+  if (tensor.dim() == 0) refuse("is a scalar, which cannot be sharded; give it the shape [1]");
+  if (!tensor.is_contiguous()) refuse("is not contiguous; call contiguous() on it before");
+  if (!tensor.is_leaf()) refuse("is not a leaf of autograd");
+  if (parameters_.empty()) return;
+  const auto first = parameters_.front().lock_whole();
+  if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device()) {
+    refuse("has another dtype or device than " + parameters_.front().name +
+           " of the same group; call fully_shard() on its module before, or add it to ignored_params");
+  }
+}
+
+void ParameterGroup::watch_gradients() {
+  is_ready_.assign(parameters_.size(), false);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].trained) continue;
+    const auto whole = parameters_[i].lock_whole();
+    torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
+    torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
+  }
+}
+
+std::string ParameterGroup::describe() const {
+  return "fully_shard()'s group of " + parameters_.front().name;
+}
+
+nn::StorageGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
+  if (writes && op != "aten::requires_grad_") {
+    throw_error<ArgumentError>(
+        "{} writes to a parameter in {}; optimizers and other code that changes parameters get the "
+        "parameters() "
+        "of the FSDPModule that fully_shard() returned",
+        op, describe());
+  }
+  const nn::WithoutGuards here;
+  const std::lock_guard lock(tree_->mutex);
+  tree_->use(*this);
+  if (is_recurrent(op)) stays_whole = true;
+  return is_shared() || stays_whole ? nn::StorageGuard::Views::plain : nn::StorageGuard::Views::guarded;
+}
+
+void ParameterGroup::before_gradient() {
+  const std::lock_guard lock(tree_->mutex);
+  tree_->begin_backward();
+}
+
+void ParameterGroup::on_gradient_ready(std::size_t index) {
+  const std::lock_guard lock(tree_->mutex);
+  if (!is_ready_[index]) ++ready_;
+  is_ready_[index] = true;
+  if (!requires_gradient_sync) return accumulate_in_reduce_dtype(parameters_[index]);
+  if (ready_ == trained_) reduce_ready();
+}
+
+bool ParameterGroup::is_current() const {
+  return is_whole_ && is_valid_ && whole_version_ == version_.current_version();
+}
+
+void ParameterGroup::make_whole() {
+  memory_->make_whole();
+  is_whole_ = is_valid_ = true;
+  whole_version_ = version_.current_version();
+}
+
+bool ParameterGroup::make_current_in_shared_memory() {
+  if (!is_shared()) return false;
+  make_whole();
+  return options_.mp_policy.param_dtype.has_value();
+}
+
+void ParameterGroup::release() {
+  memory_->release();
+  is_whole_ = is_shared();
+}
+
+bool ParameterGroup::reshard_after_forward() const {
+  return !is_shared() && !stays_whole && options_.reshard_after_forward.value_or(tree_->outermost != this);
+}
+
+}  // namespace lockstep::fsdp

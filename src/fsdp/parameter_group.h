@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/process_group.h>
+#include <lockstep/fsdp/fully_shard.h>
+
+#include "fsdp/parameter_memory.h"
+#include "fsdp/sharded_parameter.h"
+#include "nn/named_tensors.h"
+
+namespace lockstep::fsdp {
+
+struct GroupOptions {
+  ProcessGroup shard_group;
+  std::optional<ProcessGroup> replicas;
+  std::optional<bool> reshard_after_forward;
+  MixedPrecisionPolicy mp_policy;
+  bool share_memory = false;
+  std::source_location where;
+};
+
+// The parameters of one call of fully_shard(). The storages of the module's parameters own it. Functions
+// without a comment on threads run with the tree's mutex held, but for those that nothing else can call yet.
+class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
+ public:
+  static std::shared_ptr<ParameterGroup> create(const std::vector<nn::NamedTensor>& parameters,
+                                                GroupOptions options, std::shared_ptr<Tree> tree);
+  ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree);
+  ~ParameterGroup();
+
+  const std::shared_ptr<Tree>& tree() const { return tree_; }
+  void move_to(std::shared_ptr<Tree> tree) { tree_ = std::move(tree); }
+  const ProcessGroup& shard_group() const { return options_.shard_group; }
+  const std::optional<ProcessGroup>& replicas() const { return options_.replicas; }
+  const std::vector<ShardedParameter>& parameters() const { return parameters_; }
+  bool is_shared() const { return memory_->is_shared(); }
+  std::string describe() const;  // "the group of layers.0.weight"
+
+  // Called before an operator uses a parameter, on its thread, without the mutex.
+  nn::StorageGuard::Views before_use(std::string_view op, bool writes);
+  // Called by autograd, on its thread, without the mutex.
+  void before_gradient();
+  void on_gradient_ready(std::size_t index);
+
+  // Whether the module's parameters exist and have the values of the shards.
+  bool is_current() const;
+  void prefetch() { memory_->prefetch(); }
+  void make_whole();
+  // If it is shared. Ranks neither read nor write the parameters meanwhile. Returns whether it has copied.
+  bool make_current_in_shared_memory();
+  void release();
+  // The shards may have changed, also without a change of their version.
+  void invalidate() { is_valid_ = false; }
+  bool is_whole() const { return is_whole_; }
+
+  // Gradients.
+  void begin_backward();
+  void reduce_ready();      // those that are ready; nothing if there are none
+  void finish_reduction();  // waits, and accumulates into the shards' gradients
+  void end_backward();
+  void zero_grad();
+  void fill_gradients_with_zeros();
+
+  bool reshard_after_forward() const;
+  bool requires_gradient_sync = true;
+  bool reshard_after_backward = true;
+  std::optional<bool>& reshard_after_forward_option() { return options_.reshard_after_forward; }
+
+  // The tree's notes on the order of use.
+  int runs = 0;              // of operators on this group, in this forward
+  int learned_runs = 0;      // in the last one
+  bool stays_whole = false;  // until the end of backward, because it has views without guards
+
+ private:
+  struct Reduction {
+    std::vector<std::size_t> parameters;
+    at::Tensor input;
+    at::Tensor output;
+    double divisor = 1;
+    std::optional<Work> work;
+  };
+
+  void add(const nn::NamedTensor& named);
+  void check(const nn::NamedTensor& named) const;
+  void watch_gradients();
+  void accumulate_in_reduce_dtype(ShardedParameter& parameter);
+  at::Tensor take_gradient(ShardedParameter& parameter);
+  void accumulate(const Reduction& reduction, const at::Tensor& mean);
+
+  GroupOptions options_;
+  std::shared_ptr<Tree> tree_;
+  std::vector<ShardedParameter> parameters_;
+  std::unique_ptr<ParameterMemory> memory_;
+  std::size_t trained_ = 0;
+  std::size_t ready_ = 0;
+  std::vector<bool> is_ready_;
+  std::optional<Reduction> reduction_;
+  c10::VariableVersion version_;  // of all shards
+  std::uint32_t whole_version_ = 0;
+  bool is_valid_ = false;
+  bool is_whole_ = false;
+  at::Tensor no_gradient_;  // what an optimizer of the module's parameters finds
+};
+
+}  // namespace lockstep::fsdp

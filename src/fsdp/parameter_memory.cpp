@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "fsdp/parameter_memory.h"
+
+#include <ATen/ops/empty.h>
+
+#include "fsdp/parameter_group.h"
+
+namespace lockstep::fsdp {
+
+nn::StorageGuard::Views ParameterGuard::before_use(std::string_view op, bool writes) {
+  return group_->before_use(op, writes);
+}
+
+at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype) {
+  const auto own = parameter.lock_whole().scalar_type();
+  return dtype && at::isFloatingType(own) ? *dtype : own;
+}
+
+void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<ParameterGroup>& owner,
+                     std::optional<at::ScalarType> dtype) {
+  auto whole = parameter.lock_whole();
+  if (const auto type = whole_dtype(parameter, dtype); type != whole.scalar_type()) {
+    whole.set_data(at::empty(whole.sizes(), whole.options().dtype(type).requires_grad(false)));
+  }
+  nn::guard_storage(whole, std::make_unique<ParameterGuard>(owner), nullptr, 0);
+}
+
+void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
+  const auto whole = parameter.lock_whole();
+  if (!whole.defined()) return;
+  auto* const guard = static_cast<ParameterGuard*>(nn::guard_of(whole));
+  if (memory.defined()) {
+    nn::set_guarded_memory(whole, memory.data_ptr(), memory.nbytes());
+  } else {
+    nn::set_guarded_memory(whole, nullptr, 0);
+  }
+  guard->memory = memory;
+}
+
+at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Tensor& flat) {
+  // Not a view: zero_grad() and optimizers expect leaves.
+  auto shard = at::empty({0}, flat.options());
+  shard.set_(flat.storage(), flat.storage_offset(), parameter.shard_sizes(rank));
+  return shard.requires_grad_(parameter.trained);
+}
+
+}  // namespace lockstep::fsdp

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <lockstep/comm/process_group.h>
+
+#include "fsdp/sharded_parameter.h"
+#include "nn/storage_guard.h"
+
+namespace lockstep::fsdp {
+
+class ParameterGroup;
+
+// Owned by the storage of a module's parameter.
+class ParameterGuard final : public nn::StorageGuard {
+ public:
+  explicit ParameterGuard(std::shared_ptr<ParameterGroup> group) : group_(std::move(group)) {}
+  Views before_use(std::string_view op, bool writes) override;
+  const std::shared_ptr<ParameterGroup>& group() const { return group_; }
+
+  at::Tensor memory = {};  // what the storage points at; undefined: nothing
+
+ private:
+  std::shared_ptr<ParameterGroup> group_;
+};
+
+// Where the whole parameters and the shards of a group lie. Collective calls are in the same order on all
+// ranks.
+class ParameterMemory {
+ public:
+  virtual ~ParameterMemory() = default;
+  virtual bool is_shared() const = 0;
+  // Starts what make_whole() waits for. Collective.
+  virtual void prefetch() = 0;
+  // The module's parameters have the values of the shards. Collective.
+  virtual void make_whole() = 0;
+  // Frees the whole parameters.
+  virtual void release() = 0;
+};
+
+// One copy for all ranks. `dtype`: of the module's parameters. Takes the parameters' values; sets their
+// shards and their storages. Collective.
+std::unique_ptr<ParameterMemory> share_parameters(std::vector<ShardedParameter>& parameters,
+                                                  const std::shared_ptr<ParameterGroup>& owner,
+                                                  const ProcessGroup& group,
+                                                  std::optional<at::ScalarType> dtype);
+// Gathered before their use, and freed.
+std::unique_ptr<ParameterMemory> gather_parameters(std::vector<ShardedParameter>& parameters,
+                                                   const std::shared_ptr<ParameterGroup>& owner,
+                                                   const ProcessGroup& group,
+                                                   std::optional<at::ScalarType> dtype);
+
+// The type of the module's tensor.
+at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype);
+// Gives the module's tensor a guarded storage, and the type of whole_dtype().
+void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<ParameterGroup>& owner,
+                     std::optional<at::ScalarType> dtype);
+// Points the module's tensor at `memory`, or at nothing.
+void set_memory(const ShardedParameter& parameter, const at::Tensor& memory);
+// A leaf on flat memory.
+at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Tensor& flat);
+
+}  // namespace lockstep::fsdp

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::fsdp {
+
+// A parameter of a module, cut along dimension 0: rank r has rows r * chunk and on, at most `chunk`.
+struct ShardedParameter {
+  std::string name;
+  std::vector<std::int64_t> sizes;
+  bool trained = false;
+  std::int64_t row = 0;     // elements of a row
+  std::int64_t chunk = 0;   // rows of a rank, with padding
+  std::int64_t offset = 0;  // of this parameter in a rank's part of the group's flat layout
+  // The module's tensor. Its storage owns the group, so the group does not own it.
+  c10::weak_intrusive_ptr<c10::TensorImpl> whole;
+  at::Tensor shard = {};      // this rank's rows: what the optimizer steps
+  at::Tensor unreduced = {};  // gradients of earlier backward passes, if their dtype is not the module's
+
+  std::int64_t first_row(int rank) const { return std::min(rank * chunk, sizes.front()); }
+  std::int64_t rows(int rank) const { return first_row(rank + 1) - first_row(rank); }
+  std::int64_t numel() const { return sizes.front() * row; }
+  std::int64_t padded_shard_numel() const { return chunk * row; }
+  std::vector<std::int64_t> shard_sizes(int rank) const {
+    auto shape = sizes;
+    shape.front() = rows(rank);
+    return shape;
+  }
+  // The module's tensor; undefined when the module does not exist any more.
+  at::Tensor lock_whole() const {
+    auto impl = whole.lock();
+    return impl ? at::Tensor(std::move(impl)) : at::Tensor();
+  }
+};
+
+// The flat layout of a group is a row for each rank, with the rank's rows of all parameters, padded.
+// `flat`: [ranks, elements of a rank]; `whole`: contiguous, of the parameter's shape; `offset`: in a rank's
+// row.
+void pack(const at::Tensor& whole, const ShardedParameter& parameter, const at::Tensor& flat,
+          std::int64_t offset);
+void unpack(const at::Tensor& flat, const ShardedParameter& parameter, const at::Tensor& whole);
+
+}  // namespace lockstep::fsdp

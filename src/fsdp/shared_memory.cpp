@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include "comm/mapped_memory.h"
+#include "fsdp/parameter_memory.h"
+
+namespace lockstep::fsdp {
+namespace {
+
+constexpr std::int64_t kOwner = 0;
+constexpr std::int64_t kAlignment = 64;
+
+at::Tensor map_on_all_ranks(const ProcessGroup& group, std::int64_t bytes) {
+  const auto backend = group.backend();
+  auto& mapped = dynamic_cast<comm::MappedMemory&>(*backend);
+  const auto place = at::zeros({1}, at::kLong);
+  if (group.rank() == kOwner) place.fill_(mapped.allocate_mapped(static_cast<std::size_t>(bytes)));
+  group.broadcast(place, kOwner);
+  return mapped.map(kOwner, place.item<std::int64_t>(), static_cast<std::size_t>(bytes));
+}
+
+class SharedMemory final : public ParameterMemory {
+ public:
+  SharedMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
+               const ProcessGroup& group, std::optional<at::ScalarType> dtype)
+      : parameters_(parameters), rank_(group.rank()) {
+    std::vector<std::int64_t> places;
+    std::int64_t bytes = 0;
+    for (const auto& parameter : parameters_) {
+      places.push_back(bytes);
+      const auto size =
+          parameter.numel() * static_cast<std::int64_t>(c10::elementSize(whole_dtype(parameter, dtype)));
+      bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    const auto block = map_on_all_ranks(group, bytes);
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      place(parameters_[i], block, places[i], owner, dtype);
+  }
+
+  bool is_shared() const override { return true; }
+  void prefetch() override {}
+
+  // The caller keeps other ranks from reading and waits for their writes.
+  void make_whole() override {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (rows_[i].defined()) rows_[i].copy_(parameters_[i].shard.detach());
+    }
+  }
+  void release() override {}
+
+ private:
+  void place(ShardedParameter& parameter, const at::Tensor& block, std::int64_t where,
+             const std::shared_ptr<ParameterGroup>& owner, std::optional<at::ScalarType> dtype) {
+    const auto values = parameter.lock_whole().detach();
+    const auto own = values.narrow(0, parameter.first_row(rank_), parameter.rows(rank_));
+    const auto type = whole_dtype(parameter, dtype);
+    const auto memory =
+        block.narrow(0, where, parameter.numel() * static_cast<std::int64_t>(c10::elementSize(type)));
+    // Not block.view(type): the storages of the parameter's tensors belong to this rank alone.
+    const auto whole = at::from_blob(
+        memory.data_ptr(), parameter.sizes, [block](void*) {}, values.options().dtype(type));
+    const auto rows = whole.narrow(0, parameter.first_row(rank_), parameter.rows(rank_));
+    if (type == values.scalar_type()) {
+      rows.copy_(own);
+      parameter.shard = make_shard(parameter, rank_, rows);
+      rows_.emplace_back();
+    } else {
+      parameter.shard = make_shard(parameter, rank_, own.clone());
+      rows_.push_back(rows);
+    }
+    guard_parameter(parameter, owner, dtype);
+    set_memory(parameter, whole);
+  }
+
+  std::vector<ShardedParameter>& parameters_;
+  int rank_;
+  std::vector<at::Tensor> rows_;  // of this rank, where they are not the shard itself
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterMemory> share_parameters(std::vector<ShardedParameter>& parameters,
+                                                  const std::shared_ptr<ParameterGroup>& owner,
+                                                  const ProcessGroup& group,
+                                                  std::optional<at::ScalarType> dtype) {
+  return std::make_unique<SharedMemory>(parameters, owner, group, dtype);
+}
+
+}  // namespace lockstep::fsdp

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::fsdp {
+
+class ParameterGroup;
+
+// The groups of a module and its children, and the order in which they are used. The mutex protects all
+// groups of the tree.
+struct Tree {
+  std::recursive_mutex mutex;
+  std::vector<ParameterGroup*> groups;  // in the order of the calls of fully_shard(); each removes itself
+  ParameterGroup* outermost = nullptr;
+
+  // Before an operator uses the group's parameters.
+  void use(ParameterGroup& group);
+  // Before the first gradient, or the first use, in a backward pass.
+  void begin_backward();
+  // Makes shared groups current together: all ranks leave the last step, and enter the next.
+  void synchronize(const ParameterGroup& group);
+  void end_backward();
+  // The gradients of a group are on their way; those of the group before are not needed on this rank any
+  // more.
+  void on_reduction(ParameterGroup& group);
+  // A group does not exist any more.
+  void forget(const ParameterGroup& group);
+  // Throws if an earlier failure left parameters of two steps.
+  void check() const;
+  // Calls a function whose failure may leave parameters of two steps.
+  void run(const std::function<void()>& function);
+
+ private:
+  void switch_to(ParameterGroup& group);
+  void prefetch_after(const ParameterGroup& group);
+
+  std::string failure_;
+  ParameterGroup* current_ = nullptr;
+  int backward_ = -1;  // autograd's number of the backward pass, or -1
+  ParameterGroup* reducing_ = nullptr;
+  std::vector<ParameterGroup*> order_;          // in this pass
+  std::vector<ParameterGroup*> forward_order_;  // in the last
+  std::vector<ParameterGroup*> backward_order_;
+};
+
+}  // namespace lockstep::fsdp

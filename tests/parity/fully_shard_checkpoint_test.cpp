@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Checkpoints of sharded modules and their optimizers: 2 ranks of C++, 3 of Python, 4 and 1 of C++.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/checkpoint/distributed_checkpoint.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/fsdp/state_dict.h>
+#include <lockstep/optim/fused.h>
+#include <lockstep/serialize/torch_file.h>
+
+#include "parity/both_sides.h"
+#include "support/error_of.h"
+#include "support/odd_net.h"
+#include "support/python.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::filesystem::path;
+
+constexpr StateDictOptions kFull{.full_state_dict = true, .cpu_offload = true};
+
+struct Sharded {
+  explicit Sharded(bool shares)
+      : module([&] {
+          const FullyShardOptions options{.share_memory = shares};
+          for (const auto& child : net->children_to_shard()) fully_shard(*child, options);
+          return fully_shard(*net, options);
+        }()),
+        optimizer(module.parameters(), optim::FusedAdamWOptions(1e-2)) {}
+
+  void step(int number) {
+    torch::manual_seed(static_cast<std::uint64_t>(number));
+    optimizer.zero_grad();
+    net->forward(torch::randint(11, {2, 4}), true).backward();
+    optimizer.step();
+  }
+  Dict state(const StateDictOptions& options = {}) {
+    return {{"model", get_model_state_dict(module, options)},
+            {"optim", get_optimizer_state_dict(module, optimizer, options)}};
+  }
+  void load(const Dict& dict, const StateDictOptions& options = {}) {
+    set_model_state_dict(module, dict.at("model").as_dict(), options);
+    set_optimizer_state_dict(module, optimizer, dict.at("optim").as_dict());
+  }
+
+  OddNet net;
+  FSDPModule module;
+  optim::FusedAdamW optimizer;
+};
+
+void expect_equal(const Dict& ours, const Dict& expected, const std::string& where = "") {
+  for (const auto& [key, value] : expected) {
+    const auto name = where + "." + (key.is<std::string>() ? key.as_string() : repr(key));
+    const auto* const own = ours.find(key);
+    ASSERT_NE(own, nullptr) << name;
+    if (value.is<Dict>()) {
+      expect_equal(own->as_dict(), value.as_dict(), name);
+    } else if (value.is<at::Tensor>()) {
+      EXPECT_TRUE(own->as_tensor().equal(value.as_tensor())) << name;
+    }
+  }
+}
+
+const Scenario save_it("fully_shard checkpoint: save", [] {
+  as_parity_ranks([](const Context& context) {
+    Sharded sharded(true);
+    for (int number = 0; number < 3; ++number) sharded.step(number);
+    const path folder = record_folder();
+    distributed_checkpoint::save(sharded.state(), folder / "a", {}, context.group());
+    const auto full = sharded.state(kFull);
+    EXPECT_EQ(full.at("model").as_dict().empty(), context.rank() != 0);
+    if (context.rank() == 0) save(full, folder / "a.pt");
+  });
+});
+
+const Scenario load_it("fully_shard checkpoint: load", [] {
+  as_parity_ranks([](const Context& context) {
+    const path folder = record_folder();
+    const auto expected = load(folder / "b.pt").as_dict();
+    for (const bool shared : {true, false}) {
+      Sharded sharded(shared);
+      auto state = sharded.state();
+      distributed_checkpoint::load(state, folder / "b", context.group());
+      sharded.load(state);
+      expect_equal(sharded.state({.full_state_dict = true}), expected);
+      // The values that the net computes with.
+      for (const auto& [name, whole] : state_dict(*sharded.net))
+        EXPECT_TRUE(whole.as_tensor().equal(expected.at("model")[name].as_tensor())) << repr(name);
+
+      Sharded other(!shared);
+      other.load(expected);
+      expect_equal(other.state({.full_state_dict = true}), expected);
+      sharded.step(7);
+      other.step(7);
+      const auto after = sharded.state({.full_state_dict = true});
+      expect_equal(other.state({.full_state_dict = true}), after);
+
+      Sharded third(shared);
+      const auto model = context.rank() == 0 ? expected.at("model").as_dict() : Dict();
+      set_model_state_dict(third.module, model, {.broadcast_from_rank0 = true});
+      expect_equal(get_model_state_dict(third.module, {.full_state_dict = true}),
+                   expected.at("model").as_dict());
+    }
+    Sharded wrong(true);
+    auto short_one = expected.at("model").as_dict();
+    short_one.set("norm.weight", torch::ones({5}));
+    EXPECT_EQ(error_of<CheckpointError>([&] { set_model_state_dict(wrong.module, short_one); }),
+              "norm.weight has the shape torch.Size([5]), but the module's is torch.Size([6])");
+  });
+});
+
+TEST(FullyShardCheckpoint, TravelsToPythonAndToOtherNumbersOfRanks) {
+  const TempFolder folder;
+  const auto run = [&](const Scenario& scenario, int ranks) {
+    expect_all_passed(run_ranks(scenario, {.world_size = ranks,
+                                           .env = {{"LOCKSTEP_TEST_FOLDER", folder.path().string()},
+                                                   {"LOCKSTEP_PARITY_BACKEND", "shm"}}}));
+  };
+  run(save_it, 2);
+  ASSERT_FALSE(HasFailure());
+  run_python(
+      "parity/fully_shard_checkpoint.py",
+      {.args = {folder.path().string()}, .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}}});
+  run(load_it, 4);
+  run(load_it, 1);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
