@@ -53,6 +53,7 @@ void follow(const Place& place, Done& done, const std::vector<int>& rank_of) {
       if (!done.forward) refuse_at(place, "before the forward");
       return once(done.sent_f, place);
     case RECV_B:
+      if (!done.forward) refuse_at(place, "before the forward, which gives the shape");
       if (done.backward) refuse_at(place, "after the backward that needs it");
       return once(done.received_b, place);
     case SEND_B:

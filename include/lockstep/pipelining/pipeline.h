@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <lockstep/comm/process_group.h>
+#include <lockstep/device/pytree.h>
+#include <lockstep/nn/wrapped_module.h>
+#include <lockstep/pipelining/schedule.h>
+
+/// Pipeline parallelism: each rank has some layers of a model, and micro-batches pass from rank to rank.
+/// PyTorch: `torch.distributed.pipelining`.
+namespace lockstep::pipelining {
+
+using Tensors = std::vector<at::Tensor>;
+
+struct PipelineStageOptions {
+  /// The ranks of the pipeline. Default: the default group.
+  std::optional<ProcessGroup> group = {};
+  /// The ranks that train the same stage on other data, e.g. mesh["dp"].get_group(). REDUCE_GRAD averages the
+  /// gradients of the stage over them, once in each step.
+  std::optional<ProcessGroup> data_parallel_group = {};
+  /// Parameters that are the same in several stages, by a name that these stages agree on. The first step
+  /// copies the values of the lowest stage to the others; each step sums the gradients, in the order of the
+  /// stages. Not in PyTorch.
+  std::map<std::string, at::Tensor> tied_parameters = {};
+};
+
+/// A part of a model, the `stage_index`-th of `num_stages`. Copies refer to the same module. PyTorch:
+/// `PipelineStage`.
+class PipelineStage {
+ public:
+  using Forward = std::function<Tensors(const Tensors&)>;
+
+  /// `submodule`: a module holder, a shared_ptr of a module, or an AnyModule, which returns one tensor. Its
+  /// forward() takes one to three tensors or a vector of them, and returns tensors in any nesting of vectors,
+  /// tuples, maps (TensorVisitor); the next stage receives them flattened. Throws ArgumentError.
+  template <typename Module>
+  PipelineStage(Module submodule, int stage_index, int num_stages, PipelineStageOptions options = {})
+      : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages,
+                      std::move(options)) {}
+
+  /// `submodule` has the parameters, and `forward` maps the tensors of a micro-batch.
+  PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
+                int num_stages, PipelineStageOptions options);
+
+  int stage_index() const { return stage_index_; }
+  int num_stages() const { return num_stages_; }
+  bool is_first() const { return stage_index_ == 0; }
+  bool is_last() const { return stage_index_ + 1 == num_stages_; }
+  const std::shared_ptr<torch::nn::Module>& submodule() const { return submodule_; }
+  const PipelineStageOptions& options() const { return options_; }
+  const Forward& forward() const { return forward_; }
+
+ private:
+  template <typename Module>
+  static std::shared_ptr<torch::nn::Module> pointer_of(const Module& module) {
+    if constexpr (std::same_as<Module, torch::nn::AnyModule>) {
+      return module.ptr();
+    } else {
+      return nn::WrappedBy<Module>::pointer(module);
+    }
+  }
+
+  template <typename Module>
+  static Forward forward_of(const Module& module) {
+    if constexpr (std::same_as<Module, torch::nn::AnyModule>) {
+      return [module](const Tensors& x) mutable {
+        switch (x.size()) {
+          case 1:
+            return Tensors{module.forward(x[0])};
+          case 2:
+            return Tensors{module.forward(x[0], x[1])};
+          case 3:
+            return Tensors{module.forward(x[0], x[1], x[2])};
+          default:
+            refuse_inputs(x.size());
+        }
+      };
+    } else {
+      return
+          [pointer = nn::WrappedBy<Module>::pointer(module)](const Tensors& x) { return call(*pointer, x); };
+    }
+  }
+
+  template <typename Callee>
+  static Tensors call(Callee& module, const Tensors& x) {
+    if constexpr (requires { module.forward(x[0]); })
+      if (x.size() == 1) return flat(module.forward(x[0]));
+    if constexpr (requires { module.forward(x[0], x[1]); })
+      if (x.size() == 2) return flat(module.forward(x[0], x[1]));
+    if constexpr (requires { module.forward(x[0], x[1], x[2]); })
+      if (x.size() == 3) return flat(module.forward(x[0], x[1], x[2]));
+    if constexpr (std::is_invocable_v<decltype([](auto& m, const Tensors& all) -> decltype(m.forward(all)) {
+                                        return m.forward(all);
+                                      }),
+                                      Callee&, const Tensors&>)
+      return flat(module.forward(x));
+    refuse_inputs(x.size());
+  }
+
+  template <typename Result>
+  static Tensors flat(Result result) {
+    Tensors tensors;
+    visit_tensors(result, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+    return tensors;
+  }
+
+  [[noreturn]] static void refuse_inputs(std::size_t count);
+
+  std::shared_ptr<torch::nn::Module> submodule_;
+  Forward forward_;
+  int stage_index_;
+  int num_stages_;
+  PipelineStageOptions options_;
+};
+
+struct PipelineScheduleOptions {
+  /// Whether gradients are divided by the number of micro-batches, which is right for a loss that averages
+  /// over a batch.
+  bool scale_grads = true;
+  /// The dimension in which the arguments, the target and the outputs are split. PyTorch: `args_chunk_spec`,
+  /// `output_merge_spec`.
+  std::int64_t chunk_dim = 0;
+};
+
+/// The loss of a micro-batch from the output of the last stage and the target.
+using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+/// Runs a plan. PyTorch: `PipelineScheduleMulti`, and `_PipelineScheduleRuntime` for a plan of your own.
+///
+/// All ranks of the group make schedules with the same plan and call step() and eval() the same number of
+/// times, from one thread. The first step of a kind exchanges the shapes between stages; later ones must have
+/// the same. Errors name rank, stage, micro-batch and action, and keep the type of what caused them; waits
+/// end with the group's timeout. After an error the schedule cannot go on.
+class PipelineSchedule {
+ public:
+  /// `stages`: those that `plan` has on this rank. Without SEND and RECV, add_comms() adds them. Checks the
+  /// plan with simulate(). Throws ArgumentError.
+  PipelineSchedule(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn = {},
+                   const PipelineScheduleOptions& options = {});
+  ~PipelineSchedule();
+  PipelineSchedule(PipelineSchedule&&) noexcept;
+  PipelineSchedule& operator=(PipelineSchedule&&) noexcept;
+
+  /// One forward and backward of the whole batch. `args`: the inputs of stage 0, on its rank. `target`: on
+  /// the rank of the last stage. Their size in chunk_dim is a multiple of the number of micro-batches.
+  /// Gradients are added to those of the parameters, and then scaled as a whole: call zero_grad() before.
+  /// `losses`: on the rank of the last stage, the loss of each micro-batch. Returns there the outputs of the
+  /// whole batch, without history; elsewhere nothing.
+  Tensors step(const Tensors& args = {}, const at::Tensor& target = {}, Tensors* losses = nullptr);
+  /// The same without backward and without gradients. `target` is optional.
+  Tensors eval(const Tensors& args = {}, const at::Tensor& target = {}, Tensors* losses = nullptr);
+
+  /// Runs `function` at UNSHARD and RESHARD, which do nothing otherwise, or in place of REDUCE_GRAD. Throws
+  /// ArgumentError for other actions.
+  void register_custom_function(ComputationType computation_type,
+                                std::function<void(const Action&)> function);
+
+  /// The plan with its communication. PyTorch: `pipeline_order_with_comms`.
+  const Plan& plan() const;
+
+ private:
+  class Runtime;
+  std::unique_ptr<Runtime> runtime_;
+};
+
+/// The schedule named `Name` of make_plan(). PyTorch: the class of that name.
+class ScheduleGPipe : public PipelineSchedule {
+ public:
+  ScheduleGPipe(const PipelineStage& stage, int n_microbatches, LossFunction loss_fn = {},
+                const PipelineScheduleOptions& options = {});
+};
+class Schedule1F1B : public PipelineSchedule {
+ public:
+  Schedule1F1B(const PipelineStage& stage, int n_microbatches, LossFunction loss_fn = {},
+               const PipelineScheduleOptions& options = {});
+};
+class ScheduleInterleaved1F1B : public PipelineSchedule {
+ public:
+  ScheduleInterleaved1F1B(const std::vector<PipelineStage>& stages, int n_microbatches,
+                          LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {});
+};
+class ScheduleLoopedBFS : public PipelineSchedule {
+ public:
+  ScheduleLoopedBFS(const std::vector<PipelineStage>& stages, int n_microbatches, LossFunction loss_fn = {},
+                    const PipelineScheduleOptions& options = {});
+};
+class ScheduleInterleavedZeroBubble : public PipelineSchedule {
+ public:
+  ScheduleInterleavedZeroBubble(const std::vector<PipelineStage>& stages, int n_microbatches,
+                                LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {});
+};
+class ScheduleZBVZeroBubble : public PipelineSchedule {
+ public:
+  ScheduleZBVZeroBubble(const std::vector<PipelineStage>& stages, int n_microbatches,
+                        LossFunction loss_fn = {}, const PipelineScheduleOptions& options = {});
+};
+class ScheduleDualPipeV : public PipelineSchedule {
+ public:
+  ScheduleDualPipeV(const std::vector<PipelineStage>& stages, int n_microbatches, LossFunction loss_fn = {},
+                    const PipelineScheduleOptions& options = {});
+};
+
+enum class SplitBy { count, parameters };
+
+/// The layers of `net` in `num_stages` consecutive parts, whose largest number of layers or of parameters is
+/// as small as possible. The parts share the layers with `net`, under their names in it. Throws ArgumentError
+/// for fewer layers than stages.
+std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,
+                                                    SplitBy by = SplitBy::parameters);
+/// The same by a cost of each layer, e.g. its measured time.
+std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,
+                                                    const std::vector<double>& costs);
+
+}  // namespace lockstep::pipelining

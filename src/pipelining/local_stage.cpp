@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "pipelining/local_stage.h"
+
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "base/throw_error.h"
+
+namespace lockstep::pipelining {
+namespace {
+
+// The gradients of the outputs that have one.
+struct Roots {
+  Tensors outputs, gradients;
+};
+
+Roots roots_of(const Tensors& outputs, const Tensors& gradients) {
+  Roots roots;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
+    roots.outputs.push_back(outputs[i]);
+    roots.gradients.push_back(gradients[i]);
+  }
+  return roots;
+}
+
+}  // namespace
+
+LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
+    : stage_(std::move(stage)), states_(static_cast<std::size_t>(n_microbatches)) {}
+
+const Tensors& LocalStage::forward(int microbatch, Tensors inputs) {
+  auto& state = at(microbatch);
+  state.outputs = stage_.forward()(inputs);
+  state.inputs = std::move(inputs);
+  return state.outputs;
+}
+
+Tensors LocalStage::full_backward(State& state, const Tensors& gradients) const {
+  const auto [outputs, output_gradients] = roots_of(state.outputs, gradients);
+  if (!outputs.empty()) torch::autograd::backward(outputs, output_gradients);
+  Tensors result;
+  for (auto& input : state.inputs) {
+    const bool wanted = !stage_.is_first() && input.requires_grad();
+    result.push_back(wanted ? input.grad() : at::Tensor());
+    if (wanted) input.mutable_grad().reset();
+  }
+  return result;
+}
+
+Tensors LocalStage::backward(int microbatch, ComputationType type, const Tensors& gradients) {
+  auto& state = at(microbatch);
+  if (type == ComputationType::BACKWARD_WEIGHT) {
+    state.split.weight_part();
+    state = {};
+    return {};
+  }
+  Tensors result;
+  if (type == ComputationType::FULL_BACKWARD) {
+    result = full_backward(state, gradients);
+  } else {
+    // No one needs the gradients of the first stage's inputs, so W runs all of its backward.
+    result = state.split.input_part(state.outputs, gradients, stage_.is_first() ? Tensors{} : state.inputs);
+  }
+  result.resize(state.inputs.size());
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const bool wanted = !stage_.is_first() && state.inputs[i].requires_grad();
+    if (wanted && !result[i].defined()) result[i] = at::zeros_like(state.inputs[i]);
+  }
+  state.inputs.clear();
+  state.outputs.clear();
+  return result;
+}
+
+void LocalStage::clear() {
+  for (auto& state : states_) state = {};
+}
+
+}  // namespace lockstep::pipelining

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <vector>
+
+#include <lockstep/pipelining/pipeline.h>
+
+#include "pipelining/split_backward.h"
+
+namespace lockstep::pipelining {
+
+// A stage on this rank and what it keeps of each micro-batch between forward and backward.
+class LocalStage {
+ public:
+  LocalStage(PipelineStage stage, int n_microbatches);
+
+  const PipelineStage& stage() const { return stage_; }
+
+  const Tensors& forward(int microbatch, Tensors inputs);
+  const Tensors& outputs(int microbatch) const { return at(microbatch).outputs; }
+  // Backward of the last stage begins here.
+  void set_loss(int microbatch, const at::Tensor& loss) { at(microbatch).outputs = {loss}; }
+
+  // The gradients of the inputs, zeros where none arrives, undefined where none is required. `gradients`: of
+  // the outputs. B, I or W; W returns nothing.
+  Tensors backward(int microbatch, ComputationType type, const Tensors& gradients);
+
+  void clear();
+
+ private:
+  struct State {
+    Tensors inputs, outputs;
+    SplitBackward split;
+  };
+  State& at(int microbatch) { return states_.at(static_cast<std::size_t>(microbatch)); }
+  const State& at(int microbatch) const { return states_.at(static_cast<std::size_t>(microbatch)); }
+  Tensors full_backward(State& state, const Tensors& gradients) const;
+
+  PipelineStage stage_;
+  std::vector<State> states_;
+};
+
+}  // namespace lockstep::pipelining

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+#include <map>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/pipelining/pipeline.h>
+#include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
+#include "pipelining/action_errors.h"
+#include "pipelining/local_stage.h"
+#include "pipelining/plan_walk.h"
+#include "pipelining/shared_gradients.h"
+#include "pipelining/stage_messages.h"
+
+namespace lockstep::pipelining {
+namespace {
+
+using enum ComputationType;
+
+ProcessGroup pipeline_group(const std::vector<PipelineStage>& stages) {
+  if (stages.empty()) throw_error<ArgumentError>("a pipeline schedule needs a stage on each rank");
+  const auto& group = stages.front().options().group;
+  return group ? *group : default_group();
+}
+
+at::Device device_of(const std::vector<PipelineStage>& stages) {
+  for (const auto& stage : stages)
+    for (const auto& parameter : stage.submodule()->parameters()) return parameter.device();
+  return at::kCPU;
+}
+
+bool has_messages(const Plan& plan) {
+  for (const auto& actions : plan.pipeline_order)
+    for (const auto& action : actions)
+      if (action && (is_send(action->computation_type) || is_recv(action->computation_type))) return true;
+  return false;
+}
+
+Tensors split_batch(const at::Tensor& tensor, int count, std::int64_t dim, const char* what) {
+  if (!tensor.defined() || tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
+    throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
+                               what, tensor.defined() && tensor.dim() > 0 ? tensor.size(dim) : 0, dim, count);
+  }
+  return tensor.tensor_split(count, dim);
+}
+
+}  // namespace
+
+class PipelineSchedule::Runtime {
+ public:
+  Runtime(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn,
+          const PipelineScheduleOptions& options)
+      : group_(pipeline_group(stages)),
+        plan_(has_messages(plan) ? plan : add_comms(plan)),
+        loss_fn_(std::move(loss_fn)),
+        options_(options),
+        messages_(group_, plan_, device_of(stages)),
+        shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
+    simulate(plan_);
+    check_stages(stages);
+    for (auto& stage : stages) stages_.emplace(stage.stage_index(), LocalStage(stage, plan_.n_microbatches));
+  }
+
+  Tensors run(const Tensors& args, const at::Tensor& target, Tensors* losses, bool backward) {
+    if (backward_ && *backward_ != backward) messages_.forget_shapes();
+    backward_ = backward;
+    begin(args, target);
+    for (const auto& action : plan_.pipeline_order[static_cast<std::size_t>(group_.rank())]) {
+      if (!action) continue;
+      for_each_part(*action,
+                    [&](const Action& part) { at_action(group_.rank(), part, [&] { perform(part); }); });
+    }
+    messages_.wait_for_sends();
+    if (backward) shared_.sum_tied();
+    return finish(losses);
+  }
+
+  void register_function(ComputationType type, std::function<void(const Action&)> function) {
+    if (type != UNSHARD && type != RESHARD && type != REDUCE_GRAD)
+      throw_error<ArgumentError>(
+          "register_custom_function: only for UNSHARD, RESHARD and REDUCE_GRAD, not {}",
+          Action{.stage_index = 0, .computation_type = type}.str().substr(1));
+    functions_[type] = std::move(function);
+  }
+
+  bool has_loss() const { return loss_fn_ != nullptr; }
+  const Plan& plan() const { return plan_; }
+
+ private:
+  void check_stages(const std::vector<PipelineStage>& stages) const {
+    const int rank = group_.rank();
+    if (static_cast<int>(plan_.pipeline_order.size()) != group_.size())
+      throw_error<ArgumentError>("the plan is for {} ranks, group {} has {}", plan_.pipeline_order.size(),
+                                 group_.name(), group_.size());
+    const auto rank_of = stage_to_rank(plan_);
+    std::vector<int> given;
+    for (const auto& stage : stages) {
+      if (stage.num_stages() != plan_.num_stages)
+        throw_error<ArgumentError>("rank {}, stage {}: it is one of {} stages, the plan has {}", rank,
+                                   stage.stage_index(), stage.num_stages(), plan_.num_stages);
+      given.push_back(stage.stage_index());
+    }
+    std::vector<int> planned;
+    for (int stage = 0; stage < plan_.num_stages; ++stage)
+      if (rank_of[static_cast<std::size_t>(stage)] == rank) planned.push_back(stage);
+    std::sort(given.begin(), given.end());
+    if (given != planned)
+      throw_error<ArgumentError>("rank {} has the stages {}; the plan puts {} there", rank,
+                                 fmt::join(given, ", "), fmt::join(planned, ", "));
+  }
+
+  LocalStage* local(int stage) {
+    const auto found = stages_.find(stage);
+    return found == stages_.end() ? nullptr : &found->second;
+  }
+
+  void begin(const Tensors& args, const at::Tensor& target) {
+    for (auto& [index, stage] : stages_) stage.clear();
+    arrived_.clear();
+    args_.clear();
+    targets_.clear();
+    losses_.assign(static_cast<std::size_t>(plan_.n_microbatches), {});
+    results_.assign(losses_.size(), {});
+    const auto microbatches = plan_.n_microbatches;
+    if (local(0)) {
+      if (args.empty()) throw_error<ArgumentError>("rank {} has stage 0: pass its arguments", group_.rank());
+      for (const auto& arg : args)
+        args_.push_back(split_batch(arg, microbatches, options_.chunk_dim, "an argument"));
+    }
+    const bool wants_target = local(plan_.num_stages - 1) && loss_fn_ && (*backward_ || target.defined());
+    if (wants_target) targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
+    if (*backward_) shared_.begin_step();
+  }
+
+  void perform(const Action& action) {
+    switch (action.computation_type) {
+      case FORWARD:
+        return forward(action);
+      case SEND_F:
+        return messages_.send_forward(action, local(action.stage_index)->outputs(*action.microbatch_index));
+      case RECV_F:
+        return messages_.post_forward(action);
+      case UNSHARD:
+      case RESHARD:
+        if (functions_.contains(action.computation_type)) functions_[action.computation_type](action);
+        return;
+      default:
+        if (*backward_) perform_backward(action);
+    }
+  }
+
+  void perform_backward(const Action& action) {
+    const int microbatch = action.microbatch_index.value_or(0);
+    switch (action.computation_type) {
+      case RECV_B:
+        return messages_.post_backward(action, local(action.stage_index)->outputs(microbatch));
+      case SEND_B:
+        return messages_.send_backward(action, take_arrived(action.stage_index, microbatch));
+      case REDUCE_GRAD:
+        if (functions_.contains(REDUCE_GRAD)) return functions_[REDUCE_GRAD](action);
+        return shared_.reduce(action.stage_index, options_.scale_grads ? plan_.n_microbatches : 1);
+      default:
+        backward(action);
+    }
+  }
+
+  void forward(const Action& action) {
+    const int stage = action.stage_index, microbatch = *action.microbatch_index;
+    const auto& outputs = local(stage)->forward(microbatch, inputs(action));
+    if (stage + 1 < plan_.num_stages) return;
+    const auto index = static_cast<std::size_t>(microbatch);
+    for (const auto& output : outputs) results_[index].push_back(output.detach());
+    if (targets_.empty()) return;
+    if (outputs.size() != 1)
+      throw_error<ArgumentError>("the last stage returns {} tensors; a loss has one output", outputs.size());
+    const auto loss = loss_fn_(outputs.front(), targets_[index]);
+    losses_[index] = loss.detach();
+    if (*backward_) local(stage)->set_loss(microbatch, loss);
+  }
+
+  Tensors inputs(const Action& action) {
+    const int stage = action.stage_index, microbatch = *action.microbatch_index;
+    Tensors result;
+    if (stage == 0) {
+      for (const auto& arg : args_) result.push_back(arg[static_cast<std::size_t>(microbatch)]);
+    } else if (auto* before = local(stage - 1)) {
+      for (const auto& output : before->outputs(microbatch))
+        result.push_back(output.detach().set_requires_grad(output.requires_grad()));
+    } else {
+      result = messages_.take_forward(action);
+    }
+    return result;
+  }
+
+  void backward(const Action& action) {
+    const int stage = action.stage_index, microbatch = *action.microbatch_index;
+    Tensors gradients;
+    if (action.computation_type != BACKWARD_WEIGHT) {
+      if (stage + 1 == plan_.num_stages) {
+        gradients = {at::ones_like(local(stage)->outputs(microbatch).at(0))};
+      } else if (local(stage + 1)) {
+        gradients = take_arrived(stage + 1, microbatch);
+      } else {
+        gradients = messages_.take_backward(action);
+      }
+    }
+    auto result = local(stage)->backward(microbatch, action.computation_type, gradients);
+    if (action.computation_type != BACKWARD_WEIGHT && stage > 0)
+      arrived_[{stage, microbatch}] = std::move(result);
+  }
+
+  Tensors finish(Tensors* losses) {
+    for (auto& [index, stage] : stages_) stage.clear();
+    if (!local(plan_.num_stages - 1)) return {};
+    if (losses) *losses = targets_.empty() ? Tensors{} : losses_;
+    Tensors merged;
+    for (std::size_t i = 0; i < results_.front().size(); ++i) {
+      Tensors parts;
+      for (const auto& outputs : results_) parts.push_back(outputs.at(i));
+      merged.push_back(at::cat(parts, options_.chunk_dim));
+    }
+    return merged;
+  }
+
+  Tensors take_arrived(int stage, int microbatch) {
+    return std::move(arrived_.extract({stage, microbatch}).mapped());
+  }
+
+  ProcessGroup group_;
+  Plan plan_;
+  LossFunction loss_fn_;
+  PipelineScheduleOptions options_;
+  StageMessages messages_;
+  SharedGradients shared_;
+  std::map<int, LocalStage> stages_;
+  std::map<ComputationType, std::function<void(const Action&)>> functions_;
+  std::optional<bool> backward_;                    // of the last run
+  std::vector<Tensors> args_;                       // [argument][micro-batch]
+  Tensors targets_, losses_;                        // [micro-batch]
+  std::vector<Tensors> results_;                    // [micro-batch]
+  std::map<std::pair<int, int>, Tensors> arrived_;  // gradients of a stage's inputs
+};
+
+PipelineSchedule::PipelineSchedule(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn,
+                                   const PipelineScheduleOptions& options)
+    : runtime_(std::make_unique<Runtime>(std::move(stages), plan, std::move(loss_fn), options)) {}
+PipelineSchedule::~PipelineSchedule() = default;
+PipelineSchedule::PipelineSchedule(PipelineSchedule&&) noexcept = default;
+PipelineSchedule& PipelineSchedule::operator=(PipelineSchedule&&) noexcept = default;
+
+Tensors PipelineSchedule::step(const Tensors& args, const at::Tensor& target, Tensors* losses) {
+  if (!runtime_->has_loss())
+    throw_error<ArgumentError>("step() needs a loss_fn on every rank; or call eval()");
+  if (!c10::GradMode::is_enabled()) throw_error<ArgumentError>("step() under no_grad; call eval()");
+  return runtime_->run(args, target, losses, true);
+}
+
+Tensors PipelineSchedule::eval(const Tensors& args, const at::Tensor& target, Tensors* losses) {
+  const c10::NoGradGuard no_grad;
+  return runtime_->run(args, target, losses, false);
+}
+
+void PipelineSchedule::register_custom_function(ComputationType computation_type,
+                                                std::function<void(const Action&)> function) {
+  runtime_->register_function(computation_type, std::move(function));
+}
+
+const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
+
+}  // namespace lockstep::pipelining

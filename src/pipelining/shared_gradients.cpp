@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "pipelining/shared_gradients.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include "base/throw_error.h"
+
+namespace lockstep::pipelining {
+namespace {
+
+// Each once: modules repeat shared ones.
+Tensors parameters_of(const PipelineStage& stage) {
+  Tensors parameters;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : stage.submodule()->parameters())
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second)
+      parameters.push_back(parameter);
+  return parameters;
+}
+
+// One all-reduce for each element type.
+void average(const Tensors& parameters, const ProcessGroup& group) {
+  std::map<at::ScalarType, Tensors> gradients;
+  for (const auto& parameter : parameters) {
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(parameter);
+    gradients[gradient.scalar_type()].push_back(gradient);
+  }
+  for (const auto& [dtype, list] : gradients) {
+    Tensors flat;
+    for (const auto& gradient : list) flat.push_back(gradient.reshape({-1}));
+    const auto buffer = at::cat(flat).div_(group.size());
+    group.all_reduce(buffer);
+    std::int64_t begin = 0;
+    for (const auto& gradient : list) {
+      gradient.copy_(buffer.narrow(0, begin, gradient.numel()).view(gradient.sizes()));
+      begin += gradient.numel();
+    }
+  }
+}
+
+}  // namespace
+
+SharedGradients::SharedGradients(ProcessGroup group, std::vector<PipelineStage> stages, int first_tag)
+    : group_(std::move(group)), stages_(std::move(stages)), first_tag_(first_tag) {}
+
+void SharedGradients::begin_step() {
+  waiting_.clear();
+  for (const auto& stage : stages_)
+    for (const auto& parameter : parameters_of(stage)) ++waiting_[parameter.unsafeGetTensorImpl()];
+  if (std::exchange(tied_known_, true)) return;
+  find_tied();
+  copy_tied();
+}
+
+void SharedGradients::reduce(int stage_index, double divisor) {
+  const auto stage = std::find_if(stages_.begin(), stages_.end(),
+                                  [&](const auto& each) { return each.stage_index() == stage_index; });
+  const c10::NoGradGuard no_grad;
+  Tensors ready;
+  for (const auto& parameter : parameters_of(*stage))
+    if (--waiting_[parameter.unsafeGetTensorImpl()] == 0) ready.push_back(parameter);
+  if (stage->options().data_parallel_group) average(ready, *stage->options().data_parallel_group);
+  if (divisor == 1) return;
+  for (const auto& parameter : ready)
+    if (parameter.grad().defined()) parameter.mutable_grad().div_(divisor);
+}
+
+void SharedGradients::find_tied() {
+  std::string mine;
+  for (const auto& stage : stages_) {
+    for (const auto& [name, parameter] : stage.options().tied_parameters) {
+      if (!parameter.defined() || name.find('\n') != std::string::npos)
+        throw_error<ArgumentError>(
+            "stage {}: the tied parameter \"{}\" is undefined or its name has two lines", stage.stage_index(),
+            name);
+      auto& tied = tied_[name];
+      if (tied.parameter.defined()) {
+        if (!tied.parameter.is_same(parameter))
+          throw_error<ArgumentError>(
+              "stage {}: the tied parameter \"{}\" differs from that in this rank's other stage; use "
+              "one",
+              stage.stage_index(), name);
+        continue;
+      }
+      tied.parameter = parameter;
+      mine += fmt::format("{} {}\n", stage.stage_index(), name);
+    }
+  }
+  const auto all = group_.all_gather_object(mine);
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    std::istringstream lines(all[static_cast<std::size_t>(rank)]);
+    for (std::string line; std::getline(lines, line);) {
+      const auto space = line.find(' ');
+      tied_[line.substr(space + 1)].owners.push_back({std::stoi(line.substr(0, space)), rank});
+    }
+  }
+  for (auto& [name, tied] : tied_) {
+    std::sort(tied.owners.begin(), tied.owners.end(),
+              [](const Owner& a, const Owner& b) { return a.stage < b.stage; });
+  }
+}
+
+Tensors SharedGradients::exchange(const Tied& tied, const at::Tensor& own, int tag) const {
+  Tensors all;
+  std::vector<Work> works;
+  for (const auto& [stage, rank] : tied.owners) {
+    if (rank == group_.rank()) {
+      all.push_back(own);
+      continue;
+    }
+    all.push_back(at::empty_like(own));
+    works.push_back(group_.send_async(own, rank, tag));
+    works.push_back(group_.recv_async(all.back(), rank, tag));
+  }
+  for (auto& work : works) work.wait();
+  return all;
+}
+
+void SharedGradients::copy_tied() {
+  const c10::NoGradGuard no_grad;
+  int tag = first_tag_;
+  for (const auto& [name, tied] : tied_) {
+    ++tag;
+    if (!tied.parameter.defined()) continue;
+    const auto all = exchange(tied, tied.parameter.detach().contiguous(), tag);
+    if (tied.owners.front().rank != group_.rank()) tied.parameter.copy_(all.front());
+  }
+}
+
+void SharedGradients::sum_tied() {
+  const c10::NoGradGuard no_grad;
+  int tag = first_tag_;
+  for (const auto& [name, tied] : tied_) {
+    ++tag;
+    if (!tied.parameter.defined() || tied.owners.size() < 2) continue;
+    auto& gradient = tied.parameter.mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(tied.parameter);
+    const auto all = exchange(tied, gradient.contiguous().clone(), tag);
+    auto sum = all.front().clone();
+    for (std::size_t i = 1; i < all.size(); ++i) sum.add_(all[i]);
+    gradient.copy_(sum);
+  }
+}
+
+}  // namespace lockstep::pipelining

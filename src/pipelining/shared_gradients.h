@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <lockstep/pipelining/pipeline.h>
+
+namespace lockstep::pipelining {
+
+// What happens to the gradients after the last backward of a stage: the mean over the ranks that train the
+// same stage, the scale, and the sum over the stages that have the same parameter.
+class SharedGradients {
+ public:
+  // `first_tag`: of tags that no other message has.
+  SharedGradients(ProcessGroup group, std::vector<PipelineStage> stages, int first_tag);
+
+  // Once for each stage in a step. A parameter that several stages of this rank have waits for the last.
+  void reduce(int stage_index, double divisor);
+  // After reduce() of all stages.
+  void sum_tied();
+  void begin_step();
+
+ private:
+  struct Owner {
+    int stage, rank;
+  };
+  struct Tied {
+    at::Tensor parameter;       // undefined: not on this rank
+    std::vector<Owner> owners;  // by stage
+  };
+
+  void find_tied();
+  void copy_tied();
+  // Each owner's tensor, by stage, of which `own` is this rank's.
+  Tensors exchange(const Tied& tied, const at::Tensor& own, int tag) const;
+
+  ProcessGroup group_;
+  std::vector<PipelineStage> stages_;
+  int first_tag_;
+  bool tied_known_ = false;
+  std::map<std::string, Tied> tied_;
+  std::map<const c10::TensorImpl*, int> waiting_;  // local stages that have not been reduced
+};
+
+}  // namespace lockstep::pipelining

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""pipelining_training_test.cpp in Python: pipelining_training.py <folder> <world size>, like ddp_training.py."""
+import logging
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.nn import functional as F
+
+from ddp_training import run_everywhere
+
+WIDTH, BATCH, MICROBATCHES = 12, 16, 8
+
+
+def make_stage(index):
+    torch.manual_seed(30 + index)
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.LayerNorm(2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH))
+
+
+def run_case(case):
+    rank, size, local = dist.get_rank(), dist.get_world_size(), int(case["stages"])
+    total = size * local
+    is_v = case["schedule"] in ("ZBVZeroBubble", "DualPipeV")
+    indices = [rank, total - 1 - rank] if is_v else range(rank, total, size)
+    modules = {index: make_stage(index) for index in indices}
+    stages = [PipelineStage(module, index, total, torch.device("cpu")) for index, module in modules.items()]
+    kind = get_schedule_class(case["schedule"])
+    single = issubclass(kind, PipelineScheduleSingle)
+    schedule = kind(stages[0] if single else stages, MICROBATCHES, loss_fn=F.mse_loss)
+    records = []
+    for step in range(2):
+        torch.manual_seed(step)
+        x, target = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        losses = []
+        for module in modules.values():
+            module.zero_grad()
+        output = schedule.step(*([x] if 0 in modules else []), target=target, losses=losses)
+        if total - 1 in modules:
+            records += [("output", output), ("losses", torch.stack(losses))]
+        for index in sorted(modules):
+            records += [(f"{index}.{name}", p.grad.clone()) for name, p in modules[index].named_parameters()]
+    return records
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    run_everywhere(sys.argv[1], int(sys.argv[2]), run_case)
