@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Training steps with AdamW under DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard(): time of a
-// step, and memory of all ranks. The Python counterpart is pytorch/sharded_step.py.
+// Training steps with AdamW under DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard(): time of
+// a step, and memory of all ranks. The Python counterpart is pytorch/sharded_step.py.
 #include <fstream>
 #include <iostream>
 

@@ -77,5 +77,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/state_dict.h>
+#include <lockstep/pipelining/pipeline.h>
+#include <lockstep/pipelining/schedule.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>
