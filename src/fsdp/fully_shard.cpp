@@ -122,7 +122,6 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   check_shared_groups(*tree, group);
 
   FSDPModule result;
-  result.tree_ = tree;
   if (!own.empty()) {
     result.own_ = ParameterGroup::create(own, std::move(group), tree);
     tree->groups.push_back(result.own_.get());
@@ -204,16 +203,14 @@ double FSDPModule::clip_grad_norm_(double max_norm, double norm_type) const {
 }
 
 void FSDPModule::unshard() const {
-  const std::lock_guard lock(tree_->mutex);
-  if (own_) tree_->use(*own_);
+  if (!own_) return;
+  auto& tree = *own_->tree();
+  const std::lock_guard lock(tree.mutex);
+  tree.use(*own_);
 }
 
 void FSDPModule::reshard() const {
-  const std::lock_guard lock(tree_->mutex);
-  if (!own_) return;
-  if (own_->is_shared()) tree_->run([&] { own_->shard_group().barrier(); });
-  own_->release();
-  own_->invalidate();
+  if (own_) own_->reshard();
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {

@@ -189,6 +189,13 @@ void ParameterGroup::release() {
   is_whole_ = is_shared();
 }
 
+void ParameterGroup::reshard() {
+  const std::lock_guard lock(tree_->mutex);
+  if (is_shared()) tree_->run([&] { options_.shard_group.barrier(); });
+  release();
+  invalidate();
+}
+
 bool ParameterGroup::reshard_after_forward() const {
   return !is_shared() && !stays_whole && options_.reshard_after_forward.value_or(tree_->outermost != this);
 }

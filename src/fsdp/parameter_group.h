@@ -16,6 +16,8 @@
 
 namespace lockstep::fsdp {
 
+struct Tree;
+
 struct GroupOptions {
   ProcessGroup shard_group;
   std::optional<ProcessGroup> replicas;
@@ -55,6 +57,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // If it is shared. Ranks neither read nor write the parameters meanwhile. Returns whether it has copied.
   bool make_current_in_shared_memory();
   void release();
+  // FSDPModule::reshard(). Called without the mutex.
+  void reshard();
   // The shards may have changed, also without a change of their version.
   void invalidate() { is_valid_ = false; }
   bool is_whole() const { return is_whole_; }

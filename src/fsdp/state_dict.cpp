@@ -39,6 +39,10 @@ struct Entries {
     }
     return all;
   }
+  // Returns when no rank reads the parameters.
+  static void reshard(const FSDPModule& module) {
+    for (const auto& group : module.groups(true)) group->reshard();
+  }
   static const std::vector<FSDPModule::NamedParameter>& buffers(const FSDPModule& module) {
     return module.buffers_;
   }
@@ -201,7 +205,7 @@ Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& opti
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
                           const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
-  module.reshard();
+  Entries::reshard(module);
   const auto set = [&](const ParameterEntry& entry) {
     const auto* const value = reads ? &model_state_dict.at(entry.name) : nullptr;
     const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;

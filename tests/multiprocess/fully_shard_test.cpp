@@ -204,6 +204,37 @@ const Scenario evaluation("fsdp_evaluation", [] {
 });
 TEST(FullyShardEvaluation, SeesEveryStep) { expect_all_passed(run_ranks(evaluation)); }
 
+std::size_t bytes_of(const torch::nn::Module& module) {
+  std::size_t bytes = 0;
+  for (const auto& parameter : module.parameters()) bytes += parameter.storage().nbytes();
+  return bytes;
+}
+
+const Scenario freeing("fsdp_freeing", [] {
+  const auto context = init({.backend = "shm"});
+  const FullyShardOptions options{.share_memory = false};
+  OddNet net;
+  const auto twice = fully_shard(*net->twice, options);
+  for (const auto& child : net->children_to_shard()) {
+    if (child != net->twice.ptr()) fully_shard(*child, options);
+  }
+  const auto sharded = fully_shard(*net, options);
+  EXPECT_EQ(bytes_of(*net), 0);
+  twice.unshard();
+  EXPECT_EQ(bytes_of(*net->twice), 30 * sizeof(float));
+  twice.reshard();
+  EXPECT_EQ(bytes_of(*net->twice), 0);
+  for (int number = 0; number < 3; ++number) {
+    const auto loss = net->forward(draw_tokens(number, context.rank()), true);
+    EXPECT_EQ(bytes_of(*net->twice), 0);
+    EXPECT_GT(bytes_of(*net->lstm), 0);                       // its views have no guards
+    EXPECT_GT(net->embedding->weight.storage().nbytes(), 0);  // the outermost module's
+    loss.backward();
+    EXPECT_EQ(bytes_of(*net), 0);
+  }
+});
+TEST(FullyShardFreeing, LeavesNothingGathered) { expect_all_passed(run_ranks(freeing)); }
+
 const Scenario lost("fsdp_lost", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});
   Step step;

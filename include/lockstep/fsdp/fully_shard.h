@@ -16,7 +16,6 @@ namespace lockstep {
 namespace fsdp {
 class ParameterGroup;
 struct Entries;
-struct Tree;
 }  // namespace fsdp
 
 /// The types of parameters and gradients between steps of the optimizer, which always steps shards of the
@@ -97,7 +96,6 @@ class FSDPModule {
   std::vector<Entry> entries_;
   std::vector<NamedParameter> buffers_;
   std::shared_ptr<fsdp::ParameterGroup> own_;
-  std::shared_ptr<fsdp::Tree> tree_;
 };
 
 /// Distributes the parameters of a module over the ranks of a group: each rank has 1 / size() of the
