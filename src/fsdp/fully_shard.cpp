@@ -206,7 +206,7 @@ void FSDPModule::unshard() const {
   if (!own_) return;
   auto& tree = *own_->tree();
   const std::lock_guard lock(tree.mutex);
-  tree.use(*own_);
+  tree.make_current(*own_);
 }
 
 void FSDPModule::reshard() const {

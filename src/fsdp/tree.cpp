@@ -30,16 +30,19 @@ void Tree::use(ParameterGroup& group) {
   const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   if (in_backward) begin_backward();
   if (current_ == &group && group.is_current()) return;
-  check();
   if (current_ != &group) switch_to(group);
-  if (!group.is_current()) {
-    if (group.is_shared()) {
-      synchronize(group);
-    } else {
-      group.make_whole();
-    }
-  }
+  make_current(group);
   prefetch_after(group);
+}
+
+void Tree::make_current(ParameterGroup& group) {
+  check();
+  if (group.is_current()) return;
+  if (group.is_shared()) {
+    synchronize(group);
+  } else {
+    group.make_whole();
+  }
 }
 
 void Tree::switch_to(ParameterGroup& group) {

@@ -19,6 +19,8 @@ struct Tree {
 
   // Before an operator uses the group's parameters.
   void use(ParameterGroup& group);
+  // The same without an effect on the learned order.
+  void make_current(ParameterGroup& group);
   // Before the first gradient, or the first use, in a backward pass.
   void begin_backward();
   // Makes shared groups current together: all ranks leave the last step, and enter the next.
