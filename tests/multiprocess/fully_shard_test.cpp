@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/amp/grad_scaler.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/rendezvous/init.h>
@@ -203,6 +204,25 @@ const Scenario evaluation("fsdp_evaluation", [] {
   }
 });
 TEST(FullyShardEvaluation, SeesEveryStep) { expect_all_passed(run_ranks(evaluation)); }
+
+// Only rank 1's rows have a gradient that is not finite.
+const Scenario scaling("fsdp_scaling", [] {
+  const auto context = init({.backend = "shm"});
+  Step step;
+  amp::GradScaler scaler(at::kCPU, {.init_scale = 1024, .process_group = context.group()});
+  for (const bool overflows : {true, false}) {
+    step.optimizer.zero_grad();
+    scaler.scale(step.net->forward(draw_tokens(0, context.rank()), true)).backward();
+    const auto shard = step.sharded.parameters()[1];
+    const auto before = shard.detach().clone();
+    if (overflows && context.rank() == 1) shard.mutable_grad().fill_(std::numeric_limits<float>::infinity());
+    scaler.step(step.optimizer);
+    scaler.update();
+    EXPECT_EQ(shard.detach().equal(before), overflows);
+    EXPECT_EQ(scaler.get_scale(), 512);
+  }
+});
+TEST(FullyShardScaling, SkipsAStepOnAllRanks) { expect_all_passed(run_ranks(scaling)); }
 
 std::size_t bytes_of(const torch::nn::Module& module) {
   std::size_t bytes = 0;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Strings and bytes between ranks.
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +46,7 @@ const testing::Scenario objects("objects between all ranks", [] {
     EXPECT_EQ(sum[0].item<int>(), size);
     EXPECT_EQ(spreading.wait(), object_of(context.rank()));
     EXPECT_EQ(collecting.wait(), here ? all : Strings{});
-    EXPECT_TRUE(gathering.is_completed());
+    while (!gathering.is_completed()) std::this_thread::yield();  // Gloo completes calls in any order
     EXPECT_EQ(sending.wait(), object_of(root));
     EXPECT_EQ(gathering.wait(), all);
     EXPECT_EQ(gathering.wait(), all);
