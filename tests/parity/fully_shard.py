@@ -67,7 +67,7 @@ def run_case(case):
             fully_shard(child, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(net, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     optimizer = (torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True) if case["optimizer"] == "adamw"
-                 else torch.optim.SGD(net.parameters(), lr=1e-1, momentum=0.9))
+                 else torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9))
     accumulated = int(case["accumulate"])
     losses = []
     for step in range(STEPS):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // fully_shard() beside PyTorch's: the bits of 20 steps.
 #include <array>
+#include <cmath>
 #include <map>
 #include <sstream>
 
@@ -72,7 +73,7 @@ std::vector<Record> train(const Case& words, const Context& context) {
     optimizer = std::make_unique<optim::FusedAdamW>(sharded.parameters(), 1e-2);
   } else {
     optimizer = std::make_unique<torch::optim::SGD>(sharded.parameters(),
-                                                    torch::optim::SGDOptions(1e-1).momentum(0.9));
+                                                    torch::optim::SGDOptions(1e-2).momentum(0.9));
   }
   const int accumulated = std::stoi(words.at("accumulate"));
   Record losses{"loss"};
@@ -84,6 +85,7 @@ std::vector<Record> train(const Case& words, const Context& context) {
       const auto loss = net->forward(torch::randint(11, {2, 4}), step % 2 == 1);
       loss.backward();
       losses.values.push_back(loss.template item<float>());
+      EXPECT_TRUE(std::isfinite(losses.values.back()));
     }
     optimizer->step();
   }
