@@ -123,8 +123,6 @@ NestedBackward::~NestedBackward() {
   for (const auto& function : deferred) function();
 }
 
-bool in_nested_backward() { return nesting().depth > 0; }
-
 void in_outer_backward(std::function<void()> function) {
   auto& here = nesting();
   if (here.depth == 0) {

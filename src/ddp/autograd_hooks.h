@@ -61,9 +61,6 @@ class NestedBackward {
   int exceptions_;
 };
 
-// Whether this thread is in a NestedBackward.
-bool in_nested_backward();
-
 // Calls `function` in the outermost backward pass: at once, or when the nested ones have ended.
 void in_outer_backward(std::function<void()> function);
 

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
 
+#include "comm/memory_for_calls.h"
+
 namespace lockstep::ddp {
 namespace {
 
@@ -18,15 +20,6 @@ BucketPlan assign(const std::vector<TrainedParameter>& parameters, const std::ve
   std::vector<bool> sparse;
   for (const auto& parameter : parameters) sparse.push_back(parameter.sparse);
   return std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse, order));
-}
-
-at::Tensor zeroed_memory(std::int64_t numel, const at::TensorOptions& options, const ProcessGroup& group) {
-  const auto backend = group.backend();
-  const auto device = options.device();
-  if (backend->supportsTensorAlloc(device.has_index() ? device.index() : 0)) {
-    return backend->allocateTensor(numel, options).zero_();
-  }
-  return at::zeros({numel}, options);
 }
 
 // Ranks have different numbers of rows; each sends as many as the one that has most.
@@ -119,7 +112,7 @@ std::vector<Bucket> make_buckets(const BucketPlan& plan, const std::vector<Train
 
 void allocate(Bucket& bucket, const std::vector<TrainedParameter>& parameters, const ProcessGroup& group) {
   if (bucket.sparse || bucket.flat.defined()) return;
-  bucket.flat = zeroed_memory(bucket.numel, bucket.options, group);
+  bucket.flat = comm::memory_for_calls(group, bucket.numel, bucket.options).zero_();
   for (auto& slot : bucket.slots) {
     slot.view = alias_of(bucket.flat, slot.offset, parameters[slot.parameter].tensor);
   }
@@ -133,7 +126,7 @@ void release(Bucket& bucket) {
 
 at::Tensor zeros_of(const Bucket& bucket, const std::vector<TrainedParameter>& parameters,
                     const ProcessGroup& group) {
-  if (!bucket.sparse) return zeroed_memory(bucket.numel, bucket.options, group);
+  if (!bucket.sparse) return comm::memory_for_calls(group, bucket.numel, bucket.options).zero_();
   const auto sizes = parameters[bucket.slots.front().parameter].tensor.sizes();
   return at::sparse_coo_tensor(at::empty({1, 0}, bucket.options.dtype(at::kLong)),
                                at::empty({0, sizes.back()}, bucket.options), sizes);

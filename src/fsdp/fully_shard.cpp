@@ -222,7 +222,7 @@ void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool re
 }
 
 void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recurse) const {
-  for (const auto& group : groups(recurse)) group->reshard_after_forward_option() = reshard_after_forward;
+  for (const auto& group : groups(recurse)) group->set_reshard_after_forward(reshard_after_forward);
 }
 
 bool FSDPModule::shares_memory() const { return own_ && own_->is_shared(); }

@@ -2,7 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "fsdp/memory_for_calls.h"
+#include "comm/memory_for_calls.h"
 #include "fsdp/parameter_memory.h"
 
 namespace lockstep::fsdp {
@@ -11,12 +11,15 @@ namespace {
 class GatheredMemory final : public ParameterMemory {
  public:
   GatheredMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
-                 ProcessGroup group, std::optional<at::ScalarType> dtype)
-      : parameters_(parameters), group_(std::move(group)), dtype_(dtype) {
+                 const GroupOptions& options)
+      : parameters_(parameters),
+        group_(options.shard_group),
+        dtype_(options.mp_policy.param_dtype),
+        where_(options.where) {
     const auto first = parameters.front().lock_whole();
     const auto& last = parameters.back();
     const auto numel = last.offset + last.padded_shard_numel();
-    shards_ = memory_for_calls(group_, numel, first.options().requires_grad(false)).zero_();
+    shards_ = comm::memory_for_calls(group_, numel, first.options().requires_grad(false)).zero_();
     for (auto& parameter : parameters_) {
       const auto rank = group_.rank();
       const auto flat = shards_.narrow(0, parameter.offset, parameter.padded_shard_numel());
@@ -33,15 +36,16 @@ class GatheredMemory final : public ParameterMemory {
     if (work_) return;
     input_ = dtype_ ? shards_.to(*dtype_) : shards_;
     output_ = at::empty({group_.size() * input_.numel()}, input_.options());
-    work_ = group_.all_gather_into_tensor_async(output_, input_);
+    work_ = group_.all_gather_into_tensor_async(output_, input_, where_);
+  }
+
+  void drop_prefetch() override {
+    if (work_) finish();
   }
 
   void make_whole() override {
     prefetch();
-    auto work = std::exchange(work_, std::nullopt);
-    work->wait();
-    input_.reset();
-    const auto flat = std::exchange(output_, {}).view({group_.size(), -1});
+    const auto flat = finish().view({group_.size(), -1});
     for (const auto& parameter : parameters_) {
       const auto memory = at::empty(parameter.sizes, flat.options());
       unpack(flat, parameter, memory);
@@ -54,9 +58,16 @@ class GatheredMemory final : public ParameterMemory {
   }
 
  private:
+  at::Tensor finish() {
+    std::exchange(work_, std::nullopt)->wait();
+    input_.reset();
+    return std::exchange(output_, {});
+  }
+
   std::vector<ShardedParameter>& parameters_;
   ProcessGroup group_;
   std::optional<at::ScalarType> dtype_;
+  std::source_location where_;
   at::Tensor shards_;  // this rank's row of the flat layout
   at::Tensor input_;
   at::Tensor output_;
@@ -67,9 +78,8 @@ class GatheredMemory final : public ParameterMemory {
 
 std::unique_ptr<ParameterMemory> gather_parameters(std::vector<ShardedParameter>& parameters,
                                                    const std::shared_ptr<ParameterGroup>& owner,
-                                                   const ProcessGroup& group,
-                                                   std::optional<at::ScalarType> dtype) {
-  return std::make_unique<GatheredMemory>(parameters, owner, group, dtype);
+                                                   const GroupOptions& options) {
+  return std::make_unique<GatheredMemory>(parameters, owner, options);
 }
 
 }  // namespace lockstep::fsdp

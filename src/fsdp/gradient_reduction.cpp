@@ -6,7 +6,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
-#include "fsdp/memory_for_calls.h"
+#include "comm/memory_for_calls.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 
@@ -50,6 +50,7 @@ void ParameterGroup::begin_backward() {
 
 void ParameterGroup::end_backward() {
   stays_whole = false;
+  memory_->drop_prefetch();  // the optimizer changes the shards next
   if (reshard_after_backward) release();
   invalidate();
   for (const auto& parameter : parameters_) {
@@ -83,6 +84,7 @@ void ParameterGroup::accumulate_in_reduce_dtype(ShardedParameter& parameter) {
 at::Tensor ParameterGroup::take_gradient(ShardedParameter& parameter) {
   const auto whole = parameter.lock_whole();
   auto gradient = std::exchange(whole.mutable_grad(), {});
+  if (!gradient.defined()) return std::exchange(parameter.unreduced, {});
   if (gradient.layout() != at::kStrided) {
     throw_error<ArgumentError>(
         "the gradient of {} is sparse, which fully_shard() cannot reduce; construct the embedding without "
@@ -93,14 +95,19 @@ at::Tensor ParameterGroup::take_gradient(ShardedParameter& parameter) {
   return gradient.contiguous();
 }
 
-void ParameterGroup::reduce_ready() {
-  if (!requires_gradient_sync || ready_ == 0) return;
+bool ParameterGroup::has_gradient(const ShardedParameter& parameter) const {
+  const auto whole = parameter.lock_whole();
+  return parameter.trained && whole.defined() && (whole.grad().defined() || parameter.unreduced.defined());
+}
+
+void ParameterGroup::reduce() {
+  if (!requires_gradient_sync) return;
   finish_reduction();
   Reduction reduction;
   std::vector<at::Tensor> gradients;
   std::int64_t numel = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!is_ready_[i] || !parameters_[i].lock_whole().grad().defined()) continue;
+    if (!has_gradient(parameters_[i])) continue;
     reduction.parameters.push_back(i);
     gradients.push_back(take_gradient(parameters_[i]));
     numel += parameters_[i].padded_shard_numel();
@@ -112,7 +119,7 @@ void ParameterGroup::reduce_ready() {
   const auto& group = options_.shard_group;
   const auto dtype = options_.mp_policy.reduce_dtype.value_or(gradients.front().scalar_type());
   const auto options = gradients.front().options().dtype(dtype);
-  reduction.input = memory_for_calls(group, numel * group.size(), options);
+  reduction.input = comm::memory_for_calls(group, numel * group.size(), options);
   reduction.output = at::empty({numel}, options);
   const auto flat = reduction.input.view({group.size(), numel});
   std::int64_t offset = 0;
@@ -128,7 +135,8 @@ void ParameterGroup::reduce_ready() {
   const auto divided = division(dtype, group.size() * replicas);
   if (divided.before != 1) reduction.input.div_(divided.before);
   reduction.divisor = divided.after;
-  reduction.work = group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op);
+  reduction.work =
+      group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op, options_.where);
   reduction_ = std::move(reduction);
   tree_->on_reduction(*this);
 }
@@ -140,7 +148,8 @@ void ParameterGroup::finish_reduction() {
   reduction.input.reset();
   if (options_.replicas) {
     const auto ranks = options_.shard_group.size() * options_.replicas->size();
-    options_.replicas->all_reduce(reduction.output, division(reduction.output.scalar_type(), ranks).op);
+    options_.replicas->all_reduce(reduction.output, division(reduction.output.scalar_type(), ranks).op,
+                                  options_.where);
   }
   if (reduction.divisor != 1) reduction.output.div_(reduction.divisor);
   accumulate(reduction, reduction.output.to(parameters_.front().shard.scalar_type()));

@@ -74,7 +74,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::Nam
   for (const auto& parameter : parameters) group->add(parameter);
   const auto& own = group->options_;
   const auto place = own.share_memory ? share_parameters : gather_parameters;
-  group->memory_ = place(group->parameters_, group, own.shard_group, own.mp_policy.param_dtype);
+  group->memory_ = place(group->parameters_, group, own);
   for (auto& parameter : group->parameters_)
     parameter.shard.unsafeGetTensorImpl()->set_version_counter(group->version_);
   group->is_whole_ = group->is_shared();
@@ -165,14 +165,20 @@ void ParameterGroup::on_gradient_ready(std::size_t index) {
   if (!is_ready_[index]) ++ready_;
   is_ready_[index] = true;
   if (!requires_gradient_sync) return accumulate_in_reduce_dtype(parameters_[index]);
-  if (ready_ == trained_) reduce_ready();
+  if (ready_ == trained_) reduce();
 }
 
 bool ParameterGroup::is_current() const {
   return is_whole_ && is_valid_ && whole_version_ == version_.current_version();
 }
 
+void ParameterGroup::prefetch() {
+  prefetched_version_ = version_.current_version();
+  memory_->prefetch();
+}
+
 void ParameterGroup::make_whole() {
+  if (prefetched_version_ != version_.current_version()) memory_->drop_prefetch();
   memory_->make_whole();
   is_whole_ = is_valid_ = true;
   whole_version_ = version_.current_version();
@@ -185,13 +191,14 @@ bool ParameterGroup::make_current_in_shared_memory() {
 }
 
 void ParameterGroup::release() {
+  memory_->drop_prefetch();
   memory_->release();
   is_whole_ = is_shared();
 }
 
 void ParameterGroup::reshard() {
   const std::lock_guard lock(tree_->mutex);
-  if (is_shared()) tree_->run([&] { options_.shard_group.barrier(); });
+  if (is_shared()) tree_->wait_for_ranks(*this);
   release();
   invalidate();
 }

@@ -3,13 +3,12 @@
 
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/fsdp/fully_shard.h>
 
+#include "fsdp/group_options.h"
 #include "fsdp/parameter_memory.h"
 #include "fsdp/sharded_parameter.h"
 #include "nn/named_tensors.h"
@@ -17,15 +16,6 @@
 namespace lockstep::fsdp {
 
 struct Tree;
-
-struct GroupOptions {
-  ProcessGroup shard_group;
-  std::optional<ProcessGroup> replicas;
-  std::optional<bool> reshard_after_forward;
-  MixedPrecisionPolicy mp_policy;
-  bool share_memory = false;
-  std::source_location where;
-};
 
 // The parameters of one call of fully_shard(). The storages of the module's parameters own it. Functions
 // without a comment on threads run with the tree's mutex held, but for those that nothing else can call yet.
@@ -40,6 +30,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void move_to(std::shared_ptr<Tree> tree) { tree_ = std::move(tree); }
   const ProcessGroup& shard_group() const { return options_.shard_group; }
   const std::optional<ProcessGroup>& replicas() const { return options_.replicas; }
+  // Returns when all ranks have called it.
+  void barrier() const { options_.shard_group.barrier(options_.where); }
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   bool is_shared() const { return memory_->is_shared(); }
   std::string describe() const;  // "the group of layers.0.weight"
@@ -52,7 +44,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   // Whether the module's parameters exist and have the values of the shards.
   bool is_current() const;
-  void prefetch() { memory_->prefetch(); }
+  void prefetch();
   void make_whole();
   // If it is shared. Ranks neither read nor write the parameters meanwhile. Returns whether it has copied.
   bool make_current_in_shared_memory();
@@ -65,7 +57,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   // Gradients.
   void begin_backward();
-  void reduce_ready();      // those that are ready; nothing if there are none
+  void reduce();            // those that exist, also of earlier passes; nothing if there are none
   void finish_reduction();  // waits, and accumulates into the shards' gradients
   void end_backward();
   void zero_grad();
@@ -74,7 +66,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool reshard_after_forward() const;
   bool requires_gradient_sync = true;
   bool reshard_after_backward = true;
-  std::optional<bool>& reshard_after_forward_option() { return options_.reshard_after_forward; }
+  void set_reshard_after_forward(bool reshard) { options_.reshard_after_forward = reshard; }
 
   // The tree's notes on the order of use.
   int runs = 0;              // of operators on this group, in this forward
@@ -94,6 +86,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void check(const nn::NamedTensor& named) const;
   void watch_gradients();
   void accumulate_in_reduce_dtype(ShardedParameter& parameter);
+  bool has_gradient(const ShardedParameter& parameter) const;
   at::Tensor take_gradient(ShardedParameter& parameter);
   void accumulate(const Reduction& reduction, const at::Tensor& mean);
 
@@ -107,6 +100,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::optional<Reduction> reduction_;
   c10::VariableVersion version_;  // of all shards
   std::uint32_t whole_version_ = 0;
+  std::uint32_t prefetched_version_ = 0;
   bool is_valid_ = false;
   bool is_whole_ = false;
   at::Tensor no_gradient_;  // what an optimizer of the module's parameters finds

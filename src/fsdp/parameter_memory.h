@@ -4,8 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include <lockstep/comm/process_group.h>
-
+#include "fsdp/group_options.h"
 #include "fsdp/sharded_parameter.h"
 #include "nn/storage_guard.h"
 
@@ -34,23 +33,22 @@ class ParameterMemory {
   virtual bool is_shared() const = 0;
   // Starts what make_whole() waits for. Collective.
   virtual void prefetch() = 0;
+  // Waits for a prefetch() whose result is not needed.
+  virtual void drop_prefetch() = 0;
   // The module's parameters have the values of the shards. Collective.
   virtual void make_whole() = 0;
   // Frees the whole parameters.
   virtual void release() = 0;
 };
 
-// One copy for all ranks. `dtype`: of the module's parameters. Takes the parameters' values; sets their
-// shards and their storages. Collective.
+// One copy for all ranks. Takes the parameters' values; sets their shards and their storages. Collective.
 std::unique_ptr<ParameterMemory> share_parameters(std::vector<ShardedParameter>& parameters,
                                                   const std::shared_ptr<ParameterGroup>& owner,
-                                                  const ProcessGroup& group,
-                                                  std::optional<at::ScalarType> dtype);
+                                                  const GroupOptions& options);
 // Gathered before their use, and freed.
 std::unique_ptr<ParameterMemory> gather_parameters(std::vector<ShardedParameter>& parameters,
                                                    const std::shared_ptr<ParameterGroup>& owner,
-                                                   const ProcessGroup& group,
-                                                   std::optional<at::ScalarType> dtype);
+                                                   const GroupOptions& options);
 
 // The type of the module's tensor.
 at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype);

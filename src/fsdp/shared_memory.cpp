@@ -11,20 +11,22 @@ namespace {
 constexpr std::int64_t kOwner = 0;
 constexpr std::int64_t kAlignment = 64;
 
-at::Tensor map_on_all_ranks(const ProcessGroup& group, std::int64_t bytes) {
+at::Tensor map_on_all_ranks(const GroupOptions& options, std::int64_t bytes) {
+  const auto& group = options.shard_group;
   const auto backend = group.backend();
   auto& mapped = dynamic_cast<comm::MappedMemory&>(*backend);
   const auto place = at::zeros({1}, at::kLong);
   if (group.rank() == kOwner) place.fill_(mapped.allocate_mapped(static_cast<std::size_t>(bytes)));
-  group.broadcast(place, kOwner);
+  group.broadcast(place, kOwner, options.where);
   return mapped.map(kOwner, place.item<std::int64_t>(), static_cast<std::size_t>(bytes));
 }
 
 class SharedMemory final : public ParameterMemory {
  public:
   SharedMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
-               const ProcessGroup& group, std::optional<at::ScalarType> dtype)
-      : parameters_(parameters), rank_(group.rank()) {
+               const GroupOptions& options)
+      : parameters_(parameters), rank_(options.shard_group.rank()) {
+    const auto dtype = options.mp_policy.param_dtype;
     std::vector<std::int64_t> places;
     std::int64_t bytes = 0;
     for (const auto& parameter : parameters_) {
@@ -33,13 +35,14 @@ class SharedMemory final : public ParameterMemory {
           parameter.numel() * static_cast<std::int64_t>(c10::elementSize(whole_dtype(parameter, dtype)));
       bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
     }
-    const auto block = map_on_all_ranks(group, bytes);
+    const auto block = map_on_all_ranks(options, bytes);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       place(parameters_[i], block, places[i], owner, dtype);
   }
 
   bool is_shared() const override { return true; }
   void prefetch() override {}
+  void drop_prefetch() override {}
 
   // The caller keeps other ranks from reading and waits for their writes.
   void make_whole() override {
@@ -82,9 +85,8 @@ class SharedMemory final : public ParameterMemory {
 
 std::unique_ptr<ParameterMemory> share_parameters(std::vector<ShardedParameter>& parameters,
                                                   const std::shared_ptr<ParameterGroup>& owner,
-                                                  const ProcessGroup& group,
-                                                  std::optional<at::ScalarType> dtype) {
-  return std::make_unique<SharedMemory>(parameters, owner, group, dtype);
+                                                  const GroupOptions& options) {
+  return std::make_unique<SharedMemory>(parameters, owner, options);
 }
 
 }  // namespace lockstep::fsdp

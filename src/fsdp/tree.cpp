@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <utility>
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -16,19 +18,24 @@
 
 namespace lockstep::fsdp {
 
+namespace {
+
+// A forward has fewer uses of groups. More are forwards without backward, whose order teaches nothing.
+constexpr std::size_t kMostUses = 100'000;
+
+}  // namespace
+
 void Tree::check() const {
   if (!failure_.empty()) {
     throw_error<Error>(
-        "the parameters may have values of two steps, because a call of fully_shard() failed earlier: {}; "
-        "load "
-        "the last checkpoint into a new module",
+        "the parameters may have values of two steps, because the ranks did not finish the last one together "
+        "({}); load the last checkpoint into a new module",
         failure_);
   }
 }
 
 void Tree::use(ParameterGroup& group) {
-  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
-  if (in_backward) begin_backward();
+  if (torch::autograd::get_current_graph_task_id() != -1) begin_backward();
   if (current_ == &group && group.is_current()) return;
   if (current_ != &group) switch_to(group);
   make_current(group);
@@ -46,18 +53,21 @@ void Tree::make_current(ParameterGroup& group) {
 }
 
 void Tree::switch_to(ParameterGroup& group) {
-  ++group.runs;
-  order_.push_back(&group);
   current_ = &group;
-  if (backward_ != -1) return;
+  const bool learns = in_backward() || c10::GradMode::is_enabled();
+  if (learns && order_.size() < kMostUses) {
+    ++group.runs;
+    order_.push_back(&group);
+  }
+  if (in_backward()) return;
   for (auto* const other : groups) {
     if (other == &group || !other->is_whole() || !other->reshard_after_forward()) continue;
-    if (other->runs >= other->learned_runs) other->release();
+    if (!learns || other->runs >= other->learned_runs) other->release();
   }
 }
 
 void Tree::prefetch_after(const ParameterGroup& group) {
-  const auto& learned = backward_ == -1 ? forward_order_ : backward_order_;
+  const auto& learned = in_backward() ? backward_order_ : forward_order_;
   // Where this pass is in the learned order.
   const auto here = std::min(order_.size(), learned.size());
   if (here == 0 || learned[here - 1] != &group || here == learned.size()) return;
@@ -66,23 +76,18 @@ void Tree::prefetch_after(const ParameterGroup& group) {
 }
 
 void Tree::begin_backward() {
-  const auto number = torch::autograd::get_current_graph_task_id();
-  // A backward pass nested in this one has a higher number. A higher number outside of one means that the
-  // backward pass before has thrown.
-  if (backward_ != -1 && (number <= backward_ || ddp::in_nested_backward())) {
-    backward_ = std::min(number, backward_);
-    return;
-  }
+  if (in_backward()) return;  // also in a pass that is nested in it
   forward_order_ = std::exchange(order_, {});
   current_ = nullptr;
-  backward_ = number;
   for (auto* const group : groups) {
     group->learned_runs = std::exchange(group->runs, 0);
     group->begin_backward();
   }
-  const auto self = groups.front()->tree();
-  ddp::in_outer_backward([self] {
-    torch::autograd::Engine::get_default_engine().queue_callback([self] {
+  // Autograd destroys the callback, and with it the pass, without a call if the pass throws.
+  const auto pass = std::make_shared<char>();
+  pass_ = pass;
+  ddp::in_outer_backward([pass, self = groups.front()->tree()] {
+    torch::autograd::Engine::get_default_engine().queue_callback([pass, self] {
       const std::lock_guard lock(self->mutex);
       self->end_backward();
     });
@@ -90,42 +95,38 @@ void Tree::begin_backward() {
 }
 
 void Tree::end_backward() {
-  run([&] {
-    for (auto* const group : groups) group->reduce_ready();
-    for (auto* const group : groups) group->finish_reduction();
-    // Another rank may still read parameters that this rank's optimizer changes next.
-    const auto shared = std::ranges::find_if(groups, [](auto* group) { return group->is_shared(); });
-    if (shared != groups.end()) (*shared)->shard_group().barrier();
-  });
+  for (auto* const group : groups) group->reduce();
+  for (auto* const group : groups) group->finish_reduction();
+  // Another rank may still read parameters that this rank's optimizer changes next.
+  const auto shared = std::ranges::find_if(groups, [](auto* group) { return group->is_shared(); });
+  if (shared != groups.end()) wait_for_ranks(**shared);
   for (auto* const group : groups) group->end_backward();
   reducing_ = nullptr;
   backward_order_ = std::exchange(order_, {});
   current_ = nullptr;
-  backward_ = -1;
+  pass_.reset();
   for (auto* const group : groups) group->runs = 0;
 }
 
 void Tree::synchronize(const ParameterGroup& group) {
-  run([&] {
-    group.shard_group().barrier();
-    bool copied = false;
-    for (auto* const each : groups) copied = each->make_current_in_shared_memory() || copied;
-    if (copied) group.shard_group().barrier();
-  });
+  wait_for_ranks(group);
+  bool copied = false;
+  for (auto* const each : groups) copied = each->make_current_in_shared_memory() || copied;
+  if (copied) wait_for_ranks(group);
+}
+
+void Tree::wait_for_ranks(const ParameterGroup& group) {
+  try {
+    group.barrier();
+  } catch (const std::exception& error) {
+    failure_ = error.what();
+    throw;
+  }
 }
 
 void Tree::on_reduction(ParameterGroup& group) {
   auto* const before = std::exchange(reducing_, &group);
   if (before != nullptr && before != &group) before->finish_reduction();
-}
-
-void Tree::run(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const std::exception& error) {
-    failure_ = error.what();
-    throw;
-  }
 }
 
 void Tree::forget(const ParameterGroup& group) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -33,16 +33,17 @@ struct Tree {
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
   void check() const;
-  // Calls a function whose failure may leave parameters of two steps.
-  void run(const std::function<void()>& function);
+  // A barrier whose failure may leave parameters of two steps.
+  void wait_for_ranks(const ParameterGroup& group);
 
  private:
+  bool in_backward() const { return !pass_.expired(); }
   void switch_to(ParameterGroup& group);
   void prefetch_after(const ParameterGroup& group);
 
   std::string failure_;
   ParameterGroup* current_ = nullptr;
-  int backward_ = -1;  // autograd's number of the backward pass, or -1
+  std::weak_ptr<void> pass_;  // expired: no backward pass is under way
   ParameterGroup* reducing_ = nullptr;
   std::vector<ParameterGroup*> order_;          // in this pass
   std::vector<ParameterGroup*> forward_order_;  // in the last

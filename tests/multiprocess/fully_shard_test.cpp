@@ -195,7 +195,7 @@ const Scenario evaluation("fsdp_evaluation", [] {
       reference.zero_grad();
       ddp->forward(draw_tokens(number, context.rank()), true).backward();
       evaluate();
-      ours.sharded.reshard();
+      if (shared) ours.sharded.reshard();
       ours.optimizer.step();
       reference.step();
       evaluate();
@@ -204,6 +204,66 @@ const Scenario evaluation("fsdp_evaluation", [] {
   }
 });
 TEST(FullyShardEvaluation, SeesEveryStep) { expect_all_passed(run_ranks(evaluation)); }
+
+// The middle layer is in the learned order of backward, but not in that of a step with `detaches`.
+struct ThreeLayersImpl : torch::nn::Module {
+  ThreeLayersImpl() {
+    torch::manual_seed(2);
+    for (const auto* name : {"a", "b", "c"}) layers.push_back(register_module(name, torch::nn::Linear(6, 6)));
+  }
+  Tensor forward(const Tensor& x, bool detaches) {
+    auto hidden = layers[0](x).tanh();
+    if (detaches) hidden = hidden.detach();
+    return layers[2](layers[1](hidden).tanh()).pow(2).mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(ThreeLayers);
+
+const Scenario other_order("fsdp_other_order", [] {
+  const auto context = init({.backend = "shm"});
+  ThreeLayers plain, net;
+  DistributedDataParallel<ThreeLayers> ddp(plain, {.find_unused_parameters = true});
+  const FullyShardOptions options{.reshard_after_forward = true, .share_memory = false};
+  for (const auto& layer : net->layers) fully_shard(*layer, options);
+  const auto sharded = fully_shard(*net, options);
+  torch::optim::SGD reference(plain->parameters(), 0.5), optimizer(sharded.parameters(), 0.5);
+  for (int step = 0; step < 6; ++step) {
+    const auto x = torch::full({2, 6}, 0.1 * (context.rank() + step));
+    reference.zero_grad();
+    optimizer.zero_grad();
+    const auto expected = ddp->forward(x, step % 2 == 1);
+    const auto loss = net->forward(x, step % 2 == 1);
+    EXPECT_TRUE(loss.equal(expected)) << step;
+    expected.backward();
+    loss.backward();
+    reference.step();
+    optimizer.step();
+  }
+});
+TEST(FullyShardPrefetch, IsDroppedWhenItIsNotNeeded) { expect_all_passed(run_ranks(other_order)); }
+
+const Scenario exception("fsdp_exception", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    Step thrown({.share_memory = shared}), plain({.share_memory = shared});
+    for (int number = 0; number < 2; ++number) {
+      const auto hidden = thrown.net->embedding(draw_tokens(9, context.rank()));
+      hidden.register_hook([](const Tensor&) { throw std::runtime_error("in backward"); });
+      const auto loss =
+          thrown.net->norm(thrown.net->twice(hidden.narrow(2, 0, 5)).repeat({1, 1, 2}).narrow(2, 0, 6));
+      EXPECT_THROW(loss.sum().backward(), std::runtime_error);
+      thrown.net->zero_grad();
+      for (Step* step : {&thrown, &plain}) {
+        step->backward(context, number);
+        step->optimizer.step();
+      }
+      const auto left = thrown.sharded.parameters(), right = plain.sharded.parameters();
+      for (std::size_t i = 0; i < left.size(); ++i) EXPECT_TRUE(left[i].equal(right[i])) << i;
+    }
+  }
+});
+TEST(FullyShardException, LeavesNothingForTheNextStep) { expect_all_passed(run_ranks(exception)); }
 
 // Only rank 1's rows have a gradient that is not finite.
 const Scenario scaling("fsdp_scaling", [] {
@@ -264,7 +324,8 @@ const Scenario lost("fsdp_lost", [] {
   }
   if (context.rank() == 1) ::raise(SIGKILL);
   const auto forward = [&] { step.backward(context, 3); };
-  EXPECT_THAT(error_of<PeerLost>(forward), AllOf(HasSubstr("rank 1 (pid "), HasSubstr("is dead")));
+  EXPECT_THAT(error_of<PeerLost>(forward),
+              AllOf(HasSubstr("fully_shard_test.cpp:"), HasSubstr("rank 1 (pid "), HasSubstr("is dead")));
   EXPECT_THAT(error_of(forward), AllOf(HasSubstr("values of two steps"), HasSubstr("rank 1 (pid "),
                                        HasSubstr("load the last checkpoint")));
 });

@@ -75,7 +75,7 @@ def run_case(case):
         for part in range(accumulated):
             net.set_requires_gradient_sync(part == accumulated - 1)
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
-            loss = net(torch.randint(11, (2, 4)), step % 2 == 1)
+            loss = net(torch.randint(11, (2, 4)), (step + part) % 2 == 1)
             loss.backward()
             losses.append(loss.detach().float())
         optimizer.step()

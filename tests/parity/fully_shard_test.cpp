@@ -82,7 +82,7 @@ std::vector<Record> train(const Case& words, const Context& context) {
     for (int part = 0; part < accumulated; ++part) {
       sharded.set_requires_gradient_sync(part == accumulated - 1);
       torch::manual_seed(static_cast<std::uint64_t>(1000 * step + 10 * part + context.rank()));
-      const auto loss = net->forward(torch::randint(11, {2, 4}), step % 2 == 1);
+      const auto loss = net->forward(torch::randint(11, {2, 4}), (step + part) % 2 == 1);
       loss.backward();
       losses.values.push_back(loss.template item<float>());
       EXPECT_TRUE(std::isfinite(losses.values.back()));
@@ -138,6 +138,8 @@ TEST_P(FullyShardParity, ShardsGradientsAndLossesToTheLastBit) {
   const BothSides sides("parity/fully_shard.py", all_cases, cases(world_size), backend, world_size);
   ASSERT_FALSE(HasFailure());
   for (std::size_t i = 0; i < cases(world_size).size(); ++i) {
+    // From three ranks on, shm and gloo add in different orders.
+    if (backend == "shm" && world_size > 2 && !cases(world_size)[i].ends_with("mesh=hybrid")) continue;
     for (int rank = 0; rank < world_size; ++rank) {
       SCOPED_TRACE(fmt::format("{}, rank {} of {}", cases(world_size)[i], rank, world_size));
       const auto name = fmt::format("case{}", i);
@@ -149,9 +151,9 @@ TEST_P(FullyShardParity, ShardsGradientsAndLossesToTheLastBit) {
   }
 }
 
-// shm adds in the order of the ranks, gloo in another: at two ranks the same bits.
 INSTANTIATE_TEST_SUITE_P(WorldSize, FullyShardParity,
-                         ::testing::Values(std::pair{"gloo", 2}, std::pair{"gloo", 4}, std::pair{"shm", 2}),
+                         ::testing::Values(std::pair{"gloo", 2}, std::pair{"gloo", 4}, std::pair{"shm", 2},
+                                           std::pair{"shm", 4}),
                          [](const auto& each) {
                            return fmt::format("{}{}", each.param.first, each.param.second);
                          });

@@ -6,7 +6,7 @@
 
 #include <lockstep/comm/process_group.h>
 
-namespace lockstep::fsdp {
+namespace lockstep::comm {
 
 // Uninitialized memory from which the backend makes its calls without a copy, if it has such memory.
 inline at::Tensor memory_for_calls(const ProcessGroup& group, std::int64_t numel,
@@ -19,4 +19,4 @@ inline at::Tensor memory_for_calls(const ProcessGroup& group, std::int64_t numel
   return at::empty({numel}, options);
 }
 
-}  // namespace lockstep::fsdp
+}  // namespace lockstep::comm

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <optional>
+#include <source_location>
+
+#include <lockstep/comm/process_group.h>
+#include <lockstep/fsdp/fully_shard.h>
+
+namespace lockstep::fsdp {
+
+// What a call of fully_shard() means for its group.
+struct GroupOptions {
+  ProcessGroup shard_group;
+  std::optional<ProcessGroup> replicas;
+  std::optional<bool> reshard_after_forward;
+  MixedPrecisionPolicy mp_policy;
+  bool share_memory = false;
+  std::source_location where;  // of the call; collectives name it
+};
+
+}  // namespace lockstep::fsdp
