@@ -3,7 +3,6 @@
 // measure the overhead; with --mode only one of the two, to measure its memory. The Python counterpart is
 // pytorch/ddp_step.py.
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -28,18 +27,6 @@ struct Flags {
   int steps = 20;
   bool optimizer_in_backward = false;
 };
-
-// PSS: memory that two processes share counts half for each.
-double megabytes_now() {
-  std::ifstream file("/proc/self/smaps_rollup");
-  for (std::string word; file >> word;) {
-    if (word != "Pss:") continue;
-    double kibibytes = 0;
-    file >> kibibytes;
-    return kibibytes / 1024;
-  }
-  return 0;
-}
 
 // Records the peak memory when gradients are computed.
 void watch_gradient(const at::Tensor& tensor, const std::shared_ptr<double>& peak) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Training steps with AdamW under DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard(): time of
 // a step, and memory of all ranks. The Python counterpart is pytorch/sharded_step.py.
-#include <fstream>
 #include <iostream>
 
 #include <CLI/CLI.hpp>
@@ -22,18 +21,6 @@ struct Flags {
   std::string backend = "auto";
   int steps = 10;
 };
-
-// PSS: memory that two processes share counts half for each.
-double megabytes_now() {
-  std::ifstream file("/proc/self/smaps_rollup");
-  for (std::string word; file >> word;) {
-    if (word != "Pss:") continue;
-    double kibibytes = 0;
-    file >> kibibytes;
-    return kibibytes / 1024;
-  }
-  return 0;
-}
 
 double megabytes_of_all_ranks(const lockstep::Context& context) {
   context.barrier();

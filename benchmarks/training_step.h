@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -82,6 +83,18 @@ inline double seconds_of(const Step& step, double& loss) {
   const auto begin = Clock::now();
   loss = step();
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// PSS: memory that two processes share counts half for each.
+inline double megabytes_now() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;) {
+    if (word != "Pss:") continue;
+    double kibibytes = 0;
+    file >> kibibytes;
+    return kibibytes / 1024;
+  }
+  return 0;
 }
 
 inline double median(std::vector<double> values) {

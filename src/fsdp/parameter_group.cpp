@@ -32,7 +32,8 @@ class NoGradient final : public nn::StorageGuard {
       throw_error<ArgumentError>(
           "{}: after backward, the parameters of a module of fully_shard() have no gradients; give "
           "optimizers the "
-          "parameters() of the FSDPModule that it returned, and clip gradients with its clip_grad_norm_()",
+          "parameters() of the FSDPModule that it returned, and clip its gradients with "
+          "lockstep::clip_grad_norm_()",
           op);
     }
     return Views::guarded;

@@ -9,6 +9,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/ddp/utils.h>
 #include <lockstep/runtime/device_mesh.h>
 
 namespace lockstep {
@@ -57,12 +58,9 @@ class FSDPModule {
   std::vector<at::Tensor> parameters() const;
   std::vector<NamedParameter> named_parameters() const;
 
-  /// Undefines all gradients. `module->zero_grad()` does the same.
+  /// Undefines all gradients, as the optimizer's zero_grad() does. `module->zero_grad()` has this effect at
+  /// the next backward.
   void zero_grad() const;
-  /// Scales the gradients so that their norm over all ranks is at most `max_norm`, and returns the norm
-  /// before, which has the same bits on all ranks. Collective. PyTorch: `torch.nn.utils.clip_grad_norm_`.
-  double clip_grad_norm_(double max_norm, double norm_type = 2.0) const;
-
   /// Gathers the module's own parameters now; operators that use parameters do so by themselves. Collective.
   void unshard() const;
   /// Frees the module's gathered parameters. With shared parameters, returns when no rank reads them any
@@ -74,6 +72,7 @@ class FSDPModule {
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true) const;
   /// Whether parameters are freed during backward when their gradients are ready.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;
+  /// The option of fully_shard() for the following passes.
   void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true) const;
 
   /// Whether the ranks share one copy of the parameters.
@@ -81,6 +80,8 @@ class FSDPModule {
 
  private:
   friend FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
+                                std::source_location where);
+  friend double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
                                 std::source_location where);
   friend fsdp::Entries;
 
@@ -122,6 +123,14 @@ class FSDPModule {
 /// may not write to the module's parameters. Throws ArgumentError, naming the parameter and the caller's
 /// line.
 FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options = {},
+                       std::source_location where = std::source_location::current());
+
+/// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
+/// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored
+/// parameters do not count. Throws Error with error_if_nonfinite. To clamp each element, call
+/// `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
+/// `torch.nn.utils.clip_grad_norm_`.
+double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

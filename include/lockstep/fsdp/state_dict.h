@@ -14,7 +14,8 @@ struct StateDictOptions {
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
-  /// For set_...: rank 0 has whole tensors, and other ranks' dicts are not read.
+  /// For set_model_state_dict(): rank 0 has whole tensors, and other ranks' dicts are not read. Set by all
+  /// ranks. set_optimizer_state_dict() refuses it with ArgumentError.
   bool broadcast_from_rank0 = false;
 };
 
