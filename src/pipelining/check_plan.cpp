@@ -142,6 +142,11 @@ class MessageOrder {
   Lists sent_, received_;
 };
 
+bool needs_microbatch(ComputationType type) {
+  using enum ComputationType;
+  return type != UNSHARD && type != RESHARD && type != REDUCE_GRAD;
+}
+
 }  // namespace
 
 void check_plan(const Plan& plan) {
@@ -154,8 +159,11 @@ void check_plan(const Plan& plan) {
     for (std::size_t step = 0; step < actions.size(); ++step) {
       if (!actions[step]) continue;
       for_each_part(*actions[step], [&](const Action& part) {
-        if (!part.microbatch_index) return;
         const Place place{rank, step, part};
+        if (!part.microbatch_index) {
+          if (needs_microbatch(part.computation_type)) refuse_at(place, "it needs a micro-batch");
+          return;
+        }
         if (*part.microbatch_index < 0 || *part.microbatch_index >= plan.n_microbatches)
           refuse_at(place, fmt::format("the plan has the micro-batches 0 to {}", plan.n_microbatches - 1));
         follow(place, all.at(part), rank_of);

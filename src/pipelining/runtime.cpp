@@ -41,6 +41,35 @@ bool has_messages(const Plan& plan) {
   return false;
 }
 
+Plan with_messages(const Plan& plan) {
+  check_plan(plan);
+  return has_messages(plan) ? plan : add_comms(plan);
+}
+
+// Each stage has one REDUCE_GRAD, after its last backward.
+void check_reductions(const Plan& plan) {
+  std::vector<bool> reduced(static_cast<std::size_t>(plan.num_stages), false);
+  for (const auto& actions : plan.pipeline_order) {
+    for (const auto& action : actions) {
+      if (!action) continue;
+      for_each_part(*action, [&](const Action& part) {
+        const auto type = part.computation_type;
+        if (type != REDUCE_GRAD && type != FULL_BACKWARD && type != BACKWARD_WEIGHT) return;
+        auto&& done = reduced.at(static_cast<std::size_t>(part.stage_index));
+        if (done)
+          throw_error<ArgumentError>("the plan has {} after {}REDUCE_GRAD, which must be the last",
+                                     part.str(), part.stage_index);
+        done = type == REDUCE_GRAD;
+      });
+    }
+  }
+  const auto missing = std::find(reduced.begin(), reduced.end(), false);
+  if (missing != reduced.end())
+    throw_error<ArgumentError>(
+        "the plan has messages, but not {}REDUCE_GRAD; add_reduce_grad() adds it, and add_comms() everything",
+        missing - reduced.begin());
+}
+
 Tensors split_batch(const at::Tensor& tensor, int count, std::int64_t dim, const char* what) {
   if (!tensor.defined() || tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
     throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
@@ -56,12 +85,13 @@ class PipelineSchedule::Runtime {
   Runtime(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn,
           const PipelineScheduleOptions& options)
       : group_(pipeline_group(stages)),
-        plan_(has_messages(plan) ? plan : add_comms(plan)),
+        plan_(with_messages(plan)),
         loss_fn_(std::move(loss_fn)),
         options_(options),
         messages_(group_, plan_, device_of(stages)),
         shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
     simulate(plan_);
+    check_reductions(plan_);
     check_stages(stages);
     for (auto& stage : stages) stages_.emplace(stage.stage_index(), LocalStage(stage, plan_.n_microbatches));
   }
@@ -76,7 +106,7 @@ class PipelineSchedule::Runtime {
                     [&](const Action& part) { at_action(group_.rank(), part, [&] { perform(part); }); });
     }
     messages_.wait_for_sends();
-    if (backward) shared_.sum_tied();
+    if (backward) shared_.sum_tied(divisor());
     return finish(losses);
   }
 
@@ -114,6 +144,8 @@ class PipelineSchedule::Runtime {
                                  fmt::join(given, ", "), fmt::join(planned, ", "));
   }
 
+  double divisor() const { return options_.scale_grads ? plan_.n_microbatches : 1; }
+
   LocalStage* local(int stage) {
     const auto found = stages_.find(stage);
     return found == stages_.end() ? nullptr : &found->second;
@@ -134,6 +166,7 @@ class PipelineSchedule::Runtime {
     }
     const bool wants_target = local(plan_.num_stages - 1) && loss_fn_ && (*backward_ || target.defined());
     if (wants_target) targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
+    shared_.begin_run();
     if (*backward_) shared_.begin_step();
   }
 
@@ -163,7 +196,7 @@ class PipelineSchedule::Runtime {
         return messages_.send_backward(action, take_arrived(action.stage_index, microbatch));
       case REDUCE_GRAD:
         if (functions_.contains(REDUCE_GRAD)) return functions_[REDUCE_GRAD](action);
-        return shared_.reduce(action.stage_index, options_.scale_grads ? plan_.n_microbatches : 1);
+        return shared_.reduce(action.stage_index, divisor());
       default:
         backward(action);
     }
@@ -179,6 +212,11 @@ class PipelineSchedule::Runtime {
     if (outputs.size() != 1)
       throw_error<ArgumentError>("the last stage returns {} tensors; a loss has one output", outputs.size());
     const auto loss = loss_fn_(outputs.front(), targets_[index]);
+    if (!loss.defined() || loss.numel() != 1)
+      throw_error<ArgumentError>("the loss has {} elements; it must have one, e.g. by mean()",
+                                 loss.defined() ? loss.numel() : 0);
+    if (*backward_ && !loss.requires_grad())
+      throw_error<ArgumentError>("the loss does not depend on parameters, so it has no gradients");
     losses_[index] = loss.detach();
     if (*backward_) local(stage)->set_loss(microbatch, loss);
   }

@@ -51,13 +51,31 @@ void average(const Tensors& parameters, const ProcessGroup& group) {
 SharedGradients::SharedGradients(ProcessGroup group, std::vector<PipelineStage> stages, int first_tag)
     : group_(std::move(group)), stages_(std::move(stages)), first_tag_(first_tag) {}
 
+void SharedGradients::begin_run() {
+  if (std::exchange(is_prepared_, true)) return;
+  const c10::NoGradGuard no_grad;
+  copy_replicas();
+  find_tied();
+  copy_tied();
+}
+
 void SharedGradients::begin_step() {
   waiting_.clear();
   for (const auto& stage : stages_)
     for (const auto& parameter : parameters_of(stage)) ++waiting_[parameter.unsafeGetTensorImpl()];
-  if (std::exchange(tied_known_, true)) return;
-  find_tied();
-  copy_tied();
+  for (auto& [name, tied] : tied_) {
+    if (tied.parameter.defined() && tied.owners.size() > 1)
+      tied.before = std::exchange(tied.parameter.mutable_grad(), {});
+  }
+}
+
+void SharedGradients::copy_replicas() const {
+  for (const auto& stage : stages_) {
+    const auto& group = stage.options().data_parallel_group;
+    if (!group) continue;
+    for (const auto& tensors : {stage.submodule()->parameters(), stage.submodule()->buffers()})
+      for (const auto& tensor : tensors) group->broadcast(tensor.detach(), 0);
+  }
 }
 
 void SharedGradients::reduce(int stage_index, double divisor) {
@@ -117,15 +135,17 @@ Tensors SharedGradients::exchange(const Tied& tied, const at::Tensor& own, int t
       continue;
     }
     all.push_back(at::empty_like(own));
-    works.push_back(group_.send_async(own, rank, tag));
+    // NCCL runs the messages of two ranks one after the other.
+    const bool sends_first = group_.rank() < rank;
+    if (sends_first) works.push_back(group_.send_async(own, rank, tag));
     works.push_back(group_.recv_async(all.back(), rank, tag));
+    if (!sends_first) works.push_back(group_.send_async(own, rank, tag));
   }
   for (auto& work : works) work.wait();
   return all;
 }
 
 void SharedGradients::copy_tied() {
-  const c10::NoGradGuard no_grad;
   int tag = first_tag_;
   for (const auto& [name, tied] : tied_) {
     ++tag;
@@ -135,10 +155,10 @@ void SharedGradients::copy_tied() {
   }
 }
 
-void SharedGradients::sum_tied() {
+void SharedGradients::sum_tied(double divisor) {
   const c10::NoGradGuard no_grad;
   int tag = first_tag_;
-  for (const auto& [name, tied] : tied_) {
+  for (auto& [name, tied] : tied_) {
     ++tag;
     if (!tied.parameter.defined() || tied.owners.size() < 2) continue;
     auto& gradient = tied.parameter.mutable_grad();
@@ -146,6 +166,7 @@ void SharedGradients::sum_tied() {
     const auto all = exchange(tied, gradient.contiguous().clone(), tag);
     auto sum = all.front().clone();
     for (std::size_t i = 1; i < all.size(); ++i) sum.add_(all[i]);
+    if (tied.before.defined()) sum.add_(std::exchange(tied.before, {}).div_(divisor));
     gradient.copy_(sum);
   }
 }

@@ -18,8 +18,10 @@ class SharedGradients {
 
   // Once for each stage in a step. A parameter that several stages of this rank have waits for the last.
   void reduce(int stage_index, double divisor);
-  // After reduce() of all stages.
-  void sum_tied();
+  // After reduce() of all stages, with the same divisor.
+  void sum_tied(double divisor);
+  // Before the first run: replicas of a stage, and stages with the same parameter, have the same values.
+  void begin_run();
   void begin_step();
 
  private:
@@ -29,8 +31,10 @@ class SharedGradients {
   struct Tied {
     at::Tensor parameter;       // undefined: not on this rank
     std::vector<Owner> owners;  // by stage
+    at::Tensor before = {};     // the gradient of earlier steps, equal on all owners
   };
 
+  void copy_replicas() const;
   void find_tied();
   void copy_tied();
   // Each owner's tensor, by stage, of which `own` is this rank's.
@@ -39,7 +43,7 @@ class SharedGradients {
   ProcessGroup group_;
   std::vector<PipelineStage> stages_;
   int first_tag_;
-  bool tied_known_ = false;
+  bool is_prepared_ = false;
   std::map<std::string, Tied> tied_;
   std::map<const c10::TensorImpl*, int> waiting_;  // local stages that have not been reduced
 };

@@ -163,6 +163,10 @@ const Scenario data_parallel("pipelining data parallel", [] {
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "pp"}});
   const auto pipeline = mesh["pp"].get_group();
   auto module = make_stage(pipeline.rank());
+  if (mesh.get_local_rank("dp") == 1) {  // the first run copies the other replica
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : module->parameters()) parameter.add_(1);
+  }
   ScheduleInterleavedZeroBubble schedule(
       {PipelineStage(module, pipeline.rank(), 2,
                      {.group = pipeline, .data_parallel_group = mesh["dp"].get_group()})},
@@ -195,13 +199,17 @@ const Scenario tied("pipelining tied", [] {
   const Embedding first(false), last(true);
   const auto mine = context.rank() == 0 ? first : last;
   Schedule1F1B schedule(PipelineStage(mine, context.rank(), 2, {.tied_parameters = {{"wte", mine->weight}}}),
-                        2, [](const Tensor& y, const Tensor& t) { return torch::cross_entropy_loss(y, t); });
+                        2, [](const Tensor& y, const Tensor& t) { return torch::cross_entropy_loss(y, t); },
+                        {.scale_grads = false});
   const auto x = torch::randint(7, {6}), target = torch::randint(7, {6});
-  schedule.step({x}, target);
+  schedule.eval({x}, target);
   const auto weight = first->weight.detach().clone().requires_grad_();
   EXPECT_TRUE(mine->weight.equal(weight));
   torch::cross_entropy_loss(weight.index({x}).mm(weight.t()), target).backward();
-  EXPECT_TRUE(mine->weight.grad().allclose(weight.grad(), 1e-5, 1e-7));
+  for (int step = 1; step <= 2; ++step) {
+    schedule.step({x}, target);
+    EXPECT_TRUE(mine->weight.grad().allclose(2 * step * weight.grad(), 1e-5, 1e-7)) << step;
+  }
 });
 TEST(Pipelining, TiedParametersStartEqualAndHaveTheSumOfGradients) { expect_all_passed(run_ranks(tied)); }
 
@@ -242,6 +250,9 @@ TEST(Pipelining, StagesThatDoNotFit) {
   const auto refused = [&](std::vector<PipelineStage> stages) {
     return error_of<ArgumentError>([&] { PipelineSchedule(stages, plan, loss_of); });
   };
+  const auto refused_plan = [&](const Plan& other) {
+    return error_of<ArgumentError>([&] { PipelineSchedule({{layer, 0, 4}, {layer, 2, 4}}, other, loss_of); });
+  };
   EXPECT_THAT(refused({{layer, 0, 4}, {layer, 1, 4}}),
               HasSubstr("rank 0 has the stages 0, 1; the plan puts 0, 2"));
   EXPECT_THAT(refused({{layer, 0, 2}, {layer, 2, 4}}),
@@ -253,6 +264,14 @@ TEST(Pipelining, StagesThatDoNotFit) {
                               {});
               }),
               HasSubstr("set data_parallel_group"));
+  EXPECT_THAT(refused_plan(add_send_recv(plan)), HasSubstr("not 0REDUCE_GRAD; add_reduce_grad() adds it"));
+  auto early = add_comms(plan);
+  auto& actions = early.pipeline_order.front();
+  actions.insert(actions.begin(), Action{.stage_index = 0, .computation_type = ComputationType::REDUCE_GRAD});
+  EXPECT_THAT(refused_plan(early), HasSubstr("after 0REDUCE_GRAD, which must be the last"));
+  auto shorter = plan;
+  shorter.n_microbatches = 1;
+  EXPECT_THAT(refused_plan(shorter), HasSubstr("the plan has the micro-batches 0 to 0"));
   PipelineSchedule schedule({{layer, 0, 4}, {layer, 2, 4}}, plan);
   EXPECT_THAT(error_of<ArgumentError>([&] {
                 schedule.step({torch::ones({4, 3})});
@@ -261,6 +280,18 @@ TEST(Pipelining, StagesThatDoNotFit) {
   EXPECT_THAT(
       error_of<ArgumentError>([&] { schedule.register_custom_function(ComputationType::FORWARD, {}); }),
       HasSubstr("not F"));
+}
+
+TEST(Pipelining, ALossHasOneElementAndAHistory) {
+  const auto context = init({.backend = "fake", .world_size = 1, .rank = 0});
+  const auto message = [&](const LossFunction& loss_fn) {
+    Schedule1F1B schedule(PipelineStage(torch::nn::Linear(3, 3), 0, 1), 2, loss_fn);
+    return error_of<ArgumentError>([&] { schedule.step({torch::ones({4, 3})}, torch::ones({4, 3})); });
+  };
+  EXPECT_THAT(message([](const Tensor& y, const Tensor& t) { return (y - t).pow(2); }),
+              HasSubstr("action 0F0: the loss has 6 elements"));
+  EXPECT_THAT(message([](const Tensor& y, const Tensor&) { return y.detach().mean(); }),
+              HasSubstr("action 0F0: the loss does not depend on parameters"));
 }
 
 TEST(Pipelining, ErrorsNameRankStageMicroBatchAndAction) { expect_all_passed(run_ranks(failures)); }

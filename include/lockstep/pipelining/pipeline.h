@@ -30,9 +30,10 @@ struct PipelineStageOptions {
   /// The ranks of the pipeline. Default: the default group.
   std::optional<ProcessGroup> group = {};
   /// The ranks that train the same stage on other data, e.g. mesh["dp"].get_group(). REDUCE_GRAD averages the
-  /// gradients of the stage over them, once in each step.
+  /// gradients of the stage over them, once in each step. The first run copies parameters and buffers from
+  /// rank 0 of this group to the others, as DistributedDataParallel does.
   std::optional<ProcessGroup> data_parallel_group = {};
-  /// Parameters that are the same in several stages, by a name that these stages agree on. The first step
+  /// Parameters that are the same in several stages, by a name that these stages agree on. The first run
   /// copies the values of the lowest stage to the others; each step sums the gradients, in the order of the
   /// stages. Not in PyTorch.
   std::map<std::string, at::Tensor> tied_parameters = {};
@@ -136,19 +137,22 @@ struct PipelineScheduleOptions {
   std::int64_t chunk_dim = 0;
 };
 
-/// The loss of a micro-batch from the output of the last stage and the target.
+/// The loss of a micro-batch from the output of the last stage and the target: a tensor with one element.
 using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
 /// Runs a plan. PyTorch: `PipelineScheduleMulti`, and `_PipelineScheduleRuntime` for a plan of your own.
 ///
 /// All ranks of the group make schedules with the same plan and call step() and eval() the same number of
-/// times, from one thread. The first step of a kind exchanges the shapes between stages; later ones must have
-/// the same. Errors name rank, stage, micro-batch and action, and keep the type of what caused them; waits
-/// end with the group's timeout. After an error the schedule cannot go on.
+/// times, from one thread. The first step(), and the first one after eval(), exchanges the shapes between
+/// stages, as eval() does; further ones must have the same shapes, dtypes and requires_grad. An error in an
+/// action names rank, stage, micro-batch and action. ArgumentError, TimeoutError, PeerLost and DesyncError
+/// keep their type, others become Error; waits end with the group's timeout. After an error in an action the
+/// schedule cannot go on.
 class PipelineSchedule {
  public:
   /// `stages`: those that `plan` has on this rank. Without SEND and RECV, add_comms() adds them. Checks the
-  /// plan with simulate(). Throws ArgumentError.
+  /// plan with simulate(). With them, each stage has a REDUCE_GRAD after its last backward. Throws
+  /// ArgumentError.
   PipelineSchedule(std::vector<PipelineStage> stages, const Plan& plan, LossFunction loss_fn = {},
                    const PipelineScheduleOptions& options = {});
   ~PipelineSchedule();
