@@ -116,6 +116,11 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     if (const auto earlier = group_of(each.tensor)) {
       move_into(tree, earlier);
     } else if (!ignored(each.tensor)) {
+      if (nn::guard_of(each.tensor) != nullptr) {
+        throw_error<ArgumentError>(
+            "{}:{}: fully_shard(): {} is in a plan of parallelize_module(); give it in ignored_params",
+            where.file_name(), where.line(), each.name);
+      }
       own.push_back(each);
     }
   }

@@ -1,275 +1,57 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <algorithm>
-#include <utility>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
-
-#include <lockstep/base/error.h>
-#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/state_dict.h>
-#include <lockstep/runtime/default_group.h>
 
-#include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
+#include "fsdp/sharded_state_dict.h"
 
 namespace lockstep {
 namespace fsdp {
 
-// What FSDPModule knows about one of its parameters.
-struct ParameterEntry {
-  std::string name;
-  const ShardedParameter* parameter = nullptr;  // nullptr: it is not sharded
-  const ProcessGroup* ranks = nullptr;
-  at::Tensor rows = {};  // its shard, or the whole parameter
-};
-
+// What FSDPModule knows about its parameters.
 struct Entries {
-  static std::vector<ParameterEntry> parameters(const FSDPModule& module) {
-    std::vector<ParameterEntry> all;
+  static StateEntries of(const FSDPModule& module) {
+    StateEntries all{.owner = "the FSDPModule's", .parameters = {}, .buffers = {}};
     for (const auto& entry : module.entries_) {
-      if (entry.group) {
-        const auto& parameter = entry.group->parameters()[entry.index];
-        all.push_back({entry.name, &parameter, &entry.group->shard_group(), parameter.shard});
-      } else {
-        all.push_back({.name = entry.name, .rows = entry.ignored});
+      if (!entry.group) {
+        all.parameters.push_back({entry.name, entry.ignored, entry.ignored.sizes().vec()});
+        continue;
       }
+      const auto& parameter = entry.group->parameters()[entry.index];
+      const auto& ranks = entry.group->shard_group();
+      const Cut cut{ranks, 0, parameter.first_row(ranks.rank()), parameter.chunk};
+      all.parameters.push_back({entry.name, parameter.shard, parameter.sizes, cut});
     }
+    for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
     return all;
   }
   // Returns when no rank reads the parameters.
   static void reshard(const FSDPModule& module) {
     for (const auto& group : module.groups(true)) group->reshard();
   }
-  static const std::vector<FSDPModule::NamedParameter>& buffers(const FSDPModule& module) {
-    return module.buffers_;
-  }
 };
 
 }  // namespace fsdp
 
-namespace {
-
 using fsdp::Entries;
-using fsdp::ParameterEntry;
-
-// The rows of all ranks.
-at::Tensor gather_rows(const at::Tensor& rows, const ParameterEntry& entry) {
-  const auto& parameter = *entry.parameter;
-  auto sizes = parameter.sizes;
-  sizes.front() = parameter.chunk;
-  const auto padded = at::zeros(sizes, rows.options().requires_grad(false));
-  padded.narrow(0, 0, rows.size(0)).copy_(rows);
-  sizes.front() *= entry.ranks->size();
-  const auto all = at::empty(sizes, padded.options());
-  entry.ranks->all_gather_into_tensor(all, padded);
-  return all.narrow(0, 0, parameter.sizes.front());
-}
-
-// A tensor of the parameter's rows as an entry of a state dict.
-Value to_value(const at::Tensor& tensor, const ParameterEntry& entry, const StateDictOptions& options) {
-  auto rows = tensor.detach();
-  const bool is_sharded = entry.parameter != nullptr;
-  if (is_sharded && options.full_state_dict) rows = gather_rows(rows, entry);
-  if (options.cpu_offload) rows = rows.to(at::kCPU);
-  if (!is_sharded || options.full_state_dict) return rows;
-  std::vector<std::int64_t> offsets(entry.parameter->sizes.size(), 0);
-  offsets.front() = entry.parameter->first_row(entry.ranks->rank());
-  ShardedTensor sharded{.size = entry.parameter->sizes, .dtype = rows.scalar_type()};
-  if (rows.numel() > 0) sharded.local_shards.push_back({rows, std::move(offsets)});
-  return sharded;
-}
-
-bool is_left_out(const StateDictOptions& options) {
-  return options.full_state_dict && options.cpu_offload && get_rank() != 0;
-}
-
-// This rank's rows of an entry of a state dict; the whole tensor if the parameter is not sharded.
-at::Tensor rows_of(const Value& value, const ParameterEntry& entry, const std::string& key) {
-  const auto* const sharded = value.get_if<ShardedTensor>();
-  if (sharded == nullptr) {
-    const auto& whole = value.as_tensor();
-    const auto sizes = entry.parameter != nullptr ? entry.parameter->sizes : entry.rows.sizes().vec();
-    if (whole.sizes() != at::IntArrayRef(sizes)) {
-      throw_error<CheckpointError>("{} has the shape {}, but the module's is {}", key,
-                                   repr(Size{whole.sizes().vec()}), repr(Size{sizes}));
-    }
-    if (entry.parameter == nullptr) return whole;
-    const auto rank = entry.ranks->rank();
-    return whole.narrow(0, entry.parameter->first_row(rank), entry.parameter->rows(rank));
-  }
-  if (entry.rows.numel() == 0) return at::empty(entry.rows.sizes(), entry.rows.options());
-  const auto first = entry.parameter != nullptr ? entry.parameter->first_row(entry.ranks->rank()) : 0;
-  for (const auto& [tensor, offsets] : sharded->local_shards) {
-    if (tensor.sizes() == entry.rows.sizes() && offsets.front() == first) return tensor;
-  }
-  throw_error<CheckpointError>(
-      "{} has no part with this rank's rows ({} from row {}); load the checkpoint into the dict that "
-      "get_model_state_dict() or get_optimizer_state_dict() returns",
-      key, entry.rows.size(0), first);
-}
-
-void copy_rows(const at::Tensor& rows, const at::Tensor& target) {
-  const c10::NoGradGuard no_gradients;
-  if (rows.data_ptr() != target.data_ptr() || rows.numel() == 0) target.copy_(rows);
-}
-
-// Rank 0's tensor on all ranks. `sizes` and `options` are of the whole tensor.
-at::Tensor broadcast(const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
-  const auto whole = get_rank() == 0 ? tensor.to(options).contiguous() : at::empty(sizes, options);
-  default_group().broadcast(whole, 0);
-  return whole;
-}
-
-Value broadcast_entry(const Value* value, const ParameterEntry& entry) {
-  const auto sizes = entry.parameter != nullptr ? entry.parameter->sizes : entry.rows.sizes().vec();
-  return broadcast(value != nullptr ? value->as_tensor() : at::Tensor(), sizes,
-                   entry.rows.options().requires_grad(false));
-}
-
-const ParameterEntry& entry_of(const std::vector<ParameterEntry>& entries, const at::Tensor& parameter) {
-  for (const auto& entry : entries) {
-    if (entry.rows.is_same(parameter)) return entry;
-  }
-  throw_error<ArgumentError>(
-      "the optimizer has a parameter that is none of the FSDPModule's parameters(); construct it from these");
-}
-
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
-
-// PyTorch: `_init_optim_state`.
-void create_states(torch::optim::Optimizer& optimizer) {
-  if (!optimizer.state().empty()) return;
-  const auto parameters = parameters_of(optimizer);
-  for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) {
-      throw_error<ArgumentError>(
-          "the optimizer has gradients but no states; save or load before the first backward, or after a "
-          "step");
-    }
-  }
-  std::vector<double> rates;
-  for (auto& group : optimizer.param_groups()) {
-    rates.push_back(group.options().get_lr());
-    group.options().set_lr(0);
-  }
-  for (const auto& parameter : parameters) {
-    if (parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
-  }
-  optimizer.step();
-  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-  for (std::size_t i = 0; i < rates.size(); ++i) optimizer.param_groups()[i].options().set_lr(rates[i]);
-}
-
-// Replaces the parameters of each group by `rename(parameter)`.
-template <class Rename>
-List renamed_groups(const Value& groups, const Rename& rename) {
-  List result;
-  for (const auto& group : groups.as_items()) {
-    Dict renamed = group.as_dict();
-    List names;
-    for (const auto& parameter : group["params"].as_items()) names.items.push_back(rename(parameter));
-    renamed.set("params", names);
-    result.items.emplace_back(std::move(renamed));
-  }
-  return result;
-}
-
-bool has_rows(const std::string& key, const Value& value, const ParameterEntry& entry) {
-  const auto* const tensor = value.get_if<at::Tensor>();
-  return tensor != nullptr && key != "step" && tensor->sizes() == entry.rows.sizes();
-}
-
-}  // namespace
 
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options) {
-  auto dict = ordered_dict();
-  for (const auto& entry : Entries::parameters(module)) {
-    auto value = to_value(entry.rows, entry, options);
-    if (!is_left_out(options)) dict.set(entry.name, std::move(value));
-  }
-  for (const auto& [name, buffer] : Entries::buffers(module)) {
-    if (is_left_out(options)) continue;
-    dict.set(name, options.cpu_offload ? buffer.detach().to(at::kCPU) : buffer.detach());
-  }
-  return dict;
+  return fsdp::model_state_dict(Entries::of(module), options);
 }
 
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
                           const StateDictOptions& options) {
-  const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
   Entries::reshard(module);
-  const auto set = [&](const ParameterEntry& entry) {
-    const auto* const value = reads ? &model_state_dict.at(entry.name) : nullptr;
-    const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;
-    copy_rows(rows_of(own, entry, entry.name), entry.rows.detach());
-  };
-  for (const auto& entry : Entries::parameters(module)) set(entry);
-  for (const auto& [name, buffer] : Entries::buffers(module)) set({.name = name, .rows = buffer});
+  fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
 }
 
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const StateDictOptions& options) {
-  create_states(optimizer);
-  const auto entries = Entries::parameters(module);
-  const auto parameters = parameters_of(optimizer);
-  const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
-    return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
-  };
-  const auto own = state_dict(optimizer);
-  Dict states;
-  for (const auto& [index, values] : own.at("state").as_dict()) {
-    const auto& entry = entry_at(index);
-    Dict state;
-    for (const auto& [key, value] : values.as_dict()) {
-      const bool sharded = has_rows(key.as_string(), value, entry);
-      state.set(key, sharded ? to_value(value.as_tensor(), entry, options) : value);
-    }
-    states.set(entry.name, std::move(state));
-  }
-  if (is_left_out(options)) return {};
-  const auto name = [&](const Value& index) { return Value(entry_at(index).name); };
-  return {{"state", std::move(states)}, {"param_groups", renamed_groups(own.at("param_groups"), name)}};
+  return fsdp::optimizer_state_dict(Entries::of(module), optimizer, options);
 }
 
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options) {
-  if (options.broadcast_from_rank0) {
-    throw_error<ArgumentError>(
-        "set_optimizer_state_dict(): broadcast_from_rank0 is for models only; load whole tensors on every "
-        "rank, "
-        "or a folder with distributed_checkpoint::load()");
-  }
-  const auto entries = Entries::parameters(module);
-  const auto parameters = parameters_of(optimizer);
-  Dict states;
-  Dict indices;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto& entry = entry_of(entries, parameters[i]);
-    indices.set(entry.name, static_cast<std::int64_t>(i));
-    const auto* const saved = optim_state_dict.at("state").as_dict().find(entry.name);
-    if (saved == nullptr) continue;
-    Dict state;
-    for (const auto& [key, value] : saved->as_dict()) {
-      const auto* const whole = value.get_if<at::Tensor>();
-      const bool sharded = value.is<ShardedTensor>() || (whole != nullptr && key.as_string() != "step" &&
-                                                         entry.parameter != nullptr && whole->dim() > 0);
-      const auto path = entry.name + "." + key.as_string();
-      state.set(key, sharded ? Value(rows_of(value, entry, path)) : value);
-    }
-    states.set(static_cast<std::int64_t>(i), std::move(state));
-  }
-  const auto index = [&](const Value& name) { return indices.at(name); };
-  load_state_dict(optimizer,
-                  Dict{{"state", std::move(states)},
-                       {"param_groups", renamed_groups(optim_state_dict.at("param_groups"), index)}});
+  fsdp::load_optimizer_state_dict(Entries::of(module), optimizer, optim_state_dict, options);
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
@@ -117,8 +118,13 @@ Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group)
   for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
   return nn::functional::record(
       "SummedGradientsBackward", tensors, std::move(outputs), [=](Tensors gradients) -> Tensors {
-        // Not one call with all: over gloo the bits depend on a number's place in the call.
         Tensors sums;
+        if (c10::GradMode::is_enabled()) {
+          for (const auto& gradient : gradients)
+            sums.push_back(redistribute(gradient, group, {Partial(), Replicate(), Replicate(), Partial()}));
+          return sums;
+        }
+        // Not one call with all: over gloo the bits depend on a number's place in the call.
         std::vector<Work> works;
         for (const auto& gradient : gradients) {
           sums.push_back(gradient.clone(at::MemoryFormat::Contiguous));

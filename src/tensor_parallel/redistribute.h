@@ -30,7 +30,7 @@ struct Route {
 
 at::Tensor redistribute(const at::Tensor& tensor, const ProcessGroup& group, const Route& route);
 
-// The tensors themselves, whose gradients are summed over the ranks. They are differentiated once.
+// The tensors themselves, whose gradients are summed over the ranks.
 std::vector<at::Tensor> with_summed_gradients(const std::vector<at::Tensor>& tensors,
                                               const ProcessGroup& group);
 

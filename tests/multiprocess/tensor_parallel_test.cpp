@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/checkpoint/distributed_checkpoint.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/tensor_parallel/layers.h>
@@ -12,6 +15,7 @@
 #include "support/error_of.h"
 #include "support/parallel_net.h"
 #include "support/ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -58,15 +62,19 @@ void expect_close(const torch::nn::Module& net, const torch::nn::Module& expecte
   }
 }
 
-void train_beside_one_process(const tp::ParallelizePlan& plan, bool parallel_loss) {
-  const auto context = init({.backend = "shm"});
-  const auto mesh = init_device_mesh({context.world_size()}, {.mesh_dim_names = {"tp"}});
+// One net in one process, and one that starts differently on each rank but the first.
+std::pair<ParallelNet, ParallelNet> make_nets() {
   torch::manual_seed(7);
   ParallelNet expected;
-  expected->to(torch::kDouble);
-  torch::manual_seed(static_cast<std::uint64_t>(7 + context.rank()));
+  torch::manual_seed(static_cast<std::uint64_t>(7 + get_rank()));
   ParallelNet net;
+  expected->to(torch::kDouble);
   net->to(torch::kDouble);
+  return {expected, net};
+}
+
+void train_beside_one_process(const tp::ParallelizePlan& plan, bool parallel_loss, const DeviceMesh& mesh) {
+  auto [expected, net] = make_nets();
   tp::parallelize_module(*net, mesh, plan);
   torch::optim::AdamW optimizer(net->parameters(), 1e-2), reference(expected->parameters(), 1e-2);
   for (int step = 0; step < 20; ++step) {
@@ -88,22 +96,214 @@ void train_beside_one_process(const tp::ParallelizePlan& plan, bool parallel_los
   }
 }
 
-const Scenario tensor_parallel_steps("tensor_parallel_steps",
-                                     [] { train_beside_one_process(tensor_plan(), false); });
-const Scenario sequence_parallel_steps("sequence_parallel_steps",
-                                       [] { train_beside_one_process(sequence_plan(), true); });
+const Scenario steps_like_one_process("steps_like_one_process", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({context.world_size()}, {.mesh_dim_names = {"tp"}});
+  train_beside_one_process(tensor_plan(), false, mesh);
+  train_beside_one_process(sequence_plan(), true, mesh);
+});
 
 class TensorParallel : public ::testing::TestWithParam<int> {};
 
 TEST_P(TensorParallel, TrainsAsOneProcess) {
-  expect_all_passed(run_ranks(tensor_parallel_steps, {.world_size = GetParam()}));
-}
-
-TEST_P(TensorParallel, TrainsAsOneProcessOnPartsOfTheSequence) {
-  expect_all_passed(run_ranks(sequence_parallel_steps, {.world_size = GetParam()}));
+  expect_all_passed(run_ranks(steps_like_one_process, {.world_size = GetParam()}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallel, ::testing::Values(2, 4));
+
+// Two replicas of two ranks; then the state goes to one process and to four ranks.
+const Scenario data_parallel("tensor_parallel_data_parallel", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "tp"}});
+  auto [expected, net] = make_nets();
+  tp::parallelize_module(*net, mesh["tp"], sequence_plan());
+  DistributedDataParallel<ParallelNet> ddp(net, {}, mesh["dp"].get_group());
+  torch::optim::AdamW optimizer(net->parameters(), 1e-2), reference(expected->parameters(), 1e-2);
+  for (int step = 0; step < 4; ++step) {
+    const auto [tokens, target] = draw_batch(step, mesh.get_local_rank("dp"));
+    optimizer.zero_grad();
+    reference.zero_grad();
+    tp::loss_parallel(flat(ddp->forward(tokens)), target, mesh["tp"]).backward();
+    for (int replica = 0; replica < 2; ++replica) {
+      const auto [all_tokens, all_target] = draw_batch(step, replica);
+      (F::cross_entropy(flat(expected->forward(all_tokens)), all_target) / 2).backward();
+    }
+    const auto norm = clip_grad_norm_(*net, 0.1);
+    EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(expected->parameters(), 0.1), 1e-6);
+    expect_close(*net, *expected, mesh["tp"]);
+    optimizer.step();
+    reference.step();
+  }
+  const auto full = get_model_state_dict(*net, {.full_state_dict = true});
+  for (const auto& item : expected->named_parameters())
+    EXPECT_TRUE(full.at(item.key()).as_tensor().allclose(item.value().detach(), 0, 1e-6)) << item.key();
+
+  const std::string folder = std::getenv("LOCKSTEP_TEST_CHECKPOINT");
+  distributed_checkpoint::save(
+      {{"model", get_model_state_dict(*net)}, {"optimizer", get_optimizer_state_dict(*net, optimizer)}},
+      folder, {}, default_group());
+  const auto all = init_device_mesh({4});
+  auto [alone, wide] = make_nets();
+  tp::parallelize_module(*wide, all, tensor_plan());
+  torch::optim::AdamW continued(wide->parameters(), 1e-2);
+  Dict state{{"model", get_model_state_dict(*wide)},
+             {"optimizer", get_optimizer_state_dict(*wide, continued)}};
+  distributed_checkpoint::load(state, folder, default_group());
+  set_model_state_dict(*wide, state.at("model").as_dict());
+  set_optimizer_state_dict(*wide, continued, state.at("optimizer").as_dict());
+  const auto in_one_process = distributed_checkpoint::load(folder);
+  load_state_dict(alone, in_one_process.at("model").as_dict());
+  const auto [tokens, target] = draw_batch(9);
+  continued.zero_grad();
+  reference.zero_grad();
+  F::cross_entropy(flat(wide->forward(tokens)), target).backward();
+  F::cross_entropy(flat(expected->forward(tokens)), target).backward();
+  continued.step();
+  reference.step();
+  expect_close(*wide, *expected, all);
+  EXPECT_TRUE(alone->head->weight.allclose(full.at("head.weight").as_tensor(), 0, 0));
+});
+
+TEST(TensorParallelReplicas, TrainWithDataParallelAndGoOnElsewhere) {
+  const TempFolder folder;
+  expect_all_passed(run_ranks(
+      data_parallel, {.world_size = 4, .env = {{"LOCKSTEP_TEST_CHECKPOINT", folder.file("checkpoint")}}}));
+}
+
+void compare_losses(const DeviceMesh& mesh) {
+  torch::manual_seed(3);
+  const auto rank = mesh.get_local_rank();
+  for (const int classes : {8, 7}) {
+    const auto logits = torch::randn({6, classes, 2}, torch::kDouble) * 3;
+    const auto target = torch::randint(classes, {6, 2});
+    target.index_put_({0, 0}, 3);
+    const auto weight = torch::rand({classes}, torch::kDouble);
+    const auto part = [&](const Tensor& whole) { return whole.chunk(2, 1)[static_cast<std::size_t>(rank)]; };
+    using Options = F::CrossEntropyFuncOptions;
+    for (const auto& options :
+         {Options(), Options().label_smoothing(0.1), Options().weight(weight).label_smoothing(0.2),
+          Options().reduction(torch::kSum).ignore_index(3), Options().weight(weight).ignore_index(3),
+          Options().reduction(torch::kNone).label_smoothing(0.3).ignore_index(3)}) {
+      auto whole = logits.clone().requires_grad_(), own = part(logits).clone().requires_grad_();
+      const auto expected = F::cross_entropy(whole, target, options);
+      const auto loss = tp::loss_parallel(own, target, mesh, options);
+      EXPECT_TRUE(loss.allclose(expected, 0, 1e-12)) << loss << expected;
+      const auto factors = torch::arange(1, 1 + expected.numel()).view(expected.sizes());
+      (expected * factors).sum().backward();
+      (loss * factors).sum().backward();
+      EXPECT_TRUE(own.grad().allclose(part(whole.grad()), 0, 1e-12));
+    }
+    EXPECT_THAT(error_of([&] { tp::loss_parallel(part(logits), target + classes, mesh); }),
+                HasSubstr("class"));
+  }
+}
+
+// Layers for those who write their own, with features that the ranks cannot share equally.
+void compare_layers(const DeviceMesh& mesh) {
+  torch::manual_seed(5);
+  torch::nn::Linear first(6, 5), second(5, 3);
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(7, 6).padding_idx(5));
+  torch::manual_seed(5);
+  tp::ColumnParallelLinear column(torch::nn::LinearOptions(6, 5), mesh);
+  tp::RowParallelLinear row(torch::nn::LinearOptions(5, 3), mesh);
+  tp::VocabParallelEmbedding vocabulary(torch::nn::EmbeddingOptions(7, 6).padding_idx(5), mesh);
+  const auto tokens = torch::tensor({0, 6, 3, 5, 3, 4});
+  const auto expected = second(torch::tanh(first(table(tokens))));
+  const auto output = row(torch::tanh(column(vocabulary(tokens))));
+  EXPECT_TRUE(output.allclose(expected, 0, 1e-6));
+  output.pow(2).sum().backward();
+  expected.pow(2).sum().backward();
+  const auto expect_part = [&](const Tensor& ours, const Tensor& whole) {
+    EXPECT_TRUE(ours.grad().allclose(part_like(whole.grad(), ours, mesh), 0, 1e-6));
+  };
+  expect_part(column->weight, first->weight);
+  expect_part(column->bias, first->bias);
+  expect_part(row->weight, second->weight);
+  expect_part(row->bias, second->bias);
+  expect_part(vocabulary->weight, table->weight);
+}
+
+// A weight that is an embedding and the last layer.
+void compare_tied(const DeviceMesh& mesh) {
+  torch::manual_seed(6);
+  ParallelNet expected, net;
+  for (const auto& each : {expected, net}) each->head->weight = each->emb->weight;
+  const torch::NoGradGuard no_gradients;
+  net->emb->weight.copy_(expected->emb->weight);
+  net->pos->weight.copy_(expected->pos->weight);
+  for (const auto& item : expected->layers->named_parameters())
+    net->layers->named_parameters()[item.key()].copy_(item.value());
+  tp::parallelize_module(*net, mesh, tensor_plan());
+  const torch::AutoGradMode gradients(true);
+  const auto [tokens, target] = draw_batch(0);
+  F::cross_entropy(flat(net->forward(tokens)), target).backward();
+  F::cross_entropy(flat(expected->forward(tokens)), target).backward();
+  const auto gradient = net->emb->weight.grad();
+  EXPECT_TRUE(gradient.allclose(part_like(expected->emb->weight.grad(), gradient, mesh), 0, 1e-6));
+}
+
+void check_dropout(const DeviceMesh& mesh) {
+  torch::nn::Sequential net(torch::nn::Dropout(0.5), torch::nn::Dropout(0.5));
+  torch::manual_seed(static_cast<std::uint64_t>(8 + mesh.get_rank()));
+  tp::parallelize_module(*net, mesh, {{"0", tp::SequenceParallel()}});
+  const auto other_rank = [&](const Tensor& mine) {
+    std::vector<Tensor> all{torch::empty_like(mine), torch::empty_like(mine)};
+    mesh.get_group().all_gather(all, mine);
+    return all[static_cast<std::size_t>(1 - mesh.get_local_rank())];
+  };
+  const auto x = torch::ones({64});
+  for (int step = 0; step < 2; ++step) {
+    const auto apart = net[0]->as<torch::nn::Dropout>()->forward(x);
+    const auto alike = net[1]->as<torch::nn::Dropout>()->forward(x);
+    EXPECT_FALSE(apart.equal(other_rank(apart)));
+    EXPECT_TRUE(alike.equal(other_rank(alike)));
+    EXPECT_TRUE(apart.eq(0).logical_or(apart.eq(2)).all().item<bool>());
+  }
+  net->eval();
+  EXPECT_TRUE(net[0]->as<torch::nn::Dropout>()->forward(x).equal(x));
+}
+
+void check_errors(const DeviceMesh& mesh) {
+  const auto plan_error = [&](const tp::ParallelizePlan& plan) {
+    ParallelNet net;
+    return error_of<ArgumentError>([&] { tp::parallelize_module(*net, mesh, plan); });
+  };
+  EXPECT_THAT(
+      plan_error({{"layers.*.fc3", tp::ColwiseParallel()}}),
+      AllOf(HasSubstr("\"layers.*.fc3\""), HasSubstr("layers.0.fc1"), HasSubstr("tensor_parallel_test")));
+  EXPECT_THAT(plan_error({{"norm", tp::ColwiseParallel()}}),
+              AllOf(HasSubstr("\"norm\""), HasSubstr("Linear")));
+  EXPECT_THAT(plan_error({{"head", tp::ColwiseParallel()}, {"head", tp::RowwiseParallel()}}),
+              HasSubstr("head.weight is already in a plan"));
+  EXPECT_THAT(error_of([&] { tp::local_heads(3, mesh); }), HasSubstr("3 heads"));
+
+  ParallelNet net;
+  tp::parallelize_module(*net, mesh, tensor_plan());
+  const auto& weight = net->head->weight;
+  EXPECT_THAT(error_of([&] { weight.norm(); }), AllOf(HasSubstr("head.weight"), HasSubstr("detach()")));
+  EXPECT_THAT(error_of([&] { torch::randn({4, 14}).matmul(weight); }), HasSubstr("aten::matmul"));
+  EXPECT_THAT(error_of([&] {
+                net->layers[0]->as<ParallelBlock>()->fc2->forward(torch::ones({2, 64}));
+              }),
+              AllOf(HasSubstr("layers.0.fc2.weight"), HasSubstr("input_layouts")));
+  EXPECT_EQ(weight.detach().norm().dim(), 0);
+  EXPECT_THAT(error_of([&] { fully_shard(*net); }), HasSubstr("parallelize_module()"));
+  tp::parallelize_module(*net, mesh, {{"norm", tp::SequenceParallel()}});
+  EXPECT_THAT(error_of([&] { tp::redistribute(torch::ones({3}), mesh, tp::Replicate(), tp::Shard(0)); }),
+              HasSubstr("equally"));
+}
+
+const Scenario parts("tensor_parallel_parts", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2});
+  compare_losses(mesh);
+  compare_layers(mesh);
+  compare_tied(mesh);
+  check_dropout(mesh);
+  check_errors(mesh);
+});
+
+TEST(TensorParallelParts, LossLayersTiesDropoutAndErrors) { expect_all_passed(run_ranks(parts)); }
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -11,6 +11,8 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/ddp/utils.h>
+#include <lockstep/fsdp/state_dict.h>
 #include <lockstep/runtime/device_mesh.h>
 
 /// Tensor parallel: layers whose parameters are cut over the ranks of a mesh. PyTorch:
@@ -101,3 +103,27 @@ std::int64_t local_heads(std::int64_t num_heads, const DeviceMesh& mesh,
                          std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::tensor_parallel
+
+namespace lockstep {
+
+/// The state dicts of a module that parallelize_module() changed, of which cut parameters are ShardedTensors
+/// or, with full_state_dict, whole: the functions of fsdp/state_dict.h for plain modules. So
+/// distributed_checkpoint saves them and loads them on any mesh, in one process and in Python. The
+/// optimizer's parameters are the module's. Collective if an option is set.
+Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
+void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
+                          const StateDictOptions& options = {});
+Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const StateDictOptions& options = {});
+void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const Dict& optim_state_dict, const StateDictOptions& options = {});
+
+/// Scales the gradients of a module that parallelize_module() changed, so that the norm of the whole
+/// gradients is at most `max_norm`. Returns the norm before, computed in float64, with the same bits on all
+/// ranks. Call it after the reduction of DistributedDataParallel. Collective over the mesh. Throws Error with
+/// error_if_nonfinite. PyTorch: `torch.nn.utils.clip_grad_norm_`.
+double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
+                       const ClipGradNormOptions& options = {},
+                       std::source_location where = std::source_location::current());
+
+}  // namespace lockstep

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "fsdp/sharded_state_dict.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/runtime/default_group.h>
+
+#include "base/throw_error.h"
+
+namespace lockstep::fsdp {
+namespace {
+
+// The parts of all ranks.
+at::Tensor gather_parts(const at::Tensor& part, const ParameterEntry& entry) {
+  const auto& [ranks, dim, first, chunk] = *entry.cut;
+  auto sizes = entry.sizes;
+  sizes[static_cast<std::size_t>(dim)] = chunk;
+  const auto padded = at::zeros(sizes, part.options().requires_grad(false));
+  padded.narrow(dim, 0, part.size(dim)).copy_(part);
+  sizes.insert(sizes.begin(), ranks.size());
+  const auto all = at::empty(sizes, padded.options());
+  ranks.all_gather_into_tensor(all, padded);
+  const auto size = entry.sizes[static_cast<std::size_t>(dim)];
+  return at::cat(all.unbind(0), dim).narrow(dim, 0, size).contiguous();
+}
+
+// A tensor of the shape of the parameter's part as an entry of a state dict.
+Value to_value(const at::Tensor& tensor, const ParameterEntry& entry, const StateDictOptions& options) {
+  auto part = tensor.detach();
+  if (entry.cut && options.full_state_dict) part = gather_parts(part, entry);
+  if (options.cpu_offload) part = part.to(at::kCPU);
+  if (!entry.cut || options.full_state_dict) return part;
+  std::vector<std::int64_t> offsets(entry.sizes.size(), 0);
+  offsets[static_cast<std::size_t>(entry.cut->dim)] = entry.cut->first;
+  ShardedTensor sharded{.size = entry.sizes, .dtype = part.scalar_type()};
+  if (part.numel() > 0) sharded.local_shards.push_back({part, std::move(offsets)});
+  return sharded;
+}
+
+bool is_left_out(const StateDictOptions& options) {
+  return options.full_state_dict && options.cpu_offload && get_rank() != 0;
+}
+
+// This rank's part of an entry of a state dict; the whole tensor if the parameter is not cut.
+at::Tensor part_of(const Value& value, const ParameterEntry& entry, const std::string& key) {
+  const auto* const sharded = value.get_if<ShardedTensor>();
+  if (sharded == nullptr) {
+    const auto& whole = value.as_tensor();
+    if (whole.sizes() != at::IntArrayRef(entry.sizes)) {
+      throw_error<CheckpointError>("{} has the shape {}, but the module's is {}", key,
+                                   repr(Size{whole.sizes().vec()}), repr(Size{entry.sizes}));
+    }
+    if (!entry.cut) return whole;
+    return whole.narrow(entry.cut->dim, entry.cut->first, entry.part.size(entry.cut->dim));
+  }
+  if (entry.part.numel() == 0) return at::empty(entry.part.sizes(), entry.part.options());
+  const auto dim = entry.cut ? entry.cut->dim : 0;
+  const auto first = entry.cut ? entry.cut->first : 0;
+  for (const auto& [tensor, offsets] : sharded->local_shards) {
+    if (tensor.sizes() == entry.part.sizes() && offsets[static_cast<std::size_t>(dim)] == first)
+      return tensor;
+  }
+  throw_error<CheckpointError>(
+      "{} has no part with this rank's elements of dimension {} ({} from {}); load the checkpoint into the "
+      "dict that get_model_state_dict() or get_optimizer_state_dict() returns",
+      key, dim, entry.part.size(dim), first);
+}
+
+void copy_part(const at::Tensor& part, const at::Tensor& target) {
+  const c10::NoGradGuard no_gradients;
+  if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
+}
+
+// Rank 0's tensor on all ranks. `sizes` and `options` are of the whole tensor.
+at::Tensor broadcast(const at::Tensor& tensor, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const auto whole = get_rank() == 0 ? tensor.to(options).contiguous() : at::empty(sizes, options);
+  default_group().broadcast(whole, 0);
+  return whole;
+}
+
+Value broadcast_entry(const Value* value, const ParameterEntry& entry) {
+  return broadcast(value != nullptr ? value->as_tensor() : at::Tensor(), entry.sizes,
+                   entry.part.options().requires_grad(false));
+}
+
+const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& parameter) {
+  for (const auto& entry : entries.parameters) {
+    if (entry.part.is_same(parameter)) return entry;
+  }
+  throw_error<ArgumentError>(
+      "the optimizer has a parameter that is none of {} parameters(); construct it from these",
+      entries.owner);
+}
+
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+// PyTorch: `_init_optim_state`.
+void create_states(torch::optim::Optimizer& optimizer) {
+  if (!optimizer.state().empty()) return;
+  const auto parameters = parameters_of(optimizer);
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) {
+      throw_error<ArgumentError>(
+          "the optimizer has gradients but no states; save or load before the first backward, or after a "
+          "step");
+    }
+  }
+  std::vector<double> rates;
+  for (auto& group : optimizer.param_groups()) {
+    rates.push_back(group.options().get_lr());
+    group.options().set_lr(0);
+  }
+  for (const auto& parameter : parameters) {
+    if (parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
+  }
+  optimizer.step();
+  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+  for (std::size_t i = 0; i < rates.size(); ++i) optimizer.param_groups()[i].options().set_lr(rates[i]);
+}
+
+// Replaces the parameters of each group by `rename(parameter)`.
+template <class Rename>
+List renamed_groups(const Value& groups, const Rename& rename) {
+  List result;
+  for (const auto& group : groups.as_items()) {
+    Dict renamed = group.as_dict();
+    List names;
+    for (const auto& parameter : group["params"].as_items()) names.items.push_back(rename(parameter));
+    renamed.set("params", names);
+    result.items.emplace_back(std::move(renamed));
+  }
+  return result;
+}
+
+bool has_part(const std::string& key, const Value& value, const ParameterEntry& entry) {
+  const auto* const tensor = value.get_if<at::Tensor>();
+  return tensor != nullptr && key != "step" && tensor->sizes() == entry.part.sizes();
+}
+
+}  // namespace
+
+Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options) {
+  auto dict = ordered_dict();
+  for (const auto& entry : entries.parameters) {
+    auto value = to_value(entry.part, entry, options);
+    if (!is_left_out(options)) dict.set(entry.name, std::move(value));
+  }
+  for (const auto& [name, buffer] : entries.buffers) {
+    if (is_left_out(options)) continue;
+    dict.set(name, options.cpu_offload ? buffer.detach().to(at::kCPU) : buffer.detach());
+  }
+  return dict;
+}
+
+void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
+                           const StateDictOptions& options) {
+  const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
+  const auto set = [&](const ParameterEntry& entry) {
+    const auto* const value = reads ? &model_state_dict.at(entry.name) : nullptr;
+    const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;
+    copy_part(part_of(own, entry, entry.name), entry.part.detach());
+  };
+  for (const auto& entry : entries.parameters) set(entry);
+  for (const auto& [name, buffer] : entries.buffers) set({name, buffer, buffer.sizes().vec()});
+}
+
+Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
+                          const StateDictOptions& options) {
+  create_states(optimizer);
+  const auto parameters = parameters_of(optimizer);
+  const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
+    return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
+  };
+  const auto own = state_dict(optimizer);
+  Dict states;
+  for (const auto& [index, values] : own.at("state").as_dict()) {
+    const auto& entry = entry_at(index);
+    Dict state;
+    for (const auto& [key, value] : values.as_dict()) {
+      const bool sharded = has_part(key.as_string(), value, entry);
+      state.set(key, sharded ? to_value(value.as_tensor(), entry, options) : value);
+    }
+    states.set(entry.name, std::move(state));
+  }
+  if (is_left_out(options)) return {};
+  const auto name = [&](const Value& index) { return Value(entry_at(index).name); };
+  return {{"state", std::move(states)}, {"param_groups", renamed_groups(own.at("param_groups"), name)}};
+}
+
+void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
+                               const Dict& optim_state_dict, const StateDictOptions& options) {
+  if (options.broadcast_from_rank0) {
+    throw_error<ArgumentError>(
+        "set_optimizer_state_dict(): broadcast_from_rank0 is for models only; load whole tensors on every "
+        "rank, "
+        "or a folder with distributed_checkpoint::load()");
+  }
+  const auto parameters = parameters_of(optimizer);
+  Dict states;
+  Dict indices;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& entry = entry_of(entries, parameters[i]);
+    indices.set(entry.name, static_cast<std::int64_t>(i));
+    const auto* const saved = optim_state_dict.at("state").as_dict().find(entry.name);
+    if (saved == nullptr) continue;
+    Dict state;
+    for (const auto& [key, value] : saved->as_dict()) {
+      const auto* const whole = value.get_if<at::Tensor>();
+      const bool sharded = value.is<ShardedTensor>() ||
+                           (whole != nullptr && key.as_string() != "step" && entry.cut && whole->dim() > 0);
+      const auto path = entry.name + "." + key.as_string();
+      state.set(key, sharded ? Value(part_of(value, entry, path)) : value);
+    }
+    states.set(static_cast<std::int64_t>(i), std::move(state));
+  }
+  const auto index = [&](const Value& name) { return indices.at(name); };
+  load_state_dict(optimizer,
+                  Dict{{"state", std::move(states)},
+                       {"param_groups", renamed_groups(optim_state_dict.at("param_groups"), index)}});
+}
+
+}  // namespace lockstep::fsdp
