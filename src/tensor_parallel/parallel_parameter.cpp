@@ -96,6 +96,24 @@ bool run_with_summed_gradients(const c10::OperatorHandle& op, torch::jit::Stack&
   return true;
 }
 
+bool copies_leaf(std::string_view name, const torch::jit::Stack& stack, std::size_t arguments) {
+  if (name != "aten::to" && name != "aten::clone") return false;
+  const auto& tensor = stack[stack.size() - arguments];
+  return !c10::GradMode::is_enabled() && tensor.isTensor() && tensor.toTensor().is_leaf();
+}
+
+// A module's to() and clone() put copies in the places of parameters. These would have no rules.
+void run_if_no_copy(const c10::OperatorHandle& op, torch::jit::Stack& stack,
+                    const ParallelParameter& parameter) {
+  const nn::WithoutGuards plain;
+  op.callBoxed(stack);
+  if (parallel_parameter(stack.back().toTensor()) == &parameter) return;
+  throw_error<Error>(
+      "{} is in a plan of parallelize_module(), and a copy by {} is not; move, convert or clone the module "
+      "before parallelize_module(), or copy this rank's part as plain data with detach()",
+      parameter.name(), op.schema().name());
+}
+
 }  // namespace
 
 ParallelParameter::ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> cut,
@@ -110,6 +128,10 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
     const nn::WithoutGuards plain;
     const auto view = nn::unguarded(stack.back().toTensor());
     replace_arguments(stack, 1, schema.name() == "aten::detach" ? view.detach() : view);
+    return true;
+  }
+  if (copies_leaf(schema.name(), stack, schema.arguments().size())) {
+    run_if_no_copy(op, stack, *this);
     return true;
   }
   const auto arguments = torch::jit::last(stack, schema.arguments().size());

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -34,32 +35,39 @@ struct Target {
 }
 
 template <class Style>
-void apply(const Style& style, const Target& target) {
+void check(const Style&, const Target& target) {
+  const auto& module = *target.named.module;
+  if (module.as<torch::nn::LinearImpl>() != nullptr || module.as<torch::nn::EmbeddingImpl>() != nullptr)
+    return;
   constexpr const char* kStyle =
       std::is_same_v<Style, ColwiseParallel> ? "ColwiseParallel" : "RowwiseParallel";
+  refuse_module(target, fmt::format("is not supported by {}, which is for Linear and Embedding", kStyle));
+}
+
+void check(const SequenceParallel&, const Target& target) {
+  const auto modules = target.named.module->modules();
+  const auto is_dropout = [](const auto& each) {
+    return each->template as<torch::nn::DropoutImpl>() != nullptr;
+  };
+  if (target.named.module->parameters().empty() && std::ranges::none_of(modules, is_dropout))
+    refuse_module(target, "has neither parameters nor a Dropout, so SequenceParallel changes nothing");
+}
+
+template <class Style>
+void apply(const Style& style, const Target& target) {
   if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
     cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks);
-  } else if (auto* const embedding = target.named.module->as<torch::nn::EmbeddingImpl>()) {
-    cut_embedding(*embedding, target.prefix(), style, target.ranks);
   } else {
-    refuse_module(target, fmt::format("is not supported by {}, which is for Linear and Embedding", kStyle));
+    cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, target.ranks);
   }
 }
 
 void apply(const SequenceParallel&, const Target& target) {
-  bool found = false;
-  for (const auto& item : target.named.module->named_modules(target.named.name)) {
-    auto* const dropout = item.value()->as<torch::nn::DropoutImpl>();
-    if (dropout == nullptr) continue;
-    draw_apart(item.value(), target.ranks.group);
-    found = true;
+  for (const auto& module : target.named.module->modules()) {
+    if (module->as<torch::nn::DropoutImpl>() != nullptr) draw_apart(module, target.ranks.group);
   }
-  for (const auto& [name, parameter] : nn::distinct(target.named.module->named_parameters())) {
+  for (const auto& [name, parameter] : nn::distinct(target.named.module->named_parameters()))
     cut(parameter, target.prefix() + name, std::nullopt, {}, target.ranks);
-    found = true;
-  }
-  if (!found)
-    refuse_module(target, "has neither parameters nor a Dropout, so SequenceParallel changes nothing");
 }
 
 void broadcast_rest(const torch::nn::Module& module, const Ranks& ranks) {
@@ -91,7 +99,11 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const auto ranks = ranks_of(mesh, "parallelize_module()", where);
   const c10::NoGradGuard no_gradients;
   std::vector<std::vector<NamedModule>> matches;
-  for (const auto& [pattern, style] : plan) matches.push_back(matching_modules(module, pattern, where));
+  for (const auto& [pattern, style] : plan) {
+    matches.push_back(matching_modules(module, pattern, where));
+    for (const auto& named : matches.back())
+      std::visit([&](const auto& each) { check(each, Target{named, ranks}); }, style);
+  }
   for (std::size_t i = 0; i < plan.size(); ++i) {
     for (const auto& named : matches[i])
       std::visit([&](const auto& style) { apply(style, Target{named, ranks}); }, plan[i].second);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tensor parallel beside one process: gradients, steps of AdamW, data parallel, dropout, state, errors.
+#include <cstdlib>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -117,7 +119,7 @@ const Scenario data_parallel("tensor_parallel_data_parallel", [] {
   const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "tp"}});
   auto [expected, net] = make_nets();
   tp::parallelize_module(*net, mesh["tp"], sequence_plan());
-  DistributedDataParallel<ParallelNet> ddp(net, {}, mesh["dp"].get_group());
+  DistributedDataParallel<ParallelNet> ddp(net, {.process_group = mesh["dp"].get_group()});
   torch::optim::AdamW optimizer(net->parameters(), 1e-2), reference(expected->parameters(), 1e-2);
   for (int step = 0; step < 4; ++step) {
     const auto [tokens, target] = draw_batch(step, mesh.get_local_rank("dp"));
@@ -176,7 +178,7 @@ void compare_losses(const DeviceMesh& mesh) {
   for (const int classes : {8, 7}) {
     const auto logits = torch::randn({6, classes, 2}, torch::kDouble) * 3;
     const auto target = torch::randint(classes, {6, 2});
-    target.index_put_({0, 0}, 3);
+    target[0][0].fill_(3);
     const auto weight = torch::rand({classes}, torch::kDouble);
     const auto part = [&](const Tensor& whole) { return whole.chunk(2, 1)[static_cast<std::size_t>(rank)]; };
     using Options = F::CrossEntropyFuncOptions;
@@ -227,7 +229,8 @@ void compare_layers(const DeviceMesh& mesh) {
 void compare_tied(const DeviceMesh& mesh) {
   torch::manual_seed(6);
   ParallelNet expected, net;
-  for (const auto& each : {expected, net}) each->head->weight = each->emb->weight;
+  expected->head->weight = expected->emb->weight;
+  net->head->weight = net->emb->weight;
   const torch::NoGradGuard no_gradients;
   net->emb->weight.copy_(expected->emb->weight);
   net->pos->weight.copy_(expected->pos->weight);
@@ -287,6 +290,8 @@ void check_errors(const DeviceMesh& mesh) {
               }),
               AllOf(HasSubstr("layers.0.fc2.weight"), HasSubstr("input_layouts")));
   EXPECT_EQ(weight.detach().norm().dim(), 0);
+  net->to(torch::kFloat);
+  EXPECT_THAT(error_of([&] { net->to(torch::kDouble); }), HasSubstr("before parallelize_module()"));
   EXPECT_THAT(error_of([&] { fully_shard(*net); }), HasSubstr("parallelize_module()"));
   tp::parallelize_module(*net, mesh, {{"norm", tp::SequenceParallel()}});
   EXPECT_THAT(error_of([&] { tp::redistribute(torch::ones({3}), mesh, tp::Replicate(), tp::Shard(0)); }),
