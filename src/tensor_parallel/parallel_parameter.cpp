@@ -15,12 +15,13 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-// Copies, and tensors of the same shape.
-constexpr std::array<std::string_view, 20> kCopies{
-    "aten::clone",      "aten::to",        "aten::_to_copy",  "aten::contiguous", "aten::empty_like",
-    "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",  "aten::randn_like",
-    "aten::new_empty",  "aten::new_zeros", "aten::new_ones",  "aten::new_full",   "aten::new_empty_strided",
-    "aten::cpu",        "aten::cuda",      "aten::float",     "aten::double",     "aten::type_as"};
+// Tensors of the same shape with other values.
+constexpr std::array<std::string_view, 11> kFactories{
+    "aten::empty_like", "aten::zeros_like", "aten::ones_like",        "aten::full_like",
+    "aten::rand_like",  "aten::randn_like", "aten::new_empty",        "aten::new_zeros",
+    "aten::new_ones",   "aten::new_full",   "aten::new_empty_strided"};
+constexpr std::array<std::string_view, 4> kCopies{"aten::to", "aten::_to_copy", "aten::clone",
+                                                  "aten::contiguous"};
 // Of lists of tensors, without gradients.
 constexpr std::array<std::string_view, 3> kJoins{"aten::cat", "aten::stack", "aten::_foreach_norm"};
 
@@ -66,7 +67,7 @@ bool returns_view(const c10::FunctionSchema& schema) {
 bool treats_as_data(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments, bool records) {
   const auto& schema = op.schema();
   if (!returns_tensors(schema) || returns_view(schema) || writes(schema, arguments)) return true;
-  if (std::ranges::find(kCopies, schema.name()) != kCopies.end()) return true;
+  if (std::ranges::find(kFactories, schema.name()) != kFactories.end()) return true;
   if (records) return false;
   return op.hasTag(at::Tag::pointwise) || schema.name().starts_with("aten::_foreach_") ||
          std::ranges::find(kJoins, schema.name()) != kJoins.end();
@@ -94,12 +95,6 @@ bool run_with_summed_gradients(const c10::OperatorHandle& op, torch::jit::Stack&
   for (std::size_t i = 0; i < places.size(); ++i) stack[places[i]] = nn::unguarded(inputs[i]);
   op.callBoxed(stack);
   return true;
-}
-
-bool copies_leaf(std::string_view name, const torch::jit::Stack& stack, std::size_t arguments) {
-  if (name != "aten::to" && name != "aten::clone") return false;
-  const auto& tensor = stack[stack.size() - arguments];
-  return !c10::GradMode::is_enabled() && tensor.isTensor() && tensor.toTensor().is_leaf();
 }
 
 // A module's to() and clone() put copies in the places of parameters. These would have no rules.
@@ -130,7 +125,7 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
     replace_arguments(stack, 1, schema.name() == "aten::detach" ? view.detach() : view);
     return true;
   }
-  if (copies_leaf(schema.name(), stack, schema.arguments().size())) {
+  if (std::ranges::find(kCopies, schema.name()) != kCopies.end()) {
     run_if_no_copy(op, stack, *this);
     return true;
   }
