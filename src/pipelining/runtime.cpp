@@ -28,10 +28,22 @@ ProcessGroup pipeline_group(const std::vector<PipelineStage>& stages) {
   return group ? *group : default_group();
 }
 
-at::Device device_of(const std::vector<PipelineStage>& stages) {
-  for (const auto& stage : stages)
-    for (const auto& parameter : stage.submodule()->parameters()) return parameter.device();
+at::Device device_of(const PipelineStage& stage) {
+  if (stage.options().device) return *stage.options().device;
+  for (const auto& tensors : {stage.submodule()->parameters(), stage.submodule()->buffers()})
+    if (!tensors.empty()) return tensors.front().device();
   return at::kCPU;
+}
+
+at::Device common_device(const std::vector<PipelineStage>& stages) {
+  const auto device = device_of(stages.front());
+  for (const auto& stage : stages) {
+    if (device_of(stage) != device)
+      throw_error<ArgumentError>("stages {} and {} of this rank are on {} and {}; they must be on one device",
+                                 stages.front().stage_index(), stage.stage_index(), device.str(),
+                                 device_of(stage).str());
+  }
+  return device;
 }
 
 bool has_messages(const Plan& plan) {
@@ -88,7 +100,7 @@ class PipelineSchedule::Runtime {
         plan_(with_messages(plan)),
         loss_fn_(std::move(loss_fn)),
         options_(options),
-        messages_(group_, plan_, device_of(stages)),
+        messages_(group_, plan_, common_device(stages)),
         shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
     simulate(plan_);
     check_reductions(plan_);
@@ -167,7 +179,9 @@ class PipelineSchedule::Runtime {
     const bool wants_target = local(plan_.num_stages - 1) && loss_fn_ && (*backward_ || target.defined());
     if (wants_target) targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
     shared_.begin_run();
-    if (*backward_) shared_.begin_step();
+    if (!*backward_) return;
+    shared_.begin_step();
+    for (const auto& [index, stage] : stages_) stage.shards().accumulate();
   }
 
   void perform(const Action& action) {
@@ -179,12 +193,18 @@ class PipelineSchedule::Runtime {
       case RECV_F:
         return messages_.post_forward(action);
       case UNSHARD:
+        return or_function(action, [&] { local(action.stage_index)->shards().unshard(); });
       case RESHARD:
-        if (functions_.contains(action.computation_type)) functions_[action.computation_type](action);
-        return;
+        return or_function(action, [&] { local(action.stage_index)->shards().reshard(); });
       default:
         if (*backward_) perform_backward(action);
     }
+  }
+
+  void or_function(const Action& action, const auto& body) {
+    const auto found = functions_.find(action.computation_type);
+    if (found != functions_.end()) return found->second(action);
+    body();
   }
 
   void perform_backward(const Action& action) {
@@ -195,11 +215,16 @@ class PipelineSchedule::Runtime {
       case SEND_B:
         return messages_.send_backward(action, take_arrived(action.stage_index, microbatch));
       case REDUCE_GRAD:
-        if (functions_.contains(REDUCE_GRAD)) return functions_[REDUCE_GRAD](action);
-        return shared_.reduce(action.stage_index, divisor());
+        return or_function(action, [&] { reduce(action.stage_index); });
       default:
         backward(action);
     }
+  }
+
+  void reduce(int stage) {
+    const auto& shards = local(stage)->shards();
+    if (shards.empty()) return shared_.reduce(stage, divisor());
+    shards.reduce(divisor());
   }
 
   void forward(const Action& action) {
@@ -207,7 +232,8 @@ class PipelineSchedule::Runtime {
     const auto& outputs = local(stage)->forward(microbatch, inputs(action));
     if (stage + 1 < plan_.num_stages) return;
     const auto index = static_cast<std::size_t>(microbatch);
-    for (const auto& output : outputs) results_[index].push_back(output.detach());
+    if (options_.return_outputs)
+      for (const auto& output : outputs) results_[index].push_back(output.detach());
     if (targets_.empty()) return;
     if (outputs.size() != 1)
       throw_error<ArgumentError>("the last stage returns {} tensors; a loss has one output", outputs.size());
