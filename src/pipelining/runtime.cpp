@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <sstream>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
@@ -16,6 +18,7 @@
 #include "pipelining/plan_walk.h"
 #include "pipelining/shared_gradients.h"
 #include "pipelining/stage_messages.h"
+#include "pipelining/timeline.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -82,6 +85,11 @@ void check_reductions(const Plan& plan) {
         missing - reduced.begin());
 }
 
+// The same on all ranks of a host, and roughly on all hosts.
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 Tensors split_batch(const at::Tensor& tensor, int count, std::int64_t dim, const char* what) {
   if (!tensor.defined() || tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
     throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
@@ -130,6 +138,21 @@ class PipelineSchedule::Runtime {
     functions_[type] = std::move(function);
   }
 
+  Timeline timeline() const {
+    std::string mine;
+    for (const auto& each : timeline_)
+      mine += fmt::format("{} {} {}\n", each.action.str(), each.start, each.end);
+    std::vector<TimedAction> all;
+    const auto texts = group_.all_gather_object(mine);
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      std::istringstream lines(texts[static_cast<std::size_t>(rank)]);
+      std::string action;
+      for (double start = 0, end = 0; lines >> action >> start >> end;)
+        all.push_back({rank, Action::from_str(action), start, end});
+    }
+    return summarize(std::move(all), group_.size());
+  }
+
   bool has_loss() const { return loss_fn_ != nullptr; }
   const Plan& plan() const { return plan_; }
 
@@ -156,6 +179,12 @@ class PipelineSchedule::Runtime {
                                  fmt::join(given, ", "), fmt::join(planned, ", "));
   }
 
+  void timed(const Action& action, const auto& body) {
+    const double start = seconds_now();
+    body();
+    timeline_.push_back({group_.rank(), action, start, seconds_now()});
+  }
+
   double divisor() const { return options_.scale_grads ? plan_.n_microbatches : 1; }
 
   LocalStage* local(int stage) {
@@ -166,6 +195,7 @@ class PipelineSchedule::Runtime {
   void begin(const Tensors& args, const at::Tensor& target) {
     for (auto& [index, stage] : stages_) stage.clear();
     arrived_.clear();
+    timeline_.clear();
     args_.clear();
     targets_.clear();
     losses_.assign(static_cast<std::size_t>(plan_.n_microbatches), {});
@@ -228,8 +258,13 @@ class PipelineSchedule::Runtime {
   }
 
   void forward(const Action& action) {
+    auto arguments = inputs(action);
+    timed(action, [&] { compute(action, std::move(arguments)); });
+  }
+
+  void compute(const Action& action, Tensors arguments) {
     const int stage = action.stage_index, microbatch = *action.microbatch_index;
-    const auto& outputs = local(stage)->forward(microbatch, inputs(action));
+    const auto& outputs = local(stage)->forward(microbatch, std::move(arguments));
     if (stage + 1 < plan_.num_stages) return;
     const auto index = static_cast<std::size_t>(microbatch);
     if (options_.return_outputs)
@@ -273,7 +308,8 @@ class PipelineSchedule::Runtime {
         gradients = messages_.take_backward(action);
       }
     }
-    auto result = local(stage)->backward(microbatch, action.computation_type, gradients);
+    Tensors result;
+    timed(action, [&] { result = local(stage)->backward(microbatch, action.computation_type, gradients); });
     if (action.computation_type != BACKWARD_WEIGHT && stage > 0)
       arrived_[{stage, microbatch}] = std::move(result);
   }
@@ -303,9 +339,10 @@ class PipelineSchedule::Runtime {
   SharedGradients shared_;
   std::map<int, LocalStage> stages_;
   std::map<ComputationType, std::function<void(const Action&)>> functions_;
-  std::optional<bool> backward_;                    // of the last run
-  std::vector<Tensors> args_;                       // [argument][micro-batch]
-  Tensors targets_, losses_;                        // [micro-batch]
+  std::optional<bool> backward_;  // of the last run
+  std::vector<Tensors> args_;     // [argument][micro-batch]
+  Tensors targets_, losses_;      // [micro-batch]
+  std::vector<TimedAction> timeline_;
   std::vector<Tensors> results_;                    // [micro-batch]
   std::map<std::pair<int, int>, Tensors> arrived_;  // gradients of a stage's inputs
 };
@@ -333,6 +370,8 @@ void PipelineSchedule::register_custom_function(ComputationType computation_type
                                                 std::function<void(const Action&)> function) {
   runtime_->register_function(computation_type, std::move(function));
 }
+
+Timeline PipelineSchedule::timeline() const { return runtime_->timeline(); }
 
 const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
 

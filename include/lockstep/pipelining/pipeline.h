@@ -177,6 +177,10 @@ class PipelineSchedule {
   void register_custom_function(ComputationType computation_type,
                                 std::function<void(const Action&)> function);
 
+  /// The last run: how long each rank computed, and when, in seconds, without waits for messages. On a GPU,
+  /// the times of launching. Hosts are aligned by their clocks. Collective. Not in PyTorch.
+  Timeline timeline() const;
+
   /// The plan with its communication. PyTorch: `pipeline_order_with_comms`.
   const Plan& plan() const;
 
