@@ -238,6 +238,9 @@ TEST_P(LostStage, IsNamedOnEverySurvivor) {
     EXPECT_EQ(result.exit_code, 1) << result.err;
     EXPECT_THAT(result.err, ContainsRegex(fmt::format("rank {} \\(pid|global rank {}, pid", victim, victim)))
         << "rank " << rank;
+    EXPECT_THAT(result.err,
+                ContainsRegex(fmt::format("rank [01] of 2 \\(global rank {}, group mesh_", rank)));
+    EXPECT_THAT(result.err, ContainsRegex("rank [01] \\(global rank [0-3], pid "));
   }
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, LostStage,
