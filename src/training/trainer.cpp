@@ -107,6 +107,7 @@ bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
   stopped_ = stopped_ || is_over();
   if (stopped_ || epoch_ >= options_.epochs) return false;
   module_.train();
+  batches_ = batches;
   if (options_.progress)
     bar_.emplace(ProgressOptions{.desc = fmt::format("epoch {}/{}", epoch_ + 1, options_.epochs),
                                  .total = batches,
@@ -124,7 +125,8 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   if (!ends_step) return true;
   optimize();
   stopped_ = stopped_ || is_over();
-  if (stopped_ || (options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0)) save();
+  const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
+  if (stopped_ || (at_interval && !(batch_ == batches_ && saves_epoch(epoch_ + 1)))) save();
   if (stopped_) bar_.reset();
   return !stopped_;
 }
@@ -214,7 +216,11 @@ void Trainer::end_epoch() {
   ++epoch_;
   batch_ = 0;
   stopped_ = stopped_ || is_over();
-  if (stopped_ || epoch_ == options_.epochs || epoch_ % options_.epochs_per_checkpoint == 0) save(metric);
+  if (stopped_ || saves_epoch(epoch_)) save(metric);
+}
+
+bool Trainer::saves_epoch(std::int64_t epoch) const {
+  return epoch == options_.epochs || epoch % options_.epochs_per_checkpoint == 0;
 }
 
 void Trainer::save(std::optional<double> metric) {

@@ -67,7 +67,7 @@ struct TrainerOptions {
   std::int64_t keep_best = 1;    ///< likewise
   bool higher_is_better = true;  ///< likewise
   bool async_save = false;       ///< likewise
-  /// Steps between checkpoints in an epoch; 0: none.
+  /// Steps between checkpoints in an epoch; 0: none. The last step of an epoch has that of the epoch only.
   std::int64_t checkpoint_interval = 0;
   /// Epochs between checkpoints after an epoch. The last epoch of the run always has one.
   std::int64_t epochs_per_checkpoint = 1;
@@ -203,6 +203,7 @@ class Trainer {
   }
 
   bool is_over() const;
+  bool saves_epoch(std::int64_t epoch) const;
   Trainer& on_metric(const char* part, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
   at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
@@ -228,6 +229,7 @@ class Trainer {
   std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log_;
   const void* loader_ = nullptr;
   const EarlyStopping* stopping_ = nullptr;
+  std::optional<std::int64_t> batches_;  // of an epoch, where known
   std::int64_t epoch_ = 0, step_ = 0, batch_ = 0;
   std::int64_t pending_ = 0;         // batches since the last step
   std::vector<at::Tensor> losses_;   // of those since the resume
