@@ -24,8 +24,9 @@ struct Flags {
   bool freeze_layers = false, sync_bn = false, bf16 = false, channels_last = false, resume = false;
 };
 
-// Stripes across, stripes down or squares, of a drawn width, on noise.
+// If there is no folder: stripes across, stripes down or squares, of a drawn width, on noise.
 void draw_pictures(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder)) return;
   const auto unfinished = folder.string() + ".part";
   const auto x = torch::arange(128), y = torch::arange(96).unsqueeze(1);
   for (int i = 0; i < 180; ++i) {
@@ -56,9 +57,7 @@ models::ResNet make_net(const Flags& flags, std::size_t classes) {
 
 void train(const Flags& flags) {
   const auto context = init();  // under the launcher, under SLURM, or one process alone
-  context.main_process_first([&] {
-    if (!std::filesystem::exists(flags.folder)) draw_pictures(flags.folder);
-  });
+  context.main_process_first([&] { draw_pictures(flags.folder); });
   torch::manual_seed(static_cast<std::uint64_t>(flags.seed));
   const Normalize normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225});
   const Compose augment(RandomResizedCrop(flags.size), RandomHorizontalFlip(), ToTensor(), normalize);
