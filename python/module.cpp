@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "backends/registry.h"
+#include "rendezvous/python_group.h"
 
 namespace lockstep::python {
 namespace {
@@ -32,17 +32,14 @@ void translate(std::exception_ptr error) {
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> create_shm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                             std::chrono::milliseconds timeout,
-                                             const std::string& group_name) {
+c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
+                                                 const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                 int size, std::chrono::milliseconds timeout,
+                                                 const std::string& group_name) {
   const py::gil_scoped_release unlocked;
-  const backends::BackendRequest request{.store = store,
-                                         .rank = rank,
-                                         .size = size,
-                                         .timeout = timeout,
-                                         .group_name = group_name,
-                                         .key = group_name};
-  return backends::create_backend(backends::BackendSpec("shm"), request).backend;
+  return rendezvous::create_with_python(
+             name, {.store = store, .rank = rank, .size = size, .timeout = timeout, .group_name = group_name})
+      .backend;
 }
 
 }  // namespace
@@ -50,5 +47,5 @@ c10::intrusive_ptr<c10d::Backend> create_shm(const c10::intrusive_ptr<c10d::Stor
 
 PYBIND11_MODULE(_C, module) {
   pybind11::register_exception_translator(lockstep::python::translate);
-  module.def("create_shm", lockstep::python::create_shm);
+  module.def("create_backend", lockstep::python::create_backend);
 }
