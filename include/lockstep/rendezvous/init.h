@@ -52,7 +52,7 @@ struct InitOptions {
   /// Whether other ranks are Python processes that call torch.distributed.init_process_group() with the same
   /// backend: "gloo", or with the package lockstep_torch "shm" or "hierarchical". init() then meets them
   /// under PyTorch's store keys, and DistributedDataParallel makes the calls of Python's. All C++ ranks set
-  /// it. CPU tensors only. What such ranks cannot do together, such as objects, is an ArgumentError
+  /// it. CPU tensors only. Objects and other calls that cannot be mixed are an ArgumentError
   /// (docs/python.md).
   bool with_python = false;
 

@@ -12,6 +12,7 @@
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
+#include "comm/missing_ranks.h"
 
 namespace lockstep::shm {
 namespace {
@@ -331,8 +332,10 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
       if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
-      throw TimeoutError(fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
-                                     names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"));
+      throw comm::MissingRanks(
+          fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
+                      names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"),
+          awaited);
     }
     case Cause::disagreement:
       throw DesyncError("the ranks make different calls: " +

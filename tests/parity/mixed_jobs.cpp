@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // One C++ rank of a job whose other ranks may be Python's; mixed_jobs.py starts it and has the same steps:
-// mixed_rank <backend> <alone|with_python> <train|other_model> <file of the results>
+// mixed_jobs <backend> <alone|with_python> <train|other_model> <file of the results>
 #include <string>
 
 #include <lockstep/lockstep.h>
