@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
+
 import lockstep_torch  # noqa: F401
 
 LIMIT = 60
