@@ -14,6 +14,7 @@ def folder():
 def run(name, arguments):
     """Becomes the program."""
     program = os.path.join(folder(), name)
+    os.environ.setdefault("PYTHON_EXEC", sys.executable)  # of ranks, where the environment is not active
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -4,14 +4,12 @@
 Becomes `lockstep run`, which takes torchrun's options. Ranks run the interpreter that started this module.
 """
 
-import os
 import sys
 
 import lockstep_commands
 
 
 def main(arguments=None):
-    os.environ.setdefault("PYTHON_EXEC", sys.executable)
     lockstep_commands.run("lockstep", ["run", *(sys.argv[1:] if arguments is None else arguments)])
 
 

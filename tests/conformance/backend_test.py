@@ -2,6 +2,7 @@
 """The backends in ranks of torch.multiprocessing: backend_test.py"""
 
 import os
+import signal
 import socket
 import time
 from datetime import timedelta
@@ -68,6 +69,26 @@ def check_late(rank):
         check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(group))
 
 
+def check_interrupt(rank):
+    """A signal handler runs while a rank waits, and its exception ends the call, as Ctrl-C does."""
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            dist.recv(torch.empty(3), 1, group=group)
+            raise AssertionError("nobody sends, but recv() ended")
+        except Interrupted:
+            signal.signal(signal.SIGALRM, before)
+    check_sum()
+
+
 def train():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
     for _ in range(3):
@@ -85,6 +106,7 @@ def rank_main(rank, ports):
         [torch.ones(1)], 7, 0))
     check_fork()
     check_two_groups(rank)
+    check_interrupt(rank)
     check_late(rank)
     dist.destroy_process_group()
     join(rank, "cpu:hierarchical", ports[1])

@@ -12,6 +12,7 @@
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
+#include "base/wait_check.h"
 #include "comm/missing_ranks.h"
 
 namespace lockstep::shm {
@@ -275,6 +276,7 @@ void Engine::nap(Wait& wait) {
 // Throws if the wait can no longer succeed. Checks data that a rank published before its death before it
 // reports the loss.
 void Engine::look_around(Wait& wait) {
+  if (const auto check = wait_check.load(std::memory_order_relaxed)) check();
   if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
   if (const auto* failure = communicator_.failure()) {
     if (!is_ready(wait)) throw_failure(*failure, &wait);
