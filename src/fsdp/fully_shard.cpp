@@ -21,6 +21,7 @@
 namespace lockstep {
 namespace {
 
+using fsdp::group_of;
 using fsdp::ParameterGroup;
 using fsdp::Tree;
 using GroupPointer = std::shared_ptr<ParameterGroup>;
@@ -54,12 +55,6 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
           .mp_policy = options.mp_policy,
           .share_memory = options.share_memory.value_or(can_share),
           .where = where};
-}
-
-// The group that an earlier call made, or nullptr.
-GroupPointer group_of(const at::Tensor& tensor) {
-  auto* const guard = dynamic_cast<fsdp::ParameterGuard*>(nn::guard_of(tensor));
-  return guard == nullptr ? nullptr : guard->group();
 }
 
 void move_into(const std::shared_ptr<Tree>& tree, const GroupPointer& group) {

@@ -11,6 +11,11 @@ nn::StorageGuard::Views ParameterGuard::before_use(std::string_view op, bool wri
   return group_->before_use(op, writes);
 }
 
+std::shared_ptr<ParameterGroup> group_of(const at::Tensor& parameter) {
+  auto* const guard = dynamic_cast<ParameterGuard*>(nn::guard_of(parameter));
+  return guard == nullptr ? nullptr : guard->group();
+}
+
 at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype) {
   const auto own = parameter.lock_whole().scalar_type();
   return dtype && at::isFloatingType(own) ? *dtype : own;

@@ -191,6 +191,8 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
   const auto group =
       connect_group(origin.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
                     origin.nccl, std::move(info));
+  if (const auto node = comm::state_of(group).node_group()) node->set_global_ranks(ranks);
+  comm::state_of(group).set_job(comm::state_of(*group_).node_group());
   subgroups_.push_back(group);
   origins_.emplace(&comm::state_of(group), origin);
   return group;
