@@ -349,8 +349,8 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
                   .wait_all_ranks = wait_all_ranks,
                   .timeout = limit(options.timeout)};
   const auto rank = getRank();
-  // Zero is no limit elsewhere.
-  if (call.timeout == std::chrono::milliseconds(0)) {
+  // Zero means no limit in our calls.
+  if (options.timeout == std::chrono::milliseconds(0)) {
     throw TimeoutError(fmt::format("Rank {} timed out in monitoredBarrier after 0 ms", rank));
   }
   try {
