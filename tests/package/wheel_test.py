@@ -78,8 +78,8 @@ def main(wheels, work, compiler):
     run("cmake", "-S", HERE / "wheel", "-B", work / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
         f"-DCMAKE_CXX_COMPILER={compiler}")
     run("cmake", "--build", work / "build")
-    check_libraries(work / "build/sum", package, torch, torch.resolve(), work / "build")
-    run(bin_folder / "lockstep", "run", "--nproc-per-node", 2, work / "build/sum", PATH=path)
+    check_libraries(work / "build/program", package, torch, torch.resolve(), work / "build")
+    run(bin_folder / "lockstep", "run", "--nproc-per-node", 2, work / "build/program", PATH=path)
 
 
 if __name__ == "__main__":
