@@ -158,4 +158,10 @@ void GroupState::abort_backend() noexcept {
   }
 }
 
+void refuse_with_python(const GroupState& group, const std::string& what, const std::string& remedy) {
+  if (!group.info().with_python) return;
+  throw ArgumentError(
+      fmt::format("{}: {} cannot be used together with Python ranks; {}", group.whoami(), what, remedy));
+}
+
 }  // namespace lockstep::comm

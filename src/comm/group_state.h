@@ -92,4 +92,7 @@ class GroupState {
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);
 
+// Throws ArgumentError where other ranks may run Python: `what` is called differently there.
+void refuse_with_python(const GroupState& group, const std::string& what, const std::string& remedy);
+
 }  // namespace lockstep::comm

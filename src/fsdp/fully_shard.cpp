@@ -13,6 +13,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "comm/mapped_memory.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
@@ -37,6 +38,7 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
         where.file_name(), where.line(), mesh->ndim());
   }
   auto group = mesh ? mesh->get_group(static_cast<int>(mesh->ndim()) - 1) : default_group();
+  comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
   std::optional<ProcessGroup> replicas;
   if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);
   const bool can_share = maps_memory(group);
