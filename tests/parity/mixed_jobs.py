@@ -160,11 +160,23 @@ def check_other_model(program, backend, folder):
     check("error" in results[0], results[0])
 
 
+def check_refused(program, backend, debug, words, folder):
+    """What cannot be mixed is an error before the rank waits for any other."""
+    file = os.path.join(folder, "refused.pt")
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                   "TORCH_DISTRIBUTED_DEBUG": debug}
+    subprocess.run([program, backend, "with_python", "train", file], env=dict(os.environ, **environment), timeout=LIMIT)
+    error = torch.load(file).get("error", "")
+    check(words in error, f"{backend}, {debug}: {error}")
+
+
 def main(program, *backends):
     with tempfile.TemporaryDirectory() as folder:
         for backend in backends or ("gloo", "shm"):
             compare(program, backend, folder)
         check_other_model(program, "shm", folder)
+        check_refused(program, "auto", "OFF", "name the one of the Python ranks", folder)
+        check_refused(program, "shm", "DETAIL", "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
 
 
 if __name__ == "__main__":
