@@ -57,7 +57,7 @@ struct FailedCall {
     const auto job = group.job();
     for (int look = 0; job != nullptr && look < job->size(); ++look) {
       if (const int dead = job->find_dead(); dead >= 0)
-        return fmt::format("\nOf the whole job, {} is dead", job->name_of(dead));
+        return fmt::format("\nDead in this job: {}", job->name_of(dead));
     }
     return "";
   }
