@@ -106,11 +106,17 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   };
   const auto named = nn::distinct(module.named_parameters());
   auto group = group_options(options, where);
+  group.module = &module;
   auto tree = std::make_shared<Tree>();
   std::vector<nn::NamedTensor> ordered, own;
   visit_parameters(module, "", ordered);
   for (const auto& each : ordered) {
     if (const auto earlier = group_of(each.tensor)) {
+      if (earlier->module() == &module) {
+        throw_error<ArgumentError>(
+            "{}:{}: fully_shard(): the module is already sharded; keep the FSDPModule of the first call",
+            where.file_name(), where.line());
+      }
       move_into(tree, earlier);
     } else if (!ignored(each.tensor)) {
       own.push_back(each);
@@ -174,7 +180,10 @@ void FSDPModule::unshard() const {
 }
 
 void FSDPModule::reshard() const {
-  if (own_) own_->reshard();
+  if (own_) return own_->reshard();
+  const auto all = groups(true);
+  const auto shared = std::ranges::find_if(all, [](const auto& group) { return group->is_shared(); });
+  if (shared != all.end()) (*shared)->reshard();
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {
@@ -189,7 +198,9 @@ void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recu
   for (const auto& group : groups(recurse)) group->set_reshard_after_forward(reshard_after_forward);
 }
 
-bool FSDPModule::shares_memory() const { return own_ && own_->is_shared(); }
+bool FSDPModule::shares_memory() const {
+  return std::ranges::any_of(groups(true), [](const auto& group) { return group->is_shared(); });
+}
 
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {

@@ -28,16 +28,25 @@ void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<Pa
     whole.set_data(at::empty(whole.sizes(), whole.options().dtype(type).requires_grad(false)));
   }
   nn::guard_storage(whole, std::make_unique<ParameterGuard>(owner), nullptr, 0);
+  set_memory(parameter, {});
 }
 
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();
   if (!whole.defined()) return;
   auto* const guard = static_cast<ParameterGuard*>(nn::guard_of(whole));
+  if (guard == nullptr) return;  // backward reports it
+  auto* const storage = whole.storage().unsafeGetStorageImpl();
   if (memory.defined()) {
     nn::set_guarded_memory(whole, memory.data_ptr(), memory.nbytes());
+    storage->clear_data_ptr_access_error_msg_();
   } else {
     nn::set_guarded_memory(whole, nullptr, 0);
+    // Code that takes pointers, such as torch::save(), would take nullptr.
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "parameter " + parameter.name +
+        " of fully_shard() is not gathered here; save what lockstep::get_model_state_dict() returns, and "
+        "read parameters with operators");
   }
   guard->memory = memory;
 }
