@@ -81,3 +81,5 @@
 #include <lockstep/pipelining/schedule.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>
+#include <lockstep/tensor_parallel/layers.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>

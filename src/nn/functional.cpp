@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <functional>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -16,6 +15,7 @@
 
 #include "base/throw_error.h"
 #include "nn/node_pointer.h"
+#include "nn/record.h"
 #include "runtime/run.h"
 
 namespace lockstep::nn::functional {
@@ -23,7 +23,6 @@ namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
-using Gradient = std::function<Tensors(Tensors)>;
 
 ProcessGroup group_or_throw(const Group& group, const char* caller) {
   return group ? *group : runtime::require_run(caller).group();
@@ -55,11 +54,14 @@ Tensors with_history(const char* name, const Tensors& inputs, Tensors outputs, G
   return outputs;
 }
 
-// `outputs`, which have no history, as results of `inputs`.
+}  // namespace
+
 Tensors record(const char* name, const Tensors& inputs, Tensors outputs, Gradient gradient) {
   const bool records = c10::GradMode::is_enabled() && torch::autograd::compute_requires_grad(inputs);
   return records ? with_history(name, inputs, std::move(outputs), std::move(gradient)) : outputs;
 }
+
+namespace {
 
 // Gradients of complex numbers are often lazy conjugates, which no backend carries.
 Tensor resolved(const Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg(); }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "nn/storage_guard.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/alias.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 namespace lockstep::nn {
@@ -33,6 +36,10 @@ class GuardedCall {
   GuardedCall(const GuardedCall&) = delete;
   GuardedCall& operator=(const GuardedCall&) = delete;
 
+  bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
+    return std::ranges::any_of(guards_, [&](auto* guard) { return guard->run(op, stack); });
+  }
+
   void add(const c10::IValue& value, bool writes) {
     if (value.isTensor()) {
       add(value.toTensor(), writes);
@@ -45,15 +52,18 @@ class GuardedCall {
 
  private:
   void add(const at::Tensor& tensor, bool writes) {
-    if (!tensor.defined() || !tensor.key_set().has(kKey)) return;
+    if (!is_guarded(tensor)) return;
     auto* const guard = guard_of(tensor);
-    if (guard == nullptr || guard->before_use(op_, writes) == StorageGuard::Views::guarded) return;
+    if (guard == nullptr) return;
+    guards_.push_back(guard);
+    if (guard->before_use(op_, writes) == StorageGuard::Views::guarded) return;
     auto impl = tensor.getIntrusivePtr();
     keys_of(*impl) = keys_of(*impl).remove(kKey);
     plain_.push_back(std::move(impl));
   }
 
   std::string_view op_;
+  c10::SmallVector<StorageGuard*, 4> guards_;
   std::vector<c10::intrusive_ptr<c10::TensorImpl>> plain_;
 };
 
@@ -65,6 +75,7 @@ void call_guards(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     const auto* const alias = arguments[i].alias_info();
     call.add(values[i], alias != nullptr && alias->isWrite());
   }
+  if (call.run(op, *stack)) return;
   const WithoutGuards inner_operators;
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
@@ -101,6 +112,19 @@ StorageGuard* guard_of(const at::Tensor& tensor) {
   const auto& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (memory.get_deleter() != &destroy_guard) return nullptr;
   return static_cast<StorageGuard*>(memory.get_context());
+}
+
+bool StorageGuard::run(const c10::OperatorHandle&, torch::jit::Stack&) { return false; }
+
+bool is_guarded(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kKey); }
+
+at::Tensor unguarded(const at::Tensor& tensor) {
+  if (!is_guarded(tensor)) return tensor;
+  const WithoutGuards without;
+  auto view = at::alias(tensor);
+  auto& keys = keys_of(*view.unsafeGetTensorImpl());
+  keys = keys.remove(kKey);
+  return view;
 }
 
 WithoutGuards::WithoutGuards() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {

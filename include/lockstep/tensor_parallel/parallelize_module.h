@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/runtime/device_mesh.h>
+
+/// Tensor parallel: layers whose parameters are cut over the ranks of a mesh. PyTorch:
+/// `torch.distributed.tensor.parallel`. Shorten the name, since lockstep::Shard is another type:
+/// `namespace tp = lockstep::tensor_parallel;`
+namespace lockstep::tensor_parallel {
+
+/// How the ranks of a mesh hold a tensor. PyTorch: `torch.distributed.tensor.Placement`.
+class Placement {
+ public:
+  enum class Kind { replicate, shard, partial };
+
+  Kind kind() const { return kind_; }
+  std::int64_t dim() const { return dim_; }  ///< of shard; negative: from the end
+  bool operator==(const Placement&) const = default;
+
+ private:
+  friend Placement Replicate();
+  friend Placement Shard(std::int64_t dim);
+  friend Placement Partial();
+  explicit Placement(Kind kind, std::int64_t dim = 0) : kind_(kind), dim_(dim) {}
+
+  Kind kind_;
+  std::int64_t dim_;
+};
+
+Placement Replicate();              ///< every rank has the whole tensor
+Placement Shard(std::int64_t dim);  ///< rank r has the r-th part of dimension `dim`
+Placement Partial();                ///< the tensor is the sum of all ranks' tensors
+
+/// Cuts the output features of a Linear (weight and bias along dimension 0) or of an Embedding (along
+/// dimension 1). The last ranks may have fewer features, or none, as PyTorch's `chunk`.
+struct ColwiseParallel {
+  std::optional<Placement> input_layouts = std::nullopt;   ///< default: Replicate()
+  std::optional<Placement> output_layouts = std::nullopt;  ///< default: Shard(-1)
+};
+
+/// Cuts the input features of a Linear (weight along dimension 1; the bias is whole and is added once), or
+/// the rows of an Embedding, the vocabulary. As in PyTorch an Embedding of whole indices needs
+/// `.input_layouts = Replicate()`.
+struct RowwiseParallel {
+  std::optional<Placement> input_layouts = std::nullopt;   ///< default: Shard(-1)
+  std::optional<Placement> output_layouts = std::nullopt;  ///< default: Replicate()
+};
+
+/// A module with whole parameters and a part of the sequence, e.g. LayerNorm. Backward sums the parameters'
+/// gradients over the ranks, so that they are equal on all. A Dropout draws from another random stream on
+/// each rank, also where it is given other shards, such as a rank's attention heads; to be known again, its
+/// `options.p()` changes by less than 1e-9.
+struct SequenceParallel {};
+
+using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel>;
+/// Names of modules, in which each component may have the wildcards *, ? and [] of Python's `fnmatch`. ""
+/// is the module itself.
+using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
+
+/// Cuts layers of a module. PyTorch: `parallelize_module`.
+///
+///     tp::parallelize_module(*net, mesh["tp"], {{"layers.*.fc1", tp::ColwiseParallel()},
+///                                               {"layers.*.fc2", tp::RowwiseParallel()}});
+///
+/// The module's code and its parameters' names stay as they are. A parameter becomes this rank's part of it,
+/// in the same tensor, so that optimizers and DistributedDataParallel take it as any other; both, and their
+/// hooks, come after this call. Forward gives the layers, and gets from them, tensors of the styles' layouts;
+/// nothing checks that values which a layout says are equal on all ranks are.
+///
+/// Collective over `mesh`, which has one dimension. All parameters and buffers of the module, and the random
+/// streams of CPU and device, become those of the mesh's rank 0. An operator that uses a cut parameter in a
+/// way that has no rule is an Error that names both; `detach()` gives the part as plain data. Tied parameters
+/// stay tied if the styles cut them alike.
+///
+/// Throws ArgumentError, with the caller's line, for a pattern without a match, a module that the style does
+/// not support, and a parameter that has a gradient, is cut in another way, or is used by
+/// DistributedDataParallel or fully_shard().
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
+                        std::source_location where = std::source_location::current());
+
+/// The tensor, of which this rank has `current`, as `target`. Its gradient takes the way back. Sizes that are
+/// cut are multiples of the mesh's size. Takes the place of `PrepareModuleInput` and `PrepareModuleOutput`,
+/// since modules of LibTorch have no hooks. Collective. Throws ArgumentError. PyTorch: `DTensor.from_local`,
+/// `redistribute` and `to_local`.
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placement current, Placement target,
+                        std::source_location where = std::source_location::current());
+
+/// `num_heads` divided by the mesh's size: the heads of this rank where ColwiseParallel cuts the projections
+/// of attention. Throws ArgumentError if they do not divide. Not in PyTorch.
+std::int64_t local_heads(std::int64_t num_heads, const DeviceMesh& mesh,
+                         std::source_location where = std::source_location::current());
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tensor_parallel/cut.h"
+
+#include <memory>
+#include <utility>
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "base/throw_error.h"
+#include "tensor_parallel/redistribute.h"
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+[[noreturn]] void refuse(const Ranks& ranks, const std::string& name, const std::string& what) {
+  throw_error<ArgumentError>("{}:{}: parallelize_module(): {} {}", ranks.where.file_name(),
+                             ranks.where.line(), name, what);
+}
+
+void check_new(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim,
+               const Ranks& ranks) {
+  if (nn::guard_of(parameter) != nullptr)
+    refuse(ranks, name, "is distributed by fully_shard(), which does not combine with tensor parallel");
+  if (parameter.grad().defined())
+    refuse(ranks, name, "has a gradient; call zero_grad(), or this function before the first backward");
+  if (torch::autograd::impl::try_get_grad_accumulator(parameter))
+    refuse(
+        ranks, name,
+        "has hooks or a graph that use it whole; call this function before DistributedDataParallel and the "
+        "first forward");
+  if (dim && *dim >= parameter.dim())
+    refuse(ranks, name,
+           fmt::format("has {} dimensions, so dimension {} cannot be cut", parameter.dim(), *dim));
+}
+
+std::string describe(const std::optional<std::int64_t>& dim) {
+  return dim ? fmt::format("along dimension {}", *dim) : "for parts of a sequence";
+}
+
+// Whether an earlier call left the parameter as this one would.
+bool is_cut_alike(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim,
+                  const Ranks& ranks) {
+  const auto* const earlier = parallel_parameter(parameter);
+  if (earlier == nullptr) return false;
+  if (earlier->cut() != dim || earlier->group().backend() != ranks.group.backend()) {
+    refuse(ranks, name,
+           fmt::format("is already in a plan, as {} {} over group {}; the parts must be the same",
+                       earlier->name(), describe(earlier->cut()), earlier->group().name()));
+  }
+  return true;
+}
+
+void check_embedding(const torch::nn::EmbeddingImpl& embedding, const std::string& name, const Ranks& ranks) {
+  if (!embedding.options.max_norm()) return;
+  refuse(ranks, name + "weight",
+         "is of an Embedding with max_norm, whose forward changes whole rows; leave max_norm out");
+}
+
+}  // namespace
+
+void cut(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim, Rule rule,
+         const Ranks& ranks) {
+  if (!is_cut_alike(parameter, name, dim, ranks)) {
+    check_new(parameter, name, dim, ranks);
+    auto part = parameter.detach().contiguous().clone();
+    ranks.group.broadcast(part, 0, ranks.where);
+    if (dim) {
+      const Chunk own(part.size(*dim), ranks.group.size(), ranks.group.rank());
+      part = part.narrow(*dim, own.first, own.count).clone(at::MemoryFormat::Contiguous);
+    }
+    auto guard = std::make_unique<ParallelParameter>(name, ranks.group, dim, parameter.sizes().vec());
+    guard->memory = part;
+    // Not `part` itself: its storage is that of the memory.
+    auto tensor = parameter;
+    tensor.set_data(part.detach());
+    nn::guard_storage(parameter, std::move(guard), part.data_ptr(), part.nbytes());
+  }
+  if (rule) parallel_parameter(parameter)->add(std::move(rule));
+}
+
+void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
+                const ColwiseParallel& style, const Ranks& ranks) {
+  const Layouts layouts{style.input_layouts.value_or(Replicate()), style.output_layouts.value_or(Shard(-1))};
+  cut(weight, name + "weight", 0, colwise_linear(layouts), ranks);
+  if (bias.defined()) cut(bias, name + "bias", 0, colwise_bias(layouts.output), ranks);
+}
+
+void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
+                const RowwiseParallel& style, const Ranks& ranks) {
+  const Layouts layouts{style.input_layouts.value_or(Shard(-1)), style.output_layouts.value_or(Replicate())};
+  cut(weight, name + "weight", 1, rowwise_linear(layouts), ranks);
+  // On parts of the output each rank has a part of the bias's gradient.
+  if (bias.defined() && layouts.output != Replicate()) cut(bias, name + "bias", std::nullopt, {}, ranks);
+}
+
+void cut_embedding(torch::nn::EmbeddingImpl& embedding, const std::string& name, const ColwiseParallel& style,
+                   const Ranks& ranks) {
+  check_embedding(embedding, name, ranks);
+  const Layouts layouts{style.input_layouts.value_or(Replicate()), style.output_layouts.value_or(Shard(-1))};
+  cut(embedding.weight, name + "weight", 1, colwise_embedding(layouts), ranks);
+}
+
+void cut_embedding(torch::nn::EmbeddingImpl& embedding, const std::string& name, const RowwiseParallel& style,
+                   const Ranks& ranks) {
+  check_embedding(embedding, name, ranks);
+  if (embedding.options.scale_grad_by_freq())
+    refuse(ranks, name + "weight",
+           "is of an Embedding with scale_grad_by_freq, which RowwiseParallel does not support; use "
+           "ColwiseParallel");
+  const Layouts layouts{style.input_layouts.value_or(Shard(-1)), style.output_layouts.value_or(Replicate())};
+  const auto padding_idx = embedding.options.padding_idx().value_or(-1);
+  cut(embedding.weight, name + "weight", 0, rowwise_embedding(layouts, padding_idx), ranks);
+  // forward() compares it with the part's rows.
+  embedding.options.padding_idx(std::nullopt);
+}
+
+Ranks ranks_of(const DeviceMesh& mesh, const char* caller, std::source_location where) {
+  if (mesh.ndim() != 1) {
+    throw_error<ArgumentError>("{}:{}: {}: a mesh of {} dimensions; it needs one, e.g. mesh[\"tp\"]",
+                               where.file_name(), where.line(), caller, mesh.ndim());
+  }
+  return {mesh.get_group(), where};
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <functional>
+#include <utility>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <fmt/ranges.h>
+
+#include "base/throw_error.h"
+#include "tensor_parallel/redistribute.h"
+#include "tensor_parallel/rules.h"
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+using at::Tensor;
+using Kind = Placement::Kind;
+
+// input x weight^T + bias, as some operator computes it.
+struct Product {
+  Tensor input;
+  Tensor bias;  // may be undefined
+  std::function<Tensor(const Tensor& input, const Tensor& bias)> compute;
+};
+
+Tensor tensor_or_none(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : Tensor(); }
+
+bool is_weight(const c10::IValue& value, const Call& call) {
+  return value.isTensor() && parallel_parameter(value.toTensor()) == &call.parameter &&
+         value.toTensor().sizes() == call.parameter.memory.sizes() &&
+         value.toTensor().strides() == call.parameter.memory.strides();
+}
+
+bool is_transposed_weight(const c10::IValue& value, const Call& call) {
+  if (!value.isTensor() || parallel_parameter(value.toTensor()) != &call.parameter) return false;
+  const auto expected = call.parameter.memory.t();
+  return value.toTensor().sizes() == expected.sizes() && value.toTensor().strides() == expected.strides();
+}
+
+// torch::linear() calls linear; LibTorch's modules call addmm for matrices with a bias, otherwise matmul.
+std::optional<Product> product_of(const Call& call) {
+  const auto& arguments = call.arguments;
+  if (call.name == "aten::linear" && is_weight(arguments[1], call)) {
+    const auto weight = nn::unguarded(arguments[1].toTensor());
+    return Product{arguments[0].toTensor(), tensor_or_none(arguments[2]),
+                   [=](const Tensor& x, const Tensor& bias) { return at::linear(x, weight, bias); }};
+  }
+  const bool is_matmul = call.name == "aten::matmul" || call.name == "aten::mm";
+  if (is_matmul && is_transposed_weight(arguments[1], call)) {
+    const auto weight = nn::unguarded(arguments[1].toTensor());
+    return Product{
+        arguments[0].toTensor(), {}, [=](const Tensor& x, const Tensor&) { return at::matmul(x, weight); }};
+  }
+  if (call.name == "aten::addmm" && is_transposed_weight(arguments[2], call)) {
+    if (arguments[3].toScalar().toDouble() != 1 || arguments[4].toScalar().toDouble() != 1)
+      return std::nullopt;
+    const auto weight = nn::unguarded(arguments[2].toTensor());
+    return Product{arguments[1].toTensor(), arguments[0].toTensor(),
+                   [=](const Tensor& x, const Tensor& bias) {
+                     return bias.defined() ? at::addmm(bias, x, weight) : at::mm(x, weight);
+                   }};
+  }
+  return std::nullopt;
+}
+
+void check_features(const Tensor& input, std::int64_t expected, const Call& call, const char* style) {
+  if (input.dim() > 0 && input.size(-1) == expected) return;
+  throw_error<ArgumentError>(
+      "{} ({}): an input of shape {}, but this rank needs {} features; set the style's input_layouts to the "
+      "layout of what the layer gets",
+      call.parameter.name(), style, fmt::join(input.sizes(), "x"), expected);
+}
+
+}  // namespace
+
+Rule colwise_linear(Layouts layouts) {
+  return [=](const Call& call) -> std::optional<Tensor> {
+    const auto product = product_of(call);
+    if (!product) return std::nullopt;
+    const auto& group = call.parameter.group();
+    const auto features = call.parameter.sizes()[0];
+    const auto input = redistribute(
+        product->input, group,
+        {.from = layouts.input, .to = Replicate(), .gradient_from = Partial(), .gradient_to = layouts.input});
+    check_features(input, call.parameter.sizes()[1], call, "ColwiseParallel");
+    const auto output = product->compute(input, nn::unguarded(product->bias));
+    return redistribute(output, group,
+                        {.from = Shard(-1),
+                         .to = layouts.output,
+                         .gradient_from = layouts.output,
+                         .gradient_to = Shard(-1),
+                         .from_total = features});
+  };
+}
+
+Rule colwise_bias(Placement output) {
+  return [=](const Call& call) -> std::optional<Tensor> {
+    const bool in_place = call.name == "aten::add_";
+    if (!in_place && call.name != "aten::add") return std::nullopt;
+    if (!call.arguments[1].isTensor() || parallel_parameter(call.arguments[1].toTensor()) != &call.parameter)
+      return std::nullopt;
+    auto bias = nn::unguarded(call.arguments[1].toTensor());
+    if (output != Shard(-1)) {
+      bias = redistribute(bias, call.parameter.group(),
+                          {.from = Shard(0),
+                           .to = Replicate(),
+                           .gradient_from = output == Replicate() ? Replicate() : Partial(),
+                           .gradient_to = Shard(0),
+                           .from_total = call.parameter.sizes()[0]});
+    }
+    const auto sum = call.arguments[0].toTensor();
+    const auto alpha = call.arguments[2].toScalar();
+    return in_place ? sum.add_(bias, alpha) : at::add(sum, bias, alpha);
+  };
+}
+
+Rule rowwise_linear(Layouts layouts) {
+  return [=](const Call& call) -> std::optional<Tensor> {
+    const auto product = product_of(call);
+    if (!product) return std::nullopt;
+    const auto& group = call.parameter.group();
+    const auto input = redistribute(product->input, group,
+                                    {.from = layouts.input,
+                                     .to = Shard(-1),
+                                     .gradient_from = Shard(-1),
+                                     .gradient_to = layouts.input,
+                                     .to_total = call.parameter.sizes()[1]});
+    check_features(input, call.parameter.memory.size(1), call, "RowwiseParallel");
+    const auto output = redistribute(product->compute(input, {}), group,
+                                     {.from = Partial(),
+                                      .to = layouts.output,
+                                      .gradient_from = layouts.output,
+                                      .gradient_to = Replicate()});
+    return product->bias.defined() ? at::add(output, product->bias) : output;
+  };
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/comm/process_group.h>
+
+#include "nn/storage_guard.h"
+
+namespace lockstep::tensor_parallel {
+
+class ParallelParameter;
+
+// An operator that takes a cut parameter, or a view of it.
+struct Call {
+  const ParallelParameter& parameter;
+  const c10::OperatorHandle& op;
+  std::string_view name;  // e.g. "aten::linear"
+  at::ArrayRef<c10::IValue> arguments;
+};
+
+// The operator's result, computed on all ranks; nullopt: the rule is not for this operator.
+using Rule = std::function<std::optional<at::Tensor>(const Call& call)>;
+
+// What operators know of a parameter of a module that parallelize_module() changed. Owned by its storage.
+class ParallelParameter final : public nn::StorageGuard {
+ public:
+  // `cut`: the dimension of which this rank has a part; nullopt: it is whole, and used with parts of a
+  // sequence. `sizes`: of the whole parameter.
+  ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> cut,
+                    std::vector<std::int64_t> sizes);
+
+  Views before_use(std::string_view op, bool writes) override;
+  bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+  void add(Rule rule) { rules_.push_back(std::move(rule)); }
+
+  const std::string& name() const { return name_; }
+  const ProcessGroup& group() const { return group_; }
+  const std::optional<std::int64_t>& cut() const { return cut_; }
+  const std::vector<std::int64_t>& sizes() const { return sizes_; }
+
+  at::Tensor memory = {};  // what the storage points at
+
+ private:
+  bool run_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
+
+  std::string name_;
+  ProcessGroup group_;
+  std::optional<std::int64_t> cut_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<Rule> rules_;
+};
+
+// That of the tensor, or nullptr.
+ParallelParameter* parallel_parameter(const at::Tensor& tensor);
+
+}  // namespace lockstep::tensor_parallel

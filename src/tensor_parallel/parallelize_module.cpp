@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <type_traits>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/runtime/random.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
+
+#include "base/throw_error.h"
+#include "nn/named_tensors.h"
+#include "tensor_parallel/cut.h"
+#include "tensor_parallel/module_names.h"
+#include "tensor_parallel/redistribute.h"
+#include "tensor_parallel/sharded_dropout.h"
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+struct Target {
+  const NamedModule& named;
+  const Ranks& ranks;
+
+  std::string prefix() const { return named.name.empty() ? "" : named.name + "."; }
+};
+
+[[noreturn]] void refuse_module(const Target& target, const std::string& what) {
+  throw_error<ArgumentError>("{}:{}: parallelize_module(): {} \"{}\" {}", target.ranks.where.file_name(),
+                             target.ranks.where.line(), target.named.module->name(), target.named.name, what);
+}
+
+template <class Style>
+void apply(const Style& style, const Target& target) {
+  constexpr const char* kStyle =
+      std::is_same_v<Style, ColwiseParallel> ? "ColwiseParallel" : "RowwiseParallel";
+  if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
+    cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks);
+  } else if (auto* const embedding = target.named.module->as<torch::nn::EmbeddingImpl>()) {
+    cut_embedding(*embedding, target.prefix(), style, target.ranks);
+  } else {
+    refuse_module(target, fmt::format("is not supported by {}, which is for Linear and Embedding", kStyle));
+  }
+}
+
+void apply(const SequenceParallel&, const Target& target) {
+  bool found = false;
+  for (const auto& item : target.named.module->named_modules(target.named.name)) {
+    auto* const dropout = item.value()->as<torch::nn::DropoutImpl>();
+    if (dropout == nullptr) continue;
+    draw_apart(item.value(), target.ranks.group);
+    found = true;
+  }
+  for (const auto& [name, parameter] : nn::distinct(target.named.module->named_parameters())) {
+    cut(parameter, target.prefix() + name, std::nullopt, {}, target.ranks);
+    found = true;
+  }
+  if (!found)
+    refuse_module(target, "has neither parameters nor a Dropout, so SequenceParallel changes nothing");
+}
+
+void broadcast_rest(const torch::nn::Module& module, const Ranks& ranks) {
+  for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
+    for (const auto& [name, tensor] : nn::distinct(tensors)) {
+      if (nn::guard_of(tensor) != nullptr) continue;
+      const auto copy = tensor.detach().contiguous();
+      ranks.group.broadcast(copy, 0, ranks.where);
+      if (!copy.is_alias_of(tensor)) tensor.detach().copy_(copy);
+    }
+  }
+}
+
+void broadcast_generator(at::Generator generator, const Ranks& ranks) {
+  const std::lock_guard lock(generator.mutex());
+  const auto state = generator.get_state();
+  const auto bytes = ranks.group.broadcast_object(
+      {static_cast<const char*>(state.const_data_ptr()), static_cast<std::size_t>(state.numel())}, 0,
+      ranks.where);
+  if (ranks.group.rank() == 0) return;
+  std::copy(bytes.begin(), bytes.end(), static_cast<char*>(state.mutable_data_ptr()));
+  generator.set_state(state);
+}
+
+}  // namespace
+
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
+                        std::source_location where) {
+  const auto ranks = ranks_of(mesh, "parallelize_module()", where);
+  const c10::NoGradGuard no_gradients;
+  std::vector<std::vector<NamedModule>> matches;
+  for (const auto& [pattern, style] : plan) matches.push_back(matching_modules(module, pattern, where));
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    for (const auto& named : matches[i])
+      std::visit([&](const auto& style) { apply(style, Target{named, ranks}); }, plan[i].second);
+  }
+  broadcast_rest(module, ranks);
+  broadcast_generator(default_generator(), ranks);
+  const auto parameters = module.parameters();
+  if (!parameters.empty() && !parameters[0].device().is_cpu())
+    broadcast_generator(at::globalContext().defaultGenerator(parameters[0].device()), ranks);
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placement current, Placement target,
+                        std::source_location where) {
+  const auto ranks = ranks_of(mesh, "redistribute()", where);
+  if (target.kind() == Placement::Kind::partial && current != target) {
+    throw_error<ArgumentError>(
+        "{}:{}: redistribute(): a tensor cannot become Partial(); it is what operators "
+        "on parts return",
+        where.file_name(), where.line());
+  }
+  // The gradient of a sum is that of each term.
+  const auto gradient_to = current.kind() == Placement::Kind::partial ? Replicate() : current;
+  return redistribute(tensor, ranks.group, {current, target, target, gradient_to});
+}
+
+std::int64_t local_heads(std::int64_t num_heads, const DeviceMesh& mesh, std::source_location where) {
+  const auto ranks = ranks_of(mesh, "local_heads()", where);
+  if (num_heads % ranks.group.size() != 0) {
+    throw_error<ArgumentError>("{}:{}: local_heads(): {} heads cannot be shared equally by {} ranks",
+                               where.file_name(), where.line(), num_heads, ranks.group.size());
+  }
+  return num_heads / ranks.group.size();
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tensor_parallel/redistribute.h"
+
+#include <utility>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/ranges.h>
+
+#include "base/throw_error.h"
+#include "nn/record.h"
+
+namespace lockstep::tensor_parallel {
+
+Placement Replicate() { return Placement(Placement::Kind::replicate); }
+Placement Shard(std::int64_t dim) { return Placement(Placement::Kind::shard, dim); }
+Placement Partial() { return Placement(Placement::Kind::partial); }
+
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+using Kind = Placement::Kind;
+
+std::int64_t dim_in(const Tensor& tensor, Placement placement) {
+  const auto dim = placement.dim() < 0 ? placement.dim() + tensor.dim() : placement.dim();
+  if (dim < 0 || dim >= tensor.dim()) {
+    throw_error<ArgumentError>("Shard({}): the tensor has {} dimensions", placement.dim(), tensor.dim());
+  }
+  return dim;
+}
+
+// `part` with `size` elements along `dim`.
+Tensor padded(const Tensor& part, std::int64_t dim, std::int64_t size) {
+  if (part.size(dim) == size) return part.contiguous();
+  auto sizes = part.sizes().vec();
+  sizes[static_cast<std::size_t>(dim)] = size - part.size(dim);
+  return at::cat({part, at::zeros(sizes, part.options())}, dim);
+}
+
+Tensor all_reduced(const Tensor& tensor, const ProcessGroup& group) {
+  auto sum = tensor.clone(at::MemoryFormat::Contiguous);
+  group.all_reduce(sum);
+  return sum;
+}
+
+// This rank's part of the sum, whose parts lie one after the other as the call sends them.
+Tensor reduced_part(const Tensor& tensor, const ProcessGroup& group, std::int64_t dim) {
+  const Chunk own(tensor.size(dim), group.size(), group.rank());
+  Tensors parts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const Chunk chunk(tensor.size(dim), group.size(), rank);
+    parts.push_back(padded(tensor.narrow(dim, chunk.first, chunk.count), dim, own.chunk));
+  }
+  const auto all = at::cat(parts, 0);
+  const auto sum = at::empty_like(parts.front());
+  group.reduce_scatter_tensor(sum, all);
+  return sum.narrow(dim, 0, own.count);
+}
+
+Tensor part_of(const Tensor& tensor, const ProcessGroup& group, std::int64_t dim) {
+  const Chunk own(tensor.size(dim), group.size(), group.rank());
+  return tensor.narrow(dim, own.first, own.count).contiguous();
+}
+
+Tensor convert(const Tensor& tensor, const ProcessGroup& group, const Route& route) {
+  const auto& [from, to, gradient_from, gradient_to, from_total, to_total] = route;
+  if (from == to || group.size() == 1) return tensor;
+  if (from.kind() == Kind::shard) {
+    const auto dim = dim_in(tensor, from);
+    if (to.kind() == Kind::shard && dim_in(tensor, to) == dim) return tensor;
+    const auto total = from_total > 0 ? from_total : tensor.size(dim) * group.size();
+    const auto whole = gather_chunks(tensor, group, dim, total);
+    if (to.kind() == Kind::replicate) return whole;
+    return convert(whole, group, {Replicate(), to, to, to, 0, to_total});
+  }
+  if (to.kind() == Kind::replicate) return all_reduced(tensor, group);
+  const auto dim = dim_in(tensor, to);
+  if (to_total == 0 && tensor.size(dim) % group.size() != 0) {
+    throw_error<ArgumentError>(
+        "dimension {} of a tensor of shape {} has {} elements, which {} ranks cannot share equally; pad it",
+        dim, fmt::join(tensor.sizes(), "x"), tensor.size(dim), group.size());
+  }
+  return from.kind() == Kind::partial ? reduced_part(tensor, group, dim) : part_of(tensor, group, dim);
+}
+
+}  // namespace
+
+Tensor gather_chunks(const Tensor& part, const ProcessGroup& group, std::int64_t dim, std::int64_t total) {
+  const auto chunk = Chunk(total, group.size(), group.rank()).chunk;
+  const auto own = padded(part.detach(), dim, chunk);
+  auto sizes = own.sizes().vec();
+  sizes.insert(sizes.begin(), group.size());
+  const auto all = at::empty(sizes, own.options());
+  group.all_gather_into_tensor(all, own);
+  return at::cat(all.unbind(0), dim).narrow(dim, 0, total).contiguous();
+}
+
+Tensor redistribute(const Tensor& tensor, const ProcessGroup& group, const Route& route) {
+  if (route.from == route.to && route.gradient_from == route.gradient_to) return tensor;
+  // Detached, since a view of a tensor without history cannot be changed in place.
+  auto output = convert(tensor.detach(), group, route).detach();
+  const Route back{.from = route.gradient_from,
+                   .to = route.gradient_to,
+                   .gradient_from = route.from,
+                   .gradient_to = route.to,
+                   .from_total = route.to_total,
+                   .to_total = route.from_total};
+  return nn::functional::record(
+      "RedistributeBackward", {tensor}, {std::move(output)},
+      [=](Tensors gradients) -> Tensors { return {redistribute(gradients[0], group, back)}; })[0];
+}
+
+Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group) {
+  Tensors outputs;
+  for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
+  return nn::functional::record(
+      "SummedGradientsBackward", tensors, std::move(outputs), [=](Tensors gradients) -> Tensors {
+        Tensors flat;
+        for (const auto& gradient : gradients) flat.push_back(gradient.reshape({-1}));
+        const auto all = at::cat(flat);
+        const auto sum = redistribute(all, group, {Partial(), Replicate(), Replicate(), Partial()});
+        std::int64_t first = 0;
+        Tensors sums;
+        for (const auto& gradient : gradients) {
+          sums.push_back(sum.narrow(0, first, gradient.numel()).view(gradient.sizes()));
+          first += gradient.numel();
+        }
+        return sums;
+      });
+}
+
+}  // namespace lockstep::tensor_parallel

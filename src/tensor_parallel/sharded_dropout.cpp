@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tensor_parallel/sharded_dropout.h"
+
+// A Dropout's forward is not virtual and gives at::dropout nothing of its own but p. So the layer's p moves
+// by some units in the last place to a number that no other layer has, and the kernel below finds the layer
+// by it: one look-up per call once there is such a layer. It computes with the p that the layer had.
+#include <atomic>
+#include <bit>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/ops/dropout_native.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/library.h>
+#include <torch/nn/modules/dropout.h>
+
+#include <lockstep/runtime/random.h>
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+using at::Tensor;
+
+// More than arithmetic on a p rounds.
+constexpr std::uint64_t kFirstDistance = 4096;
+
+struct ShardedLayer {
+  std::weak_ptr<torch::nn::Module> module;
+  double p;
+  int rank;
+};
+
+class LayerTable {
+ public:
+  // The p by which the layer is found.
+  double add(ShardedLayer layer) {
+    const std::unique_lock lock(mutex_);
+    std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
+    auto key = std::bit_cast<std::uint64_t>(layer.p) - kFirstDistance;
+    while (layers_.contains(key)) --key;
+    layers_.emplace(key, std::move(layer));
+    used_.store(true, std::memory_order_release);
+    return std::bit_cast<double>(key);
+  }
+
+  std::optional<ShardedLayer> find(double p) {
+    if (!used_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::shared_lock lock(mutex_);
+    const auto found = layers_.find(std::bit_cast<std::uint64_t>(p));
+    if (found == layers_.end()) return std::nullopt;
+    return found->second;
+  }
+
+ private:
+  std::atomic<bool> used_{false};
+  std::shared_mutex mutex_;
+  std::unordered_map<std::uint64_t, ShardedLayer> layers_;
+};
+
+// Never destroyed, like the kernels below.
+LayerTable& layer_table() {
+  static auto& layers = *new LayerTable;
+  return layers;
+}
+
+// Every rank draws one number from its default stream, so these streams stay equal.
+at::Generator generator_of(int rank, at::Device device) {
+  auto generator = default_generator();
+  std::uint64_t seed = 0;
+  {
+    const std::lock_guard lock(generator.mutex());
+    seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  }
+  seed += 0x9E3779B97F4A7C15ULL * static_cast<std::uint64_t>(rank);
+  if (device.is_cpu()) return at::make_generator<at::CPUGeneratorImpl>(seed);
+  auto own = at::globalContext().defaultGenerator(device).clone();
+  own.set_current_seed(seed);
+  return own;
+}
+
+Tensor scaled_mask(const Tensor& input, const ShardedLayer& layer) {
+  const c10::NoGradGuard no_gradients;
+  const auto mask = at::empty_like(input).bernoulli_(1 - layer.p, generator_of(layer.rank, input.device()));
+  return layer.p == 1 ? mask : mask.div_(1 - layer.p);
+}
+
+Tensor dropout(const Tensor& input, double p, bool train) {
+  const auto layer = train ? layer_table().find(p) : std::nullopt;
+  return layer ? input * scaled_mask(input, *layer) : at::native::dropout(input, p, train);
+}
+
+Tensor& dropout_in_place(Tensor& input, double p, bool train) {
+  const auto layer = train ? layer_table().find(p) : std::nullopt;
+  return layer ? input.mul_(scaled_mask(input, *layer)) : at::native::dropout_(input, p, train);
+}
+
+// at::dropout is composite and has no kernels under these keys, which cover training and inference mode.
+// Registered before main(), because registration is not safe while other threads run operators.
+struct DropoutKernels {
+  DropoutKernels() {
+    using enum c10::DispatchKey;
+    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
+                           CUDA, XPU, MPS, PrivateUse1}) {
+      libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
+          .impl("dropout", dropout)
+          .impl("dropout_", dropout_in_place);
+    }
+  }
+  std::vector<torch::Library> libraries;
+};
+const auto& dropout_kernels =
+    *new DropoutKernels;  // not destroyed: operators may run while statics are destroyed
+
+}  // namespace
+
+void draw_apart(const std::shared_ptr<torch::nn::Module>& dropout, const ProcessGroup& group) {
+  auto& options = dropout->as<torch::nn::DropoutImpl>()->options;
+  const auto p = options.p();
+  if (p == 0 || layer_table().find(p)) return;
+  options.p(layer_table().add({dropout, p, group.rank()}));
+}
+
+}  // namespace lockstep::tensor_parallel

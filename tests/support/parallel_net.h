@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <torch/torch.h>
+
+namespace lockstep::testing {
+
+// A small GPT whose layers can be cut: its attention takes as many heads as its projections return.
+struct ParallelBlockImpl : torch::nn::Module {
+  explicit ParallelBlockImpl(int width, int head_dim, double p) : head_dim_(head_dim) {
+    const auto linear = [&](const char* name, int in, int out) {
+      return register_module(name, torch::nn::Linear(in, out));
+    };
+    ln1 = register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    q = linear("q", width, width);
+    k = linear("k", width, width);
+    v = linear("v", width, width);
+    o = linear("o", width, width);
+    ln2 = register_module("ln2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    fc1 = linear("fc1", width, 4 * width);
+    fc2 = linear("fc2", 4 * width, width);
+    drop = register_module("drop", torch::nn::Dropout(p));
+  }
+
+  at::Tensor forward(const at::Tensor& input) {
+    const auto normed = ln1(input);
+    const auto heads = [&](const at::Tensor& each) {
+      return each.view({each.size(0), each.size(1), -1, head_dim_}).transpose(1, 2);
+    };
+    const auto attended = at::scaled_dot_product_attention(heads(q(normed)), heads(k(normed)),
+                                                           heads(v(normed)), {}, 0, /*is_causal=*/true);
+    auto hidden = input + drop(o(attended.transpose(1, 2).flatten(2)));
+    return hidden + drop(fc2(torch::gelu(fc1(ln2(hidden)))));
+  }
+
+  torch::nn::LayerNorm ln1{nullptr}, ln2{nullptr};
+  torch::nn::Linear q{nullptr}, k{nullptr}, v{nullptr}, o{nullptr}, fc1{nullptr}, fc2{nullptr};
+  torch::nn::Dropout drop{nullptr};
+
+ private:
+  int head_dim_;
+};
+TORCH_MODULE(ParallelBlock);
+
+struct ParallelNetImpl : torch::nn::Module {
+  static constexpr int kVocabulary = 28, kLength = 8, kWidth = 16, kHeadDim = 4;
+
+  explicit ParallelNetImpl(double p = 0) {
+    emb = register_module("emb", torch::nn::Embedding(kVocabulary, kWidth));
+    pos = register_module("pos", torch::nn::Embedding(kLength, kWidth));
+    layers = register_module("layers", torch::nn::ModuleList());
+    for (int i = 0; i < 2; ++i) layers->push_back(ParallelBlock(kWidth, kHeadDim, p));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    head =
+        register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
+  }
+
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto hidden = emb(tokens) + pos(torch::arange(tokens.size(1)).expand_as(tokens));
+    for (const auto& layer : *layers) hidden = layer->as<ParallelBlock>()->forward(hidden);
+    return head(norm(hidden));
+  }
+
+  torch::nn::Embedding emb{nullptr}, pos{nullptr};
+  torch::nn::ModuleList layers{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(ParallelNet);
+
+}  // namespace lockstep::testing
