@@ -10,6 +10,7 @@
 
 #include "base/slurm.h"
 #include "base/text.h"
+#include "machine/remote_shell.h"
 #include "run_arguments.h"
 
 namespace lockstep::cli {
@@ -214,10 +215,34 @@ void check_backend(const std::string& backend) {
                   backend));
 }
 
+// Of the launcher on one host of --hosts. The secret is in the environment that it was given.
+void set_node_of_hosts(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
+  if (!has_no_node_options(arguments)) {
+    throw ArgumentError(
+        "--hosts says how many nodes there are and where they meet: it excludes --nnodes, --node-rank, "
+        "--rdzv-backend, --rdzv-endpoint and --standalone; use --master-addr and --master-port");
+  }
+  const auto hosts = launch::parse_hosts(arguments.hosts);
+  const int index = arguments.host_index.value_or(0);
+  const auto& entry = hosts.at(static_cast<std::size_t>(index));
+  if (entry.ranks) options.nproc_per_node = *entry.ranks;
+  options.run_id = arguments.rdzv_id;
+  if (hosts.size() == 1) return set_one_node(arguments, options);
+  const int nodes = static_cast<int>(hosts.size());
+  options.nodes = launch::NodesOptions{.min_nodes = nodes, .max_nodes = nodes, .node_rank = index};
+  apply_settings(arguments.rdzv_conf, *options.nodes);
+  options.nodes->endpoint = {
+      .host = without_brackets(arguments.master_addr.value_or(machine::address_part(hosts.front().name))),
+      .port = checked_port(arguments.master_port.value_or(kStaticPort), "--master-port")};
+  options.nodes->secret = launch::read_secret("", env);
+  options.master_addr = options.nodes->endpoint.host;
+}
+
 }  // namespace
 
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   check_backend(arguments.rdzv_backend);
+  if (!arguments.hosts.empty()) return set_node_of_hosts(arguments, env, options);
   if (const auto step = has_no_node_options(arguments) ? slurm_nodes(env) : std::nullopt) {
     options.run_id = arguments.rdzv_id;
     options.nodes = nodes_of_step(arguments, *step);
