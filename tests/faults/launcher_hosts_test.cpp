@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <signal.h>
 #include <unistd.h>
@@ -147,7 +148,7 @@ TEST_F(LauncherHosts, RejectContradictions) {
   }
 }
 
-// The launcher of one host, whose stdin ends, or brings SIGTERM.
+// The launcher of one host, whose stdin ends or has a line for SIGTERM.
 std::string end_of_node(const std::string& last_words) {
   const TempFolder folder;
   const auto order = fmt::format(
@@ -165,6 +166,44 @@ std::string end_of_node(const std::string& last_words) {
 TEST(LauncherNode, EndsWithItsConnectionAndOnItsSignals) {
   EXPECT_EQ(end_of_node("true"), "code 129\n");
   EXPECT_EQ(end_of_node("echo 15; exec sleep 1000"), "code 143\n");
+}
+
+LauncherProcess pod(std::map<std::string, std::string> env, const std::string& script) {
+  env.insert({{"LOCKSTEP_SECRET", "the secret of a test"}, {"PET_MASTER_ADDR", "127.0.0.1"}});
+  return LauncherProcess({"run", "--", "/bin/sh", "-c", script}, {.env = env});
+}
+
+constexpr const char* kSayRank = "echo $RANK/$WORLD_SIZE node $GROUP_RANK";
+
+// As the training operator of Kubeflow sets them; RANK and WORLD_SIZE count pods.
+TEST(LauncherPods, OfAPyTorchJob) {
+  const auto port = std::to_string(ReservedPort().port());
+  const auto variables = [&](const std::string& rank) {
+    return std::map<std::string, std::string>{
+        {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port},      {"RANK", rank},
+        {"WORLD_SIZE", "2"},          {"PET_MASTER_PORT", port},  {"PET_NODE_RANK", rank},
+        {"PET_NNODES", "2"},          {"PET_NPROC_PER_NODE", "2"}};
+  };
+  auto first = pod(variables("0"), kSayRank);
+  auto second = pod(variables("1"), kSayRank);
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_THAT(first.out(), AllOf(HasSubstr("0/4 node 0"), HasSubstr("1/4 node 0")));
+  EXPECT_THAT(second.out(), AllOf(HasSubstr("2/4 node 1"), HasSubstr("3/4 node 1")));
+}
+
+TEST(LauncherPods, OfAnIndexedJob) {
+  const auto port = std::to_string(ReservedPort().port());
+  const auto variables = [&](const std::string& index) {
+    return std::map<std::string, std::string>{
+        {"JOB_COMPLETION_INDEX", index}, {"PET_MASTER_PORT", port}, {"PET_NNODES", "2"}};
+  };
+  auto second = pod(variables("1"), kSayRank);
+  auto first = pod(variables("0"), kSayRank);
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_THAT(first.out(), HasSubstr("0/2 node 0"));
+  EXPECT_THAT(second.out(), HasSubstr("1/2 node 1"));
 }
 
 // A server of ssh for this user, on a free port of the loopback interface.
@@ -205,7 +244,7 @@ class RealSsh : public ::testing::Test {
                             script});
   }
 
-  // Of the processes whose pids a script wrote to a file; those under sshd are not of the launcher's family.
+  // `pids`: a file to which the ranks wrote theirs. Processes under sshd are not in the launcher's family.
   void wait_until_ended(const std::string& pids) const {
     std::ifstream file(pids);
     const std::vector<pid_t> all{std::istream_iterator<pid_t>(file), {}};
@@ -238,7 +277,7 @@ TEST_F(RealSsh, RunsOneJobAndLeavesNothing) {
   }
 }
 
-// Neither the launchers nor the starter are told; the shell of one host is gone.
+// The shell of one host dies without a word to the others.
 TEST_F(RealSsh, EndsTheRunWhenAConnectionIsCut) {
   const auto pids = folder_.file("pids");
   auto job = run(fmt::format("echo $$ >> {}; echo up; exec sleep 1000", pids));
