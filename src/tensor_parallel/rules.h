@@ -10,17 +10,17 @@
 // What operators do with cut parameters of layers.
 namespace lockstep::tensor_parallel {
 
-// Of the tensor that a layer takes, and of that which it returns.
+// The layouts of the tensor that a layer takes and of the one that it returns.
 struct Layouts {
   Placement input, output;
 };
 
-// Of the weight, [out, in], of a Linear.
+// For the weight, [out, in], of a Linear.
 Rule colwise_linear(Layouts layouts);
 Rule rowwise_linear(Layouts layouts);
-// Of its cut bias, which is added to an output of that layout.
+// For its cut bias, which is added to an output of that layout.
 Rule colwise_bias(Placement output);
-// Of the weight, [vocabulary, features], of an Embedding. `padding_idx`: of the whole vocabulary, or -1.
+// For the weight, [vocabulary, features], of an Embedding. `padding_idx`: of the whole vocabulary, or -1.
 Rule colwise_embedding(Layouts layouts);
 Rule rowwise_embedding(Layouts layouts, std::int64_t padding_idx);
 
