@@ -115,20 +115,19 @@ Tensor redistribute(const Tensor& tensor, const ProcessGroup& group, const Route
 Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group) {
   Tensors outputs;
   for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
-  return nn::functional::record(
-      "SummedGradientsBackward", tensors, std::move(outputs), [=](Tensors gradients) -> Tensors {
-        Tensors flat;
-        for (const auto& gradient : gradients) flat.push_back(gradient.reshape({-1}));
-        const auto all = at::cat(flat);
-        const auto sum = redistribute(all, group, {Partial(), Replicate(), Replicate(), Partial()});
-        std::int64_t first = 0;
-        Tensors sums;
-        for (const auto& gradient : gradients) {
-          sums.push_back(sum.narrow(0, first, gradient.numel()).view(gradient.sizes()));
-          first += gradient.numel();
-        }
-        return sums;
-      });
+  return nn::functional::record("SummedGradientsBackward", tensors, std::move(outputs),
+                                [=](Tensors gradients) -> Tensors {
+                                  // Not one call with all: over gloo the bits depend on a number's place in
+                                  // the call.
+                                  Tensors sums;
+                                  std::vector<Work> works;
+                                  for (const auto& gradient : gradients) {
+                                    sums.push_back(gradient.clone(at::MemoryFormat::Contiguous));
+                                    works.push_back(group.all_reduce_async(sums.back()));
+                                  }
+                                  for (auto& work : works) work.wait();
+                                  return sums;
+                                });
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -30,7 +30,7 @@ struct Route {
 
 at::Tensor redistribute(const at::Tensor& tensor, const ProcessGroup& group, const Route& route);
 
-// The tensors themselves, whose gradients are summed over the ranks by one call.
+// The tensors themselves, whose gradients are summed over the ranks. They are differentiated once.
 std::vector<at::Tensor> with_summed_gradients(const std::vector<at::Tensor>& tensors,
                                               const ProcessGroup& group);
 

@@ -22,28 +22,6 @@ using at::Tensor;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const tp::ParallelizePlan kPlan{{"emb", tp::RowwiseParallel{.input_layouts = tp::Replicate()}},
-                                {"pos", tp::ColwiseParallel{.output_layouts = tp::Replicate()}},
-                                {"layers.*.[qkv]", tp::ColwiseParallel()},
-                                {"layers.*.o", tp::RowwiseParallel()},
-                                {"layers.*.fc1", tp::ColwiseParallel()},
-                                {"layers.*.fc2", tp::RowwiseParallel()},
-                                {"head", tp::ColwiseParallel{.output_layouts = tp::Replicate()}}};
-
-const tp::ColwiseParallel kColwiseOfSequence{.input_layouts = tp::Shard(1)};
-const tp::RowwiseParallel kRowwiseToSequence{.output_layouts = tp::Shard(1)};
-const tp::RowwiseParallel kLookupToSequence{.input_layouts = tp::Replicate(), .output_layouts = tp::Shard(1)};
-const tp::ParallelizePlan kSequencePlan{{"emb", kLookupToSequence},
-                                        {"pos", kLookupToSequence},
-                                        {"layers.*.ln?", tp::SequenceParallel()},
-                                        {"layers.*.drop", tp::SequenceParallel()},
-                                        {"layers.*.[qkv]", kColwiseOfSequence},
-                                        {"layers.*.o", kRowwiseToSequence},
-                                        {"layers.*.fc1", kColwiseOfSequence},
-                                        {"layers.*.fc2", kRowwiseToSequence},
-                                        {"norm", tp::SequenceParallel()},
-                                        {"head", kColwiseOfSequence}};
-
 std::pair<Tensor, Tensor> draw_batch(int step, int replica = 0) {
   torch::manual_seed(static_cast<std::uint64_t>(100 * step + replica));
   const auto tokens = torch::randint(ParallelNetImpl::kVocabulary, {3, ParallelNetImpl::kLength + 1});
@@ -110,9 +88,10 @@ void train_beside_one_process(const tp::ParallelizePlan& plan, bool parallel_los
   }
 }
 
-const Scenario tensor_parallel_steps("tensor_parallel_steps", [] { train_beside_one_process(kPlan, false); });
+const Scenario tensor_parallel_steps("tensor_parallel_steps",
+                                     [] { train_beside_one_process(tensor_plan(), false); });
 const Scenario sequence_parallel_steps("sequence_parallel_steps",
-                                       [] { train_beside_one_process(kSequencePlan, true); });
+                                       [] { train_beside_one_process(sequence_plan(), true); });
 
 class TensorParallel : public ::testing::TestWithParam<int> {};
 

@@ -3,13 +3,15 @@
 
 #include <torch/torch.h>
 
+#include <lockstep/tensor_parallel/parallelize_module.h>
+
 namespace lockstep::testing {
 
 // A small GPT whose layers can be cut: its attention takes as many heads as its projections return.
 struct ParallelBlockImpl : torch::nn::Module {
-  explicit ParallelBlockImpl(int width, int head_dim, double p) : head_dim_(head_dim) {
+  ParallelBlockImpl(int width, int head_dim, double p, bool bias) : head_dim_(head_dim) {
     const auto linear = [&](const char* name, int in, int out) {
-      return register_module(name, torch::nn::Linear(in, out));
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias)));
     };
     ln1 = register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     q = linear("q", width, width);
@@ -27,8 +29,9 @@ struct ParallelBlockImpl : torch::nn::Module {
     const auto heads = [&](const at::Tensor& each) {
       return each.view({each.size(0), each.size(1), -1, head_dim_}).transpose(1, 2);
     };
-    const auto attended = at::scaled_dot_product_attention(heads(q(normed)), heads(k(normed)),
-                                                           heads(v(normed)), {}, 0, /*is_causal=*/true);
+    // Arguments of one call may be made in any order, which the sum of the gradients follows.
+    const auto queries = heads(q(normed)), keys = heads(k(normed)), values = heads(v(normed));
+    const auto attended = at::scaled_dot_product_attention(queries, keys, values, {}, 0, /*is_causal=*/true);
     auto hidden = input + drop(o(attended.transpose(1, 2).flatten(2)));
     return hidden + drop(fc2(torch::gelu(fc1(ln2(hidden)))));
   }
@@ -45,11 +48,11 @@ TORCH_MODULE(ParallelBlock);
 struct ParallelNetImpl : torch::nn::Module {
   static constexpr int kVocabulary = 28, kLength = 8, kWidth = 16, kHeadDim = 4;
 
-  explicit ParallelNetImpl(double p = 0) {
+  explicit ParallelNetImpl(double p = 0, bool bias = true) {
     emb = register_module("emb", torch::nn::Embedding(kVocabulary, kWidth));
     pos = register_module("pos", torch::nn::Embedding(kLength, kWidth));
     layers = register_module("layers", torch::nn::ModuleList());
-    for (int i = 0; i < 2; ++i) layers->push_back(ParallelBlock(kWidth, kHeadDim, p));
+    for (int i = 0; i < 2; ++i) layers->push_back(ParallelBlock(kWidth, kHeadDim, p, bias));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
     head =
         register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
@@ -67,5 +70,35 @@ struct ParallelNetImpl : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 TORCH_MODULE(ParallelNet);
+
+// Whole activations between the pairs of layers.
+inline tensor_parallel::ParallelizePlan tensor_plan() {
+  using namespace tensor_parallel;
+  return {{"emb", RowwiseParallel{.input_layouts = Replicate()}},
+          {"pos", ColwiseParallel{.output_layouts = Replicate()}},
+          {"layers.*.[qkv]", ColwiseParallel()},
+          {"layers.*.o", RowwiseParallel()},
+          {"layers.*.fc1", ColwiseParallel()},
+          {"layers.*.fc2", RowwiseParallel()},
+          {"head", ColwiseParallel{.output_layouts = Replicate()}}};
+}
+
+// Parts of the sequence between the pairs of layers, and parts of the logits.
+inline tensor_parallel::ParallelizePlan sequence_plan() {
+  using namespace tensor_parallel;
+  const ColwiseParallel of_sequence{.input_layouts = tensor_parallel::Shard(1)};
+  const RowwiseParallel to_sequence{.output_layouts = tensor_parallel::Shard(1)};
+  const RowwiseParallel lookup{.input_layouts = Replicate(), .output_layouts = tensor_parallel::Shard(1)};
+  return {{"emb", lookup},
+          {"pos", lookup},
+          {"layers.*.ln?", SequenceParallel()},
+          {"layers.*.drop", SequenceParallel()},
+          {"layers.*.[qkv]", of_sequence},
+          {"layers.*.o", to_sequence},
+          {"layers.*.fc1", of_sequence},
+          {"layers.*.fc2", to_sequence},
+          {"norm", SequenceParallel()},
+          {"head", of_sequence}};
+}
 
 }  // namespace lockstep::testing

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Tensor parallel, sequence parallel and the parallel loss beside PyTorch's DTensor, over gloo on both sides.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/rendezvous/init.h>
+#include <lockstep/runtime/device_mesh.h>
+#include <lockstep/tensor_parallel/layers.h>
+
+#include "parity/both_sides.h"
+#include "parity/ddp_record.h"
+#include "support/parallel_net.h"
+#include "support/ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace tp = tensor_parallel;
+using at::Tensor;
+
+struct Case {
+  const char* name;
+  const char* net;
+  bool bias, sequence;
+};
+constexpr std::array kCases{
+    Case{"mlp", "mlp", false, false},         Case{"mlp_bias", "mlp", true, false},
+    Case{"gpt", "gpt", false, false},         Case{"gpt_bias", "gpt", true, false},
+    Case{"gpt_sequence", "gpt", false, true}, Case{"gpt_sequence_bias", "gpt", true, true}};
+
+torch::nn::Sequential make_mlp(bool bias) {
+  const auto linear = [&](int in, int out) {
+    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+  };
+  torch::nn::Linear fc1 = linear(ParallelNetImpl::kWidth, 24), fc2 = linear(24, ParallelNetImpl::kVocabulary);
+  return torch::nn::Sequential({{"fc1", torch::nn::AnyModule(fc1)},
+                                {"tanh", torch::nn::AnyModule(torch::nn::Tanh())},
+                                {"fc2", torch::nn::AnyModule(fc2)}});
+}
+
+std::pair<Tensor, Tensor> draw_batch(const Case& each, int step) {
+  torch::manual_seed(static_cast<std::uint64_t>(step));
+  if (each.net == std::string("mlp")) {
+    const auto x = torch::randn({6, ParallelNetImpl::kWidth});
+    return {x, torch::randint(ParallelNetImpl::kVocabulary, {6})};
+  }
+  const auto tokens = torch::randint(ParallelNetImpl::kVocabulary, {3, ParallelNetImpl::kLength + 1});
+  return {tokens.slice(1, 0, -1), tokens.slice(1, 1).reshape({-1})};
+}
+
+Record record_of(const std::string& name, const Tensor& tensor) {
+  const auto flat = tensor.detach().contiguous();
+  return {name, {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()}};
+}
+
+// Two steps. Without a mesh: in one process.
+std::vector<Record> train(const Case& each, const DeviceMesh* mesh) {
+  const bool is_mlp = each.net == std::string("mlp");
+  torch::manual_seed(40);
+  torch::nn::Sequential mlp{nullptr};
+  ParallelNet gpt{nullptr};
+  if (is_mlp) {
+    mlp = make_mlp(each.bias);
+  } else {
+    gpt = ParallelNet(0, each.bias);
+  }
+  torch::nn::Module& net = is_mlp ? static_cast<torch::nn::Module&>(*mlp) : *gpt;
+  const tp::ParallelizePlan mlp_plan{{"fc1", tp::ColwiseParallel()}, {"fc2", tp::RowwiseParallel()}};
+  if (mesh != nullptr)
+    tp::parallelize_module(net, *mesh, is_mlp ? mlp_plan : each.sequence ? sequence_plan() : tensor_plan());
+  torch::optim::SGD optimizer(net.parameters(), 0.1);
+  std::vector<Record> records;
+  for (int step = 0; step < 2; ++step) {
+    const auto [x, target] = draw_batch(each, step);
+    optimizer.zero_grad();
+    const auto logits = (is_mlp ? mlp->forward(x) : gpt->forward(x)).flatten(0, -2);
+    const auto loss = mesh != nullptr && each.sequence ? tp::loss_parallel(logits, target, *mesh)
+                                                       : torch::nn::functional::cross_entropy(logits, target);
+    loss.backward();
+    records.push_back(record_of("loss", loss));
+    for (const auto& item : net.named_parameters())
+      records.push_back(record_of(item.key(), item.value().grad()));
+    optimizer.step();
+  }
+  return records;
+}
+
+const Scenario tensor_parallel_cases("tensor parallel", [] {
+  as_parity_ranks([](const Context& context) {
+    const auto mesh = init_device_mesh({context.world_size()});
+    for (const auto& each : kCases)
+      write_records(record_file(record_folder(), each.name, context.rank()), train(each, &mesh));
+  });
+});
+
+double greatest_difference(const Record& python, const Record& ours) {
+  if (python.values.size() != ours.values.size()) return std::numeric_limits<double>::infinity();
+  double greatest = 0;
+  for (std::size_t i = 0; i < ours.values.size(); ++i)
+    greatest = std::max(greatest, std::abs(static_cast<double>(python.values[i]) - ours.values[i]));
+  return greatest;
+}
+
+class TensorParallelParity : public ::testing::TestWithParam<int> {};
+
+TEST_P(TensorParallelParity, LossesAndGradients) {
+  std::vector<std::string> cases;
+  for (const auto& each : kCases)
+    cases.push_back(fmt::format("name={} net={} bias={} sequence={}", each.name, each.net, each.bias ? 1 : 0,
+                                each.sequence ? 1 : 0));
+  const BothSides sides("parity/tensor_parallel.py", tensor_parallel_cases, cases, "gloo", GetParam());
+  ASSERT_FALSE(HasFailure());
+  for (const auto& each : kCases) {
+    for (int rank = 0; rank < GetParam(); ++rank) {
+      SCOPED_TRACE(fmt::format("{}, rank {} of {}", each.name, rank, GetParam()));
+      const auto python = read_records(sides.python_file(each.name, rank));
+      const auto ours = read_records(sides.our_file(each.name, rank));
+      ASSERT_EQ(python.size(), ours.size());
+      for (std::size_t i = 0; i < python.size(); ++i) {
+        if (each.bias) {
+          EXPECT_LT(greatest_difference(python[i], ours[i]), 1e-6) << python[i].name;
+        } else {
+          EXPECT_EQ(first_difference(python[i], ours[i]), "");
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelParity, ::testing::Values(2, 4));
+
+}  // namespace
+}  // namespace lockstep::testing
