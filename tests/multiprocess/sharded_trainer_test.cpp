@@ -108,7 +108,7 @@ TEST(ShardedTrainer, ErrorsSayWhatToDo) {
   expect_all_passed(run_ranks(trainer_errors, {.env = {{"TEST_FOLDER", temp.path().string()}}}));
 }
 
-// States that do not exist yet have a place in the dict, and the optimizer goes on as if nobody had asked.
+// States that do not exist yet have a place in the dict, and the optimizer continues as if nobody had asked.
 const Scenario asked_early("fsdp asked early", [] {
   const auto context = init({.backend = "shm"});
   auto net = make_net();
