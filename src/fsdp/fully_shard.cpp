@@ -104,7 +104,6 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     return std::ranges::any_of(options.ignored_params,
                                [&](const auto& each) { return each.is_same(tensor); });
   };
-  const auto named = nn::distinct(module.named_parameters());
   auto group = group_options(options, where);
   group.module = &module;
   auto tree = std::make_shared<Tree>();
@@ -130,17 +129,30 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     tree->groups.push_back(result.own_.get());
     tree->outermost = result.own_.get();
   }
-  for (const auto& [name, tensor] : named) {
+  result.set_entries(module);
+  return result;
+}
+
+void FSDPModule::set_entries(const torch::nn::Module& module) {
+  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
     if (auto owner = group_of(tensor)) {
       const auto index = index_in(*owner, tensor);
-      result.entries_.push_back({.name = name, .group = std::move(owner), .index = index});
+      entries_.push_back({.name = name, .group = std::move(owner), .index = index});
     } else {
-      result.entries_.push_back({.name = name, .ignored = tensor});
+      entries_.push_back({.name = name, .ignored = tensor});
     }
   }
-  for (const auto& [name, tensor] : nn::distinct(module.named_buffers()))
-    result.buffers_.push_back({name, tensor});
-  return result;
+  for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
+}
+
+std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {
+  FSDPModule found;
+  found.set_entries(module);
+  const auto all = found.groups(true);
+  if (all.empty()) return std::nullopt;
+  const auto own = std::ranges::find_if(all, [&](const auto& group) { return group->module() == &module; });
+  if (own != all.end()) found.own_ = *own;
+  return found;
 }
 
 std::vector<at::Tensor> FSDPModule::parameters() const {

@@ -133,6 +133,7 @@ void ParameterGroup::reduce() {
   is_ready_.assign(parameters_.size(), false);
   ready_ = 0;
   if (gradients.empty()) return;
+  tree_->before_reduction(*this);
 
   const auto& group = options_.shard_group;
   const auto dtype = options_.mp_policy.reduce_dtype.value_or(gradients.front().scalar_type());
@@ -156,7 +157,6 @@ void ParameterGroup::reduce() {
   reduction.work =
       group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op, options_.where);
   reduction_ = std::move(reduction);
-  tree_->on_reduction(*this);
 }
 
 void ParameterGroup::finish_reduction() {

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "fsdp/parameter_group.h"
+#include "optim/parameter_rows.h"
 
 namespace lockstep::fsdp {
 
@@ -55,6 +56,7 @@ at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Ten
   // Not a view: zero_grad() and optimizers expect leaves.
   auto shard = at::empty({0}, flat.options());
   shard.set_(flat.storage(), flat.storage_offset(), parameter.shard_sizes(rank));
+  optim::note_rows(shard, {.sizes = parameter.sizes, .first = parameter.first_row(rank)});
   return shard.requires_grad_(parameter.trained);
 }
 

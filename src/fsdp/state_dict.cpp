@@ -13,6 +13,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "checkpoint/row_states.h"
 #include "fsdp/parameter_group.h"
 
 namespace lockstep {
@@ -144,30 +145,6 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return all;
 }
 
-// PyTorch: `_init_optim_state`.
-void create_states(torch::optim::Optimizer& optimizer) {
-  if (!optimizer.state().empty()) return;
-  const auto parameters = parameters_of(optimizer);
-  for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) {
-      throw_error<ArgumentError>(
-          "the optimizer has gradients but no states; save or load before the first backward, or after a "
-          "step");
-    }
-  }
-  std::vector<double> rates;
-  for (auto& group : optimizer.param_groups()) {
-    rates.push_back(group.options().get_lr());
-    group.options().set_lr(0);
-  }
-  for (const auto& parameter : parameters) {
-    if (parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
-  }
-  optimizer.step();
-  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-  for (std::size_t i = 0; i < rates.size(); ++i) optimizer.param_groups()[i].options().set_lr(rates[i]);
-}
-
 // Replaces the parameters of each group by `rename(parameter)`.
 template <class Rename>
 List renamed_groups(const Value& groups, const Rename& rename) {
@@ -182,9 +159,13 @@ List renamed_groups(const Value& groups, const Rename& rename) {
   return result;
 }
 
-bool has_rows(const std::string& key, const Value& value, const ParameterEntry& entry) {
-  const auto* const tensor = value.get_if<at::Tensor>();
-  return tensor != nullptr && key != "step" && tensor->sizes() == entry.rows.sizes();
+// The value of an entry of a state.
+Value to_value(const Value& value, const ParameterEntry& entry, const StateDictOptions& options) {
+  const auto* const sharded = value.get_if<ShardedTensor>();
+  if (sharded == nullptr) return value;
+  const auto rows = entry.rows.options().requires_grad(false).dtype(sharded->dtype);
+  const auto& own = sharded->local_shards;
+  return to_value(own.empty() ? at::empty(entry.rows.sizes(), rows) : own.front().tensor, entry, options);
 }
 
 }  // namespace
@@ -217,21 +198,17 @@ void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict
 
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const StateDictOptions& options) {
-  create_states(optimizer);
   const auto entries = Entries::parameters(module);
   const auto parameters = parameters_of(optimizer);
   const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
     return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
   };
-  const auto own = state_dict(optimizer);
+  const auto own = checkpointing::complete_state_dict(optimizer);
   Dict states;
   for (const auto& [index, values] : own.at("state").as_dict()) {
     const auto& entry = entry_at(index);
     Dict state;
-    for (const auto& [key, value] : values.as_dict()) {
-      const bool sharded = has_rows(key.as_string(), value, entry);
-      state.set(key, sharded ? to_value(value.as_tensor(), entry, options) : value);
-    }
+    for (const auto& [key, value] : values.as_dict()) state.set(key, to_value(value, entry, options));
     states.set(entry.name, std::move(state));
   }
   if (is_left_out(options)) return {};
@@ -271,5 +248,9 @@ void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
                   Dict{{"state", std::move(states)},
                        {"param_groups", renamed_groups(optim_state_dict.at("param_groups"), index)}});
 }
+
+Dict FSDPModule::state_dict() const { return get_model_state_dict(*this); }
+
+void FSDPModule::load_state_dict(const Dict& state_dict) const { set_model_state_dict(*this, state_dict); }
 
 }  // namespace lockstep

@@ -125,7 +125,7 @@ void Tree::wait_for_ranks(const ParameterGroup& group) {
   }
 }
 
-void Tree::on_reduction(ParameterGroup& group) {
+void Tree::before_reduction(ParameterGroup& group) {
   auto* const before = std::exchange(reducing_, &group);
   if (before != nullptr && before != &group) before->finish_reduction();
 }

@@ -23,6 +23,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
 #include <lockstep/training/progress.h>
@@ -102,8 +103,9 @@ struct TrainerOptions {
 /// that needs another loop calls these itself. The module and the optimizer must outlive it. Not thread-safe.
 class Trainer {
  public:
-  /// `module`: a DistributedDataParallel, or any module in a run of one rank. Throws ArgumentError for
-  /// another module in a run of several ranks, and for invalid options.
+  /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
+  /// Throws ArgumentError for another module in a run of several ranks, and for invalid options. Checkpoints
+  /// of a module of fully_shard() are folders that all ranks write; they continue on as many ranks.
   Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {});
   template <ModulePointer Holder>
   Trainer(Holder& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
@@ -210,12 +212,14 @@ class Trainer {
   void optimize();
   void clip();
   void agree(std::int64_t step);
+  void resume();
   void report();
   void save(std::optional<double> metric = std::nullopt);
 
   TrainerOptions options_;
   torch::nn::Module& module_;
   DistributedDataParallelModule* ddp_;  // nullptr for another module
+  std::optional<FSDPModule> sharded_;
   torch::optim::Optimizer& optimizer_;
   std::optional<ProcessGroup> group_;
   c10::Device device_;
