@@ -16,12 +16,13 @@ function(lockstep_add_install_rules)
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lockstep" TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
     TYPE DOC)
+  set(package_libtorch "${LOCKSTEP_LIBTORCH_PREFIX}")
   configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
     "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
   write_basic_package_version_file("${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
     COMPATIBILITY SameMinorVersion)
   install(FILES "${CMAKE_BINARY_DIR}/package/LockstepConfig.cmake" "${CMAKE_BINARY_DIR}/package/LockstepConfigVersion.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/LockstepLibTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepCuda.cmake"
-    "${PROJECT_SOURCE_DIR}/cmake/LockstepWebP.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepHDF5.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/LockstepWebP.cmake"
     DESTINATION "${package_dir}")
 endfunction()

@@ -57,6 +57,7 @@ struct Characters {
 
 // Windows of `length` tokens, each with the tokens that follow; views of one tensor.
 data::TensorDataset windows(const torch::Tensor& tokens, std::int64_t length, std::int64_t stride) {
+  if (tokens.size(0) <= length) throw std::runtime_error("a tenth of the text must be longer than --context");
   const auto both = tokens.unfold(0, length + 1, stride);
   return {both.narrow(1, 0, length), both.narrow(1, 1, length)};
 }
@@ -88,17 +89,16 @@ void train(const Flags& flags) {
     return torch::nn::functional::cross_entropy(model->forward(batch.data).flatten(0, 1),
                                                 batch.target.flatten());
   };
-
-  TrainerOptions training{.epochs = flags.steps,
-                          .max_steps = flags.steps,
-                          .accumulation_steps = flags.accumulate,
-                          .max_grad_norm = 1.0,
-                          .checkpoints = flags.run,
-                          .checkpoint_interval = flags.interval,
-                          .resume = flags.resume,
-                          .progress = true,
-                          .log_interval = 10};
-  if (flags.bf16) training.autocast = torch::kBFloat16;
+  const TrainerOptions training{.epochs = flags.steps,
+                                .max_steps = flags.steps,
+                                .accumulation_steps = flags.accumulate,
+                                .max_grad_norm = 1.0,
+                                .autocast = flags.bf16 ? std::optional(torch::kBFloat16) : std::nullopt,
+                                .checkpoints = flags.run,
+                                .checkpoint_interval = flags.interval,
+                                .resume = flags.resume,
+                                .progress = true,
+                                .log_interval = 10};
   Trainer trainer(ddp, optimizer, training);
   trainer.step_scheduler(schedule);
   if (!flags.run.empty()) trainer.on_log(csv_logger(flags.run + "/log.csv"));

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Fine-tunes a ResNet on a folder of pictures, one subfolder per class. Draws striped pictures where the
-// folder does not exist.
+// Fine-tunes a ResNet on a folder of pictures, one subfolder per class; draws one if there is none.
 //
 //   build/release/bin/image_folder_finetune
 //   lockstep run --nproc-per-node 2 build/release/bin/image_folder_finetune --run finetune --resume
-//   srun -n 8 build/release/bin/image_folder_finetune --folder flowers --size 224 --arch resnet34
-//       --weights resnet34-b627a593.pth --freeze-layers --syncBN
+//   srun -n 8 build/release/bin/image_folder_finetune --folder flowers --weights resnet34-b627a593.pth
 #include <filesystem>
 #include <iostream>
 
@@ -19,15 +17,16 @@ using namespace lockstep::transforms;
 using torch::nn::functional::cross_entropy;
 
 struct Flags {
-  std::string folder = ".data/stripes", run, weights, arch = "resnet18";
+  std::string folder = ".data/stripes", run, weights, profile, arch = "resnet18";
   std::int64_t size = 64, epochs = 3, batch_size = 16, seed = 0, interval = 0;
   int workers = 1;
   double lr = 0.01, lrf = 0.1;
   bool freeze_layers = false, sync_bn = false, bf16 = false, channels_last = false, resume = false;
 };
 
-// Stripes across, stripes down or squares, of a drawn width, on noise.
+// If there is no folder: stripes across, stripes down or squares, of a drawn width, on noise.
 void draw_pictures(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder)) return;
   const auto unfinished = folder.string() + ".part";
   const auto x = torch::arange(128), y = torch::arange(96).unsqueeze(1);
   for (int i = 0; i < 180; ++i) {
@@ -58,11 +57,8 @@ models::ResNet make_net(const Flags& flags, std::size_t classes) {
 
 void train(const Flags& flags) {
   const auto context = init();  // under the launcher, under SLURM, or one process alone
-  context.main_process_first([&] {
-    if (!std::filesystem::exists(flags.folder)) draw_pictures(flags.folder);
-  });
+  context.main_process_first([&] { draw_pictures(flags.folder); });
   torch::manual_seed(static_cast<std::uint64_t>(flags.seed));
-
   const Normalize normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225});
   const Compose augment(RandomResizedCrop(flags.size), RandomHorizontalFlip(), ToTensor(), normalize);
   const Compose resize(Resize(flags.size * 256 / 224), CenterCrop(flags.size), ToTensor(), normalize);
@@ -90,16 +86,19 @@ void train(const Flags& flags) {
   optim::LinearLR warmup(optimizer, 0.01, 1, epoch);
   optim::CosineAnnealingLR cosine(optimizer, std::max(flags.epochs - 1, 1L) * epoch, flags.lr * flags.lrf);
   optim::SequentialLR schedule(optimizer, {warmup, cosine}, {epoch});
-  TrainerOptions training{.epochs = flags.epochs,
-                          .checkpoints = flags.run,
-                          .checkpoint_interval = flags.interval,
-                          .metric = "accuracy",
-                          .resume = flags.resume,
-                          .progress = true,  // with the mean loss over the ranks
-                          .log_interval = 1};
-  if (flags.bf16) training.autocast = torch::kBFloat16;
+  const TrainerOptions training{.epochs = flags.epochs,
+                                .autocast = flags.bf16 ? std::optional(torch::kBFloat16) : std::nullopt,
+                                .checkpoints = flags.run,
+                                .checkpoint_interval = flags.interval,
+                                .metric = "accuracy",
+                                .resume = flags.resume,
+                                .progress = true,  // with the mean loss over the ranks
+                                .log_interval = 1};
   Trainer trainer(ddp, optimizer, training);
   trainer.step_scheduler(schedule);
+  auto profiler = flags.profile.empty() ? std::nullopt : std::optional(profile(10, flags.profile));
+  if (profiler)
+    trainer.on_step([&](auto&) { profiler->step(); }).on_epoch_end([&](auto&) { profiler->stop(); });
   if (!flags.run.empty()) trainer.on_log(tensorboard_logger(flags.run + "/events"));
   trainer.on_validate([&] {
     metrics::Accuracy accuracy;
@@ -139,6 +138,7 @@ int main(int argc, char** argv) {
   app.add_option("--seed", flags.seed, "Seed of the split, the order and the weights");
   app.add_option("--interval", flags.interval, "Steps between checkpoints; 0: one per epoch");
   auto* run = app.add_option("--run", flags.run, "Folder for checkpoints, weights and TensorBoard");
+  app.add_option("--profile", flags.profile, "File for a Chrome trace of up to ten steps");
   app.add_flag("--resume", flags.resume, "Continue from the newest checkpoint, if any")->needs(run);
   CLI11_PARSE(app, argc, argv);
   try {

@@ -3,17 +3,23 @@
 #include <exception>
 #include <pybind11/chrono.h>
 #include <string>
+#include <thread>
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <lockstep/base/error.h>
 
-#include "backends/registry.h"
+#include "base/wait_check.h"
+#include "comm/operation_futures.h"
+#include "rendezvous/python_group.h"
 
 namespace lockstep::python {
 namespace {
 
 namespace py = pybind11;
+
+// Python runs signal handlers in the thread that imports its modules first.
+const auto main_thread = std::this_thread::get_id();
 
 void raise(const char* module, const char* type, const std::exception& error) {
   PyErr_SetString(py::module_::import(module).attr(type).ptr(), error.what());
@@ -32,17 +38,28 @@ void translate(std::exception_ptr error) {
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> create_shm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                             std::chrono::milliseconds timeout,
-                                             const std::string& group_name) {
+c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
+                                                 const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                 int size, std::chrono::milliseconds timeout,
+                                                 const std::string& group_name) {
   const py::gil_scoped_release unlocked;
-  const backends::BackendRequest request{.store = store,
-                                         .rank = rank,
-                                         .size = size,
-                                         .timeout = timeout,
-                                         .group_name = group_name,
-                                         .key = group_name};
-  return backends::create_backend(backends::BackendSpec("shm"), request).backend;
+  return rendezvous::create_with_python(
+             name, {.store = store, .rank = rank, .size = size, .timeout = timeout, .group_name = group_name})
+      .backend;
+}
+
+// Runs Python's signal handlers while the main thread waits: Ctrl-C ends a call.
+void check_signals() {
+  if (std::this_thread::get_id() != main_thread) return;
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// A callback that is running may wait for the GIL.
+void leave_interpreter() {
+  wait_check = nullptr;
+  const py::gil_scoped_release unlocked;
+  comm::OperationFutures::abandon_all(std::chrono::seconds(2));
 }
 
 }  // namespace
@@ -50,5 +67,8 @@ c10::intrusive_ptr<c10d::Backend> create_shm(const c10::intrusive_ptr<c10d::Stor
 
 PYBIND11_MODULE(_C, module) {
   pybind11::register_exception_translator(lockstep::python::translate);
-  module.def("create_shm", lockstep::python::create_shm);
+  module.def("create_backend", lockstep::python::create_backend);
+  lockstep::wait_check = lockstep::python::check_signals;
+  pybind11::module_::import("atexit").attr("register")(
+      pybind11::cpp_function(lockstep::python::leave_interpreter));
 }

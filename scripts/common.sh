@@ -54,13 +54,13 @@ configure() {
   local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-}
   if [[ $2 == everything ]]; then tests=ON; fi
   if [[ -f build/$preset/build.ninja ]]; then
-    if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)$(cached "$preset" LOCKSTEP_HAS_MPI)" == ONONON ]] &&
+    if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)$(cached "$preset" LOCKSTEP_HAS_MPI)$(cached "$preset" LOCKSTEP_BUILD_PYTHON)" == ONONONON ]] &&
       [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]]; then
       return 0
     fi
   fi
   say "Configuring build/$preset"
-  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests")
+  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests")
   if [[ $tests == ON ]]; then options+=("-DLOCKSTEP_WITH_MPI=ON"); fi # tests do not skip themselves
   if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch" "-DLOCKSTEP_TORCH_PREFIX:INTERNAL=$torch"); fi
   cmake --preset "$preset" "${options[@]}"

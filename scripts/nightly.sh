@@ -34,7 +34,7 @@ run_fuzzers() {
 
 run_conformance() {
   local ranks status=0
-  cmake --preset release -DLOCKSTEP_BUILD_PYTHON=ON && bash scripts/build.sh release lockstep_python || return
+  bash scripts/build.sh release lockstep_python || return
   for ranks in 2 3 4; do
     PYTHONPATH=build/release/python .venv/bin/python tests/conformance/compare.py "$ranks" || status=1
   done

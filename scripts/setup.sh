@@ -69,6 +69,10 @@ active_python() {
   if [[ -n ${VIRTUAL_ENV:-} ]]; then echo "$VIRTUAL_ENV/bin/python3"; else command -v python3 || true; fi
 }
 
+has_headers() {
+  "$1" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' >/dev/null 2>&1
+}
+
 wants_own_torch() { [[ -z ${LOCKSTEP_TORCH_PREFIX:-} ]] && ! has_torch "$(active_python)" "$minimum_torch"; }
 
 is_installed() {
@@ -82,6 +86,7 @@ missing_packages() {
   local item
   for item in "${needed[@]}"; do is_installed "$item" || echo "${item##*:}"; done
   python_for_venv >/dev/null || printf '%s\n' python3 python3-venv
+  if [[ $kind == tests ]] && ! has_headers "$(python_for_venv || true)"; then echo python3-dev; fi
 }
 
 # May this user install packages without being asked for a password?

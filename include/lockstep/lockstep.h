@@ -35,6 +35,14 @@
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
+// Sharded, pipeline and tensor parallel.
+#include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/fsdp/state_dict.h>
+#include <lockstep/pipelining/pipeline.h>
+#include <lockstep/pipelining/schedule.h>
+#include <lockstep/tensor_parallel/layers.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
+
 // Data.
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/files.h>
@@ -75,9 +83,5 @@
 #include <lockstep/checkpoint/epoch_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/fsdp/fully_shard.h>
-#include <lockstep/fsdp/state_dict.h>
-#include <lockstep/pipelining/pipeline.h>
-#include <lockstep/pipelining/schedule.h>
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>

@@ -1,20 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lockstep's shared-memory backend for torch.distributed, on the CPU of one host.
+"""Lockstep's backends for torch.distributed, on the CPU: shm on one host, hierarchical on several.
 
     import lockstep_torch
     torch.distributed.init_process_group("shm")
 """
 
+import os
+
+import torch
 import torch.distributed as dist
 
-from lockstep_torch import _C
+from lockstep_torch._build import torch_version, version as __version__
+
+# Their C++ interfaces differ, so loading the module would fail with an undefined symbol, or crash.
+if torch.__version__.split("+")[0] != torch_version:
+    raise ImportError(
+        f"lockstep_torch {__version__} was built for torch {torch_version}, but torch {torch.__version__} is "
+        f"installed: install torch=={torch_version}, or the lockstep_torch of your torch")
+
+from lockstep_torch import _C  # noqa: E402
+
+#: As torch.utils.cmake_prefix_path: where CMake finds Lockstep's package.
+cmake_prefix_path = os.path.dirname(os.path.abspath(__file__))
 
 
-def _create_shm(options, backend_options):
-    if backend_options is not None:
-        raise TypeError(f"the shm backend has no options; pass none instead of {backend_options!r}")
-    return _C.create_shm(
-        options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+def _register(name):
+    def create(options, backend_options):
+        if backend_options is not None:
+            raise TypeError(f"the {name} backend has no options; pass none instead of {backend_options!r}")
+        return _C.create_backend(
+            name, options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+
+    dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
 
 
-dist.Backend.register_backend("shm", _create_shm, extended_api=True, devices=["cpu"])
+_register("shm")
+_register("hierarchical")

@@ -31,6 +31,7 @@ struct BackendRequest {
   std::string master_host = "127.0.0.1";               // an address that all ranks can reach
   bool one_host = true;                                // all ranks are known to run on this host
   std::vector<int> hosts = {};                         // [rank]: number of its host
+  bool only_gloo_keys = false;                         // gloo: other ranks run c10d's own, without our keys
   Env env = {};                                        // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run

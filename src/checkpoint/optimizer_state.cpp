@@ -10,6 +10,7 @@
 #include <lockstep/optim/optimizers.h>
 
 #include "checkpoint/optimizer_fields.h"
+#include "checkpoint/row_states.h"
 #include "optim/group_entries.h"
 #include "serialize/errors.h"
 #include "serialize/plain_values.h"
@@ -348,10 +349,11 @@ Dict checkpointing::states_of_rank(const Optimizer& optimizer) {
 
 Dict state_dict(const Optimizer& optimizer) {
   optim::check_complete(optimizer);
-  return checkpointing::states_of_rank(optimizer);
+  return checkpointing::with_sharded_states(optimizer, checkpointing::states_of_rank(optimizer));
 }
 
-void load_state_dict(Optimizer& optimizer, const Dict& state_dict) {
+void load_state_dict(Optimizer& optimizer, const Dict& given) {
+  const auto state_dict = checkpointing::with_own_rows(optimizer, given);
   try {
     if (auto* named = dynamic_cast<optim::NamedOptimizer*>(&optimizer)) {
       named->load_state_dict(state_dict);

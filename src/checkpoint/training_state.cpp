@@ -16,6 +16,7 @@
 
 #include "checkpoint/generator_states.h"
 #include "checkpoint/optimizer_fields.h"
+#include "checkpoint/row_states.h"
 #include "checkpoint/share.h"
 #include "optim/group_entries.h"
 #include "serialize/errors.h"
@@ -199,6 +200,7 @@ TrainingState& TrainingState::add_functions(std::string name, std::function<Valu
 
 TrainingState& TrainingState::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto save = [&optimizer, group = group_] {
+    if (checkpointing::has_rows(optimizer)) return Value(checkpointing::complete_state_dict(optimizer));
     const bool was_distributed = optim::consolidate(optimizer);
     if (was_distributed) checkpointing::on_first(group, [&] { optim::check_complete(optimizer); });
     return Value(was_distributed ? checkpointing::states_of_rank(optimizer)

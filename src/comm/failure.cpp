@@ -48,7 +48,18 @@ struct FailedCall {
   std::string begin() const { return group.whoami() + ": " + call.describe(); }
   std::string end() const {
     const auto others = group.node_group();
-    return others == nullptr || others->size() < 2 ? "" : "\nThe other ranks:" + others->describe_others();
+    return (others == nullptr || others->size() < 2 ? "" : "\nThe other ranks:" + others->describe_others()) +
+           dead_in_job();
+  }
+
+  // The first error may be that of a rank outside of the group.
+  std::string dead_in_job() const {
+    const auto job = group.job();
+    for (int look = 0; job != nullptr && look < job->size(); ++look) {
+      if (const int dead = job->find_dead(); dead >= 0)
+        return fmt::format("\nDead in this job: {}", job->name_of(dead));
+    }
+    return "";
   }
 };
 

@@ -4,10 +4,12 @@
 #include <mutex>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
 #include <lockstep/base/error.h>
 
+#include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
 #include "comm/profiler_event.h"
 
@@ -100,6 +102,21 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
 
 std::chrono::milliseconds limit(std::chrono::milliseconds asked) {
   return asked == c10d::kUnsetTimeout ? kNoTimeout : asked;
+}
+
+// The words of PyTorch's own errors, which programs look for.
+std::string missing_text(const MissingRanks& error, bool all) {
+  const auto& ranks = error.ranks();
+  const auto named = all && ranks.size() > 1 ? fmt::format("Ranks {}", fmt::join(ranks, ", "))
+                                             : fmt::format("Rank {}", ranks.front());
+  return fmt::format("{} failed to pass monitoredBarrier: {}", named, error.what());
+}
+
+std::string reached_text(int rank, const TimeoutError& error) {
+  return fmt::format(
+      "Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+      "rank 0: {}",
+      rank, error.what());
 }
 
 // c10d passes lists where a rank has one tensor.
@@ -331,7 +348,19 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
                   .monitored = true,
                   .wait_all_ranks = wait_all_ranks,
                   .timeout = limit(options.timeout)};
-  if (const auto operation = start(call, [](CallStage) {})) operation->wait(call.timeout);
+  const auto rank = getRank();
+  // Zero means no limit in our calls.
+  if (options.timeout == std::chrono::milliseconds(0)) {
+    throw TimeoutError(fmt::format("Rank {} timed out in monitoredBarrier after 0 ms", rank));
+  }
+  try {
+    if (const auto operation = start(call, [](CallStage) {})) operation->wait(call.timeout);
+  } catch (const MissingRanks& error) {
+    if (rank == 0) throw TimeoutError(missing_text(error, wait_all_ranks));
+    throw TimeoutError(reached_text(rank, error));
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(reached_text(rank, error));
+  }
 }
 
 }  // namespace lockstep::comm

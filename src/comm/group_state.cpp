@@ -22,6 +22,12 @@ constexpr const char* kClosed =
 
 constexpr auto kEndLimit = std::chrono::milliseconds(500);
 
+// "global rank 3, " of a group that is a part of another one.
+std::string global_rank_text(int rank, const std::vector<int>& global_ranks) {
+  const auto index = static_cast<std::size_t>(rank);
+  return index < global_ranks.size() ? fmt::format("global rank {}, ", global_ranks[index]) : "";
+}
+
 bool finished(const std::weak_ptr<Operation>& weak) {
   const auto operation = weak.lock();
   return !operation || operation->is_completed();
@@ -34,7 +40,8 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       rank_(backend->getRank()),
       size_(backend->getSize()),
       backend_name_(backend->getBackendName()),
-      whoami_(fmt::format("rank {} of {} (group {}, {})", rank_, size_, info_.name, backend_name_)),
+      whoami_(fmt::format("rank {} of {} ({}group {}, {})", rank_, size_,
+                          global_rank_text(rank_, info_.global_ranks), info_.name, backend_name_)),
       rules_(rank_, size_, whoami_, backend_name_, info_.traits),
       calls_(calls_of(backend, info_.traits)),
       log_(info_.node_group ? &info_.node_group->own_status() : nullptr),
@@ -149,6 +156,12 @@ void GroupState::abort_backend() noexcept {
     lockstep::log(LogLevel::warning,
                   fmt::format("{}: unfinished calls could not be ended: {}", whoami(), error.what()));
   }
+}
+
+void refuse_with_python(const GroupState& group, const std::string& what, const std::string& remedy) {
+  if (!group.info().with_python) return;
+  throw ArgumentError(
+      fmt::format("{}: {} cannot be used together with Python ranks; {}", group.whoami(), what, remedy));
 }
 
 }  // namespace lockstep::comm

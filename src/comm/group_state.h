@@ -39,6 +39,9 @@ class GroupState {
   node::FlightRecorder& log() { return log_; }
   // The node-local group if all ranks run on one host and the group is open, otherwise nullptr.
   std::shared_ptr<node::NodeGroup> node_group() const;
+  // For a part of another group, whose dead ranks messages name too. Call it before the first call.
+  void set_job(std::weak_ptr<node::NodeGroup> job) { job_ = std::move(job); }
+  std::shared_ptr<node::NodeGroup> job() const { return job_.lock(); }
   const CallRules& rules() const { return rules_; }
   // The backend of the group's calls; nullptr when the group is closed. Valid until the turn ends or pauses.
   CallBackend* calls(const node::FlightRecorder::Turn&) const { return calls_.get(); }
@@ -51,7 +54,7 @@ class GroupState {
   // The device of this rank's announcements, if it makes any: note [Announced calls] in announced_calls.h.
   const std::optional<c10::Device>& announces_on() const { return announces_on_; }
   void announce_on(std::optional<c10::Device> device) { announces_on_ = device; }
-  // "rank 1 of 2 (group default, gloo)"
+  // "rank 1 of 2 (group default, gloo)", "rank 1 of 2 (global rank 3, group mesh_pp, gloo)"
   const std::string& whoami() const { return whoami_; }
 
   void remember(const OperationPtr& operation);
@@ -72,6 +75,7 @@ class GroupState {
   int size_ = 1;
   std::string backend_name_;
   std::string whoami_;
+  std::weak_ptr<node::NodeGroup> job_;
   CallRules rules_;
   std::shared_ptr<CallBackend> calls_;  // changes during a turn of the flight recorder only
   node::FlightRecorder log_;
@@ -87,5 +91,8 @@ class GroupState {
 
 // A device for small tensors of Lockstep's own: the CPU if the group's backend supports it.
 c10::Device device_for_objects(const ProcessGroup& group);
+
+// Throws ArgumentError where other ranks may run Python: `what` is called differently there.
+void refuse_with_python(const GroupState& group, const std::string& what, const std::string& remedy);
 
 }  // namespace lockstep::comm

@@ -24,6 +24,7 @@ c10::Device object_device(const comm::GroupState& group) {
 }
 
 c10::TensorOptions on_device(const comm::GroupState& group, c10::ScalarType dtype) {
+  comm::refuse_with_python(group, "objects", "Python pickles them: send a tensor");
   return c10::TensorOptions().dtype(dtype).device(object_device(group));
 }
 

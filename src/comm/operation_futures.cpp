@@ -2,7 +2,7 @@
 #include "comm/operation_futures.h"
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -16,6 +16,19 @@ using Future = c10::ivalue::Future;
 constexpr int kYields = 200;
 constexpr auto kPoll = std::chrono::microseconds(20);
 constexpr auto kNow = std::chrono::milliseconds(1);
+
+std::atomic<bool> abandoned{false};
+std::atomic<int> completing{0};  // threads that may run callbacks
+
+// Only what is made before abandon_all() may run callbacks.
+class Completing {
+ public:
+  Completing() { ++completing; }
+  ~Completing() { --completing; }
+  Completing(const Completing&) = delete;
+  Completing& operator=(const Completing&) = delete;
+  bool is_allowed() const { return !abandoned; }
+};
 
 // The queue whose futures this thread completes.
 thread_local const void* served = nullptr;
@@ -33,6 +46,12 @@ void OperationFutures::Entry::complete() {
   } catch (...) {
     future->setError(std::current_exception());
   }
+}
+
+void OperationFutures::abandon_all(std::chrono::milliseconds limit) {
+  abandoned = true;
+  const auto deadline = Clock::now() + limit;
+  while (completing > 0 && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
 }
 
 OperationFutures::~OperationFutures() {
@@ -91,9 +110,19 @@ void OperationFutures::Queue::run(std::uint64_t number) {
     }
     auto completed = take_completed(lock);
     lock.unlock();
-    for (auto& entry : completed) entry.complete();
     const bool progress = !completed.empty();
-    completed.clear();
+    {
+      const Completing now;
+      if (!now.is_allowed()) {
+        lock.lock();
+        // Their tensors may have Python objects, which cannot be dropped any more.
+        new std::vector<Entry>(std::move(completed));
+        new std::vector<Entry>(std::exchange(entries, {}));
+        return;
+      }
+      for (auto& entry : completed) entry.complete();
+      completed.clear();
+    }
     idle = progress ? 0 : idle + 1;
     idle <= kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kPoll);
     lock.lock();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,10 @@ class OperationFutures {
   ~OperationFutures();
   OperationFutures(const OperationFutures&) = delete;
   OperationFutures& operator=(const OperationFutures&) = delete;
+
+  // For a Python interpreter that ends: a callback that waits for its GIL would then end the process. From
+  // now on no future of any backend is completed. Returns when no callback runs, at the latest after `limit`.
+  static void abandon_all(std::chrono::milliseconds limit);
 
   // Its value is `outputs`, a list of tensors. Fails with the exception of the operation's wait(), at the
   // latest after `timeout`.

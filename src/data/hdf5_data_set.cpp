@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <hdf5.h>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -16,6 +15,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "data/hdf5_library.h"
+
 namespace lockstep::data {
 namespace {
 
@@ -23,6 +24,14 @@ namespace fs = std::filesystem;
 
 // Deflate makes at most so many bytes of one.
 constexpr double kMostExpansion = 1032;
+
+constexpr unsigned kReadOnly = 0;  // H5F_ACC_RDONLY
+
+// Under hdf5_mutex().
+const Hdf5Library& hdf5() {
+  static const Hdf5Library library;
+  return library;
+}
 
 std::mutex& hdf5_mutex() {
   static std::mutex mutex;
@@ -33,10 +42,10 @@ std::mutex& hdf5_mutex() {
 class QuietHdf5 {
  public:
   QuietHdf5() {
-    ::H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
-    ::H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    hdf5().H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
+    hdf5().H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   }
-  ~QuietHdf5() { ::H5Eset_auto2(H5E_DEFAULT, print_, data_); }
+  ~QuietHdf5() { hdf5().H5Eset_auto2(H5E_DEFAULT, print_, data_); }
   QuietHdf5(const QuietHdf5&) = delete;
   QuietHdf5& operator=(const QuietHdf5&) = delete;
 
@@ -53,7 +62,7 @@ std::string hdf5_problem() {
     if (first.empty() && error->desc != nullptr) first = error->desc;
     return herr_t{0};
   };
-  ::H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &text);
+  hdf5().H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &text);
   return "libhdf5: " + (text.empty() ? "unknown error" : text);
 }
 
@@ -88,11 +97,11 @@ struct Hdf5DataSet::Open {
       : file_name(path.string()),
         name(std::move(set_name)),
         file_bytes(regular_file_size(path)),
-        file(::H5Fopen(file_name.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), ::H5Fclose) {
+        file(hdf5().H5Fopen(file_name.c_str(), kReadOnly, H5P_DEFAULT), hdf5().H5Fclose) {
     if (file < 0) throw_error<DataError>("{}: {}", file_name, hdf5_problem());
-    set.emplace(::H5Dopen2(file, name.c_str(), H5P_DEFAULT), ::H5Dclose);
+    set.emplace(hdf5().H5Dopen2(file, name.c_str(), H5P_DEFAULT), hdf5().H5Dclose);
     check(*set);
-    space.emplace(::H5Dget_space(*set), ::H5Sclose);
+    space.emplace(hdf5().H5Dget_space(*set), hdf5().H5Sclose);
     check(*space);
   }
 
@@ -106,20 +115,20 @@ struct Hdf5DataSet::Open {
   }
 
   std::span<const hsize_t> dims(Dims& memory) const {
-    return {memory.data(),
-            static_cast<std::size_t>(check(::H5Sget_simple_extent_dims(*space, memory.data(), nullptr)))};
+    return {memory.data(), static_cast<std::size_t>(
+                               check(hdf5().H5Sget_simple_extent_dims(*space, memory.data(), nullptr)))};
   }
 
   // Refuses a data set, or a chunk of it, that is too large to be in this file.
   void check_bytes(std::size_t value_bytes) const {
     Dims memory{};
     auto values = product_of(dims(memory));
-    const Hdf5Handle layout(::H5Dget_create_plist(*set), ::H5Pclose);
-    if (::H5Pget_layout(check(layout)) == H5D_CHUNKED) {
-      const auto rank = check(::H5Pget_chunk(layout, H5S_MAX_RANK, memory.data()));
+    const Hdf5Handle layout(hdf5().H5Dget_create_plist(*set), hdf5().H5Pclose);
+    if (hdf5().H5Pget_layout(check(layout)) == H5D_CHUNKED) {
+      const auto rank = check(hdf5().H5Pget_chunk(layout, H5S_MAX_RANK, memory.data()));
       values = std::max(values, product_of({memory.data(), static_cast<std::size_t>(rank)}));
     }
-    const auto stored = std::min<std::uint64_t>(::H5Dget_storage_size(*set), file_bytes);
+    const auto stored = std::min<std::uint64_t>(hdf5().H5Dget_storage_size(*set), file_bytes);
     const auto bytes = values * static_cast<double>(value_bytes);
     if (bytes <= kMostExpansion * static_cast<double>(stored)) return;
     fail(fmt::format("its header states {:.0f} bytes of values, which the {} bytes stored for it cannot hold",
@@ -128,9 +137,9 @@ struct Hdf5DataSet::Open {
 
   // Returns the bytes of a value.
   std::size_t check_type(at::ScalarType dtype) const {
-    const Hdf5Handle type(::H5Dget_type(*set), ::H5Tclose);
-    const auto bytes = ::H5Tget_size(check(type));
-    const auto kind = ::H5Tget_class(type);
+    const Hdf5Handle type(hdf5().H5Dget_type(*set), hdf5().H5Tclose);
+    const auto bytes = hdf5().H5Tget_size(check(type));
+    const auto kind = hdf5().H5Tget_class(type);
     if (dtype == at::kFloat && (kind != H5T_FLOAT || bytes != sizeof(float))) {
       fail("its values are not 32-bit floating-point numbers");
     }
@@ -175,13 +184,14 @@ at::Tensor Hdf5DataSet::read(at::ScalarType dtype, at::IntArrayRef sizes) const 
   const Dims start{};
   Dims count{};
   std::ranges::copy(sizes, count.begin());
-  const Hdf5Handle memory(::H5Screate_simple(static_cast<int>(sizes.size()), count.data(), nullptr),
-                          ::H5Sclose);
+  const Hdf5Handle memory(hdf5().H5Screate_simple(static_cast<int>(sizes.size()), count.data(), nullptr),
+                          hdf5().H5Sclose);
   open_->check(memory);
   const hid_t stored = *open_->space;
-  open_->check(::H5Sselect_hyperslab(stored, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr));
-  const hid_t type = dtype == at::kFloat ? H5T_NATIVE_FLOAT : H5T_NATIVE_INT64;
-  open_->check(::H5Dread(*open_->set, type, memory, stored, H5P_DEFAULT, values.mutable_data_ptr()));
+  open_->check(
+      hdf5().H5Sselect_hyperslab(stored, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr));
+  const hid_t type = dtype == at::kFloat ? *hdf5().native_float : *hdf5().native_int64;
+  open_->check(hdf5().H5Dread(*open_->set, type, memory, stored, H5P_DEFAULT, values.mutable_data_ptr()));
   return values;
 }
 

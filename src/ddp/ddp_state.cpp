@@ -16,7 +16,9 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "comm/group_state.h"
 #include "ddp/module_sync.h"
+#include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
 #include "runtime/run.h"
 
@@ -79,6 +81,18 @@ void check_mixed_precision(const DistributedDataParallelOptions& options) {
     throw_error<ArgumentError>("DistributedDataParallel: mixed_precision: {} is not a floating-point type",
                                c10::toString(*dtype));
   }
+}
+
+// Options whose calls differ from Python's, or are not compared with them.
+void check_with_python(const DistributedDataParallelOptions& options, const comm::GroupState& group) {
+  const auto refuse = [&](bool set, const char* name) {
+    if (set)
+      comm::refuse_with_python(group, std::string("DistributedDataParallel's ") + name, "leave it out");
+  };
+  refuse(options.mixed_precision.has_value(), "mixed_precision");
+  refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
+  refuse(static_cast<bool>(options.optimizer_in_backward), "optimizer_in_backward");
+  refuse(!options.delay_all_reduce_named_params.empty(), "delay_all_reduce_named_params");
 }
 
 // Divides after summing, as PyTorch does here.
@@ -184,6 +198,7 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
       device_(common_device(some_parameters(module))) {
   check_options(options);
   check_mixed_precision(options);
+  check_with_python(options, comm::state_of(group_));
   const auto limits = limits_from(options);
   const auto& ignored = options.params_and_buffers_to_ignore;
   const auto all = distinct(module.named_parameters());
@@ -200,7 +215,11 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
   if (options.init_sync && group_.size() > 1) {
-    check_same_on_all_ranks(group_, text_of(parameters_, buffers_, options), where_);
+    if (comm::state_of(group_).info().with_python) {
+      verify_with_python(group_, trained, where_);
+    } else {
+      check_same_on_all_ranks(group_, text_of(parameters_, buffers_, options), where_);
+    }
     const bool with_buffers = options.broadcast_buffers || options.forward_sync_buffers.has_value();
     broadcast_from(group_, 0, with_buffers ? joined(parameters_, buffers_) : parameters_, where_);
   }
@@ -223,9 +242,10 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
           .optimizer_in_backward = options.optimizer_in_backward,
           .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
           .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
-          .no_recovery = options.optimizer_in_backward ? "optimizer_in_backward"
-                         : delayed.empty()             ? ""
-                                                       : "delay_all_reduce_named_params",
+          .no_recovery = options.optimizer_in_backward               ? "optimizer_in_backward"
+                         : comm::state_of(group_).info().with_python ? "Python ranks"
+                         : delayed.empty()                           ? ""
+                                                                     : "delay_all_reduce_named_params",
           .where = where});
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
 }
@@ -295,6 +315,7 @@ void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   const auto refuse = [](bool set, const char* name) {
     if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
   };
+  comm::refuse_with_python(comm::state_of(group_), "join()", "give all ranks the same number of batches");
   refuse(delayed_ != nullptr, "delay_all_reduce_named_params");
   refuse(skips_found_unused_, "skip_all_reduce_unused_params with find_unused_parameters");
   has_synced_layers_ = false;

@@ -14,6 +14,8 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
+#include "ddp/python_sync.h"
 #include "ddp/reducer.h"
 #include "graphs/graph_phase.h"
 
@@ -60,6 +62,11 @@ void Reducer::rebuild_buckets_if_due() {
   std::optional<at::DisableRecordFunctionGuard> unseen;
   if (graph_phase() != GraphPhase::none) unseen.emplace();
   if (has_nothing_to_reduce()) return;
+  if (comm::state_of(group_).info().with_python) {
+    const auto own = plan_by_order(parameters_, learned_.ready_order, options_.limits.rebuilt);
+    set_buckets(plan_of_rank_0(group_, own, parameters_.front().tensor.device(), options_.where));
+    return;
+  }
   set_buckets(plan_by_order(parameters_, ready_order_of_rank_0(), options_.limits.rebuilt));
 }
 

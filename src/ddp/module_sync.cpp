@@ -13,6 +13,8 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
+#include "ddp/python_sync.h"
 
 namespace lockstep::ddp {
 
@@ -111,6 +113,10 @@ void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, s
 
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,
                     std::source_location where) {
+  if (comm::state_of(group).info().with_python) {
+    broadcast_with_python(group, source, tensors, where);
+    return;
+  }
   const c10::NoGradGuard no_grad;
   std::map<std::pair<c10::ScalarType, std::string>, std::vector<at::Tensor>> kinds;
   std::map<std::pair<c10::ScalarType, std::string>, std::int64_t> bytes;

@@ -6,10 +6,8 @@
 #include <chrono>
 #include <cmath>
 #include <future>
-#include <iterator>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -21,6 +19,7 @@
 #include "base/text.h"
 #include "doctor/table.h"
 #include "machine/command.h"
+#include "machine/remote_shell.h"
 
 namespace lockstep::doctor {
 namespace {
@@ -30,22 +29,7 @@ constexpr std::chrono::minutes kHostLimit{6};
 constexpr int kDefaultPort = 29500;  // torchrun's
 constexpr double kMostOffset = 0.1;
 
-std::vector<std::string> shell_words(const std::string& ssh) {
-  if (ssh.empty()) return {"ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"};
-  std::istringstream stream(ssh);
-  return {std::istream_iterator<std::string>(stream), {}};
-}
-
-std::string quoted(const std::string& word) {
-  std::string text = "'";
-  for (const char character : word) {
-    text += character == '\'' ? std::string("'\\''") : std::string(1, character);
-  }
-  return text + "'";
-}
-
-// The address for the other hosts: without the user.
-std::string address_part(const std::string& host) { return host.substr(host.rfind('@') + 1); }
+using machine::address_part;
 
 ConnectivityTest test_of(const HostsOptions& options) {
   ConnectivityTest test{.token = random_hex(2), .port = options.port.value_or(kDefaultPort)};
@@ -54,9 +38,10 @@ ConnectivityTest test_of(const HostsOptions& options) {
 }
 
 std::string remote_command(const HostsOptions& options, const ConnectivityTest& test) {
-  auto command = fmt::format("{} doctor --json --meeting {}",
-                             quoted(options.program.empty() ? own_program().string() : options.program),
-                             quoted(to_text(test)));
+  auto command =
+      fmt::format("{} doctor --json --meeting {}",
+                  machine::quoted(options.program.empty() ? own_program().string() : options.program),
+                  machine::quoted(to_text(test)));
   if (options.port) command += fmt::format(" --port {}", *options.port);
   return command;
 }
@@ -71,7 +56,7 @@ void take_report(const machine::CommandResult& answer, HostReport& host) {
 }
 
 HostReport ask_host(const std::string& host, const HostsOptions& options, const ConnectivityTest& test) {
-  auto words = shell_words(options.ssh);
+  auto words = machine::remote_shell(options.ssh);
   words.push_back(host);
   words.push_back(remote_command(options, test));
   HostReport report{.host = host};

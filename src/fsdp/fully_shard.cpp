@@ -13,6 +13,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "comm/mapped_memory.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
@@ -20,6 +21,7 @@
 namespace lockstep {
 namespace {
 
+using fsdp::group_of;
 using fsdp::ParameterGroup;
 using fsdp::Tree;
 using GroupPointer = std::shared_ptr<ParameterGroup>;
@@ -36,6 +38,7 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
         where.file_name(), where.line(), mesh->ndim());
   }
   auto group = mesh ? mesh->get_group(static_cast<int>(mesh->ndim()) - 1) : default_group();
+  comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
   std::optional<ProcessGroup> replicas;
   if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);
   const bool can_share = maps_memory(group);
@@ -52,12 +55,6 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
           .mp_policy = options.mp_policy,
           .share_memory = options.share_memory.value_or(can_share),
           .where = where};
-}
-
-// The group that an earlier call made, or nullptr.
-GroupPointer group_of(const at::Tensor& tensor) {
-  auto* const guard = dynamic_cast<fsdp::ParameterGuard*>(nn::guard_of(tensor));
-  return guard == nullptr ? nullptr : guard->group();
 }
 
 void move_into(const std::shared_ptr<Tree>& tree, const GroupPointer& group) {
@@ -107,13 +104,18 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     return std::ranges::any_of(options.ignored_params,
                                [&](const auto& each) { return each.is_same(tensor); });
   };
-  const auto named = nn::distinct(module.named_parameters());
   auto group = group_options(options, where);
+  group.module = &module;
   auto tree = std::make_shared<Tree>();
   std::vector<nn::NamedTensor> ordered, own;
   visit_parameters(module, "", ordered);
   for (const auto& each : ordered) {
     if (const auto earlier = group_of(each.tensor)) {
+      if (earlier->module() == &module) {
+        throw_error<ArgumentError>(
+            "{}:{}: fully_shard(): the module is already sharded; keep the FSDPModule of the first call",
+            where.file_name(), where.line());
+      }
       move_into(tree, earlier);
     } else if (!ignored(each.tensor)) {
       if (nn::guard_of(each.tensor) != nullptr) {
@@ -132,17 +134,30 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     tree->groups.push_back(result.own_.get());
     tree->outermost = result.own_.get();
   }
-  for (const auto& [name, tensor] : named) {
+  result.set_entries(module);
+  return result;
+}
+
+void FSDPModule::set_entries(const torch::nn::Module& module) {
+  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
     if (auto owner = group_of(tensor)) {
       const auto index = index_in(*owner, tensor);
-      result.entries_.push_back({.name = name, .group = std::move(owner), .index = index});
+      entries_.push_back({.name = name, .group = std::move(owner), .index = index});
     } else {
-      result.entries_.push_back({.name = name, .ignored = tensor});
+      entries_.push_back({.name = name, .ignored = tensor});
     }
   }
-  for (const auto& [name, tensor] : nn::distinct(module.named_buffers()))
-    result.buffers_.push_back({name, tensor});
-  return result;
+  for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
+}
+
+std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {
+  FSDPModule found;
+  found.set_entries(module);
+  const auto all = found.groups(true);
+  if (all.empty()) return std::nullopt;
+  const auto own = std::ranges::find_if(all, [&](const auto& group) { return group->module() == &module; });
+  if (own != all.end()) found.own_ = *own;
+  return found;
 }
 
 std::vector<at::Tensor> FSDPModule::parameters() const {
@@ -182,7 +197,10 @@ void FSDPModule::unshard() const {
 }
 
 void FSDPModule::reshard() const {
-  if (own_) own_->reshard();
+  if (own_) return own_->reshard();
+  const auto all = groups(true);
+  const auto shared = std::ranges::find_if(all, [](const auto& group) { return group->is_shared(); });
+  if (shared != all.end()) (*shared)->reshard();
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {
@@ -197,7 +215,9 @@ void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recu
   for (const auto& group : groups(recurse)) group->set_reshard_after_forward(reshard_after_forward);
 }
 
-bool FSDPModule::shares_memory() const { return own_ && own_->is_shared(); }
+bool FSDPModule::shares_memory() const {
+  return std::ranges::any_of(groups(true), [](const auto& group) { return group->is_shared(); });
+}
 
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {

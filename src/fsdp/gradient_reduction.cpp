@@ -38,7 +38,9 @@ void ParameterGroup::begin_backward() {
   reduction_.reset();
   for (auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
-    if (!parameter.trained || !whole.defined()) continue;
+    if (!whole.defined()) continue;
+    check_storage(parameter, whole);
+    set_trained(parameter, whole.requires_grad());
     auto& gradient = whole.mutable_grad();
     if (!gradient.defined()) {
       if (!parameter.unreduced.defined()) parameter.shard.mutable_grad().reset();  // the module's zero_grad()
@@ -46,6 +48,22 @@ void ParameterGroup::begin_backward() {
       gradient.reset();
     }
   }
+}
+
+void ParameterGroup::check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const {
+  if (nn::guard_of(whole) != nullptr) return;
+  throw_error<ArgumentError>(
+      "{}:{}: fully_shard(): parameter {} has got another memory since this call; call to(), set_data() and "
+      "torch::load() before fully_shard()",
+      options_.where.file_name(), options_.where.line(), parameter.name);
+}
+
+// The module's user freezes and thaws the module's parameter; the optimizer sees the shard.
+void ParameterGroup::set_trained(ShardedParameter& parameter, bool trained) {
+  if (parameter.trained == trained) return;
+  parameter.trained = trained;
+  parameter.shard.set_requires_grad(trained);
+  trained_ += trained ? 1 : -1;
 }
 
 void ParameterGroup::end_backward() {
@@ -115,6 +133,7 @@ void ParameterGroup::reduce() {
   is_ready_.assign(parameters_.size(), false);
   ready_ = 0;
   if (gradients.empty()) return;
+  tree_->before_reduction(*this);
 
   const auto& group = options_.shard_group;
   const auto dtype = options_.mp_policy.reduce_dtype.value_or(gradients.front().scalar_type());
@@ -138,7 +157,6 @@ void ParameterGroup::reduce() {
   reduction.work =
       group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op, options_.where);
   reduction_ = std::move(reduction);
-  tree_->on_reduction(*this);
 }
 
 void ParameterGroup::finish_reduction() {

@@ -16,7 +16,8 @@ struct GroupOptions {
   std::optional<bool> reshard_after_forward;
   MixedPrecisionPolicy mp_policy;
   bool share_memory = false;
-  std::source_location where;  // of the call; collectives name it
+  const void* module = nullptr;  // of the call
+  std::source_location where;    // of the call; collectives name it
 };
 
 }  // namespace lockstep::fsdp

@@ -130,7 +130,6 @@ void ParameterGroup::check(const nn::NamedTensor& named) const {
 void ParameterGroup::watch_gradients() {
   is_ready_.assign(parameters_.size(), false);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].trained) continue;
     const auto whole = parameters_[i].lock_whole();
     torch::autograd::impl::add_hook(whole, std::make_unique<BeforeGradient>(*this));
     torch::autograd::impl::set_post_acc_grad_hooks(whole, std::make_unique<GradientReady>(*this, i));
@@ -204,8 +203,10 @@ void ParameterGroup::reshard() {
   invalidate();
 }
 
-bool ParameterGroup::reshard_after_forward() const {
-  return !is_shared() && !stays_whole && options_.reshard_after_forward.value_or(tree_->outermost != this);
+bool ParameterGroup::can_release(bool in_backward) const {
+  if (is_shared() || stays_whole) return false;
+  if (in_backward) return reshard_after_backward;
+  return options_.reshard_after_forward.value_or(tree_->outermost != this);
 }
 
 }  // namespace lockstep::fsdp

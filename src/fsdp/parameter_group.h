@@ -33,6 +33,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Returns when all ranks have called it.
   void barrier() const { options_.shard_group.barrier(options_.where); }
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
+  const void* module() const { return options_.module; }
   bool is_shared() const { return memory_->is_shared(); }
   std::string describe() const;  // "the group of layers.0.weight"
 
@@ -63,14 +64,16 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void zero_grad();
   void fill_gradients_with_zeros();
 
-  bool reshard_after_forward() const;
+  // Between uses in forward, or in backward.
+  bool can_release(bool in_backward) const;
   bool requires_gradient_sync = true;
   bool reshard_after_backward = true;
   void set_reshard_after_forward(bool reshard) { options_.reshard_after_forward = reshard; }
 
   // The tree's notes on the order of use.
-  int runs = 0;              // of operators on this group, in this forward
-  int learned_runs = 0;      // in the last one
+  int runs = 0;          // of operators on this group, in this forward or backward
+  int forward_runs = 0;  // in the last one
+  int backward_runs = 0;
   bool stays_whole = false;  // until the end of backward, because it has views without guards
 
  private:
@@ -84,6 +87,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   void add(const nn::NamedTensor& named);
   void check(const nn::NamedTensor& named) const;
+  void check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const;
+  void set_trained(ShardedParameter& parameter, bool trained);
   void watch_gradients();
   void accumulate_in_reduce_dtype(ShardedParameter& parameter);
   bool has_gradient(const ShardedParameter& parameter) const;
@@ -94,8 +99,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<Tree> tree_;
   std::vector<ShardedParameter> parameters_;
   std::unique_ptr<ParameterMemory> memory_;
-  std::size_t trained_ = 0;
-  std::size_t ready_ = 0;
+  int trained_ = 0;
+  int ready_ = 0;
   std::vector<bool> is_ready_;
   std::optional<Reduction> reduction_;
   c10::VariableVersion version_;  // of all shards

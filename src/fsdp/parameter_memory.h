@@ -25,6 +25,9 @@ class ParameterGuard final : public nn::StorageGuard {
   std::shared_ptr<ParameterGroup> group_;
 };
 
+// The group of a module's parameter; nullptr if fully_shard() did not take it.
+std::shared_ptr<ParameterGroup> group_of(const at::Tensor& parameter);
+
 // Where the whole parameters and the shards of a group lie. Collective calls are in the same order on all
 // ranks.
 class ParameterMemory {

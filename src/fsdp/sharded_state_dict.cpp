@@ -7,7 +7,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
@@ -15,6 +14,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "checkpoint/row_states.h"
 
 namespace lockstep::fsdp {
 namespace {
@@ -108,30 +108,6 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return all;
 }
 
-// PyTorch: `_init_optim_state`.
-void create_states(torch::optim::Optimizer& optimizer) {
-  if (!optimizer.state().empty()) return;
-  const auto parameters = parameters_of(optimizer);
-  for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) {
-      throw_error<ArgumentError>(
-          "the optimizer has gradients but no states; save or load before the first backward, or after a "
-          "step");
-    }
-  }
-  std::vector<double> rates;
-  for (auto& group : optimizer.param_groups()) {
-    rates.push_back(group.options().get_lr());
-    group.options().set_lr(0);
-  }
-  for (const auto& parameter : parameters) {
-    if (parameter.requires_grad()) parameter.mutable_grad() = at::zeros_like(parameter);
-  }
-  optimizer.step();
-  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-  for (std::size_t i = 0; i < rates.size(); ++i) optimizer.param_groups()[i].options().set_lr(rates[i]);
-}
-
 // Replaces the parameters of each group by `rename(parameter)`.
 template <class Rename>
 List renamed_groups(const Value& groups, const Rename& rename) {
@@ -146,9 +122,17 @@ List renamed_groups(const Value& groups, const Rename& rename) {
   return result;
 }
 
-bool has_part(const std::string& key, const Value& value, const ParameterEntry& entry) {
+// The value of an entry of a state. State dicts of optimizers have ShardedTensors for fully_shard()'s rows.
+Value to_value(const std::string& key, const Value& value, const ParameterEntry& entry,
+               const StateDictOptions& options) {
+  if (const auto* const sharded = value.get_if<ShardedTensor>()) {
+    const auto part = entry.part.options().requires_grad(false).dtype(sharded->dtype);
+    const auto& own = sharded->local_shards;
+    return to_value(own.empty() ? at::empty(entry.part.sizes(), part) : own.front().tensor, entry, options);
+  }
   const auto* const tensor = value.get_if<at::Tensor>();
-  return tensor != nullptr && key != "step" && tensor->sizes() == entry.part.sizes();
+  const bool is_part = tensor != nullptr && key != "step" && tensor->sizes() == entry.part.sizes();
+  return entry.cut && is_part ? to_value(*tensor, entry, options) : value;
 }
 
 }  // namespace
@@ -180,20 +164,17 @@ void load_model_state_dict(const StateEntries& entries, const Dict& model_state_
 
 Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                           const StateDictOptions& options) {
-  create_states(optimizer);
   const auto parameters = parameters_of(optimizer);
   const auto entry_at = [&](const Value& index) -> const ParameterEntry& {
     return entry_of(entries, parameters.at(static_cast<std::size_t>(index.as_int())));
   };
-  const auto own = state_dict(optimizer);
+  const auto own = checkpointing::complete_state_dict(optimizer);
   Dict states;
   for (const auto& [index, values] : own.at("state").as_dict()) {
     const auto& entry = entry_at(index);
     Dict state;
-    for (const auto& [key, value] : values.as_dict()) {
-      const bool sharded = has_part(key.as_string(), value, entry);
-      state.set(key, sharded ? to_value(value.as_tensor(), entry, options) : value);
-    }
+    for (const auto& [key, value] : values.as_dict())
+      state.set(key, to_value(key.as_string(), value, entry, options));
     states.set(entry.name, std::move(state));
   }
   if (is_left_out(options)) return {};

@@ -54,4 +54,8 @@ void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
   fsdp::load_optimizer_state_dict(Entries::of(module), optimizer, optim_state_dict, options);
 }
 
+Dict FSDPModule::state_dict() const { return get_model_state_dict(*this); }
+
+void FSDPModule::load_state_dict(const Dict& state_dict) const { set_model_state_dict(*this, state_dict); }
+
 }  // namespace lockstep

@@ -35,6 +35,7 @@ void Tree::check() const {
 }
 
 void Tree::use(ParameterGroup& group) {
+  check();
   if (torch::autograd::get_current_graph_task_id() != -1) begin_backward();
   if (current_ == &group && group.is_current()) return;
   if (current_ != &group) switch_to(group);
@@ -59,10 +60,10 @@ void Tree::switch_to(ParameterGroup& group) {
     ++group.runs;
     order_.push_back(&group);
   }
-  if (in_backward()) return;
   for (auto* const other : groups) {
-    if (other == &group || !other->is_whole() || !other->reshard_after_forward()) continue;
-    if (!learns || other->runs >= other->learned_runs) other->release();
+    if (other == &group || !other->is_whole() || !other->can_release(in_backward())) continue;
+    const auto learned = in_backward() ? other->backward_runs : other->forward_runs;
+    if (!learns || other->runs >= learned) other->release();
   }
 }
 
@@ -80,7 +81,7 @@ void Tree::begin_backward() {
   forward_order_ = std::exchange(order_, {});
   current_ = nullptr;
   for (auto* const group : groups) {
-    group->learned_runs = std::exchange(group->runs, 0);
+    group->forward_runs = std::exchange(group->runs, 0);
     group->begin_backward();
   }
   // Autograd destroys the callback, and with it the pass, without a call if the pass throws.
@@ -105,7 +106,7 @@ void Tree::end_backward() {
   backward_order_ = std::exchange(order_, {});
   current_ = nullptr;
   pass_.reset();
-  for (auto* const group : groups) group->runs = 0;
+  for (auto* const group : groups) group->backward_runs = std::exchange(group->runs, 0);
 }
 
 void Tree::synchronize(const ParameterGroup& group) {
@@ -124,7 +125,7 @@ void Tree::wait_for_ranks(const ParameterGroup& group) {
   }
 }
 
-void Tree::on_reduction(ParameterGroup& group) {
+void Tree::before_reduction(ParameterGroup& group) {
   auto* const before = std::exchange(reducing_, &group);
   if (before != nullptr && before != &group) before->finish_reduction();
 }

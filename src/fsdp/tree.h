@@ -26,9 +26,8 @@ struct Tree {
   // Makes shared groups current together: all ranks leave the last step, and enter the next.
   void synchronize(const ParameterGroup& group);
   void end_backward();
-  // The gradients of a group are on their way; those of the group before are not needed on this rank any
-  // more.
-  void on_reduction(ParameterGroup& group);
+  // Waits for the reduction of another group, so that a rank has whole gradients of one group at a time.
+  void before_reduction(ParameterGroup& group);
   // A group does not exist any more.
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.

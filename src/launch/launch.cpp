@@ -50,12 +50,17 @@ bool can_bind(const SocketAddress& address) {
   return socket && ::bind(socket.get(), address.with_port(0).get(), address.length) == 0;
 }
 
+// A pod of Kubernetes may start before its own name can be resolved.
+bool is_this_host(const std::string& name) {
+  return name == host_name() || name.starts_with(host_name() + ".") ||
+         std::ranges::any_of(resolve_now(name).addresses, can_bind);
+}
+
 // The first launcher on the endpoint's host gets the port; others on that host join it.
 bool hosts_coordinator(const NodesOptions& nodes) {
   if (nodes.is_host) return *nodes.is_host;
   if (nodes.node_rank) return *nodes.node_rank == 0;
-  const bool is_here = std::ranges::any_of(resolve_now(nodes.endpoint.host).addresses, can_bind);
-  return is_here && bound_socket(nodes.endpoint.port);
+  return is_this_host(nodes.endpoint.host) && bound_socket(nodes.endpoint.port);
 }
 
 std::unique_ptr<CoordinatorServer> make_server(const LaunchOptions& options) {

@@ -105,6 +105,9 @@ struct LaunchOptions {
   OutputOptions output{};
   // From the stop signal to SIGKILL. torchrun: shutdown_timeout.
   std::chrono::milliseconds grace_period{5000};
+  // Whether stdin is that of a launcher which `lockstep run --hosts` has started; see host_control.h. Only
+  // node 0 then reports a failure that the coordinator has sent to all.
+  bool has_host_control = false;
 };
 
 // Throws ArgumentError when a field is out of range or two fields contradict each other.

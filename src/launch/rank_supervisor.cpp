@@ -23,11 +23,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kKillInterval{5};
 constexpr milliseconds kNoLimit{-1};
 
-milliseconds shorter(milliseconds a, milliseconds b) {
-  if (a < milliseconds(0) || b < milliseconds(0)) return std::max(a, b);
-  return std::min(a, b);
-}
-
 UniqueFd open_signalfd(const sigset_t& signals, const std::string& context) {
   UniqueFd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd) throw LaunchError(context + "cannot watch signals: signalfd: " + errno_text(errno));
@@ -35,6 +30,11 @@ UniqueFd open_signalfd(const sigset_t& signals, const std::string& context) {
 }
 
 }  // namespace
+
+milliseconds shorter(milliseconds a, milliseconds b) {
+  if (a < milliseconds(0) || b < milliseconds(0)) return std::max(a, b);
+  return std::min(a, b);
+}
 
 RankSupervisor::RankSupervisor(const Limits& limits, const std::set<int>& stop_signals, int parent,
                                std::string context)

@@ -16,6 +16,9 @@
 
 namespace lockstep::launch {
 
+// The shorter of two limits; -1: no limit.
+std::chrono::milliseconds shorter(std::chrono::milliseconds a, std::chrono::milliseconds b);
+
 // Note: supervision of the ranks of one host
 //
 // RankSupervisor is the state machine that `lockstep run` and spawn() share. It reaps processes, decides

@@ -29,6 +29,7 @@ class Secret {
   explicit Secret(std::string text);
 
   bool empty() const { return text_.empty(); }
+  const std::string& text() const { return text_; }
   // Hexadecimal digits.
   std::string proof(Side side, const Challenges& challenges) const;
   bool accepts(std::string_view proof, Side side, const Challenges& challenges) const;

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <memory>
 #include <optional>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,6 +17,7 @@
 #include "base/sockets.h"
 #include "launch/coordinator_client.h"
 #include "launch/coordinator_server.h"
+#include "launch/host_control.h"
 #include "launch/launch.h"
 #include "launch/process_tree.h"
 #include "launch/rank_supervisor.h"
@@ -67,7 +69,9 @@ class NodeSupervisor : private RankSupervisor {
         options_(options),
         file_(file),
         log_folder_(options.output, options.run_id),
-        client_(make_client(options, is_host)) {}
+        client_(make_client(options, is_host)) {
+    if (options.has_host_control) control_.emplace(STDIN_FILENO);
+  }
 
   int run();
 
@@ -86,6 +90,7 @@ class NodeSupervisor : private RankSupervisor {
 
   void loop();
   milliseconds poll_timeout() const;
+  void handle_control();
   void check_output();
   void handle_messages();
   std::optional<ToNode> receive();
@@ -101,6 +106,7 @@ class NodeSupervisor : private RankSupervisor {
   std::optional<FailureReport> failure() const {
     return failures().summary(end_ ? end_->failure : std::nullopt);
   }
+  bool is_reported_here() const;
   void print_report();
   void write_error(const FailureReport& failure);
   void flush();
@@ -112,6 +118,7 @@ class NodeSupervisor : private RankSupervisor {
   LogMultiplexer logs_;
   LogFolder log_folder_;
   std::unique_ptr<CoordinatorClient> client_;
+  std::optional<HostControl> control_;
   std::optional<ReservedPort> port_;
   std::optional<WorkerGroup> workers_;
   Deadline log_waiting_at_{kLogWaitingAfter};
@@ -121,6 +128,7 @@ class NodeSupervisor : private RankSupervisor {
   bool stop_requested_ = false;  // by a Stop that has no answer yet
   int stop_signal_ = 0;
   std::optional<End> end_;
+  bool end_is_known_to_all_ = false;  // the coordinator has sent it
 };
 
 int NodeSupervisor::run() {
@@ -150,9 +158,11 @@ void NodeSupervisor::loop() {
     std::vector<pollfd> events;
     logs_.watch(events);
     client_->watch(events);
+    if (control_) control_->watch(events);
     if (!wait(events, poll_timeout())) return;
     for (const auto& event : events) logs_.handle(event);
     handle_signals();
+    handle_control();
     check_output();
     advance();
     client_->advance();
@@ -164,10 +174,17 @@ void NodeSupervisor::loop() {
 milliseconds NodeSupervisor::poll_timeout() const {
   milliseconds limit = client_->poll_timeout().value_or(milliseconds(-1));
   if (phase() == Phase::idle && !waiting_logged_) {
-    const auto left = log_waiting_at_.remaining() + milliseconds(1);
-    limit = limit < milliseconds(0) ? left : std::min(limit, left);
+    limit = shorter(limit, log_waiting_at_.remaining() + milliseconds(1));
   }
-  return limit;
+  return control_ ? shorter(limit, control_->poll_timeout()) : limit;
+}
+
+void NodeSupervisor::handle_control() {
+  if (!control_) return;
+  while (const auto signal = control_->next_signal()) {
+    if (!control_->lost().empty()) logs_.print(fmt::format("{}: this node ends", control_->lost()));
+    on_stop_signal(*signal);
+  }
 }
 
 void NodeSupervisor::on_stop_signal(int signal) {
@@ -254,7 +271,9 @@ void NodeSupervisor::handle_messages() {
 // The ranks of this node cannot continue without the other nodes.
 std::optional<ToNode> NodeSupervisor::receive() {
   try {
-    return client_->receive();
+    auto message = client_->receive();
+    if (message && std::holds_alternative<End>(*message)) end_is_known_to_all_ = true;
+    return message;
   } catch (const LaunchError& error) {
     if (end_) return std::nullopt;
     if (phase() == Phase::idle) throw;
@@ -301,9 +320,14 @@ void NodeSupervisor::log_waiting() {
   logs_.print(fmt::format("still waiting for the other nodes at {}", to_text(options_.nodes->endpoint)));
 }
 
+bool NodeSupervisor::is_reported_here() const {
+  return !control_ || !options_.nodes || !end_is_known_to_all_ || options_.nodes->node_rank == 0;
+}
+
 void NodeSupervisor::print_report() {
   const auto first = failure();
   if (!first) return;
+  if (!is_reported_here()) return write_error(*first);
   if (!log_folder_.path().empty()) logs_.print(fmt::format("log files: {}", log_folder_.path().string()));
   for (const auto& line : report_lines(*first)) logs_.print(line);
   write_error(*first);
@@ -323,9 +347,11 @@ void NodeSupervisor::flush() {
   while (logs_.pending()) {
     std::vector<pollfd> events;
     logs_.watch(events);
-    if (!wait(events)) return;
+    if (control_) control_->watch(events);
+    if (!wait(events, control_ ? control_->poll_timeout() : milliseconds(-1))) return;
     for (const auto& event : events) logs_.handle(event);
     if (const auto signal = next_signal(); signal && signal->ssi_signo != SIGCHLD) return;
+    if (control_ && control_->next_signal()) return;
   }
 }
 

@@ -222,7 +222,8 @@ RunningProgram start_program(const Program& program, const Deadline& deadline) {
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) fail("fork");
-  if (pid == 0) become(image, null.get(), out.write.get(), err.write.get(), report.write.get(), parent);
+  const int in = program.in >= 0 ? program.in : null.get();
+  if (pid == 0) become(image, in, out.write.get(), err.write.get(), report.write.get(), parent);
   report.write.reset();
   return {.pid = pid,
           .out = std::move(out.read),

@@ -18,6 +18,7 @@ struct Program {
   std::string folder{};                              // its working directory; empty: that of this process
   std::map<std::string, std::string> environment{};  // in addition to this process's
   std::vector<int> cpus{};                           // its affinity; empty: that of this process
+  int in = -1;                                       // its stdin; -1: /dev/null
 };
 
 struct RunningProgram {
@@ -28,8 +29,8 @@ struct RunningProgram {
 };
 
 // Starts a program as a child that leads its own session and process group, so that its children can be
-// signalled with it and Ctrl-C does not reach it. Its stdin is /dev/null, its signals have their default
-// actions, and it dies with this process. Returns when exec has succeeded or failed; the caller reaps the
+// signalled with it and Ctrl-C does not reach it. Its signals have their default actions, and it dies with
+// this process. Returns when exec has succeeded or failed; the caller reaps the
 // child in both cases. Throws std::system_error when the system refuses a process or a pipe.
 RunningProgram start_program(const Program& program, const Deadline& deadline);
 

@@ -109,7 +109,7 @@ void set_guarded_memory(const at::Tensor& tensor, void* data, std::size_t bytes)
 }
 
 StorageGuard* guard_of(const at::Tensor& tensor) {
-  const auto& memory = tensor.storage().data_ptr();
+  const auto& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (memory.get_deleter() != &destroy_guard) return nullptr;
   return static_cast<StorageGuard*>(memory.get_context());
 }

@@ -20,6 +20,7 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "comm/group_state.h"
 #include "nn/node_pointer.h"
 #include "runtime/run.h"
 
@@ -193,6 +194,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (is_training()) {
     const auto group = runtime::group_or_default(group_);
     if (group && group->size() > 1) {
+      comm::refuse_with_python(comm::state_of(*group), "SyncBatchNorm", "use BatchNorm");
       return nn::synced_batch_norm(
           input, {.weight = weight, .bias = bias, .running_mean = running_mean, .running_var = running_var},
           momentum, options.eps(), *group);

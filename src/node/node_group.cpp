@@ -118,11 +118,11 @@ int NodeGroup::find_dead() const {
 }
 
 std::string NodeGroup::name_of(int rank) const {
-  const int shown = shown_ranks_.empty() ? rank : shown_ranks_[static_cast<std::size_t>(rank)];
+  const auto index = static_cast<std::size_t>(rank);
   const auto& other = board(rank);
-  if (other.thread == other.pid)
-    return fmt::format("rank {} (pid {} on {})", shown, other.pid, other.host.data());
-  return fmt::format("rank {} (thread {} of pid {} on {})", shown, other.thread, other.pid,
+  return fmt::format("rank {} ({}{}pid {} on {})", shown_ranks_.empty() ? rank : shown_ranks_[index],
+                     global_ranks_.empty() ? "" : fmt::format("global rank {}, ", global_ranks_[index]),
+                     other.thread == other.pid ? "" : fmt::format("thread {} of ", other.thread), other.pid,
                      other.host.data());
 }
 

@@ -48,11 +48,13 @@ class NodeGroup {
   // A rank whose process has died or has been killed, or -1. One call checks only some ranks; a few calls
   // check all.
   int find_dead() const;
-  // "rank 1 (pid 4711 on node3)", "rank 1 (thread 4712 of pid 4711 on node3)"
+  // "rank 1 (pid 4711 on node3)", "rank 1 (global rank 3, thread 4712 of pid 4711 on node3)"
   std::string name_of(int rank) const;
   // The numbers of the ranks in messages, for a group that is a part of another one: [rank]. Call it before
   // the first call on the group.
   void set_shown_ranks(std::vector<int> numbers) { shown_ranks_ = std::move(numbers); }
+  // The ranks' numbers in the job, which messages give too: [rank]. Call it before the first call.
+  void set_global_ranks(std::vector<int> ranks) { global_ranks_ = std::move(ranks); }
   // The rank that issued the call last; -1 if this is not known (any more).
   int last_to_issue(std::uint64_t number) const;
   // Whether every rank has recorded a call with this number or a later one.
@@ -76,7 +78,8 @@ class NodeGroup {
   bool has_died(int rank) const;
   bool is_exiting(int rank) const;
 
-  std::vector<int> shown_ranks_;  // empty: as they are
+  std::vector<int> shown_ranks_;   // empty: as they are
+  std::vector<int> global_ranks_;  // empty: not given
   int rank_;
   int owner_;
   std::vector<NodeMember> members_;

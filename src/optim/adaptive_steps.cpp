@@ -160,6 +160,7 @@ void AdafactorOptions::visit_fields(Fields& fields) {
 template <>
 struct Rules<AdafactorOptions> {
   static constexpr const char* name = "Adafactor";
+  static constexpr bool needs_whole_parameters = true;
 
   static void check(const AdafactorOptions& options, const Checks& checks) {
     const auto [first, second] = options.eps();

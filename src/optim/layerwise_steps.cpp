@@ -49,6 +49,7 @@ void MuonOptions::visit_fields(Fields& fields) {
 template <>
 struct Rules<MuonOptions> {
   static constexpr const char* name = "Muon";
+  static constexpr bool needs_whole_parameters = true;
 
   static void check(const MuonOptions& options, const Checks& checks) {
     checks.at_least_zero("lr", options.lr());
@@ -102,6 +103,7 @@ void LambOptions::visit_fields(Fields& fields) {
 template <>
 struct Rules<LambOptions> {
   static constexpr const char* name = "Lamb";
+  static constexpr bool needs_whole_parameters = true;
 
   static void check(const LambOptions& options, const Checks& checks) {
     checks.at_least_zero("lr", options.lr());
@@ -191,6 +193,7 @@ void LarsOptions::visit_fields(Fields& fields) {
 template <>
 struct Rules<LarsOptions> {
   static constexpr const char* name = "Lars";
+  static constexpr bool needs_whole_parameters = true;
 
   static void check(const LarsOptions& options, const Checks& checks) {
     checks.at_least_zero("lr", options.lr());

@@ -12,6 +12,7 @@
 #include <lockstep/optim/optimizers.h>
 
 #include "optim/fields.h"
+#include "optim/parameter_rows.h"
 
 namespace lockstep::optim {
 
@@ -125,6 +126,14 @@ void OptimizerOf<Options>::check_options(const torch::optim::OptimizerOptions& o
 
 template <typename Options>
 void OptimizerOf<Options>::check_parameter(const at::Tensor& parameter) const {
+  if constexpr (requires { Rules<Options>::needs_whole_parameters; }) {
+    if (rows_of(parameter) != nullptr) {
+      throw_error<ArgumentError>(
+          "{}: its steps need norms of whole parameters, but fully_shard() gives each rank rows; use an "
+          "optimizer of single elements, such as AdamW, or DistributedDataParallel",
+          Rules<Options>::name);
+    }
+  }
   if constexpr (requires { Rules<Options>::check_parameter(parameter); })
     Rules<Options>::check_parameter(parameter);
 }

@@ -20,23 +20,23 @@ std::string color_of(const Action& action, int num_stages) {
 
 }  // namespace
 
-std::string draw_svg(const Simulation& simulation) {
+std::string draw_svg(const Timeline& timeline) {
   int ranks = 0, num_stages = 1;
-  double shortest = simulation.step_time;
-  for (const auto& each : simulation.actions) {
+  double shortest = timeline.step_time;
+  for (const auto& each : timeline.actions) {
     ranks = std::max(ranks, each.rank + 1);
     num_stages = std::max(num_stages, each.action.stage_index + 1);
     if (each.end > each.start) shortest = std::min(shortest, each.end - each.start);
   }
-  const double scale = shortest > 0 ? std::min(24 / shortest, 20000 / simulation.step_time) : 1;
+  const double scale = shortest > 0 ? std::min(24 / shortest, 20000 / timeline.step_time) : 1;
   auto svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" "
       "font-family=\"sans-serif\" "
       "font-size=\"11\">\n",
-      kLeft + scale * simulation.step_time + 10, kTop + kRow * ranks + 24);
+      kLeft + scale * timeline.step_time + 10, kTop + kRow * ranks + 24);
   for (int rank = 0; rank < ranks; ++rank)
     svg += fmt::format("<text x=\"8\" y=\"{:.0f}\">rank {}</text>\n", kTop + kRow * rank + 17, rank);
-  for (const auto& each : simulation.actions) {
+  for (const auto& each : timeline.actions) {
     const double x = kLeft + scale * each.start, y = kTop + kRow * each.rank,
                  width = scale * (each.end - each.start);
     svg += fmt::format(
@@ -47,7 +47,7 @@ std::string draw_svg(const Simulation& simulation) {
         x + width / 2, y + 16, *each.action.microbatch_index);
   }
   return svg + fmt::format("<text x=\"8\" y=\"{:.0f}\">step {:.6g}, idle {:.1f}%</text>\n</svg>\n",
-                           kTop + kRow * ranks + 14, simulation.step_time, 100 * simulation.idle_share);
+                           kTop + kRow * ranks + 14, timeline.step_time, 100 * timeline.idle_share);
 }
 
 }  // namespace lockstep::pipelining

@@ -27,7 +27,16 @@ Roots roots_of(const Tensors& outputs, const Tensors& gradients) {
 }  // namespace
 
 LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
-    : stage_(std::move(stage)), states_(static_cast<std::size_t>(n_microbatches)) {}
+    : stage_(std::move(stage)),
+      shards_(*stage_.submodule()),
+      states_(static_cast<std::size_t>(n_microbatches)) {
+  const auto& options = stage_.options();
+  if (!shards_.empty() && (options.data_parallel_group || !options.tied_parameters.empty()))
+    throw_error<ArgumentError>(
+        "stage {}: fully_shard() distributes it, so it cannot have {}", stage_.stage_index(),
+        options.data_parallel_group ? "a data_parallel_group; fully_shard() has the mesh"
+                                    : "tied_parameters");
+}
 
 const Tensors& LocalStage::forward(int microbatch, Tensors inputs) {
   auto& state = at(microbatch);

@@ -5,6 +5,7 @@
 
 #include <lockstep/pipelining/pipeline.h>
 
+#include "fsdp/module_groups.h"
 #include "pipelining/split_backward.h"
 
 namespace lockstep::pipelining {
@@ -14,7 +15,7 @@ class LocalStage {
  public:
   LocalStage(PipelineStage stage, int n_microbatches);
 
-  const PipelineStage& stage() const { return stage_; }
+  const fsdp::ModuleGroups& shards() const { return shards_; }
 
   const Tensors& forward(int microbatch, Tensors inputs);
   const Tensors& outputs(int microbatch) const { return at(microbatch).outputs; }
@@ -37,6 +38,7 @@ class LocalStage {
   Tensors full_backward(State& state, const Tensors& gradients) const;
 
   PipelineStage stage_;
+  fsdp::ModuleGroups shards_;
   std::vector<State> states_;
 };
 

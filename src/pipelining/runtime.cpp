@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <sstream>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
@@ -16,6 +18,7 @@
 #include "pipelining/plan_walk.h"
 #include "pipelining/shared_gradients.h"
 #include "pipelining/stage_messages.h"
+#include "pipelining/timeline.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -28,10 +31,22 @@ ProcessGroup pipeline_group(const std::vector<PipelineStage>& stages) {
   return group ? *group : default_group();
 }
 
-at::Device device_of(const std::vector<PipelineStage>& stages) {
-  for (const auto& stage : stages)
-    for (const auto& parameter : stage.submodule()->parameters()) return parameter.device();
+at::Device device_of(const PipelineStage& stage) {
+  if (stage.options().device) return *stage.options().device;
+  for (const auto& tensors : {stage.submodule()->parameters(), stage.submodule()->buffers()})
+    if (!tensors.empty()) return tensors.front().device();
   return at::kCPU;
+}
+
+at::Device common_device(const std::vector<PipelineStage>& stages) {
+  const auto device = device_of(stages.front());
+  for (const auto& stage : stages) {
+    if (device_of(stage) != device)
+      throw_error<ArgumentError>("stages {} and {} of this rank are on {} and {}; they must be on one device",
+                                 stages.front().stage_index(), stage.stage_index(), device.str(),
+                                 device_of(stage).str());
+  }
+  return device;
 }
 
 bool has_messages(const Plan& plan) {
@@ -70,6 +85,11 @@ void check_reductions(const Plan& plan) {
         missing - reduced.begin());
 }
 
+// The same on all ranks of a host, and roughly on all hosts.
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 Tensors split_batch(const at::Tensor& tensor, int count, std::int64_t dim, const char* what) {
   if (!tensor.defined() || tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
     throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
@@ -88,7 +108,7 @@ class PipelineSchedule::Runtime {
         plan_(with_messages(plan)),
         loss_fn_(std::move(loss_fn)),
         options_(options),
-        messages_(group_, plan_, device_of(stages)),
+        messages_(group_, plan_, common_device(stages)),
         shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
     simulate(plan_);
     check_reductions(plan_);
@@ -118,6 +138,21 @@ class PipelineSchedule::Runtime {
     functions_[type] = std::move(function);
   }
 
+  Timeline timeline() const {
+    std::string mine;
+    for (const auto& each : timeline_)
+      mine += fmt::format("{} {} {}\n", each.action.str(), each.start, each.end);
+    std::vector<TimedAction> all;
+    const auto texts = group_.all_gather_object(mine);
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      std::istringstream lines(texts[static_cast<std::size_t>(rank)]);
+      std::string action;
+      for (double start = 0, end = 0; lines >> action >> start >> end;)
+        all.push_back({rank, Action::from_str(action), start, end});
+    }
+    return summarize(std::move(all), group_.size());
+  }
+
   bool has_loss() const { return loss_fn_ != nullptr; }
   const Plan& plan() const { return plan_; }
 
@@ -144,6 +179,12 @@ class PipelineSchedule::Runtime {
                                  fmt::join(given, ", "), fmt::join(planned, ", "));
   }
 
+  void timed(const Action& action, const auto& body) {
+    const double start = seconds_now();
+    body();
+    timeline_.push_back({group_.rank(), action, start, seconds_now()});
+  }
+
   double divisor() const { return options_.scale_grads ? plan_.n_microbatches : 1; }
 
   LocalStage* local(int stage) {
@@ -154,6 +195,7 @@ class PipelineSchedule::Runtime {
   void begin(const Tensors& args, const at::Tensor& target) {
     for (auto& [index, stage] : stages_) stage.clear();
     arrived_.clear();
+    timeline_.clear();
     args_.clear();
     targets_.clear();
     losses_.assign(static_cast<std::size_t>(plan_.n_microbatches), {});
@@ -167,7 +209,9 @@ class PipelineSchedule::Runtime {
     const bool wants_target = local(plan_.num_stages - 1) && loss_fn_ && (*backward_ || target.defined());
     if (wants_target) targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
     shared_.begin_run();
-    if (*backward_) shared_.begin_step();
+    if (!*backward_) return;
+    shared_.begin_step();
+    for (const auto& [index, stage] : stages_) stage.shards().accumulate();
   }
 
   void perform(const Action& action) {
@@ -179,12 +223,18 @@ class PipelineSchedule::Runtime {
       case RECV_F:
         return messages_.post_forward(action);
       case UNSHARD:
+        return or_function(action, [&] { local(action.stage_index)->shards().unshard(); });
       case RESHARD:
-        if (functions_.contains(action.computation_type)) functions_[action.computation_type](action);
-        return;
+        return or_function(action, [&] { local(action.stage_index)->shards().reshard(); });
       default:
         if (*backward_) perform_backward(action);
     }
+  }
+
+  void or_function(const Action& action, const auto& body) {
+    const auto found = functions_.find(action.computation_type);
+    if (found != functions_.end()) return found->second(action);
+    body();
   }
 
   void perform_backward(const Action& action) {
@@ -195,19 +245,30 @@ class PipelineSchedule::Runtime {
       case SEND_B:
         return messages_.send_backward(action, take_arrived(action.stage_index, microbatch));
       case REDUCE_GRAD:
-        if (functions_.contains(REDUCE_GRAD)) return functions_[REDUCE_GRAD](action);
-        return shared_.reduce(action.stage_index, divisor());
+        return or_function(action, [&] { reduce(action.stage_index); });
       default:
         backward(action);
     }
   }
 
+  void reduce(int stage) {
+    const auto& shards = local(stage)->shards();
+    if (shards.empty()) return shared_.reduce(stage, divisor());
+    shards.reduce(divisor());
+  }
+
   void forward(const Action& action) {
+    auto arguments = inputs(action);
+    timed(action, [&] { compute(action, std::move(arguments)); });
+  }
+
+  void compute(const Action& action, Tensors arguments) {
     const int stage = action.stage_index, microbatch = *action.microbatch_index;
-    const auto& outputs = local(stage)->forward(microbatch, inputs(action));
+    const auto& outputs = local(stage)->forward(microbatch, std::move(arguments));
     if (stage + 1 < plan_.num_stages) return;
     const auto index = static_cast<std::size_t>(microbatch);
-    for (const auto& output : outputs) results_[index].push_back(output.detach());
+    if (options_.return_outputs)
+      for (const auto& output : outputs) results_[index].push_back(output.detach());
     if (targets_.empty()) return;
     if (outputs.size() != 1)
       throw_error<ArgumentError>("the last stage returns {} tensors; a loss has one output", outputs.size());
@@ -247,7 +308,8 @@ class PipelineSchedule::Runtime {
         gradients = messages_.take_backward(action);
       }
     }
-    auto result = local(stage)->backward(microbatch, action.computation_type, gradients);
+    Tensors result;
+    timed(action, [&] { result = local(stage)->backward(microbatch, action.computation_type, gradients); });
     if (action.computation_type != BACKWARD_WEIGHT && stage > 0)
       arrived_[{stage, microbatch}] = std::move(result);
   }
@@ -277,9 +339,10 @@ class PipelineSchedule::Runtime {
   SharedGradients shared_;
   std::map<int, LocalStage> stages_;
   std::map<ComputationType, std::function<void(const Action&)>> functions_;
-  std::optional<bool> backward_;                    // of the last run
-  std::vector<Tensors> args_;                       // [argument][micro-batch]
-  Tensors targets_, losses_;                        // [micro-batch]
+  std::optional<bool> backward_;  // of the last run
+  std::vector<Tensors> args_;     // [argument][micro-batch]
+  Tensors targets_, losses_;      // [micro-batch]
+  std::vector<TimedAction> timeline_;
   std::vector<Tensors> results_;                    // [micro-batch]
   std::map<std::pair<int, int>, Tensors> arrived_;  // gradients of a stage's inputs
 };
@@ -307,6 +370,8 @@ void PipelineSchedule::register_custom_function(ComputationType computation_type
                                                 std::function<void(const Action&)> function) {
   runtime_->register_function(computation_type, std::move(function));
 }
+
+Timeline PipelineSchedule::timeline() const { return runtime_->timeline(); }
 
 const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
 

@@ -6,6 +6,7 @@
 
 #include "base/throw_error.h"
 #include "pipelining/plan_walk.h"
+#include "pipelining/timeline.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -25,23 +26,19 @@ class Clock {
         gradients_(plan, kNever),
         next_(plan.pipeline_order.size()),
         part_(next_.size()),
-        now_(next_.size(), 0.0),
-        active_(next_.size(), 0),
-        done_(next_.size()) {
+        now_(next_.size(), 0.0) {
     for (const auto& actions : plan.pipeline_order)
       for (const auto& action : actions)
         messages_ = messages_ || (action && is_send(action->computation_type));
-    result_.peak_microbatches.resize(next_.size());
   }
 
-  Simulation run() {
+  Timeline run() {
     for (bool progress = true; progress;) {
       progress = false;
       for (std::size_t rank = 0; rank < next_.size(); ++rank) progress = advance(rank) || progress;
     }
     check_end();
-    summarize();
-    return std::move(result_);
+    return summarize(std::move(done_), static_cast<int>(next_.size()));
   }
 
  private:
@@ -73,10 +70,7 @@ class Clock {
     if (ready == kNever) return false;
     const double start = std::max(now_[rank], ready), end = start + duration(action);
     now_[rank] = end;
-    done_[rank].push_back({static_cast<int>(rank), action, start, end});
-    if (type == FORWARD)
-      result_.peak_microbatches[rank] = std::max(result_.peak_microbatches[rank], ++active_[rank]);
-    if (ends_backward(type)) --active_[rank];
+    done_.push_back({static_cast<int>(rank), action, start, end});
     if (type == FORWARD && without_message(stage, stage + 1)) deliver(inputs_, rank, stage + 1, action);
     if (is_backward(type) && without_message(stage, stage - 1)) deliver(gradients_, rank, stage - 1, action);
     return true;
@@ -119,19 +113,6 @@ class Clock {
     if (!waiting.empty()) throw_error<ArgumentError>("plan: deadlock{}", waiting);
   }
 
-  void summarize() {
-    double busy = 0;
-    for (auto& actions : done_) {
-      for (const auto& each : actions) {
-        busy += each.end - each.start;
-        result_.step_time = std::max(result_.step_time, each.end);
-      }
-      result_.actions.insert(result_.actions.end(), actions.begin(), actions.end());
-    }
-    const auto ranks = static_cast<double>(next_.size());
-    if (result_.step_time > 0) result_.idle_share = 1 - busy / (ranks * result_.step_time);
-  }
-
   const Plan& plan_;
   const std::vector<StageTimes>& times_;
   double message_time_;
@@ -140,14 +121,12 @@ class Clock {
   PerMicrobatch<double> inputs_, gradients_;  // when they are at this stage
   std::vector<std::size_t> next_, part_;      // [rank]
   std::vector<double> now_;
-  std::vector<int> active_;
-  std::vector<std::vector<SimulatedAction>> done_;
-  Simulation result_;
+  std::vector<TimedAction> done_;
 };
 
 }  // namespace
 
-Simulation simulate(const Plan& plan, const std::vector<StageTimes>& times, double message_time) {
+Timeline simulate(const Plan& plan, const std::vector<StageTimes>& times, double message_time) {
   if (times.size() != 1 && times.size() != static_cast<std::size_t>(plan.num_stages))
     throw_error<ArgumentError>("simulate: {} times for {} stages; pass one, or one for each stage",
                                times.size(), plan.num_stages);

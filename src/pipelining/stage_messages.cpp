@@ -58,8 +58,8 @@ std::vector<TensorMeta> decode(const Tensor& header) {
 std::string describe(const std::vector<TensorMeta>& metas) {
   std::string text;
   for (const auto& meta : metas)
-    text += fmt::format("{}{} [{}]", text.empty() ? "" : ", ", c10::toString(meta.dtype),
-                        fmt::join(meta.sizes, ", "));
+    text += fmt::format("{}{} [{}]{}", text.empty() ? "" : ", ", c10::toString(meta.dtype),
+                        fmt::join(meta.sizes, ", "), meta.requires_grad ? " with gradient" : "");
   return text;
 }
 
@@ -99,7 +99,7 @@ void StageMessages::send_forward(const Action& action, const Tensors& outputs) {
     send(action, encode(metas).to(device_), peer, tag(true, first, kMaxTensors));
   } else if (known->second != metas) {
     throw_error<ArgumentError>(
-        "the outputs are {}, those of the first micro-batch were {}; use batches of one size, or a new "
+        "the outputs are {}, those of the first micro-batch were {}; use batches of one kind, or a new "
         "schedule",
         describe(metas), describe(known->second));
   }
@@ -118,6 +118,8 @@ void StageMessages::post_forward(const Action& action) {
         group_.recv_async(shapes.header, peer_of(first.stage_index), tag(true, first, kMaxTensors));
   }
   shapes.waiting.push_back(action);
+  // NCCL runs the messages of two ranks in the order of their calls.
+  if (device_.is_cuda()) learn_shapes(shapes);
 }
 
 void StageMessages::post(const Action& action, const std::vector<TensorMeta>& metas) {
@@ -170,6 +172,14 @@ void StageMessages::post_backward(const Action& action, const Tensors& outputs) 
 }
 
 Tensors StageMessages::take_backward(const Action& action) {
+  // Gradients of outputs arrive after the outputs have; Gloo's works do not say it.
+  std::erase_if(sent_, [&](Sent& sent) {
+    const bool has_arrived = sent.action.stage_index == action.stage_index &&
+                             sent.action.microbatch_index == action.microbatch_index &&
+                             sent.action.computation_type == ComputationType::SEND_F;
+    if (has_arrived) sent.work.wait();
+    return has_arrived;
+  });
   auto found = backward_.extract({action.stage_index, *action.microbatch_index});
   for (auto& work : found.mapped().works) work.wait();
   return std::move(found.mapped().buffers);

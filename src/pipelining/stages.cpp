@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <lockstep/pipelining/pipeline.h>
@@ -88,6 +89,9 @@ std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential&
     throw_error<ArgumentError>("split_sequential: {} costs for {} layers", costs.size(), names.size());
   if (num_stages < 1 || names.size() < static_cast<std::size_t>(num_stages))
     throw_error<ArgumentError>("split_sequential: {} layers cannot be {} stages", names.size(), num_stages);
+  for (std::size_t i = 0; i < costs.size(); ++i)
+    if (!std::isfinite(costs[i]) || costs[i] < 0)
+      throw_error<ArgumentError>("split_sequential: layer {} has the cost {}", names[i], costs[i]);
   const auto begins = cuts(costs, static_cast<std::size_t>(num_stages));
   std::vector<torch::nn::Sequential> parts;
   for (std::size_t part = 0; part + 1 < begins.size(); ++part) {

@@ -105,9 +105,10 @@ bool has_ended(c10d::Store& store) {
   }
 }
 
-StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const Deadline& deadline) {
+StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const Deadline& deadline,
+                         bool with_python) {
   while (true) {
-    const auto store = join_store(server, place.rank, place.world_size, deadline);
+    const auto store = join_store(server, place.rank, place.world_size, deadline, with_python);
     if (!has_ended(*store)) return store;
     if (deadline.expired()) {
       throw RendezvousError(
@@ -118,12 +119,12 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
   }
 }
 
-StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline) {
+StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool with_python = false) {
   if (place.rank == 0) {
     return serve_store(listen_on(place.master_port, place.master_addr), place.master_addr, place.world_size,
                        deadline);
   }
-  return join_live_store({place.master_addr, place.master_port}, place, deadline);
+  return join_live_store({place.master_addr, place.master_port}, place, deadline, with_python);
 }
 
 StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline& deadline) {
@@ -186,6 +187,32 @@ std::unique_ptr<Session> join_fake(const InitOptions& options, const backends::B
   return open_session(own, backend, rank_info, store);
 }
 
+void check_with_python(const InitOptions& options, const backends::BackendSpec& backend,
+                       const InitMethod& method) {
+  const auto refuse = [](const std::string& what) {
+    throw ArgumentError("InitOptions: with_python cannot be combined with " + what);
+  };
+  const auto name = backend.text();
+  if (name != "gloo" && name != "shm" && name != "hierarchical") {
+    refuse(fmt::format("the backend {}; name the one of the Python ranks: gloo, shm or hierarchical", name));
+  }
+  if (method.kind == InitMethod::Kind::file) refuse("a file:// init_method; use env:// or tcp://");
+  if (options.device && !options.device->is_cpu()) refuse("device " + options.device->str());
+  if (options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
+    refuse("check_calls or TORCH_DISTRIBUTED_DEBUG=DETAIL, for which PyTorch makes calls of its own");
+  }
+}
+
+std::unique_ptr<Session> join_with_python(const InitOptions& options, const backends::BackendSpec& backend,
+                                          const RankInfo& rank_info) {
+  const Deadline deadline(options.timeout);
+  auto ignored = std::make_unique<IgnoreSigpipe>();
+  const auto store = options.store ? options.store : store_over_tcp(rank_info, deadline, true);
+  auto session = open_session(options, backend, rank_info, store);
+  session->keep(std::move(ignored));
+  return session;
+}
+
 std::unique_ptr<Session> join(const InitOptions& options) {
   if (is_initialized()) {
     throw ArgumentError(
@@ -195,12 +222,14 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   check_options(options, method);
   // An unavailable backend is an error before the ranks wait for each other.
   const auto backend = backends::BackendSpec::parse(options.backend);
+  if (options.with_python) check_with_python(options, backend, method);
   const auto device = expected_device(options, backend);
   if (options.caching_cpu_allocator && device.is_cpu()) enable_caching_cpu_allocator();
   backends::check_environment(backends::resolve_backend(backend, {.device = device}).spec, options.env);
   if (backend.name() == "fake") return join_fake(options, backend, method);
   RankInfo rank_info = place(options, method);
   check(rank_info);
+  if (options.with_python) return join_with_python(options, backend, rank_info);
   const Deadline deadline(options.timeout);
   auto ignored = std::make_unique<IgnoreSigpipe>();
   const StorePtr store = find_store(rank_info, method, options, deadline);

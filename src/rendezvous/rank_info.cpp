@@ -24,14 +24,21 @@ bool started_by_mpirun(const Env& env) {
   return env.has("OMPI_COMM_WORLD_RANK") || env.has("MPI_LOCALRANKID");
 }
 
+// The pods of an indexed Job of Kubernetes have the same manifest, and each has its index in a variable.
+std::string name_of_rank(const Env& env) {
+  const bool is_pod = !env.has("RANK") && env.has("WORLD_SIZE") && env.has("JOB_COMPLETION_INDEX");
+  return is_pod ? "JOB_COMPLETION_INDEX" : "RANK";
+}
+
 }  // namespace
 
 std::optional<RankInfo> from_launcher(const Env& env) {
-  const Variables own(env, "the launcher's environment", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"},
+  const auto rank = name_of_rank(env);
+  const Variables own(env, "the launcher's environment", {rank, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"},
                       {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"});
   if (!own.any()) return std::nullopt;
   own.require_all();
-  return RankInfo{.rank = own.number("RANK"),
+  return RankInfo{.rank = own.number(rank),
                   .world_size = own.number("WORLD_SIZE"),
                   .local_rank = own.optional_number("LOCAL_RANK"),
                   .local_world_size = own.optional_number("LOCAL_WORLD_SIZE"),

@@ -20,6 +20,7 @@
 #include "base/deadline.h"
 #include "comm/group_state.h"
 #include "rendezvous/device_choice.h"
+#include "rendezvous/python_group.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -95,7 +96,12 @@ c10::Device expected_device(const InitOptions& options, const backends::BackendS
 std::unique_ptr<Session> Session::connect(const InitOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
                                           std::shared_ptr<node::ThreadExchange> threads) {
-  auto hosts = read_host_map(*store);
+  const bool with_python = options.with_python;
+  // As PyTorch does with a store that it has made.
+  if (with_python && !options.store) store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
+  // The local numbers are then those of the launcher.
+  auto hosts = with_python ? HostMap(std::vector<int>(static_cast<std::size_t>(rank_info.world_size)))
+                           : read_host_map(*store);
   const auto world = world_of(hosts, rank_info);
   const auto request = device_request(options, backend);
   const auto selected = select_device(request, backend.name() == "fake", world, *store);
@@ -111,6 +117,7 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .backend = backend,
                    .nccl = options.nccl,
                    .check_calls = check_calls,
+                   .with_python = with_python,
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,
@@ -145,22 +152,32 @@ void Session::connect_default_group(const InitOptions& options) {
 
 ProcessGroup Session::connect_group(const std::string& key, const backends::BackendSpec& spec,
                                     const Members& members, const NcclOptions& nccl, ProcessGroupInfo info) {
-  auto handle = backends::create_backend(
-      spec, {.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store),
-             .rank = members.own,
-             .size = static_cast<int>(members.ranks.size()),
-             .timeout = info.timeout,
-             .group_name = info.name,
-             .master_host = config_.master_host,
-             .one_host = config_.hosts.all_on_one_host(members.ranks),
-             .hosts = config_.hosts.hosts_of(members.ranks),
-             .env = config_.env,
-             .threads = config_.threads,
-             .key = key,
-             .device = config_.device,
-             .nccl = nccl});
+  backends::BackendRequest request{.rank = members.own,
+                                   .size = static_cast<int>(members.ranks.size()),
+                                   .timeout = info.timeout,
+                                   .group_name = info.name,
+                                   .master_host = config_.master_host,
+                                   .one_host = config_.hosts.all_on_one_host(members.ranks),
+                                   .hosts = config_.hosts.hosts_of(members.ranks),
+                                   .env = config_.env,
+                                   .threads = config_.threads,
+                                   .key = key,
+                                   .device = config_.device,
+                                   .nccl = nccl};
+  backends::BackendHandle handle;
+  if (config_.with_python) {
+    // PyTorch's name of the default group is "0", and the other groups' keys are below it.
+    c10::intrusive_ptr<c10d::Store> group = c10::make_intrusive<c10d::PrefixStore>("0/", config_.store);
+    if (key != "default") group = c10::make_intrusive<c10d::PrefixStore>(key + "/", group);
+    request.store = c10::make_intrusive<c10d::PrefixStore>("cpu/", group);
+    handle = create_with_python(spec.name(), std::move(request));
+  } else {
+    request.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store);
+    handle = backends::create_backend(spec, request);
+  }
   info.traits = handle.traits;
   info.node_group = handle.node_group;
+  info.with_python = config_.with_python;
   info.check_calls = config_.check_calls && !handle.traits.compares_calls;
   return {handle.backend, std::move(info)};
 }
@@ -174,6 +191,8 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
   const auto group =
       connect_group(origin.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
                     origin.nccl, std::move(info));
+  if (const auto node = comm::state_of(group).node_group()) node->set_global_ranks(ranks);
+  comm::state_of(group).set_job(comm::state_of(*group_).node_group());
   subgroups_.push_back(group);
   origins_.emplace(&comm::state_of(group), origin);
   return group;
@@ -224,6 +243,9 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
   if (found == origins_.end()) {
     throw ArgumentError(fmt::format("split_group: group {} is not one of this run", parent.name()));
   }
+  if (config_.with_python) {
+    throw ArgumentError("split_group: a run with Python ranks cannot split groups; use new_group()");
+  }
   check_split(parent, split_ranks);
   auto origin = found->second;
   const auto number = comm::state_of(parent).next_scope();
@@ -243,6 +265,7 @@ std::optional<ProcessGroup> Session::split_group(const ProcessGroup& parent,
 }
 
 void Session::wait_for_others_to_leave() {
+  if (config_.with_python) return;  // nor do Python ranks
   auto& store = *config_.store;
   const auto& world = config_.world;
   try {

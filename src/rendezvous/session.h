@@ -38,7 +38,8 @@ class IgnoreSigpipe {
 class Session : public runtime::Run {
  public:
   // Selects this rank's device, connects the default group, and becomes the current run. Every rank calls it
-  // after store_barrier(). `threads`: of ranks that are threads of this process.
+  // after store_barrier(), or with_python, where each rank only has the store. `threads`: of ranks that are
+  // threads of this process.
   static std::unique_ptr<Session> connect(const InitOptions& options, const backends::BackendSpec& backend,
                                           const RankInfo& rank_info, c10::intrusive_ptr<c10d::Store> store,
                                           std::shared_ptr<node::ThreadExchange> threads = {});
@@ -68,6 +69,7 @@ class Session : public runtime::Run {
     backends::BackendSpec backend;  // as requested
     NcclOptions nccl;
     bool check_calls;
+    bool with_python;
     HostMap hosts;
     World world;
     c10::Device device;

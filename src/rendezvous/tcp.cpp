@@ -61,7 +61,6 @@ std::string wait_for_server(const Endpoint& server, int rank, const Deadline& de
 c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStoreOptions options,
                                            const std::string& who) {
   options.port = static_cast<std::uint16_t>(server.port);
-  options.waitWorkers = false;
   try {
     return c10::make_intrusive<c10d::TCPStore>(server.host, options);
   } catch (const std::exception& error) {
@@ -99,6 +98,7 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
   }
   c10d::TCPStoreOptions options;
   options.isServer = true;
+  options.waitWorkers = false;
   options.numWorkers = static_cast<std::size_t>(world_size);
   options.timeout = deadline.timeout();
   options.masterListenFd = listener.socket.release();
@@ -106,7 +106,7 @@ c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string
 }
 
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
-                                           const Deadline& deadline) {
+                                           const Deadline& deadline, bool with_python) {
   const std::string reason = wait_for_server(server, rank, deadline);
   if (!reason.empty()) {
     throw RendezvousError(
@@ -115,6 +115,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int
                     rank, world_size, server.host, server.port, reason, deadline.timeout().count()));
   }
   c10d::TCPStoreOptions options;
+  options.waitWorkers = with_python;
   options.numWorkers = static_cast<std::size_t>(world_size);
   options.timeout = deadline.timeout();
   return make_store(server, options, fmt::format("rank {}", rank));

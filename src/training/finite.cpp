@@ -16,12 +16,18 @@ namespace training {
 namespace {
 
 std::string first_bad_gradient(const torch::nn::Module& module) {
-  for (const auto& parameter : module.named_parameters()) {
-    const auto& gradient = parameter.value().grad();
-    if (gradient.defined() && !gradient.isfinite().all().item<bool>())
-      return fmt::format("the first parameter whose gradient is not finite is {}", parameter.key());
+  std::string first;
+  const auto visit = [&](const std::string& name, const at::Tensor& parameter) {
+    const auto& gradient = parameter.grad();
+    if (first.empty() && gradient.defined() && !gradient.isfinite().all().item<bool>()) first = name;
+  };
+  if (const auto sharded = FSDPModule::find(module)) {
+    for (const auto& [name, rows] : sharded->named_parameters()) visit(name, rows);
+  } else {
+    for (const auto& parameter : module.named_parameters()) visit(parameter.key(), parameter.value());
   }
-  return "all gradients are finite";
+  if (first.empty()) return "all gradients are finite";
+  return "the first parameter whose gradient is not finite is " + first;
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ std::string kept_lines(const std::filesystem::path& file, int header_lines, std:
     }
     kept = end + 1;
   }
+  if (!text.empty() && text.find('\n') == std::string::npos) {
+    throw_error<Error>("{} cannot be continued: it has no whole line; use another file", file.string());
+  }
   text.resize(kept);
   return text;
 }

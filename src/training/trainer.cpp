@@ -38,12 +38,12 @@ TrainerOptions checked(TrainerOptions options) {
   return options;
 }
 
-std::optional<ProcessGroup> group_of(const DistributedDataParallelModule* ddp) {
+std::optional<ProcessGroup> group_of(const DistributedDataParallelModule* ddp, bool is_sharded) {
   const auto group = ddp == nullptr ? runtime::group_or_default({}) : ddp->process_group();
-  if (ddp == nullptr && group && group->size() > 1)
+  if (ddp == nullptr && !is_sharded && group && group->size() > 1)
     throw_error<ArgumentError>(
-        "Trainer: the module is not a DistributedDataParallel, so the {} ranks would train {} different "
-        "models",
+        "Trainer: the module is not a DistributedDataParallel, nor of fully_shard(), so the {} ranks would "
+        "train {} different models",
         group->size(), group->size());
   return group;
 }
@@ -64,8 +64,9 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
     : options_(checked(std::move(options))),
       module_(module),
       ddp_(dynamic_cast<DistributedDataParallelModule*>(&module)),
+      sharded_(FSDPModule::find(module)),
       optimizer_(optimizer),
-      group_(group_of(ddp_)),
+      group_(group_of(ddp_, sharded_.has_value())),
       device_(device_of(module)),
       state_(group_) {
   if (!options_.checkpoints.empty())
@@ -74,11 +75,22 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
                                               .keep_best = options_.keep_best,
                                               .higher_is_better = options_.higher_is_better,
                                               .async_save = options_.async_save,
-                                              .process_group = group_});
-  state_.add("model", module_).add("optimizer", optimizer_).add_generator();
+                                              .process_group = group_,
+                                              .writing = sharded_ ? CheckpointWriting::every_rank
+                                                                  : CheckpointWriting::first_rank});
+  if (sharded_) {
+    state_.add("model", *sharded_);
+  } else {
+    state_.add("model", module_);
+  }
+  state_.add("optimizer", optimizer_).add_generator();
   state_.add("epoch", epoch_).add("step", step_).add("batch", batch_).add("reported_loss", reported_loss_);
-  if (options_.autocast == at::kHalf) state_.add("scaler", scaler_.emplace(device_));
-  if (options_.accumulation_steps > 1) state_.add("batches", pending_).add_gradients("gradients", module_);
+  if (options_.autocast == at::kHalf) {
+    const auto apart = sharded_ ? group_ : std::nullopt;  // each rank sees the gradients of its rows
+    state_.add("scaler", scaler_.emplace(device_, amp::GradScalerOptions{.process_group = apart}));
+  }
+  if (options_.accumulation_steps > 1 && !sharded_)
+    state_.add("batches", pending_).add_gradients("gradients", module_);
 }
 
 Trainer::~Trainer() = default;
@@ -97,16 +109,25 @@ Trainer& Trainer::on_metric(const char* part, std::function<void(double)> callba
 }
 
 std::shared_ptr<void> Trainer::begin_fit() {
-  if (auto saved = options_.resume ? manager_->load_latest() : std::nullopt)
-    state_.load_state_dict(saved->contents.as_dict());
+  if (options_.resume) resume();
   if (is_thread_rank()) return nullptr;
   return std::make_shared<training::StopSignals>(options_.stop_signals);
+}
+
+void Trainer::resume() {
+  if (!sharded_) {
+    if (const auto saved = manager_->load_latest()) state_.load_state_dict(saved->contents.as_dict());
+    return;
+  }
+  auto contents = state_.state_dict();
+  if (manager_->load_latest(contents)) state_.load_state_dict(contents);
 }
 
 bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
   stopped_ = stopped_ || is_over();
   if (stopped_ || epoch_ >= options_.epochs) return false;
   module_.train();
+  batches_ = batches;
   if (options_.progress)
     bar_.emplace(ProgressOptions{.desc = fmt::format("epoch {}/{}", epoch_ + 1, options_.epochs),
                                  .total = batches,
@@ -124,7 +145,8 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   if (!ends_step) return true;
   optimize();
   stopped_ = stopped_ || is_over();
-  if (stopped_ || (options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0)) save();
+  const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
+  if (stopped_ || (at_interval && !(batch_ == batches_ && saves_epoch(epoch_ + 1)))) save();
   if (stopped_) bar_.reset();
   return !stopped_;
 }
@@ -132,6 +154,7 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
 at::Tensor Trainer::backward(const std::function<at::Tensor()>& loss_of, bool ends_step) {
   std::optional<NoSync> on_this_rank;
   if (ddp_ != nullptr && !ends_step) on_this_rank.emplace(ddp_->no_sync());
+  if (sharded_) sharded_->set_requires_gradient_sync(ends_step);
   std::optional<amp::Autocast> autocast;
   if (options_.autocast) autocast.emplace(device_, amp::AutocastOptions{.dtype = options_.autocast});
   const auto loss = loss_of();
@@ -161,9 +184,13 @@ void Trainer::optimize() {
 void Trainer::clip() {
   if (!options_.max_grad_norm) return;
   if (scaler_) scaler_->unscale_(optimizer_);
-  grad_norm_ = ddp_ != nullptr
-                   ? clip_grad_norm_(*ddp_, *options_.max_grad_norm)
-                   : torch::nn::utils::clip_grad_norm_(module_.parameters(), *options_.max_grad_norm);
+  const auto most = *options_.max_grad_norm;
+  if (sharded_) {
+    grad_norm_ = clip_grad_norm_(*sharded_, most);
+  } else {
+    grad_norm_ = ddp_ != nullptr ? clip_grad_norm_(*ddp_, most)
+                                 : torch::nn::utils::clip_grad_norm_(module_.parameters(), most);
+  }
 }
 
 // On whether the last loss of each rank is finite, and on whether to stop.
@@ -214,11 +241,22 @@ void Trainer::end_epoch() {
   ++epoch_;
   batch_ = 0;
   stopped_ = stopped_ || is_over();
-  if (stopped_ || epoch_ == options_.epochs || epoch_ % options_.epochs_per_checkpoint == 0) save(metric);
+  if (stopped_ || saves_epoch(epoch_)) save(metric);
+}
+
+bool Trainer::saves_epoch(std::int64_t epoch) const {
+  return epoch == options_.epochs || epoch % options_.epochs_per_checkpoint == 0;
 }
 
 void Trainer::save(std::optional<double> metric) {
-  if (manager_) manager_->save(step_, state_.state_dict(), metric);
+  if (!manager_) return;
+  if (sharded_ && pending_ != 0) {
+    throw_error<ArgumentError>(
+        "Trainer: a checkpoint after {} of {} batches of a step would need gradients of whole parameters, "
+        "which fully_shard() does not save; let accumulation_steps divide the batches of an epoch",
+        pending_, options_.accumulation_steps);
+  }
+  manager_->save(step_, state_.state_dict(), metric);
 }
 
 }  // namespace lockstep

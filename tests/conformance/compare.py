@@ -9,6 +9,11 @@ import subprocess
 import sys
 import tempfile
 
+# What Gloo passes and shm need not.
+EXCEPTIONS = {
+    "test_ddp_logging_data_cpu": "expects the number of Gloo's threads, which DDP's logger reads from Gloo's options",
+}
+
 
 def run(backend, ranks, tests):
     """The state of each test: passed, failed or skipped."""
@@ -32,10 +37,13 @@ def main(ranks, *tests):
     gloo = run("gloo", ranks, tests)
     shm = run("shm", ranks, tests)
     expected = [name for name, state in gloo.items() if state == "passed"]
-    missing = [name for name in expected if shm.get(name) != "passed"]
-    print(f"{ranks} ranks: {len(expected)} tests pass with gloo, {len(expected) - len(missing)} of them with shm")
+    missing = [name for name in expected if shm.get(name) != "passed" and name not in EXCEPTIONS]
+    print(f"{ranks} ranks: {len(expected)} tests pass with gloo, {sum(shm.get(name) == 'passed' for name in expected)} of "
+          "them with shm")
     for name in missing:
         print(f"not with shm: {name}")
+    for name in EXCEPTIONS.keys() & set(expected):
+        print(f"exception: {name} {EXCEPTIONS[name]}")
     sys.exit(1 if missing or not expected else 0)
 
 

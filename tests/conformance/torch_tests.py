@@ -31,7 +31,7 @@ if os.environ["CONFORMANCE"] == "shm":
 
     class _ShmAsGloo(metaclass=_AnyBackend):
         def __new__(cls, store, rank, size, timeout=timedelta(minutes=30)):
-            return _C.create_shm(store, rank, size, timeout, "default")
+            return _C.create_backend("shm", store, rank, size, timeout, "default")
 
     c10d.ProcessGroupGloo = _ShmAsGloo
     find_events = distributed_test.get_profiling_event

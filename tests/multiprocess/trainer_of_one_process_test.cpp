@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Trainer's arguments, and its rules that one process shows.
+#include <fstream>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -65,6 +66,31 @@ TEST(TrainerOfOneProcess, ClosesItsProgressBarWhenItStops) {
   Trainer trainer(net, optimizer, {.max_steps = 1, .progress = true});
   trainer.fit(batches, [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("epoch 1/1:  33% 1/3"));
+}
+
+// The logs of a run that ended between the last step of an epoch and its validation have each step once.
+TEST(TrainerOfOneProcess, LogsEachStepOfAnEpochThatWasCutShort) {
+  const TempFolder folder;
+  std::vector<std::string> logged;
+  const auto train = [&](bool fails) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    std::vector<Points::Batch> batches(3, Points().get_batch(torch::arange(8)));
+    Trainer trainer(
+        net, optimizer,
+        {.checkpoints = folder.path() / "run", .checkpoint_interval = 1, .resume = true, .log_interval = 1});
+    trainer.on_log(csv_logger(folder.path() / "log.csv")).on_validate([&] {
+      if (fails) throw Error("the validation fails");
+      return Scalars{{"accuracy", 1.0}};
+    });
+    trainer.fit(batches,
+                [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
+  };
+  EXPECT_THAT(error_of([&] { train(true); }), HasSubstr("the validation fails"));
+  train(false);
+  std::ifstream file(folder.path() / "log.csv");
+  for (std::string line; std::getline(file, line);) logged.push_back(line.substr(0, line.find(',')));
+  EXPECT_THAT(logged, ElementsAre("step", "1", "2", "3", "3"));
 }
 
 // A vector of batches has no position, so the trainer counts.

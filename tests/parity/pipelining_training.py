@@ -8,7 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from ddp_training import run_everywhere
@@ -21,28 +24,47 @@ def make_stage(index):
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.LayerNorm(2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH))
 
 
+def shard(module, mesh):
+    fully_shard(module[0], mesh=mesh, reshard_after_forward=False)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+
+
+def local_part(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def run_case(case):
-    rank, size, local = dist.get_rank(), dist.get_world_size(), int(case["stages"])
+    sharded = case["sharded"] == "1"
+    mesh = init_device_mesh("cpu", (2, 2) if sharded else (1, dist.get_world_size()), mesh_dim_names=("dp", "pp"))
+    group, replica, replicas = mesh["pp"].get_group(), mesh.get_local_rank("dp"), mesh["dp"].size()
+    rank, size, local = group.rank(), group.size(), int(case["stages"])
     total = size * local
     is_v = case["schedule"] in ("ZBVZeroBubble", "DualPipeV")
     indices = [rank, total - 1 - rank] if is_v else range(rank, total, size)
     modules = {index: make_stage(index) for index in indices}
-    stages = [PipelineStage(module, index, total, torch.device("cpu")) for index, module in modules.items()]
+    if sharded:
+        for module in modules.values():
+            shard(module, mesh["dp"])
+    stages = [PipelineStage(module, index, total, torch.device("cpu"), group=group) for index, module in modules.items()]
     kind = get_schedule_class(case["schedule"])
     single = issubclass(kind, PipelineScheduleSingle)
-    schedule = kind(stages[0] if single else stages, MICROBATCHES, loss_fn=F.mse_loss)
+    schedule = kind(stages[0] if single else stages, MICROBATCHES // replicas, loss_fn=F.mse_loss)
     records = []
     for step in range(2):
         torch.manual_seed(step)
-        x, target = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        x, target = (torch.randn(BATCH, WIDTH).chunk(replicas)[replica] for _ in range(2))
         losses = []
         for module in modules.values():
             module.zero_grad()
         output = schedule.step(*([x] if 0 in modules else []), target=target, losses=losses)
         if total - 1 in modules:
-            records += [("output", output), ("losses", torch.stack(losses))]
+            records += [("output", output)] + ([] if sharded else [("losses", torch.stack(losses))])
         for index in sorted(modules):
-            records += [(f"{index}.{name}", p.grad.clone()) for name, p in modules[index].named_parameters()]
+            for name, p in modules[index].named_parameters():
+                records.append((f"{index}.{name}", local_part(p.grad).clone()))
+                if sharded:
+                    with torch.no_grad():
+                        p.sub_(p.grad, alpha=0.1)
     return records
 
 

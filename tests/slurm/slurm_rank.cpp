@@ -37,10 +37,11 @@ void act(std::string_view what, const lockstep::Context& context) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string_view what = argc > 1 ? argv[1] : "";
   try {
-    const auto context = lockstep::init();
+    const auto context = lockstep::init({.backend = what == "mpi" ? "mpi" : "auto"});
     tell_sum(context);
-    act(argc > 1 ? argv[1] : "", context);
+    act(what, context);
   } catch (const std::exception& error) {
     std::cerr << "slurm_rank: " << error.what() << '\n';
     return 1;

@@ -70,6 +70,13 @@ class Srun(SlurmTest):
         self.assertEqual({line[1] for line in told(out)}, {2})
 
 
+class SrunMpi(SlurmTest):
+    """Built with Open MPI, which finds its ranks by PMIx."""
+
+    def test_one_node(self):
+        self.assertEqual(told(self.run_well("srun", "--mpi=pmix", "--ntasks=2", RANK, "mpi")), TWO_HERE)
+
+
 class Allocation(SlurmTest):
     def test_script_with_srun(self):
         out = self.run_script(f"srun {RANK}", "--nodes=2", "--ntasks=4")

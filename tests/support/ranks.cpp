@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <fstream>
 #include <poll.h>
+#include <set>
 #include <signal.h>
 #include <sstream>
 #include <stdexcept>
@@ -139,8 +140,18 @@ std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& op
     pids.push_back(child.pid);
   }
   if (options.while_running) options.while_running(pids);
-  std::vector<RankResult> results;
-  for (auto& child : children) results.push_back(child.pid > 0 ? finish(child, deadline) : RankResult{});
+  std::vector<RankResult> results(children.size());
+  const auto finish_rank = [&](std::size_t rank) {
+    if (children[rank].pid > 0) results[rank] = finish(children[rank], deadline);
+  };
+  const std::set<std::size_t> stuck(options.stuck.begin(), options.stuck.end());
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    if (!stuck.contains(rank)) finish_rank(rank);
+  }
+  for (const auto rank : stuck) {
+    ::kill(children[rank].pid, SIGKILL);
+    finish_rank(rank);
+  }
   return results;
 }
 

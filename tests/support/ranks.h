@@ -26,6 +26,7 @@ struct RunOptions {
   std::map<std::string, std::string> env = {};  ///< added to every rank's environment; "" unsets
   std::map<int, std::map<std::string, std::string>> rank_env = {};  ///< added to one rank's environment
   std::vector<int> absent = {};                                     ///< ranks that are never started
+  std::vector<int> stuck = {};       ///< ranks that never end: killed once the others have ended
   std::chrono::seconds timeout{60};  ///< the watchdog: afterwards all are killed
   std::function<void(const std::vector<int>& pids)> while_running = {};  ///< called once, after the start
 };

@@ -90,9 +90,7 @@ Command doctor_command(CLI::App& app) {
   doctor.add_option("--hosts", hosts, "Check these hosts, and the connections between them")
       ->type_name("HOST,HOST,...")
       ->delimiter(',');
-  doctor
-      .add_option("--ssh", ssh,
-                  "Remote shell for --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10)")
+  doctor.add_option("--ssh", ssh, "Remote shell for --hosts (default: ssh without prompts)")
       ->type_name("COMMAND");
   doctor.add_option("--program", program, "Path of lockstep on the hosts (default: the path on this host)")
       ->type_name("PATH");

@@ -10,6 +10,7 @@
 
 #include "base/slurm.h"
 #include "base/text.h"
+#include "machine/remote_shell.h"
 #include "run_arguments.h"
 
 namespace lockstep::cli {
@@ -171,7 +172,17 @@ void set_one_node(const RunArguments& arguments, launch::LaunchOptions& options)
   if (arguments.master_port) options.master_port = checked_port(*arguments.master_port, "--master-port");
 }
 
-launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCounts& counts) {
+// Without --node-rank: the index of this pod in an indexed Job of Kubernetes, else 0.
+int static_node_rank(const RunArguments& arguments, const Env& env) {
+  if (arguments.node_rank) return *arguments.node_rank;
+  const auto index = env.get("JOB_COMPLETION_INDEX");
+  if (!index) return 0;
+  const auto rank = parse_number<int>(*index);
+  if (rank) return *rank;
+  throw ArgumentError(fmt::format("JOB_COMPLETION_INDEX={} is not a number; set --node-rank", *index));
+}
+
+launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCounts& counts, const Env& env) {
   launch::NodesOptions nodes{.min_nodes = counts.min, .max_nodes = counts.max};
   apply_settings(arguments.rdzv_conf, nodes);
   if (arguments.rdzv_backend == "c10d") {
@@ -179,7 +190,7 @@ launch::NodesOptions several_nodes(const RunArguments& arguments, const NodeCoun
         arguments.rdzv_endpoint.empty() ? std::string("localhost") : arguments.rdzv_endpoint, kC10dPort);
     return nodes;
   }
-  nodes.node_rank = arguments.node_rank.value_or(0);
+  nodes.node_rank = static_node_rank(arguments, env);
   if (nodes.is_host && *nodes.is_host != (*nodes.node_rank == 0)) {
     throw ArgumentError("--rdzv-conf is_host: with --node-rank, node 0 is the host");
   }
@@ -214,10 +225,34 @@ void check_backend(const std::string& backend) {
                   backend));
 }
 
+// For the launcher on one host of --hosts. The secret is in the environment that it was given.
+void set_node_of_hosts(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
+  if (!has_no_node_options(arguments)) {
+    throw ArgumentError(
+        "--hosts says how many nodes there are and where they meet: it excludes --nnodes, --node-rank, "
+        "--rdzv-backend, --rdzv-endpoint and --standalone; use --master-addr and --master-port");
+  }
+  const auto hosts = launch::parse_hosts(arguments.hosts);
+  const int index = arguments.host_index.value_or(0);
+  const auto& entry = hosts.at(static_cast<std::size_t>(index));
+  if (entry.ranks) options.nproc_per_node = *entry.ranks;
+  options.run_id = arguments.rdzv_id;
+  if (hosts.size() == 1) return set_one_node(arguments, options);
+  const int nodes = static_cast<int>(hosts.size());
+  options.nodes = launch::NodesOptions{.min_nodes = nodes, .max_nodes = nodes, .node_rank = index};
+  apply_settings(arguments.rdzv_conf, *options.nodes);
+  options.nodes->endpoint = {
+      .host = without_brackets(arguments.master_addr.value_or(machine::address_part(hosts.front().name))),
+      .port = checked_port(arguments.master_port.value_or(kStaticPort), "--master-port")};
+  options.nodes->secret = launch::read_secret("", env);
+  options.master_addr = options.nodes->endpoint.host;
+}
+
 }  // namespace
 
 void set_rendezvous(const RunArguments& arguments, const Env& env, launch::LaunchOptions& options) {
   check_backend(arguments.rdzv_backend);
+  if (!arguments.hosts.empty()) return set_node_of_hosts(arguments, env, options);
   if (const auto step = has_no_node_options(arguments) ? slurm_nodes(env) : std::nullopt) {
     options.run_id = arguments.rdzv_id;
     options.nodes = nodes_of_step(arguments, *step);
@@ -238,7 +273,7 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
   } else if (counts.max == 1) {
     set_one_node(arguments, options);
   } else {
-    options.nodes = several_nodes(arguments, counts);
+    options.nodes = several_nodes(arguments, counts, env);
     options.nodes->secret = launch::read_secret(arguments.secret_file, env);
     options.master_addr = options.nodes->endpoint.host;
   }

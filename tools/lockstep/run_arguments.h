@@ -9,6 +9,7 @@
 
 #include <lockstep/base/env.h>
 
+#include "launch/hosts.h"
 #include "launch/options.h"
 
 namespace lockstep::cli {
@@ -26,6 +27,11 @@ struct RunArguments {
   std::string rdzv_id = "none";
   std::string rdzv_conf{};
   std::string secret_file{};
+  std::string hosts{};
+  std::string ssh{};
+  std::string lockstep{};
+  std::vector<std::string> exported{};
+  std::optional<int> host_index{};  // in `hosts`: this launcher was started on that host
   bool standalone = false;
   int max_restarts = 0;
   double monitor_interval = 0.1;
@@ -50,6 +56,7 @@ struct RunArguments {
   std::string error_file{};
   std::string bind = "none";
   std::string memory_allocator = "default";
+  bool plain_lines = false;
   double grace_period = 5;
   std::vector<std::string> command{};
 };
@@ -67,5 +74,9 @@ void set_rendezvous(const RunArguments& arguments, const Env& env, launch::Launc
 // Throws ArgumentError, which names the option, for wrong values.
 launch::LaunchOptions launch_options(const RunArguments& arguments, const launch::Machine& machine,
                                      const Env& env = {});
+
+// With --hosts and without a host_index. `words`: the whole command line of `lockstep`, from "run" on.
+launch::HostsOptions hosts_options(const RunArguments& arguments, const std::vector<std::string>& words,
+                                   const Env& env);
 
 }  // namespace lockstep::cli

@@ -118,6 +118,7 @@ launch::OutputOptions output_options(const RunArguments& arguments, const Env& e
           .shown = parse_ranks(arguments.local_ranks_filter),
           .duplicate_stdout_filters = split_texts(arguments.duplicate_stdout_filters),
           .duplicate_stderr_filters = split_texts(arguments.duplicate_stderr_filters),
+          .mark_lines = !arguments.plain_lines,
           .prefix_template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
           .error_file = arguments.error_file};
 }
@@ -143,7 +144,8 @@ launch::LaunchOptions launch_options(const RunArguments& arguments, const launch
                                 .bind = parse_binding(arguments.bind),
                                 .memory_allocator = arguments.memory_allocator,
                                 .output = output_options(arguments, env),
-                                .grace_period = checked_grace(arguments.grace_period)};
+                                .grace_period = checked_grace(arguments.grace_period),
+                                .has_host_control = arguments.host_index.has_value()};
   if (arguments.use_env && arguments.pass_local_rank) {
     throw ArgumentError("--use-env and --pass-local-rank contradict each other");
   }
@@ -216,6 +218,19 @@ void add_rendezvous_options(CLI::App& run, RunArguments& parsed) {
       ->capture_default_str();
 }
 
+void add_hosts_options(CLI::App& run, RunArguments& parsed) {
+  add(run, "hosts", parsed.hosts, "HOST[:RANKS],...",
+      "Start a launcher on each of these hosts by ssh, instead of one on this host; node 0 is the first one");
+  add(run, "ssh", parsed.ssh, "COMMAND", "Remote shell for --hosts (default: ssh without prompts)");
+  add(run, "lockstep", parsed.lockstep, "PATH",
+      "Path of lockstep on the hosts (default: the path on this host)");
+  add(run, "export", parsed.exported, "NAME[=VALUE],...",
+      "Environment variables for the hosts; without a value, that of this host", "-x")
+      ->delimiter(',');
+  run.add_option("--host-index", parsed.host_index)->group("");
+  run.add_flag("--plain-lines", parsed.plain_lines)->group("");
+}
+
 void add_program_options(CLI::App& run, RunArguments& parsed) {
   add_flag(run, "module", parsed.module, "PROGRAM is a Python module, as with python -m", "-m");
   add_flag(run, "no-python", parsed.no_python, "Execute PROGRAM itself, even if its name ends in .py");
@@ -278,8 +293,9 @@ void add_torchrun_leftovers(CLI::App& run, RunArguments& parsed) {
 CLI::App& add_run_options(CLI::App& app, RunArguments& arguments) {
   auto& run = *app.add_subcommand(
       "run", "Run a program as several ranks: lockstep run [OPTIONS] [--] PROGRAM [ARGUMENTS...]");
-  for (const auto add_some : {add_node_options, add_rendezvous_options, add_program_options,
-                              add_output_options, add_own_options, add_torchrun_leftovers}) {
+  for (const auto add_some :
+       {add_node_options, add_rendezvous_options, add_hosts_options, add_program_options, add_output_options,
+        add_own_options, add_torchrun_leftovers}) {
     add_some(run, arguments);
   }
   run.footer(
@@ -305,11 +321,14 @@ std::vector<std::string> program_words(const CLI::App& run, const std::vector<st
   return words;
 }
 
-Command run_command(CLI::App& app) {
+Command run_command(CLI::App& app, const std::vector<std::string>& words) {
   const auto arguments = std::make_shared<RunArguments>();
   auto& run = add_run_options(app, *arguments);
-  return {.app = &run, .run = [&run, arguments](const auto& rest) {
+  return {.app = &run, .run = [&run, &words, arguments](const auto& rest) {
             arguments->command = program_words(run, rest);
+            if (!arguments->hosts.empty() && !arguments->host_index) {
+              return launch::launch_on_hosts(hosts_options(*arguments, words, Env()));
+            }
             return launch::launch(launch_options(*arguments, launch::this_machine()));
           }};
 }

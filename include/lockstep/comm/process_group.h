@@ -35,6 +35,8 @@ struct ProcessGroupInfo {
   /// Whether the ranks compare each collective before they run it, so that different calls are a DesyncError
   /// on all ranks with any backend. shm always compares. PyTorch: `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
   bool check_calls = false;
+  /// Whether ranks may run PyTorch's torch.distributed, see InitOptions::with_python.
+  bool with_python = false;
   /// The node-local group, if all ranks run on one host. Lockstep's backends create it.
   std::shared_ptr<node::NodeGroup> node_group = {};
 };

@@ -11,6 +11,7 @@
 
 #include <lockstep/ddp/utils.h>
 #include <lockstep/runtime/device_mesh.h>
+#include <lockstep/serialize/value.h>
 
 namespace lockstep {
 
@@ -78,6 +79,13 @@ class FSDPModule {
   /// Whether the ranks share one copy of the parameters.
   bool shares_memory() const;
 
+  /// get_model_state_dict() and set_model_state_dict(), for TrainingState.
+  Dict state_dict() const;
+  void load_state_dict(const Dict& state_dict) const;
+
+  /// That of a module which fully_shard() has sharded, or nullopt. PyTorch: `isinstance(module, FSDPModule)`.
+  static std::optional<FSDPModule> find(const torch::nn::Module& module);
+
  private:
   friend FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
                                 std::source_location where);
@@ -92,6 +100,7 @@ class FSDPModule {
     at::Tensor ignored = {};
   };
 
+  void set_entries(const torch::nn::Module& module);
   std::vector<std::shared_ptr<fsdp::ParameterGroup>> groups(bool recurse) const;
 
   std::vector<Entry> entries_;

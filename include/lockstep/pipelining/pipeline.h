@@ -37,10 +37,13 @@ struct PipelineStageOptions {
   /// copies the values of the lowest stage to the others; each step sums the gradients, in the order of the
   /// stages. Not in PyTorch.
   std::map<std::string, at::Tensor> tied_parameters = {};
+  /// Where the stage receives tensors. Default: the device of its parameters or buffers, or the CPU.
+  std::optional<at::Device> device = {};
 };
 
-/// A part of a model, the `stage_index`-th of `num_stages`. Copies refer to the same module. PyTorch:
-/// `PipelineStage`.
+/// A part of a model, the `stage_index`-th of `num_stages`. Copies refer to the same module. If fully_shard()
+/// distributes it, UNSHARD gathers its parameters, RESHARD frees them, and REDUCE_GRAD reduces its gradients.
+/// PyTorch: `PipelineStage`.
 class PipelineStage {
  public:
   using Forward = std::function<Tensors(const Tensors&)>;
@@ -135,6 +138,8 @@ struct PipelineScheduleOptions {
   /// The dimension in which the arguments, the target and the outputs are split. PyTorch: `args_chunk_spec`,
   /// `output_merge_spec`.
   std::int64_t chunk_dim = 0;
+  /// Whether step() and eval() return the outputs. PyTorch: an argument of `step()`.
+  bool return_outputs = true;
 };
 
 /// The loss of a micro-batch from the output of the last stage and the target: a tensor with one element.
@@ -168,10 +173,13 @@ class PipelineSchedule {
   /// The same without backward and without gradients. `target` is optional.
   Tensors eval(const Tensors& args = {}, const at::Tensor& target = {}, Tensors* losses = nullptr);
 
-  /// Runs `function` at UNSHARD and RESHARD, which do nothing otherwise, or in place of REDUCE_GRAD. Throws
-  /// ArgumentError for other actions.
+  /// Runs `function` in place of UNSHARD, RESHARD or REDUCE_GRAD. Throws ArgumentError for other actions.
   void register_custom_function(ComputationType computation_type,
                                 std::function<void(const Action&)> function);
+
+  /// The last run: how long each rank computed, and when, in seconds, without waits for messages. On a GPU,
+  /// the times of launching. Hosts are aligned by their clocks. Collective. Not in PyTorch.
+  Timeline timeline() const;
 
   /// The plan with its communication. PyTorch: `pipeline_order_with_comms`.
   const Plan& plan() const;

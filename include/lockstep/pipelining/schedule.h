@@ -90,18 +90,19 @@ struct StageTimes {
   double weight = 1;  ///< FULL_BACKWARD takes input + weight
 };
 
-struct SimulatedAction {
+struct TimedAction {
   int rank;
   Action action;  ///< F, B, I or W
   double start;
   double end;
 };
 
-struct Simulation {
-  std::vector<SimulatedAction> actions;  ///< ordered by rank, then by start
-  double step_time = 0;                  ///< from the first start to the last end
-  double idle_share = 0;                 ///< of step_time, in which a rank computes nothing; mean over ranks
-  std::vector<int> peak_microbatches;    ///< [rank] = the most forwards whose W or B is still to come
+/// A step, simulated or measured.
+struct Timeline {
+  std::vector<TimedAction> actions;    ///< ordered by rank, then by start
+  double step_time = 0;                ///< from the first start to the last end
+  double idle_share = 0;               ///< of step_time, in which a rank computes nothing; mean over ranks
+  std::vector<int> peak_microbatches;  ///< [rank] = the most forwards whose W or B is still to come
 };
 
 /// Throws ArgumentError unless every stage has each micro-batch's F once, then B once or I once and W once,
@@ -112,9 +113,13 @@ void check_plan(const Plan& plan);
 /// Runs check_plan(), then the plan with these times, one entry for all stages or one for each stage.
 /// A message takes `message_time` from the end of the action that makes it. Throws ArgumentError for a plan
 /// that deadlocks, with the action at which each rank waits. Works with and without SEND and RECV.
-Simulation simulate(const Plan& plan, const std::vector<StageTimes>& times = {{}}, double message_time = 0);
+Timeline simulate(const Plan& plan, const std::vector<StageTimes>& times = {{}}, double message_time = 0);
 
-/// The simulation as an SVG image: a row for each rank, the micro-batch in each box.
-std::string draw_svg(const Simulation& simulation);
+/// The medians of a measured step's times, for simulate(). Where backward is not in two parts, both have half
+/// of it. Throws ArgumentError for a stage without actions.
+std::vector<StageTimes> stage_times(const Timeline& timeline);
+
+/// The step as an SVG image: a row for each rank, the micro-batch in each box.
+std::string draw_svg(const Timeline& timeline);
 
 }  // namespace lockstep::pipelining

@@ -23,6 +23,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/logging.h>
 #include <lockstep/training/progress.h>
@@ -67,7 +68,7 @@ struct TrainerOptions {
   std::int64_t keep_best = 1;    ///< likewise
   bool higher_is_better = true;  ///< likewise
   bool async_save = false;       ///< likewise
-  /// Steps between checkpoints in an epoch; 0: none.
+  /// Steps between checkpoints in an epoch; 0: none. The last step of an epoch has that of the epoch only.
   std::int64_t checkpoint_interval = 0;
   /// Epochs between checkpoints after an epoch. The last epoch of the run always has one.
   std::int64_t epochs_per_checkpoint = 1;
@@ -102,8 +103,9 @@ struct TrainerOptions {
 /// that needs another loop calls these itself. The module and the optimizer must outlive it. Not thread-safe.
 class Trainer {
  public:
-  /// `module`: a DistributedDataParallel, or any module in a run of one rank. Throws ArgumentError for
-  /// another module in a run of several ranks, and for invalid options.
+  /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
+  /// Throws ArgumentError for another module in a run of several ranks, and for invalid options. Checkpoints
+  /// of a module of fully_shard() are folders that all ranks write; they continue on as many ranks.
   Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {});
   template <ModulePointer Holder>
   Trainer(Holder& module, torch::optim::Optimizer& optimizer, TrainerOptions options = {})
@@ -203,18 +205,21 @@ class Trainer {
   }
 
   bool is_over() const;
+  bool saves_epoch(std::int64_t epoch) const;
   Trainer& on_metric(const char* part, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
   at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
   void optimize();
   void clip();
   void agree(std::int64_t step);
+  void resume();
   void report();
   void save(std::optional<double> metric = std::nullopt);
 
   TrainerOptions options_;
   torch::nn::Module& module_;
   DistributedDataParallelModule* ddp_;  // nullptr for another module
+  std::optional<FSDPModule> sharded_;
   torch::optim::Optimizer& optimizer_;
   std::optional<ProcessGroup> group_;
   c10::Device device_;
@@ -228,6 +233,7 @@ class Trainer {
   std::vector<std::function<void(std::int64_t, const Scalars&)>> on_log_;
   const void* loader_ = nullptr;
   const EarlyStopping* stopping_ = nullptr;
+  std::optional<std::int64_t> batches_;  // of an epoch, where known
   std::int64_t epoch_ = 0, step_ = 0, batch_ = 0;
   std::int64_t pending_ = 0;         // batches since the last step
   std::vector<at::Tensor> losses_;   // of those since the resume

@@ -12,6 +12,8 @@
 #include "backends/shm/peer_memory.h"
 #include "base/deadline.h"
 #include "base/futex.h"
+#include "base/wait_check.h"
+#include "comm/missing_ranks.h"
 
 namespace lockstep::shm {
 namespace {
@@ -274,6 +276,7 @@ void Engine::nap(Wait& wait) {
 // Throws if the wait can no longer succeed. Checks data that a rank published before its death before it
 // reports the loss.
 void Engine::look_around(Wait& wait) {
+  if (const auto check = wait_check.load(std::memory_order_relaxed)) check();
   if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
   if (const auto* failure = communicator_.failure()) {
     if (!is_ready(wait)) throw_failure(*failure, &wait);
@@ -331,8 +334,10 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
     case Cause::timeout: {
       const auto awaited = wait != nullptr ? awaited_by(wait->call) : std::vector<int>{};
       if (awaited.empty()) throw TimeoutError(fmt::format("{} gave up waiting for {}", reporter, culprit));
-      throw TimeoutError(fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
-                                     names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"));
+      throw comm::MissingRanks(
+          fmt::format("after a timeout of {} ms {} {} not there", wait->waited().count(),
+                      names_of(communicator_, awaited), awaited.size() == 1 ? "was" : "were"),
+          awaited);
     }
     case Cause::disagreement:
       throw DesyncError("the ranks make different calls: " +

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
 
@@ -83,6 +85,45 @@ TEST(RunCommandLine, IsConvertedToLaunchOptions) {
   EXPECT_EQ(options.master_addr, "node0");
   EXPECT_EQ(options.run_id, "none");
   EXPECT_EQ(options.grace_period, std::chrono::milliseconds(250));
+}
+
+Env in_pod(const std::string& index) {
+  return Env(std::map<std::string, std::string>{{"JOB_COMPLETION_INDEX", index}});
+}
+
+TEST(RunCommandLine, TakesTheIndexOfAPodForTheNodeRank) {
+  const RunArguments arguments{.nnodes = "3", .master_addr = "train-0.train", .command = {"x"}};
+  const auto pod = in_pod("2");
+  EXPECT_EQ(launch_options(arguments, {}, pod).nodes->node_rank, 2);
+  auto other = arguments;
+  other.node_rank = 1;
+  EXPECT_EQ(launch_options(other, {}, pod).nodes->node_rank, 1);
+  other.nnodes = "1";
+  other.node_rank.reset();
+  EXPECT_FALSE(launch_options(other, {}, pod).nodes);
+  EXPECT_THROW(launch_options(arguments, {}, in_pod("3")), ArgumentError);
+  EXPECT_THROW(launch_options(arguments, {}, in_pod("x")), ArgumentError);
+}
+
+// Each line "command: [...]" of the manifests is JSON.
+TEST(RunCommandLine, UnderstandsTheManifestsForKubernetes) {
+  const auto pod = in_pod("1");
+  int commands = 0;
+  for (const auto* const name : {"indexed-job.yaml", "pytorchjob.yaml"}) {
+    std::ifstream file(std::string(LOCKSTEP_MANIFESTS "/") + name);
+    for (std::string line; std::getline(file, line);) {
+      const auto at = line.find("command: [");
+      if (at == std::string::npos) continue;
+      auto words = nlohmann::json::parse(line.substr(at + 9)).get<Words>();
+      ASSERT_THAT(words, ::testing::SizeIs(::testing::Gt(2)));
+      EXPECT_EQ(words[0] + " " + words[1], "lockstep run");
+      words.erase(words.begin(), words.begin() + 2);
+      const auto options = launch_options(parse(words), {.cores = 4, .gpus = 0}, pod);
+      EXPECT_EQ(options.command.front(), "/app/train") << name;
+      ++commands;
+    }
+  }
+  EXPECT_EQ(commands, 3);
 }
 
 TEST(RunCommandLine, GivesAStandaloneRunItsOwnId) {

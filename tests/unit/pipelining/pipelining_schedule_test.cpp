@@ -98,6 +98,25 @@ TEST(PipelineSimulation, IdleShares) {
               HasSubstr("3 times for 2 stages"));
 }
 
+TEST(PipelineSimulation, GivesBackTheTimesOfItsStages) {
+  const std::vector<StageTimes> times{{1, 2, 4}, {3, 5, 0.5}};
+  const auto expect = [&](const char* plan, std::vector<StageTimes> expected) {
+    const auto found = stage_times(simulate(plan_from_csv(plan), times));
+    ASSERT_EQ(found.size(), 2);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_DOUBLE_EQ(found[i].forward, expected[i].forward);
+      EXPECT_DOUBLE_EQ(found[i].input, expected[i].input);
+      EXPECT_DOUBLE_EQ(found[i].weight, expected[i].weight);
+    }
+  };
+  expect("0F0,0I0,0W0\n1F0,1I0,1W0\n", times);
+  expect("0F0,0B0\n1F0,1I0,1W0\n", {{1, 3, 3}, {3, 5, 0.5}});
+  auto partial = simulate(plan_from_csv("0F0,0B0\n1F0,1B0\n"));
+  std::erase_if(partial.actions, [](const TimedAction& each) { return each.action.stage_index == 0; });
+  EXPECT_THAT(error_of<ArgumentError>([&] { stage_times(partial); }),
+              HasSubstr("the timeline has no forward of stage 0"));
+}
+
 TEST(PipelineSimulation, LargePlans) {
   for (const char* name : {"GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble",
                            "DualPipeV", "LoopedBFS"}) {

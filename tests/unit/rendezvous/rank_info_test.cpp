@@ -47,6 +47,20 @@ const Values kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
 
 TEST(RankInfo, APlainProcessHasNoRank) { EXPECT_FALSE(found({{"HOME", "/root"}}).has_value()); }
 
+TEST(RankInfo, PodOfAnIndexedJob) {
+  const Values pod{{"JOB_COMPLETION_INDEX", "2"},
+                   {"WORLD_SIZE", "4"},
+                   {"MASTER_ADDR", "train-0.train"},
+                   {"MASTER_PORT", "29500"}};
+  const auto p = found(pod);
+  ASSERT_TRUE(p);
+  EXPECT_EQ(p->rank, 2);
+  EXPECT_EQ(p->master_addr, "train-0.train");
+  EXPECT_EQ(found(with(pod, {{"RANK", "3"}}))->rank, 3);
+  EXPECT_FALSE(found({{"JOB_COMPLETION_INDEX", "2"}}).has_value());
+  expect_refused(with(pod, {{"JOB_COMPLETION_INDEX", "4"}}), HasSubstr("rank 4 in a world of 4"));
+}
+
 TEST(RankInfo, Launcher) {
   const auto p = found(with(kLauncher, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}));
   ASSERT_TRUE(p);

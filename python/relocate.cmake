@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Runs when the component "wheel" is installed: programs and libraries find each other, and torch beside the package,
+# by paths that are relative to their own.
+set(prefix "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
+file(GLOB programs "${prefix}/bin/*")
+file(GLOB bundled "${prefix}/lib/bundled/*")
+foreach(file IN LISTS programs)
+  execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN/../lib/bundled:\$ORIGIN/../../torch/lib" "${file}"
+    COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
+foreach(file IN LISTS bundled)
+  execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN" "${file}" COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
+execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN/lib/bundled:\$ORIGIN/../torch/lib" "${prefix}/_C.so"
+  COMMAND_ERROR_IS_FATAL ANY)
+# mpi's module is made for the MPI of one machine.
+file(REMOVE "${prefix}/lib/liblockstep_mpi.so")
+file(REMOVE_RECURSE "${prefix}/share")

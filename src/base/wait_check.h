@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+
+namespace lockstep {
+
+// Called every few milliseconds by threads that wait for other ranks, if set; an exception ends the wait.
+// Python's signal handlers run there.
+inline std::atomic<void (*)()> wait_check{nullptr};
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+namespace lockstep::fsdp {
+
+class ParameterGroup;
+
+// The groups that fully_shard() formed of a module's parameters, for a pipeline, whose plan says when they
+// are gathered, freed and reduced.
+class ModuleGroups {
+ public:
+  explicit ModuleGroups(const torch::nn::Module& module);
+
+  bool empty() const { return groups_.empty(); }
+  // Collective.
+  void unshard() const;
+  // Shared parameters stay where they are.
+  void reshard() const;
+  // From now on, backward neither reduces nor frees.
+  void accumulate() const;
+  // Reduces what has accumulated, and divides the shards' gradients. Collective.
+  void reduce(double divisor) const;
+
+ private:
+  std::vector<std::shared_ptr<ParameterGroup>> groups_;
+};
+
+}  // namespace lockstep::fsdp

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The backends in ranks of torch.multiprocessing: backend_test.py"""
+
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+RANKS = 2
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def join(rank, backend, port, seconds=60):
+    import lockstep_torch  # noqa: F401
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=seconds))
+
+
+def check_sum(group=None):
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.sum() == 1000 * RANKS, tensor
+
+
+def check_error(kind, words, action):
+    try:
+        action()
+    except kind as error:
+        assert type(error) is kind and words in str(error), repr(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def check_fork():
+    """A child of a rank neither disturbs the group nor hangs when it ends."""
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.ones(3).sum().item() != 3))
+    assert os.waitpid(child, 0)[1] == 0
+    check_sum()
+
+
+def check_two_groups(rank):
+    """Groups may be destroyed in any order, another one on each rank."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    for group in groups:
+        check_sum(group)
+    for group in groups if rank == 0 else reversed(groups):
+        dist.destroy_process_group(group)
+    check_sum()
+
+
+def check_late(rank):
+    """The GIL is free while a rank waits, and a missing rank is named."""
+    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
+    if rank == 0:
+        check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(group))
+
+
+def check_interrupt(rank):
+    """A signal handler runs while a rank waits, and its exception ends the call, as Ctrl-C does."""
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            dist.recv(torch.empty(3), 1, group=group)
+            raise AssertionError("nobody sends, but recv() ended")
+        except Interrupted:
+            signal.signal(signal.SIGALRM, before)
+    check_sum()
+
+
+def train():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+    for _ in range(3):
+        model(torch.rand(4, 8)).sum().backward()
+    gradients = [torch.empty(2, 8) for _ in range(RANKS)]
+    dist.all_gather(gradients, model.module.weight.grad)
+    assert torch.equal(*gradients), gradients
+
+
+def rank_main(rank, ports):
+    join(rank, "shm", ports[0])
+    check_sum()
+    train()
+    check_error(ValueError, "dst", lambda: dist.group.WORLD._get_backend(torch.device("cpu")).send(
+        [torch.ones(1)], 7, 0))
+    check_fork()
+    check_two_groups(rank)
+    check_interrupt(rank)
+    check_late(rank)
+    dist.destroy_process_group()
+    join(rank, "cpu:hierarchical", ports[1])
+    check_sum()
+    dist.destroy_process_group()
+    join(rank, "shm", ports[2])
+    check_sum()
+    if rank == 0:  # ends with a call under way that cannot complete
+        work = dist.all_reduce(torch.ones(10), async_op=True)
+        future = work.get_future()
+        future.then(lambda done: done)
+
+
+def main():
+    context = mp.spawn(rank_main, ([free_port() for _ in range(3)],), nprocs=RANKS, join=False)
+    limit = time.monotonic() + 60
+    while not context.join(1):
+        assert time.monotonic() < limit, "a rank does not end"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// fully_shard() in unusual hands: modules that are cast, saved, thawed, sharded twice or used in pairs.
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+using at::Tensor;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+
+Sequential three_layers() {
+  torch::manual_seed(3);
+  return Sequential(Linear(4, 6), torch::nn::Tanh(), Linear(6, 6), torch::nn::Tanh(), Linear(6, 3));
+}
+
+FSDPModule shard_layers(Sequential net, bool shared) {
+  const FullyShardOptions options{.reshard_after_forward = true, .share_memory = shared};
+  for (const auto& layer : *net) {
+    if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), options);
+  }
+  return fully_shard(*net, options);
+}
+
+Tensor input_of(int step, int rank) { return torch::full({2, 4}, 0.1 * (1 + step) + rank); }
+
+Tensor rows_of_rank(const Tensor& whole, const Context& context) {
+  const auto parts = whole.detach().chunk(context.world_size());
+  const auto rank = static_cast<std::size_t>(context.rank());
+  return rank < parts.size() ? parts[rank] : whole.detach().narrow(0, 0, 0);
+}
+
+const Scenario cast_module("fsdp cast module", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    auto net = three_layers();
+    const auto sharded = shard_layers(net, shared);
+    const auto step = [&] { net->forward(input_of(0, context.rank()).to(at::kDouble)).sum().backward(); };
+    net->to(at::kDouble);
+    EXPECT_THAT(error_of([&] { step(); }),
+                AllOf(HasSubstr("weight has got"), HasSubstr("before fully_shard()")));
+    EXPECT_THAT(error_of([&] { sharded.reshard(); }), "") << shared;
+  }
+});
+TEST(ShardedMisuse, AnErrorSaysThatAModuleWasCast) { expect_all_passed(run_ranks(cast_module)); }
+
+const Scenario saved_module("fsdp saved module", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    auto net = three_layers();
+    const auto expected = net[0]->parameters()[0].clone();
+    const auto sharded = shard_layers(net, shared);
+    std::stringstream archive;
+    const auto error = error_of<std::exception>([&] { torch::save(net, archive); });
+    if (!shared) {
+      EXPECT_THAT(error, AllOf(HasSubstr("parameter weight of"), HasSubstr("get_model_state_dict()")));
+      continue;
+    }
+    auto loaded = three_layers();
+    loaded->zero_grad();
+    {
+      const torch::NoGradGuard no_grad;
+      loaded[0]->parameters()[0].zero_();
+    }
+    torch::load(loaded, archive);
+    EXPECT_TRUE(loaded[0]->parameters()[0].equal(expected)) << shared;
+  }
+});
+TEST(ShardedMisuse, TorchSaveWritesWholeParametersOrFails) { expect_all_passed(run_ranks(saved_module)); }
+
+// A base of frozen layers, as with adapters.
+const Scenario frozen_groups("fsdp frozen groups", [] {
+  const auto context = init({.backend = "shm"});
+  auto net = three_layers();
+  for (const auto& parameter : net[4]->parameters()) parameter.set_requires_grad(false);
+  shard_layers(net, false);
+  for (int step = 0; step < 3; ++step) {
+    std::size_t frozen_bytes = 99;
+    net[0]->parameters()[0].register_hook(
+        [&](const Tensor&) { frozen_bytes = net[4]->parameters()[0].storage().nbytes(); });
+    net->forward(input_of(step, context.rank())).pow(2).sum().backward();
+    EXPECT_EQ(frozen_bytes, 0) << step;
+  }
+});
+TEST(ShardedMemory, FrozenGroupsAreFreedInBackward) { expect_all_passed(run_ranks(frozen_groups)); }
+
+const Scenario thawed("fsdp thawed", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    auto plain = three_layers(), net = three_layers();
+    const auto freeze = [](Sequential each, bool trained) {
+      for (const auto& parameter : each[2]->parameters()) parameter.set_requires_grad(trained);
+    };
+    freeze(plain, false);
+    freeze(net, false);
+    DistributedDataParallel<Sequential> frozen(plain);
+    const auto sharded = shard_layers(net, shared);
+    torch::optim::SGD reference(plain->parameters(), 0.1), optimizer(sharded.parameters(), 0.1);
+    std::optional<DistributedDataParallel<Sequential>> ddp;
+    for (int step = 0; step < 5; ++step) {
+      if (step == 1) {
+        freeze(plain, true);
+        freeze(net, true);
+        ddp.emplace(plain);
+      }
+      if (step == 3) freeze(net, false);
+      const auto x = input_of(step, context.rank());
+      reference.zero_grad();
+      optimizer.zero_grad();
+      (ddp ? (*ddp)->forward(x) : frozen->forward(x)).pow(2).sum().backward();
+      net->forward(x).pow(2).sum().backward();
+      if (step >= 3) {
+        plain[2]->zero_grad();
+        EXPECT_FALSE(sharded.parameters()[2].grad().defined());
+      }
+      reference.step();
+      optimizer.step();
+      const auto whole = plain->parameters();
+      const auto shards = sharded.parameters();
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        EXPECT_TRUE(shards[i].detach().equal(rows_of_rank(whole[i], context))) << shared << step << i;
+    }
+  }
+});
+TEST(ShardedParameters, CanBeFrozenAndThawed) { expect_all_passed(run_ranks(thawed)); }
+
+// An encoder and a decoder, sharded apart, in one backward; the decoder also alone.
+const Scenario pairs("fsdp pairs", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    auto plain_encoder = three_layers(), encoder = three_layers();
+    const auto make_decoder = [] {
+      torch::manual_seed(4);
+      return Sequential(Linear(3, 5), torch::nn::Tanh(), Linear(5, 4));
+    };
+    auto plain_decoder = make_decoder(), decoder = make_decoder();
+    DistributedDataParallel<Sequential> ddp_encoder(plain_encoder), ddp_decoder(plain_decoder);
+    const auto first = shard_layers(encoder, shared), second = shard_layers(decoder, shared);
+    torch::optim::SGD reference_first(plain_encoder->parameters(), 0.1),
+        optimizer_first(first.parameters(), 0.1);
+    torch::optim::SGD reference_second(plain_decoder->parameters(), 0.1),
+        optimizer_second(second.parameters(), 0.1);
+    for (int step = 0; step < 5; ++step) {
+      const auto x = input_of(step, context.rank());
+      for (auto* each : {&reference_first, &reference_second, &optimizer_first, &optimizer_second})
+        each->zero_grad();
+      const bool both = step != 2;
+      const auto code = [&](auto& net) { return both ? net->forward(x) : x.slice(1, 0, 3); };
+      ddp_decoder->forward(code(ddp_encoder)).pow(2).sum().backward();
+      decoder->forward(code(encoder)).pow(2).sum().backward();
+      for (auto* each : {&reference_second, &optimizer_second}) each->step();
+      if (both) {
+        reference_first.step();
+        optimizer_first.step();
+      }
+      const auto whole = plain_encoder->parameters();
+      const auto shards = first.parameters();
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        EXPECT_TRUE(shards[i].detach().equal(rows_of_rank(whole[i], context))) << shared << step << i;
+    }
+  }
+});
+TEST(ShardedPairs, TrainInOneBackward) { expect_all_passed(run_ranks(pairs)); }
+
+const Scenario called_twice("fsdp called twice", [] {
+  const auto context = init({.backend = "shm"});
+  auto net = three_layers();
+  const auto sharded = shard_layers(net, true);
+  EXPECT_TRUE(sharded.shares_memory());
+  EXPECT_THAT(error_of([&] { fully_shard(*net[0]); }),
+              AllOf(HasSubstr("sharded_misuse_test.cpp:"), HasSubstr("already sharded")));
+  Linear nothing(3, 0);
+  const auto empty = fully_shard(*nothing);
+  EXPECT_EQ(nothing(torch::ones({2, 3})).numel(), 0);
+});
+TEST(ShardedMisuse, AnErrorSaysThatAModuleIsSharded) { expect_all_passed(run_ranks(called_twice)); }
+
+// Modules that live longer than the group, and a prefetch that nothing waits for.
+const Scenario outliving("fsdp outliving", [] {
+  Sequential shared = three_layers(), gathered = three_layers();
+  std::optional<FSDPModule> one, other;
+  {
+    const auto context = init({.backend = "shm"});
+    one = shard_layers(shared, true);
+    other = shard_layers(gathered, false);
+    for (int step = 0; step < 2; ++step) {
+      shared->forward(input_of(step, context.rank())).sum().backward();
+      gathered->forward(input_of(step, context.rank())).sum().backward();
+    }
+    (void)gathered[0]->as<Linear>()->forward(input_of(0, context.rank()));
+    context.barrier();
+  }
+  gathered = nullptr;
+  other.reset();
+  shared = nullptr;
+  one.reset();
+});
+TEST(ShardedModules, CanOutliveTheGroup) { expect_all_passed(run_ranks(outliving)); }
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Jobs of C++ and Python ranks beside pure ones, bit for bit: mixed_jobs.py <mixed_jobs program> [backend...]"""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
+
+import lockstep_torch  # noqa: F401
+
+LIMIT = 60
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.fc1 = nn.Linear(196, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.fc2 = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return self.fc2(F.relu(self.norm(self.fc1(x))))
+
+
+def collectives(rank):
+    own = torch.arange(6, dtype=torch.float) + 10.0 * rank
+    total = own.clone()
+    dist.all_reduce(total)
+    most = own.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    first = own.clone()
+    dist.broadcast(first, 0)
+    parts = [torch.empty(6), torch.empty(6)]
+    dist.all_gather(parts, own)
+    part = torch.empty(3)
+    dist.reduce_scatter_tensor(part, own)
+    received = torch.empty(6)
+    if rank == 0:
+        dist.send(own, 1)
+        dist.recv(received, 1)
+    else:
+        dist.recv(received, 0)
+        dist.send(own, 0)
+    dist.barrier()
+    sub = own.clone()
+    dist.all_reduce(sub, group=dist.new_group([0, 1]))
+    return [total, most, first, *parts, part, received, sub]
+
+
+def batch(rank, step):
+    torch.manual_seed(1000 + 10 * step + rank)
+    return torch.rand(32, 196), torch.randint(10, (32,))
+
+
+def train(rank, find_unused):
+    torch.manual_seed(rank)
+    net = Net(10)
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(12):
+        pixels, labels = batch(rank, step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(ddp(pixels), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().clone())
+    return {"losses": losses, "state": dict(net.state_dict())}
+
+
+def python_rank(rank, backend, environment, file):
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    try:
+        dist.init_process_group(backend)
+        results = {"collectives": collectives(rank), "trained": train(rank, False), "unused": train(rank, True)}
+    except Exception as error:
+        results = {"error": f"{type(error).__name__}: {error}"}
+    torch.save(results, file)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(program, backend, languages, folder, task="train"):
+    """[rank]: the results of a job whose rank i is in languages[i], "python" or "c++"."""
+    port = free_port()
+    mode = "with_python" if "python" in languages else "alone"
+    waits = []
+    files = []
+    for rank, language in enumerate(languages):
+        environment = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(languages)),
+            "LOCAL_WORLD_SIZE": str(len(languages)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1"}
+        file = os.path.join(folder, f"{rank}.pt")
+        files.append(file)
+        if language == "python":
+            process = multiprocessing.get_context("fork").Process(
+                target=python_rank, args=(rank, backend, environment, file), daemon=True)
+            process.start()
+            waits.append(process.join)
+        else:
+            process = subprocess.Popen([program, backend, mode, task, file], env=dict(os.environ, **environment))
+            waits.append(process.wait)
+    for wait in waits:
+        wait(LIMIT)
+    return [torch.load(file) for file in files]
+
+
+def equal(left, right):
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)
+    return len(left) == len(right) and all(map(equal, left, right))
+
+
+def check(condition, message):
+    if not condition:
+        sys.exit(message)
+
+
+def compare(program, backend, folder):
+    expected = run(program, backend, ["python", "python"], folder)
+    check("error" not in expected[0], f"{backend}: Python alone: {expected}")
+    for languages in (["c++", "c++"], ["c++", "python"], ["python", "c++"]):
+        for rank, (results, wanted) in enumerate(zip(run(program, backend, languages, folder), expected)):
+            where = f"{backend}, {languages}, rank {rank}"
+            check("error" not in results, f"{where}: {results}")
+            for part in wanted:
+                check(equal(results[part], wanted[part]), f"{where}: {part} differs: {results[part]} {wanted[part]}")
+            for text in results.get("refusals", []):
+                check("Python ranks" in text, f"{where}: {text}")
+
+
+def check_other_model(program, backend, folder):
+    """Different models are an error on the rank whose model is not rank 0's, as between Python ranks."""
+    results = run(program, backend, ["python", "c++"], folder, "other_model")
+    check("sizes and strides of fc2.weight are [10, 64, 64, 1] on rank 0 and [11, 64, 64, 1] here"
+          in results[1].get("error", ""), results[1])
+    check("error" in results[0], results[0])
+
+
+def check_refused(program, backend, debug, words, folder):
+    """What cannot be mixed is an error before the rank waits for any other."""
+    file = os.path.join(folder, "refused.pt")
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                   "TORCH_DISTRIBUTED_DEBUG": debug}
+    subprocess.run([program, backend, "with_python", "train", file], env=dict(os.environ, **environment), timeout=LIMIT)
+    error = torch.load(file).get("error", "")
+    check(words in error, f"{backend}, {debug}: {error}")
+
+
+def main(program, *backends):
+    with tempfile.TemporaryDirectory() as folder:
+        for backend in backends or ("gloo", "shm"):
+            compare(program, backend, folder)
+        check_other_model(program, "shm", folder)
+        check_refused(program, "auto", "OFF", "name the one of the Python ranks", folder)
+        check_refused(program, "shm", "DETAIL", "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
