@@ -24,6 +24,7 @@ void note_rows(const at::Tensor& parameter, ParameterRows rows) {
 }
 
 const ParameterRows* rows_of(const at::Tensor& parameter) {
+  if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
   const auto* const note =
       dynamic_cast<const RowsNote*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
   return note == nullptr ? nullptr : &note->rows;
