@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Python's DistributedDataParallel with the package lockstep_torch: its steps over shm beside those over gloo, in turn in
-the same ranks, gradient_as_bucket_view off and on; and the reduction alone, beside that of C++."""
+the same ranks, with gradient_as_bucket_view and with the caching CPU allocator for both; and the reduction alone, beside that of
+C++."""
 import json
 import os
 import statistics
@@ -11,11 +12,12 @@ import bench_support as bench
 STEPS = {"mnist": 40, "resnet18": 20, "gpt": 30, "mlp": 8, "none": 30}
 NETS = [net for net in STEPS if net != "none"]
 GOALS = {"mnist": 1.0, "resnet18": 1.0, "gpt": 1.3, "mlp": 1.7}
+OPTIONS = [(), ("view",), ("view", "caching")]
 BUCKET_BYTES = 25 * 1024 * 1024
 
 
-def run(flags, net, view=False):
-    command = [*bench.twin("backends_step"), "--net", net, "--steps", str(STEPS[net]), *(["--view"] if view else [])]
+def run(flags, net, options=()):
+    command = [*bench.twin("backends_step"), "--net", net, "--steps", str(STEPS[net]), *(f"--{option}" for option in options)]
     return bench.launch("lockstep run", command, flags.ranks, flags.timeout)[-1]
 
 
@@ -45,21 +47,21 @@ def main():
     flags = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(bench.BUILD / "python"), os.environ.get("PYTHONPATH")]))
-    sides = {(net, view): (lambda net=net, view=view: run(flags, net, view)) for net in flags.nets for view in (False, True)}
-    sides["none", False] = lambda: run(flags, "none")
-    sides["C++", False] = lambda: in_cpp(flags)
+    sides = {(net, *options): (lambda net=net, options=options: run(flags, net, options))
+             for net in flags.nets for options in OPTIONS}
+    sides["none",] = lambda: run(flags, "none")
+    sides["C++",] = lambda: in_cpp(flags)
     rounds = bench.interleave(sides, flags.rounds)
-    cpp = [each["gloo"] / each["shm"] for each in rounds.pop(("C++", False))]
-    reduction = summary(rounds.pop(("none", False)), flags.ranks)
+    cpp = [each["gloo"] / each["shm"] for each in rounds.pop(("C++",))]
+    reduction = summary(rounds.pop(("none",)), flags.ranks)
     reduction["of_cpp"] = reduction["faster"] / statistics.median(cpp)
-    nets = {f"{net}{', view' if view else ''}": summary(each, flags.ranks) | {"goal": GOALS[net]}
-            for (net, view), each in rounds.items()}
+    nets = {", ".join(side): summary(each, flags.ranks) | {"goal": GOALS[side[0]]} for side, each in rounds.items()}
     if flags.json:
         print(json.dumps({"nets": nets, "reduction": reduction}))
         return
-    print(f"{'step':18}{'shm':>12}{'gloo':>12}{'faster':>9}{'goal':>7}")
+    print(f"{'step':24}{'shm':>12}{'gloo':>12}{'faster':>9}{'goal':>7}")
     for name, each in nets.items():
-        print(f"{name:18}{each['seconds']['shm'] * 1e3:>9.1f} ms{each['seconds']['gloo'] * 1e3:>9.1f} ms{each['faster']:>8.2f}x"
+        print(f"{name:24}{each['seconds']['shm'] * 1e3:>9.1f} ms{each['seconds']['gloo'] * 1e3:>9.1f} ms{each['faster']:>8.2f}x"
               f"{each['goal']:>6.1f}x{'' if each['losses_equal'] else '   losses differ!'}")
     print(f"\n25 MiB reduced: {reduction['faster']:.1f} times gloo's speed, {reduction['of_cpp']:.2f} of the ratio in C++ "
           "(goal: 0.8)")

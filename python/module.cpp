@@ -8,6 +8,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/device.h>
 
 #include "base/wait_check.h"
 #include "comm/operation_futures.h"
@@ -68,6 +69,7 @@ void leave_interpreter() {
 PYBIND11_MODULE(_C, module) {
   pybind11::register_exception_translator(lockstep::python::translate);
   module.def("create_backend", lockstep::python::create_backend);
+  module.def("enable_caching_cpu_allocator", lockstep::enable_caching_cpu_allocator);
   lockstep::wait_check = lockstep::python::check_signals;
   pybind11::module_::import("atexit").attr("register")(
       pybind11::cpp_function(lockstep::python::leave_interpreter));

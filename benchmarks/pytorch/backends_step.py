@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import lockstep_torch  # noqa: F401
+import lockstep_torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from ddp_step import NETS, make_step, models, seconds_of  # noqa: E402
@@ -72,8 +72,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--net", choices=[*ALL_NETS, "none"], default="resnet18")
     parser.add_argument("--view", action="store_true", help="gradient_as_bucket_view")
+    parser.add_argument("--caching", action="store_true", help="the caching CPU allocator, for both backends")
     parser.add_argument("--steps", type=int, default=20)
     flags = parser.parse_args()
+    if flags.caching:
+        lockstep_torch.enable_caching_cpu_allocator()
     dist.init_process_group("gloo")
     groups = {"gloo": dist.group.WORLD, "shm": dist.new_group(backend="shm")}
     actions = make_reductions(groups) if flags.net == "none" else make_steps(flags.net, groups, flags.view)

@@ -34,5 +34,15 @@ def _register(name):
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
 
 
+def enable_caching_cpu_allocator():
+    """Makes the process keep freed CPU memory for the next step instead of returning it to the kernel.
+
+    Keeps up to 2 GiB of idle blocks in huge pages for tensors of 16 MiB and more, and up to 1 GiB in the heap. Call it at the
+    start of the program. Does nothing where MALLOC_* variables, jemalloc, tcmalloc or mimalloc configure the heap. C++ programs
+    have it by default.
+    """
+    _C.enable_caching_cpu_allocator()
+
+
 _register("shm")
 _register("hierarchical")

@@ -28,6 +28,15 @@ def join(rank, backend, port, seconds=60):
         backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=seconds))
 
 
+def check_caching_allocator():
+    """Freed memory serves the next tensor, in huge pages."""
+    import lockstep_torch
+
+    lockstep_torch.enable_caching_cpu_allocator()
+    first, second = torch.empty(32 << 20, dtype=torch.uint8).data_ptr(), torch.empty(32 << 20, dtype=torch.uint8).data_ptr()
+    assert first == second and first % (2 << 20) == 0, (first, second)
+
+
 def check_sum(group=None):
     tensor = torch.ones(1000)
     dist.all_reduce(tensor, group=group)
@@ -100,6 +109,7 @@ def train():
 
 def rank_main(rank, ports):
     join(rank, "shm", ports[0])
+    check_caching_allocator()
     check_sum()
     train()
     check_error(ValueError, "dst", lambda: dist.group.WORLD._get_backend(torch.device("cpu")).send(
