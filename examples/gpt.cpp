@@ -89,8 +89,7 @@ void train(const Flags& flags) {
     return torch::nn::functional::cross_entropy(model->forward(batch.data).flatten(0, 1),
                                                 batch.target.flatten());
   };
-  const TrainerOptions training{.epochs = flags.steps,
-                                .max_steps = flags.steps,
+  const TrainerOptions training{.max_steps = flags.steps,
                                 .accumulation_steps = flags.accumulate,
                                 .max_grad_norm = 1.0,
                                 .autocast = flags.bf16 ? std::optional(torch::kBFloat16) : std::nullopt,
@@ -106,6 +105,7 @@ void train(const Flags& flags) {
   trainer.on_step(
       [&](const torch::Tensor&) { tokens.update(flags.batch_size * flags.accumulate * flags.context); });
   trainer.fit(train_loader, [&](auto& batch) { return loss_of(ddp, batch); });
+  if (trainer.interrupted()) return;
 
   const auto rate = tokens.compute();
   metrics::Perplexity perplexity;

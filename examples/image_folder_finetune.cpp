@@ -110,12 +110,12 @@ void train(const Flags& flags) {
     }
     return Scalars{{"accuracy", accuracy.compute()}, {"val_loss", loss.compute()}};
   });
-  trainer.on_epoch_end([&, console = console_logger()](const Scalars& validation) {
-    console.log(trainer.step(), validation);
-  });
+  trainer.on_epoch_end(
+      [&, console = console_logger()](auto& validation) { console.log(trainer.step(), validation); });
   trainer.fit(train_loader,
               [&](auto& batch) { return cross_entropy(ddp->forward(batch.data), batch.target); });
-  if (context.is_main() && !flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
+  const bool saves = context.is_main() && !flags.run.empty() && !trainer.interrupted();
+  if (saves) save(state_dict(net), flags.run + "/weights.pt");
 }
 
 int main(int argc, char** argv) {

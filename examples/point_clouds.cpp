@@ -87,7 +87,8 @@ void train(const Dataset& train_set, const Dataset& test_set, const Flags& flags
                                                 smooth);
   });
   // The names of net, not of ddp: without "module.", for one device as for several.
-  if (context.is_main() && !flags.weights.empty()) save(state_dict(net), flags.weights);
+  if (context.is_main() && !flags.weights.empty() && !trainer.interrupted())
+    save(state_dict(net), flags.weights);
 }
 
 template <typename Dataset>

@@ -86,8 +86,9 @@ void draw_chart(const std::vector<Result>& results, const std::string& file) {
   const double most = results.back().ranks, unit = 200 / most, width = 60;
   const auto total = static_cast<double>(results.size()) * width + 40;
   svg << fmt::format(
-      "<svg xmlns='http://www.w3.org/2000/svg' width='{}' height='280' font-family='sans-serif' "
-      "font-size='11' text-anchor='middle'>\n<text x='{}' y='14'>speed-up and time of an epoch</text>\n",
+      "<svg xmlns='http://www.w3.org/2000/svg' width='{}' height='295' font-family='sans-serif' "
+      "font-size='11' text-anchor='middle'>\n<text x='{}' y='14'>speed-up, time of an epoch, "
+      "accuracy</text>\n",
       total + 40, total / 2);
   for (std::size_t i = 0; i < results.size(); ++i) {
     const double speed_up = results.front().seconds / results[i].seconds,
@@ -98,7 +99,8 @@ void draw_chart(const std::vector<Result>& results, const std::string& file) {
         << fmt::format("<path d='M{} {} h48' stroke='#c44'/>\n", x - 4, ideal)
         << fmt::format("<text x='{}' y='255'>{} ranks</text>\n", x + 20, results[i].ranks)
         << fmt::format("<text x='{}' y='270'>{:.2f} s, {:.2f}x</text>\n", x + 20, results[i].seconds,
-                       speed_up);
+                       speed_up)
+        << fmt::format("<text x='{}' y='285'>{:.1f}%</text>\n", x + 20, 100 * results[i].accuracy);
   }
   svg << "</svg>\n";
   if (!svg.flush()) throw std::runtime_error("cannot write " + file);
@@ -118,6 +120,7 @@ int main(int argc, char** argv) {
     std::vector<Result> results;
     std::cout << "ranks  s/epoch  speed-up  accuracy" << std::endl;
     for (const int ranks : flags.ranks) {
+      if (flags.batch_size % ranks != 0) throw std::runtime_error("--ranks must divide --batch-size");
       const auto& result = results.emplace_back(measure(ranks, flags));
       std::cout << fmt::format("{:5}  {:7.2f}  {:8.2f}  {:7.1f}%", ranks, result.seconds,
                                results.front().seconds / result.seconds, 100 * result.accuracy)

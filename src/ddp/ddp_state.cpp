@@ -268,7 +268,10 @@ int DdpState::find_common_rank(bool candidate) const {
 }
 
 void DdpState::sync_buffers(bool in_join, bool has_data) {
-  if (!will_sync_buffers()) return;
+  if (will_sync_buffers()) broadcast_buffers(in_join ? find_common_rank(has_data) : 0);
+}
+
+void DdpState::broadcast_buffers(int source) {
   // Not counted as changes in place: a second forward before backward is fine, because backward of a training
   // BatchNorm does not read its buffers. PyTorch: `_unsafe_preserve_version_counter`.
   std::vector<std::pair<c10::VariableVersion, std::uint32_t>> versions;
@@ -280,7 +283,11 @@ void DdpState::sync_buffers(bool in_join, bool has_data) {
   const auto restore = c10::make_scope_exit([&versions] {
     for (auto& [counter, version] : versions) counter.set_version(version);
   });
-  broadcast_from(group_, in_join ? find_common_rank(has_data) : 0, buffers_, where_);
+  broadcast_from(group_, source, buffers_, where_);
+}
+
+void DdpState::sync_buffers() {
+  if (sync_buffers_ && !buffers_.empty() && group_.size() > 1) broadcast_buffers(0);
 }
 
 // Collective. Throws DesyncError on all ranks if those without data cannot follow.

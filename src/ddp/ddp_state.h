@@ -89,6 +89,8 @@ class DdpState {
   void shadow_iteration();
   void finish_join(bool is_last_joiner);
 
+  void sync_buffers();
+
   // Without those of params_and_buffers_to_ignore.
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const ProcessGroup& group() const { return group_; }
@@ -102,6 +104,7 @@ class DdpState {
  private:
   bool will_sync_buffers() const;
   void sync_buffers(bool in_join, bool has_data);
+  void broadcast_buffers(int source);
   int find_common_rank(bool candidate) const;
 
   // What all ranks of a join know of an iteration before its forward.

@@ -89,6 +89,8 @@ bool DistributedDataParallelModule::has_averaged_gradients() const {
   return !state_->has_reducer() || state_->reducer().has_averaged_gradients();
 }
 
+void DistributedDataParallelModule::sync_buffers() { state_->sync_buffers(); }
+
 void DistributedDataParallelModule::shadow_iteration() { state_->shadow_iteration(); }
 void DistributedDataParallelModule::finish_join(bool is_last_joiner) { state_->finish_join(is_last_joiner); }
 c10::Device DistributedDataParallelModule::join_device() const { return state_->device(); }

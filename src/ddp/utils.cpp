@@ -13,6 +13,7 @@
 #include <lockstep/ddp/utils.h>
 
 #include "base/throw_error.h"
+#include "ddp/clip_gradients.h"
 
 namespace lockstep {
 namespace {
@@ -29,14 +30,7 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
                 ": the gradients are not averaged over the ranks, since the last backward was made in "
                 "no_sync() or did not finish; clip after the backward that reduces them");
   }
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : ddp.averaged_parameters()) {
-    auto& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) continue;
-    if (gradient.is_sparse()) gradient = gradient.coalesce();
-    gradients.push_back(gradient.is_sparse() ? gradient.values() : gradient);
-  }
-  return gradients;
+  return ddp::gradients_of(ddp.averaged_parameters());
 }
 
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
@@ -93,10 +87,22 @@ std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vect
 
 }  // namespace
 
-double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
-                       const ClipGradNormOptions& options) {
+namespace ddp {
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse()) gradient = gradient.coalesce();
+    gradients.push_back(gradient.is_sparse() ? gradient.values() : gradient);
+  }
+  return gradients;
+}
+
+double clip_gradients(const std::vector<at::Tensor>& gradients, double max_norm,
+                      const ClipGradNormOptions& options) {
   const c10::NoGradGuard no_grad;
-  const auto gradients = averaged_gradients(ddp, "clip_grad_norm_");
   if (gradients.empty()) return 0;
   std::vector<at::Tensor> norms;
   for (const auto& gradient : gradients) {
@@ -105,11 +111,19 @@ double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm
   const auto total = norm_of(at::stack(norms), options.norm_type);
   const auto norm = total.item().toDouble();
   if (options.error_if_nonfinite && !std::isfinite(norm)) {
-    throw_error<Error>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped", norm);
+    throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped",
+                                norm);
   }
   const auto factor = at::clamp((total + 1e-6).reciprocal() * max_norm, std::nullopt, 1.0);
   for (const auto& gradient : gradients) gradient.mul_(factor.to(gradient.device()));
   return norm;
+}
+
+}  // namespace ddp
+
+double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
+                       const ClipGradNormOptions& options) {
+  return ddp::clip_gradients(averaged_gradients(ddp, "clip_grad_norm_"), max_norm, options);
 }
 
 void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value) {

@@ -15,7 +15,7 @@ void Sums::reset() { sums_ = at::zeros_like(sums_); }
 
 void Sums::add(const at::Tensor& part) {
   if (sums_.device() != part.device()) sums_ = sums_.to(part.device());
-  sums_ += part.detach();
+  sums_ = sums_ + part.detach();  // copies of a metric share the former tensor
 }
 
 at::Tensor Sums::total(const std::optional<ProcessGroup>& process_group) const {

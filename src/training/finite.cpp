@@ -15,19 +15,30 @@ namespace lockstep {
 namespace training {
 namespace {
 
-std::string first_bad_gradient(const torch::nn::Module& module) {
+// The first parameter for whose rows on this rank `tensor_of` is not finite; empty: none.
+template <typename TensorOf>
+std::string first_bad(const torch::nn::Module& module, TensorOf tensor_of) {
   std::string first;
   const auto visit = [&](const std::string& name, const at::Tensor& parameter) {
-    const auto& gradient = parameter.grad();
-    if (first.empty() && gradient.defined() && !gradient.isfinite().all().item<bool>()) first = name;
+    const at::Tensor tensor = tensor_of(parameter);
+    if (first.empty() && tensor.defined() && !tensor.isfinite().all().template item<bool>()) first = name;
   };
   if (const auto sharded = FSDPModule::find(module)) {
     for (const auto& [name, rows] : sharded->named_parameters()) visit(name, rows);
   } else {
     for (const auto& parameter : module.named_parameters()) visit(parameter.key(), parameter.value());
   }
-  if (first.empty()) return "all gradients are finite";
-  return "the first parameter whose gradient is not finite is " + first;
+  return first;
+}
+
+std::string first_bad_gradient(const torch::nn::Module& module) {
+  const auto first = first_bad(module, [](const at::Tensor& parameter) { return parameter.grad(); });
+  return first.empty() ? "all gradients are finite"
+                       : "the first parameter whose gradient is not finite is " + first;
+}
+
+std::vector<std::string> of_all_ranks(const std::string& own, const std::optional<ProcessGroup>& group) {
+  return group ? group->all_gather_object(own) : std::vector{own};
 }
 
 }  // namespace
@@ -36,8 +47,18 @@ void throw_non_finite(double loss, const torch::nn::Module& module, std::int64_t
                       const std::optional<ProcessGroup>& group) {
   const auto own =
       fmt::format("rank {}: loss {}, {}", group ? group->rank() : 0, loss, first_bad_gradient(module));
-  const auto all = group ? group->all_gather_object(own) : std::vector{own};
-  throw_error<NonFiniteError>("step {}: a loss or a gradient is not finite; {}", step, fmt::join(all, "; "));
+  throw_error<NonFiniteError>("step {}: a loss or a gradient is not finite; {}", step,
+                              fmt::join(of_all_ranks(own, group), "; "));
+}
+
+void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
+                             const std::optional<ProcessGroup>& group) {
+  const auto first = first_bad(module, [](const at::Tensor& parameter) { return parameter.detach(); });
+  if (metrics::sum_over_ranks({first.empty() ? 0.0 : 1.0}, group).front() == 0) return;
+  const auto own = fmt::format("rank {}: {}", group ? group->rank() : 0, first.empty() ? "none" : first);
+  throw_error<NonFiniteError>(
+      "step {}: parameters are not finite, so no checkpoint is saved; the first of {}", step,
+      fmt::join(of_all_ranks(own, group), "; "));
 }
 
 }  // namespace training

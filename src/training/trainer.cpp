@@ -3,7 +3,6 @@
 #include <limits>
 
 #include <ATen/ops/stack.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <lockstep/amp/autocast.h>
 #include <lockstep/base/world.h>
@@ -11,42 +10,16 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
+#include "ddp/clip_gradients.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
+#include "training/equal_numbers.h"
 #include "training/finite.h"
 #include "training/stop_signals.h"
+#include "training/trainer_checks.h"
 
 namespace lockstep {
 namespace {
-
-void check_at_least(std::int64_t least, std::int64_t value, const char* name) {
-  if (value < least) throw_error<ArgumentError>("Trainer: {} = {}; give at least {}", name, value, least);
-}
-
-TrainerOptions checked(TrainerOptions options) {
-  check_at_least(0, options.epochs, "epochs");
-  check_at_least(0, options.max_steps.value_or(0), "max_steps");
-  check_at_least(1, options.accumulation_steps, "accumulation_steps");
-  check_at_least(0, options.checkpoint_interval, "checkpoint_interval");
-  check_at_least(1, options.epochs_per_checkpoint, "epochs_per_checkpoint");
-  check_at_least(1, options.log_interval, "log_interval");
-  check_at_least(1, options.agree_interval, "agree_interval");
-  if (options.max_grad_norm && !(*options.max_grad_norm > 0))
-    throw_error<ArgumentError>("Trainer: max_grad_norm = {}; give more than 0", *options.max_grad_norm);
-  if (options.resume && options.checkpoints.empty())
-    throw ArgumentError("Trainer: resume needs a folder of checkpoints");
-  return options;
-}
-
-std::optional<ProcessGroup> group_of(const DistributedDataParallelModule* ddp, bool is_sharded) {
-  const auto group = ddp == nullptr ? runtime::group_or_default({}) : ddp->process_group();
-  if (ddp == nullptr && !is_sharded && group && group->size() > 1)
-    throw_error<ArgumentError>(
-        "Trainer: the module is not a DistributedDataParallel, nor of fully_shard(), so the {} ranks would "
-        "train {} different models",
-        group->size(), group->size());
-  return group;
-}
 
 c10::Device device_of(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
@@ -61,12 +34,13 @@ void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
 }  // namespace
 
 Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, TrainerOptions options)
-    : options_(checked(std::move(options))),
+    : options_(training::checked(std::move(options))),
+      epochs_(options_.epochs.value_or(options_.max_steps ? std::numeric_limits<std::int64_t>::max() : 1)),
       module_(module),
       ddp_(dynamic_cast<DistributedDataParallelModule*>(&module)),
       sharded_(FSDPModule::find(module)),
       optimizer_(optimizer),
-      group_(group_of(ddp_, sharded_.has_value())),
+      group_(training::trainer_group(ddp_, sharded_.has_value())),
       device_(device_of(module)),
       state_(group_) {
   if (!options_.checkpoints.empty())
@@ -98,18 +72,33 @@ Trainer::~Trainer() = default;
 Trainer& Trainer::stop_early(EarlyStopping& stopping, const std::string& name) {
   state_.add(name, stopping);
   stopping_ = &stopping;
-  return on_metric("EarlyStopping", [&stopping](double metric) { stopping.step(metric); });
+  return on_metric("EarlyStopping", stopping.higher_is_better(),
+                   [&stopping](double metric) { stopping.step(metric); });
 }
 
-Trainer& Trainer::on_metric(const char* part, std::function<void(double)> callback) {
+Trainer& Trainer::replace_step(std::function<void()> step) {
+  if (scaler_) throw ArgumentError("Trainer: replace_step() does not work with autocast in float16");
+  step_function_ = std::move(step);
+  return *this;
+}
+
+Trainer& Trainer::on_metric(const char* part, bool higher_is_better, std::function<void(double)> callback) {
   if (options_.metric.empty())
     throw_error<ArgumentError>("Trainer: {} needs options.metric, a number of the validation", part);
+  if (higher_is_better != options_.higher_is_better)
+    throw_error<ArgumentError>(
+        "Trainer: for {} a {} {} is better, but options.higher_is_better is {}; set both alike", part,
+        higher_is_better ? "higher" : "lower", options_.metric, options_.higher_is_better);
   return on_epoch_end(
       [this, callback = std::move(callback)](const Scalars& validation) { callback(metric_of(validation)); });
 }
 
 std::shared_ptr<void> Trainer::begin_fit() {
-  if (options_.resume) resume();
+  if (options_.resume) {
+    resume();
+  } else if (manager_ && step_ == 0) {
+    training::check_no_checkpoints(*manager_, group_);
+  }
   if (is_thread_rank()) return nullptr;
   return std::make_shared<training::StopSignals>(options_.stop_signals);
 }
@@ -125,11 +114,12 @@ void Trainer::resume() {
 
 bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
   stopped_ = stopped_ || is_over();
-  if (stopped_ || epoch_ >= options_.epochs) return false;
+  if (stopped_ || epoch_ >= epochs_) return false;
   module_.train();
   batches_ = batches;
   if (options_.progress)
-    bar_.emplace(ProgressOptions{.desc = fmt::format("epoch {}/{}", epoch_ + 1, options_.epochs),
+    bar_.emplace(ProgressOptions{.desc = options_.epochs ? fmt::format("epoch {}/{}", epoch_ + 1, epochs_)
+                                                         : fmt::format("epoch {}", epoch_ + 1),
                                  .total = batches,
                                  .unit = "batch",
                                  .initial = batch_});
@@ -145,6 +135,7 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   if (!ends_step) return true;
   optimize();
   stopped_ = stopped_ || is_over();
+  if (step_ % options_.log_interval == 0 || is_over()) report();
   const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
   if (stopped_ || (at_interval && !(batch_ == batches_ && saves_epoch(epoch_ + 1)))) save();
   if (stopped_) bar_.reset();
@@ -169,46 +160,56 @@ void Trainer::optimize() {
   loss_ = at::stack(std::exchange(losses_, {})).mean();
   clip();
   if (step_ % options_.agree_interval == 0) agree(step_ + 1);
+  lr_ = optimizer_.param_groups().front().options().get_lr();
   if (scaler_) {
     scaler_->step(optimizer_);
     scaler_->update();
+  } else if (step_function_) {
+    step_function_();
   } else {
     optimizer_.step();
   }
   optimizer_.zero_grad();
   ++step_;
   call_all(on_step_, loss_);
-  if (step_ % options_.log_interval == 0) report();
 }
 
 void Trainer::clip() {
   if (!options_.max_grad_norm) return;
   if (scaler_) scaler_->unscale_(optimizer_);
   const auto most = *options_.max_grad_norm;
-  if (sharded_) {
-    grad_norm_ = clip_grad_norm_(*sharded_, most);
-  } else {
-    grad_norm_ = ddp_ != nullptr ? clip_grad_norm_(*ddp_, most)
-                                 : torch::nn::utils::clip_grad_norm_(module_.parameters(), most);
+  const ClipGradNormOptions options{.error_if_nonfinite = !scaler_};
+  try {
+    if (sharded_) {
+      grad_norm_ = clip_grad_norm_(*sharded_, most, options);
+    } else if (ddp_ != nullptr) {
+      grad_norm_ = clip_grad_norm_(*ddp_, most, options);
+    } else {
+      grad_norm_ = ddp::clip_gradients(ddp::gradients_of(module_.parameters()), most, options);
+    }
+  } catch (const NonFiniteError&) {  // on all ranks
+    training::throw_non_finite(loss_.item<double>(), module_, step_ + 1, group_);
   }
 }
 
 // On whether the last loss of each rank is finite, and on whether to stop.
 void Trainer::agree(std::int64_t step) {
   const auto loss = loss_.defined() ? loss_.item<double>() : 0;
-  const bool is_finite = scaler_ || (std::isfinite(loss) && std::isfinite(grad_norm_.value_or(0)));
-  const bool stops = stop_requested_ || training::StopSignals::arrived();
-  const auto sums = metrics::sum_over_ranks({is_finite ? 0.0 : 1.0, stops ? 1.0 : 0.0}, group_);
+  const bool is_finite = scaler_ || std::isfinite(loss);
+  const bool arrived = training::StopSignals::arrived();
+  const auto sums = metrics::sum_over_ranks(
+      {is_finite ? 0.0 : 1.0, stop_requested_ || arrived ? 1.0 : 0.0, arrived ? 1.0 : 0.0}, group_);
   if (sums[0] > 0) training::throw_non_finite(loss, module_, step, group_);
   stopped_ = sums[1] > 0;
+  interrupted_ = sums[2] > 0;
+  if (stopped_) training::StopSignals::take();
 }
 
 void Trainer::report() {
-  Scalars scalars{{"loss", reported_loss_.compute(group_)},
-                  {"lr", optimizer_.param_groups().front().options().get_lr()},
-                  {"epoch", static_cast<double>(epoch_)}};
+  Scalars scalars{
+      {"loss", reported_loss_.compute(group_)}, {"lr", lr_}, {"epoch", static_cast<double>(epoch_)}};
   if (grad_norm_) scalars["grad_norm"] = *grad_norm_;
-  reported_loss_.reset();
+  if (step_ % options_.log_interval == 0) reported_loss_.reset();
   if (bar_) bar_->set_postfix(scalars);
   call_all(on_log_, step_, scalars);
 }
@@ -227,12 +228,15 @@ double Trainer::metric_of(const Scalars& validation) const {
 
 void Trainer::end_epoch() {
   Scalars validation;
+  if (epoch_ + 1 == epochs_ && step_ % options_.log_interval != 0) report();
   bar_.reset();
   module_.eval();
   {
     const torch::NoGradGuard no_grad;
+    if (ddp_ != nullptr) ddp_->sync_buffers();
     for (const auto& validate : on_validate_) validation.merge(validate());
   }
+  training::check_equal_numbers(validation, group_);
   std::optional<double> metric;
   if (!options_.metric.empty()) metric = metric_of(validation);
   if (!validation.empty()) call_all(on_log_, step_, validation);
@@ -245,7 +249,7 @@ void Trainer::end_epoch() {
 }
 
 bool Trainer::saves_epoch(std::int64_t epoch) const {
-  return epoch == options_.epochs || epoch % options_.epochs_per_checkpoint == 0;
+  return epoch == epochs_ || epoch % options_.epochs_per_checkpoint == 0;
 }
 
 void Trainer::save(std::optional<double> metric) {
@@ -256,7 +260,9 @@ void Trainer::save(std::optional<double> metric) {
         "which fully_shard() does not save; let accumulation_steps divide the batches of an epoch",
         pending_, options_.accumulation_steps);
   }
+  training::check_parameters_finite(module_, step_, group_);
   manager_->save(step_, state_.state_dict(), metric);
+  if (ends()) manager_->wait();
 }
 
 }  // namespace lockstep

@@ -169,7 +169,8 @@ TEST_F(Programs, TimingWritesATableAndAChart) {
   EXPECT_THAT(out, HasSubstr("ranks  s/epoch  speed-up  accuracy"));
   EXPECT_THAT(out, HasSubstr("    2  "));
   std::ifstream chart(folder_.file("chart.svg"));
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(chart), {}), HasSubstr("2 ranks</text>"));
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(chart), {}),
+              AllOf(HasSubstr("2 ranks</text>"), HasSubstr("%</text>")));
 }
 
 TEST_F(Programs, SpawnMnistContinuesFromItsSnapshotsAfterAKill) {

@@ -46,7 +46,7 @@ TEST(TrainerOfOneProcess, LowersTheRateWhenTheMetricStopsImproving) {
   optim::ReduceLROnPlateau schedule(optimizer, {.patience = 0});
   std::vector<Points::Batch> batches{Points().get_batch(torch::arange(8))};
   const auto loss_of = [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); };
-  Trainer trainer(net, optimizer, {.epochs = 2, .metric = "loss"});
+  Trainer trainer(net, optimizer, {.epochs = 2, .higher_is_better = false, .metric = "loss"});
   trainer.epoch_scheduler(schedule).on_validate([] { return Scalars{{"loss", 1.0}}; });
   trainer.fit(batches, loss_of);
   EXPECT_DOUBLE_EQ(schedule.get_last_lr()[0], 0.05);
@@ -65,7 +65,7 @@ TEST(TrainerOfOneProcess, ClosesItsProgressBarWhenItStops) {
   ::testing::internal::CaptureStderr();
   Trainer trainer(net, optimizer, {.max_steps = 1, .progress = true});
   trainer.fit(batches, [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("epoch 1/1:  33% 1/3"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("epoch 1:  33% 1/3"));
 }
 
 // The logs of a run that ended between the last step of an epoch and its validation have each step once.
@@ -128,6 +128,7 @@ TEST(TrainerOfOneProcess, StaysStoppedAfterAnEarlyStop) {
   std::vector<int> batches(2);
   const auto train = [&](TrainerOptions options) {
     options.checkpoints = folder.path();
+    options.higher_is_better = false;
     options.metric = "loss";
     options.resume = true;
     auto net = make_net();
@@ -224,6 +225,140 @@ TEST(TrainerOfOneProcess, ScalesTheLossAndSkipsBadSteps) {
   EXPECT_FALSE(torch::equal(weights[0], make_net()->parameters()[0]));
   EXPECT_TRUE(torch::equal(weights[0], weights[1]));
   EXPECT_EQ(trainer.epoch(), 1);
+}
+
+TEST(TrainerOfOneProcess, NamesTheParameterWhoseGradientIsBadBeforeClipping) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<int> batches(1);
+  Trainer trainer(net, optimizer, {.max_grad_norm = 1.0});
+  // 0 times an infinite slope.
+  EXPECT_THAT(error_of<NonFiniteError>([&] {
+                trainer.fit(batches, [&](int) {
+                  const auto parameters = net->parameters();
+                  return parameters[0].sum() + (parameters[3] * 0).sum().sqrt();
+                });
+              }),
+              HasSubstr("is not finite is 3.bias"));
+}
+
+TEST(TrainerOfOneProcess, SavesNoParametersThatAreNotFinite) {
+  const TempFolder folder;
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<double> factors{1, std::nan(""), 1};
+  Trainer trainer(net, optimizer,
+                  {.checkpoints = folder.path(), .checkpoint_interval = 1, .agree_interval = 100});
+  EXPECT_THAT(
+      error_of<NonFiniteError>([&] {
+        trainer.fit(factors, [&](double factor) { return net->forward(torch::ones({1, 3})).sum() * factor; });
+      }),
+      AllOf(HasSubstr("step 2: parameters are not finite"), HasSubstr("rank 0: 0.weight")));
+  EXPECT_EQ(CheckpointManager(folder.path()).checkpoints().back().step, 1);
+  // Without resume this folder is refused at once.
+  auto other = make_net();
+  torch::optim::SGD other_optimizer(other->parameters(), 0.1);
+  Trainer from_start(other, other_optimizer, {.checkpoints = folder.path()});
+  EXPECT_THAT(error_of<ArgumentError>([&] { (void)from_start.begin_fit(); }),
+              HasSubstr("has checkpoints up to step 1; set resume"));
+}
+
+TEST(TrainerOfOneProcess, EndsWithItsCheckpointsOnDisk) {
+  const TempFolder folder;
+  const auto train = [&](bool fails) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    std::vector<int> batches(2);
+    const auto run = folder.path() / (fails ? "lost" : "kept");
+    Trainer trainer(net, optimizer, {.checkpoints = run, .async_save = true, .checkpoint_interval = 1});
+    trainer.on_epoch_end([&](const Scalars&) {
+      if (fails) std::filesystem::remove_all(run);
+    });
+    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
+    return CheckpointManager(run).load_latest()->info.step;
+  };
+  EXPECT_EQ(train(false), 2);
+  EXPECT_THAT(error_of<CheckpointError>([&] { train(true); }), HasSubstr("lost"));
+}
+
+TEST(TrainerOfOneProcess, RefusesAMetricThatIsBetterTheOtherWay) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  Trainer trainer(net, optimizer, {.metric = "accuracy"});
+  EarlyStopping stopping;
+  EXPECT_THAT(error_of<ArgumentError>([&] { trainer.stop_early(stopping); }),
+              HasSubstr("for EarlyStopping a lower accuracy is better"));
+  optim::ReduceLROnPlateau plateau(optimizer);
+  EXPECT_THAT(error_of<ArgumentError>([&] { trainer.epoch_scheduler(plateau); }),
+              HasSubstr("for ReduceLROnPlateau a lower accuracy"));
+}
+
+// The program's own loop continues in the middle of an epoch, too.
+TEST(TrainerOfOneProcess, TrainsInALoopOfOnesOwnWithAStepOfOnesOwn) {
+  const TempFolder folder;
+  std::vector<std::int64_t> trained;
+  int steps = 0;
+  const auto train = [&](std::int64_t max_steps) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    Trainer trainer(net, optimizer, {.max_steps = max_steps, .checkpoints = folder.path(), .resume = true});
+    trainer.replace_step([&] { ++steps; });
+    const auto signals = trainer.begin_fit();
+    while (trainer.begin_epoch(3)) {
+      for (auto batch = trainer.batch(); batch < 3 && !trainer.stopped(); ++batch) {
+        trained.push_back(batch);
+        trainer.train_batch([&] { return net->forward(torch::ones({1, 3})).sum(); });
+      }
+      if (!trainer.stopped()) trainer.end_epoch();
+    }
+    EXPECT_TRUE(torch::equal(net->parameters()[0], make_net()->parameters()[0]));
+  };
+  train(2);
+  train(7);
+  EXPECT_THAT(trained, ElementsAre(0, 1, 2, 0, 1, 2, 0));
+  EXPECT_EQ(steps, 7);
+}
+
+TEST(TrainerOfOneProcess, ReportsTheLastStepsAndTheRateOfEach) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.5);
+  optim::ExponentialLR schedule(optimizer, 0.5);
+  std::vector<int> batches(3);
+  Trainer trainer(net, optimizer, {.log_interval = 2});
+  std::vector<std::pair<std::int64_t, double>> rates;
+  trainer.step_scheduler(schedule).on_log(
+      [&](std::int64_t step, const Scalars& scalars) { rates.emplace_back(step, scalars.at("lr")); });
+  trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
+  EXPECT_THAT(rates, ElementsAre(std::pair(2, 0.25), std::pair(3, 0.125)));
+}
+
+int handled = 0;
+
+// It arrives in the last save, after the last agreement; the second one before.
+TEST(TrainerOfOneProcess, LeavesLateAndSecondSignalsToTheirFormerHandler) {
+  const TempFolder folder;
+  const auto former = std::signal(SIGUSR2, [](int) { ++handled; });
+  for (const bool late : {true, false}) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    Trainer trainer(net, optimizer,
+                    {.checkpoints = folder.path() / (late ? "a" : "b"), .stop_signals = {SIGUSR2}});
+    const auto raise_now = [&] {
+      std::raise(SIGUSR2);
+      return Value(0);
+    };
+    if (late) trainer.state().add_functions("signal", raise_now, [](const Value&) {});
+    std::vector<int> batches(2);
+    handled = 0;
+    trainer.fit(batches, [&](int) {
+      if (!late) std::raise(SIGUSR2);
+      return net->forward(torch::ones({1, 3})).sum();
+    });
+    EXPECT_EQ(handled, late ? 1 : 0);
+    EXPECT_EQ(trainer.interrupted(), !late);
+    EXPECT_EQ(trainer.step(), late ? 2 : 1);
+  }
+  std::signal(SIGUSR2, former);
 }
 
 TEST(EarlyStops, CountValidationsWithoutImprovement) {

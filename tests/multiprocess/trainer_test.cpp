@@ -214,6 +214,50 @@ const Scenario reports("what a trainer reports and keeps", [] {
   EXPECT_EQ(CheckpointManager(folder_of_run(), {.higher_is_better = false}).load_best()->info.step, 7);
 });
 
+const Scenario apart("a trainer on each rank", [] {
+  const auto context = init();
+  std::vector<ProcessGroup> groups;
+  for (const int rank : {0, 1}) groups.push_back(*new_group({rank}));
+  const auto& group = groups[static_cast<std::size_t>(context.rank())];
+  auto net = make_net();
+  DistributedDataParallel ddp(net, {.process_group = group});
+  torch::optim::SGD optimizer(ddp->parameters(), 0.1);
+  std::vector<double> losses(context.rank() == 0 ? 4 : 2, 1.0 + context.rank());
+  const auto options = [&](bool resume) {
+    return TrainerOptions{.epochs = resume ? 2 : 1,
+                          .checkpoints = folder_of_run() + std::to_string(context.rank()),
+                          .checkpoint_interval = 1,
+                          .resume = resume,
+                          .log_interval = 100};
+  };
+  for (const bool resume : {false, true}) {
+    Trainer trainer(ddp, optimizer, options(resume));
+    double mean = 0;
+    trainer.on_log([&](std::int64_t, const Scalars& scalars) { mean = scalars.at("loss"); });
+    trainer.fit(losses, [&](double loss) { return ddp->forward(torch::ones({1, 3})).sum() * 0 + loss; });
+    EXPECT_EQ(mean, 1.0 + context.rank());
+  }
+});
+
+// Batch statistics differ between the ranks; a validation is that of one model.
+const Scenario validates("what a validation sees", [] {
+  const auto context = init();
+  torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
+  DistributedDataParallel ddp(net);
+  torch::optim::SGD optimizer(ddp->parameters(), 0.1);
+  std::vector<int> batches(3);
+  const auto loss_of = [&](int) {
+    return ddp->forward(torch::randn({4, 3}) + static_cast<double>(context.rank())).sum();
+  };
+  Trainer trainer(ddp, optimizer, {});
+  trainer.on_validate([&] { return Scalars{{"mean", net->buffers()[0].sum().item<double>()}}; });
+  trainer.fit(batches, loss_of);
+  Trainer other(ddp, optimizer, {});
+  other.on_validate([&] { return Scalars{{"accuracy", 1.0 + context.rank()}, {"loss", 1.0}}; });
+  EXPECT_THAT(error_of<DesyncError>([&] { other.fit(batches, loss_of); }),
+              HasSubstr("validations differ in accuracy"));
+});
+
 class TrainerRuns : public ::testing::Test {
  protected:
   std::vector<RankResult> run(const Scenario& scenario) const {
@@ -230,6 +274,8 @@ TEST_F(TrainerRuns, EqualOneRunAfterAKill) {
 }
 TEST_F(TrainerRuns, StopOnAllRanksWhenOneGetsASignal) { expect_all_passed(run(signalled)); }
 TEST_F(TrainerRuns, StopOnAllRanksWhenOneLossIsNotFinite) { expect_all_passed(run(not_finite)); }
+TEST_F(TrainerRuns, KeepToTheirGroup) { expect_all_passed(run(apart)); }
+TEST_F(TrainerRuns, ValidateOneModel) { expect_all_passed(run(validates)); }
 TEST_F(TrainerRuns, ReportAndKeepTheBest) { expect_all_passed(run(reports)); }
 
 }  // namespace

@@ -41,7 +41,7 @@ data::LoaderPosition position_of(const Dict& dict);
 ///     if (auto checkpoint = manager.load_latest()) training.load_state_dict(checkpoint->contents.as_dict());
 class TrainingState {
  public:
-  /// The ranks whose random states and gradients are saved together. Default: the default group or, without
+  /// The ranks whose random states, gradients and metrics are saved together. Default: the default group or, without
   /// one, this process alone.
   explicit TrainingState(std::optional<ProcessGroup> process_group = std::nullopt);
 
@@ -65,6 +65,10 @@ class TrainingState {
       return add_functions(
           name, [&part] { return Value(position_dict(part.position())); },
           [&part](const Value& value) { part.seek(position_of(value.as_dict())); });
+    } else if constexpr (requires(const Dict& dict) { part.load_state_dict(dict, group_); }) {
+      return add_functions(
+          name, [&part, group = group_] { return Value(Dict(part.state_dict(group))); },
+          [&part, group = group_](const Value& value) { part.load_state_dict(value.as_dict(), group); });
     } else if constexpr (Stateful<Part>) {
       return add_functions(
           name, [&part] { return Value(Dict(part.state_dict())); },

@@ -103,6 +103,11 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// See lockstep::trace().
   void trace(const std::string& path, int steps);
 
+  /// Gives all ranks the buffers of rank 0, as the next forward will, e.g. before an evaluation that calls
+  /// the wrapped module. With broadcast_buffers = false it does nothing. Collective. PyTorch:
+  /// `_sync_buffers`.
+  void sync_buffers();
+
   /// With optimizer_in_backward: the optimizers of the parameters that require gradients, in their order,
   /// e.g. for changing the learning rate between steps. Otherwise empty.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;

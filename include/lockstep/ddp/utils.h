@@ -10,6 +10,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 
@@ -46,10 +47,17 @@ std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std
 /// {"fc"})`.
 std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns);
 
+/// A loss, a gradient or a parameter is infinite or NaN. All ranks throw it in the same step.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Options of clip_grad_norm_ under PyTorch's names.
 struct ClipGradNormOptions {
-  double norm_type = 2;             ///< infinity is allowed
-  bool error_if_nonfinite = false;  ///< throws Error when the norm is infinite or NaN
+  double norm_type = 2;  ///< infinity is allowed
+  /// Throws NonFiniteError when the norm is infinite or NaN, before it scales the gradients.
+  bool error_if_nonfinite = false;
 };
 
 /// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before scaling.

@@ -136,7 +136,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored
-/// parameters do not count. Throws Error with error_if_nonfinite. To clamp each element, call
+/// parameters do not count. Throws NonFiniteError with error_if_nonfinite. To clamp each element, call
 /// `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
 /// `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},

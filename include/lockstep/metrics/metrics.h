@@ -45,6 +45,7 @@ class EarlyStopping {
   bool step(double metric);
   bool stops() const { return bad_validations_ >= options_.patience; }  ///< what step() returned last
   std::optional<double> best() const { return best_; }
+  bool higher_is_better() const { return options_.higher_is_better; }
   Dict state_dict() const;
   void load_state_dict(const Dict& state_dict);
 

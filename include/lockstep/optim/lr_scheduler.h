@@ -225,6 +225,7 @@ class ReduceLROnPlateau {
   void step(double metric);
   /// The rate of each parameter group. PyTorch: `get_last_lr()`.
   const std::vector<double>& get_last_lr() const { return last_lr_; }
+  const std::string& mode() const { return mode_; }
 
   Dict state_dict() const;
   /// Loads the entries of the dict, options included, as Python does. Throws CheckpointError that names the

@@ -120,8 +120,8 @@ void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer
 
 /// Scales the gradients of a module that parallelize_module() changed, so that the norm of the whole
 /// gradients is at most `max_norm`. Returns the norm before, computed in float64, with the same bits on all
-/// ranks. Call it after the reduction of DistributedDataParallel. Collective over the mesh. Throws Error with
-/// error_if_nonfinite. PyTorch: `torch.nn.utils.clip_grad_norm_`.
+/// ranks. Call it after the reduction of DistributedDataParallel. Collective over the mesh. Throws
+/// NonFiniteError with error_if_nonfinite. PyTorch: `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
                        const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());

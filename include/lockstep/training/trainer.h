@@ -30,12 +30,6 @@
 
 namespace lockstep {
 
-/// A loss or a gradient is infinite or NaN. All ranks throw it in the same step.
-class NonFiniteError : public Error {
- public:
-  using Error::Error;
-};
-
 /// Throws NonFiniteError on all ranks if the loss of any rank is infinite or NaN. The message names the step,
 /// the ranks with their losses, and the first parameter of `module` whose gradient is not finite. Call it
 /// after backward and before the optimizer's step, which would spoil the parameters. Collective over
@@ -50,8 +44,8 @@ void finite_or_stop(const at::Tensor& loss, const Holder& module, std::int64_t s
 }
 
 struct TrainerOptions {
-  /// Epochs of the whole run, those before a resume included.
-  std::int64_t epochs = 1;
+  /// Epochs of the whole run, those before a resume included. Default: 1, or with max_steps any number.
+  std::optional<std::int64_t> epochs = {};
   /// The step after which training ends, also within an epoch.
   std::optional<std::int64_t> max_steps = {};
   /// Batches per step of the optimizer; their losses are averaged and their gradients are reduced once. They
@@ -74,7 +68,8 @@ struct TrainerOptions {
   std::int64_t epochs_per_checkpoint = 1;
   /// The validation's number that determines the best checkpoint and that ReduceLROnPlateau takes.
   std::string metric = {};
-  /// Continue from the newest checkpoint, if there is one.
+  /// Continue from the newest checkpoint, if there is one. Without it a folder that has checkpoints is an
+  /// ArgumentError of fit().
   bool resume = false;
 
   /// A progress bar for each epoch on the main rank, with the numbers of the last report.
@@ -83,10 +78,11 @@ struct TrainerOptions {
   std::int64_t log_interval = 50;
   /// Steps between two agreements of the ranks, one small all-reduce that waits for the device: whether all
   /// losses are finite (except with float16) and whether a rank wants to stop. The end of an epoch is one
-  /// too.
+  /// too. Before each checkpoint the parameters must be finite.
   std::int64_t agree_interval = 1;
-  /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit(). The first
-  /// one counts; a second of the same kind has its former effect. Not in threads of spawn_threads().
+  /// While fit() runs, these signals make all ranks save a checkpoint after a step and leave fit();
+  /// interrupted() is then true. The first one counts; a second of the same kind has its former effect, as a
+  /// first one has that is too late for this. Not in threads of spawn_threads().
   std::vector<int> stop_signals = {SIGTERM};
 };
 
@@ -99,8 +95,9 @@ struct TrainerOptions {
 ///       return torch::nn::functional::cross_entropy(ddp->forward(batch.images), batch.targets);
 ///     });
 ///
-/// fit() is a short loop over the public functions begin_epoch(), train_batch() and end_epoch(); a program
-/// that needs another loop calls these itself. The module and the optimizer must outlive it. Not thread-safe.
+/// fit() is a short loop over the public functions begin_fit(), begin_epoch(), train_batch() and end_epoch();
+/// a program that needs another loop calls these itself. It adds its loader to state(), or skips the first
+/// batch() batches of an epoch. The module and the optimizer must outlive the trainer. Not thread-safe.
 class Trainer {
  public:
   /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
@@ -119,7 +116,8 @@ class Trainer {
   TrainingState& state() { return state_; }
 
   /// Calls scheduler.step() after each step, or after each epoch's validation, a ReduceLROnPlateau with the
-  /// number options.metric of the validation. The scheduler must outlive the trainer.
+  /// number options.metric of the validation. The scheduler must outlive the trainer. Throws ArgumentError
+  /// for a ReduceLROnPlateau whose mode contradicts options.higher_is_better.
   template <typename Scheduler>
   Trainer& step_scheduler(Scheduler& scheduler, const std::string& name = "scheduler") {
     state_.add(name, scheduler);
@@ -131,11 +129,17 @@ class Trainer {
     if constexpr (requires { scheduler.step(); })
       return on_epoch_end([&scheduler](const Scalars&) { scheduler.step(); });
     else
-      return on_metric("ReduceLROnPlateau", [&scheduler](double metric) { scheduler.step(metric); });
+      return on_metric("ReduceLROnPlateau", scheduler.mode() == "max",
+                       [&scheduler](double metric) { scheduler.step(metric); });
   }
   /// Calls stopping.step() with the number options.metric after each validation, and stops when it returns
-  /// true. A run that had stopped so does not train any further after a resume.
+  /// true. A run that had stopped so does not train any further after a resume. Throws ArgumentError for
+  /// another higher_is_better than that of the options.
   Trainer& stop_early(EarlyStopping& stopping, const std::string& name = "early_stopping");
+
+  /// Replaces the call of optimizer.step(), after clipping, e.g. to change gradients before it or to step a
+  /// second optimizer. Throws ArgumentError with float16, where the scaler steps the optimizer.
+  Trainer& replace_step(std::function<void()> step);
 
   // Callbacks; each of a kind is called in the order in which they were added.
   /// After each step of the optimizer, with the detached loss of this rank: the mean of its batches, after a
@@ -143,15 +147,16 @@ class Trainer {
   Trainer& on_step(std::function<void(const at::Tensor& loss)> callback) {
     return add(on_step_, std::move(callback));
   }
-  /// After each epoch, with the module in evaluation mode and without gradients. The numbers must be the same
-  /// on all ranks.
+  /// After each epoch, with the module in evaluation mode, without gradients, and with the buffers of rank 0
+  /// on all ranks. Numbers that differ between ranks are a DesyncError on all of them.
   Trainer& on_validate(std::function<Scalars()> callback) { return add(on_validate_, std::move(callback)); }
   /// After the validation of each epoch, with its numbers.
   Trainer& on_epoch_end(std::function<void(const Scalars& validation)> callback) {
     return add(on_epoch_end_, std::move(callback));
   }
-  /// Every log_interval steps: "loss", the mean of the steps since the last report over all ranks, "lr" of
-  /// the first group, "grad_norm" before clipping, "epoch". After each validation: its numbers. On all ranks.
+  /// Every log_interval steps and after the last one: "loss", the mean of the steps since the last report
+  /// over all ranks, "lr" of the first group in the step, "grad_norm" before clipping, "epoch". After each
+  /// validation: its numbers. On all ranks.
   Trainer& on_log(std::function<void(std::int64_t step, const Scalars& scalars)> callback) {
     return add(on_log_, std::move(callback));
   }
@@ -161,8 +166,9 @@ class Trainer {
 
   /// Trains until options.epochs or max_steps, or until all ranks have agreed to stop. `loss_of(batch)`
   /// returns the loss of one batch, a tensor of one element. With `resume`, continues in the middle of an
-  /// epoch, with the same results as without the interruption; of a loader without position() it skips the
-  /// batches that were trained. Throws the errors of its parts, and NonFiniteError.
+  /// epoch, with the same results as without the interruption. A loader without position() must have the same
+  /// batches in each epoch, since those that were trained are skipped. Checkpoints are complete when it
+  /// returns. Throws the errors of its parts, and NonFiniteError.
   template <typename Loader, typename LossOf>
   void fit(Loader& loader, LossOf&& loss_of) {
     constexpr bool seeks = requires { loader.position(); };
@@ -193,6 +199,7 @@ class Trainer {
   /// rank may call it.
   void stop() { stop_requested_ = true; }
   bool stopped() const { return stopped_; }
+  bool interrupted() const { return interrupted_; }  ///< stopped by a signal, on any rank
   std::int64_t epoch() const { return epoch_; }
   std::int64_t step() const { return step_; }    ///< steps of the optimizer so far
   std::int64_t batch() const { return batch_; }  ///< batches of the epoch so far
@@ -206,7 +213,8 @@ class Trainer {
 
   bool is_over() const;
   bool saves_epoch(std::int64_t epoch) const;
-  Trainer& on_metric(const char* part, std::function<void(double)> callback);
+  bool ends() const { return stopped_ || epoch_ == epochs_; }
+  Trainer& on_metric(const char* part, bool higher_is_better, std::function<void(double)> callback);
   double metric_of(const Scalars& validation) const;
   at::Tensor backward(const std::function<at::Tensor()>& loss_of, bool ends_step);
   void optimize();
@@ -217,6 +225,7 @@ class Trainer {
   void save(std::optional<double> metric = std::nullopt);
 
   TrainerOptions options_;
+  std::int64_t epochs_;
   torch::nn::Module& module_;
   DistributedDataParallelModule* ddp_;  // nullptr for another module
   std::optional<FSDPModule> sharded_;
@@ -227,6 +236,7 @@ class Trainer {
   TrainingState state_;
   std::optional<CheckpointManager> manager_;
   std::optional<ProgressBar> bar_;
+  std::function<void()> step_function_;
   std::vector<std::function<void(const at::Tensor&)>> on_step_;
   std::vector<std::function<Scalars()>> on_validate_;
   std::vector<std::function<void(const Scalars&)>> on_epoch_end_;
@@ -239,9 +249,11 @@ class Trainer {
   std::vector<at::Tensor> losses_;   // of those since the resume
   at::Tensor loss_;                  // of the last step
   std::optional<double> grad_norm_;  // likewise
+  double lr_ = 0;                    // likewise
   metrics::AverageMeter reported_loss_;
   bool stop_requested_ = false;
   bool stopped_ = false;
+  bool interrupted_ = false;
 };
 
 }  // namespace lockstep

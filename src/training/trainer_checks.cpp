@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "training/trainer_checks.h"
+
+#include "base/throw_error.h"
+#include "metrics/sum_over_ranks.h"
+#include "runtime/run.h"
+
+namespace lockstep::training {
+namespace {
+
+void check_at_least(std::int64_t least, std::int64_t value, const char* name) {
+  if (value < least) throw_error<ArgumentError>("Trainer: {} = {}; give at least {}", name, value, least);
+}
+
+}  // namespace
+
+TrainerOptions checked(TrainerOptions options) {
+  check_at_least(0, options.epochs.value_or(0), "epochs");
+  check_at_least(0, options.max_steps.value_or(0), "max_steps");
+  check_at_least(1, options.accumulation_steps, "accumulation_steps");
+  check_at_least(0, options.checkpoint_interval, "checkpoint_interval");
+  check_at_least(1, options.epochs_per_checkpoint, "epochs_per_checkpoint");
+  check_at_least(1, options.log_interval, "log_interval");
+  check_at_least(1, options.agree_interval, "agree_interval");
+  if (options.max_grad_norm && !(*options.max_grad_norm > 0))
+    throw_error<ArgumentError>("Trainer: max_grad_norm = {}; give more than 0", *options.max_grad_norm);
+  if (options.resume && options.checkpoints.empty())
+    throw ArgumentError("Trainer: resume needs a folder of checkpoints");
+  return options;
+}
+
+std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded) {
+  const auto group = ddp == nullptr ? runtime::group_or_default({}) : ddp->process_group();
+  if (ddp == nullptr && !is_sharded && group && group->size() > 1)
+    throw_error<ArgumentError>(
+        "Trainer: the module is not a DistributedDataParallel, nor of fully_shard(), so the {} ranks would "
+        "train {} different models",
+        group->size(), group->size());
+  return group;
+}
+
+void check_no_checkpoints(const CheckpointManager& manager, const std::optional<ProcessGroup>& group) {
+  const auto saved = manager.checkpoints();
+  const bool counts = !saved.empty() && (!group || group->rank() == 0);
+  const auto last = metrics::sum_over_ranks({counts ? static_cast<double>(saved.back().step) + 1 : 0}, group);
+  if (last[0] > 0)
+    throw_error<ArgumentError>(
+        "Trainer: {} has checkpoints up to step {}; set resume to continue, or use another folder",
+        manager.folder().string(), last[0] - 1);
+}
+
+}  // namespace lockstep::training
