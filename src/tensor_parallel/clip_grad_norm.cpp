@@ -48,7 +48,8 @@ double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const C
   }
   if (!is_max) total = std::pow(total, 1.0 / options.norm_type);
   if (options.error_if_nonfinite && !std::isfinite(total))
-    throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped", total);
+    throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped",
+                                total);
   const auto scale = max_norm / (total + 1e-6);
   if (scale < 1.0 || std::isnan(scale)) {
     for (auto& gradient : gradients) gradient.mul_(scale);

@@ -95,8 +95,8 @@ class Programs : public ::testing::Test {
     EXPECT_TRUE(equal(load(folder_.file("whole/weights.pt")), load(folder_.file("killed/weights.pt"))));
   }
 
-  Words finetune(const Words& more) const {
-    Words words{"--folder", folder_.file("pictures"), "--size", "32", "--epochs", "1"};
+  Words finetune(const Words& more, const std::string& epochs = "1") const {
+    Words words{"--folder", folder_.file("pictures"), "--size", "32", "--epochs", epochs};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -138,16 +138,21 @@ TEST_F(Programs, ImageFolderFinetuneTrainsAsPythonDoes) {
 }
 
 TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
-  expect_same_after_a_kill("image_folder_finetune", finetune({}), 5, false);
+  expect_same_after_a_kill("image_folder_finetune", finetune({}, "2"), 10, false);
 }
 
 TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("10")); }
 
+TEST_F(Programs, RunWithoutALauncher) {
+  EXPECT_THAT(run_alone("gpt", gpt("2")), HasSubstr("step 2: perplexity"));
+  EXPECT_THAT(run_alone("image_folder_finetune", finetune({"--arch", "resnet34"})), HasSubstr("accuracy 0."));
+}
+
 TEST_F(Programs, GptResumesAfterAKill) { expect_same_after_a_kill("gpt", gpt("6"), 6, false); }
 
 TEST_F(Programs, PointCloudsResumeAfterAKillAndAreTestedOnOneRankAsOnTwo) {
-  const Words flags{"--epochs", "1", "--points", "48", "--k", "5"};
-  expect_same_after_a_kill("point_clouds", flags, 6, true);
+  const Words flags{"--epochs", "2", "--points", "48", "--k", "5"};
+  expect_same_after_a_kill("point_clouds", flags, 12, true);
   Words test = flags;
   test.insert(test.end(), {"--test", "--weights", folder_.file("whole/weights.pt")});
   const auto scores = run("point_clouds", test);

@@ -41,8 +41,8 @@ data::LoaderPosition position_of(const Dict& dict);
 ///     if (auto checkpoint = manager.load_latest()) training.load_state_dict(checkpoint->contents.as_dict());
 class TrainingState {
  public:
-  /// The ranks whose random states, gradients and metrics are saved together. Default: the default group or, without
-  /// one, this process alone.
+  /// The ranks whose random states, gradients and metrics are saved together. Default: the default group or,
+  /// without one, this process alone.
   explicit TrainingState(std::optional<ProcessGroup> process_group = std::nullopt);
 
   /// Adds a part: a module, a holder, a DistributedDataParallel or DataParallel; an optimizer; a scheduler; a

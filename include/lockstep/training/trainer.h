@@ -134,7 +134,7 @@ class Trainer {
   }
   /// Calls stopping.step() with the number options.metric after each validation, and stops when it returns
   /// true. A run that had stopped so does not train any further after a resume. Throws ArgumentError for
-  /// another higher_is_better than that of the options.
+  /// a higher_is_better that is not the options'.
   Trainer& stop_early(EarlyStopping& stopping, const std::string& name = "early_stopping");
 
   /// Replaces the call of optimizer.step(), after clipping, e.g. to change gradients before it or to step a
