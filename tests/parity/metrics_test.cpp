@@ -331,5 +331,16 @@ TEST(Metric, UpdatesLossesForThePerplexity) {
   EXPECT_DOUBLE_EQ(perplexity.compute(), std::exp(3.0));
 }
 
+TEST(AverageMeters, KeepTheirValuesInCopiesAndStates) {
+  AverageMeter meter;
+  meter.update(1.0);
+  const auto copy = meter;
+  const auto state = meter.state_dict();
+  meter.update(3.0);
+  EXPECT_EQ(copy.avg(), 1.0);
+  meter.load_state_dict(state);
+  EXPECT_EQ(meter.avg(), 1.0);
+}
+
 }  // namespace
 }  // namespace lockstep::testing
