@@ -33,23 +33,23 @@ void unmap(const auto& range) { ::munmap(range.start, range.bytes); }
 
 }  // namespace
 
-BlockPool::~BlockPool() {
-  while (idle_bytes_ > 0) unmap(extract_excess(0));
-}
+BlockPool::~BlockPool() { unmap_idle(); }
 
 void* BlockPool::allocate(std::size_t bytes) noexcept {
   if (bytes > std::numeric_limits<std::size_t>::max() - 2 * kHugePage) return nullptr;
-  bytes = round_up(bytes);
-  std::unique_lock lock(mutex_);
-  auto* start = allocate_idle(bytes);
-  if (start == nullptr) start = allocate_mapped(bytes, lock);
-  if (start == nullptr) return nullptr;
+  Blocks own;
   try {
-    in_use_.emplace(start, bytes);
+    own.emplace(nullptr, Block{.bytes = round_up(bytes)});
   } catch (const std::bad_alloc&) {
-    ::munmap(start, bytes);
     return nullptr;
   }
+  auto node = own.extract(own.begin());
+  std::unique_lock lock(mutex_);
+  auto* start = allocate_idle(node);
+  if (start == nullptr) start = allocate_mapped(node.mapped().bytes, lock);
+  if (start == nullptr) return nullptr;
+  node.key() = start;
+  in_use_.insert(std::move(node));
   return start;
 }
 
@@ -66,8 +66,9 @@ std::byte* BlockPool::allocate_mapped(std::size_t bytes, std::unique_lock<std::m
   return start;
 }
 
-// Best fit.
-std::byte* BlockPool::allocate_idle(std::size_t bytes) {
+// Best fit. `own` becomes the node of the block.
+std::byte* BlockPool::allocate_idle(Blocks::node_type& own) {
+  const auto bytes = own.mapped().bytes;
   auto best = idle_.end();
   for (auto block = idle_.begin(); block != idle_.end(); ++block) {
     if (block->second.bytes < bytes) continue;
@@ -75,35 +76,28 @@ std::byte* BlockPool::allocate_idle(std::size_t bytes) {
   }
   if (best == idle_.end()) return nullptr;
   auto* const start = best->first;
-  const auto [whole, freed_at] = best->second;
-  // Moving the node allocates no memory, which this function must not do.
   auto node = idle_.extract(best);
-  if (whole > bytes) {
-    node.key() = start + bytes;
-    node.mapped() = {whole - bytes, freed_at};
-    idle_.insert(std::move(node));
-  }
   idle_bytes_ -= bytes;
+  if (node.mapped().bytes == bytes) {
+    own = std::move(node);
+    return start;
+  }
+  node.key() = start + bytes;
+  node.mapped().bytes -= bytes;
+  idle_.insert(std::move(node));
   return start;
 }
 
 bool BlockPool::owns(void* start) const {
   const std::lock_guard lock(mutex_);
-  return in_use_.contains(start);
+  return in_use_.contains(static_cast<std::byte*>(start));
 }
 
 void BlockPool::deallocate(void* start) noexcept {
   std::unique_lock lock(mutex_);
-  const auto found = in_use_.find(start);
+  const auto found = in_use_.find(static_cast<std::byte*>(start));
   if (found == in_use_.end()) return;
-  const Range block{static_cast<std::byte*>(start), found->second};
-  in_use_.erase(found);
-  try {
-    insert_idle(block.start, block.bytes);
-  } catch (const std::bad_alloc&) {
-    unmap(block);
-    return;
-  }
+  insert_idle(in_use_.extract(found));
   while (idle_bytes_ > limit_) {
     const auto range = extract_excess(limit_);
     lock.unlock();  // munmap is slow
@@ -112,18 +106,20 @@ void BlockPool::deallocate(void* start) noexcept {
   }
 }
 
-void BlockPool::insert_idle(std::byte* start, std::size_t bytes) {
-  const auto block = idle_.emplace(start, Idle{bytes, ++ticks_}).first;
-  idle_bytes_ += bytes;
+void BlockPool::insert_idle(Blocks::node_type node) {
+  node.mapped().freed_at = ++ticks_;
+  idle_bytes_ += node.mapped().bytes;
+  const auto block = idle_.insert(std::move(node)).position;
+  auto& [start, own] = *block;
   const auto next = std::next(block);
-  if (next != idle_.end() && start + bytes == next->first) {
-    block->second.bytes += next->second.bytes;
+  if (next != idle_.end() && start + own.bytes == next->first) {
+    own.bytes += next->second.bytes;
     idle_.erase(next);
   }
   if (block == idle_.begin()) return;
   const auto before = std::prev(block);
   if (before->first + before->second.bytes != start) return;
-  before->second = {before->second.bytes + block->second.bytes, ticks_};
+  before->second = {before->second.bytes + own.bytes, ticks_};
   idle_.erase(block);
 }
 
@@ -139,6 +135,13 @@ BlockPool::Range BlockPool::extract_excess(std::size_t limit) {
   const Range range{oldest->first + left, bytes};
   if (left == 0) idle_.erase(oldest);
   return range;
+}
+
+bool BlockPool::unmap_idle() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (idle_bytes_ == 0) return false;
+  while (idle_bytes_ > 0) unmap(extract_excess(0));
+  return true;
 }
 
 std::size_t BlockPool::idle_bytes() const {

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 
 namespace lockstep {
 
 // Caches large blocks of memory from the kernel, in huge pages where the host has them. A request is cut from
-// the smallest idle block that is long enough; idle neighbours are merged. Thread-safe.
+// the smallest idle block that is long enough; idle neighbours are merged. Thread-safe. No function allocates
+// memory while it holds the mutex, so a std::new_handler can call unmap_idle().
 class BlockPool {
  public:
   // Alignment of blocks, and the unit of their size.
@@ -31,6 +31,8 @@ class BlockPool {
   bool owns(void* start) const;
 
   std::size_t idle_bytes() const;
+  // Returns whether there were idle blocks.
+  bool unmap_idle() noexcept;
 
   // For fork(): the child must not inherit a mutex that another thread holds.
   void lock() { mutex_.lock(); }
@@ -41,22 +43,23 @@ class BlockPool {
     std::byte* start = nullptr;
     std::size_t bytes = 0;
   };
-  struct Idle {
+  struct Block {
     std::size_t bytes = 0;
     std::uint64_t freed_at = 0;  // in ticks_
   };
+  using Blocks = std::map<std::byte*, Block>;
 
-  std::byte* allocate_idle(std::size_t bytes);
+  std::byte* allocate_idle(Blocks::node_type& own);
   std::byte* allocate_mapped(std::size_t bytes, std::unique_lock<std::mutex>& lock);
-  void insert_idle(std::byte* start, std::size_t bytes);
+  void insert_idle(Blocks::node_type node);
   Range extract_excess(std::size_t limit);
 
   std::size_t limit_;
   mutable std::mutex mutex_;
-  std::map<std::byte*, Idle> idle_;
+  Blocks idle_;
   std::size_t idle_bytes_ = 0;
   std::uint64_t ticks_ = 0;
-  std::unordered_map<void*, std::size_t> in_use_;
+  Blocks in_use_;
 };
 
 }  // namespace lockstep

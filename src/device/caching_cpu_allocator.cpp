@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <new>
 #include <pthread.h>
 
 #ifdef __GLIBC__
@@ -63,11 +64,36 @@ void deallocate_cpu(void* start) {
   block_pool().deallocate(start);
 }
 
+// Gives the kernel back what this process keeps for later. Returns whether there may have been something.
+bool free_idle_memory() noexcept {
+  bool freed = block_pool().unmap_idle();
+#ifdef __GLIBC__
+  freed = ::malloc_trim(0) != 0 || freed;
+#endif
+  return freed;
+}
+
+// Idle blocks must not make an allocation of other code fail, such as a small one of operator new.
+class FreeIdleMemoryOnShortage {
+ public:
+  static void install() { before() = std::set_new_handler(&run); }
+
+ private:
+  static std::new_handler& before() {
+    static std::new_handler handler = nullptr;
+    return handler;
+  }
+  static void run() {
+    if (block_pool().unmap_idle()) return;
+    if (before() == nullptr) throw std::bad_alloc();
+    before()();
+  }
+};
+
 class CachingCpuAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* const start =
-        bytes < kSmallestBlock ? c10::GetDefaultCPUAllocator()->raw_allocate(bytes) : allocate_block(bytes);
+    void* const start = bytes < kSmallestBlock ? allocate_on_heap(bytes) : allocate_block(bytes);
     return {start, start, &deallocate_cpu, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &deallocate_cpu; }
@@ -76,8 +102,18 @@ class CachingCpuAllocator : public c10::Allocator {
   }
 
  private:
+  static void* allocate_on_heap(std::size_t bytes) {
+    auto* const usual = c10::GetDefaultCPUAllocator();
+    try {
+      return usual->raw_allocate(bytes);
+    } catch (const c10::Error&) {
+      if (!block_pool().unmap_idle()) throw;
+      return usual->raw_allocate(bytes);
+    }
+  }
   static void* allocate_block(std::size_t bytes) {
-    void* const start = block_pool().allocate(bytes);
+    void* start = block_pool().allocate(bytes);
+    if (start == nullptr && free_idle_memory()) start = block_pool().allocate(bytes);
     if (start == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
       TORCH_CHECK(false, "not enough memory for a tensor of ", bytes, " bytes");
@@ -92,6 +128,7 @@ class CachingCpuAllocator : public c10::Allocator {
   ::pthread_atfork([] { block_pool().lock(); }, [] { block_pool().unlock(); }, [] { block_pool().unlock(); });
   static auto& allocator = *new CachingCpuAllocator;
   c10::SetCPUAllocator(&allocator);
+  FreeIdleMemoryOnShortage::install();
 }
 
 }  // namespace

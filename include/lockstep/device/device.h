@@ -30,6 +30,8 @@ std::string device_identity(const c10::Device& device);
 /// - Tensors of 16 MiB and more are cut from cached blocks in huge pages. At most 2 GiB of idle blocks stay
 ///   cached, and at most an eighth of the memory available at the first call.
 /// - Smaller blocks come from glibc's heap, which keeps up to 1 GiB.
+/// - Idle blocks go back to the kernel before an allocation fails, also one of `new`: with a std::new_handler
+///   that calls the one before it.
 ///
 /// Does nothing when one of the variables MALLOC_MMAP_THRESHOLD_, MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ or
 /// MALLOC_TOP_PAD_ is set, or LD_PRELOAD names jemalloc, tcmalloc or mimalloc. With another C library, the

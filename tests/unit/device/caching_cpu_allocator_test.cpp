@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <atomic>
 #include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <functional>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -60,6 +65,45 @@ TEST(CachingCpuAllocator, WorksInTheChildOfAFork) {
   }
   over = true;
   other.join();
+}
+
+// Memory that RLIMIT_DATA counts.
+rlim_t data_bytes() {
+  std::ifstream file("/proc/self/statm");
+  rlim_t pages = 0;
+  for (int field = 0; field < 6; ++field) file >> pages;
+  return pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// In a child with 100 MB more than it has, the most of which idle blocks occupy.
+int exit_code_under_limit(const std::function<bool()>& body) {
+  const auto child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    const auto bytes = data_bytes() + 100'000'000;
+    const ::rlimit limit{bytes, bytes};
+    ::setrlimit(RLIMIT_DATA, &limit);
+    (void)at::empty({20'000'000});
+    try {
+      ::_exit(body() ? 0 : 1);
+    } catch (const std::exception&) {
+      ::_exit(2);
+    }
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(CachingCpuAllocator, FreesIdleBlocksWhenOtherMemoryIsShort) {
+  enable_caching_cpu_allocator();
+  EXPECT_EQ(exit_code_under_limit([] { return std::vector<char>(90'000'000).size() == 90'000'000; }), 0);
+  const auto small_tensors = [] {
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 20; ++i) tensors.push_back(at::empty({1'000'000}));
+    return tensors.size() == 20;
+  };
+  EXPECT_EQ(exit_code_under_limit(small_tensors), 0);
 }
 
 TEST(CachingCpuAllocator, HasOneDeleterForAllSizes) {
