@@ -37,6 +37,7 @@
 
 // Sharded, pipeline and tensor parallel.
 #include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/fsdp/memory_report.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/pipelining/schedule.h>

@@ -57,6 +57,13 @@ class GatheredMemory final : public ParameterMemory {
     for (const auto& parameter : parameters_) set_memory(parameter, {});
   }
 
+  std::vector<at::Tensor> gathered() const override {
+    std::vector<at::Tensor> all{output_};
+    if (dtype_) all.push_back(input_);
+    for (const auto& parameter : parameters_) all.push_back(memory_of(parameter));
+    return all;
+  }
+
  private:
   at::Tensor finish() {
     std::exchange(work_, std::nullopt)->wait();

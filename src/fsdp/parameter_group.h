@@ -9,6 +9,7 @@
 #include <lockstep/comm/process_group.h>
 
 #include "fsdp/group_options.h"
+#include "fsdp/memory_count.h"
 #include "fsdp/parameter_memory.h"
 #include "fsdp/sharded_parameter.h"
 #include "nn/named_tensors.h"
@@ -55,6 +56,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // The shards may have changed, also without a change of their version.
   void invalidate() { is_valid_ = false; }
   bool is_whole() const { return is_whole_; }
+  void count_memory(MemoryCount& count) const;
 
   // Gradients.
   void begin_backward();

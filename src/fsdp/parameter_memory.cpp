@@ -32,6 +32,13 @@ void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<Pa
   set_memory(parameter, {});
 }
 
+at::Tensor memory_of(const ShardedParameter& parameter) {
+  const auto whole = parameter.lock_whole();
+  if (!whole.defined()) return {};
+  const auto* const guard = static_cast<ParameterGuard*>(nn::guard_of(whole));
+  return guard == nullptr ? at::Tensor() : guard->memory;
+}
+
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();
   if (!whole.defined()) return;

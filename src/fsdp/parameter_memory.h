@@ -42,6 +42,8 @@ class ParameterMemory {
   virtual void make_whole() = 0;
   // Frees the whole parameters.
   virtual void release() = 0;
+  // What it holds of other ranks' rows: parameters that are whole, and those in flight.
+  virtual std::vector<at::Tensor> gathered() const = 0;
 };
 
 // One copy for all ranks. Takes the parameters' values; sets their shards and their storages. Collective.
@@ -58,6 +60,8 @@ at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::
 // Gives the module's tensor a guarded storage, and the type of whole_dtype().
 void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<ParameterGroup>& owner,
                      std::optional<at::ScalarType> dtype);
+// What the module's tensor points at; undefined: nothing.
+at::Tensor memory_of(const ShardedParameter& parameter);
 // Points the module's tensor at `memory`, or at nothing.
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory);
 // A leaf on flat memory.

@@ -51,6 +51,7 @@ class SharedMemory final : public ParameterMemory {
     }
   }
   void release() override {}
+  std::vector<at::Tensor> gathered() const override { return {}; }
 
  private:
   void place(ShardedParameter& parameter, const at::Tensor& block, std::int64_t where,
