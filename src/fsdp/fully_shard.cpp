@@ -30,6 +30,21 @@ bool maps_memory(const ProcessGroup& group) {
   return dynamic_cast<comm::MappedMemory*>(group.backend().get()) != nullptr;
 }
 
+// reshard_after_forward without and with its number.
+std::pair<std::optional<bool>, int> resharding(const FullyShardOptions& options, int ranks,
+                                               std::source_location where) {
+  if (!options.reshard_after_forward) return {std::nullopt, 0};
+  if (const auto* const reshards = std::get_if<bool>(&*options.reshard_after_forward)) return {*reshards, 0};
+  const auto wanted = std::get<int>(*options.reshard_after_forward);
+  if (wanted < 1 || ranks % wanted != 0) {
+    throw_error<ArgumentError>(
+        "{}:{}: fully_shard(): reshard_after_forward is {}; it must be a boolean or divide the {} ranks that "
+        "the parameters are distributed over",
+        where.file_name(), where.line(), wanted, ranks);
+  }
+  return {wanted > 1, wanted == ranks ? 0 : wanted};
+}
+
 fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_location where) {
   const auto& mesh = options.mesh;
   if (mesh && mesh->ndim() > 2) {
@@ -49,9 +64,11 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
         "is {}",
         where.file_name(), where.line(), group.name(), group.backend_name());
   }
+  const auto [reshards, ranks] = resharding(options, group.size(), where);
   return {.shard_group = std::move(group),
           .replicas = std::move(replicas),
-          .reshard_after_forward = options.reshard_after_forward,
+          .reshard_after_forward = reshards,
+          .ranks_after_forward = ranks,
           .mp_policy = options.mp_policy,
           .share_memory = options.share_memory.value_or(can_share),
           .where = where};

@@ -34,9 +34,10 @@ class GatheredMemory final : public ParameterMemory {
 
   void prefetch() override {
     if (work_) return;
-    input_ = dtype_ ? shards_.to(*dtype_) : shards_;
-    output_ = at::empty({group_.size() * input_.numel()}, input_.options());
-    work_ = group_.all_gather_into_tensor_async(output_, input_, where_);
+    auto [ranks, input] = kept_ ? *std::exchange(kept_, std::nullopt) : all_rows();
+    input_ = std::move(input);
+    output_ = at::empty({group_.size() * shards_.numel()}, input_.options());
+    work_ = ranks.all_gather_into_tensor_async(output_, input_, where_);
   }
 
   void drop_prefetch() override {
@@ -57,14 +58,36 @@ class GatheredMemory final : public ParameterMemory {
     for (const auto& parameter : parameters_) set_memory(parameter, {});
   }
 
+  // The parts of `ranks` in their order are the flat layout.
+  void keep_part(const ProcessGroup& ranks) override {
+    const auto rows = group_.size() / ranks.size();
+    const auto part = at::empty({rows, shards_.numel()}, shards_.options().dtype(dtype_));
+    for (const auto& parameter : parameters_) {
+      const auto whole = memory_of(parameter);
+      if (whole.defined()) pack(whole, parameter, part, parameter.offset, ranks.rank() * rows);
+    }
+    kept_ = Part{ranks, part};
+  }
+
+  void forget_part() override { kept_.reset(); }
+
   std::vector<at::Tensor> gathered() const override {
     std::vector<at::Tensor> all{output_};
-    if (dtype_) all.push_back(input_);
+    if (input_.defined() && !input_.is_alias_of(shards_)) all.push_back(input_);
+    if (kept_) all.push_back(kept_->rows);
     for (const auto& parameter : parameters_) all.push_back(memory_of(parameter));
     return all;
   }
 
  private:
+  // What a rank of a group contributes to a gathering.
+  struct Part {
+    ProcessGroup ranks;
+    at::Tensor rows;
+  };
+
+  Part all_rows() const { return {group_, dtype_ ? shards_.to(*dtype_) : shards_}; }
+
   at::Tensor finish() {
     std::exchange(work_, std::nullopt)->wait();
     input_.reset();
@@ -76,6 +99,7 @@ class GatheredMemory final : public ParameterMemory {
   std::optional<at::ScalarType> dtype_;
   std::source_location where_;
   at::Tensor shards_;  // this rank's row of the flat layout
+  std::optional<Part> kept_;  // between forward and backward
   at::Tensor input_;
   at::Tensor output_;
   std::optional<Work> work_;

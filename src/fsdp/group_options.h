@@ -14,6 +14,7 @@ struct GroupOptions {
   ProcessGroup shard_group;
   std::optional<ProcessGroup> replicas;
   std::optional<bool> reshard_after_forward;
+  int ranks_after_forward = 0;  // that have the parameters together until backward; 0: all
   MixedPrecisionPolicy mp_policy;
   bool share_memory = false;
   const void* module = nullptr;  // of the call

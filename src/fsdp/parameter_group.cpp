@@ -168,17 +168,17 @@ void ParameterGroup::on_gradient_ready(std::size_t index) {
   if (ready_ == trained_) reduce();
 }
 
-bool ParameterGroup::is_current() const {
-  return is_whole_ && is_valid_ && whole_version_ == version_.current_version();
-}
+bool ParameterGroup::is_current() const { return is_whole_ && has_last_values(); }
 
 void ParameterGroup::prefetch() {
+  if (!has_last_values()) memory_->forget_part();
   prefetched_version_ = version_.current_version();
   memory_->prefetch();
 }
 
 void ParameterGroup::make_whole() {
   if (prefetched_version_ != version_.current_version()) memory_->drop_prefetch();
+  if (!has_last_values()) memory_->forget_part();
   memory_->make_whole();
   is_whole_ = is_valid_ = true;
   whole_version_ = version_.current_version();
@@ -194,6 +194,22 @@ void ParameterGroup::release() {
   memory_->drop_prefetch();
   memory_->release();
   is_whole_ = is_shared();
+}
+
+void ParameterGroup::release_after_forward() {
+  if (options_.ranks_after_forward > 0 && has_last_values())
+    memory_->keep_part(tree_->split(shard_group(), options_.ranks_after_forward));
+  release();
+}
+
+void ParameterGroup::invalidate() {
+  is_valid_ = false;
+  memory_->forget_part();
+}
+
+void ParameterGroup::set_reshard_after_forward(bool reshard) {
+  options_.reshard_after_forward = reshard;
+  options_.ranks_after_forward = 0;
 }
 
 void ParameterGroup::reshard() {

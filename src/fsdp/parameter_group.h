@@ -51,10 +51,11 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // If it is shared. Ranks neither read nor write the parameters meanwhile. Returns whether it has copied.
   bool make_current_in_shared_memory();
   void release();
+  void release_after_forward();
   // FSDPModule::reshard(). Called without the mutex.
   void reshard();
   // The shards may have changed, also without a change of their version.
-  void invalidate() { is_valid_ = false; }
+  void invalidate();
   bool is_whole() const { return is_whole_; }
   void count_memory(MemoryCount& count) const;
 
@@ -70,7 +71,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool can_release(bool in_backward) const;
   bool requires_gradient_sync = true;
   bool reshard_after_backward = true;
-  void set_reshard_after_forward(bool reshard) { options_.reshard_after_forward = reshard; }
+  void set_reshard_after_forward(bool reshard);
 
   // The tree's notes on the order of use.
   int runs = 0;          // of operators on this group, in this forward or backward
@@ -87,6 +88,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
     std::optional<Work> work;
   };
 
+  // Whether shards have not changed since they were made whole.
+  bool has_last_values() const { return is_valid_ && whole_version_ == version_.current_version(); }
   void add(const nn::NamedTensor& named);
   void check(const nn::NamedTensor& named) const;
   void check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const;

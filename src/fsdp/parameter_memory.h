@@ -42,6 +42,9 @@ class ParameterMemory {
   virtual void make_whole() = 0;
   // Frees the whole parameters.
   virtual void release() = 0;
+  // Keeps a part of the parameters, which are whole, from which make_whole() gathers them again among `ranks`.
+  virtual void keep_part(const ProcessGroup& ranks) = 0;
+  virtual void forget_part() = 0;
   // What it holds of other ranks' rows: parameters that are whole, and those in flight.
   virtual std::vector<at::Tensor> gathered() const = 0;
 };

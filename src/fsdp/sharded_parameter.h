@@ -41,9 +41,9 @@ struct ShardedParameter {
 
 // The flat layout of a group is a row for each rank, with the rank's rows of all parameters, padded.
 // `flat`: [ranks, elements of a rank]; `whole`: contiguous, of the parameter's shape; `offset`: in a rank's
-// row.
+// row; `first_rank`: that of the first row.
 void pack(const at::Tensor& whole, const ShardedParameter& parameter, const at::Tensor& flat,
-          std::int64_t offset);
+          std::int64_t offset, int first_rank = 0);
 void unpack(const at::Tensor& flat, const ShardedParameter& parameter, const at::Tensor& whole);
 
 }  // namespace lockstep::fsdp

@@ -51,6 +51,8 @@ class SharedMemory final : public ParameterMemory {
     }
   }
   void release() override {}
+  void keep_part(const ProcessGroup& /*ranks*/) override {}
+  void forget_part() override {}
   std::vector<at::Tensor> gathered() const override { return {}; }
 
  private:

@@ -15,6 +15,7 @@
 #include "base/throw_error.h"
 #include "ddp/autograd_hooks.h"
 #include "fsdp/parameter_group.h"
+#include "runtime/run.h"
 
 namespace lockstep::fsdp {
 
@@ -63,7 +64,12 @@ void Tree::switch_to(ParameterGroup& group) {
   for (auto* const other : groups) {
     if (other == &group || !other->is_whole() || !other->can_release(in_backward())) continue;
     const auto learned = in_backward() ? other->backward_runs : other->forward_runs;
-    if (!learns || other->runs >= learned) other->release();
+    if (learns && other->runs < learned) continue;
+    if (in_backward()) {
+      other->release();
+    } else {
+      other->release_after_forward();
+    }
   }
 }
 
@@ -128,6 +134,18 @@ void Tree::wait_for_ranks(const ParameterGroup& group) {
 void Tree::before_reduction(ParameterGroup& group) {
   auto* const before = std::exchange(reducing_, &group);
   if (before != nullptr && before != &group) before->finish_reduction();
+}
+
+const ProcessGroup& Tree::split(const ProcessGroup& ranks, int size) {
+  const auto is_it = [&](const Split& each) { return each.of == ranks.backend() && each.own.size() == size; };
+  const auto earlier = std::ranges::find_if(splits_, is_it);
+  if (earlier != splits_.end()) return earlier->own;
+  std::vector<std::vector<int>> parts(static_cast<std::size_t>(ranks.size() / size));
+  for (int rank = 0; rank < ranks.size(); ++rank)
+    parts[static_cast<std::size_t>(rank / size)].push_back(rank);
+  auto own = runtime::require_run("fully_shard()").split(ranks, parts);
+  splits_.push_back({ranks.backend(), std::move(own)});
+  return splits_.back().own;
 }
 
 void Tree::forget(const ParameterGroup& group) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/comm/process_group.h>
+
 namespace lockstep::fsdp {
 
 class ParameterGroup;
@@ -28,6 +30,8 @@ struct Tree {
   void end_backward();
   // Waits for the reduction of another group, so that a rank has whole gradients of one group at a time.
   void before_reduction(ParameterGroup& group);
+  // This rank's group among those of `size` consecutive ranks. The first call for a group is collective.
+  const ProcessGroup& split(const ProcessGroup& ranks, int size);
   // A group does not exist any more.
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
@@ -40,7 +44,13 @@ struct Tree {
   void switch_to(ParameterGroup& group);
   void prefetch_after(const ParameterGroup& group);
 
+  struct Split {
+    c10::intrusive_ptr<c10d::Backend> of;
+    ProcessGroup own;
+  };
+
   std::string failure_;
+  std::vector<Split> splits_;
   ParameterGroup* current_ = nullptr;
   std::weak_ptr<void> pass_;  // expired: no backward pass is under way
   ParameterGroup* reducing_ = nullptr;

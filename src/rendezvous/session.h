@@ -56,6 +56,9 @@ class Session : public runtime::Run {
                                        const std::string& name) override {
     return new_group(ranks, {.backend = backend, .group_name = name});
   }
+  ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) override {
+    return split_group(parent, split_ranks, {}).value();
+  }
   std::optional<ProcessGroup> split_group(const ProcessGroup& parent,
                                           const std::vector<std::vector<int>>& split_ranks,
                                           const GroupOptions& options);

@@ -26,6 +26,9 @@ class Run {
   // As Context::new_group; "" is the backend of init(), and `name` is for messages.
   virtual std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
                                                const std::string& name) = 0;
+  // As split_group(), with this rank in one of the parts.
+  virtual ProcessGroup split(const ProcessGroup& parent,
+                             const std::vector<std::vector<int>>& split_ranks) = 0;
 };
 
 // The run of this process or, in a thread rank, of this thread; nullptr without one.

@@ -11,6 +11,7 @@
 #include <lockstep/amp/grad_scaler.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/fsdp/memory_report.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "multiprocess/backends.h"
@@ -89,6 +90,8 @@ const Scenario fsdp_like_ddp("fsdp_like_ddp", [] {
   if (backend_under_test() == "shm") compare_with_ddp(context, {});
   compare_with_ddp(context, {.share_memory = false});
   compare_with_ddp(context, {.reshard_after_forward = false, .share_memory = false});
+  if (context.world_size() == 4)
+    compare_with_ddp(context, {.reshard_after_forward = 2, .share_memory = false});
 });
 
 class FullyShard : public EveryBackend {};
@@ -242,6 +245,27 @@ const Scenario other_order("fsdp_other_order", [] {
   }
 });
 TEST(FullyShardPrefetch, IsDroppedWhenItIsNotNeeded) { expect_all_passed(run_ranks(other_order)); }
+
+// Of four ranks, two have a layer together between forward and backward.
+const Scenario parts("fsdp_parts", [] {
+  const auto context = init({.backend = "shm"});
+  ThreeLayers net;
+  const FullyShardOptions options{.reshard_after_forward = 2, .share_memory = false};
+  for (const auto& layer : net->layers) fully_shard(*layer, options);
+  const auto sharded = fully_shard(*net, options);
+  torch::optim::SGD optimizer(sharded.parameters(), 0.5);
+  const auto gathered = [&] {
+    const auto forward = [&] { return net->forward(torch::ones({2, 6}), false); };
+    return memory_report(*net, optimizer, {.forward = forward}).rank.gathered;
+  };
+  constexpr std::int64_t kWhole = (36 + 6) * 4, kPart = 2 * (2 * 6 + 2) * 4;
+  EXPECT_EQ(gathered(), kWhole + 2 * kPart);
+  sharded.set_reshard_after_forward(false);
+  EXPECT_EQ(gathered(), 3 * kWhole);
+  EXPECT_THAT(error_of([&] { fully_shard(*torch::nn::Linear(3, 3), {.reshard_after_forward = 3}); }),
+              AllOf(HasSubstr("reshard_after_forward is 3"), HasSubstr("divide the 4 ranks")));
+});
+TEST(FullyShardReshard, KeepsAPartForBackward) { expect_all_passed(run_ranks(parts, {.world_size = 4})); }
 
 const Scenario exception("fsdp_exception", [] {
   const auto context = init({.backend = "shm"});

@@ -60,7 +60,7 @@ def run_case(case):
     policy = {"float": MixedPrecisionPolicy(),
               "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
               "bf16_float": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}[case["dtype"]]
-    reshard = {"default": None, "true": True, "false": False}[case["reshard"]]
+    reshard = {"default": None, "true": True, "false": False, "2": 2}[case["reshard"]]
     net = OddNet() if case["net"] == "odd" else Stack()
     if case["groups"] == "children":
         for child in net.children_to_shard():

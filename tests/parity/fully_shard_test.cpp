@@ -56,7 +56,12 @@ FullyShardOptions options_of(const Case& words, const Context& context) {
     options.mesh = init_device_mesh({2, ranks / 2}, {.mesh_dim_names = {"replicate", "shard"}});
   if (words.at("dtype") != "float") options.mp_policy.param_dtype = at::kBFloat16;
   if (words.at("dtype") == "bf16_float") options.mp_policy.reduce_dtype = at::kFloat;
-  if (words.at("reshard") != "default") options.reshard_after_forward = words.at("reshard") == "true";
+  const auto& reshard = words.at("reshard");
+  if (reshard == "2") {
+    options.reshard_after_forward = 2;
+  } else if (reshard != "default") {
+    options.reshard_after_forward = reshard == "true";
+  }
   return options;
 }
 
@@ -109,6 +114,8 @@ std::vector<std::string> cases(int ranks) {
   const auto* const mesh = ranks == 4 ? "hybrid" : "flat";
   add("odd", "children", "default", 1, "float", "adamw", "flat");
   add("odd", "whole", "true", 2, "float", "sgd", "flat");
+  add("odd", "children", "2", 1, "float", "adamw", "flat");
+  add("stack", "children", "2", 2, "bf16_float", "sgd", "flat");
   add("odd", "children", "false", 1, "bf16", "adamw", mesh);
   add("odd", "children", "true", 1, "bf16_float", "sgd", "flat");
   add("stack", "children", "default", 2, "float", "adamw", mesh);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -34,8 +35,10 @@ struct FullyShardOptions {
   /// first has replicas (HSDP). Default: the default group.
   std::optional<DeviceMesh> mesh = std::nullopt;
   /// Whether parameters are freed between forward and backward. Default: true, but false for the outermost
-  /// module. Has no effect on shared parameters, which are never gathered.
-  std::optional<bool> reshard_after_forward = std::nullopt;
+  /// module. A number, which divides that of the ranks: between forward and backward so many consecutive
+  /// ranks have the parameters together, each an equal part, so that backward gathers from near ranks. 1 is
+  /// false, and all ranks is true. Has no effect on shared parameters, which are never gathered.
+  std::optional<std::variant<bool, int>> reshard_after_forward = std::nullopt;
   MixedPrecisionPolicy mp_policy = {};
   /// Parameters that stay as they are, and whose gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};
@@ -73,7 +76,7 @@ class FSDPModule {
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true) const;
   /// Whether parameters are freed during backward when their gradients are ready.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;
-  /// The option of fully_shard() for the following passes.
+  /// The option of fully_shard() for the following passes, without a number.
   void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true) const;
 
   /// Whether the ranks share one copy of the parameters.
