@@ -24,13 +24,10 @@ class GatheredMemory final : public ParameterMemory {
       const auto rank = group_.rank();
       const auto flat = shards_.narrow(0, parameter.offset, parameter.padded_shard_numel());
       parameter.shard = make_shard(parameter, rank, flat);
-      const auto own = parameter.lock_whole().detach();
-      parameter.shard.detach().copy_(own.narrow(0, parameter.first_row(rank), parameter.rows(rank)));
+      if (const auto own = take_rows(parameter, rank); own.defined()) parameter.shard.detach().copy_(own);
       guard_parameter(parameter, owner, dtype_);
     }
   }
-
-  bool is_shared() const override { return false; }
 
   void prefetch() override {
     if (work_) return;

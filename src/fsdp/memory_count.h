@@ -12,7 +12,7 @@ namespace lockstep::fsdp {
 class Storages {
  public:
   void add(const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.has_storage()) return;
+    if (!tensor.defined() || tensor.is_meta() || !tensor.has_storage()) return;
     const auto& storage = tensor.storage();
     bytes_[storage.data()] = static_cast<std::int64_t>(storage.nbytes());
   }

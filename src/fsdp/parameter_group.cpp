@@ -73,16 +73,40 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::Nam
                                                        GroupOptions options, std::shared_ptr<Tree> tree) {
   auto group = std::make_shared<ParameterGroup>(std::move(options), std::move(tree));
   for (const auto& parameter : parameters) group->add(parameter);
-  const auto& own = group->options_;
-  const auto place = own.share_memory ? share_parameters : gather_parameters;
-  group->memory_ = place(group->parameters_, group, own);
-  for (auto& parameter : group->parameters_)
-    parameter.shard.unsafeGetTensorImpl()->set_version_counter(group->version_);
-  group->is_whole_ = group->is_shared();
   group->no_gradient_ = at::empty({0});
   nn::guard_storage(group->no_gradient_, std::make_unique<NoGradient>(group), nullptr, 0);
-  group->watch_gradients();
+  if (parameters.front().tensor.is_meta()) {
+    group->memory_ = defer_parameters(group->parameters_, group, group->options_);
+  } else {
+    group->place();
+  }
   return group;
+}
+
+void ParameterGroup::place() {
+  const auto place = is_shared() ? share_parameters : gather_parameters;
+  memory_ = place(parameters_, shared_from_this(), options_);
+  for (auto& parameter : parameters_) parameter.shard.unsafeGetTensorImpl()->set_version_counter(version_);
+  is_whole_ = is_shared();
+  watch_gradients();
+}
+
+void ParameterGroup::set_initial(const at::Tensor& tensor, const at::Tensor& whole) {
+  const auto rank = shard_group().rank();
+  for (auto& parameter : parameters_) {
+    if (!parameter.lock_whole().is_same(tensor)) continue;
+    parameter.initial = whole.narrow(0, parameter.first_row(rank), parameter.rows(rank)).clone();
+  }
+}
+
+void ParameterGroup::to_empty(c10::Device device) {
+  if (!is_deferred()) return;
+  const auto self = shared_from_this();  // the guards that own it are replaced
+  for (const auto& parameter : parameters_) {
+    const auto whole = parameter.lock_whole();
+    set_type(whole, whole.options().device(device));
+  }
+  place();
 }
 
 ParameterGroup::ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree)

@@ -35,8 +35,15 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void barrier() const { options_.shard_group.barrier(options_.where); }
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const void* module() const { return options_.module; }
-  bool is_shared() const { return memory_->is_shared(); }
+  bool is_shared() const { return options_.share_memory; }
   std::string describe() const;  // "the group of layers.0.weight"
+
+  // Whether the parameters are on device meta.
+  bool is_deferred() const { return parameters_.front().shard.is_meta(); }
+  // The values of a parameter on device meta, for to_empty(). `whole` has all rows.
+  void set_initial(const at::Tensor& parameter, const at::Tensor& whole);
+  // Gives parameters on device meta memory on another one. Collective.
+  void to_empty(c10::Device device);
 
   // Called before an operator uses a parameter, on its thread, without the mutex.
   nn::StorageGuard::Views before_use(std::string_view op, bool writes);
@@ -91,6 +98,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Whether shards have not changed since they were made whole.
   bool has_last_values() const { return is_valid_ && whole_version_ == version_.current_version(); }
   void add(const nn::NamedTensor& named);
+  void place();
   void check(const nn::NamedTensor& named) const;
   void check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const;
   void set_trained(ShardedParameter& parameter, bool trained);

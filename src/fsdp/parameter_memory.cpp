@@ -22,11 +22,28 @@ at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::
   return dtype && at::isFloatingType(own) ? *dtype : own;
 }
 
+at::Tensor take_rows(ShardedParameter& parameter, int rank) {
+  if (parameter.initial.defined()) return std::exchange(parameter.initial, {});
+  const auto whole = parameter.lock_whole().detach();
+  if (whole.numel() > 0 && whole.storage().nbytes() == 0) return {};
+  return whole.narrow(0, parameter.first_row(rank), parameter.rows(rank));
+}
+
+void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
+  const auto other = at::empty({0}, options.requires_grad(false));
+  other.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
+  if (tensor.is_meta()) {  // which set_data() refuses
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
+  } else {
+    tensor.set_data(other);
+  }
+}
+
 void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<ParameterGroup>& owner,
                      std::optional<at::ScalarType> dtype) {
-  auto whole = parameter.lock_whole();
+  const auto whole = parameter.lock_whole();
   if (const auto type = whole_dtype(parameter, dtype); type != whole.scalar_type()) {
-    whole.set_data(at::empty(whole.sizes(), whole.options().dtype(type).requires_grad(false)));
+    set_type(whole, whole.options().dtype(type));
   }
   nn::guard_storage(whole, std::make_unique<ParameterGuard>(owner), nullptr, 0);
   set_memory(parameter, {});
@@ -63,6 +80,10 @@ at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Ten
   // Not a view: zero_grad() and optimizers expect leaves.
   auto shard = at::empty({0}, flat.options());
   shard.set_(flat.storage(), flat.storage_offset(), parameter.shard_sizes(rank));
+  if (parameter.shard.defined()) {
+    parameter.shard.unsafeGetTensorImpl()->shallow_copy_from(shard.getIntrusivePtr());
+    return parameter.shard;
+  }
   optim::note_rows(shard, {.sizes = parameter.sizes, .first = parameter.first_row(rank)});
   return shard.requires_grad_(parameter.trained);
 }

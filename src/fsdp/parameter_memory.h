@@ -33,7 +33,6 @@ std::shared_ptr<ParameterGroup> group_of(const at::Tensor& parameter);
 class ParameterMemory {
  public:
   virtual ~ParameterMemory() = default;
-  virtual bool is_shared() const = 0;
   // Starts what make_whole() waits for. Collective.
   virtual void prefetch() = 0;
   // Waits for a prefetch() whose result is not needed.
@@ -42,7 +41,8 @@ class ParameterMemory {
   virtual void make_whole() = 0;
   // Frees the whole parameters.
   virtual void release() = 0;
-  // Keeps a part of the parameters, which are whole, from which make_whole() gathers them again among `ranks`.
+  // Keeps a part of the parameters, which are whole, from which make_whole() gathers them again among
+  // `ranks`.
   virtual void keep_part(const ProcessGroup& ranks) = 0;
   virtual void forget_part() = 0;
   // What it holds of other ranks' rows: parameters that are whole, and those in flight.
@@ -58,6 +58,15 @@ std::unique_ptr<ParameterMemory> gather_parameters(std::vector<ShardedParameter>
                                                    const std::shared_ptr<ParameterGroup>& owner,
                                                    const GroupOptions& options);
 
+// On device meta, until there is memory. Sets the shards and the storages of the module's parameters.
+std::unique_ptr<ParameterMemory> defer_parameters(std::vector<ShardedParameter>& parameters,
+                                                  const std::shared_ptr<ParameterGroup>& owner,
+                                                  const GroupOptions& options);
+
+// This rank's rows of the values that the parameter starts with; undefined: it has none.
+at::Tensor take_rows(ShardedParameter& parameter, int rank);
+// Gives a tensor another type or device in place. It has no memory then.
+void set_type(const at::Tensor& tensor, const at::TensorOptions& options);
 // The type of the module's tensor.
 at::ScalarType whole_dtype(const ShardedParameter& parameter, std::optional<at::ScalarType> dtype);
 // Gives the module's tensor a guarded storage, and the type of whole_dtype().
@@ -67,7 +76,7 @@ void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<Pa
 at::Tensor memory_of(const ShardedParameter& parameter);
 // Points the module's tensor at `memory`, or at nothing.
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory);
-// A leaf on flat memory.
+// A leaf on flat memory. A shard that was on device meta stays the same tensor.
 at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Tensor& flat);
 
 }  // namespace lockstep::fsdp

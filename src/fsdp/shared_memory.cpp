@@ -40,7 +40,6 @@ class SharedMemory final : public ParameterMemory {
       place(parameters_[i], block, places[i], owner, dtype);
   }
 
-  bool is_shared() const override { return true; }
   void prefetch() override {}
   void drop_prefetch() override {}
 
@@ -58,21 +57,22 @@ class SharedMemory final : public ParameterMemory {
  private:
   void place(ShardedParameter& parameter, const at::Tensor& block, std::int64_t where,
              const std::shared_ptr<ParameterGroup>& owner, std::optional<at::ScalarType> dtype) {
-    const auto values = parameter.lock_whole().detach();
-    const auto own = values.narrow(0, parameter.first_row(rank_), parameter.rows(rank_));
+    const auto options = parameter.lock_whole().options().requires_grad(false);
+    const auto own = take_rows(parameter, rank_);
     const auto type = whole_dtype(parameter, dtype);
     const auto memory =
         block.narrow(0, where, parameter.numel() * static_cast<std::int64_t>(c10::elementSize(type)));
     // Not block.view(type): the storages of the parameter's tensors belong to this rank alone.
     const auto whole = at::from_blob(
-        memory.data_ptr(), parameter.sizes, [block](void*) {}, values.options().dtype(type));
+        memory.data_ptr(), parameter.sizes, [block](void*) {}, options.dtype(type));
     const auto rows = whole.narrow(0, parameter.first_row(rank_), parameter.rows(rank_));
-    if (type == values.scalar_type()) {
-      rows.copy_(own);
+    if (type == options.dtype()) {
+      if (own.defined()) rows.copy_(own);
       parameter.shard = make_shard(parameter, rank_, rows);
       rows_.emplace_back();
     } else {
-      parameter.shard = make_shard(parameter, rank_, own.clone());
+      parameter.shard =
+          make_shard(parameter, rank_, own.defined() ? own.clone() : at::zeros(rows.sizes(), options));
       rows_.push_back(rows);
     }
     guard_parameter(parameter, owner, dtype);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <lockstep/fsdp/state_dict.h>
 
+#include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/sharded_state_dict.h"
 
@@ -17,6 +20,10 @@ struct Entries {
         continue;
       }
       const auto& parameter = entry.group->parameters()[entry.index];
+      if (entry.group->is_deferred()) {
+        throw_error<ArgumentError>("{} is on device meta and has no values; call lockstep::to_empty() before",
+                                   entry.name);
+      }
       const auto& ranks = entry.group->shard_group();
       const Cut cut{ranks, 0, parameter.first_row(ranks.rank()), parameter.chunk};
       all.parameters.push_back({entry.name, parameter.shard, parameter.sizes, cut});

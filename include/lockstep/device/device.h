@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <c10/core/Device.h>
@@ -19,6 +20,24 @@ void set_device(const c10::Device& device);
 /// Blocks until all work queued on `device` is complete. Does nothing for the CPU. Thread-safe. Throws
 /// ArgumentError when the device does not exist. PyTorch: `torch.cuda.synchronize`.
 void synchronize(const c10::Device& device);
+
+/// While it lives, functions of this thread that create tensors and are given no device create them on
+/// `device`. With at::kMeta, a module of any size is constructed without memory. PyTorch:
+/// `with torch.device("meta")`.
+///
+///     std::optional<lockstep::DeviceContext> meta(at::kMeta);
+///     models::GPT2 net(options);
+///     meta.reset();
+class DeviceContext {
+ public:
+  explicit DeviceContext(c10::Device device);
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+ private:
+  std::optional<c10::Device> outer_;
+};
 
 /// Model and UUID of a GPU, unique across hosts: "NVIDIA H200 with UUID 1f0c...". Empty for the CPU and in
 /// builds without CUDA. Throws ArgumentError when the device does not exist.

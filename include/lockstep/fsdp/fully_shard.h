@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -130,12 +131,38 @@ class FSDPModule {
 /// forward, or after reshard(). If a rank dies, the parameters may have rows of two steps; every later use is
 /// an Error, and the run continues from a checkpoint.
 ///
+/// Parameters on device meta stay there, and so do their rows, until to_empty(): no rank needs memory for the
+/// whole module.
+///
 /// Parameters are dense, contiguous and of one dimension or more; those that require gradients have one dtype
 /// per group. All ranks make the same calls with the same shapes and start with the same values. Operators
 /// may not write to the module's parameters. Throws ArgumentError, naming the parameter and the caller's
 /// line.
 FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options = {},
                        std::source_location where = std::source_location::current());
+
+struct ToEmptyOptions {
+  c10::Device device = c10::kCPU;
+  /// Initializes the parameters and buffers that a module registers itself, which are whole and ordinary
+  /// tensors during the call. Called on all ranks for each module that has such tensors on device meta,
+  /// children first. All ranks set the same values; of a parameter each keeps its rows. Default: the values
+  /// are unspecified, for a state dict that is loaded next. PyTorch: `param_init_fn`.
+  std::function<void(torch::nn::Module&)> param_init_fn = {};
+};
+
+/// Gives the parameters and buffers of a module that are on device meta memory on another device: of a
+/// sharded parameter this rank's rows only. Optimizers of the rows stay valid. Collective. PyTorch:
+/// `torch.nn.Module.to_empty`.
+///
+///     std::optional<DeviceContext> meta(at::kMeta);
+///     Net net;
+///     meta.reset();
+///     for (auto& layer : *net->layers) fully_shard(*layer);
+///     auto sharded = fully_shard(*net);
+///     to_empty(*net);
+///     auto weights = get_model_state_dict(sharded);
+///     distributed_checkpoint::load(weights, folder, default_group());
+void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/ops/empty.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/throw_error.h"
+#include "fsdp/parameter_memory.h"
+#include "optim/parameter_rows.h"
+
+namespace lockstep::fsdp {
+namespace {
+
+class DeferredMemory final : public ParameterMemory {
+ public:
+  DeferredMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
+                 const GroupOptions& options)
+      : first_(parameters.front().name) {
+    const auto rank = options.shard_group.rank();
+    for (auto& parameter : parameters) {
+      const auto whole = parameter.lock_whole();
+      parameter.shard = at::empty(parameter.shard_sizes(rank), whole.options().requires_grad(false));
+      optim::note_rows(parameter.shard, {.sizes = parameter.sizes, .first = parameter.first_row(rank)});
+      parameter.shard.requires_grad_(parameter.trained);
+      nn::guard_storage(whole, std::make_unique<ParameterGuard>(owner), nullptr, 0);
+    }
+  }
+
+  void prefetch() override {}
+  void drop_prefetch() override {}
+  void make_whole() override {
+    throw_error<ArgumentError>(
+        "{} of fully_shard() is on device meta and has no values; call lockstep::to_empty() on the module, "
+        "and "
+        "load a checkpoint or give it a param_init_fn",
+        first_);
+  }
+  void release() override {}
+  void keep_part(const ProcessGroup& /*ranks*/) override {}
+  void forget_part() override {}
+  std::vector<at::Tensor> gathered() const override { return {}; }
+
+ private:
+  std::string first_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterMemory> defer_parameters(std::vector<ShardedParameter>& parameters,
+                                                  const std::shared_ptr<ParameterGroup>& owner,
+                                                  const GroupOptions& options) {
+  return std::make_unique<DeferredMemory>(parameters, owner, options);
+}
+
+}  // namespace lockstep::fsdp

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Modules that are constructed on device meta, sharded, and initialized or loaded then.
+#include <algorithm>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/checkpoint/distributed_checkpoint.h>
+#include <lockstep/device/device.h>
+#include <lockstep/fsdp/state_dict.h>
+#include <lockstep/optim/fused.h>
+#include <lockstep/rendezvous/init.h>
+
+#include "support/error_of.h"
+#include "support/ranks.h"
+#include "support/temp_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+
+Sequential make_net() {
+  torch::manual_seed(5);
+  return Sequential(Linear(7, 9), torch::nn::BatchNorm1d(9), torch::nn::Tanh(), Linear(9, 3));
+}
+
+// BatchNorm1d of LibTorch has no bfloat16 parameters.
+Sequential make_linear() {
+  torch::manual_seed(5);
+  return Sequential(Linear(7, 9), torch::nn::Tanh(), Linear(9, 3));
+}
+
+template <class Make>
+auto on_meta(const Make& make) {
+  const DeviceContext meta(at::kMeta);
+  return make();
+}
+
+FSDPModule shard_layers(const Sequential& net, const FullyShardOptions& options) {
+  for (const auto& layer : *net)
+    if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), options);
+  return fully_shard(*net, options);
+}
+
+void reset_parameters(torch::nn::Module& module) {
+  if (auto* const linear = module.as<Linear>()) linear->reset_parameters();
+  if (auto* const norm = module.as<torch::nn::BatchNorm1d>()) norm->reset_parameters();
+}
+
+TEST(DeviceContext, CreatesTensorsOnADevice) {
+  at::Tensor given;
+  const auto net = on_meta([&] {
+    given = torch::ones({2}, at::TensorOptions(at::kCPU));
+    const auto inner = [] {
+      const DeviceContext cpu(at::kCPU);
+      return torch::rand({2});
+    };
+    EXPECT_TRUE(inner().is_cpu());
+    EXPECT_TRUE(torch::randn({1'000'000'000'000}).is_meta());
+    EXPECT_TRUE(torch::arange(5).is_meta());
+    EXPECT_TRUE(torch::tensor({1, 2}).is_meta());
+    EXPECT_TRUE(torch::zeros_like(given).is_cpu());
+    return make_net();
+  });
+  EXPECT_TRUE(given.is_cpu());
+  EXPECT_TRUE(torch::ones({2}).is_cpu());
+  EXPECT_FALSE(net->parameters().empty());
+  for (const auto& each : net->parameters()) EXPECT_TRUE(each.is_meta() && each.requires_grad());
+  for (const auto& each : net->buffers()) EXPECT_TRUE(each.is_meta());
+}
+
+TEST(ToEmpty, InitializesAModuleOfOneProcess) {
+  auto net = on_meta(make_net);
+  const auto plain = make_net();
+  torch::manual_seed(5);
+  to_empty(*net, {.param_init_fn = reset_parameters});
+  for (const auto& [name, expected] : plain->named_parameters().pairs())
+    EXPECT_TRUE(net->named_parameters()[name].equal(expected)) << name;
+  net->forward(torch::ones({2, 7})).sum().backward();
+}
+
+const Scenario initialized("meta initialized", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shared : {true, false}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(std::string(shared ? "shared " : "gathered ") + c10::toString(dtype));
+      FullyShardOptions options{.share_memory = shared};
+      if (dtype != at::kFloat) options.mp_policy.param_dtype = dtype;
+      const auto make = dtype == at::kFloat ? make_net : make_linear;
+      auto plain = make();
+      auto net = on_meta(make);
+      const auto expected = shard_layers(plain, options), sharded = shard_layers(net, options);
+      optim::FusedAdamW reference(expected.parameters(), 1e-2), optimizer(sharded.parameters(), 1e-2);
+      const auto x = torch::full({4, 7}, 0.1 * context.rank()).to(dtype);
+      EXPECT_THAT(error_of<ArgumentError>([&] { net->forward(x); }), HasSubstr("is on device meta"));
+      EXPECT_THAT(error_of<ArgumentError>([&] { get_model_state_dict(sharded); }),
+                  HasSubstr("0.weight is on device meta"));
+      torch::manual_seed(5);
+      to_empty(*net, {.param_init_fn = reset_parameters});
+      for (int step = 0; step < 3; ++step) {
+        for (auto* each : {&reference, &optimizer}) each->zero_grad();
+        const auto loss = net->forward(x).sum(), other = plain->forward(x).sum();
+        EXPECT_TRUE(loss.equal(other)) << step;
+        loss.backward();
+        other.backward();
+        for (auto* each : {&reference, &optimizer}) each->step();
+      }
+      const auto left = sharded.parameters(), right = expected.parameters();
+      for (std::size_t i = 0; i < left.size(); ++i) EXPECT_TRUE(left[i].equal(right[i])) << i;
+    }
+  }
+});
+TEST(MetaDevice, InitializesAsOnTheCpu) { expect_all_passed(run_ranks(initialized, {.world_size = 3})); }
+
+// The most memory that a thread's tensors have at a time.
+class PeakOfTensors final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
+    now_ += bytes;
+    peak_ = std::max(peak_, now_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t peak() const { return peak_; }
+
+ private:
+  std::int64_t now_ = 0;
+  std::int64_t peak_ = 0;
+};
+
+constexpr std::int64_t kLayers = 8, kWidth = 128, kWhole = kLayers * kWidth * kWidth * 4;
+
+Sequential make_wide() {
+  Sequential net;
+  for (int i = 0; i < kLayers; ++i)
+    net->push_back(Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  return net;
+}
+
+const Scenario loaded("meta loaded", [] {
+  const auto context = init({.backend = "gloo"});
+  const TempFolder own;
+  const auto folder = context.group().broadcast_object(own.path().string(), 0) + "/step";
+  torch::manual_seed(1);
+  const auto plain = make_wide();
+  distributed_checkpoint::save(get_model_state_dict(shard_layers(plain, {})), folder, {}, context.group());
+
+  const auto memory = std::make_shared<PeakOfTensors>();
+  std::optional<c10::DebugInfoGuard> counting(std::in_place, c10::DebugInfoKind::PROFILER_STATE, memory);
+  auto net = on_meta(make_wide);
+  const auto sharded = shard_layers(net, {});
+  to_empty(*net);
+  auto weights = get_model_state_dict(sharded);
+  distributed_checkpoint::load(weights, folder, context.group());
+  counting.reset();
+  EXPECT_LE(memory->peak(), kWhole / context.world_size() + kWhole / kLayers);
+  EXPECT_GE(memory->peak(), kWhole / context.world_size());
+  const auto x = torch::ones({2, kWidth});
+  EXPECT_TRUE(net->forward(x).equal(plain->forward(x)));
+});
+TEST(MetaDevice, LoadsItsRowsOnly) { expect_all_passed(run_ranks(loaded)); }
+
+}  // namespace
+}  // namespace lockstep::testing
