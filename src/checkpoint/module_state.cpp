@@ -293,6 +293,11 @@ const Dict& state_dict_in(const Value& value) {
       ->value.as_dict();
 }
 
+bool has_safetensors(const std::filesystem::path& file) {
+  return file.extension() == ".safetensors" || file.extension() == ".json" ||
+         std::filesystem::is_directory(file);
+}
+
 // Files need not repeat a tensor for each of its names.
 void add_tied_names(Dict& dict, const torch::nn::Module& module) {
   const auto own = module_tensors(module);
@@ -367,7 +372,7 @@ LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
 
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,
                            const LoadStateDictOptions& options) {
-  const auto value = file.extension() == ".safetensors" ? Value(safetensors::load_file(file)) : load(file);
+  const auto value = has_safetensors(file) ? Value(safetensors::load_torch_state_dict(file)) : load(file);
   return with_source(file.string(), [&] {
     auto dict = with_keys(state_dict_in(value), options);
     add_tied_names(dict, module);

@@ -58,7 +58,8 @@ class GatheredMemory final : public ParameterMemory {
   // The parts of `ranks` in their order are the flat layout.
   void keep_part(const ProcessGroup& ranks) override {
     const auto rows = group_.size() / ranks.size();
-    const auto part = at::empty({rows, shards_.numel()}, shards_.options().dtype(dtype_));
+    const auto part =
+        at::empty({rows, shards_.numel()}, shards_.options().dtype(dtype_.value_or(shards_.scalar_type())));
     for (const auto& parameter : parameters_) {
       const auto whole = memory_of(parameter);
       if (whole.defined()) pack(whole, parameter, part, parameter.offset, ranks.rank() * rows);
@@ -95,7 +96,7 @@ class GatheredMemory final : public ParameterMemory {
   ProcessGroup group_;
   std::optional<at::ScalarType> dtype_;
   std::source_location where_;
-  at::Tensor shards_;  // this rank's row of the flat layout
+  at::Tensor shards_;         // this rank's row of the flat layout
   std::optional<Part> kept_;  // between forward and backward
   at::Tensor input_;
   at::Tensor output_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <lockstep/fsdp/state_dict.h>
-
 #include <lockstep/base/error.h>
+#include <lockstep/fsdp/state_dict.h>
 
 #include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
@@ -49,6 +48,15 @@ void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict
                           const StateDictOptions& options) {
   Entries::reshard(module);
   fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
+}
+
+void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,
+                     const safetensors::SaveDirectoryOptions& options) {
+  fsdp::save_model_files(Entries::of(module), save_directory, options);
+}
+
+void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path) {
+  set_model_state_dict(module, safetensors::load_torch_state_dict(checkpoint_path));
 }
 
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,

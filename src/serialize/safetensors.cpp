@@ -11,6 +11,7 @@
 
 #include "serialize/dtypes.h"
 #include "serialize/errors.h"
+#include "serialize/safetensors_folder.h"
 #include "serialize/safetensors_header.h"
 #include "serialize/storage.h"
 #include "serialize/tensor_calls.h"
@@ -186,6 +187,8 @@ std::uint64_t SafeOpen::nbytes(std::string_view name) const {
   const auto& info = file_->info(name);
   return info.end - info.begin;
 }
+
+void check_tensors(const Dict& tensors) { refuse_shared(named_tensors(tensors)); }
 
 void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveOptions& options) {
   with_source(file.string(), [&] {

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
+#include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/device/device.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/optim/fused.h>
@@ -25,15 +26,25 @@ using ::testing::HasSubstr;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
-Sequential make_net() {
+// One after the other: the order in which arguments of a function are constructed is unspecified.
+Sequential make_normed() {
   torch::manual_seed(5);
-  return Sequential(Linear(7, 9), torch::nn::BatchNorm1d(9), torch::nn::Tanh(), Linear(9, 3));
+  Sequential net;
+  net->push_back(Linear(7, 9));
+  net->push_back(torch::nn::BatchNorm1d(9));
+  net->push_back(torch::nn::Tanh());
+  net->push_back(Linear(9, 3));
+  return net;
 }
 
 // BatchNorm1d of LibTorch has no bfloat16 parameters.
 Sequential make_linear() {
   torch::manual_seed(5);
-  return Sequential(Linear(7, 9), torch::nn::Tanh(), Linear(9, 3));
+  Sequential net;
+  net->push_back(Linear(7, 9));
+  net->push_back(torch::nn::Tanh());
+  net->push_back(Linear(9, 3));
+  return net;
 }
 
 template <class Make>
@@ -64,9 +75,9 @@ TEST(DeviceContext, CreatesTensorsOnADevice) {
     EXPECT_TRUE(inner().is_cpu());
     EXPECT_TRUE(torch::randn({1'000'000'000'000}).is_meta());
     EXPECT_TRUE(torch::arange(5).is_meta());
-    EXPECT_TRUE(torch::tensor({1, 2}).is_meta());
+    EXPECT_TRUE(torch::tensor(1).is_meta());
     EXPECT_TRUE(torch::zeros_like(given).is_cpu());
-    return make_net();
+    return make_normed();
   });
   EXPECT_TRUE(given.is_cpu());
   EXPECT_TRUE(torch::ones({2}).is_cpu());
@@ -76,8 +87,8 @@ TEST(DeviceContext, CreatesTensorsOnADevice) {
 }
 
 TEST(ToEmpty, InitializesAModuleOfOneProcess) {
-  auto net = on_meta(make_net);
-  const auto plain = make_net();
+  auto net = on_meta(make_normed);
+  const auto plain = make_normed();
   torch::manual_seed(5);
   to_empty(*net, {.param_init_fn = reset_parameters});
   for (const auto& [name, expected] : plain->named_parameters().pairs())
@@ -85,14 +96,14 @@ TEST(ToEmpty, InitializesAModuleOfOneProcess) {
   net->forward(torch::ones({2, 7})).sum().backward();
 }
 
-const Scenario initialized("meta initialized", [] {
+const Scenario meta_init("meta initialized", [] {
   const auto context = init({.backend = "shm"});
   for (const bool shared : {true, false}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(std::string(shared ? "shared " : "gathered ") + c10::toString(dtype));
       FullyShardOptions options{.share_memory = shared};
       if (dtype != at::kFloat) options.mp_policy.param_dtype = dtype;
-      const auto make = dtype == at::kFloat ? make_net : make_linear;
+      const auto make = dtype == at::kFloat ? make_normed : make_linear;
       auto plain = make();
       auto net = on_meta(make);
       const auto expected = shard_layers(plain, options), sharded = shard_layers(net, options);
@@ -116,7 +127,7 @@ const Scenario initialized("meta initialized", [] {
     }
   }
 });
-TEST(MetaDevice, InitializesAsOnTheCpu) { expect_all_passed(run_ranks(initialized, {.world_size = 3})); }
+TEST(MetaDevice, InitializesAsOnTheCpu) { expect_all_passed(run_ranks(meta_init, {.world_size = 3})); }
 
 // The most memory that a thread's tensors have at a time.
 class PeakOfTensors final : public c10::MemoryReportingInfoBase {
@@ -133,21 +144,22 @@ class PeakOfTensors final : public c10::MemoryReportingInfoBase {
   std::int64_t peak_ = 0;
 };
 
-constexpr std::int64_t kLayers = 8, kWidth = 128, kWhole = kLayers * kWidth * kWidth * 4;
+constexpr std::int64_t kWideLayers = 8, kWideWidth = 128,
+                       kWideBytes = kWideLayers * kWideWidth * kWideWidth * 4;
 
 Sequential make_wide() {
   Sequential net;
-  for (int i = 0; i < kLayers; ++i)
-    net->push_back(Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  for (int i = 0; i < kWideLayers; ++i)
+    net->push_back(Linear(torch::nn::LinearOptions(kWideWidth, kWideWidth).bias(false)));
   return net;
 }
 
-const Scenario loaded("meta loaded", [] {
+const Scenario loads_rows("meta loaded", [] {
   const auto context = init({.backend = "gloo"});
   const TempFolder own;
   const auto folder = context.group().broadcast_object(own.path().string(), 0) + "/step";
   torch::manual_seed(1);
-  const auto plain = make_wide();
+  auto plain = make_wide();
   distributed_checkpoint::save(get_model_state_dict(shard_layers(plain, {})), folder, {}, context.group());
 
   const auto memory = std::make_shared<PeakOfTensors>();
@@ -158,12 +170,37 @@ const Scenario loaded("meta loaded", [] {
   auto weights = get_model_state_dict(sharded);
   distributed_checkpoint::load(weights, folder, context.group());
   counting.reset();
-  EXPECT_LE(memory->peak(), kWhole / context.world_size() + kWhole / kLayers);
-  EXPECT_GE(memory->peak(), kWhole / context.world_size());
-  const auto x = torch::ones({2, kWidth});
+  EXPECT_LE(memory->peak(), kWideBytes / context.world_size() + kWideBytes / kWideLayers);
+  EXPECT_GE(memory->peak(), kWideBytes / context.world_size());
+  const auto x = torch::ones({2, kWideWidth});
   EXPECT_TRUE(net->forward(x).equal(plain->forward(x)));
 });
-TEST(MetaDevice, LoadsItsRowsOnly) { expect_all_passed(run_ranks(loaded)); }
+TEST(MetaDevice, LoadsItsRowsOnly) { expect_all_passed(run_ranks(loads_rows)); }
+
+const Scenario meta_pretrained("meta pretrained", [] {
+  const auto context = init({.backend = "shm"});
+  const TempFolder own;
+  const auto folder = context.group().broadcast_object(own.path().string(), 0);
+  for (const bool shared : {true, false}) {
+    auto plain = make_normed();
+    auto net = on_meta(make_normed);
+    const auto expected = shard_layers(plain, {.share_memory = shared});
+    const auto sharded = shard_layers(net, {.share_memory = !shared});
+    save_pretrained(expected, folder, {.max_shard_size = 150});
+    to_empty(*net);
+    load_pretrained(sharded, folder);
+    const auto left = sharded.parameters(), right = expected.parameters();
+    for (std::size_t i = 0; i < left.size(); ++i) EXPECT_TRUE(left[i].equal(right[i])) << i;
+    auto whole = make_linear();
+    const auto report = lockstep::load_pretrained(*whole, folder, {.partial = true});
+    EXPECT_EQ(report.loaded_keys.size(), 2);
+    context.barrier();
+  }
+  EXPECT_NE(error_of<CheckpointError>(
+                [&] { save_pretrained(shard_layers(make_linear(), {}), "/proc/nowhere", {}); }),
+            "");
+});
+TEST(MetaDevice, LoadsFilesOfModelHubs) { expect_all_passed(run_ranks(meta_pretrained, {.world_size = 3})); }
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -81,6 +82,34 @@ TEST(SafetensorsParity, SafeOpenEqualsLoadFile) {
     EXPECT_EQ(opened.dtype(name), value.as_tensor().scalar_type());
     EXPECT_EQ(opened.shape(name), value.as_tensor().sizes());
     EXPECT_EQ(opened.nbytes(name), value.as_tensor().nbytes());
+  }
+}
+
+std::map<std::string, std::string> contents_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    files[entry.path().filename()] = bytes_of(entry.path());
+  return files;
+}
+
+TEST(SafetensorsParity, FoldersOfModelHubsAreTheSame) {
+  const TempFolder folder;
+  const std::vector<std::string> sizes{"900", "100", "1000000", "600", "1"};
+  std::vector<std::string> args{folder.path().string()};
+  args.insert(args.end(), sizes.begin(), sizes.end());
+  run_python("parity/safetensors_folder.py", {.args = args});
+  const auto expected = load(folder / "dict.pt").as_dict();
+  for (const auto& size : sizes) {
+    SCOPED_TRACE(size);
+    const auto python = folder / ("python-" + size), ours = folder / "ours";
+    safetensors::save_torch_state_dict(expected, ours, {.max_shard_size = std::stoull(size), .sync = false});
+    EXPECT_EQ(contents_of(ours), contents_of(python));
+    for (const auto& path : {python, python / "model.safetensors.index.json"}) {
+      if (!fs::exists(path)) continue;
+      const auto loaded = safetensors::load_torch_state_dict(path);
+      ASSERT_EQ(loaded.size(), expected.size());
+      for (const auto& [name, tensor] : expected) EXPECT_TRUE(equal(loaded.at(name), tensor)) << repr(name);
+    }
   }
 }
 

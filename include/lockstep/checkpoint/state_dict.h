@@ -73,11 +73,11 @@ std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
                            const LoadStateDictOptions& options = {});
 
-/// Loads the state dict in a file of torch.save() or save(), or in a `.safetensors` file, as
-/// load_state_dict() does. The file's value is the state dict or a dict with one entry that is a state dict,
-/// such as {"epoch": 3, "model": {...}}. A tensor that the module has under several names, such as tied
-/// weights, may be in the file under any of them. Throws CheckpointError that names the file. Print the
-/// result to see what did not fit:
+/// Loads the state dict in a file of torch.save() or save(), in a `.safetensors` file, or in several with an
+/// index (`file` is the folder or `model.safetensors.index.json`), as load_state_dict() does. The file's
+/// value is the state dict or a dict with one entry that is a state dict, such as {"epoch": 3, "model":
+/// {...}}. A tensor that the module has under several names, such as tied weights, may be in the file under
+/// any of them. Throws CheckpointError that names the file. Print the result to see what did not fit:
 ///
 ///     std::cout << lockstep::load_pretrained(net, "resnet34.pth", {.partial = true});
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& file,

@@ -22,8 +22,8 @@ void set_device(const c10::Device& device);
 void synchronize(const c10::Device& device);
 
 /// While it lives, functions of this thread that create tensors and are given no device create them on
-/// `device`. With at::kMeta, a module of any size is constructed without memory. PyTorch:
-/// `with torch.device("meta")`.
+/// `device`, but torch::tensor() of a list. With at::kMeta, a module of any size is constructed without
+/// memory. PyTorch: `with torch.device("meta")`.
 ///
 ///     std::optional<lockstep::DeviceContext> meta(at::kMeta);
 ///     models::GPT2 net(options);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <filesystem>
+
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/value.h>
 
 namespace lockstep {
@@ -33,6 +36,15 @@ Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& opti
 /// CheckpointError, naming the entry, for a missing one, another shape or other rows.
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
                           const StateDictOptions& options = {});
+
+/// Writes the whole parameters and buffers as `safetensors::save_torch_state_dict()` does. They are gathered
+/// for one file at a time, which rank 0 writes. Collective. Throws CheckpointError on all ranks.
+/// transformers: `save_pretrained`.
+void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,
+                     const safetensors::SaveDirectoryOptions& options = {});
+/// Loads what save_pretrained() and model hubs write; each rank reads its rows only. `checkpoint_path`: as
+/// for `safetensors::load_torch_state_dict()`. Throws CheckpointError as set_model_state_dict() does.
+void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path);
 
 /// {"state": {name: {...}}, "param_groups": [{..., "params": [names]}]} of an optimizer of the module's
 /// parameters(). Tensors of a shard's shape are as in get_model_state_dict(). Before the optimizer's first

@@ -41,6 +41,26 @@ struct SaveOptions {
 /// no longer share it after loading. After an error in `tensors` nothing has been written.
 void save_file(const Dict& tensors, const std::filesystem::path& file, const SaveOptions& options = {});
 
+struct SaveDirectoryOptions {
+  /// Bytes of tensors in a file. A larger tensor has a file of its own.
+  std::uint64_t max_shard_size = 5'000'000'000;
+  /// Of every file.
+  Metadata metadata = {{"format", "pt"}};
+  bool sync = true;  ///< as SaveOptions::sync
+};
+
+/// Writes a flat dict of tensors as model hubs have it: `model.safetensors` or, for more bytes than fit one
+/// file, `model-00001-of-0000N.safetensors` and so on with `model.safetensors.index.json`. Files of an
+/// earlier call that are not needed any more are removed. The folder has no index while files are replaced.
+/// Throws CheckpointError as save_file() does. Python: huggingface_hub.save_torch_state_dict, with the same
+/// bytes.
+void save_torch_state_dict(const Dict& state_dict, const std::filesystem::path& save_directory,
+                           const SaveDirectoryOptions& options = {});
+
+/// Loads every tensor of such a folder, of an index (`*.index.json`) and its files, or of one file. Throws
+/// CheckpointError that names the file.
+Dict load_torch_state_dict(const std::filesystem::path& checkpoint_path, const LoadOptions& options = {});
+
 /// An open file: reads the header at once and tensors on request. Const functions are thread-safe. Python:
 /// safetensors.safe_open.
 class SafeOpen {

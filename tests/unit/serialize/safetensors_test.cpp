@@ -174,5 +174,35 @@ TEST(Safetensors, KeepTheOldFileIfTheNewOneFails) {
   EXPECT_THROW(save_file(small(), folder.file("no/such/folder.safetensors")), CheckpointError);
 }
 
+TEST(SafetensorsFolder, RejectsWhatIsNoIndex) {
+  const TempFolder folder;
+  const auto index = folder / "model.safetensors.index.json";
+  save_file(small(), folder / "a.safetensors");
+  const auto complaint = [&](const std::string& text) {
+    std::ofstream(index) << text;
+    try {
+      safetensors::load_torch_state_dict(folder.path());
+    } catch (const CheckpointError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(complaint(R"({"weight_map": {"weight": "a.safetensors"}})"), "");
+  for (const auto* const wrong :
+       {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {"weight": 1}})",
+        R"({"weight_map": {"weight": "../a.safetensors"}})", R"({"weight_map": {"weight": "/a"}})"}) {
+    EXPECT_THAT(complaint(wrong), AllOf(StartsWith(index.string()), HasSubstr("needs a weight_map")))
+        << wrong;
+  }
+  EXPECT_THAT(complaint(R"({"weight_map": {"none": "a.safetensors"}})"),
+              AllOf(StartsWith(index.string()), HasSubstr("a.safetensors has no tensor 'none'")));
+  EXPECT_THAT(complaint(R"({"weight_map": {"weight": "b.safetensors"}})"), HasSubstr("b.safetensors"));
+}
+
+TEST(SafetensorsFolder, NamesTheFolderThatCannotBeWritten) {
+  EXPECT_THROW(safetensors::save_torch_state_dict(small(), "/proc/nowhere"), CheckpointError);
+  EXPECT_THROW(safetensors::load_torch_state_dict("/proc/nowhere"), CheckpointError);
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <lockstep/serialize/safetensors.h>
+
+// A state dict in one or several files of a folder, as huggingface_hub's save_torch_state_dict() writes it.
+namespace lockstep::safetensors {
+
+struct TensorSize {
+  std::string name;
+  std::uint64_t bytes = 0;
+};
+
+// Which tensors each file has.
+class FolderPlan {
+ public:
+  // Files of at most `max_shard_size` bytes of data each, in the order of the tensors; a larger tensor has a
+  // file of its own.
+  FolderPlan(const std::vector<TensorSize>& tensors, std::uint64_t max_shard_size);
+
+  // [i]: the names of the tensors of file i; at least one file.
+  const std::vector<std::vector<std::string>>& files() const { return files_; }
+  // "model.safetensors", or "model-00001-of-00003.safetensors" for file 0 of 3.
+  std::string file_name(std::size_t file) const;
+  // Before the files are written: removes the index of an earlier state dict, so that it never names new
+  // files.
+  void begin(const std::filesystem::path& folder, bool sync) const;
+  // After: writes the index, and removes the files that it does not name.
+  void finish(const std::filesystem::path& folder, bool sync) const;
+
+ private:
+  std::vector<std::vector<std::string>> files_;
+  std::uint64_t total_size_ = 0;
+};
+
+// Throws what save_file() throws for the tensors.
+void check_tensors(const Dict& tensors);
+
+}  // namespace lockstep::safetensors
