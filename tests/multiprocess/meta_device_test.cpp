@@ -12,6 +12,7 @@
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/device/device.h>
 #include <lockstep/fsdp/state_dict.h>
+#include <lockstep/models/language.h>
 #include <lockstep/optim/fused.h>
 #include <lockstep/rendezvous/init.h>
 
@@ -128,6 +129,34 @@ const Scenario meta_init("meta initialized", [] {
   }
 });
 TEST(MetaDevice, InitializesAsOnTheCpu) { expect_all_passed(run_ranks(meta_init, {.world_size = 3})); }
+
+// A model with tied weights and buffers.
+const Scenario meta_gpt("meta gpt", [] {
+  const auto context = init({.backend = "shm"});
+  const auto make = [] {
+    torch::manual_seed(5);
+    return models::GPT2(
+        models::GPT2Options{.vocab_size = 30, .n_positions = 8, .n_embd = 16, .n_layer = 2, .n_head = 2});
+  };
+  for (const bool shared : {true, false}) {
+    auto plain = make();
+    auto net = on_meta(make);
+    const auto expected = fully_shard(*plain, {.share_memory = shared});
+    const auto sharded = fully_shard(*net, {.share_memory = shared});
+    to_empty(*net);
+    set_model_state_dict(sharded, get_model_state_dict(expected, {.full_state_dict = true}));
+    const auto tokens = torch::randint(30, {2, 8});
+    plain->eval();
+    net->eval();
+    const auto loss = net->forward(tokens).pow(2).mean(), other = plain->forward(tokens).pow(2).mean();
+    EXPECT_TRUE(loss.equal(other));
+    loss.backward();
+    other.backward();
+    const auto left = sharded.parameters(), right = expected.parameters();
+    for (std::size_t i = 0; i < left.size(); ++i) EXPECT_TRUE(left[i].grad().equal(right[i].grad())) << i;
+  }
+});
+TEST(MetaDevice, HasTiedWeights) { expect_all_passed(run_ranks(meta_gpt)); }
 
 // The most memory that a thread's tensors have at a time.
 class PeakOfTensors final : public c10::MemoryReportingInfoBase {
