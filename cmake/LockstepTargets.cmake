@@ -100,7 +100,7 @@ function(lockstep_add_layer layer)
   endif()
   lockstep_set_warnings(${target})
   lockstep_set_unity(${target})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${layer})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${layer} DEFINE_SYMBOL "")
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_INSTALLED_TARGETS ${target})
 endfunction()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Steps of Python's DistributedDataParallel over shm and over gloo, in turn in the same ranks, and the reduction of 25 MiB
-alone."""
+"""Steps of Python's DistributedDataParallel over shm and over gloo, in turn in the same ranks, the reduction of 25 MiB
+alone, and what a callback adds to a call."""
 import argparse
 import json
 import pathlib
@@ -54,6 +54,21 @@ def make_reductions(groups):
     return reductions
 
 
+def make_callbacks(group):
+    """A small call that is waited for directly, and one whose future calls a function first, as DDP's hooks do."""
+    tensor = torch.zeros(1024)
+
+    def direct():
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        return 0
+
+    def callback():
+        dist.all_reduce(tensor, group=group, async_op=True).get_future().then(lambda done: done.value()).wait()
+        return 0
+
+    return {"direct": direct, "callback": callback}
+
+
 def measure(actions, count):
     """{name: (median seconds, results)}; each side goes first in every other turn."""
     times = {name: [] for name in actions}
@@ -70,7 +85,7 @@ def measure(actions, count):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--net", choices=[*ALL_NETS, "none"], default="resnet18")
+    parser.add_argument("--net", choices=[*ALL_NETS, "none", "callbacks"], default="resnet18")
     parser.add_argument("--view", action="store_true", help="gradient_as_bucket_view")
     parser.add_argument("--caching", action="store_true", help="the caching CPU allocator, for both backends")
     parser.add_argument("--steps", type=int, default=20)
@@ -79,7 +94,12 @@ def main():
         lockstep_torch.enable_caching_cpu_allocator()
     dist.init_process_group("gloo")
     groups = {"gloo": dist.group.WORLD, "shm": dist.new_group(backend="shm")}
-    actions = make_reductions(groups) if flags.net == "none" else make_steps(flags.net, groups, flags.view)
+    if flags.net == "none":
+        actions = make_reductions(groups)
+    elif flags.net == "callbacks":
+        actions = make_callbacks(groups["shm"])
+    else:
+        actions = make_steps(flags.net, groups, flags.view)
     measured = measure(actions, flags.steps)
     if dist.get_rank() == 0:
         print(json.dumps({"seconds": {name: seconds for name, (seconds, _) in measured.items()},

@@ -22,9 +22,7 @@ void set_state(at::Generator generator, const at::Tensor& state);
 
 // While it exists, operators that this thread calls on CPU tensors without a generator use this generator.
 //
-// LibTorch's default generator is shared by the process. This class enables a dispatch key for the thread
-// that precedes all others. Its kernels pass the generator to random operators; all other operators fall
-// through at no cost.
+// LibTorch's default generator is shared by the process.
 class ThreadGenerator {
  public:
   explicit ThreadGenerator(at::Generator generator);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <c10/core/Device.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace lockstep {
 
@@ -36,6 +37,7 @@ class DeviceContext {
   DeviceContext& operator=(const DeviceContext&) = delete;
 
  private:
+  c10::impl::IncludeDispatchKeyGuard key_;
   std::optional<c10::Device> outer_;
 };
 
