@@ -28,11 +28,12 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{1'800'000};
   std::string group_name = "default";
-  std::string master_host = "127.0.0.1";               // an address that all ranks can reach
-  bool one_host = true;                                // all ranks are known to run on this host
-  std::vector<int> hosts = {};                         // [rank]: number of its host
-  bool only_gloo_keys = false;                         // gloo: other ranks run c10d's own, without our keys
-  Env env = {};                                        // environment variables of the backend
+  std::string master_host = "127.0.0.1";  // an address that all ranks can reach
+  bool one_host = true;                   // all ranks are known to run on this host
+  std::vector<int> hosts = {};            // [rank]: number of its host
+  bool connect_on_use = false;            // gloo: two ranks connect when they first exchange data
+  bool only_gloo_keys = false;            // gloo: other ranks run c10d's own, without our keys
+  Env env = {};                           // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run
   c10::Device device{c10::kCPU};                       // of this rank

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/sockets.h"
 #include "lockstep_bench/kinds.h"
 #include "support/launcher_process.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Gt;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using Words = std::vector<std::string>;
 
 nlohmann::json rows_of(const Words& words) {
@@ -69,6 +75,43 @@ TEST(Bench, ReportsThatGlooHasNoRegisteredMemory) {
   EXPECT_EQ(launcher.finish(), 0) << launcher.err();
   EXPECT_THAT(launcher.err(), HasSubstr("no rows for --memory zero-copy"));
   EXPECT_EQ(lines_of(launcher.out()).size(), 2U) << launcher.out();
+}
+
+// Two hosts that LOCKSTEP_HOST_ID makes of one.
+TEST(Bench, PredictsTheTimesBetweenHosts) {
+  const std::string script =
+      "export LOCKSTEP_HOST_ID=$((RANK / 2)) GLOO_SOCKET_IFNAME=lo; exec \"$0\" all-reduce --nodes --json "
+      "--sizes 1K:64K:4,8M --iterations 3 --warmup 1 --no-bind";
+  const auto rows = rows_of({"run", "--nproc-per-node", "4", "--plain-lines", "--", "/bin/sh", "-c", script,
+                             LOCKSTEP_BENCH_PROGRAM});
+  EXPECT_THAT(column<std::string>(rows, "backend"), IsSupersetOf({"hierarchical", "gloo"}));
+  EXPECT_THAT(column<int>(rows, "wrong"), Each(0));
+  EXPECT_THAT(column<double>(rows, "predicted"), Each(Gt(0)));
+  for (const auto& row : rows) {
+    const auto& model = row["model"];
+    EXPECT_GT(model["alpha"].get<double>() + model["beta"].get<double>() + model["gamma"].get<double>(), 0);
+  }
+}
+
+TEST(Bench, NodesNeedHosts) {
+  LauncherProcess launcher({"bench", "all-reduce", "--nodes", "--sizes", "1K"});
+  EXPECT_NE(launcher.finish(), 0);
+  EXPECT_THAT(launcher.err(), HasSubstr("--nodes needs ranks on several hosts"));
+}
+
+// The hosts are two names of this one; a shell is the remote shell.
+TEST(Bench, StartsOnHosts) {
+  const TempFolder folder;
+  const auto shell = folder.file("shell");
+  std::ofstream(shell) << "#!/bin/sh\nshift; exec sh -c \"$*\"\n";
+  std::filesystem::permissions(shell, std::filesystem::perms::owner_all);
+  LauncherProcess launcher({"bench", "--hosts", "127.0.0.1,localhost", "--nproc", "1", "all-reduce",
+                            "--backend", "gloo", "--sizes", "1K", "--iterations", "2", "--csv"},
+                           {.env = {{"PET_SSH", shell},
+                                    {"PET_MASTER_PORT", std::to_string(ReservedPort().port())},
+                                    {"LOCKSTEP_SECRET", "the secret of a test"}}});
+  EXPECT_EQ(launcher.finish(), 0) << launcher.err();
+  EXPECT_THAT(launcher.out(), HasSubstr("\nall-reduce,1024,256,float32,sum,gloo,ordinary,2,2,"));
 }
 
 TEST(Bench, ReportsAnErrorOnceAndStartsNothing) {

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -195,6 +196,60 @@ const Scenario over_a_cable("sums over a cable", [] {
   EXPECT_THAT(in_reduce_scatter / kBytes, AllOf(::testing::Ge(0.5), ::testing::Le(0.55)));
 });
 
+// Connections of this process that are not to the store.
+std::set<std::string> connections() {
+  std::set<std::string> own;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;
+    const auto target = std::filesystem::read_symlink(entry.path(), closed).string();
+    if (target.starts_with("socket:[")) own.insert(target.substr(8, target.size() - 9));
+  }
+  const auto store_port = fmt::format(":{:04X}", std::stoi(std::getenv("MASTER_PORT")));
+  std::set<std::string> found;
+  for (const auto* file : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream table(file);
+    for (std::string line; std::getline(table, line);) {
+      std::istringstream fields(line);
+      std::array<std::string, 10> words;
+      for (auto& word : words) fields >> word;
+      const auto& [slot, local, remote, state, queues, timer, retransmits, user, timeout, inode] = words;
+      const bool is_store = local.ends_with(store_port) || remote.ends_with(store_port);
+      if (state == "01" && !is_store && own.contains(inode)) found.insert(inode);
+    }
+  }
+  return found;
+}
+
+const Scenario few_connections("ranks connect to those they talk to", [] {
+  const auto context = init({.backend = "hierarchical"});
+  const auto& group = context.group();
+  // The neighbours in the ring of this rank's lane. All-to-all, there are 5, and 5 more between all ranks.
+  EXPECT_EQ(connections().size(), 2U);
+  for (const std::int64_t count : {1, 1'000'000}) {
+    auto numbers = torch::ones({count});
+    group.all_reduce(numbers);
+    EXPECT_EQ(numbers[0].item<float>(), 6);
+  }
+  EXPECT_EQ(connections().size(), 2U);
+  // Of ranks that are no neighbours.
+  auto word = torch::full({1}, 7.0F);
+  if (context.rank() == 0) group.send(word, 3);
+  if (context.rank() == 3) group.recv(word.zero_(), 0);
+  EXPECT_EQ(word.item<float>(), 7);
+  EXPECT_EQ(connections().size(), context.rank() % 3 == 0 ? 3U : 2U);
+  group.barrier();
+});
+
+const Scenario on_use("gloo connects on use", [] {
+  const auto context = init({.backend = "gloo"});
+  EXPECT_EQ(connections().size(), 0U);
+  auto one = torch::ones({1});
+  context.group().all_reduce(one);
+  EXPECT_EQ(one.item<float>(), 4);
+  EXPECT_EQ(connections().size(), 2U);
+  context.barrier();
+});
+
 // The gradients of a step are the mean in the documented order.
 const Scenario ddp_step("a step of DDP over hosts", [] {
   const auto context = init();
@@ -253,6 +308,10 @@ TEST_F(Hosts, ArePickedByAutoAndSumInTheDocumentedOrder) {
 TEST_F(Hosts, MayDifferInTheirNumberOfRanks) { expect_all_passed(run(uneven, {0, 0, 0, 1, 1})); }
 TEST_F(Hosts, MayAlternate) { expect_all_passed(run(alternating, {0, 1, 0, 1})); }
 TEST_F(Hosts, SumInTheirOrderIfTheyAreThree) { expect_all_passed(run(three, {0, 0, 1, 2, 2})); }
+TEST_F(Hosts, ConnectOnlyRanksThatTalk) { expect_all_passed(run(few_connections, {0, 1, 2, 3, 4, 5})); }
+TEST(Gloo, ConnectsOnUseIfPyTorchsVariableSaysSo) {
+  expect_all_passed(run_ranks(on_use, {.world_size = 4, .env = {{"TORCH_GLOO_LAZY_INIT", "1"}}}));
+}
 TEST_F(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run(has_a_limit, {0, 0, 1, 1})); }
 TEST_F(Hosts, ReduceTheGradientsOfDdp) { expect_all_passed(run(ddp_step, {0, 0, 1, 1})); }
 

@@ -29,9 +29,9 @@ Command run_command(CLI::App& app, const std::vector<std::string>& words);
 // `lockstep node`, which `lockstep run --hosts` starts on each host: executes the order on stdin.
 Command node_command(CLI::App& app);
 
-// `lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, in the folder of
-// this one, as N ranks. The other options are that program's; they are parsed here first, so that an error
-// appears once and before a rank starts.
+// `lockstep bench [--nproc N] [--hosts a,b:4] COLLECTIVE [OPTIONS...]`: runs the program lockstep-bench, in
+// the folder of this one, as N ranks (of each host). The other options are that program's; they are parsed
+// here first, so that an error appears once and before a rank starts.
 Command bench_command(CLI::App& app);
 
 // `lockstep ckpt show|diff|convert|verify|strip-prefix|merge ...` and `lockstep data show ...`: each executes

@@ -32,7 +32,16 @@ bool shows_progress(const bench::Options& options) {
   return options.progress || (::isatty(STDERR_FILENO) != 0 && !shows_rows);
 }
 
-int run_bench(std::vector<std::string> words, int ranks) {
+// By `lockstep run`.
+int run_bench_on(const std::string& hosts, const std::vector<std::string>& words, int ranks) {
+  std::vector<std::string> whole{
+      "run",           "--hosts",     hosts, "--nproc-per-node", std::to_string(ranks),
+      "--plain-lines", "--no-python", "--",  bench_program()};
+  whole.insert(whole.end(), words.begin(), words.end());
+  return run(whole);
+}
+
+int run_bench(std::vector<std::string> words, const std::string& hosts, int ranks) {
   try {
     const auto options = bench::parse_options(bench::Tool::lockstep_bench, words);
     if (!options.progress && shows_progress(options)) words.emplace_back("--progress");
@@ -40,6 +49,7 @@ int run_bench(std::vector<std::string> words, int ranks) {
     std::cout << help.text << std::flush;
     return 0;
   }
+  if (!hosts.empty()) return run_bench_on(hosts, words, ranks);
   words.insert(words.begin(), bench_program());
   return launch::launch({.command = words, .nproc_per_node = ranks, .output = {.mark_lines = false}});
 }
@@ -50,10 +60,13 @@ Command bench_command(CLI::App& app) {
   auto* bench =
       app.add_subcommand("bench", "Measure collectives: lockstep bench [--nproc N] COLLECTIVE [OPTIONS...]");
   const auto ranks = std::make_shared<int>(2);
-  bench->add_option("--nproc,-n", *ranks, "Number of ranks");
+  const auto hosts = std::make_shared<std::string>();
+  bench->add_option("--nproc,-n", *ranks, "Number of ranks, on each host");
+  bench->add_option("--hosts", *hosts, "Run on these hosts, as lockstep run does");
   bench->set_help_flag();
   bench->allow_extras();
-  return {.app = bench, .run = [=](const auto& /*rest*/) { return run_bench(bench->remaining(), *ranks); }};
+  return {.app = bench,
+          .run = [=](const auto& /*rest*/) { return run_bench(bench->remaining(), *hosts, *ranks); }};
 }
 
 namespace {

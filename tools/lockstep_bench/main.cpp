@@ -5,6 +5,7 @@
 #include <iostream>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <lockstep/rendezvous/init.h>
 
 #include "base/host.h"
+#include "cost_model.h"
 #include "kinds.h"
 #include "measure.h"
 #include "options.h"
@@ -26,6 +28,16 @@ namespace lockstep::bench {
 namespace {
 
 constexpr const char* kMemoryLimit = "memory";
+
+// Throws ArgumentError if there are no several hosts.
+Cluster cluster_of(const Context& context) {
+  const auto hosts = context.group().all_gather_object(memory_identity());
+  const auto count = static_cast<int>(std::set(hosts.begin(), hosts.end()).size());
+  if (count > 1) return {.hosts = count, .ranks = context.world_size()};
+  throw ArgumentError(fmt::format(
+      "--nodes needs ranks on several hosts, but all {} are on one; use lockstep bench --hosts a,b",
+      context.world_size()));
+}
 
 class Bench {
  public:
@@ -40,21 +52,25 @@ class Bench {
   std::vector<BenchCase> cases(const Kind& kind, const std::string& dtype, std::int64_t count) const;
   void measure(const Kind& kind, const std::string& dtype, std::size_t bytes);
   bool supports_memory(const std::string& backend, const std::string& memory) const;
+  void add(const Row& row);
   void log_on_main(const std::string& text) const;
 
   const Options& options_;
   const Context& context_;
+  Cluster cluster_;
   Sync sync_;  // over the context's group, which is not measured
   std::map<std::string, ProcessGroup> groups_;
   std::function<Trial(std::int64_t)> memory_limit_;
   Report report_;
+  std::vector<Row> rows_;  // with --nodes: until the model is fitted
 };
 
 Bench::Bench(const Options& options, const Context& context, int cores)
     : options_(options),
       context_(context),
       sync_{context.group(), can_start_together(context.world_size(), context.local_world_size(), cores)},
-      report_(options.format, context.is_main() ? &std::cout : nullptr) {
+      report_(options.format, context.is_main() ? &std::cout : nullptr, options.nodes) {
+  if (options.nodes) cluster_ = cluster_of(context);
   std::vector<int> ranks(static_cast<std::size_t>(context.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   for (const auto& name : options.backends) {
@@ -82,6 +98,8 @@ void Bench::run() {
       for (const auto bytes : options_.sizes) measure(kind, dtype, bytes);
     }
   }
+  if (options_.nodes) predict(rows_, cluster_);
+  for (const auto& row : rows_) report_.add(row);
   report_.finish();
 }
 
@@ -133,7 +151,15 @@ void Bench::measure(const Kind& kind, const std::string& dtype, std::size_t byte
                   .ranks = context_.world_size(),
                   .iterations = plan.iterations,
                   .wrong = plan.check ? total_wrong(each, sync_.group) : -1};
-    report_.add(with_times(row, slowest_spans(each, sync_.group), bus_factor(kind, row.ranks)));
+    add(with_times(row, slowest_spans(each, sync_.group), bus_factor(kind, row.ranks)));
+  }
+}
+
+void Bench::add(const Row& row) {
+  if (options_.nodes) {
+    rows_.push_back(row);
+  } else {
+    report_.add(row);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "cost_model.h"
 #include "kinds.h"
 
 namespace lockstep::bench {
@@ -106,6 +107,10 @@ void add_own(CLI::App& app, RawOptions& raw, Options& options) {
       ->check(CLI::IsMember({"sum", "avg", "min", "max"}))
       ->type_name("NAME")
       ->capture_default_str();
+  app.add_flag(
+      "--nodes", options.nodes,
+      "All-reduce between hosts, beside the prediction of a cost model that is fitted to the rows; by "
+      "default --backend hierarchical,gloo --memory ordinary");
   app.add_flag("--progress", options.progress, "Report each measurement on stderr");
 }
 
@@ -136,6 +141,14 @@ void check_memory_limit(const Options& options) {
   throw ArgumentError("--backend memory supports only all-reduce of float32 with --op sum");
 }
 
+void check_nodes(const Options& options) {
+  if (!options.nodes) return;
+  if (options.collectives != std::vector<std::string>{"all-reduce"}) {
+    throw ArgumentError("--nodes supports only the collective all-reduce");
+  }
+  for (const auto& name : options.backends) (void)all_reduce_terms(name, 1, {});
+}
+
 std::vector<std::string> names_of(const std::string& list, const char* option) {
   auto names = split(list, ',');
   if (names.empty()) throw ArgumentError(fmt::format("{} is empty", option));
@@ -152,6 +165,7 @@ Options checked(const RawOptions& raw, Options options) {
   for (const auto& name : options.dtypes) (void)find_dtype(name);
   check_memories(options.memories);
   check_memory_limit(options);
+  check_nodes(options);
   return options;
 }
 
@@ -170,7 +184,7 @@ std::vector<std::size_t> parse_sizes(const std::string& text) {
 Options parse_options(Tool tool, std::vector<std::string> arguments) {
   const bool own = tool == Tool::lockstep_bench;
   CLI::App app(own ? "Times collectives between ranks, with interleaved backends\n"
-                     "Number of ranks on this machine: --nproc N, default 2"
+                     "Number of ranks on this machine: --nproc N, default 2; on others: --hosts a,b:4"
                    : "Times Open MPI's float32 collectives as lockstep bench does",
                own ? "lockstep bench" : "mpirun mpi_collectives");
   RawOptions raw;
@@ -186,6 +200,8 @@ Options parse_options(Tool tool, std::vector<std::string> arguments) {
     throw ArgumentError(fmt::format("{} (see {} --help)", error.what(), app.get_name()));
   }
   options.memory_given = own && app.count("--memory") > 0;
+  if (options.nodes && app.count("--backend") == 0) raw.backends = "hierarchical,gloo";
+  if (options.nodes && !options.memory_given) raw.memories = "ordinary";
   return checked(raw, options);
 }
 

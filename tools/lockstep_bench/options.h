@@ -29,6 +29,7 @@ struct Options {
   bool memory_given = false;  // whether --memory is on the command line
   std::vector<std::string> dtypes = {"float32"};
   std::string op = "sum";
+  bool nodes = false;     // all-reduce between hosts, beside the cost model
   bool progress = false;  // report each measurement on stderr
 };
 

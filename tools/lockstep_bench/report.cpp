@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -12,14 +13,17 @@ namespace lockstep::bench {
 
 void Report::begin(int ranks) const {
   if (sink_ == nullptr) return;
-  if (format_ == Format::table) *sink_ << table_header(ranks) << std::endl;
-  if (format_ == Format::csv) *sink_ << csv_header() << std::endl;
+  const auto more = predicts_ ? prediction_header(format_) : "";
+  if (format_ == Format::table) *sink_ << table_header(ranks) << more << std::endl;
+  if (format_ == Format::csv) *sink_ << csv_header() << more << std::endl;
 }
 
 void Report::add(const Row& row) {
   if (sink_ == nullptr) return;
-  if (format_ == Format::table) *sink_ << table_line(row) << std::endl;
-  if (format_ == Format::csv) *sink_ << csv_line(row) << std::endl;
+  const auto more =
+      row.predicted ? prediction_columns(*row.predicted, row.microseconds, format_) : std::string();
+  if (format_ == Format::table) *sink_ << table_line(row) << more << std::endl;
+  if (format_ == Format::csv) *sink_ << csv_line(row) << more << std::endl;
   if (format_ == Format::json) *sink_ << (first_ ? "[" : ",\n ") << json_line(row) << std::flush;
   first_ = false;
 }
@@ -44,6 +48,23 @@ std::string table_line(const Row& row) {
       row.p10, row.p90, row.algbw, row.busbw, row.wrong < 0 ? "n/a" : std::to_string(row.wrong));
 }
 
+std::string prediction_header(Format format) {
+  if (format == Format::csv) return ",predicted,alpha,beta,gamma";
+  return fmt::format(" {:>10} {:>6} {:>10} {:>11} {:>11}", "predicted", "error", "alpha (us)", "beta (ns/B)",
+                     "gamma(ns/B)");
+}
+
+std::string prediction_columns(const Prediction& predicted, double microseconds, Format format) {
+  const auto& model = predicted.model;
+  if (format == Format::csv) {
+    return fmt::format(",{:.3f},{:.4e},{:.4e},{:.4e}", predicted.microseconds, model.alpha, model.beta,
+                       model.gamma);
+  }
+  const double error = microseconds > 0 ? predicted.microseconds / microseconds - 1 : 0;
+  return fmt::format(" {:>10.2f} {:>+5.0f}% {:>10.2f} {:>11.4f} {:>11.4f}", predicted.microseconds,
+                     100 * error, model.alpha * 1e6, model.beta * 1e9, model.gamma * 1e9);
+}
+
 std::string csv_header() {
   return "collective,bytes,count,dtype,op,backend,memory,ranks,iterations,microseconds,p10,p90,algbw,busbw,"
          "wrong";
@@ -56,22 +77,40 @@ std::string csv_line(const Row& row) {
 }
 
 std::string json_line(const Row& row) {
-  return nlohmann::ordered_json{{"collective", row.collective},
-                                {"bytes", row.bytes},
-                                {"count", row.count},
-                                {"dtype", row.dtype},
-                                {"op", row.op},
-                                {"backend", row.backend},
-                                {"memory", row.memory},
-                                {"ranks", row.ranks},
-                                {"iterations", row.iterations},
-                                {"microseconds", row.microseconds},
-                                {"p10", row.p10},
-                                {"p90", row.p90},
-                                {"algbw", row.algbw},
-                                {"busbw", row.busbw},
-                                {"wrong", row.wrong}}
-      .dump();
+  nlohmann::ordered_json line{{"collective", row.collective},
+                              {"bytes", row.bytes},
+                              {"count", row.count},
+                              {"dtype", row.dtype},
+                              {"op", row.op},
+                              {"backend", row.backend},
+                              {"memory", row.memory},
+                              {"ranks", row.ranks},
+                              {"iterations", row.iterations},
+                              {"microseconds", row.microseconds},
+                              {"p10", row.p10},
+                              {"p90", row.p90},
+                              {"algbw", row.algbw},
+                              {"busbw", row.busbw},
+                              {"wrong", row.wrong}};
+  if (row.predicted) {
+    const auto& [microseconds, model] = *row.predicted;
+    line["predicted"] = microseconds;
+    line["model"] = {{"alpha", model.alpha}, {"beta", model.beta}, {"gamma", model.gamma}};
+  }
+  return line.dump();
+}
+
+void predict(std::vector<Row>& rows, const Cluster& cluster) {
+  std::map<std::string, std::vector<CostSample>> samples;
+  for (const auto& row : rows) {
+    samples[row.backend].push_back(
+        {.terms = all_reduce_terms(row.backend, row.bytes, cluster), .seconds = row.microseconds / 1e6});
+  }
+  for (auto& row : rows) {
+    const auto model = fit_cost_model(samples.at(row.backend));
+    const auto seconds = model.seconds(all_reduce_terms(row.backend, row.bytes, cluster));
+    row.predicted = Prediction{.microseconds = seconds * 1e6, .model = model};
+  }
 }
 
 int iterations_for(std::size_t bytes) {

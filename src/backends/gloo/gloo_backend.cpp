@@ -16,17 +16,23 @@ namespace {
 
 using Device = std::shared_ptr<::gloo::transport::Device>;
 
-std::vector<Device> devices_named(const std::string& list) {
+// PyTorch's variable holds for all groups.
+bool connects_on_use(const BackendRequest& request) {
+  return request.connect_on_use || c10d::getDefaultGlooLazyInit();
+}
+
+std::vector<Device> devices_named(const std::string& list, bool on_use) {
   std::vector<Device> devices;
   for (const auto& name : interfaces_named(list)) {
-    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name, on_use));
   }
   return devices;
 }
 
 std::vector<Device> tcp_devices(const BackendRequest& request) {
-  if (const auto named = request.env.get("GLOO_SOCKET_IFNAME")) return devices_named(*named);
-  return {c10d::ProcessGroupGloo::createDeviceForHostname(shared_route(request))};
+  const bool on_use = connects_on_use(request);
+  if (const auto named = request.env.get("GLOO_SOCKET_IFNAME")) return devices_named(*named, on_use);
+  return {c10d::ProcessGroupGloo::createDeviceForHostname(shared_route(request), on_use)};
 }
 
 // LibTorch reads GLOO_DEVICE_TRANSPORT when it makes a device.

@@ -8,6 +8,7 @@
 #include <stop_token>
 #include <thread>
 
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -254,13 +255,34 @@ Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
   return leg_of(handle, part, ranks);
 }
 
+// Without an all-to-all of connections, whose number and whose requests to the store grow quadratically.
+BackendHandle connect_on_use(BackendRequest request) {
+  request.connect_on_use = true;
+  return create_gloo(request);
+}
+
+// Connects the neighbours in the ring, so that each notices when the other dies, and waits for all of them.
+void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
+  std::vector<at::Tensor> word{at::zeros({1})};
+  try {
+    lane.backend->allreduce(word)->wait();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",
+                                      request.rank, request.size, request.group_name,
+                                      text.substr(0, text.find('\n'))));
+  }
+}
+
 // All ranks connect their lanes in ascending order, so none waits for ranks that wait for it.
 std::vector<Leg> connect_lanes(const BackendRequest& request, const HostLayout& layout) {
   std::vector<Leg> lanes;
   for (int number = layout.local_rank(); number < layout.lanes(); number += layout.local_size()) {
     const auto ranks = layout.lane(number);
     const auto part = leg_request(request, fmt::format("lane {}", number), ranks);
-    lanes.push_back(leg_of(create_gloo(part), part, ranks));
+    const auto handle = connect_on_use(part);
+    connect_ring(handle, part);
+    lanes.push_back(leg_of(handle, part, ranks));
   }
   return lanes;
 }
@@ -280,7 +302,7 @@ BackendHandle create_hierarchical(const BackendRequest& request) {
   std::iota(all.begin(), all.end(), 0);
   Legs legs{.host = connect_host(request, layout),
             .lanes = connect_lanes(request, layout),
-            .flat = create_gloo(leg_request(request, "network", all))};
+            .flat = connect_on_use(leg_request(request, "network", all))};
   const auto traits = hierarchical_traits(legs);
   return {
       .backend = c10::make_intrusive<HierarchicalBackend>(layout, std::move(legs), traits, request.timeout),

@@ -23,11 +23,6 @@ namespace {
 using at::Tensor;
 using comm::Call;
 
-// Up to this size the latency of a call counts, not its bytes.
-constexpr std::int64_t kSmallBytes = std::int64_t{32} * 1024;
-// The network reduces one chunk while the host reduces the next one.
-constexpr std::int64_t kChunkBytes = std::int64_t{4} * 1024 * 1024;
-
 // The elements of a dense tensor in the order of its memory.
 Tensor row_of(const Tensor& tensor) {
   const auto plain = tensor.detach();
@@ -188,7 +183,8 @@ void HostCollectives::gather_shares(const Tensors& shares, const Origin& origin)
 }
 
 void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const {
-  const auto step = std::max<std::int64_t>(1, kChunkBytes / static_cast<std::int64_t>(row.element_size()));
+  const auto step =
+      std::max<std::int64_t>(1, chunk_bytes(layout_.hosts()) / static_cast<std::int64_t>(row.element_size()));
   Tensors before;  // the shares that the network reduces
   std::vector<Work> works;
   const auto finish = [&] {

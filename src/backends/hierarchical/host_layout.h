@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 namespace lockstep::backends {
+
+// Up to this size the latency of an all_reduce counts, not its bytes.
+inline constexpr std::int64_t kSmallBytes = std::int64_t{32} * 1024;
+
+// The network reduces one chunk while the hosts reduce the next one. Each chunk takes a message of every step
+// of the ring, whose steps grow with the hosts, so the chunk grows too.
+constexpr std::int64_t chunk_bytes(std::int64_t hosts) {
+  constexpr std::int64_t kMebibyte = std::int64_t{1024} * 1024;
+  return std::max(4 * kMebibyte, hosts * kMebibyte);
+}
 
 // Where the ranks of a group are, as one of them sees it. Hosts are numbered in the order of their first
 // ranks, the ranks of a host in ascending order.

@@ -69,6 +69,15 @@ TEST(BenchOptions, NameUnknownValues) {
   EXPECT_THAT(complaint({"all-reduce", "--bogus"}), HasSubstr("--bogus"));
 }
 
+TEST(BenchOptions, NodesHaveDefaultsOfTheirOwn) {
+  const auto options = parse({"all-reduce", "--nodes"});
+  EXPECT_THAT(options.backends, ElementsAre("hierarchical", "gloo"));
+  EXPECT_THAT(options.memories, ElementsAre("ordinary"));
+  EXPECT_THAT(parse({"all-reduce", "--nodes", "--backend", "gloo"}).backends, ElementsAre("gloo"));
+  EXPECT_THAT(complaint({"broadcast", "--nodes"}), HasSubstr("all-reduce"));
+  EXPECT_THAT(complaint({"all-reduce", "--nodes", "--backend", "shm"}), HasSubstr("no cost model"));
+}
+
 TEST(BenchOptions, RejectTheMemoryLimitWithOtherCollectives) {
   EXPECT_EQ(complaint({"all-reduce", "--backend", "shm,memory"}), "");
   EXPECT_EQ(complaint({"all", "--backend", "memory", "--dtype", "float32,float64"}), "");

@@ -79,6 +79,35 @@ TEST(Report, JsonIsOneArrayHoweverManyRows) {
   EXPECT_EQ(all[1]["wrong"], 0);
 }
 
+TEST(Report, RowsBetweenHostsHaveThePredictionOfTheirBackend) {
+  std::vector<Row> rows;
+  for (const std::string backend : {"gloo", "hierarchical"}) {
+    for (const std::size_t bytes : {1'000U, 1'000'000U, 50'000'000U}) {
+      auto row = example();
+      row.backend = backend;
+      row.bytes = bytes;
+      const auto terms = all_reduce_terms(backend, bytes, {.hosts = 2, .ranks = 4});
+      row.microseconds = (backend == "gloo" ? 30 : 20) * terms[0] + 0.008 * terms[1];
+      rows.push_back(row);
+    }
+  }
+  predict(rows, {.hosts = 2, .ranks = 4});
+  std::ostringstream text;
+  Report report(Format::json, &text, true);
+  for (const auto& row : rows) report.add(row);
+  report.finish();
+  for (const auto& row : nlohmann::json::parse(text.str())) {
+    EXPECT_NEAR(row["predicted"].get<double>(), row["microseconds"].get<double>(), 0.01);
+    EXPECT_NEAR(row["model"]["alpha"].get<double>(), row["backend"] == "gloo" ? 30e-6 : 20e-6, 1e-7);
+    EXPECT_NEAR(row["model"]["beta"].get<double>(), 8e-9, 1e-11);
+  }
+  const auto line = table_line(rows[0]) + prediction_columns(*rows[0].predicted, 100, Format::table);
+  EXPECT_EQ(line.size(),
+            split(table_header(4), '\n').back().size() + prediction_header(Format::table).size());
+  EXPECT_EQ(std::ranges::count(prediction_header(Format::csv), ','),
+            std::ranges::count(prediction_columns(*rows[0].predicted, 100, Format::csv), ','));
+}
+
 TEST(Report, PrintsNothingOnRanksWithoutASink) {
   Report report(Format::json, nullptr);
   report.begin(2);
