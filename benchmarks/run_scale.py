@@ -20,6 +20,7 @@ import scale_simulation as sim
 
 RATES = {2: 1e9, 4: 200e6, 8: 100e6, 16: 50e6}
 FITTED = (2, 4)
+BURST = 128 << 10  # bytes that a link takes at once after a pause
 
 
 def ip(*words, check=True):
@@ -45,7 +46,7 @@ def switched_hosts(count, rate):
             for link in ("lo", "cable"):
                 ip("-n", name, "link", "set", link, "up")
             subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", "rate",
-                            f"{rate:.0f}bit", "burst", "128kb", "latency", "100ms"], check=True)
+                            f"{rate:.0f}bit", "burst", str(BURST), "latency", "100ms"], check=True)
         yield [(name, f"10.79.0.{number + 1}") for number, name in enumerate(names)]
     finally:
         for name in (*names, switch):
@@ -87,8 +88,12 @@ def measured(count, local, sizes, iterations, timeout):
         rows = json.loads(on_all(hosts, local, ["all-reduce", "--backend", "hierarchical", "--memory", "ordinary", "--sizes", sizes,
                                                 "--iterations", str(iterations), "--warmup", "1", "--no-bind", "--json"], timeout))
     share = (processor_seconds() - before) / (time.monotonic() - started) / os.cpu_count()
-    return [{"hosts": count, "local": local, "rate": RATES[count], "bytes": row["bytes"], "seconds": row["microseconds"] / 1e6,
+    return [{"hosts": count, "local": local, "rate": RATES[count], "burst": BURST, "bytes": row["bytes"], "seconds": row["microseconds"] / 1e6,
              "p10": row["p10"] / 1e6, "p90": row["p90"] / 1e6, "processors": share, "load": os.getloadavg()[0]} for row in rows]
+
+
+def burst_seconds(run):
+    return run.get("burst", 0) * 8 / run["rate"]
 
 
 def terms(run):
@@ -96,13 +101,14 @@ def terms(run):
     in tools/lockstep_bench/cost_model.h."""
     hosts, size = run["hosts"], run["bytes"]
     chunks = 1 if size <= sim.SMALL else -(-size // sim.chunk_bytes(hosts))
-    return (chunks * 2 * (hosts - 1), 2 * (hosts - 1) / hosts * size * 8 / run["rate"],
+    link = 2 * (hosts - 1) / hosts * size * 8 / run["rate"]
+    return (chunks * 2 * (hosts - 1), link if link > burst_seconds(run) else 0,
             min(size, sim.chunk_bytes(hosts)) if run["local"] > 1 else 0)
 
 
-def solved(rows, used):
-    """The least squares of rows x = 1 in the columns `used`; None if they are dependent."""
-    matrix = [[sum(row[i] * row[j] for row in rows) for j in used] + [sum(row[i] for row in rows)] for i in used]
+def solved(rows, goals, used):
+    """The least squares of rows x = goals in the columns `used`; None if they are dependent."""
+    matrix = [[sum(row[i] * row[j] for row in rows) for j in used] + [sum(row[i] * goal for row, goal in zip(rows, goals))] for i in used]
     for at in range(len(used)):
         pivot = max(range(at, len(used)), key=lambda row: abs(matrix[row][at]))
         matrix[at], matrix[pivot] = matrix[pivot], matrix[at]
@@ -119,16 +125,18 @@ def fitted(runs):
     """Costs with the least squared relative error over `runs`, none negative."""
     scale = [max(term) or 1 for term in zip(*map(terms, runs))]
     rows = [[term / unit / run["seconds"] for term, unit in zip(terms(run), scale)] for run in runs]
+    # A burst shortens the time of a link that has more to carry.
+    goals = [1 + (burst_seconds(run) / run["seconds"] if terms(run)[1] else 0) for run in runs]
     best, least = [0.0] * 3, float("inf")
     for count in (1, 2, 3):
         for used in itertools.combinations(range(3), count):
-            found = solved(rows, used)
+            found = solved(rows, goals, used)
             if found is None or min(found) < 0:
                 continue
             values = [0.0] * 3
             for at, value in zip(used, found):
                 values[at] = value
-            error = sum((sum(a * b for a, b in zip(row, values)) - 1) ** 2 for row in rows)
+            error = sum((sum(a * b for a, b in zip(row, values)) - goal) ** 2 for row, goal in zip(rows, goals))
             if error < least:
                 best, least = values, error
     message, wire, host_byte = (value / unit for value, unit in zip(best, scale))
@@ -136,7 +144,10 @@ def fitted(runs):
 
 
 def predicted(run, costs):
-    return sim.hierarchical_seconds(run["bytes"], run["hosts"], run["local"], run["rate"], costs)
+    def seconds(rate):
+        return sim.hierarchical_seconds(run["bytes"], run["hosts"], run["local"], rate, costs)
+    whole = seconds(run["rate"])
+    return whole - min(burst_seconds(run), whole - seconds(1e15))
 
 
 def report(runs, costs):
