@@ -46,7 +46,7 @@ def switched_hosts(count, rate):
             for link in ("lo", "cable"):
                 ip("-n", name, "link", "set", link, "up")
             subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", "rate",
-                            f"{rate:.0f}bit", "burst", str(BURST), "latency", "100ms"], check=True)
+                            f"{rate:.0f}bit", "burst", str(BURST), "latency", "400ms"], check=True)
         yield [(name, f"10.79.0.{number + 1}") for number, name in enumerate(names)]
     finally:
         for name in (*names, switch):
