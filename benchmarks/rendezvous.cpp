@@ -3,7 +3,7 @@
 // thread with a connection of its own, do what init() does until all know that all are there and where.
 // "each" is how it was done before: every rank asks for every other one.
 //
-//   build/release/bin/rendezvous --sizes 10 30 100 300 1000
+//   build/release/bin/rendezvous --sizes 10 30 100 300 1000 4000
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -139,10 +139,17 @@ Arrival quickest_of(int rounds, int size, void (*arrive)(c10d::Store&, int, int)
 }
 
 // Each simulated rank has a socket at either end of its connection.
-void allow_many_descriptors() {
+void allow_descriptors_for(int ranks) {
+  constexpr rlim_t kOthers = 256;
+  const auto needed = 2 * static_cast<rlim_t>(ranks) + kOthers;
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
+  if (limit.rlim_max < needed) {
+    throw lockstep::Error(fmt::format(
+        "{} simulated ranks need {} file descriptors, but the hard limit is {}; raise it with ulimit -Hn",
+        ranks, needed, limit.rlim_max));
+  }
+  limit.rlim_cur = std::max(limit.rlim_cur, needed);
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
@@ -157,7 +164,7 @@ void print_row(int size, const Arrival& now, const std::optional<Arrival>& each)
 }
 
 void measure(const Flags& flags) {
-  allow_many_descriptors();
+  allow_descriptors_for(std::ranges::max(flags.sizes));
   fmt::print("| {:>5} | {:>8} | {:>8} | {:>8} | {:>8} |\n", "ranks", "seconds", "requests", "each: s",
              "requests");
   fmt::print("|------:|---------:|---------:|---------:|---------:|\n");

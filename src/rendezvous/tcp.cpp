@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <cerrno>
+#include <sys/resource.h>
 #include <thread>
 
 #include <fmt/format.h>
@@ -58,6 +59,26 @@ std::string wait_for_server(const Endpoint& server, int rank, const Deadline& de
   }
 }
 
+// The store has a connection of each rank. The soft limit is often 1024, for programs that use select().
+void allow_connections(int world_size) {
+  constexpr rlim_t kOthers = 256;  // files, libraries, connections to other ranks
+  const auto needed = static_cast<rlim_t>(world_size) + kOthers;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  if (limit.rlim_max < needed) {
+    throw RendezvousError(fmt::format(
+        "rank 0 serves the connections of {} ranks and may need {} file descriptors, but its hard "
+        "limit is {}; raise it (ulimit -Hn {}, LimitNOFILE= of a systemd unit, --ulimit nofile= of "
+        "a container)",
+        world_size, needed, limit.rlim_max, needed));
+  }
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+  throw RendezvousError(
+      fmt::format("rank 0 cannot raise its limit of file descriptors to {} for {} ranks: {}", limit.rlim_max,
+                  world_size, errno_text(errno)));
+}
+
 c10::intrusive_ptr<c10d::Store> make_store(const Endpoint& server, c10d::TCPStoreOptions options,
                                            const std::string& who) {
   options.port = static_cast<std::uint16_t>(server.port);
@@ -88,6 +109,7 @@ Listener listen_on(int port, const std::string& host) {
 
 c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
                                             const Deadline& deadline) {
+  allow_connections(world_size);
   const Endpoint server{host, listener.port};
   const std::string reason = wait_for_server(server, 0, Deadline(std::min(kOwnLimit, deadline.remaining())));
   if (!reason.empty()) {

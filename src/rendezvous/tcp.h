@@ -27,8 +27,9 @@ struct Listener {
 Listener listen_on(int port, const std::string& host);
 
 // The store of a run: rank 0 serves it on `listener`, the others connect. They wait for rank 0 to listen, and
-// throw RendezvousError at the deadline. `with_python`: a server of PyTorch's waits until it has counted
-// them.
+// throw RendezvousError at the deadline. Rank 0 raises its soft limit of file descriptors to the hard one if
+// it has too few for `world_size` connections, and throws RendezvousError if that is not enough.
+// `with_python`: a server of PyTorch's waits until it has counted them.
 c10::intrusive_ptr<c10d::Store> serve_store(Listener listener, const std::string& host, int world_size,
                                             const Deadline& deadline);
 c10::intrusive_ptr<c10d::Store> join_store(const Endpoint& server, int rank, int world_size,
