@@ -9,7 +9,7 @@ usage() {
 Usage: scripts/nightly.sh [part]
 
 Runs one part or all of them (default), and reports every part that failed.
-  conformance  PyTorch's own distributed tests with shm in Gloo's place, at 2, 3 and 4 ranks
+  conformance  PyTorch's own distributed tests with shm in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
@@ -38,6 +38,8 @@ run_conformance() {
   for ranks in 2 3 4; do
     PYTHONPATH=build/release/python .venv/bin/python tests/conformance/compare.py "$ranks" || status=1
   done
+  LOCKSTEP_FAULT_ROUNDS=${LOCKSTEP_FAULT_ROUNDS:-200} PYTHONPATH=build/release/python \
+    .venv/bin/python tests/conformance/backend_test.py || status=1
   return "$status"
 }
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The backends in ranks of torch.multiprocessing: backend_test.py"""
+"""The backends in ranks of torch.multiprocessing: backend_test.py
+
+LOCKSTEP_FAULT_ROUNDS=200 repeats all of it under load."""
 
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -71,6 +76,47 @@ def check_two_groups(rank):
     check_sum()
 
 
+def check_threads():
+    """Threads use groups of their own at the same time."""
+    groups = [dist.new_group([0, 1]) for _ in range(3)]
+    failed = []
+
+    def work(group):
+        try:
+            for _ in range(20):
+                check_sum(group)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def count(what):
+    return len(os.listdir(f"/proc/self/{what}"))
+
+
+def check_leaks():
+    """A destroyed group leaves no file descriptor and no thread."""
+    def use_group():
+        group = dist.new_group([0, 1])
+        check_sum(group)
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait()
+        dist.destroy_process_group(group)
+
+    use_group()
+    before = count("fd"), count("task")
+    for _ in range(5):
+        use_group()
+    assert (count("fd"), count("task")) == before, (before, count("fd"), count("task"))
+
+
 def check_late(rank):
     """The GIL is free while a rank waits, and a missing rank is named."""
     group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
@@ -116,6 +162,8 @@ def rank_main(rank, ports):
         [torch.ones(1)], 7, 0))
     check_fork()
     check_two_groups(rank)
+    check_threads()
+    check_leaks()
     check_interrupt(rank)
     check_late(rank)
     dist.destroy_process_group()
@@ -130,11 +178,25 @@ def rank_main(rank, ports):
         future.then(lambda done: done)
 
 
-def main():
+def run_once():
     context = mp.spawn(rank_main, ([free_port() for _ in range(3)],), nprocs=RANKS, join=False)
     limit = time.monotonic() + 60
     while not context.join(1):
         assert time.monotonic() < limit, "a rank does not end"
+
+
+def main():
+    rounds = int(os.environ.get("LOCKSTEP_FAULT_ROUNDS", "1"))
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() if rounds > 1 else 0)]
+    try:
+        for i in range(rounds):
+            run_once()
+            if (i + 1) % 20 == 0:
+                print(f"{i + 1} of {rounds} rounds", flush=True)
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":
