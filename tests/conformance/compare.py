@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs PyTorch's DistributedTest with Gloo and with shm in its place, and compares: compare.py <ranks> [test...]
 
-Fails when a test passes with Gloo but not with shm. PYTHONPATH holds lockstep_torch and expecttest.
+Fails when a test passes with Gloo but not with shm, and when too few pass with Gloo. PYTHONPATH holds lockstep_torch and expecttest.
 """
 
 import os
@@ -14,6 +14,11 @@ EXCEPTIONS = {
     "test_ddp_logging_data_cpu": "expects the number of Gloo's threads, which DDP's logger reads from Gloo's options",
 }
 
+# Seconds; PyTorch ends a single test after some minutes.
+TIMEOUT = 3600
+# With Gloo at least so many pass; fewer would say little about shm.
+LEAST = 85
+
 
 def run(backend, ranks, tests):
     """The state of each test: passed, failed or skipped."""
@@ -25,7 +30,7 @@ def run(backend, ranks, tests):
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_tests.py")
         result = subprocess.run(
             [sys.executable, program, *tests], cwd=folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=TIMEOUT)
     lines = [line.split() for line in result.stdout.splitlines()]
     states = {line[1]: line[0] for line in lines if len(line) == 2 and line[0] in ("passed", "failed", "skipped")}
     if not states:
@@ -44,7 +49,10 @@ def main(ranks, *tests):
         print(f"not with shm: {name}")
     for name in EXCEPTIONS.keys() & set(expected):
         print(f"exception: {name} {EXCEPTIONS[name]}")
-    sys.exit(1 if missing or not expected else 0)
+    least = len(tests) or LEAST
+    if len(expected) < least:
+        print(f"only {len(expected)} tests pass with gloo, not {least}")
+    sys.exit(1 if missing or len(expected) < least else 0)
 
 
 if __name__ == "__main__":
