@@ -17,6 +17,7 @@ option(LOCKSTEP_WITH_HDF5 "Read the HDF5 files of ModelNet40 (needs libhdf5)" ON
 option(LOCKSTEP_WITH_CUDA "Build the NCCL backend where LibTorch has CUDA and NCCL (needs CUDA's and NCCL's headers)" ON)
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_UNITY_BUILD "Compile several files of a layer at once: half the time from scratch, more after a change" OFF)
+option(BUILD_SHARED_LIBS "Build shared libraries" OFF)
 option(LOCKSTEP_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_FUZZ "Build the fuzzers (clang only)" OFF)
 set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers to build with, as -fsanitize= takes them: address,undefined or thread")
@@ -32,6 +33,9 @@ endif()
 include(GNUInstallDirs)
 # An installed program finds LibTorch where the build found it.
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+if(BUILD_SHARED_LIBS AND NOT CMAKE_INSTALL_RPATH)
+  set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+endif()
 
 # One flag set everywhere, so that the precompiled header serves libraries and programs alike.
 add_compile_options(-fPIC)

@@ -13,6 +13,7 @@ Runs one part or all of them (default), and reports every part that failed.
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
+  shared   a build with BUILD_SHARED_LIBS, installed and used by another project
 END
 }
 
@@ -43,20 +44,28 @@ run_conformance() {
   return "$status"
 }
 
+run_shared() {
+  cmake --preset release -B build/shared -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_BUILD_TESTS=ON || return
+  cmake --build build/shared --target src/all tools/lockstep/all tools/lockstep_bench/all tools/lockstep_ckpt/all tools/lockstep_data/all \
+    tools/lockstep_doctor/all || return
+  ctest --test-dir build/shared --output-on-failure -R '^package\.(install|consumer)$'
+}
+
 run_part() {
   case $1 in
     conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
     fuzz) run_fuzzers ;;
+    shared) run_shared ;;
   esac
 }
 
-parts=(conformance gpu faults fuzz)
+parts=(conformance gpu faults fuzz shared)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | fuzz) parts=("$1") ;;
+  conformance | gpu | faults | fuzz | shared) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()
