@@ -31,11 +31,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 include(GNUInstallDirs)
-# An installed program finds LibTorch where the build found it.
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
-if(BUILD_SHARED_LIBS AND NOT CMAKE_INSTALL_RPATH)
-  set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-endif()
 
 # One flag set everywhere, so that the precompiled header serves libraries and programs alike.
 add_compile_options(-fPIC)

@@ -111,10 +111,12 @@ def check_leaks():
         dist.destroy_process_group(group)
 
     use_group()
-    before = count("fd"), count("task")
-    for _ in range(5):
+    before = {what: count(what) for what in ("fd", "task")}
+    groups = 5
+    for _ in range(groups):
         use_group()
-    assert (count("fd"), count("task")) == before, (before, count("fd"), count("task"))
+    for what, number in before.items():  # a thread may be ending at either time
+        assert count(what) < number + groups, (what, number, count(what))
 
 
 def check_late(rank):
