@@ -37,9 +37,9 @@ run_conformance() {
   local ranks status=0
   bash scripts/build.sh release lockstep_python || return
   for ranks in 2 3 4; do
-    PYTHONPATH=build/release/python .venv/bin/python tests/conformance/compare.py "$ranks" || status=1
+    PYTHONPATH=$root/build/release/python .venv/bin/python tests/conformance/compare.py "$ranks" || status=1
   done
-  LOCKSTEP_FAULT_ROUNDS=${LOCKSTEP_FAULT_ROUNDS:-200} PYTHONPATH=build/release/python \
+  LOCKSTEP_FAULT_ROUNDS=${LOCKSTEP_FAULT_ROUNDS:-200} PYTHONPATH=$root/build/release/python \
     .venv/bin/python tests/conformance/backend_test.py || status=1
   return "$status"
 }
