@@ -68,9 +68,7 @@ Value to_sharded(const std::string& name, const Value& value, const at::Tensor& 
         name, fmt::join(tensor.sizes(), ", "), fmt::join(parameter.sizes(), ", "));
   }
   ShardedTensor sharded{.size = rows.sizes, .dtype = tensor.scalar_type()};
-  std::vector<std::int64_t> offsets(rows.sizes.size(), 0);
-  offsets.front() = rows.first;
-  if (tensor.numel() > 0) sharded.local_shards.push_back({tensor, std::move(offsets)});
+  if (tensor.numel() > 0) sharded.local_shards.push_back({tensor, rows.offsets});
   return sharded;
 }
 
@@ -81,17 +79,17 @@ Value to_own(const std::string& name, const Value& value, const at::Tensor& para
   if (sharded == nullptr) {
     const auto& tensor = value.as_tensor();
     return tensor.sizes() == at::IntArrayRef(rows.sizes)
-               ? tensor.narrow(0, std::min(rows.first, tensor.size(0)), parameter.size(0))
+               ? optim::narrow_to_part(tensor, rows.offsets, parameter.sizes())
                : tensor;
   }
   if (parameter.numel() == 0) return at::empty(parameter.sizes(), parameter.options().requires_grad(false));
   for (const auto& [tensor, offsets] : sharded->local_shards) {
-    if (tensor.sizes() == parameter.sizes() && offsets.front() == rows.first) return tensor;
+    if (tensor.sizes() == parameter.sizes() && offsets == rows.offsets) return tensor;
   }
   throw_error<CheckpointError>(
-      "{} has no part with this rank's rows ({} from row {}); load the checkpoint into the dict that "
+      "{} has no part with this rank's elements ([{}] from [{}]); load the checkpoint into the dict that "
       "state_dict() returns on as many ranks",
-      name, parameter.size(0), rows.first);
+      name, fmt::join(parameter.sizes(), ", "), fmt::join(rows.offsets, ", "));
 }
 
 // PyTorch: `_init_optim_state`.

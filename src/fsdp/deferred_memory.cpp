@@ -19,9 +19,9 @@ class DeferredMemory final : public ParameterMemory {
     for (auto& parameter : parameters) {
       const auto whole = parameter.lock_whole();
       parameter.shard = at::empty(parameter.shard_sizes(rank), whole.options().requires_grad(false));
-      optim::note_rows(parameter.shard, {.sizes = parameter.sizes, .first = parameter.first_row(rank)});
+      optim::note_rows(parameter.shard, {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
       parameter.shard.requires_grad_(parameter.trained);
-      nn::guard_storage(whole, std::make_unique<ParameterGuard>(owner), nullptr, 0);
+      nn::set_guard(whole, std::make_unique<ParameterGuard>(owner));
     }
   }
 

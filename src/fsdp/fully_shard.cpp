@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <map>
-#include <unordered_set>
-
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/fully_shard.h>
@@ -135,11 +128,6 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
       }
       move_into(tree, earlier);
     } else if (!ignored(each.tensor)) {
-      if (nn::guard_of(each.tensor) != nullptr) {
-        throw_error<ArgumentError>(
-            "{}:{}: fully_shard(): {} is in a plan of parallelize_module(); give it in ignored_params",
-            where.file_name(), where.line(), each.name);
-      }
       own.push_back(each);
     }
   }
@@ -234,44 +222,6 @@ void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recu
 
 bool FSDPModule::shares_memory() const {
   return std::ranges::any_of(groups(true), [](const auto& group) { return group->is_shared(); });
-}
-
-double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
-                       std::source_location where) {
-  const bool is_max = std::isinf(options.norm_type);
-  const auto add = [&](double total, double part) { return is_max ? std::max(total, part) : total + part; };
-  std::vector<at::Tensor> gradients;
-  std::vector<std::pair<const ProcessGroup*, double>> parts;  // for each group of ranks
-  for (const auto& group : module.groups(true)) {
-    const auto* const ranks = &group->shard_group();
-    auto part = std::ranges::find_if(
-        parts, [&](const auto& each) { return each.first->backend() == ranks->backend(); });
-    if (part == parts.end()) part = parts.insert(parts.end(), {ranks, 0.0});
-    for (const auto& parameter : group->parameters()) {
-      const auto gradient = parameter.shard.grad();
-      if (!gradient.defined() || gradient.numel() == 0) continue;
-      gradients.push_back(gradient);
-      const auto norm = at::linalg_vector_norm(gradient, options.norm_type, std::nullopt, false, at::kDouble);
-      part->second =
-          add(part->second, is_max ? norm.item<double>() : std::pow(norm.item<double>(), options.norm_type));
-    }
-  }
-  double total = 0;
-  for (const auto& [ranks, own] : parts) {
-    const auto sum = at::zeros({1}, at::kDouble).fill_(own);
-    ranks->all_reduce(sum, is_max ? ReduceOp::MAX : ReduceOp::SUM, where);
-    total = add(total, sum.item<double>());
-  }
-  if (!is_max) total = std::pow(total, 1.0 / options.norm_type);
-  if (options.error_if_nonfinite && !std::isfinite(total)) {
-    throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped",
-                                total);
-  }
-  const auto scale = max_norm / (total + 1e-6);
-  if (scale < 1.0 || std::isnan(scale)) {
-    for (auto& gradient : gradients) gradient.mul_(scale);
-  }
-  return total;
 }
 
 }  // namespace lockstep

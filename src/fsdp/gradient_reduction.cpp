@@ -51,7 +51,7 @@ void ParameterGroup::begin_backward() {
 }
 
 void ParameterGroup::check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const {
-  if (nn::guard_of(whole) != nullptr) return;
+  if (nn::memory_guard_of(whole) != nullptr) return;
   throw_error<ArgumentError>(
       "{}:{}: fully_shard(): parameter {} has got another memory since this call; call to(), set_data() and "
       "torch::load() before fully_shard()",

@@ -21,7 +21,7 @@ bool is_recurrent(std::string_view op) {
 }
 
 // The gradient of a parameter whose gradients are in its shard.
-class NoGradient final : public nn::StorageGuard {
+class NoGradient final : public nn::MemoryGuard {
  public:
   explicit NoGradient(const std::shared_ptr<ParameterGroup>& group) : group_(group) {}
 
@@ -74,7 +74,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::Nam
   auto group = std::make_shared<ParameterGroup>(std::move(options), std::move(tree));
   for (const auto& parameter : parameters) group->add(parameter);
   group->no_gradient_ = at::empty({0});
-  nn::guard_storage(group->no_gradient_, std::make_unique<NoGradient>(group), nullptr, 0);
+  nn::set_guard(group->no_gradient_, std::make_unique<NoGradient>(group));
   if (parameters.front().tensor.is_meta()) {
     group->memory_ = defer_parameters(group->parameters_, group, group->options_);
   } else {
@@ -122,6 +122,8 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
   const auto& [name, tensor] = named;
   const auto ranks = options_.shard_group.size();
   ShardedParameter parameter{.name = name,
+                             .full_sizes = tensor.sizes().vec(),
+                             .cuts = {},
                              .sizes = tensor.sizes().vec(),
                              .trained = tensor.requires_grad(),
                              .row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0),
@@ -130,6 +132,12 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
   if (!parameters_.empty())
     parameter.offset = parameters_.back().offset + parameters_.back().padded_shard_numel();
   if (parameter.trained) ++trained_;
+  if (const auto* const part = cut_parameter(tensor)) {
+    parameter.full_sizes = part->sizes();
+    if (part->cut()) parameter.cuts.push_back(*part->cut());
+  }
+  const auto rank = options_.shard_group.rank();
+  parameter.cuts.push_back({options_.shard_group, 0, parameter.first_row(rank), parameter.chunk});
   parameters_.push_back(std::move(parameter));
 }
 
@@ -164,7 +172,7 @@ std::string ParameterGroup::describe() const {
   return "fully_shard()'s group of " + parameters_.front().name;
 }
 
-nn::StorageGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
+nn::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
   if (writes && op != "aten::requires_grad_") {
     throw_error<ArgumentError>(
         "{} writes to a parameter in {}; optimizers and other code that changes parameters get the "
@@ -176,7 +184,7 @@ nn::StorageGuard::Views ParameterGroup::before_use(std::string_view op, bool wri
   const std::lock_guard lock(tree_->mutex);
   tree_->use(*this);
   if (is_recurrent(op)) stays_whole = true;
-  return is_shared() || stays_whole ? nn::StorageGuard::Views::plain : nn::StorageGuard::Views::guarded;
+  return is_shared() || stays_whole ? nn::MemoryGuard::Views::plain : nn::MemoryGuard::Views::guarded;
 }
 
 void ParameterGroup::before_gradient() {

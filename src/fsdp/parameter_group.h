@@ -46,7 +46,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void to_empty(c10::Device device);
 
   // Called before an operator uses a parameter, on its thread, without the mutex.
-  nn::StorageGuard::Views before_use(std::string_view op, bool writes);
+  nn::MemoryGuard::Views before_use(std::string_view op, bool writes);
   // Called by autograd, on its thread, without the mutex.
   void before_gradient();
   void on_gradient_ready(std::size_t index);

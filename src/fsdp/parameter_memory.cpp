@@ -8,12 +8,12 @@
 
 namespace lockstep::fsdp {
 
-nn::StorageGuard::Views ParameterGuard::before_use(std::string_view op, bool writes) {
+nn::MemoryGuard::Views ParameterGuard::before_use(std::string_view op, bool writes) {
   return group_->before_use(op, writes);
 }
 
 std::shared_ptr<ParameterGroup> group_of(const at::Tensor& parameter) {
-  auto* const guard = dynamic_cast<ParameterGuard*>(nn::guard_of(parameter));
+  auto* const guard = dynamic_cast<ParameterGuard*>(nn::memory_guard_of(parameter));
   return guard == nullptr ? nullptr : guard->group();
 }
 
@@ -30,6 +30,7 @@ at::Tensor take_rows(ShardedParameter& parameter, int rank) {
 }
 
 void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
+  auto operators = nn::take_operator_guard(tensor);
   const auto other = at::empty({0}, options.requires_grad(false));
   other.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
   if (tensor.is_meta()) {  // which set_data() refuses
@@ -37,6 +38,7 @@ void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {
   } else {
     tensor.set_data(other);
   }
+  if (operators) nn::set_guard(tensor, std::move(operators));
 }
 
 void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<ParameterGroup>& owner,
@@ -45,35 +47,28 @@ void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<Pa
   if (const auto type = whole_dtype(parameter, dtype); type != whole.scalar_type()) {
     set_type(whole, whole.options().dtype(type));
   }
-  nn::guard_storage(whole, std::make_unique<ParameterGuard>(owner), nullptr, 0);
+  nn::set_guard(whole, std::make_unique<ParameterGuard>(owner));
   set_memory(parameter, {});
 }
 
 at::Tensor memory_of(const ShardedParameter& parameter) {
-  const auto whole = parameter.lock_whole();
-  if (!whole.defined()) return {};
-  const auto* const guard = static_cast<ParameterGuard*>(nn::guard_of(whole));
-  return guard == nullptr ? at::Tensor() : guard->memory;
+  return nn::guarded_memory(parameter.lock_whole());
 }
 
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();
-  if (!whole.defined()) return;
-  auto* const guard = static_cast<ParameterGuard*>(nn::guard_of(whole));
-  if (guard == nullptr) return;  // backward reports it
+  if (!whole.defined() || nn::memory_guard_of(whole) == nullptr) return;  // backward reports it
   auto* const storage = whole.storage().unsafeGetStorageImpl();
+  nn::set_guarded_memory(whole, memory);
   if (memory.defined()) {
-    nn::set_guarded_memory(whole, memory.data_ptr(), memory.nbytes());
     storage->clear_data_ptr_access_error_msg_();
   } else {
-    nn::set_guarded_memory(whole, nullptr, 0);
     // Code that takes pointers, such as torch::save(), would take nullptr.
     storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
         "parameter " + parameter.name +
         " of fully_shard() is not gathered here; save what lockstep::get_model_state_dict() returns, and "
         "read parameters with operators");
   }
-  guard->memory = memory;
 }
 
 at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Tensor& flat) {
@@ -84,7 +79,7 @@ at::Tensor make_shard(const ShardedParameter& parameter, int rank, const at::Ten
     parameter.shard.unsafeGetTensorImpl()->shallow_copy_from(shard.getIntrusivePtr());
     return parameter.shard;
   }
-  optim::note_rows(shard, {.sizes = parameter.sizes, .first = parameter.first_row(rank)});
+  optim::note_rows(shard, {parameter.full_sizes, offsets_of(parameter.cuts, parameter.sizes.size())});
   return shard.requires_grad_(parameter.trained);
 }
 

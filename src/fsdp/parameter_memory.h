@@ -13,13 +13,11 @@ namespace lockstep::fsdp {
 class ParameterGroup;
 
 // Owned by the storage of a module's parameter.
-class ParameterGuard final : public nn::StorageGuard {
+class ParameterGuard final : public nn::MemoryGuard {
  public:
   explicit ParameterGuard(std::shared_ptr<ParameterGroup> group) : group_(std::move(group)) {}
   Views before_use(std::string_view op, bool writes) override;
   const std::shared_ptr<ParameterGroup>& group() const { return group_; }
-
-  at::Tensor memory = {};  // what the storage points at; undefined: nothing
 
  private:
   std::shared_ptr<ParameterGroup> group_;

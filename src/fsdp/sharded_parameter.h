@@ -8,12 +8,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "fsdp/cut.h"
+
 namespace lockstep::fsdp {
 
 // A parameter of a module, cut along dimension 0: rank r has rows r * chunk and on, at most `chunk`.
 struct ShardedParameter {
   std::string name;
-  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> full_sizes;  // before any rank took a part
+  std::vector<Cut> cuts;                 // from these to this rank's rows
+  std::vector<std::int64_t> sizes;       // of the module's tensor
   bool trained = false;
   std::int64_t row = 0;     // elements of a row
   std::int64_t chunk = 0;   // rows of a rank, with padding

@@ -15,34 +15,44 @@
 
 #include "base/throw_error.h"
 #include "checkpoint/row_states.h"
+#include "optim/parameter_rows.h"
 
 namespace lockstep::fsdp {
 namespace {
 
-// The parts of all ranks.
-at::Tensor gather_parts(const at::Tensor& part, const ParameterEntry& entry) {
-  const auto& [ranks, dim, first, chunk] = *entry.cut;
-  auto sizes = entry.sizes;
-  sizes[static_cast<std::size_t>(dim)] = chunk;
+// The tensor of `size` elements along the dimension of the cut.
+at::Tensor gather_parts(const at::Tensor& part, const Cut& cut, std::int64_t size) {
+  auto sizes = part.sizes().vec();
+  sizes[static_cast<std::size_t>(cut.dim)] = cut.chunk;
   const auto padded = at::zeros(sizes, part.options().requires_grad(false));
-  padded.narrow(dim, 0, part.size(dim)).copy_(part);
-  sizes.insert(sizes.begin(), ranks.size());
+  padded.narrow(cut.dim, 0, part.size(cut.dim)).copy_(part);
+  sizes.insert(sizes.begin(), cut.ranks.size());
   const auto all = at::empty(sizes, padded.options());
-  ranks.all_gather_into_tensor(all, padded);
-  const auto size = entry.sizes[static_cast<std::size_t>(dim)];
-  return at::cat(all.unbind(0), dim).narrow(dim, 0, size).contiguous();
+  cut.ranks.all_gather_into_tensor(all, padded);
+  return at::cat(all.unbind(0), cut.dim).narrow(cut.dim, 0, size).contiguous();
+}
+
+at::Tensor gather_whole(at::Tensor part, const ParameterEntry& entry) {
+  // The size along its dimension of what each cut divides.
+  std::vector<std::int64_t> cut_sizes;
+  auto sizes = entry.sizes;
+  for (const auto& cut : entry.cuts) {
+    auto& size = sizes[static_cast<std::size_t>(cut.dim)];
+    cut_sizes.push_back(size);
+    size = std::min(cut.chunk, size - cut.first);
+  }
+  for (auto i = entry.cuts.size(); i-- > 0;) part = gather_parts(part, entry.cuts[i], cut_sizes[i]);
+  return part;
 }
 
 // A tensor of the shape of the parameter's part as an entry of a state dict.
 Value to_value(const at::Tensor& tensor, const ParameterEntry& entry, const StateDictOptions& options) {
   auto part = tensor.detach();
-  if (entry.cut && options.full_state_dict) part = gather_parts(part, entry);
+  if (options.full_state_dict) part = gather_whole(std::move(part), entry);
   if (options.cpu_offload) part = part.to(at::kCPU);
-  if (!entry.cut || options.full_state_dict) return part;
-  std::vector<std::int64_t> offsets(entry.sizes.size(), 0);
-  offsets[static_cast<std::size_t>(entry.cut->dim)] = entry.cut->first;
+  if (entry.cuts.empty() || options.full_state_dict) return part;
   ShardedTensor sharded{.size = entry.sizes, .dtype = part.scalar_type()};
-  if (part.numel() > 0) sharded.local_shards.push_back({part, std::move(offsets)});
+  if (part.numel() > 0) sharded.local_shards.push_back({part, offsets_of(entry.cuts, entry.sizes.size())});
   return sharded;
 }
 
@@ -53,26 +63,22 @@ bool is_left_out(const StateDictOptions& options) {
 // This rank's part of an entry of a state dict; the whole tensor if the parameter is not cut.
 at::Tensor part_of(const Value& value, const ParameterEntry& entry, const std::string& key) {
   const auto* const sharded = value.get_if<ShardedTensor>();
+  const auto own = offsets_of(entry.cuts, entry.sizes.size());
   if (sharded == nullptr) {
     const auto& whole = value.as_tensor();
     if (whole.sizes() != at::IntArrayRef(entry.sizes)) {
       throw_error<CheckpointError>("{} has the shape {}, but the module's is {}", key,
                                    repr(Size{whole.sizes().vec()}), repr(Size{entry.sizes}));
     }
-    if (!entry.cut) return whole;
-    return whole.narrow(entry.cut->dim, entry.cut->first, entry.part.size(entry.cut->dim));
+    return optim::narrow_to_part(whole, own, entry.part.sizes());
   }
   if (entry.part.numel() == 0) return at::empty(entry.part.sizes(), entry.part.options());
-  const auto dim = entry.cut ? entry.cut->dim : 0;
-  const auto first = entry.cut ? entry.cut->first : 0;
-  for (const auto& [tensor, offsets] : sharded->local_shards) {
-    if (tensor.sizes() == entry.part.sizes() && offsets[static_cast<std::size_t>(dim)] == first)
-      return tensor;
-  }
+  for (const auto& [tensor, offsets] : sharded->local_shards)
+    if (tensor.sizes() == entry.part.sizes() && offsets == own) return tensor;
   throw_error<CheckpointError>(
-      "{} has no part with this rank's elements of dimension {} ({} from {}); load the checkpoint into the "
-      "dict that get_model_state_dict() or get_optimizer_state_dict() returns",
-      key, dim, entry.part.size(dim), first);
+      "{} has no part with this rank's elements ({} from {}); load the checkpoint into the dict that "
+      "get_model_state_dict() or get_optimizer_state_dict() returns",
+      key, repr(Size{entry.part.sizes().vec()}), repr(Size{own}));
 }
 
 void copy_part(const at::Tensor& part, const at::Tensor& target) {
@@ -132,10 +138,18 @@ Value to_value(const std::string& key, const Value& value, const ParameterEntry&
   }
   const auto* const tensor = value.get_if<at::Tensor>();
   const bool is_part = tensor != nullptr && key != "step" && tensor->sizes() == entry.part.sizes();
-  return entry.cut && is_part ? to_value(*tensor, entry, options) : value;
+  return !entry.cuts.empty() && is_part ? to_value(*tensor, entry, options) : value;
 }
 
 }  // namespace
+
+ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& tensor) {
+  const auto* const part = cut_parameter(tensor);
+  if (part == nullptr) return {name, tensor, tensor.sizes().vec()};
+  ParameterEntry entry{name, tensor, part->sizes()};
+  if (part->cut()) entry.cuts.push_back(*part->cut());
+  return entry;
+}
 
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options) {
   auto dict = ordered_dict();
@@ -202,7 +216,7 @@ void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimi
     for (const auto& [key, value] : saved->as_dict()) {
       const auto* const whole = value.get_if<at::Tensor>();
       const bool sharded = value.is<ShardedTensor>() ||
-                           (whole != nullptr && key.as_string() != "step" && entry.cut && whole->dim() > 0);
+                           (whole != nullptr && key.as_string() != "step" && !entry.cuts.empty() && whole->dim() > 0);
       const auto path = entry.name + "." + key.as_string();
       state.set(key, sharded ? Value(part_of(value, entry, path)) : value);
     }

@@ -2,30 +2,23 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <source_location>
 #include <string>
 #include <vector>
 
-#include <lockstep/comm/process_group.h>
+#include <lockstep/ddp/utils.h>
 #include <lockstep/fsdp/state_dict.h>
 
+#include "fsdp/cut.h"
 #include "nn/named_tensors.h"
 
 namespace lockstep::fsdp {
-
-// How a parameter is distributed.
-struct Cut {
-  ProcessGroup ranks;
-  std::int64_t dim = 0;
-  std::int64_t first = 0;  // of this rank, along the dimension
-  std::int64_t chunk = 0;  // of a rank with the most
-};
 
 struct ParameterEntry {
   std::string name;
   at::Tensor part;                  // this rank's: what the optimizer steps
   std::vector<std::int64_t> sizes;  // of the whole parameter
-  std::optional<Cut> cut = {};      // nullopt: the part is the whole
+  std::vector<Cut> cuts = {};       // from the outermost on; none: the part is the whole
 };
 
 struct StateEntries {
@@ -34,7 +27,10 @@ struct StateEntries {
   std::vector<nn::NamedTensor> buffers;
 };
 
-// The functions of fsdp/state_dict.h.
+// That of a module's parameter which fully_shard() does not have.
+ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& tensor);
+
+// The functions of fsdp/state_dict.h, and clip_grad_norm_().
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options);
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options);
@@ -44,5 +40,7 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
                           const StateDictOptions& options);
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options);
+double clip_grad_norm(const StateEntries& entries, double max_norm, const ClipGradNormOptions& options,
+                      std::source_location where);
 
 }  // namespace lockstep::fsdp

@@ -11,11 +11,11 @@ namespace fsdp {
 
 // What FSDPModule knows about its parameters.
 struct Entries {
-  static StateEntries of(const FSDPModule& module) {
+  static StateEntries of(const FSDPModule& module, bool with_ignored = true) {
     StateEntries all{.owner = "the FSDPModule's", .parameters = {}, .buffers = {}};
     for (const auto& entry : module.entries_) {
       if (!entry.group) {
-        all.parameters.push_back({entry.name, entry.ignored, entry.ignored.sizes().vec()});
+        if (with_ignored) all.parameters.push_back(entry_of_parameter(entry.name, entry.ignored));
         continue;
       }
       const auto& parameter = entry.group->parameters()[entry.index];
@@ -23,9 +23,7 @@ struct Entries {
         throw_error<ArgumentError>("{} is on device meta and has no values; call lockstep::to_empty() before",
                                    entry.name);
       }
-      const auto& ranks = entry.group->shard_group();
-      const Cut cut{ranks, 0, parameter.first_row(ranks.rank()), parameter.chunk};
-      all.parameters.push_back({entry.name, parameter.shard, parameter.sizes, cut});
+      all.parameters.push_back({entry.name, parameter.shard, parameter.full_sizes, parameter.cuts});
     }
     for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
     return all;
@@ -67,6 +65,11 @@ Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options) {
   fsdp::load_optimizer_state_dict(Entries::of(module), optimizer, optim_state_dict, options);
+}
+
+double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
+                       std::source_location where) {
+  return fsdp::clip_grad_norm(Entries::of(module, false), max_norm, options, where);
 }
 
 Dict FSDPModule::state_dict() const { return get_model_state_dict(*this); }

@@ -14,123 +14,188 @@
 namespace lockstep::nn {
 namespace {
 
-// LibTorch keeps this key for wrappers of its own tests. It comes before autocast and autograd.
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+// LibTorch keeps these keys for wrappers outside of it, but has none. They come before autocast and autograd,
+// the first before the second.
+constexpr auto kOperatorKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr auto kMemoryKey = c10::DispatchKey::DeferredInit;
+static_assert(kOperatorKey > kMemoryKey);
+
+// What a guarded storage owns.
+struct Guards {
+  std::unique_ptr<OperatorGuard> operators;
+  std::unique_ptr<MemoryGuard> memory;
+  at::Tensor points_at;
+};
 
 // A derived class can form a pointer to a protected member.
 struct KeySetOf : c10::TensorImpl {
   static constexpr auto member = &KeySetOf::key_set_;
 };
 
-void destroy_guard(void* context) { delete static_cast<StorageGuard*>(context); }
+void destroy_guards(void* context) { delete static_cast<Guards*>(context); }
 
 c10::DispatchKeySet& keys_of(c10::TensorImpl& impl) { return impl.*KeySetOf::member; }
 
-// Calls the guards of an operator's arguments. While it lives, tensors whose views are plain have no key.
+Guards* guards_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const auto& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return memory.get_deleter() == &destroy_guards ? static_cast<Guards*>(memory.get_context()) : nullptr;
+}
+
+Guards& make_guards(const at::Tensor& tensor, c10::DispatchKey key) {
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  keys_of(*impl) = impl->key_set().add(key);
+  if (auto* const guards = guards_of(tensor)) return *guards;
+  auto guards = std::make_unique<Guards>();
+  c10::DataPtr nothing(nullptr, guards.get(), destroy_guards, tensor.device());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, std::move(nothing),
+                                                       tensor.storage().allocator(), false);
+  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_storage_offset(0);
+  return *guards.release();
+}
+
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
+  } else if (value.isList()) {
+    for (const c10::IValue& each : value.toListRef()) for_each_tensor(each, visit);
+  }
+}
+
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::DispatchKey after,
+                torch::jit::Stack* stack) {
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, after), stack);
+}
+
+void call_operator_guards(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  c10::SmallVector<OperatorGuard*, 4> guards;
+  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      auto* const guard = is_operator_guarded(tensor) ? operator_guard_of(tensor) : nullptr;
+      if (guard != nullptr) guards.push_back(guard);
+    });
+  }
+  if (std::ranges::any_of(guards, [&](auto* guard) { return guard->run(op, *stack); })) return;
+  const WithoutGuards inner_operators(WithoutGuards::Kinds::operators);
+  redispatch(op, keys, kOperatorKey, stack);
+}
+
+// Calls the memory guards of an operator's arguments. While it lives, tensors whose views are plain have no
+// key.
 class GuardedCall {
  public:
   explicit GuardedCall(std::string_view op) : op_(op) {}
   ~GuardedCall() {
-    for (const auto& impl : plain_) keys_of(*impl) = keys_of(*impl).add(kKey);
+    for (const auto& impl : plain_) keys_of(*impl) = keys_of(*impl).add(kMemoryKey);
   }
   GuardedCall(const GuardedCall&) = delete;
   GuardedCall& operator=(const GuardedCall&) = delete;
 
-  bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
-    return std::ranges::any_of(guards_, [&](auto* guard) { return guard->run(op, stack); });
-  }
-
-  void add(const c10::IValue& value, bool writes) {
-    if (value.isTensor()) {
-      add(value.toTensor(), writes);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorList()) add(tensor, writes);
-    } else if (value.isList()) {
-      for (const c10::IValue& each : value.toListRef()) add(each, writes);
-    }
-  }
-
- private:
   void add(const at::Tensor& tensor, bool writes) {
-    if (!is_guarded(tensor)) return;
-    auto* const guard = guard_of(tensor);
-    if (guard == nullptr) return;
-    guards_.push_back(guard);
-    if (guard->before_use(op_, writes) == StorageGuard::Views::guarded) return;
+    if (!tensor.defined() || !tensor.key_set().has(kMemoryKey)) return;
+    auto* const guard = memory_guard_of(tensor);
+    if (guard == nullptr || guard->before_use(op_, writes) == MemoryGuard::Views::guarded) return;
     auto impl = tensor.getIntrusivePtr();
-    keys_of(*impl) = keys_of(*impl).remove(kKey);
+    keys_of(*impl) = keys_of(*impl).remove(kMemoryKey);
     plain_.push_back(std::move(impl));
   }
 
+ private:
   std::string_view op_;
-  c10::SmallVector<StorageGuard*, 4> guards_;
   std::vector<c10::intrusive_ptr<c10::TensorImpl>> plain_;
 };
 
-void call_guards(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void call_memory_guards(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
   GuardedCall call(op.schema().name());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* const alias = arguments[i].alias_info();
-    call.add(values[i], alias != nullptr && alias->isWrite());
+    const bool writes = alias != nullptr && alias->isWrite();
+    for_each_tensor(values[i], [&](const at::Tensor& tensor) { call.add(tensor, writes); });
   }
-  if (call.run(op, *stack)) return;
   const WithoutGuards inner_operators;
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  redispatch(op, keys, kMemoryKey, stack);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&call_guards>());
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&call_operator_guards>());
 }
 
-StorageGuard* guard_storage(const at::Tensor& tensor, std::unique_ptr<StorageGuard> guard, void* data,
-                            std::size_t bytes) {
-  const auto& old = tensor.storage();
-  c10::DataPtr memory(data, guard.get(), destroy_guard, tensor.device());
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                       std::move(memory), old.allocator(), false);
-  auto* const impl = tensor.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
-  impl->set_storage_offset(0);
-  keys_of(*impl) = impl->key_set().add(kKey);
-  return guard.release();
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&call_memory_guards>());
 }
 
-void set_guarded_memory(const at::Tensor& tensor, void* data, std::size_t bytes) {
+void set_guard(const at::Tensor& tensor, std::unique_ptr<OperatorGuard> guard) {
+  make_guards(tensor, kOperatorKey).operators = std::move(guard);
+}
+
+void set_guard(const at::Tensor& tensor, std::unique_ptr<MemoryGuard> guard) {
+  make_guards(tensor, kMemoryKey).memory = std::move(guard);
+}
+
+void set_guarded_memory(const at::Tensor& tensor, const at::Tensor& memory) {
   auto* const storage = tensor.storage().unsafeGetStorageImpl();
-  // The context, and with it the guard, stays the owner.
-  auto& memory = storage->_mutable_data_ptr_no_checks();
-  auto* const guard = memory.release_context();
-  storage->set_data_ptr_noswap(c10::DataPtr(data, guard, destroy_guard, tensor.device()));
-  storage->set_nbytes(bytes);
+  auto* const guards = guards_of(tensor);
+  // The context, and with it the guards, stays the owner.
+  storage->_mutable_data_ptr_no_checks().release_context();
+  auto* const data = memory.defined() ? memory.data_ptr() : nullptr;
+  storage->set_data_ptr_noswap(c10::DataPtr(data, guards, destroy_guards, tensor.device()));
+  storage->set_nbytes(memory.defined() ? memory.nbytes() : 0);
+  guards->points_at = memory;
 }
 
-StorageGuard* guard_of(const at::Tensor& tensor) {
-  const auto& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  if (memory.get_deleter() != &destroy_guard) return nullptr;
-  return static_cast<StorageGuard*>(memory.get_context());
+at::Tensor guarded_memory(const at::Tensor& tensor) {
+  const auto* const guards = guards_of(tensor);
+  return guards == nullptr ? at::Tensor() : guards->points_at;
 }
 
-bool StorageGuard::run(const c10::OperatorHandle&, torch::jit::Stack&) { return false; }
+OperatorGuard* operator_guard_of(const at::Tensor& tensor) {
+  const auto* const guards = guards_of(tensor);
+  return guards == nullptr ? nullptr : guards->operators.get();
+}
 
-bool is_guarded(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kKey); }
+MemoryGuard* memory_guard_of(const at::Tensor& tensor) {
+  const auto* const guards = guards_of(tensor);
+  return guards == nullptr ? nullptr : guards->memory.get();
+}
 
-at::Tensor unguarded(const at::Tensor& tensor) {
-  if (!is_guarded(tensor)) return tensor;
+bool has_guard(const at::Tensor& tensor) { return guards_of(tensor) != nullptr; }
+
+std::unique_ptr<OperatorGuard> take_operator_guard(const at::Tensor& tensor) {
+  auto* const guards = guards_of(tensor);
+  return guards == nullptr ? nullptr : std::move(guards->operators);
+}
+
+bool is_operator_guarded(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kOperatorKey);
+}
+
+at::Tensor without_operator_guard(const at::Tensor& tensor) {
+  if (!is_operator_guarded(tensor)) return tensor;
   const WithoutGuards without;
   auto view = at::alias(tensor);
   auto& keys = keys_of(*view.unsafeGetTensorImpl());
-  keys = keys.remove(kKey);
+  keys = keys.remove(kOperatorKey);
   return view;
 }
 
-WithoutGuards::WithoutGuards() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {
-  c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+WithoutGuards::WithoutGuards(Kinds kinds)
+    : excluded_operators_(c10::impl::tls_is_dispatch_key_excluded(kOperatorKey)),
+      excluded_memory_(c10::impl::tls_is_dispatch_key_excluded(kMemoryKey)) {
+  c10::impl::tls_set_dispatch_key_excluded(kOperatorKey, true);
+  if (kinds == Kinds::all) c10::impl::tls_set_dispatch_key_excluded(kMemoryKey, true);
 }
 
-WithoutGuards::~WithoutGuards() { c10::impl::tls_set_dispatch_key_excluded(kKey, was_excluded_); }
+WithoutGuards::~WithoutGuards() {
+  c10::impl::tls_set_dispatch_key_excluded(kOperatorKey, excluded_operators_);
+  c10::impl::tls_set_dispatch_key_excluded(kMemoryKey, excluded_memory_);
+}
 
 }  // namespace lockstep::nn

@@ -19,6 +19,13 @@ struct RowsNote final : torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
+at::Tensor narrow_to_part(const at::Tensor& whole, at::IntArrayRef offsets, at::IntArrayRef sizes) {
+  auto part = whole;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim)
+    part = part.narrow(static_cast<std::int64_t>(dim), offsets[dim], sizes[dim]);
+  return part;
+}
+
 void note_rows(const at::Tensor& parameter, ParameterRows rows) {
   torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<RowsNote>(std::move(rows)));
 }

@@ -8,11 +8,14 @@
 
 namespace lockstep::optim {
 
-// The parameter of an optimizer may be rows of a larger tensor, as those of fully_shard() are.
+// The parameter of an optimizer may be a part of a larger tensor, as those of fully_shard() are.
 struct ParameterRows {
-  std::vector<std::int64_t> sizes;  // of the whole tensor
-  std::int64_t first = 0;
+  std::vector<std::int64_t> sizes;    // of the whole tensor
+  std::vector<std::int64_t> offsets;  // of the part in it
 };
+
+// The part of a whole tensor.
+at::Tensor narrow_to_part(const at::Tensor& whole, at::IntArrayRef offsets, at::IntArrayRef sizes);
 
 // The note lives as long as the tensor.
 void note_rows(const at::Tensor& parameter, ParameterRows rows);

@@ -19,8 +19,6 @@ namespace {
 
 void check_new(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim,
                const Ranks& ranks) {
-  if (nn::guard_of(parameter) != nullptr)
-    refuse(ranks, name, "is distributed by fully_shard(), which does not combine with tensor parallel");
   if (parameter.grad().defined())
     refuse(ranks, name, "has a gradient; call zero_grad(), or this function before the first backward");
   if (torch::autograd::impl::try_get_grad_accumulator(parameter))
@@ -42,10 +40,11 @@ bool is_cut_alike(const at::Tensor& parameter, const std::string& name, std::opt
                   const Ranks& ranks) {
   const auto* const earlier = parallel_parameter(parameter);
   if (earlier == nullptr) return false;
-  if (earlier->cut() != dim || earlier->group().backend() != ranks.group.backend()) {
+  const auto earlier_dim = earlier->cut() ? std::optional(earlier->cut()->dim) : std::nullopt;
+  if (earlier_dim != dim || earlier->group().backend() != ranks.group.backend()) {
     refuse(ranks, name,
            fmt::format("is already in a plan, as {} {} over group {}; the parts must be the same",
-                       earlier->name(), describe(earlier->cut()), earlier->group().name()));
+                       earlier->name(), describe(earlier_dim), earlier->group().name()));
   }
   return true;
 }
@@ -69,11 +68,11 @@ void cut(const at::Tensor& parameter, const std::string& name, std::optional<std
       part = part.narrow(*dim, own.first, own.count).clone(at::MemoryFormat::Contiguous);
     }
     auto guard = std::make_unique<ParallelParameter>(name, ranks.group, dim, parameter.sizes().vec());
-    guard->memory = part;
     // Not `part` itself: its storage is that of the memory.
     auto tensor = parameter;
     tensor.set_data(part.detach());
-    nn::guard_storage(parameter, std::move(guard), part.data_ptr(), part.nbytes());
+    nn::set_guard(parameter, std::move(guard));
+    nn::set_guarded_memory(parameter, part);
   }
   if (rule) parallel_parameter(parameter)->add(std::move(rule));
 }

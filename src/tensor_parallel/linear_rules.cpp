@@ -26,38 +26,43 @@ struct Product {
   std::function<Tensor(const Tensor& input, const Tensor& bias)> compute;
 };
 
-Tensor tensor_or_none(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : Tensor(); }
-
-bool is_weight(const c10::IValue& value, const Call& call) {
-  return value.isTensor() && parallel_parameter(value.toTensor()) == &call.parameter &&
-         value.toTensor().sizes() == call.parameter.memory.sizes() &&
-         value.toTensor().strides() == call.parameter.memory.strides();
+// A stride of a dimension with one element has no meaning.
+bool is_laid_out(const Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  if (tensor.sizes() != sizes) return false;
+  for (int dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) > 1 && tensor.stride(dim) != strides[static_cast<std::size_t>(dim)]) return false;
+  return true;
 }
 
-bool is_transposed_weight(const c10::IValue& value, const Call& call) {
+Tensor tensor_or_none(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : Tensor(); }
+
+// Whether the value is the weight, or its transpose.
+bool is_weight(const c10::IValue& value, const Call& call, bool transposed = false) {
   if (!value.isTensor() || parallel_parameter(value.toTensor()) != &call.parameter) return false;
-  const auto expected = call.parameter.memory.t();
-  return value.toTensor().sizes() == expected.sizes() && value.toTensor().strides() == expected.strides();
+  const auto rows = call.parameter.part_sizes()[0], columns = call.parameter.part_sizes()[1];
+  const at::Tensor& tensor = value.toTensor();
+  return transposed ? is_laid_out(tensor, {columns, rows}, {1, columns})
+                    : is_laid_out(tensor, {rows, columns}, {columns, 1});
 }
 
 // torch::linear() calls linear; LibTorch's modules call addmm for matrices with a bias, otherwise matmul.
 std::optional<Product> product_of(const Call& call) {
   const auto& arguments = call.arguments;
   if (call.name == "aten::linear" && is_weight(arguments[1], call)) {
-    const auto weight = nn::unguarded(arguments[1].toTensor());
+    const auto weight = nn::without_operator_guard(arguments[1].toTensor());
     return Product{arguments[0].toTensor(), tensor_or_none(arguments[2]),
                    [=](const Tensor& x, const Tensor& bias) { return at::linear(x, weight, bias); }};
   }
   const bool is_matmul = call.name == "aten::matmul" || call.name == "aten::mm";
-  if (is_matmul && is_transposed_weight(arguments[1], call)) {
-    const auto weight = nn::unguarded(arguments[1].toTensor());
+  if (is_matmul && is_weight(arguments[1], call, true)) {
+    const auto weight = nn::without_operator_guard(arguments[1].toTensor());
     return Product{
         arguments[0].toTensor(), {}, [=](const Tensor& x, const Tensor&) { return at::matmul(x, weight); }};
   }
-  if (call.name == "aten::addmm" && is_transposed_weight(arguments[2], call)) {
+  if (call.name == "aten::addmm" && is_weight(arguments[2], call, true)) {
     if (arguments[3].toScalar().toDouble() != 1 || arguments[4].toScalar().toDouble() != 1)
       return std::nullopt;
-    const auto weight = nn::unguarded(arguments[2].toTensor());
+    const auto weight = nn::without_operator_guard(arguments[2].toTensor());
     return Product{arguments[1].toTensor(), arguments[0].toTensor(),
                    [=](const Tensor& x, const Tensor& bias) {
                      return bias.defined() ? at::addmm(bias, x, weight) : at::mm(x, weight);
@@ -86,7 +91,7 @@ Rule colwise_linear(Layouts layouts) {
         product->input, group,
         {.from = layouts.input, .to = Replicate(), .gradient_from = Partial(), .gradient_to = layouts.input});
     check_features(input, call.parameter.sizes()[1], call, "ColwiseParallel");
-    const auto output = product->compute(input, nn::unguarded(product->bias));
+    const auto output = product->compute(input, nn::without_operator_guard(product->bias));
     return redistribute(output, group,
                         {.from = Shard(-1),
                          .to = layouts.output,
@@ -102,7 +107,7 @@ Rule colwise_bias(Placement output) {
     if (!in_place && call.name != "aten::add") return std::nullopt;
     if (!call.arguments[1].isTensor() || parallel_parameter(call.arguments[1].toTensor()) != &call.parameter)
       return std::nullopt;
-    auto bias = nn::unguarded(call.arguments[1].toTensor());
+    auto bias = nn::without_operator_guard(call.arguments[1].toTensor());
     if (output != Shard(-1)) {
       bias = redistribute(bias, call.parameter.group(),
                           {.from = Shard(0),
@@ -128,7 +133,7 @@ Rule rowwise_linear(Layouts layouts) {
                                      .gradient_from = Shard(-1),
                                      .gradient_to = layouts.input,
                                      .to_total = call.parameter.sizes()[1]});
-    check_features(input, call.parameter.memory.size(1), call, "RowwiseParallel");
+    check_features(input, call.parameter.part_sizes()[1], call, "RowwiseParallel");
     const auto output = redistribute(product->compute(input, {}), group,
                                      {.from = Partial(),
                                       .to = layouts.output,

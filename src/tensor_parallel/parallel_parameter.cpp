@@ -44,7 +44,7 @@ bool writes(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> argumen
     const auto* const alias = schema.arguments()[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
     if (arguments[i].isTensorList()) return true;
-    if (arguments[i].isTensor() && nn::is_guarded(arguments[i].toTensor())) return true;
+    if (arguments[i].isTensor() && nn::is_operator_guarded(arguments[i].toTensor())) return true;
   }
   return false;
 }
@@ -85,14 +85,14 @@ bool run_with_summed_gradients(const c10::OperatorHandle& op, torch::jit::Stack&
   std::vector<std::size_t> places;
   std::vector<at::Tensor> tensors;
   for (auto i = stack.size() - count; i < stack.size(); ++i) {
-    if (!stack[i].isTensor() || !nn::is_guarded(stack[i].toTensor())) continue;
+    if (!stack[i].isTensor() || !nn::is_operator_guarded(stack[i].toTensor())) continue;
     const auto* const other = parallel_parameter(stack[i].toTensor());
     if (other == nullptr || other->cut() || other->group().backend() != parameter.group().backend()) continue;
     places.push_back(i);
     tensors.push_back(stack[i].toTensor());
   }
   const auto inputs = with_summed_gradients(tensors, parameter.group());
-  for (std::size_t i = 0; i < places.size(); ++i) stack[places[i]] = nn::unguarded(inputs[i]);
+  for (std::size_t i = 0; i < places.size(); ++i) stack[places[i]] = nn::without_operator_guard(inputs[i]);
   op.callBoxed(stack);
   return true;
 }
@@ -100,7 +100,7 @@ bool run_with_summed_gradients(const c10::OperatorHandle& op, torch::jit::Stack&
 // A module's to() and clone() put copies in the places of parameters. These would have no rules.
 void run_if_no_copy(const c10::OperatorHandle& op, torch::jit::Stack& stack,
                     const ParallelParameter& parameter) {
-  const nn::WithoutGuards plain;
+  const nn::WithoutGuards plain(nn::WithoutGuards::Kinds::operators);
   op.callBoxed(stack);
   if (parallel_parameter(stack.back().toTensor()) == &parameter) return;
   throw_error<Error>(
@@ -111,17 +111,21 @@ void run_if_no_copy(const c10::OperatorHandle& op, torch::jit::Stack& stack,
 
 }  // namespace
 
-ParallelParameter::ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> cut,
+ParallelParameter::ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> dim,
                                      std::vector<std::int64_t> sizes)
-    : name_(std::move(name)), group_(std::move(group)), cut_(cut), sizes_(std::move(sizes)) {}
-
-nn::StorageGuard::Views ParallelParameter::before_use(std::string_view, bool) { return Views::guarded; }
+    : name_(std::move(name)), group_(std::move(group)), sizes_(std::move(sizes)), part_sizes_(sizes_) {
+  if (!dim) return;
+  auto& size = part_sizes_[static_cast<std::size_t>(*dim)];
+  const Chunk own(size, group_.size(), group_.rank());
+  size = own.count;
+  cut_ = fsdp::Cut{group_, *dim, own.first, own.chunk};
+}
 
 bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
   if (schema.name() == "aten::detach" || schema.name() == "aten::alias") {
-    const nn::WithoutGuards plain;
-    const auto view = nn::unguarded(stack.back().toTensor());
+    const nn::WithoutGuards plain(nn::WithoutGuards::Kinds::operators);
+    const auto view = nn::without_operator_guard(stack.back().toTensor());
     replace_arguments(stack, 1, schema.name() == "aten::detach" ? view.detach() : view);
     return true;
   }
@@ -140,14 +144,14 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
   if (treats_as_data(op, arguments, records)) return false;
   // Another argument's rule may take this parameter with it.
   for (const c10::IValue& value : arguments) {
-    if (!value.isTensor() || !nn::is_guarded(value.toTensor())) continue;
+    if (!value.isTensor() || !nn::is_operator_guarded(value.toTensor())) continue;
     auto* const other = parallel_parameter(value.toTensor());
     if (other != nullptr && other != this && other->cut() && other->run_rule(op, stack)) return true;
   }
   throw_error<Error>(
       "{} is cut over {} ranks along dimension {}, and {} has no rule for such a parameter; use it in the "
       "layers of the plan only, or take this rank's part as plain data with detach()",
-      name_, group_.size(), *cut_, schema.name());
+      name_, group_.size(), cut_->dim, schema.name());
 }
 
 bool ParallelParameter::run_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
@@ -165,8 +169,7 @@ bool ParallelParameter::run_rule(const c10::OperatorHandle& op, torch::jit::Stac
 }
 
 ParallelParameter* parallel_parameter(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  return dynamic_cast<ParallelParameter*>(nn::guard_of(tensor));
+  return dynamic_cast<ParallelParameter*>(nn::operator_guard_of(tensor));
 }
 
 }  // namespace lockstep::tensor_parallel

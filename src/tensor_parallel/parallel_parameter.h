@@ -9,9 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/comm/process_group.h>
-
-#include "nn/storage_guard.h"
+#include "fsdp/cut.h"
 
 namespace lockstep::tensor_parallel {
 
@@ -29,31 +27,30 @@ struct Call {
 using Rule = std::function<std::optional<at::Tensor>(const Call& call)>;
 
 // What operators know of a parameter of a module that parallelize_module() changed. Owned by its storage.
-class ParallelParameter final : public nn::StorageGuard {
+class ParallelParameter final : public fsdp::CutParameter {
  public:
-  // `cut`: the dimension of which this rank has a part; nullopt: it is whole, and used with parts of a
+  // `dim`: the dimension of which this rank has a part; nullopt: it is whole, and used with parts of a
   // sequence. `sizes`: of the whole parameter.
-  ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> cut,
+  ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> dim,
                     std::vector<std::int64_t> sizes);
 
-  Views before_use(std::string_view op, bool writes) override;
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void add(Rule rule) { rules_.push_back(std::move(rule)); }
 
   const std::string& name() const { return name_; }
   const ProcessGroup& group() const { return group_; }
-  const std::optional<std::int64_t>& cut() const { return cut_; }
-  const std::vector<std::int64_t>& sizes() const { return sizes_; }
-
-  at::Tensor memory = {};  // what the storage points at
+  const std::vector<std::int64_t>& sizes() const override { return sizes_; }
+  const std::optional<fsdp::Cut>& cut() const override { return cut_; }
+  const std::vector<std::int64_t>& part_sizes() const { return part_sizes_; }
 
  private:
   bool run_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
 
   std::string name_;
   ProcessGroup group_;
-  std::optional<std::int64_t> cut_;
   std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> part_sizes_;
+  std::optional<fsdp::Cut> cut_;
   std::vector<Rule> rules_;
 };
 

@@ -70,10 +70,19 @@ void apply(const SequenceParallel&, const Target& target) {
     cut(parameter, target.prefix() + name, std::nullopt, {}, target.ranks);
 }
 
+void check_not_sharded(const torch::nn::Module& module, std::source_location where) {
+  for (const auto& parameter : module.named_parameters()) {
+    if (nn::memory_guard_of(parameter.value()) == nullptr) continue;
+    throw_error<ArgumentError>(
+        "{}:{}: parallelize_module(): {} is distributed by fully_shard(), which comes after this function",
+        where.file_name(), where.line(), parameter.key());
+  }
+}
+
 void broadcast_rest(const torch::nn::Module& module, const Ranks& ranks) {
   for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
     for (const auto& [name, tensor] : nn::distinct(tensors)) {
-      if (nn::guard_of(tensor) != nullptr) continue;
+      if (nn::has_guard(tensor)) continue;
       const auto copy = tensor.detach().contiguous();
       ranks.group.broadcast(copy, 0, ranks.where);
       if (!copy.is_alias_of(tensor)) tensor.detach().copy_(copy);
@@ -98,6 +107,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
                         std::source_location where) {
   const auto ranks = ranks_of(mesh, "parallelize_module()", where);
   const c10::NoGradGuard no_gradients;
+  check_not_sharded(module, where);
   std::vector<std::vector<NamedModule>> matches;
   for (const auto& [pattern, style] : plan) {
     matches.push_back(matching_modules(module, pattern, where));

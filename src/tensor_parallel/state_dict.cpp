@@ -3,8 +3,6 @@
 
 #include "base/throw_error.h"
 #include "fsdp/sharded_state_dict.h"
-#include "tensor_parallel/parallel_parameter.h"
-#include "tensor_parallel/redistribute.h"
 
 namespace lockstep {
 namespace {
@@ -12,19 +10,10 @@ namespace {
 fsdp::StateEntries entries_of(const torch::nn::Module& module) {
   fsdp::StateEntries all{.owner = "the module's", .parameters = {}, .buffers = {}};
   for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
-    const auto* const parameter = tensor_parallel::parallel_parameter(tensor);
-    if (parameter == nullptr && nn::guard_of(tensor) != nullptr)
+    if (nn::memory_guard_of(tensor) != nullptr)
       throw_error<ArgumentError>("{} is distributed by fully_shard(); use the FSDPModule that it returns",
                                  name);
-    if (parameter == nullptr || !parameter->cut()) {
-      all.parameters.push_back({name, tensor, tensor.sizes().vec()});
-      continue;
-    }
-    const auto dim = *parameter->cut();
-    const tensor_parallel::Chunk own(parameter->sizes()[static_cast<std::size_t>(dim)],
-                                     parameter->group().size(), parameter->group().rank());
-    const fsdp::Cut cut{parameter->group(), dim, own.first, own.chunk};
-    all.parameters.push_back({name, tensor, parameter->sizes(), cut});
+    all.parameters.push_back(fsdp::entry_of_parameter(name, tensor));
   }
   all.buffers = nn::distinct(module.named_buffers());
   return all;
@@ -49,6 +38,11 @@ Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Opt
 void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options) {
   fsdp::load_optimizer_state_dict(entries_of(module), optimizer, optim_state_dict, options);
+}
+
+double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
+                       std::source_location where) {
+  return fsdp::clip_grad_norm(entries_of(module), max_norm, options, where);
 }
 
 }  // namespace lockstep

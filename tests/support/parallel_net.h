@@ -71,6 +71,13 @@ struct ParallelNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ParallelNet);
 
+// Input and target of a step.
+inline std::pair<at::Tensor, at::Tensor> draw_tokens(int step, int replica = 0) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + replica));
+  const auto tokens = torch::randint(ParallelNetImpl::kVocabulary, {3, ParallelNetImpl::kLength + 1});
+  return {tokens.slice(1, 0, -1), tokens.slice(1, 1).reshape({-1})};
+}
+
 // Whole activations between the pairs of layers.
 inline tensor_parallel::ParallelizePlan tensor_plan() {
   using namespace tensor_parallel;
