@@ -14,6 +14,7 @@
 
 #include "base/throw_error.h"
 #include "ddp/clip_gradients.h"
+#include "nn/storage_guard.h"
 
 namespace lockstep {
 namespace {
@@ -31,6 +32,16 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
                 "no_sync() or did not finish; clip after the backward that reduces them");
   }
   return ddp::gradients_of(ddp.averaged_parameters());
+}
+
+void refuse_parts(const DistributedDataParallelModule& ddp) {
+  for (const auto& parameter : ddp.averaged_parameters()) {
+    if (nn::operator_guard_of(parameter) == nullptr) continue;
+    throw_error<ArgumentError>(
+        "clip_grad_norm_: this rank has a part of a parameter of {} elements, by parallelize_module(), so the "
+        "norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
+        parameter.numel());
+  }
 }
 
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
@@ -123,6 +134,7 @@ double clip_gradients(const std::vector<at::Tensor>& gradients, double max_norm,
 
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
                        const ClipGradNormOptions& options) {
+  refuse_parts(ddp);
   return ddp::clip_gradients(averaged_gradients(ddp, "clip_grad_norm_"), max_norm, options);
 }
 

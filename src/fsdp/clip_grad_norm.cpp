@@ -19,40 +19,58 @@ bool have_same_ranks(const std::vector<Cut>& left, const std::vector<Cut>& right
 
 }  // namespace
 
-double clip_grad_norm(const StateEntries& entries, double max_norm, const ClipGradNormOptions& options,
-                      std::source_location where) {
-  const bool is_max = std::isinf(options.norm_type);
+double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,
+                     const ProcessGroup* others, std::source_location where) {
+  const bool is_max = std::isinf(norm_type);
   const auto add = [&](double& total, double part) { total = is_max ? std::max(total, part) : total + part; };
-  std::vector<at::Tensor> gradients;
+  const auto over_ranks = [&](const ProcessGroup& ranks, double own) {
+    const auto sum = at::full({1}, own, at::kDouble);
+    ranks.all_reduce(sum, is_max ? ReduceOp::MAX : ReduceOp::SUM, where);
+    return sum.item<double>();
+  };
   std::vector<std::pair<const std::vector<Cut>*, double>> parts;  // for each list of groups
-  for (const auto& entry : entries.parameters) {
+  for (const auto& entry : parameters) {
     auto part =
         std::ranges::find_if(parts, [&](const auto& each) { return have_same_ranks(*each.first, entry.cuts); });
     if (part == parts.end()) part = parts.insert(parts.end(), {&entry.cuts, 0.0});
     const auto gradient = entry.part.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    gradients.push_back(gradient);
     const auto values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
     const auto norm =
-        at::linalg_vector_norm(values, options.norm_type, std::nullopt, false, at::kDouble).item<double>();
-    add(part->second, is_max ? norm : std::pow(norm, options.norm_type));
+        at::linalg_vector_norm(values, norm_type, std::nullopt, false, at::kDouble).item<double>();
+    add(part->second, is_max ? norm : std::pow(norm, norm_type));
   }
   double total = 0;
   for (const auto& [cuts, own] : parts) {
-    const auto sum = at::full({1}, own, at::kDouble);
-    for (auto i = cuts->size(); i-- > 0;)
-      (*cuts)[i].ranks.all_reduce(sum, is_max ? ReduceOp::MAX : ReduceOp::SUM, where);
-    add(total, sum.item<double>());
+    auto sum = own;
+    for (auto i = cuts->size(); i-- > 0;) sum = over_ranks((*cuts)[i].ranks, sum);
+    add(total, sum);
   }
-  if (!is_max) total = std::pow(total, 1.0 / options.norm_type);
-  if (options.error_if_nonfinite && !std::isfinite(total))
+  if (others != nullptr) total = over_ranks(*others, total);
+  return is_max ? total : std::pow(total, 1.0 / norm_type);
+}
+
+void clip_gradients(const std::vector<ParameterEntry>& parameters, double norm, double max_norm,
+                    const ClipGradNormOptions& options) {
+  if (options.error_if_nonfinite && !std::isfinite(norm))
     throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped",
-                                total);
-  const auto scale = max_norm / (total + 1e-6);
-  if (scale < 1.0 || std::isnan(scale)) {
-    for (auto& gradient : gradients) gradient.mul_(scale);
-  }
-  return total;
+                                norm);
+  const auto scale = max_norm / (norm + 1e-6);
+  if (scale >= 1.0) return;
+  for (const auto& entry : parameters)
+    if (entry.part.grad().defined()) entry.part.mutable_grad().mul_(scale);
 }
 
 }  // namespace lockstep::fsdp
+
+namespace lockstep {
+
+double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
+                       std::source_location where) {
+  const auto parameters = fsdp::entries_of(module, /*with_ignored=*/false).parameters;
+  const auto norm = fsdp::gradient_norm(parameters, options.norm_type, nullptr, where);
+  fsdp::clip_gradients(parameters, norm, max_norm, options);
+  return norm;
+}
+
+}  // namespace lockstep

@@ -29,8 +29,10 @@ struct StateEntries {
 
 // That of a module's parameter which fully_shard() does not have.
 ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& tensor);
+// Of any module.
+StateEntries entries_of(const torch::nn::Module& module, bool with_ignored = true);
 
-// The functions of fsdp/state_dict.h, and clip_grad_norm_().
+// The functions of fsdp/state_dict.h.
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options);
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options);
@@ -40,7 +42,12 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
                           const StateDictOptions& options);
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options);
-double clip_grad_norm(const StateEntries& entries, double max_norm, const ClipGradNormOptions& options,
-                      std::source_location where);
+
+// The norm of the whole gradients, with the same bits on all ranks. `others`: ranks with other parameters, as
+// the stages of a pipeline have; nullptr: none. Collective.
+double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,
+                     const ProcessGroup* others, std::source_location where);
+void clip_gradients(const std::vector<ParameterEntry>& parameters, double norm, double max_norm,
+                    const ClipGradNormOptions& options);
 
 }  // namespace lockstep::fsdp

@@ -34,9 +34,38 @@ struct Entries {
   }
 };
 
+StateEntries entries_of(const torch::nn::Module& module, bool with_ignored) {
+  if (const auto sharded = FSDPModule::find(module)) return Entries::of(*sharded, with_ignored);
+  StateEntries all{.owner = "the module's", .parameters = {}, .buffers = {}};
+  for (const auto& [name, tensor] : nn::distinct(module.named_parameters()))
+    all.parameters.push_back(entry_of_parameter(name, tensor));
+  all.buffers = nn::distinct(module.named_buffers());
+  return all;
+}
+
 }  // namespace fsdp
 
 using fsdp::Entries;
+
+Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options) {
+  return fsdp::model_state_dict(fsdp::entries_of(module), options);
+}
+
+void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
+                          const StateDictOptions& options) {
+  if (const auto sharded = FSDPModule::find(module)) Entries::reshard(*sharded);
+  fsdp::load_model_state_dict(fsdp::entries_of(module), model_state_dict, options);
+}
+
+Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const StateDictOptions& options) {
+  return fsdp::optimizer_state_dict(fsdp::entries_of(module), optimizer, options);
+}
+
+void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const Dict& optim_state_dict, const StateDictOptions& options) {
+  fsdp::load_optimizer_state_dict(fsdp::entries_of(module), optimizer, optim_state_dict, options);
+}
 
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options) {
   return fsdp::model_state_dict(Entries::of(module), options);
@@ -69,7 +98,10 @@ void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
 
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
-  return fsdp::clip_grad_norm(Entries::of(module, false), max_norm, options, where);
+  const auto parameters = Entries::of(module, /*with_ignored=*/false).parameters;
+  const auto norm = fsdp::gradient_norm(parameters, options.norm_type, nullptr, where);
+  fsdp::clip_gradients(parameters, norm, max_norm, options);
+  return norm;
 }
 
 Dict FSDPModule::state_dict() const { return get_model_state_dict(*this); }

@@ -153,6 +153,7 @@ class PipelineSchedule::Runtime {
     return summarize(std::move(all), group_.size());
   }
 
+  const SharedGradients& gradients() const { return shared_; }
   bool has_loss() const { return loss_fn_ != nullptr; }
   const Plan& plan() const { return plan_; }
 
@@ -372,6 +373,11 @@ void PipelineSchedule::register_custom_function(ComputationType computation_type
 }
 
 Timeline PipelineSchedule::timeline() const { return runtime_->timeline(); }
+
+double PipelineSchedule::clip_grad_norm_(double max_norm, const ClipGradNormOptions& options,
+                                         std::source_location where) const {
+  return runtime_->gradients().clip(max_norm, options, where);
+}
 
 const Plan& PipelineSchedule::plan() const { return runtime_->plan(); }
 

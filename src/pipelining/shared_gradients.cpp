@@ -11,6 +11,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/throw_error.h"
+#include "fsdp/sharded_state_dict.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -169,6 +170,28 @@ void SharedGradients::sum_tied(double divisor) {
     if (tied.before.defined()) sum.add_(std::exchange(tied.before, {}).div_(divisor));
     gradient.copy_(sum);
   }
+}
+
+double SharedGradients::clip(double max_norm, const ClipGradNormOptions& options,
+                             std::source_location where) const {
+  const auto is_of_other_rank = [&](const at::Tensor& parameter) {
+    return std::ranges::any_of(tied_, [&](const auto& each) {
+      const auto& tied = each.second;
+      return tied.parameter.is_same(parameter) && tied.owners.front().rank != group_.rank();
+    });
+  };
+  std::vector<fsdp::ParameterEntry> all, counted;
+  for (const auto& stage : stages_) {
+    for (const auto& entry : fsdp::entries_of(*stage.submodule(), /*with_ignored=*/false).parameters) {
+      const auto is_same = [&](const auto& each) { return each.part.is_same(entry.part); };
+      if (std::ranges::any_of(all, is_same)) continue;  // tied on this rank
+      all.push_back(entry);
+      if (!is_of_other_rank(entry.part)) counted.push_back(entry);
+    }
+  }
+  const auto norm = fsdp::gradient_norm(counted, options.norm_type, &group_, where);
+  fsdp::clip_gradients(all, norm, max_norm, options);
+  return norm;
 }
 
 }  // namespace lockstep::pipelining

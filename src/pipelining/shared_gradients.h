@@ -23,6 +23,8 @@ class SharedGradients {
   // Before the first run: replicas of a stage, and stages with the same parameter, have the same values.
   void begin_run();
   void begin_step();
+  // Returns the norm.
+  double clip(double max_norm, const ClipGradNormOptions& options, std::source_location where) const;
 
  private:
   struct Owner {

@@ -11,6 +11,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/tensor_parallel/layers.h>

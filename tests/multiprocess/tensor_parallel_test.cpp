@@ -9,6 +9,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/tensor_parallel/layers.h>
@@ -124,6 +125,7 @@ const Scenario data_parallel("tensor_parallel_data_parallel", [] {
       const auto [all_tokens, all_target] = draw_tokens(step, replica);
       (F::cross_entropy(flat(expected->forward(all_tokens)), all_target) / 2).backward();
     }
+    EXPECT_THAT(error_of<ArgumentError>([&] { clip_grad_norm_(ddp, 0.1); }), HasSubstr("with the wrapped module"));
     const auto norm = clip_grad_norm_(*net, 0.1);
     EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(expected->parameters(), 0.1), 1e-6);
     expect_close(*net, *expected, mesh["tp"]);

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Data, pipeline and tensor parallel on one mesh, beside one process.
+// Data, pipeline and tensor parallel on one mesh, beside one process; checkpoints that continue on others.
+#include <cstdlib>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/checkpoint/distributed_checkpoint.h>
+#include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/fsdp/fully_shard.h>
+#include <lockstep/fsdp/state_dict.h>
 #include <lockstep/pipelining/pipeline.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
@@ -10,17 +17,25 @@
 
 #include "support/parallel_net.h"
 #include "support/ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using at::Tensor;
+using torch::optim::AdamW;
 
-constexpr int kSteps = 50, kSamples = 8, kFeatures = 16;
+constexpr int kSteps = 50, kSamples = 8, kFeatures = 16, kBlocks = 4;
+// The stages of a pipeline have other parameters.
+constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
+constexpr double kMaxNorm = 0.05, kRate = 1e-3;
 
-ParallelBlock block_of(int stage) {
-  torch::manual_seed(static_cast<std::uint64_t>(60 + stage));
-  return ParallelBlock(kFeatures, /*head_dim=*/4, /*p=*/0.0, /*bias=*/true);
+torch::nn::Sequential whole_net(int seed = 60) {
+  torch::manual_seed(static_cast<std::uint64_t>(seed));
+  torch::nn::Sequential net;
+  for (int i = 0; i < kBlocks; ++i)
+    net->push_back(ParallelBlock(kFeatures, /*head_dim=*/4, /*p=*/0.0, /*bias=*/true));
+  return net;
 }
 
 std::pair<Tensor, Tensor> samples_of(int step) {
@@ -29,57 +44,126 @@ std::pair<Tensor, Tensor> samples_of(int step) {
   return {x, torch::randn({kSamples, 4, kFeatures})};
 }
 
-std::vector<double> losses_of_one_process() {
-  std::vector<ParallelBlock> blocks{block_of(0), block_of(1)};
-  auto parameters = blocks[0]->parameters();
-  for (const auto& parameter : blocks[1]->parameters()) parameters.push_back(parameter);
-  torch::optim::SGD optimizer(parameters, 0.05);
-  std::vector<double> losses;
-  for (int step = 0; step < kSteps; ++step) {
-    const auto [x, target] = samples_of(step);
+struct OneProcess {
+  double step(int number) {
+    const auto [x, target] = samples_of(number);
     optimizer.zero_grad();
-    const auto loss = torch::mse_loss(blocks[1]->forward(blocks[0]->forward(x)), target);
+    const auto loss = torch::mse_loss(net->forward(x), target);
     loss.backward();
+    norm = torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm);
     optimizer.step();
-    losses.push_back(loss.item<double>());
+    return loss.item<double>();
   }
-  return losses;
-}
 
+  torch::nn::Sequential net = whole_net();
+  AdamW optimizer{net->parameters(), kRate};
+  double norm = 0;
+};
+
+// A rank of a mesh with dimensions "dp", "pp" and "tp".
+class Rank {
+ public:
+  Rank(int dp, int pp, int tp, bool shards)
+      : mesh_(init_device_mesh({dp, pp, tp}, {.mesh_dim_names = {"dp", "pp", "tp"}})),
+        data_(mesh_["dp"].get_group()),
+        pipeline_(mesh_["pp"].get_group()) {
+    using namespace tensor_parallel;
+    stage_ = pipelining::split_sequential(whole_net(), pipeline_.size())[static_cast<std::size_t>(
+        pipeline_.rank())];
+    parallelize_module(*stage_, mesh_["tp"],
+                       {{"*.[qkv]", ColwiseParallel()},
+                        {"*.o", RowwiseParallel()},
+                        {"*.fc1", ColwiseParallel()},
+                        {"*.fc2", RowwiseParallel()}});
+    pipelining::PipelineStageOptions options{.group = pipeline_};
+    if (shards) {
+      for (const auto& block : *stage_) fully_shard(*block.ptr(), {.mesh = mesh_["dp"]});
+      optimizer_.emplace(fully_shard(*stage_, {.mesh = mesh_["dp"]}).parameters(), kRate);
+    } else {
+      options.data_parallel_group = data_;
+      optimizer_.emplace(stage_->parameters(), kRate);
+    }
+    const pipelining::PipelineStage stage(stage_, pipeline_.rank(), pipeline_.size(), options);
+    schedule_.emplace(std::vector{stage}, /*n_microbatches=*/2,
+                      [](const Tensor& y, const Tensor& target) { return torch::mse_loss(y, target); });
+  }
+
+  void train_beside(OneProcess& expected, int first, int last) {
+    for (int step = first; step < last; ++step) {
+      SCOPED_TRACE(step);
+      const auto [x, target] = samples_of(step);
+      const auto count = kSamples / data_.size();
+      const auto rows = at::indexing::Slice(data_.rank() * count, (data_.rank() + 1) * count);
+      optimizer_->zero_grad();
+      pipelining::Tensors losses;
+      schedule_->step({x.index({rows})}, target.index({rows}), &losses);
+      const auto norm = schedule_->clip_grad_norm_(kMaxNorm);
+      optimizer_->step();
+      const auto expected_loss = expected.step(step);
+      ASSERT_NEAR(norm, expected.norm, 1e-5);
+      if (losses.empty()) continue;
+      const auto loss = torch::stack(losses).mean();
+      data_.all_reduce(loss, ReduceOp::AVG);
+      ASSERT_NEAR(loss.item<double>(), expected_loss, 1e-5);
+    }
+  }
+
+  void save(const std::string& folder) {
+    distributed_checkpoint::save(state(), folder, {}, default_group());
+  }
+  void load(const std::string& folder) {
+    auto loaded = state();
+    distributed_checkpoint::load(loaded, folder, default_group());
+    set_model_state_dict(*stage_, loaded.at("model").as_dict());
+    set_optimizer_state_dict(*stage_, *optimizer_, loaded.at("optimizer").as_dict(), kFlat);
+  }
+
+ private:
+  Dict state() {
+    return {{"model", get_model_state_dict(*stage_)},
+            {"optimizer", get_optimizer_state_dict(*stage_, *optimizer_, kFlat)}};
+  }
+
+  DeviceMesh mesh_;
+  ProcessGroup data_, pipeline_;
+  torch::nn::Sequential stage_;
+  std::optional<AdamW> optimizer_;
+  std::optional<pipelining::ScheduleInterleavedZeroBubble> schedule_;
+};
+
+// Half of the steps on 2 x 2 x 2 ranks, and further ones on other meshes and in one process.
 const Scenario three_dimensions("data, pipeline and tensor parallel", [] {
-  namespace tp = tensor_parallel;
   const auto context = init({.backend = "shm"});
-  const auto mesh = init_device_mesh({2, 2, 2}, {.mesh_dim_names = {"dp", "pp", "tp"}});
-  const auto replicas = mesh["dp"].get_group(), pipeline = mesh["pp"].get_group();
-  auto block = block_of(pipeline.rank());
-  tp::parallelize_module(*block, mesh["tp"],
-                         {{"[qkv]", tp::ColwiseParallel()},
-                          {"o", tp::RowwiseParallel()},
-                          {"fc1", tp::ColwiseParallel()},
-                          {"fc2", tp::RowwiseParallel()}});
-  torch::optim::SGD optimizer(block->parameters(), 0.05);
-  pipelining::ScheduleInterleavedZeroBubble schedule(
-      {pipelining::PipelineStage(block, pipeline.rank(), 2,
-                                 {.group = pipeline, .data_parallel_group = replicas})},
-      /*n_microbatches=*/2, [](const Tensor& y, const Tensor& target) { return torch::mse_loss(y, target); });
-  const auto expected = losses_of_one_process();
-  for (int step = 0; step < kSteps; ++step) {
-    const auto [x, target] = samples_of(step);
-    const auto rows =
-        at::indexing::Slice(replicas.rank() * kSamples / 2, (replicas.rank() + 1) * kSamples / 2);
-    optimizer.zero_grad();
-    pipelining::Tensors losses;
-    schedule.step({x.index({rows})}, target.index({rows}), &losses);
-    optimizer.step();
-    if (losses.empty()) continue;
-    const auto loss = torch::stack(losses).mean();
-    replicas.all_reduce(loss, ReduceOp::AVG);
-    ASSERT_NEAR(loss.item<double>(), expected[static_cast<std::size_t>(step)], 1e-5) << "step " << step;
+  const std::string folder = std::getenv("TEST_FOLDER");
+  for (const bool shards : {false, true}) {
+    SCOPED_TRACE(shards ? "fully_shard()" : "replicas");
+    OneProcess expected;
+    Rank cube(2, 2, 2, shards);
+    cube.train_beside(expected, 0, kSteps);
+    cube.save(folder);
+    const auto weights = state_dict(expected.net);
+    const auto moments = state_dict(expected.optimizer);
+    for (const auto& [dp, pp, tp] : {std::tuple{1, 4, 2}, {4, 1, 2}, {2, 4, 1}}) {
+      SCOPED_TRACE(fmt::format("{} x {} x {}", dp, pp, tp));
+      Rank other(dp, pp, tp, !shards);
+      other.load(folder);
+      OneProcess continued;
+      load_state_dict(continued.net, weights);
+      load_state_dict(continued.optimizer, moments);
+      other.train_beside(continued, kSteps, kSteps + 2);
+    }
+    auto alone = whole_net(61);
+    load_state_dict(alone, distributed_checkpoint::load(folder).at("model").as_dict());
+    const auto x = samples_of(0).first;
+    EXPECT_TRUE(alone->forward(x).allclose(expected.net->forward(x), 0, 1e-4));
+    if (::testing::Test::HasFailure()) return;
   }
 });
 
-TEST(ThreeDimensions, TrainAsOneProcess) {
-  expect_all_passed(run_ranks(three_dimensions, {.world_size = 8}));
+TEST(ThreeDimensions, TrainAsOneProcessAndGoOnOnOtherMeshes) {
+  const TempFolder folder;
+  expect_all_passed(run_ranks(three_dimensions,
+                              {.world_size = 8, .env = {{"TEST_FOLDER", folder.file("checkpoint")}}}));
 }
 
 }  // namespace

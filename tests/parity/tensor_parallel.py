@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel, SequenceParallel, loss_parallel,
                                                parallelize_module)
@@ -84,15 +85,21 @@ def own_part(tensor, placements):
 
 
 def run_case(case):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shards = int(case["shards"])
+    mesh = init_device_mesh("cpu", (shards, dist.get_world_size() // shards), mesh_dim_names=("dp", "tp"))
     is_mlp, sequence = case["net"] == "mlp", case["sequence"] == "1"
     torch.manual_seed(40)
     net = (MLP if is_mlp else Net)(case["bias"] == "1")
-    parallelize_module(net, mesh, {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()} if is_mlp else gpt_plan(sequence))
+    plan = {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()} if is_mlp else gpt_plan(sequence)
+    parallelize_module(net, mesh["tp"], plan)
+    if shards > 1:
+        for layer in [] if is_mlp else net.layers:
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(net, mesh=mesh["dp"])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     records = []
     for step in range(2):
-        torch.manual_seed(step)
+        torch.manual_seed(step + 10 * mesh.get_local_rank("dp"))
         optimizer.zero_grad()
         if is_mlp:
             x, target = torch.randn(6, WIDTH), torch.randint(VOCABULARY, (6,))

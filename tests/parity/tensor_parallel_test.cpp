@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tensor parallel, sequence parallel and the parallel loss beside PyTorch's DTensor, over gloo on both sides.
+// Tensor parallel, sequence parallel and the parallel loss, also under fully_shard(), beside PyTorch's DTensor,
+// over gloo on both sides.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/tensor_parallel/layers.h>
@@ -23,11 +25,20 @@ struct Case {
   const char* name;
   const char* net;
   bool bias, sequence;
+  int shards = 1;  // ranks of fully_shard()
 };
-constexpr std::array kCases{
-    Case{"mlp", "mlp", false, false},         Case{"mlp_bias", "mlp", true, false},
-    Case{"gpt", "gpt", false, false},         Case{"gpt_bias", "gpt", true, false},
-    Case{"gpt_sequence", "gpt", false, true}, Case{"gpt_sequence_bias", "gpt", true, true}};
+
+std::vector<Case> cases_for(int world_size) {
+  std::vector<Case> cases{{"mlp", "mlp", false, false},         {"mlp_bias", "mlp", true, false},
+                          {"gpt", "gpt", false, false},         {"gpt_bias", "gpt", true, false},
+                          {"gpt_sequence", "gpt", false, true}, {"gpt_sequence_bias", "gpt", true, true}};
+  if (world_size == 4) {
+    cases.push_back({"sharded_mlp", "mlp", false, false, 2});
+    cases.push_back({"sharded_gpt", "gpt", false, false, 2});
+    cases.push_back({"sharded_gpt_sequence", "gpt", false, true, 2});
+  }
+  return cases;
+}
 
 torch::nn::Sequential make_mlp(bool bias) {
   const auto linear = [&](int in, int out) {
@@ -54,8 +65,29 @@ Record record_of(const std::string& name, const Tensor& tensor) {
   return {name, {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()}};
 }
 
-// Two steps. Without a mesh: in one process.
-std::vector<Record> train(const Case& each, const DeviceMesh* mesh) {
+using Parameters = std::vector<FSDPModule::NamedParameter>;
+
+Parameters parameters_of(const torch::nn::Module& net, const Case& each, const DeviceMesh& mesh) {
+  if (each.shards > 1) {
+    if (const auto layers = net.named_children().find("layers"))
+      for (const auto& layer : (*layers)->children()) fully_shard(*layer, {.mesh = mesh});
+    return fully_shard(net, {.mesh = mesh}).named_parameters();
+  }
+  Parameters all;
+  for (const auto& item : net.named_parameters()) all.push_back({item.key(), item.value()});
+  return all;
+}
+
+std::vector<Tensor> tensors_of(const Parameters& parameters) {
+  std::vector<Tensor> all;
+  for (const auto& each : parameters) all.push_back(each.parameter);
+  return all;
+}
+
+// Two steps.
+std::vector<Record> train(const Case& each) {
+  const auto mesh = init_device_mesh({each.shards, get_world_size() / each.shards},
+                                     {.mesh_dim_names = {"dp", "tp"}});
   const bool is_mlp = each.net == std::string("mlp");
   torch::manual_seed(40);
   torch::nn::Sequential mlp{nullptr};
@@ -67,20 +99,20 @@ std::vector<Record> train(const Case& each, const DeviceMesh* mesh) {
   }
   torch::nn::Module& net = is_mlp ? static_cast<torch::nn::Module&>(*mlp) : *gpt;
   const tp::ParallelizePlan mlp_plan{{"fc1", tp::ColwiseParallel()}, {"fc2", tp::RowwiseParallel()}};
-  if (mesh != nullptr)
-    tp::parallelize_module(net, *mesh, is_mlp ? mlp_plan : each.sequence ? sequence_plan() : tensor_plan());
-  torch::optim::SGD optimizer(net.parameters(), 0.1);
+  tp::parallelize_module(net, mesh["tp"],
+                         is_mlp ? mlp_plan : each.sequence ? sequence_plan() : tensor_plan());
+  const auto parameters = parameters_of(net, each, mesh["dp"]);
+  torch::optim::SGD optimizer(tensors_of(parameters), 0.1);
   std::vector<Record> records;
   for (int step = 0; step < 2; ++step) {
-    const auto [x, target] = draw_batch(each, step);
+    const auto [x, target] = draw_batch(each, step + 10 * mesh.get_local_rank("dp"));
     optimizer.zero_grad();
     const auto logits = (is_mlp ? mlp->forward(x) : gpt->forward(x)).flatten(0, -2);
-    const auto loss = mesh != nullptr && each.sequence ? tp::loss_parallel(logits, target, *mesh)
-                                                       : torch::nn::functional::cross_entropy(logits, target);
+    const auto loss = each.sequence ? tp::loss_parallel(logits, target, mesh["tp"])
+                                    : torch::nn::functional::cross_entropy(logits, target);
     loss.backward();
     records.push_back(record_of("loss", loss));
-    for (const auto& item : net.named_parameters())
-      records.push_back(record_of(item.key(), item.value().grad()));
+    for (const auto& [name, parameter] : parameters) records.push_back(record_of(name, parameter.grad()));
     optimizer.step();
   }
   return records;
@@ -88,9 +120,8 @@ std::vector<Record> train(const Case& each, const DeviceMesh* mesh) {
 
 const Scenario tensor_parallel_cases("tensor parallel", [] {
   as_parity_ranks([](const Context& context) {
-    const auto mesh = init_device_mesh({context.world_size()});
-    for (const auto& each : kCases)
-      write_records(record_file(record_folder(), each.name, context.rank()), train(each, &mesh));
+    for (const auto& each : cases_for(context.world_size()))
+      write_records(record_file(record_folder(), each.name, context.rank()), train(each));
   });
 });
 
@@ -106,12 +137,12 @@ class TensorParallelParity : public ::testing::TestWithParam<int> {};
 
 TEST_P(TensorParallelParity, LossesAndGradients) {
   std::vector<std::string> cases;
-  for (const auto& each : kCases)
-    cases.push_back(fmt::format("name={} net={} bias={} sequence={}", each.name, each.net, each.bias ? 1 : 0,
-                                each.sequence ? 1 : 0));
+  for (const auto& each : cases_for(GetParam()))
+    cases.push_back(fmt::format("name={} net={} bias={} sequence={} shards={}", each.name, each.net,
+                                each.bias ? 1 : 0, each.sequence ? 1 : 0, each.shards));
   const BothSides sides("parity/tensor_parallel.py", tensor_parallel_cases, cases, "gloo", GetParam());
   ASSERT_FALSE(HasFailure());
-  for (const auto& each : kCases) {
+  for (const auto& each : cases_for(GetParam())) {
     for (int rank = 0; rank < GetParam(); ++rank) {
       SCOPED_TRACE(fmt::format("{}, rank {} of {}", each.name, rank, GetParam()));
       const auto python = read_records(sides.python_file(each.name, rank));

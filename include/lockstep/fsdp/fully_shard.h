@@ -93,8 +93,6 @@ class FSDPModule {
  private:
   friend FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options,
                                 std::source_location where);
-  friend double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
-                                std::source_location where);
   friend fsdp::Entries;
 
   struct Entry {
@@ -130,6 +128,9 @@ class FSDPModule {
 /// of which the optimizer of each rank changes its rows. Change shards only between a backward and the next
 /// forward, or after reshard(). If a rank dies, the parameters may have rows of two steps; every later use is
 /// an Error, and the run continues from a checkpoint.
+///
+/// The module may be one that parallelize_module() changed for another dimension of the mesh: each rank then
+/// has rows of its parts.
 ///
 /// Parameters on device meta stay there, and so do their rows, until to_empty(): no rank needs memory for the
 /// whole module.
@@ -170,6 +171,11 @@ void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
 /// `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
 /// `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},
+                       std::source_location where = std::source_location::current());
+/// The same for any module, e.g. one that parallelize_module() changed. Call it after the reduction of
+/// DistributedDataParallel.
+double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
+                       const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
 
 }  // namespace lockstep

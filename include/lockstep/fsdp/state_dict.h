@@ -20,20 +20,28 @@ struct StateDictOptions {
   /// For set_model_state_dict(): rank 0 has whole tensors, and other ranks' dicts are not read. Set by all
   /// ranks. set_optimizer_state_dict() refuses it with ArgumentError.
   bool broadcast_from_rank0 = false;
+  /// An optimizer's state dict has the entries "state.<parameter>.<name>" and
+  /// "param_groups.<parameter>.<option>", so that the ranks of a pipeline, which have other parameters, can
+  /// save one checkpoint together.
+  bool flatten_optimizer_state_dict = false;
 };
 
-/// The parameters and buffers of a sharded module by name, detached. Without full_state_dict a parameter is a
-/// ShardedTensor that shares this rank's rows, so that distributed_checkpoint saves it and loads into it, on
-/// any number of ranks and both ways with Python:
+/// The parameters and buffers of a module by name, detached. A parameter that fully_shard() or
+/// parallelize_module() distributes is a ShardedTensor which shares this rank's part, or with full_state_dict
+/// whole. So distributed_checkpoint saves it and loads into it, on any mesh, in one process, and both ways
+/// with Python:
 ///
 ///     auto weights = get_model_state_dict(sharded);
 ///     distributed_checkpoint::load(weights, folder, default_group());
 ///
 /// With full_state_dict it is collective. All functions here are called by all ranks together if one option
 /// is set. PyTorch: `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
+Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {});
-/// Copies whole tensors, or ShardedTensors with this rank's rows, into the shards and buffers. Throws
-/// CheckpointError, naming the entry, for a missing one, another shape or other rows.
+/// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Throws
+/// CheckpointError, naming the entry, for a missing one, another shape or other parts.
+void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
+                          const StateDictOptions& options = {});
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
                           const StateDictOptions& options = {});
 
@@ -46,14 +54,18 @@ void save_pretrained(const FSDPModule& module, const std::filesystem::path& save
 /// for `safetensors::load_torch_state_dict()`. Throws CheckpointError as set_model_state_dict() does.
 void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path);
 
-/// {"state": {name: {...}}, "param_groups": [{..., "params": [names]}]} of an optimizer of the module's
-/// parameters(). Tensors of a shard's shape are as in get_model_state_dict(). Before the optimizer's first
+/// {"state": {name: {...}}, "param_groups": [{..., "params": [names]}]} of an optimizer of the parameters():
+/// the FSDPModule's where there is one, else the module's. Tensors of a part's shape are as in get_model_state_dict(). Before the optimizer's first
 /// step, its states are created by a step with learning rate and gradients 0, as in PyTorch. PyTorch:
 /// `get_optimizer_state_dict`.
+Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const StateDictOptions& options = {});
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const StateDictOptions& options = {});
 /// Loads what get_optimizer_state_dict() returns. Throws CheckpointError as set_model_state_dict() and
 /// load_state_dict() do. PyTorch: `set_optimizer_state_dict`.
+void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const Dict& optim_state_dict, const StateDictOptions& options = {});
 void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,
                               const Dict& optim_state_dict, const StateDictOptions& options = {});
 

@@ -11,8 +11,6 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/ddp/utils.h>
-#include <lockstep/fsdp/state_dict.h>
 #include <lockstep/runtime/device_mesh.h>
 
 /// Tensor parallel: layers whose parameters are cut over the ranks of a mesh. PyTorch:
@@ -75,17 +73,18 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 ///                                               {"layers.*.fc2", tp::RowwiseParallel()}});
 ///
 /// The module's code and its parameters' names stay as they are. A parameter becomes this rank's part of it,
-/// in the same tensor, so that optimizers and DistributedDataParallel take it as any other; both come after
-/// this call, and `to()` and `clone()` of the module before. Forward gives the layers, and gets from them,
+/// in the same tensor, so that optimizers, DistributedDataParallel and fully_shard() take it as any other; all
+/// come after this call, and `to()` and `clone()` of the module before. Forward gives the layers, and gets from them,
 /// tensors of the styles' layouts; nothing checks that values which a layout says are equal on all ranks are.
 ///
 /// Collective over `mesh`, which has one dimension. All parameters and buffers of the module, and the random
 /// streams of CPU and device, become those of the mesh's rank 0. An operator that uses a cut parameter in a
 /// way that has no rule is an Error that names both; `detach()` gives the part as plain data. Tied parameters
-/// stay tied if the styles cut them alike.
+/// stay tied if the styles cut them alike. get_model_state_dict(), get_optimizer_state_dict() and
+/// clip_grad_norm_() of the module are of whole parameters and gradients.
 ///
 /// Throws ArgumentError, with the caller's line, for a pattern without a match, a module that the style does
-/// not support, and a parameter that has a gradient, is cut in another way, or is used by
+/// not support, and a parameter that has a gradient, is cut in another way, or is used already by
 /// DistributedDataParallel or fully_shard().
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where = std::source_location::current());
@@ -103,27 +102,3 @@ std::int64_t local_heads(std::int64_t num_heads, const DeviceMesh& mesh,
                          std::source_location where = std::source_location::current());
 
 }  // namespace lockstep::tensor_parallel
-
-namespace lockstep {
-
-/// The state dicts of a module that parallelize_module() changed, of which cut parameters are ShardedTensors
-/// or, with full_state_dict, whole: the functions of fsdp/state_dict.h for plain modules. So
-/// distributed_checkpoint saves them and loads them on any mesh, in one process and in Python. The
-/// optimizer's parameters are the module's. Collective if an option is set.
-Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
-void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
-                          const StateDictOptions& options = {});
-Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDictOptions& options = {});
-void set_optimizer_state_dict(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const Dict& optim_state_dict, const StateDictOptions& options = {});
-
-/// Scales the gradients of a module that parallelize_module() changed, so that the norm of the whole
-/// gradients is at most `max_norm`. Returns the norm before, computed in float64, with the same bits on all
-/// ranks. Call it after the reduction of DistributedDataParallel. Collective over the mesh. Throws
-/// NonFiniteError with error_if_nonfinite. PyTorch: `torch.nn.utils.clip_grad_norm_`.
-double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
-                       const ClipGradNormOptions& options = {},
-                       std::source_location where = std::source_location::current());
-
-}  // namespace lockstep
