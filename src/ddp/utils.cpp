@@ -38,7 +38,8 @@ void refuse_parts(const DistributedDataParallelModule& ddp) {
   for (const auto& parameter : ddp.averaged_parameters()) {
     if (nn::operator_guard_of(parameter) == nullptr) continue;
     throw_error<ArgumentError>(
-        "clip_grad_norm_: this rank has a part of a parameter of {} elements, by parallelize_module(), so the "
+        "clip_grad_norm_: this rank has a part of a parameter of {} elements, by parallelize_module(), so "
+        "the "
         "norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
         parameter.numel());
   }

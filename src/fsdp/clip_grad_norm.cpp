@@ -30,8 +30,8 @@ double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_
   };
   std::vector<std::pair<const std::vector<Cut>*, double>> parts;  // for each list of groups
   for (const auto& entry : parameters) {
-    auto part =
-        std::ranges::find_if(parts, [&](const auto& each) { return have_same_ranks(*each.first, entry.cuts); });
+    auto part = std::ranges::find_if(
+        parts, [&](const auto& each) { return have_same_ranks(*each.first, entry.cuts); });
     if (part == parts.end()) part = parts.insert(parts.end(), {&entry.cuts, 0.0});
     const auto gradient = entry.part.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;

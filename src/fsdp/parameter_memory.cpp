@@ -51,9 +51,7 @@ void guard_parameter(const ShardedParameter& parameter, const std::shared_ptr<Pa
   set_memory(parameter, {});
 }
 
-at::Tensor memory_of(const ShardedParameter& parameter) {
-  return nn::guarded_memory(parameter.lock_whole());
-}
+at::Tensor memory_of(const ShardedParameter& parameter) { return nn::guarded_memory(parameter.lock_whole()); }
 
 void set_memory(const ShardedParameter& parameter, const at::Tensor& memory) {
   const auto whole = parameter.lock_whole();

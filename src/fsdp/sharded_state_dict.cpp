@@ -277,8 +277,8 @@ void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimi
     Dict state;
     for (const auto& [key, value] : saved->as_dict()) {
       const auto* const whole = value.get_if<at::Tensor>();
-      const bool sharded = value.is<ShardedTensor>() ||
-                           (whole != nullptr && key.as_string() != "step" && !entry.cuts.empty() && whole->dim() > 0);
+      const bool sharded = value.is<ShardedTensor>() || (whole != nullptr && key.as_string() != "step" &&
+                                                         !entry.cuts.empty() && whole->dim() > 0);
       const auto path = entry.name + "." + key.as_string();
       state.set(key, sharded ? Value(part_of(value, entry, path)) : value);
     }

@@ -48,8 +48,8 @@ Guards& make_guards(const at::Tensor& tensor, c10::DispatchKey key) {
   if (auto* const guards = guards_of(tensor)) return *guards;
   auto guards = std::make_unique<Guards>();
   c10::DataPtr nothing(nullptr, guards.get(), destroy_guards, tensor.device());
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, std::move(nothing),
-                                                       tensor.storage().allocator(), false);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), 0, std::move(nothing), tensor.storage().allocator(), false);
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
   impl->set_storage_offset(0);
   return *guards.release();

@@ -125,7 +125,8 @@ const Scenario data_parallel("tensor_parallel_data_parallel", [] {
       const auto [all_tokens, all_target] = draw_tokens(step, replica);
       (F::cross_entropy(flat(expected->forward(all_tokens)), all_target) / 2).backward();
     }
-    EXPECT_THAT(error_of<ArgumentError>([&] { clip_grad_norm_(ddp, 0.1); }), HasSubstr("with the wrapped module"));
+    EXPECT_THAT(error_of<ArgumentError>([&] { clip_grad_norm_(ddp, 0.1); }),
+                HasSubstr("with the wrapped module"));
     const auto norm = clip_grad_norm_(*net, 0.1);
     EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(expected->parameters(), 0.1), 1e-6);
     expect_close(*net, *expected, mesh["tp"]);

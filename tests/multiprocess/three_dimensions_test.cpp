@@ -68,8 +68,8 @@ class Rank {
         data_(mesh_["dp"].get_group()),
         pipeline_(mesh_["pp"].get_group()) {
     using namespace tensor_parallel;
-    stage_ = pipelining::split_sequential(whole_net(), pipeline_.size())[static_cast<std::size_t>(
-        pipeline_.rank())];
+    stage_ = pipelining::split_sequential(whole_net(),
+                                          pipeline_.size())[static_cast<std::size_t>(pipeline_.rank())];
     parallelize_module(*stage_, mesh_["tp"],
                        {{"*.[qkv]", ColwiseParallel()},
                         {"*.o", RowwiseParallel()},
@@ -108,9 +108,7 @@ class Rank {
     }
   }
 
-  void save(const std::string& folder) {
-    distributed_checkpoint::save(state(), folder, {}, default_group());
-  }
+  void save(const std::string& folder) { distributed_checkpoint::save(state(), folder, {}, default_group()); }
   void load(const std::string& folder) {
     auto loaded = state();
     distributed_checkpoint::load(loaded, folder, default_group());
@@ -162,8 +160,8 @@ const Scenario three_dimensions("data, pipeline and tensor parallel", [] {
 
 TEST(ThreeDimensions, TrainAsOneProcessAndGoOnOnOtherMeshes) {
   const TempFolder folder;
-  expect_all_passed(run_ranks(three_dimensions,
-                              {.world_size = 8, .env = {{"TEST_FOLDER", folder.file("checkpoint")}}}));
+  expect_all_passed(
+      run_ranks(three_dimensions, {.world_size = 8, .env = {{"TEST_FOLDER", folder.file("checkpoint")}}}));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tensor parallel, sequence parallel and the parallel loss, also under fully_shard(), beside PyTorch's DTensor,
-// over gloo on both sides.
+// Tensor parallel, sequence parallel and the parallel loss, also under fully_shard(), beside PyTorch's
+// DTensor, over gloo on both sides.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -86,8 +86,8 @@ std::vector<Tensor> tensors_of(const Parameters& parameters) {
 
 // Two steps.
 std::vector<Record> train(const Case& each) {
-  const auto mesh = init_device_mesh({each.shards, get_world_size() / each.shards},
-                                     {.mesh_dim_names = {"dp", "tp"}});
+  const auto mesh =
+      init_device_mesh({each.shards, get_world_size() / each.shards}, {.mesh_dim_names = {"dp", "tp"}});
   const bool is_mlp = each.net == std::string("mlp");
   torch::manual_seed(40);
   torch::nn::Sequential mlp{nullptr};
@@ -100,7 +100,9 @@ std::vector<Record> train(const Case& each) {
   torch::nn::Module& net = is_mlp ? static_cast<torch::nn::Module&>(*mlp) : *gpt;
   const tp::ParallelizePlan mlp_plan{{"fc1", tp::ColwiseParallel()}, {"fc2", tp::RowwiseParallel()}};
   tp::parallelize_module(net, mesh["tp"],
-                         is_mlp ? mlp_plan : each.sequence ? sequence_plan() : tensor_plan());
+                         is_mlp          ? mlp_plan
+                         : each.sequence ? sequence_plan()
+                                         : tensor_plan());
   const auto parameters = parameters_of(net, each, mesh["dp"]);
   torch::optim::SGD optimizer(tensors_of(parameters), 0.1);
   std::vector<Record> records;

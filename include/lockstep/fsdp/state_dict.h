@@ -55,9 +55,9 @@ void save_pretrained(const FSDPModule& module, const std::filesystem::path& save
 void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path);
 
 /// {"state": {name: {...}}, "param_groups": [{..., "params": [names]}]} of an optimizer of the parameters():
-/// the FSDPModule's where there is one, else the module's. Tensors of a part's shape are as in get_model_state_dict(). Before the optimizer's first
-/// step, its states are created by a step with learning rate and gradients 0, as in PyTorch. PyTorch:
-/// `get_optimizer_state_dict`.
+/// the FSDPModule's where there is one, else the module's. Tensors of a part's shape are as in
+/// get_model_state_dict(). Before the optimizer's first step, its states are created by a step with learning
+/// rate and gradients 0, as in PyTorch. PyTorch: `get_optimizer_state_dict`.
 Dict get_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                               const StateDictOptions& options = {});
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,

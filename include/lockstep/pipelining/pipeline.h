@@ -17,8 +17,8 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/ddp/utils.h>
 #include <lockstep/device/pytree.h>
+#include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/pipelining/schedule.h>
 
@@ -183,10 +183,10 @@ class PipelineSchedule {
   /// the times of launching. Hosts are aligned by their clocks. Collective. Not in PyTorch.
   Timeline timeline() const;
 
-  /// Scales the gradients of all stages so that the norm of the whole model's gradients is at most `max_norm`:
-  /// tied parameters count once, and parameters that fully_shard() or parallelize_module() distributes count
-  /// whole. Returns the norm before, computed in float64, with the same bits on all ranks. Call it after
-  /// step(). Collective. Throws NonFiniteError with error_if_nonfinite. Not in PyTorch, where
+  /// Scales the gradients of all stages so that the norm of the whole model's gradients is at most
+  /// `max_norm`: tied parameters count once, and parameters that fully_shard() or parallelize_module()
+  /// distributes count whole. Returns the norm before, computed in float64, with the same bits on all ranks.
+  /// Call it after step(). Collective. Throws NonFiniteError with error_if_nonfinite. Not in PyTorch, where
   /// `clip_grad_norm_` has the norm of a rank's own stages.
   double clip_grad_norm_(double max_norm, const ClipGradNormOptions& options = {},
                          std::source_location where = std::source_location::current()) const;

@@ -73,9 +73,10 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 ///                                               {"layers.*.fc2", tp::RowwiseParallel()}});
 ///
 /// The module's code and its parameters' names stay as they are. A parameter becomes this rank's part of it,
-/// in the same tensor, so that optimizers, DistributedDataParallel and fully_shard() take it as any other; all
-/// come after this call, and `to()` and `clone()` of the module before. Forward gives the layers, and gets from them,
-/// tensors of the styles' layouts; nothing checks that values which a layout says are equal on all ranks are.
+/// in the same tensor, so that optimizers, DistributedDataParallel and fully_shard() take it as any other;
+/// all come after this call, and `to()` and `clone()` of the module before. Forward gives the layers, and
+/// gets from them, tensors of the styles' layouts; nothing checks that values which a layout says are equal
+/// on all ranks are.
 ///
 /// Collective over `mesh`, which has one dimension. All parameters and buffers of the module, and the random
 /// streams of CPU and device, become those of the mesh's rank 0. An operator that uses a cut parameter in a
