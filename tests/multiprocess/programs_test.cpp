@@ -150,6 +150,26 @@ TEST_F(Programs, RunWithoutALauncher) {
 
 TEST_F(Programs, GptResumesAfterAKill) { expect_same_after_a_kill("gpt", gpt("6"), 6, false); }
 
+TEST_F(Programs, GptMeshTrainsAsOneProcessOnAnyMesh) {
+  const auto run_on = [&](const char* mesh, int ranks, const Words& more) {
+    Words flags{"--text",         LOCKSTEP_README,
+                "--context",      "16",
+                "--layers",       "3",
+                "--width",        "64",
+                "--batch-size",   "8",
+                "--mesh",         mesh,
+                "--microbatches", "2"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return run("gpt_mesh", flags, ranks);
+  };
+  const auto folder = folder_.file("checkpoint");
+  run_on("2,1,2", 4, {"--steps", "4", "--shard", "--folder", folder});
+  const auto resumed = run_on("1,2,1", 2, {"--steps", "2", "--resume", "--folder", folder});
+  const auto alone = run_on("1,1,1", 1, {"--steps", "6"});
+  const auto last = alone.substr(alone.find("step 5: loss"));
+  EXPECT_THAT(resumed, HasSubstr(last)) << alone;
+}
+
 TEST_F(Programs, PointCloudsResumeAfterAKillAndAreTestedOnOneRankAsOnTwo) {
   const Words flags{"--epochs", "2", "--points", "48", "--k", "5"};
   expect_same_after_a_kill("point_clouds", flags, 12, true);
