@@ -35,7 +35,8 @@
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
-// Sharded, pipeline and tensor parallel.
+// Sharded, pipeline, tensor and context parallel.
+#include <lockstep/context_parallel/context_parallel.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/memory_report.h>
 #include <lockstep/fsdp/state_dict.h>

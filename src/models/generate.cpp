@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
 #include <torch/types.h>
 
 #include "base/throw_error.h"
@@ -71,7 +72,8 @@ at::Tensor generate_tokens(const NextLogits& next_logits, const at::Tensor& inpu
 }
 
 at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                            double dropout) {
+                            double dropout, const Attention& given) {
+  if (given) return given(queries, keys, values);
   const auto length = queries.size(2);
   const auto seen = keys.size(2) - length;
   const bool grouped = queries.size(1) != keys.size(1);
@@ -81,6 +83,23 @@ at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys, c
   }
   const auto mask = at::ones({length, keys.size(2)}, queries.options().dtype(at::kBool)).tril(seen);
   return at::scaled_dot_product_attention(queries, keys, values, mask, dropout, false, std::nullopt, grouped);
+}
+
+void check_dropout(const char* model, const char* option, double dropout, const Attention& given) {
+  if (!given || dropout == 0) return;
+  throw_error<ArgumentError>("{}: {} = {}, but an attn_implementation has no dropout; set it to 0", model,
+                             option, dropout);
+}
+
+at::Tensor positions_of(const at::Tensor& input_ids, std::int64_t seen, const at::Tensor& position_ids,
+                        const char* model) {
+  const auto length = input_ids.size(1);
+  if (!position_ids.defined()) return at::arange(seen, seen + length, input_ids.options()).unsqueeze(0);
+  if (position_ids.dim() == 2 && position_ids.size(1) == length &&
+      (position_ids.size(0) == 1 || position_ids.size(0) == input_ids.size(0)))
+    return position_ids;
+  throw_error<ArgumentError>("{}: position_ids of shape [{}] for tokens of shape [{}]", model,
+                             fmt::join(position_ids.sizes(), ", "), fmt::join(input_ids.sizes(), ", "));
 }
 
 }  // namespace lockstep::models

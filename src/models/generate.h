@@ -13,8 +13,16 @@ using NextLogits = std::function<at::Tensor(const at::Tensor& input_ids, Dynamic
 at::Tensor generate_tokens(const NextLogits& next_logits, const at::Tensor& input_ids,
                            const GenerateOptions& options);
 
-// Queries attend to all tokens up to their own; they are the last ones of the keys' tokens.
+// Queries attend to all tokens up to their own; they are the last ones of the keys' tokens. `given`: may be
+// empty.
 at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                            double dropout);
+                            double dropout, const Attention& given);
+
+// Throws ArgumentError for dropout that `given` does not do.
+void check_dropout(const char* model, const char* option, double dropout, const Attention& given);
+
+// The tokens' places, [batch or 1, length]: `position_ids`, or those from `seen` on.
+at::Tensor positions_of(const at::Tensor& input_ids, std::int64_t seen, const at::Tensor& position_ids,
+                        const char* model);
 
 }  // namespace lockstep::models

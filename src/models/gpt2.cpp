@@ -74,7 +74,7 @@ class GPT2AttentionImpl : public torch::nn::Cloneable<GPT2AttentionImpl> {
     auto values = heads(parts[2]);
     if (cache != nullptr) std::tie(keys, values) = cache->update(keys, values, layer_idx_);
     const auto dropout = is_training() ? attn_dropout_->options.p() : 0;
-    const auto y = causal_attention(heads(parts[0]), keys, values, dropout);
+    const auto y = causal_attention(heads(parts[0]), keys, values, dropout, options_.attn_implementation);
     return resid_dropout_->forward(c_proj->forward(y.transpose(1, 2).reshape(x.sizes())));
   }
 
@@ -159,7 +159,7 @@ class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
     initialize();
   }
 
-  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache) {
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache, const at::Tensor& position_ids) {
     const auto seen = cache == nullptr ? 0 : cache->get_seq_length();
     const auto end = seen + input_ids.size(-1);
     if (input_ids.dim() != 2 || end > options_.n_positions) {
@@ -168,7 +168,7 @@ class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
           "dimensions with {} tokens, the cached ones included",
           options_.n_positions, input_ids.dim(), end);
     }
-    const auto positions = at::arange(seen, end, input_ids.options()).unsqueeze(0);
+    const auto positions = positions_of(input_ids, seen, position_ids, "GPT2");
     auto x = drop_->forward(wte->forward(input_ids) + wpe_->forward(positions));
     for (const auto& block : *h_) x = block->as<GPT2Block>()->forward(x, cache);
     return ln_f_->forward(x);
@@ -205,6 +205,7 @@ GPT2Impl::GPT2Impl(const GPT2Options& options) : Cloneable("GPT2"), options_(opt
     throw_error<ArgumentError>("GPT2: n_embd = {} is not a multiple of n_head = {}", options.n_embd,
                                options.n_head);
   }
+  check_dropout("GPT2", "attn_pdrop", options.attn_pdrop, options.attn_implementation);
   reset();
 }
 
@@ -221,8 +222,9 @@ std::shared_ptr<torch::nn::Module> GPT2Impl::clone(const std::optional<torch::De
   return copy;
 }
 
-at::Tensor GPT2Impl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values) {
-  return lm_head->forward(transformer->forward(input_ids, past_key_values));
+at::Tensor GPT2Impl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values,
+                             const at::Tensor& position_ids) {
+  return lm_head->forward(transformer->forward(input_ids, past_key_values, position_ids));
 }
 
 at::Tensor GPT2Impl::generate(const at::Tensor& input_ids, const GenerateOptions& options) {
@@ -232,7 +234,7 @@ at::Tensor GPT2Impl::generate(const at::Tensor& input_ids, const GenerateOptions
   }
   return generate_tokens(
       [this](const at::Tensor& ids, DynamicCache* cache) {
-        return lm_head->forward(transformer->forward(ids, cache).select(1, -1));
+        return lm_head->forward(transformer->forward(ids, cache, {}).select(1, -1));
       },
       input_ids, options);
 }

@@ -39,18 +39,17 @@ void check_llama(const LlamaOptions& options) {
     refuse(fmt::format("head_dim = {}; rotary embeddings need an even one", head_dim_of(options)));
 }
 
-// [1, length, head_dim] each
+// [batch or 1, length, head_dim] each
 struct Rotation {
   at::Tensor cos, sin;
 };
 
-Rotation rotation_of(std::int64_t first, std::int64_t last, const LlamaOptions& options,
-                     const at::Tensor& like) {
+Rotation rotation_of(const at::Tensor& positions, const LlamaOptions& options, const at::Tensor& like) {
   const auto numbers = like.options().dtype(at::kFloat).requires_grad(false);
   const auto dim = head_dim_of(options);
   const auto frequencies =
       at::pow(options.rope_theta, at::arange(0, dim, 2, numbers) / static_cast<double>(dim)).reciprocal();
-  const auto angles = at::arange(first, last, numbers).view({1, -1, 1}) * frequencies;
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies;
   const auto both = at::cat({angles, angles}, -1);
   return {both.cos().to(like.scalar_type()), both.sin().to(like.scalar_type())};
 }
@@ -114,7 +113,8 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
     auto keys = rotated(heads(k_proj_), rotation);
     auto values = heads(v_proj_);
     if (cache != nullptr) std::tie(keys, values) = cache->update(keys, values, layer_idx_);
-    const auto y = causal_attention(queries, keys, values, is_training() ? options_.attention_dropout : 0);
+    const auto y = causal_attention(queries, keys, values, is_training() ? options_.attention_dropout : 0,
+                                    options_.attn_implementation);
     return linear(o_proj_, y.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
   }
 
@@ -203,14 +203,14 @@ class LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
     initialize_llama(*this, options_.initializer_range);
   }
 
-  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache) {
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache, const at::Tensor& position_ids) {
     if (input_ids.dim() != 2) {
       throw_error<ArgumentError>("Llama: expected tokens [batch, length], got a tensor of {} dimensions",
                                  input_ids.dim());
     }
     auto x = embed_tokens->forward(input_ids);
     const auto seen = cache == nullptr ? 0 : cache->get_seq_length();
-    const auto rotation = rotation_of(seen, seen + input_ids.size(1), options_, x);
+    const auto rotation = rotation_of(positions_of(input_ids, seen, position_ids, "Llama"), options_, x);
     for (const auto& layer : *layers_) x = layer->as<LlamaDecoderLayer>()->forward(x, rotation, cache);
     return norm_->forward(x);
   }
@@ -225,6 +225,7 @@ class LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
 
 LlamaImpl::LlamaImpl(const LlamaOptions& options) : Cloneable("Llama"), options_(options) {
   check_llama(options);
+  check_dropout("Llama", "attention_dropout", options.attention_dropout, options.attn_implementation);
   reset();
 }
 
@@ -242,14 +243,15 @@ std::shared_ptr<torch::nn::Module> LlamaImpl::clone(const std::optional<torch::D
   return copy;
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values) {
-  return lm_head->forward(model->forward(input_ids, past_key_values));
+at::Tensor LlamaImpl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values,
+                              const at::Tensor& position_ids) {
+  return lm_head->forward(model->forward(input_ids, past_key_values, position_ids));
 }
 
 at::Tensor LlamaImpl::generate(const at::Tensor& input_ids, const GenerateOptions& options) {
   return generate_tokens(
       [this](const at::Tensor& ids, DynamicCache* cache) {
-        return lm_head->forward(model->forward(ids, cache).select(1, -1));
+        return lm_head->forward(model->forward(ids, cache, {}).select(1, -1));
       },
       input_ids, options);
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,11 @@ struct GenerateOptions {
   std::optional<at::Generator> generator = {};
 };
 
+/// Causal attention of queries [batch, heads, length, head_dim] to keys and values [batch, key heads, length,
+/// head_dim]: as the queries. PyTorch: a function of transformers.AttentionInterface.
+using Attention =
+    std::function<at::Tensor(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values)>;
+
 /// PyTorch: the fields of transformers.GPT2Config.
 struct GPT2Options {
   std::int64_t vocab_size = 50257;
@@ -63,6 +69,8 @@ struct GPT2Options {
   double attn_pdrop = 0.1;
   double layer_norm_epsilon = 1e-5;
   double initializer_range = 0.02;
+  /// Default: LibTorch's. Another has no dropout: attn_pdrop is 0.
+  Attention attn_implementation = {};
 };
 
 class GPT2ModelImpl;
@@ -70,13 +78,15 @@ class LMHeadImpl;
 
 class GPT2Impl : public torch::nn::Cloneable<GPT2Impl> {
  public:
-  /// Throws ArgumentError if n_embd is not a multiple of n_head.
+  /// Throws ArgumentError if n_embd is not a multiple of n_head, or attention is to have dropout and cannot.
   explicit GPT2Impl(const GPT2Options& options = {});
 
   /// Tokens [batch, length] of int64 -> logits [batch, length, vocab_size]. With `past_key_values`,
-  /// `input_ids` continue the tokens that it has seen, and are added to it. Throws ArgumentError for more
-  /// than n_positions tokens.
-  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* past_key_values = nullptr);
+  /// `input_ids` continue the tokens that it has seen, and are added to it. `position_ids`: the place of each
+  /// token in its sequence, int64 [batch or 1, length]; default: they follow one another. Throws
+  /// ArgumentError for more than n_positions tokens.
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* past_key_values = nullptr,
+                     const at::Tensor& position_ids = {});
 
   /// Tokens [batch, length] followed by at most max_new_tokens others. Records no gradients; call eval()
   /// before. Throws ArgumentError for options that exclude one another and for more than n_positions tokens.
@@ -117,17 +127,20 @@ struct LlamaOptions {
   bool attention_bias = false;
   double attention_dropout = 0;
   bool mlp_bias = false;
+  /// Default: LibTorch's. Another has no dropout: attention_dropout is 0.
+  Attention attn_implementation = {};
 };
 
 class LlamaModelImpl;
 
 class LlamaImpl : public torch::nn::Cloneable<LlamaImpl> {
  public:
-  /// Throws ArgumentError for sizes that do not divide.
+  /// Throws ArgumentError for sizes that do not divide, and if attention is to have dropout and cannot.
   explicit LlamaImpl(const LlamaOptions& options = {});
 
   /// As GPT2Impl::forward(), for any number of tokens.
-  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* past_key_values = nullptr);
+  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* past_key_values = nullptr,
+                     const at::Tensor& position_ids = {});
 
   /// As GPT2Impl::generate().
   at::Tensor generate(const at::Tensor& input_ids, const GenerateOptions& options = {});
