@@ -35,8 +35,9 @@
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
-// Sharded, pipeline, tensor and context parallel.
+// Sharded, pipeline, tensor, context and expert parallel.
 #include <lockstep/context_parallel/context_parallel.h>
+#include <lockstep/expert_parallel/mixture_of_experts.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/memory_report.h>
 #include <lockstep/fsdp/state_dict.h>

@@ -96,7 +96,8 @@ struct DistributedDataParallelOptions {
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
 
   /// Names of parameters and buffers of the wrapped module that are neither checked nor broadcast nor
-  /// reduced. PyTorch: `_set_params_and_buffers_to_ignore_for_model`.
+  /// reduced, e.g. expert_names(); they may differ between ranks. PyTorch:
+  /// `_set_params_and_buffers_to_ignore_for_model`.
   std::vector<std::string> params_and_buffers_to_ignore = {};
 
   /// Makes the optimizer of one parameter. If set, backward steps each parameter as soon as its bucket is
