@@ -7,6 +7,7 @@
 #include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
+#include "pipelining/stage_cuts.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -18,9 +19,10 @@ Plan plan_for(const char* name, const std::vector<PipelineStage>& stages, int n_
                    n_microbatches);
 }
 
-// The first layers of the parts: the least possible largest sum of costs, by dynamic programming over the
-// number of parts.
-std::vector<std::size_t> cuts(const std::vector<double>& costs, std::size_t parts) {
+}  // namespace
+
+// By dynamic programming over the number of parts.
+std::vector<std::size_t> stage_cuts(const std::vector<double>& costs, std::size_t parts) {
   const auto layers = costs.size();
   std::vector<double> sums(layers + 1);
   for (std::size_t i = 0; i < layers; ++i) sums[i + 1] = sums[i] + costs[i];
@@ -42,8 +44,6 @@ std::vector<std::size_t> cuts(const std::vector<double>& costs, std::size_t part
   for (auto part = parts; part > 0; --part) begins[part - 1] = from[part][begins[part]];
   return begins;
 }
-
-}  // namespace
 
 PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
                              int num_stages, PipelineStageOptions options)
@@ -92,7 +92,7 @@ std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential&
   for (std::size_t i = 0; i < costs.size(); ++i)
     if (!std::isfinite(costs[i]) || costs[i] < 0)
       throw_error<ArgumentError>("split_sequential: layer {} has the cost {}", names[i], costs[i]);
-  const auto begins = cuts(costs, static_cast<std::size_t>(num_stages));
+  const auto begins = stage_cuts(costs, static_cast<std::size_t>(num_stages));
   std::vector<torch::nn::Sequential> parts;
   for (std::size_t part = 0; part + 1 < begins.size(); ++part) {
     torch::nn::Sequential sequential;

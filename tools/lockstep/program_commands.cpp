@@ -104,6 +104,11 @@ Command ckpt_command(CLI::App& app) {
                          "Show, compare, convert and verify checkpoints: lockstep ckpt show FILE");
 }
 
+Command plan_command(CLI::App& app) {
+  return program_command(app, "plan",
+                         "Estimate time and memory of meshes: lockstep plan --gpt 12,768,50257,1024");
+}
+
 Command data_command(CLI::App& app) {
   return program_command(app, "data", "Draw samples of a folder of images: lockstep data show FOLDER");
 }

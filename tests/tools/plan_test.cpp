@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// `lockstep plan`: the terms of its estimates, its files, and its output.
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/error.h>
+
+#include "lockstep_plan/meshes.h"
+#include "support/error_of.h"
+#include "tools/tool_program.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace plan;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Eight equal layers of one second for a sample, which tensor parallelism can cut.
+std::vector<Layer> equal_layers() {
+  return std::vector(8, Layer{.name = "layer",
+                              .parameters = 1000,
+                              .flops = 100,
+                              .activations = 40,
+                              .output = 10,
+                              .all_reduces = 2});
+}
+
+Machine machine_of(int ranks_per_host) {
+  return {.ranks_per_host = ranks_per_host,
+          .flops = 100,
+          .memory = 1'000'000,
+          .host = {.latency = 0, .seconds_per_byte = 1e-3},
+          .network = Link{.latency = 0, .seconds_per_byte = 1e-2}};
+}
+
+Choice find(const std::vector<Choice>& all, int dp, int pp, int tp, ShardingForm form = ShardingForm::ddp) {
+  for (const auto& each : all)
+    if (each.dp == dp && each.pp == pp && each.tp == tp && each.form == form) return each;
+  ADD_FAILURE() << fmt::format("no mesh {} x {} x {}", dp, pp, tp);
+  return {};
+}
+
+TEST(PlanMeshes, AddsUpComputeIdleTimeAndCommunication) {
+  const auto all = plan_meshes(equal_layers(), machine_of(4),
+                               {.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4});
+  // 16 samples of 8 layers, forward 1 s and backward 2 s, on 4 ranks.
+  for (const auto& each : all) EXPECT_DOUBLE_EQ(each.compute, 96) << each.pp;
+
+  const auto data = find(all, 4, 1, 1);
+  EXPECT_DOUBLE_EQ(data.data, 2 * 3 / 4.0 * 8 * 1000 * 4 * 1e-3);
+  EXPECT_DOUBLE_EQ(data.step, data.compute + data.data);
+  EXPECT_DOUBLE_EQ(find(all, 4, 1, 1, ShardingForm::gathered).data, 1.5 * data.data);
+  EXPECT_DOUBLE_EQ(find(all, 4, 1, 1, ShardingForm::shared).data, 0.5 * data.data);
+
+  const auto tensor = find(all, 1, 1, 4);
+  EXPECT_DOUBLE_EQ(tensor.tensor, 8 * 2 * 2 * 16 * (2 * 3 / 4.0 * 10 * 1e-3));
+  EXPECT_DOUBLE_EQ(tensor.step, tensor.compute + tensor.tensor);
+
+  // 1F1B of 4 stages and 4 micro-batches is idle for 3 / 7, and its messages take longer.
+  const auto pipeline = find(all, 1, 4, 1);
+  EXPECT_GT(pipeline.pipeline, 96 * 3 / 4.0);
+  EXPECT_LT(pipeline.pipeline, 96 * 3 / 4.0 + 1);
+}
+
+TEST(PlanMeshes, CountsTheMemoryOfTheLargestStage) {
+  auto layers = equal_layers();
+  layers.front().parameters = 5000;
+  const auto all =
+      plan_meshes(layers, machine_of(4), {.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4});
+  EXPECT_EQ(find(all, 4, 1, 1).rank.total(), 16 * 12000 + 8 * 40);
+  EXPECT_EQ(find(all, 1, 1, 4).rank.total(), 16 * 3000 + 4 * 8 * 10);
+  // The first stage has 4 micro-batches in flight.
+  EXPECT_EQ(find(all, 1, 4, 1).rank.total(), 16 * 6000 + 4 * 4 * 2 * 40);
+  EXPECT_EQ(find(all, 4, 1, 1).host, 4 * find(all, 4, 1, 1).rank.total());
+
+  auto small = machine_of(4);
+  small.memory = 4 * 16 * 3000 + 4 * 4 * 8 * 10;
+  const auto sorted =
+      plan_meshes(layers, small, {.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4});
+  EXPECT_TRUE(sorted.front().fits);
+  EXPECT_FALSE(find(sorted, 4, 1, 1).fits);
+}
+
+TEST(PlanMeshes, SharesTheNetworkOfAHost) {
+  const auto all = plan_meshes(equal_layers(), machine_of(2),
+                               {.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4});
+  const auto bytes = 8 * 1000 * 4.0;
+  // Two ranks of a host reduce first, and one all-reduce crosses the network.
+  EXPECT_DOUBLE_EQ(find(all, 4, 1, 1).data, bytes * 1e-3 + bytes * 1e-2);
+  // Replicas on other hosts: both ranks of a host use its network, each with half of the parameters.
+  EXPECT_DOUBLE_EQ(find(all, 2, 1, 2).data, 2 * bytes / 2 * 1e-2);
+  auto alone = machine_of(2);
+  alone.network.reset();
+  EXPECT_THAT(
+      error_of<ArgumentError>([&] { plan_meshes(equal_layers(), alone, {.ranks = 4, .batch_size = 4}); }),
+      HasSubstr("\"network\""));
+}
+
+TEST(PlanMeshes, LeavesOutWhatDoesNotDivide) {
+  const auto all = plan_meshes(equal_layers(), machine_of(12), {.ranks = 12, .batch_size = 8, .heads = 4});
+  for (const auto& each : all) {
+    EXPECT_EQ(8 % each.dp, 0);
+    EXPECT_EQ(4 % each.tp, 0);
+    EXPECT_LE(each.pp, 8);
+  }
+  EXPECT_THAT(error_of<ArgumentError>([&] { plan_meshes(equal_layers(), machine_of(7), {.ranks = 11}); }),
+              AllOf(HasSubstr("11 ranks"), HasSubstr("8 layers")));
+}
+
+class LockstepPlan : public ToolProgram {
+ protected:
+  LockstepPlan() : ToolProgram("plan") { write_machine(machine_of(4), path("machine.json")); }
+};
+
+TEST_F(LockstepPlan, ReadsTheTableThatItWrites) {
+  expect_success({"--gpt", "2,64,100,16", "--write-model", file("model.csv")});
+  const auto layers = read_layers(path("model.csv"));
+  ASSERT_EQ(layers.size(), 4U);
+  std::int64_t parameters = 0;
+  for (const auto& each : layers) parameters += each.parameters;
+  EXPECT_EQ(parameters, (100 + 16) * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64 + 100 * 64);
+  const Words job{"--machine", file("machine.json"), "--ranks", "4", "--batch-size", "8", "--heads", "2",
+                  "--json"};
+  Words by_table = job, by_sizes = job;
+  by_table.insert(by_table.end(), {"--model", file("model.csv")});
+  by_sizes.insert(by_sizes.end(), {"--gpt", "2,64,100,16"});
+  const auto out = expect_success(by_table);
+  EXPECT_EQ(out, expect_success(by_sizes));
+  const auto choices = nlohmann::json::parse(out);
+  EXPECT_EQ(choices.at(0).at("dp").get<int>() * choices.at(0).at("pp").get<int>() *
+                choices.at(0).at("tp").get<int>(),
+            4);
+}
+
+TEST_F(LockstepPlan, MeasuresAMachineAndPrintsATable) {
+  const auto out = run({"--measure", file("own.json"), "--nproc", "2", "--gpt", "2,64,100,16", "--ranks", "2",
+                        "--batch-size", "8", "--heads", "2"})
+                       .out;
+  EXPECT_THAT(out, AllOf(HasSubstr("data parallel"), HasSubstr("fully_shard"), HasSubstr("a host has ")));
+  const auto machine = read_machine(path("own.json"));
+  EXPECT_EQ(machine.ranks_per_host, 2);
+  EXPECT_GT(machine.flops, 0);
+}
+
+TEST_F(LockstepPlan, NamesWhatIsWrong) {
+  std::ofstream(path("model.csv"))
+      << "name,parameters,flops,activations,output,all_reduces\na,1,2,3,4,5\nb,x,2,3,4,5\n";
+  EXPECT_THAT(expect_failure({"--model", file("model.csv"), "--machine", file("machine.json")}, 2),
+              AllOf(HasSubstr("model.csv:3"), HasSubstr("\"x\"")));
+  EXPECT_THAT(expect_failure({"--gpt", "2,64,100,16"}, 2), HasSubstr("--machine"));
+  EXPECT_THAT(expect_failure({"--machine", file("machine.json")}, 2), HasSubstr("--gpt"));
+  EXPECT_THAT(expect_failure({"--gpt", "2,64,100,16", "--machine", file("model.csv")}, 2),
+              HasSubstr("--measure"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

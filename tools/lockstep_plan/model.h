@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::plan {
+
+constexpr std::int64_t kFloat = 4;  // bytes
+
+// A layer of a model. Numbers are for one sample, in float32.
+struct Layer {
+  std::string name;
+  std::int64_t parameters = 0;
+  double flops = 0;              // of forward; backward has twice as many
+  std::int64_t activations = 0;  // bytes that forward keeps for backward
+  std::int64_t output = 0;       // bytes that the next layer gets
+  // All-reduces of the output in forward, and as many in backward, if tensor parallelism cuts the layer; 0:
+  // it does not.
+  int all_reduces = 0;
+};
+
+struct GptSizes {
+  std::int64_t layers = 12, width = 768, vocabulary = 50257, context = 1024;
+};
+
+// The embeddings, the blocks and the head of a GPT, untied, with attention that keeps no scores.
+std::vector<Layer> gpt_layers(const GptSizes& sizes);
+
+// A CSV file with the header "name,parameters,flops,activations,output,all_reduces". Throws ArgumentError
+// with the line that is wrong.
+std::vector<Layer> read_layers(const std::filesystem::path& file);
+void write_layers(const std::vector<Layer>& layers, const std::filesystem::path& file);
+
+}  // namespace lockstep::plan
