@@ -32,12 +32,12 @@
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/functional.h>
+#include <lockstep/nn/mixture_of_experts.h>
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 
-// Sharded, pipeline, tensor, context and expert parallel.
+// Sharded, pipeline, tensor and context parallel.
 #include <lockstep/context_parallel/context_parallel.h>
-#include <lockstep/expert_parallel/mixture_of_experts.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/memory_report.h>
 #include <lockstep/fsdp/state_dict.h>

@@ -6,6 +6,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
+#include <lockstep/nn/mixture_of_experts.h>
+
 #include "base/throw_error.h"
 #include "fsdp/sharded_state_dict.h"
 
@@ -18,6 +20,21 @@ bool have_same_ranks(const std::vector<Cut>& left, const std::vector<Cut>& right
 }
 
 }  // namespace
+
+std::vector<ParameterEntry> entries_for_norm(const torch::nn::Module& module) {
+  auto parameters = entries_of(module, /*with_ignored=*/false).parameters;
+  // Experts of which other ranks have others count like parts of one parameter.
+  const auto count_all = [&](const torch::nn::Module& layer, const std::string& prefix) {
+    const auto* experts = layer.as<MixtureOfExpertsImpl>();
+    if (experts == nullptr || !experts->expert_group()) return;
+    for (auto& entry : parameters)
+      if (entry.name.starts_with(prefix + "experts.")) entry.cuts = {{.ranks = *experts->expert_group()}};
+  };
+  count_all(module, "");
+  for (const auto& layer : module.named_modules("", /*include_self=*/false))
+    count_all(*layer.value(), layer.key() + ".");
+  return parameters;
+}
 
 double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,
                      const ProcessGroup* others, std::source_location where) {
@@ -67,7 +84,7 @@ namespace lockstep {
 
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
-  const auto parameters = fsdp::entries_of(module, /*with_ignored=*/false).parameters;
+  const auto parameters = fsdp::entries_for_norm(module);
   const auto norm = fsdp::gradient_norm(parameters, options.norm_type, nullptr, where);
   fsdp::clip_gradients(parameters, norm, max_norm, options);
   return norm;

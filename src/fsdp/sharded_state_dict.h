@@ -43,6 +43,8 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options);
 
+// The parameters of any module that count in its norm.
+std::vector<ParameterEntry> entries_for_norm(const torch::nn::Module& module);
 // The norm of the whole gradients, with the same bits on all ranks. `others`: ranks with other parameters, as
 // the stages of a pipeline have; nullptr: none. Collective.
 double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,

@@ -10,8 +10,9 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
-#include <lockstep/expert_parallel/mixture_of_experts.h>
+#include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/state_dict.h>
+#include <lockstep/nn/mixture_of_experts.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "multiprocess/backends.h"
@@ -242,6 +243,8 @@ const Scenario experts_and_replicas("experts_and_replicas", [] {
     for (const auto& name : names)
       mesh.get_group("dp").all_reduce(parameters[name].mutable_grad(), ReduceOp::AVG);
     for (int rank = 0; rank < 4; ++rank) (loss_of(*whole, step, rank) / 4).backward();
+    const auto norm = torch::nn::utils::clip_grad_norm_(whole->parameters(), 0.1);
+    EXPECT_NEAR(clip_grad_norm_(*net, 0.1), norm, 1e-5 * norm);
     optimizer.step();
     reference.step();
   }

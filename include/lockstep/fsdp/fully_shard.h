@@ -172,8 +172,8 @@ void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
 /// `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
-/// The same for any module, e.g. one that parallelize_module() changed. Call it after the reduction of
-/// DistributedDataParallel.
+/// The same for any module, e.g. one that parallelize_module() changed or with MixtureOfExperts. Call it
+/// after the reduction of DistributedDataParallel.
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
                        const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());

@@ -13,8 +13,8 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/expert_parallel/mixture_of_experts.h>
 #include <lockstep/nn/functional.h>
+#include <lockstep/nn/mixture_of_experts.h>
 
 #include "base/throw_error.h"
 #include "nn/record.h"
@@ -189,7 +189,7 @@ std::vector<std::string> expert_names(const torch::nn::Module& module) {
   std::vector<std::string> names;
   for (const auto& layer : module.named_modules("", true)) {
     const auto* moe = layer.value()->as<MixtureOfExpertsImpl>();
-    if (moe == nullptr || !moe->options().mesh || moe->options().mesh->size() == 1) continue;
+    if (moe == nullptr || !moe->expert_group()) continue;
     const auto prefix = layer.key().empty() ? std::string() : layer.key() + ".";
     for (const auto& each : {moe->named_parameters(), moe->named_buffers()})
       for (const auto& item : each)

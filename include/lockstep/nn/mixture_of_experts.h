@@ -77,6 +77,8 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
   MixtureOfExpertsOutput forward(const at::Tensor& input);
 
   const MixtureOfExpertsOptions& options() const { return options_; }
+  /// The ranks of the mesh, if other ranks have other experts.
+  const std::optional<ProcessGroup>& expert_group() const { return group_; }
 
   torch::nn::Linear gate{nullptr};  ///< dim -> num_experts, without bias
 
@@ -88,8 +90,8 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
   std::int64_t local_experts() const { return static_cast<std::int64_t>(experts_.size()); }
 
   MixtureOfExpertsOptions options_;
-  std::optional<ProcessGroup> group_;  // if it has several ranks
-  std::vector<Expert> experts_;        // this rank's
+  std::optional<ProcessGroup> group_;
+  std::vector<Expert> experts_;  // this rank's
 };
 
 /// A layer of experts, of which each token goes to `top_k`, with expert parallelism over a mesh.
