@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -24,9 +25,19 @@ struct Flags {
   std::string net = "resnet18";
   std::string mode = "both";
   std::string backend = "auto";
+  std::string between_hosts = "none";
   int steps = 20;
   bool optimizer_in_backward = false;
 };
+
+const std::map<std::string, lockstep::CommHook>& hooks() {
+  static const std::map<std::string, lockstep::CommHook> named{
+      {"none", {}},
+      {"bf16", lockstep::bf16_compress_hook},
+      {"one-bit", lockstep::OneBit()},
+      {"powersgd", lockstep::PowerSGD({.matrix_approximation_rank = 2, .start_powerSGD_iter = 2})}};
+  return named;
+}
 
 // Records the peak memory when gradients are computed.
 void watch_gradient(const at::Tensor& tensor, const std::shared_ptr<double>& peak) {
@@ -58,6 +69,8 @@ nlohmann::json measure(const Flags& flags, const MakeNet& make_net, const at::Te
     const auto net = make_net();
     watched = net.ptr();
     lockstep::DistributedDataParallel ddp(net, options);
+    if (const auto& hook = hooks().at(flags.between_hosts))
+      ddp->register_comm_hook(lockstep::between_hosts(hook));
     stats = [ddp] { return ddp->stats(); };
     wrapped = make_step(ddp, input, flags.optimizer_in_backward);
   }
@@ -103,6 +116,9 @@ int main(int argc, char** argv) {
   app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
   app.add_option("--mode", flags.mode)->check(CLI::IsMember({"both", "bare", "ddp"}))->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
+  app.add_option("--between-hosts", flags.between_hosts, "the communication hook of what crosses hosts")
+      ->check(CLI::IsMember(hooks()))
+      ->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--optimizer-in-backward", flags.optimizer_in_backward);
   CLI11_PARSE(app, argc, argv);

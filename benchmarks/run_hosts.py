@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times all-reduce between two hosts of two ranks with the backends hierarchical and gloo, interleaved in one run. The hosts are
-network namespaces with a cable between them, whose rate is limited. Also counts the bytes that a host sends per call. Needs root."""
+"""Times all-reduce between two hosts of two ranks with the backends hierarchical and gloo, and DDP's steps of a large MLP beside
+PyTorch's over Gloo, interleaved in one run. The hosts are network namespaces with a cable between them, whose rate is limited.
+Also counts the bytes that a host sends per call. Needs root."""
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 
 import bench_support as bench
@@ -45,24 +47,24 @@ def sent_bytes():
     return int(next(line for line in lines if "cable:" in line).split(":")[1].split()[8])
 
 
-def on_both_hosts(arguments, timeout):
-    """The stdout of lockstep-bench on two nodes of two ranks."""
+def on_both_hosts(rank, timeout):
+    """The stdout of the command `rank` on two nodes of two ranks."""
     nodes = []
     for number, host in enumerate(HOSTS):
         command = ["ip", "netns", "exec", host, bench.program("lockstep"), "run", "--nnodes", "2", "--node-rank", str(number),
-                   "--master-addr", ADDRESSES[0], "--nproc-per-node", "2", "--no-python", bench.program("lockstep-bench"),
-                   *arguments]
+                   "--master-addr", ADDRESSES[0], "--nproc-per-node", "2", "--no-python", *rank]
         nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                      env=os.environ | {"OMP_NUM_THREADS": "1", "LOCKSTEP_SECRET": "of this benchmark"}))
+                                      env=os.environ | {"OMP_NUM_THREADS": "1", "LOCKSTEP_SECRET": "of this benchmark",
+                                                       "GLOO_SOCKET_IFNAME": "cable"}))
     outputs = [node.communicate(timeout=timeout) for node in nodes]
     if any(node.returncode for node in nodes):
-        raise SystemExit(f"lockstep-bench failed:\n{outputs}")
+        raise SystemExit(f"{rank[0]} failed:\n{outputs}")
     return outputs[0][0]
 
 
 def times(sizes, timeout):
     """{bytes: {backend: microseconds}}"""
-    arguments = ["all-reduce", "--sizes", sizes, "--backend", "hierarchical,gloo", "--memory", "ordinary", "--json", "--no-bind"]
+    arguments = [bench.program("lockstep-bench"), "all-reduce", "--sizes", sizes, "--backend", "hierarchical,gloo", "--memory", "ordinary", "--json", "--no-bind"]
     output = on_both_hosts(arguments, timeout)
     rows = {}
     for row in json.loads("\n".join(line.split("] ", 1)[-1] for line in output.splitlines())):
@@ -75,25 +77,43 @@ def traffic(backend, size, timeout):
     totals = []
     for calls in (4, 14):
         before = sent_bytes()
-        on_both_hosts(["all-reduce", "--sizes", str(size), "--backend", backend, "--memory", "ordinary", "--iterations",
+        on_both_hosts([bench.program("lockstep-bench"), "all-reduce", "--sizes", str(size), "--backend", backend, "--memory", "ordinary", "--iterations",
                        str(calls), "--warmup", "1", "--no-check", "--no-bind"], timeout)
         totals.append(sent_bytes() - before)
     return totals[1] - totals[0]
 
 
-def report(rate, rows, bytes_sent):
+def ddp_steps(flags):
+    """{side: seconds of a step}"""
+    steps = ["--net", "mlp", "--mode", "ddp", "--steps", str(flags.steps)]
+    ours = [bench.program("ddp_step"), *steps]
+    sides = {"PyTorch, gloo": [*bench.twin("ddp_step"), *steps], "gloo": [*ours, "--backend", "gloo"], "hierarchical": ours}
+    for hook in flags.hooks.split(","):
+        sides[f"{hook} between hosts"] = [*ours, "--between-hosts", hook]
+    runs = {side: lambda command=command: bench.objects(on_both_hosts(command, flags.timeout))[-1]["ddp_seconds"]
+            for side, command in sides.items()}
+    return {side: statistics.median(seconds) for side, seconds in bench.interleave(runs, flags.rounds).items()}
+
+
+def report(rate, rows, bytes_sent, steps):
     print(f"\n{rate}: all-reduce, two hosts of two ranks")
     print(f"{'bytes':>12}{'gloo':>14}{'hierarchical':>14}   gloo / hierarchical")
     for size, us in rows.items():
         print(f"{size:12}{us['gloo'] / 1000:11.2f} ms{us['hierarchical'] / 1000:11.2f} ms{us['gloo'] / us['hierarchical']:12.2f}")
     print(f"bytes that a host sends, gloo / hierarchical: {bytes_sent['gloo'] / bytes_sent['hierarchical']:.3f} (formula: 1.5)")
     print("goal at 25 MB and 1gbit: at least 1.35 times as fast, at no size slower")
+    print(f"\n{rate}: a step of DDP, MLP with 67 million parameters")
+    for side, seconds in steps.items():
+        print(f"{side:24}{seconds * 1000:8.0f} ms{steps['PyTorch, gloo'] / seconds:8.2f} times as fast as PyTorch")
+    print("goals at 1gbit: hierarchical at least 1.3 times, bf16 between hosts 2 times")
 
 
 def main():
     parser = bench.parser(__doc__, rounds=1)
     parser.add_argument("--rates", default="1gbit,10gbit", help="limits of the cable, as tc has them")
     parser.add_argument("--sizes", default="1K,64K,1M,25M,100M")
+    parser.add_argument("--steps", type=int, default=5, help="of DDP in a slice")
+    parser.add_argument("--hooks", default="bf16,powersgd,one-bit", help="of ddp_step --between-hosts")
     flags = parser.parse_args()
     everything = {}
     for rate in flags.rates.split(","):
@@ -102,9 +122,10 @@ def main():
             rows = times(flags.sizes, flags.timeout)
             size = 25_000_000
             bytes_sent = {backend: traffic(backend, size, flags.timeout) for backend in ("gloo", "hierarchical")}
-        everything[rate] = {"microseconds": rows, "bytes_sent": bytes_sent}
+            steps = ddp_steps(flags)
+        everything[rate] = {"microseconds": rows, "bytes_sent": bytes_sent, "ddp_seconds": steps}
         if not flags.json:
-            report(rate, rows, bytes_sent)
+            report(rate, rows, bytes_sent, steps)
     if flags.json:
         print(json.dumps(everything))
 

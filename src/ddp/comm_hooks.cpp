@@ -33,8 +33,13 @@ CommHook wrapped(CommHook hook, at::ScalarType dtype, const char* name) {
 }  // namespace
 
 BucketWork BucketWork::then(Change change) const {
-  if (is_done()) return BucketWork(change(result_));
-  return {work_, [next = next_, change = std::move(change)] { return next().then(change); }};
+  return then(
+      [change = std::move(change)](at::Tensor result) { return BucketWork(change(std::move(result))); });
+}
+
+BucketWork BucketWork::then(Next next) const {
+  if (is_done()) return next(result_);
+  return {work_, [step = next_, next = std::move(next)] { return step().then(next); }};
 }
 
 void BucketWork::advance() {

@@ -198,6 +198,12 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
   return group;
 }
 
+std::vector<int> Session::hosts_of(const ProcessGroup& group) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(group.global_rank(rank));
+  return config_.hosts.hosts_of(ranks);
+}
+
 backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {
   const auto hosts = config_.hosts.hosts_of(ranks);
   const auto distinct = std::set(hosts.begin(), hosts.end()).size();

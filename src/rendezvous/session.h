@@ -56,6 +56,7 @@ class Session : public runtime::Run {
                                        const std::string& name) override {
     return new_group(ranks, {.backend = backend, .group_name = name});
   }
+  std::vector<int> hosts_of(const ProcessGroup& group) const override;
   ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) override {
     return split_group(parent, split_ranks, {}).value();
   }

@@ -26,6 +26,8 @@ class Run {
   // As Context::new_group; "" is the backend of init(), and `name` is for messages.
   virtual std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
                                                const std::string& name) = 0;
+  // [rank of `group`]: number of its host.
+  virtual std::vector<int> hosts_of(const ProcessGroup& group) const = 0;
   // As split_group(), with this rank in one of the parts.
   virtual ProcessGroup split(const ProcessGroup& parent,
                              const std::vector<std::vector<int>>& split_ranks) = 0;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend hierarchical, with hosts that LOCKSTEP_HOST_ID makes of one, and with two networks.
+#include "multiprocess/hosts.h"
+
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -15,7 +17,6 @@
 #include <lockstep/lockstep.h>
 
 #include "multiprocess/backends.h"
-#include "support/launcher_process.h"
 
 namespace lockstep::testing {
 namespace {
@@ -23,11 +24,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
-
-at::Tensor numbers_of(int rank, std::int64_t count) {
-  const auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank + 1));
-  return torch::randn({count}, generator);
-}
 
 // Each host in the order of its ranks, then the hosts.
 at::Tensor sum_in_order(const std::vector<std::vector<int>>& hosts, std::int64_t count) {
@@ -156,21 +152,6 @@ const Scenario has_a_limit("a call has a limit of its own", [] {
   if (context.is_main()) group.send(word, 3);
 });
 
-// Bytes that this host has sent to the other one.
-std::int64_t sent_bytes() {
-  std::ifstream file("/proc/self/net/dev");
-  std::int64_t sum = 0;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream fields(line);
-    std::string name;
-    std::array<std::int64_t, 9> numbers{};
-    fields >> name;
-    for (auto& number : numbers) fields >> number;
-    if (fields && name != "lo:") sum += numbers[8];
-  }
-  return sum;
-}
-
 const Scenario over_a_cable("sums over a cable", [] {
   const auto context = init();
   const auto& group = context.group();
@@ -250,32 +231,6 @@ const Scenario on_use("gloo connects on use", [] {
   context.barrier();
 });
 
-// The gradients of a step are the mean in the documented order.
-const Scenario ddp_step("a step of DDP over hosts", [] {
-  const auto context = init();
-  torch::manual_seed(3);
-  const auto make_net = [] {
-    return torch::nn::Sequential(torch::nn::Linear(300, 400), torch::nn::ReLU(), torch::nn::Linear(400, 5));
-  };
-  auto net = make_net();
-  const auto gradients_of = [&](int rank, auto& model) {
-    net->zero_grad();
-    model->forward(numbers_of(rank, 8 * 300).view({8, 300})).square().mean().backward();
-    std::vector<at::Tensor> gradients;
-    for (const auto& parameter : net->parameters()) gradients.push_back(parameter.grad().clone());
-    return gradients;
-  };
-  std::vector<std::vector<at::Tensor>> of_rank;
-  for (int rank = 0; rank < 4; ++rank) of_rank.push_back(gradients_of(rank, net));
-  DistributedDataParallel ddp(net);
-  const auto reduced = gradients_of(context.rank(), ddp);
-  for (std::size_t i = 0; i < reduced.size(); ++i) {
-    // DDP divides before it sums, as Python's does.
-    const auto part = [&](std::size_t rank) { return of_rank[rank][i] / 4; };
-    EXPECT_TRUE(torch::equal(reduced[i], (part(0) + part(1)) + (part(2) + part(3)))) << i;
-  }
-});
-
 const Scenario one_dies("a rank dies on the second host", [] {
   const auto context = init({.timeout = 20s});
   context.barrier();
@@ -284,39 +239,26 @@ const Scenario one_dies("a rank dies on the second host", [] {
   context.group().all_reduce(x);
 });
 
-class Hosts : public ::testing::Test {
- protected:
-  static std::vector<RankResult> run(const Scenario& scenario, const std::vector<int>& host_of) {
-    const auto size = static_cast<int>(host_of.size());
-    RunOptions options{.world_size = size, .timeout = 60s};
-    for (int rank = 0; rank < size; ++rank) {
-      options.rank_env[rank] = {
-          {"GLOO_SOCKET_IFNAME", "lo"},
-          {"LOCKSTEP_HOST_ID", std::to_string(host_of[static_cast<std::size_t>(rank)])}};
-    }
-    return run_ranks(scenario, options);
-  }
-};
-
-TEST_F(Hosts, ArePickedByAutoAndSumInTheDocumentedOrder) {
-  const auto results = run(even, {0, 0, 1, 1});
+TEST(Hosts, ArePickedByAutoAndSumInTheDocumentedOrder) {
+  const auto results = run_on_hosts(even, {0, 0, 1, 1});
   expect_all_passed(results);
   EXPECT_THAT(
       results[0].err,
       HasSubstr("backend hierarchical for 4 ranks: shared memory on each host, gloo between the hosts"));
 }
-TEST_F(Hosts, MayDifferInTheirNumberOfRanks) { expect_all_passed(run(uneven, {0, 0, 0, 1, 1})); }
-TEST_F(Hosts, MayAlternate) { expect_all_passed(run(alternating, {0, 1, 0, 1})); }
-TEST_F(Hosts, SumInTheirOrderIfTheyAreThree) { expect_all_passed(run(three, {0, 0, 1, 2, 2})); }
-TEST_F(Hosts, ConnectOnlyRanksThatTalk) { expect_all_passed(run(few_connections, {0, 1, 2, 3, 4, 5})); }
+TEST(Hosts, MayDifferInTheirNumberOfRanks) { expect_all_passed(run_on_hosts(uneven, {0, 0, 0, 1, 1})); }
+TEST(Hosts, MayAlternate) { expect_all_passed(run_on_hosts(alternating, {0, 1, 0, 1})); }
+TEST(Hosts, SumInTheirOrderIfTheyAreThree) { expect_all_passed(run_on_hosts(three, {0, 0, 1, 2, 2})); }
+TEST(Hosts, ConnectOnlyRanksThatTalk) {
+  expect_all_passed(run_on_hosts(few_connections, {0, 1, 2, 3, 4, 5}));
+}
 TEST(Gloo, ConnectsOnUseIfPyTorchsVariableSaysSo) {
   expect_all_passed(run_ranks(on_use, {.world_size = 4, .env = {{"TORCH_GLOO_LAZY_INIT", "1"}}}));
 }
-TEST_F(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run(has_a_limit, {0, 0, 1, 1})); }
-TEST_F(Hosts, ReduceTheGradientsOfDdp) { expect_all_passed(run(ddp_step, {0, 0, 1, 1})); }
+TEST(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run_on_hosts(has_a_limit, {0, 0, 1, 1})); }
 
-TEST_F(Hosts, AllReportARankThatDiesOnOneOfThem) {
-  const auto results = run(one_dies, {0, 0, 1, 1});
+TEST(Hosts, AllReportARankThatDiesOnOneOfThem) {
+  const auto results = run_on_hosts(one_dies, {0, 0, 1, 1});
   EXPECT_EQ(results[3].signal, SIGKILL);
   for (const std::size_t rank : {0U, 1U, 2U}) {
     EXPECT_EQ(results[rank].exit_code, 1);
@@ -326,14 +268,7 @@ TEST_F(Hosts, AllReportARankThatDiesOnOneOfThem) {
   EXPECT_THAT(results[2].err, AllOf(HasSubstr("rank 3 (pid "), HasSubstr("is dead")));
 }
 
-TEST(HostsOfTwoNetworks, SendNoMoreThanTheirShare) {
-  LauncherProcess nodes({"run", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES, LOCKSTEP_PROGRAM,
-                         fmt::format("{}='{}' exec {}", kScenarioVariable, over_a_cable.name(),
-                                     std::filesystem::read_symlink("/proc/self/exe").string()),
-                         "2"});
-  EXPECT_EQ(nodes.finish(), 0) << nodes.err();
-  EXPECT_THAT(nodes.err(), HasSubstr("backend hierarchical for 4 ranks"));
-}
+TEST(HostsOfTwoNetworks, SendNoMoreThanTheirShare) { run_over_a_cable(over_a_cable); }
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -26,6 +26,7 @@ class BucketWork {
  public:
   using Step = std::function<BucketWork()>;
   using Change = std::function<at::Tensor(at::Tensor)>;
+  using Next = std::function<BucketWork(at::Tensor)>;
 
   /// Done, without a result.
   BucketWork() = default;
@@ -39,6 +40,8 @@ class BucketWork {
 
   /// The same with `change` applied to the result. PyTorch: `Future.then`.
   BucketWork then(Change change) const;
+  /// The same followed by the BucketWork that `next` returns for the result.
+  BucketWork then(Next next) const;
 
   bool is_done() const { return !next_; }
   /// Whether advance() would not block.
@@ -159,5 +162,39 @@ class PowerSGD {
   struct State;
   std::shared_ptr<State> state_;
 };
+
+/// Options of OneBit.
+struct OneBitOptions {
+  std::int64_t start_iter = 2;  ///< iterations that average uncompressed gradients; at least 2
+};
+
+/// A communication hook that sends the sign of each gradient and the mean absolute value of each parameter's
+/// gradients, so a thirty-second of the bytes to each other rank. It adds what that loses to the next step's
+/// gradients. The result is the mean over the ranks in their order. Copies share their state. PyTorch has no
+/// such hook; Seide et al., 1-Bit Stochastic Gradient Descent (2014).
+class OneBit {
+ public:
+  /// Throws ArgumentError if start_iter is below 2.
+  explicit OneBit(const OneBitOptions& options = {});
+  BucketWork operator()(GradBucket& bucket) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Reduces the gradients of a host's ranks uncompressed, and applies `hook` to what crosses the network: each
+/// rank owns a shard of the bucket, whose parameters are rows of the module's, and passes it to `hook` with
+/// the group of its number's ranks on all hosts, one a host. Only as many ranks as the smallest host has own
+/// a shard; on hosts of different sizes `hook` takes as many steps for each bucket of an iteration. Without
+/// other hosts the result is allreduce_hook.
+///
+/// `process_group` is that of the DistributedDataParallel, by default the default group. All its ranks call
+/// between_hosts(), which connects groups. Its backend is hierarchical, and gradients are on the CPU. Throws
+/// ArgumentError if not, or for sparse gradients, in backward. State that `hook` holds is of this rank's
+/// shards. PyTorch has no such hook.
+///
+///     ddp->register_comm_hook(between_hosts(bf16_compress_hook));
+CommHook between_hosts(CommHook hook, const std::optional<ProcessGroup>& process_group = std::nullopt);
 
 }  // namespace lockstep
