@@ -2,6 +2,7 @@
 #include "backends/hierarchical/host_collectives.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include <ATen/core/grad_mode.h>
@@ -209,13 +210,46 @@ void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const Orig
   finish();
 }
 
-// A rank is served by the lane of its own number, so it is the one that this lane has on its host.
+// The sums that the hosts have for a part of this rank's output, and the calls that exchange them.
+struct HostCollectives::Exchange {
+  Tensor output;
+  Tensor received;  // [host]
+  Tensors sums;     // kept until they are sent
+  std::vector<Work> works;
+};
+
 void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op,
                                      const Origin& origin) const {
-  if (output.numel() == 0) return;
-  const auto sums = sums_of_host(parts, without_division(op), origin);
-  const auto received = at::empty({layout_.hosts(), output.numel()}, output.options());
-  std::vector<Work> works;
+  const auto sum = without_division(op);
+  const auto bytes_of_row = layout_.size() * static_cast<std::int64_t>(output.element_size());
+  const auto step = std::max<std::int64_t>(1, chunk_bytes(layout_.hosts()) / bytes_of_row);
+  std::optional<Exchange> before;  // that the network makes
+  const auto finish = [&] {
+    if (!before) return;
+    for (auto& work : before->works) work.wait();
+    reduce_rows(before->output, before->received, sum);
+  };
+  for (std::int64_t begin = 0; begin < output.numel(); begin += step) {
+    const auto chunk_of = [&](const Tensor& row) {
+      return row.slice(0, begin, std::min(begin + step, row.numel()));
+    };
+    Tensors chunks;
+    for (const auto& part : parts) chunks.push_back(chunk_of(part));
+    auto next = exchange(chunk_of(output), sums_of_host(chunks, sum, origin), origin);
+    finish();
+    before = std::move(next);
+  }
+  finish();
+  if (op == ReduceOp::AVG) output.div_(layout_.size());
+}
+
+// A rank is served by the lane of its own number, so it is the one that this lane has on its host.
+HostCollectives::Exchange HostCollectives::exchange(const Tensor& output, Tensors sums,
+                                                    const Origin& origin) const {
+  Exchange result{.output = output,
+                  .received = at::empty({layout_.hosts(), output.numel()}, output.options()),
+                  .sums = std::move(sums),
+                  .works = {}};
   int number = layout_.local_rank();
   for (std::size_t i = 0; i < lanes_.size(); ++i, number += layout_.local_size()) {
     std::vector<std::int64_t> sent;
@@ -223,15 +257,14 @@ void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts,
       sent.push_back(layout_.member(host, number) < 0 ? 0 : 1);
     const bool is_own = number == layout_.local_rank();
     const std::vector<std::int64_t> taken(sent.size(), is_own ? 1 : 0);
-    works.push_back(origin.start(lanes_[i], {.kind = CallKind::all_to_all_single,
-                                             .inputs = sums[i],
-                                             .outputs = is_own ? received : received.slice(0, 0, 0),
-                                             .output_splits = taken,
-                                             .input_splits = sent}));
+    result.works.push_back(
+        origin.start(lanes_[i], {.kind = CallKind::all_to_all_single,
+                                 .inputs = result.sums[i],
+                                 .outputs = is_own ? result.received : result.received.slice(0, 0, 0),
+                                 .output_splits = taken,
+                                 .input_splits = sent}));
   }
-  for (auto& work : works) work.wait();
-  reduce_rows(output, received, without_division(op));
-  if (op == ReduceOp::AVG) output.div_(layout_.size());
+  return result;
 }
 
 // [lane of this rank]: one row for each host that has a rank of the lane's number.

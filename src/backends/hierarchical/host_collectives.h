@@ -20,7 +20,8 @@ namespace lockstep::backends {
 //                   the host. Chunk by chunk: the network reduces one chunk while the host reduces the next
 //                   one. small: reduce to local rank 0; lane 0 reduces; broadcast on the host.
 //   reduce_scatter  on each host, so that a rank has the host's sums for the other ranks of its lanes; each
-//                   lane exchanges these; each rank adds what it receives in the order of the hosts.
+//                   lane exchanges these; each rank adds what it receives in the order of the hosts. In
+//                   chunks, as all_reduce.
 //   others          through local rank 0 of each host and lane 0.
 //
 // A sum is that of each host in the order of its ranks, then that of the hosts: in their order for
@@ -53,6 +54,7 @@ class HostCollectives {
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
   class Origin;
+  struct Exchange;
 
   void dispatch(const comm::Call& call) const;
   void leave() noexcept;
@@ -62,6 +64,7 @@ class HostCollectives {
   void reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const;
   void gather_shares(const Tensors& shares, const Origin& origin) const;
   void reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op, const Origin& origin) const;
+  Exchange exchange(const Tensor& output, Tensors sums, const Origin& origin) const;
   Tensors sums_of_host(const Tensors& parts, ReduceOp op, const Origin& origin) const;
   void broadcast(const Tensor& row, int src, const Origin& origin) const;
   void reduce(const Tensor& row, int dst, ReduceOp op, const Origin& origin) const;
