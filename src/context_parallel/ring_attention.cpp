@@ -4,6 +4,7 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/sigmoid.h>
@@ -217,12 +218,22 @@ void check(const Tensor& query, const Tensor& key, const Tensor& value, const Ri
     refuse("LoadBalancer::head_tail gives each rank two equal parts of the sequence, an even length");
 }
 
+// As LibTorch's own attention.
+Tensor in_autocast_type(const Tensor& tensor) {
+  const auto device = tensor.device().type();
+  if (!at::autocast::is_autocast_available(device) || !at::autocast::is_autocast_enabled(device))
+    return tensor;
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
+}
+
 }  // namespace
 
-Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                    const DeviceMesh& mesh, const AttentionOptions& options,
-                                    std::source_location where) {
+Tensor scaled_dot_product_attention(const Tensor& given_query, const Tensor& given_key,
+                                    const Tensor& given_value, const DeviceMesh& mesh,
+                                    const AttentionOptions& options, std::source_location where) {
   using namespace torch::autograd;
+  const auto query = in_autocast_type(given_query), key = in_autocast_type(given_key),
+             value = in_autocast_type(given_value);
   const Ring ring{mesh.get_group(), options, where};
   check(query, key, value, ring);
   const bool records = c10::GradMode::is_enabled() && compute_requires_grad(query, key, value);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/amp/autocast.h>
 #include <lockstep/context_parallel/context_parallel.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/models/language.h>
@@ -134,16 +135,16 @@ Tensor loss_of(const Tensor& logits, const Tensor& target) {
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1), target.flatten());
 }
 
-// The same net in one process, and with a part of the sequence on each rank.
+// The same net in one process, and with a part of the sequence on each rank, of two replicas.
 template <typename Net, typename Options>
 void train_beside_one_process(Options options, const DeviceMesh& mesh) {
   torch::manual_seed(5);
   Net alone(options);
   options.attn_implementation = [&](const Tensor& queries, const Tensor& keys, const Tensor& values) {
-    return cp::scaled_dot_product_attention(queries, keys, values, mesh, {.is_causal = true});
+    return cp::scaled_dot_product_attention(queries, keys, values, mesh["cp"], {.is_causal = true});
   };
   Net net(options);
-  DistributedDataParallel<Net> ddp(net, {.process_group = mesh.get_group()});
+  DistributedDataParallel<Net> ddp(net);
   {
     const torch::NoGradGuard no_gradients;
     for (const auto& item : alone->named_parameters())
@@ -152,14 +153,16 @@ void train_beside_one_process(Options options, const DeviceMesh& mesh) {
   torch::optim::AdamW reference(alone->parameters(), 1e-2), optimizer(net->parameters(), 1e-2);
   for (int step = 0; step < 10; ++step) {
     SCOPED_TRACE(step);
-    const auto tokens = torch::randint(options.vocab_size, {2, 17});
+    const auto tokens = torch::randint(options.vocab_size, {4, 17});
     const auto input = tokens.slice(1, 0, -1), target = tokens.slice(1, 1);
     const Tensor expected = loss_of(alone->forward(input), target);
-    const Tensor loss = loss_of(
-        ddp->forward(cp::shard(input, mesh, 1), nullptr, cp::shard(at::arange(16), mesh, 0).unsqueeze(0)),
-        cp::shard(target, mesh, 1));
+    const auto own = [&](const Tensor& batch) {
+      return cp::shard(batch.narrow(0, 2 * mesh.get_local_rank("dp"), 2), mesh["cp"], 1);
+    };
+    const auto positions = cp::shard(at::arange(16), mesh["cp"], 0).unsqueeze(0);
+    const Tensor loss = loss_of(ddp->forward(own(input), nullptr, positions), own(target));
     const Tensor mean = loss.detach().clone();
-    mesh.get_group().all_reduce(mean, ReduceOp::AVG);
+    default_group().all_reduce(mean, ReduceOp::AVG);
     EXPECT_NEAR(mean.item<double>(), expected.item<double>(), 1e-5 * expected.item<double>());
     reference.zero_grad();
     optimizer.zero_grad();
@@ -175,7 +178,7 @@ void train_beside_one_process(Options options, const DeviceMesh& mesh) {
 
 const Scenario language_models_in_parts("language_models_in_parts", [] {
   const auto context = init({.backend = "shm"});
-  const auto mesh = init_device_mesh({2});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "cp"}});
   using namespace models;
   train_beside_one_process<GPT2>(GPT2Options{.vocab_size = 40,
                                              .n_positions = 16,
@@ -203,7 +206,9 @@ const Scenario language_models_in_parts("language_models_in_parts", [] {
               HasSubstr("position_ids of shape [1, 3] for tokens of shape [1, 4]"));
 });
 
-TEST(ContextParallelModels, TrainAsInOneProcess) { expect_all_passed(run_ranks(language_models_in_parts)); }
+TEST(ContextParallelModels, TrainAsInOneProcess) {
+  expect_all_passed(run_ranks(language_models_in_parts, {.world_size = 4}));
+}
 
 const Scenario context_parallel_misuse("context_parallel_misuse", [] {
   const auto context = init({.backend = "shm"});
@@ -235,6 +240,24 @@ const Scenario context_parallel_misuse("context_parallel_misuse", [] {
   changed.mul_(2);
   EXPECT_THROW(changed.sum().backward(), std::exception);  // as saved tensors of LibTorch's operators
 });
+
+// Rotary embeddings make queries and keys float32.
+const Scenario attention_under_autocast("attention_under_autocast", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2});
+  const auto query = torch::randn({1, 2, 4, 8}, torch::requires_grad());
+  const auto value = torch::randn({1, 2, 4, 8}).to(at::kBFloat16);
+  const auto attend = [&] {
+    const amp::Autocast autocast(at::kCPU);
+    return cp::scaled_dot_product_attention(query, query, value, mesh);
+  };
+  const auto output = attend();
+  EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+  output.sum().backward();
+  EXPECT_EQ(query.grad().scalar_type(), at::kFloat);
+});
+
+TEST(ContextParallelDtypes, Autocast) { expect_all_passed(run_ranks(attention_under_autocast)); }
 
 TEST(ContextParallelErrors, SayWhatIsWrong) { expect_all_passed(run_ranks(context_parallel_misuse)); }
 

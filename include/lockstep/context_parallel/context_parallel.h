@@ -53,8 +53,8 @@ struct AttentionOptions {
 /// has; backward does the same, and their gradients follow (Liu, Zaharia, Abbeel, "Ring Attention with
 /// Blockwise Transformers", 2023). A rank holds two parts of keys and values at a time. Sums over the parts
 /// are in float32, or in float64 for float64. Runs LibTorch's flash kernels: on the CPU in every floating
-/// dtype, on GPUs in float16 and bfloat16. No dropout and no mask. Backward with create_graph is an Error.
-/// PyTorch: `scaled_dot_product_attention` within `context_parallel`, with
+/// dtype, on GPUs in float16 and bfloat16; under Autocast in its dtype. No dropout and no mask. Backward with
+/// create_graph is an Error. PyTorch: `scaled_dot_product_attention` within `context_parallel`, with
 /// `set_rotate_method("alltoall")`.
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
                                         const at::Tensor& value, const DeviceMesh& mesh,
