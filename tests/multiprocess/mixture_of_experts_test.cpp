@@ -219,13 +219,11 @@ Tensor loss_of(Net& net, int step, int rank) {
   return torch::nn::functional::cross_entropy(found.output, torch::randint(3, {8})) + 0.01 * found.aux_loss;
 }
 
-// Two replicas of experts on two ranks.
-const Scenario experts_and_replicas("experts_and_replicas", [] {
-  const auto context = init({.backend = "shm"});
-  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "ep"}});
+// Replicas over "dp", of experts over "ep". Returns the net and that of one process.
+std::pair<ExpertNet, ExpertNet> train_beside_one_process(const DeviceMesh& mesh) {
   ExpertNet whole(std::nullopt), net(mesh["ep"]);
   const auto names = expert_names(*net);
-  EXPECT_EQ(names.size(), 8U);
+  EXPECT_EQ(static_cast<std::int64_t>(names.size()), 4 * kExperts / mesh.size("ep"));
   EXPECT_TRUE(names.front().starts_with("moe.experts."));
   EXPECT_TRUE(expert_names(*whole).empty());
   DistributedDataParallel<ExpertNet> ddp(net, {.params_and_buffers_to_ignore = names});
@@ -238,7 +236,7 @@ const Scenario experts_and_replicas("experts_and_replicas", [] {
   for (int step = 0; step < 10; ++step) {
     optimizer.zero_grad();
     reference.zero_grad();
-    loss_of(*ddp, step, context.rank()).backward();
+    loss_of(*ddp, step, get_rank()).backward();
     const auto parameters = net->named_parameters();
     for (const auto& name : names)
       mesh.get_group("dp").all_reduce(parameters[name].mutable_grad(), ReduceOp::AVG);
@@ -250,6 +248,14 @@ const Scenario experts_and_replicas("experts_and_replicas", [] {
   }
   for (const auto& item : net->named_parameters())
     EXPECT_LT(relative_difference(item.value(), whole->named_parameters()[item.key()]), 1e-5) << item.key();
+  return {net, whole};
+}
+
+const Scenario experts_and_replicas("experts_and_replicas", [] {
+  const auto context = init({.backend = "shm"});
+  train_beside_one_process(init_device_mesh({1, 4}, {.mesh_dim_names = {"dp", "ep"}}));
+  const auto [net, whole] =
+      train_beside_one_process(init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "ep"}}));
 
   const std::string folder = std::getenv("LOCKSTEP_TEST_CHECKPOINT");
   distributed_checkpoint::save({{"model", get_model_state_dict(*net)}}, folder, {}, default_group());
