@@ -10,6 +10,7 @@
 #include "comm/mapped_memory.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
+#include "nn/experts.h"
 
 namespace lockstep {
 namespace {
@@ -88,6 +89,19 @@ void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
   }
 }
 
+void check_experts(const torch::nn::Module& module, const std::vector<nn::NamedTensor>& own,
+                   const fsdp::GroupOptions& options) {
+  const auto check = [&](const ProcessGroup& group) {
+    nn::refuse_experts(module, own,
+                       {.name = "fully_shard()",
+                        .group = group,
+                        .where = options.where,
+                        .advice = "give it as one of ignored_params"});
+  };
+  check(options.shard_group);
+  if (options.replicas) check(*options.replicas);
+}
+
 // Parameters in the order of PyTorch's flat layout: those of children before those of the module.
 void visit_parameters(const torch::nn::Module& module, const std::string& prefix,
                       std::vector<nn::NamedTensor>& all) {
@@ -132,6 +146,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     }
   }
   check_shared_groups(*tree, group);
+  check_experts(module, own, group);
 
   FSDPModule result;
   if (!own.empty()) {

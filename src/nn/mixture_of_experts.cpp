@@ -17,6 +17,7 @@
 #include <lockstep/nn/mixture_of_experts.h>
 
 #include "base/throw_error.h"
+#include "nn/experts.h"
 #include "nn/record.h"
 
 namespace lockstep {
@@ -185,17 +186,50 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
           .dropped = all - routes.choices.numel()};
 }
 
+namespace {
+
+bool share_ranks(const ProcessGroup& a, const ProcessGroup& b) {
+  int shared = 0;
+  for (int i = 0; i < a.size(); ++i)
+    for (int j = 0; j < b.size(); ++j)
+      if (a.global_rank(i) == b.global_rank(j)) ++shared;
+  return shared > 1;
+}
+
+// Of experts that other ranks do not have; `group`: if given, other ranks of this group.
+std::vector<nn::NamedTensor> own_experts(const torch::nn::Module& module, const ProcessGroup* group) {
+  std::vector<nn::NamedTensor> all;
+  const auto add = [&](const torch::nn::Module& layer, const std::string& prefix) {
+    const auto* moe = layer.as<MixtureOfExpertsImpl>();
+    if (moe == nullptr || !moe->expert_group()) return;
+    if (group != nullptr && !share_ranks(*group, *moe->expert_group())) return;
+    for (const auto& tensors : {moe->named_parameters(), moe->named_buffers()})
+      for (const auto& item : tensors)
+        if (item.key().starts_with("experts.")) all.push_back({prefix + item.key(), item.value()});
+  };
+  add(module, "");
+  for (const auto& layer : module.named_modules("", /*include_self=*/false))
+    add(*layer.value(), layer.key() + ".");
+  return all;
+}
+
+}  // namespace
+
 std::vector<std::string> expert_names(const torch::nn::Module& module) {
   std::vector<std::string> names;
-  for (const auto& layer : module.named_modules("", true)) {
-    const auto* moe = layer.value()->as<MixtureOfExpertsImpl>();
-    if (moe == nullptr || !moe->expert_group()) continue;
-    const auto prefix = layer.key().empty() ? std::string() : layer.key() + ".";
-    for (const auto& each : {moe->named_parameters(), moe->named_buffers()})
-      for (const auto& item : each)
-        if (item.key().starts_with("experts.")) names.push_back(prefix + item.key());
-  }
+  for (const auto& expert : own_experts(module, nullptr)) names.push_back(expert.name);
   return names;
+}
+
+void nn::refuse_experts(const torch::nn::Module& module, const std::vector<NamedTensor>& tensors,
+                        const ParameterSharer& sharer) {
+  for (const auto& [name, expert] : own_experts(module, &sharer.group)) {
+    const auto is_same = [&, &own = expert](const auto& each) { return each.tensor.is_same(own); };
+    if (std::ranges::none_of(tensors, is_same)) continue;
+    throw_error<ArgumentError>("{}:{}: {}: {} is of an expert that other ranks of group {} do not have; {}",
+                               sharer.where.file_name(), sharer.where.line(), sharer.name, name,
+                               sharer.group.name(), sharer.advice);
+  }
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "base/throw_error.h"
+#include "nn/experts.h"
 #include "nn/named_tensors.h"
 #include "tensor_parallel/cut.h"
 #include "tensor_parallel/module_names.h"
@@ -79,6 +80,16 @@ void check_not_sharded(const torch::nn::Module& module, std::source_location whe
   }
 }
 
+void check_experts(const torch::nn::Module& module, const Ranks& ranks) {
+  for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
+    nn::refuse_experts(module, nn::distinct(tensors),
+                       {.name = "parallelize_module()",
+                        .group = ranks.group,
+                        .where = ranks.where,
+                        .advice = "use another dimension of the mesh, or give a module without experts"});
+  }
+}
+
 void broadcast_rest(const torch::nn::Module& module, const Ranks& ranks) {
   for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
     for (const auto& [name, tensor] : nn::distinct(tensors)) {
@@ -108,6 +119,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const auto ranks = ranks_of(mesh, "parallelize_module()", where);
   const c10::NoGradGuard no_gradients;
   check_not_sharded(module, where);
+  check_experts(module, ranks);
   std::vector<std::vector<NamedModule>> matches;
   for (const auto& [pattern, style] : plan) {
     matches.push_back(matching_modules(module, pattern, where));

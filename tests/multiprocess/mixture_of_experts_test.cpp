@@ -14,6 +14,7 @@
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/nn/mixture_of_experts.h>
 #include <lockstep/rendezvous/init.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "multiprocess/backends.h"
 #include "support/error_of.h"
@@ -24,6 +25,7 @@ namespace lockstep::testing {
 namespace {
 
 using at::Tensor;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kDim = 6, kExperts = 4;
@@ -266,6 +268,49 @@ const Scenario experts_and_replicas("experts_and_replicas", [] {
   for (const auto& item : alone->named_parameters())
     EXPECT_LT(relative_difference(item.value(), whole->named_parameters()[item.key()]), 1e-5) << item.key();
 });
+
+// Functions for which all ranks have the same parameters, and the way in which fully_shard() takes the net.
+const Scenario experts_refused("experts_refused", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2});
+  ExpertNet net(mesh);
+  const auto own = fmt::format("moe.experts.{}.0.weight is of an expert", 2 * context.rank());
+  EXPECT_THAT(error_of<ArgumentError>([&] { fully_shard(*net, {.mesh = mesh}); }),
+              AllOf(HasSubstr(own), HasSubstr("ignored_params")));
+  EXPECT_THAT(
+      error_of<ArgumentError>([&] {
+        tensor_parallel::parallelize_module(*net, mesh, {{"head", tensor_parallel::RowwiseParallel()}});
+      }),
+      AllOf(HasSubstr(own), HasSubstr("another dimension")));
+  EXPECT_THAT(error_of<DesyncError>([&] { DistributedDataParallel<ExpertNet> ddp(net); }),
+              HasSubstr("moe.experts.2.0.weight"));
+
+  // The rest of the net is sharded.
+  ExpertNet whole(std::nullopt);
+  std::vector<Tensor> experts;
+  for (const auto& name : expert_names(*net)) experts.push_back(net->named_parameters()[name]);
+  const auto sharded = fully_shard(*net, {.mesh = mesh, .ignored_params = experts});
+  torch::optim::SGD optimizer(sharded.parameters(), 0.5), reference(whole->parameters(), 0.5);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    reference.zero_grad();
+    const Tensor loss = loss_of(*net, step, context.rank());
+    loss.backward();
+    for (int rank = 0; rank < 2; ++rank) {
+      const Tensor expected = loss_of(*whole, step, rank);
+      if (rank == context.rank()) {
+        EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5);
+      }
+      (expected / 2).backward();
+    }
+    optimizer.step();
+    reference.step();
+  }
+});
+
+TEST(ExpertParallelSharding, RefusesExpertsAndShardsTheRest) {
+  expect_all_passed(run_ranks(experts_refused));
+}
 
 TEST(ExpertParallelTraining, WithReplicasAsInOneProcess) {
   const TempFolder folder;
