@@ -33,6 +33,7 @@
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/functional.h>
 #include <lockstep/nn/mixture_of_experts.h>
+#include <lockstep/nn/model_parallel.h>
 #include <lockstep/nn/swa_utils.h>
 #include <lockstep/nn/sync_batch_norm.h>
 

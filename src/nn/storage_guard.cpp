@@ -20,6 +20,8 @@ constexpr auto kOperatorKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 constexpr auto kMemoryKey = c10::DispatchKey::DeferredInit;
 static_assert(kOperatorKey > kMemoryKey);
 
+thread_local OperatorGuard* of_all_operators = nullptr;
+
 // What a guarded storage owns.
 struct Guards {
   std::unique_ptr<OperatorGuard> operators;
@@ -80,6 +82,7 @@ void call_operator_guards(const c10::OperatorHandle& op, c10::DispatchKeySet key
     });
   }
   if (std::ranges::any_of(guards, [&](auto* guard) { return guard->run(op, *stack); })) return;
+  if (of_all_operators != nullptr && of_all_operators->run(op, *stack)) return;
   const WithoutGuards inner_operators(WithoutGuards::Kinds::operators);
   redispatch(op, keys, kOperatorKey, stack);
 }
@@ -191,6 +194,15 @@ WithoutGuards::WithoutGuards(Kinds kinds)
       excluded_memory_(c10::impl::tls_is_dispatch_key_excluded(kMemoryKey)) {
   c10::impl::tls_set_dispatch_key_excluded(kOperatorKey, true);
   if (kinds == Kinds::all) c10::impl::tls_set_dispatch_key_excluded(kMemoryKey, true);
+}
+
+OperatorScope::OperatorScope(OperatorGuard& guard) : outer_(std::exchange(of_all_operators, &guard)) {
+  c10::impl::tls_set_dispatch_key_included(kOperatorKey, true);
+}
+
+OperatorScope::~OperatorScope() {
+  of_all_operators = outer_;
+  if (outer_ == nullptr) c10::impl::tls_set_dispatch_key_included(kOperatorKey, false);
 }
 
 WithoutGuards::~WithoutGuards() {

@@ -75,4 +75,16 @@ class WithoutGuards {
   bool excluded_memory_;
 };
 
+// While it lives, all operators of this thread call the guard, after the guards of their arguments.
+class OperatorScope {
+ public:
+  explicit OperatorScope(OperatorGuard& guard);
+  ~OperatorScope();
+  OperatorScope(const OperatorScope&) = delete;
+  OperatorScope& operator=(const OperatorScope&) = delete;
+
+ private:
+  OperatorGuard* outer_;
+};
+
 }  // namespace lockstep::nn

@@ -14,9 +14,9 @@
 
 #include "base/throw_error.h"
 #include "nn/experts.h"
+#include "nn/module_names.h"
 #include "nn/named_tensors.h"
 #include "tensor_parallel/cut.h"
-#include "tensor_parallel/module_names.h"
 #include "tensor_parallel/redistribute.h"
 #include "tensor_parallel/sharded_dropout.h"
 
@@ -24,7 +24,7 @@ namespace lockstep::tensor_parallel {
 namespace {
 
 struct Target {
-  const NamedModule& named;
+  const nn::NamedModule& named;
   const Ranks& ranks;
 
   std::string prefix() const { return named.name.empty() ? "" : named.name + "."; }
@@ -120,9 +120,9 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const c10::NoGradGuard no_gradients;
   check_not_sharded(module, where);
   check_experts(module, ranks);
-  std::vector<std::vector<NamedModule>> matches;
+  std::vector<std::vector<nn::NamedModule>> matches;
   for (const auto& [pattern, style] : plan) {
-    matches.push_back(matching_modules(module, pattern, where));
+    matches.push_back(nn::matching_modules(module, pattern, "parallelize_module()", where));
     for (const auto& named : matches.back())
       std::visit([&](const auto& each) { check(each, Target{named, ranks}); }, style);
   }

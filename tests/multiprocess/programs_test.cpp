@@ -188,6 +188,15 @@ TEST_F(Programs, DataParallelLoadsItsWeightsWithAndWithoutThePrefix) {
   EXPECT_THAT(out, HasSubstr("removed on loading; the weights are equal"));
 }
 
+TEST_F(Programs, ModelParallelHasTheLossOfOneDevice) {
+  const auto out = run_alone("model_parallel", {});
+  const auto loss_of = [&](const std::string& name) {
+    return out.substr(out.find("loss", out.find(name)), 11);
+  };
+  EXPECT_EQ(loss_of("one device:"), loss_of("model parallel:")) << out;
+  EXPECT_EQ(loss_of("one device:"), loss_of("data parallel:")) << out;
+}
+
 TEST_F(Programs, TimingWritesATableAndAChart) {
   const auto out =
       run_alone("timing", {"--epochs", "1", "--samples", "128", "--svg", folder_.file("chart.svg")});

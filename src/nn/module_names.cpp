@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "tensor_parallel/module_names.h"
+#include "nn/module_names.h"
 
 #include <algorithm>
 #include <fnmatch.h>
@@ -10,7 +10,7 @@
 
 #include "base/throw_error.h"
 
-namespace lockstep::tensor_parallel {
+namespace lockstep::nn {
 namespace {
 
 constexpr std::size_t kSuggestions = 3;
@@ -48,7 +48,7 @@ std::size_t edits(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::vector<NamedModule> matching_modules(torch::nn::Module& root, const std::string& pattern,
-                                          std::source_location where) {
+                                          const char* caller, std::source_location where) {
   if (pattern.empty()) return {{"", &root}};
   std::vector<NamedModule> found;
   add_matches(root, "", pattern, found);
@@ -57,9 +57,9 @@ std::vector<NamedModule> matching_modules(torch::nn::Module& root, const std::st
   std::ranges::stable_sort(names, {}, [&](const auto& name) { return edits(name, pattern); });
   names.resize(std::min(names.size(), kSuggestions));
   throw_error<ArgumentError>(
-      "{}:{}: parallelize_module(): no module's name matches \"{}\"; the nearest are {}", where.file_name(),
-      where.line(), pattern,
+      "{}:{}: {}: no module's name matches \"{}\"; the nearest are {}", where.file_name(), where.line(),
+      caller, pattern,
       names.empty() ? "none, for the module has no children" : fmt::format("{}", fmt::join(names, ", ")));
 }
 
-}  // namespace lockstep::tensor_parallel
+}  // namespace lockstep::nn

@@ -8,7 +8,7 @@
 
 #include <torch/nn/module.h>
 
-namespace lockstep::tensor_parallel {
+namespace lockstep::nn {
 
 struct NamedModule {
   std::string name;
@@ -16,8 +16,8 @@ struct NamedModule {
 };
 
 // The modules below `root` whose names match component by component. Throws ArgumentError, which names those
-// that are most like the pattern, if there are none.
+// that are most like the pattern, if there are none. `caller`: the function's name.
 std::vector<NamedModule> matching_modules(torch::nn::Module& root, const std::string& pattern,
-                                          std::source_location where);
+                                          const char* caller, std::source_location where);
 
-}  // namespace lockstep::tensor_parallel
+}  // namespace lockstep::nn
