@@ -46,8 +46,8 @@ inline void run_over_a_cable(const Scenario& scenario) {
   EXPECT_THAT(nodes.err(), ::testing::HasSubstr("backend hierarchical for 4 ranks"));
 }
 
-// Bytes that this host has sent to the other one.
-inline std::int64_t sent_bytes() {
+// Bytes that this host has sent to the other one, or to itself over the network.
+inline std::int64_t sent_bytes(bool to_itself = false) {
   std::ifstream file("/proc/self/net/dev");
   std::int64_t sum = 0;
   for (std::string line; std::getline(file, line);) {
@@ -56,7 +56,7 @@ inline std::int64_t sent_bytes() {
     std::array<std::int64_t, 9> numbers{};
     fields >> name;
     for (auto& number : numbers) fields >> number;
-    if (fields && name != "lo:") sum += numbers[8];
+    if (fields && (name == "lo:") == to_itself) sum += numbers[8];
   }
   return sum;
 }

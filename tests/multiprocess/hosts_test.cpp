@@ -175,6 +175,16 @@ const Scenario over_a_cable("sums over a cable", [] {
   const auto in_reduce_scatter = sent_in([&] { group.reduce_scatter_tensor(part, whole); });
   EXPECT_TRUE(torch::equal(part, expected.chunk(4)[static_cast<std::size_t>(context.rank())]));
   EXPECT_THAT(in_reduce_scatter / kBytes, AllOf(::testing::Ge(0.5), ::testing::Le(0.55)));
+  auto from_all = torch::empty({kCount});
+  const auto to_itself = sent_bytes(true);
+  const auto in_all_to_all = sent_in([&] { group.all_to_all_single(from_all, whole); });
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto index = static_cast<std::size_t>(context.rank());
+    EXPECT_TRUE(torch::equal(from_all.chunk(4)[static_cast<std::size_t>(rank)],
+                             numbers_of(rank, kCount).chunk(4)[index]));
+  }
+  EXPECT_THAT(in_all_to_all / kBytes, AllOf(::testing::Ge(1), ::testing::Le(1.1)));
+  EXPECT_LT(static_cast<double>(sent_bytes(true) - to_itself) / kBytes, 0.1);
 });
 
 // Connections of this process that are not to the store.
@@ -266,6 +276,9 @@ TEST(Hosts, AllReportARankThatDiesOnOneOfThem) {
                                          HasSubstr("another rank is gone")));
   }
   EXPECT_THAT(results[2].err, AllOf(HasSubstr("rank 3 (pid "), HasSubstr("is dead")));
+  // The first error of the other host is that of a lane.
+  EXPECT_THAT(results[0].err + results[1].err,
+              ::testing::ContainsRegex("lane (0 of ranks 0, 2|1 of ranks 1, 3), gloo"));
 }
 
 TEST(HostsOfTwoNetworks, SendNoMoreThanTheirShare) { run_over_a_cable(over_a_cable); }

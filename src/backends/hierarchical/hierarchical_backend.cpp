@@ -10,6 +10,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/base/error.h>
@@ -160,10 +161,12 @@ struct Legs {
   Leg host;
   std::vector<Leg> lanes;
   BackendHandle flat;  // all ranks, over the network
+  std::function<Leg()> connect_all;
 };
 
 // See Note [Hierarchical collectives]. Messages and the calls that have nothing to gain from shared memory
-// use the network between all ranks. Threads: as for shm.
+// use the network between all ranks: a receive from any rank could not wait for shared memory and the network
+// at once. Threads: as for shm.
 class HierarchicalBackend final : public comm::FromC10d {
  public:
   HierarchicalBackend(const HostLayout& layout, Legs legs, BackendTraits traits,
@@ -171,7 +174,7 @@ class HierarchicalBackend final : public comm::FromC10d {
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
         legs_(std::move(legs)),
         flat_(comm::calls_of(legs_.flat.backend, legs_.flat.traits)),
-        collectives_(layout, legs_.host, legs_.lanes),
+        collectives_(layout, legs_.host, legs_.lanes, legs_.connect_all),
         queue_(collectives_) {}
 
   const std::string getBackendName() const override { return "hierarchical"; }
@@ -274,12 +277,15 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
   }
 }
 
+constexpr std::size_t kNamedRanks = 16;  // of a lane, in errors
+
 // All ranks connect their lanes in ascending order, so none waits for ranks that wait for it.
 std::vector<Leg> connect_lanes(const BackendRequest& request, const HostLayout& layout) {
   std::vector<Leg> lanes;
   for (int number = layout.local_rank(); number < layout.lanes(); number += layout.local_size()) {
     const auto ranks = layout.lane(number);
-    const auto part = leg_request(request, fmt::format("lane {}", number), ranks);
+    auto part = leg_request(request, fmt::format("lane {}", number), ranks);
+    if (ranks.size() <= kNamedRanks) part.group_name += fmt::format(" of ranks {}", fmt::join(ranks, ", "));
     const auto handle = connect_on_use(part);
     connect_ring(handle, part);
     lanes.push_back(leg_of(handle, part, ranks));
@@ -302,7 +308,10 @@ BackendHandle create_hierarchical(const BackendRequest& request) {
   std::iota(all.begin(), all.end(), 0);
   Legs legs{.host = connect_host(request, layout),
             .lanes = connect_lanes(request, layout),
-            .flat = connect_on_use(leg_request(request, "network", all))};
+            .flat = connect_on_use(leg_request(request, "network", all)),
+            .connect_all = [part = leg_request(request, "all_to_all", all), all] {
+              return leg_of(connect_on_use(part), part, all);
+            }};
   const auto traits = hierarchical_traits(legs);
   return {
       .backend = c10::make_intrusive<HierarchicalBackend>(layout, std::move(legs), traits, request.timeout),

@@ -2,6 +2,7 @@
 #include "backends/hierarchical/host_collectives.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -34,17 +35,35 @@ std::int64_t bytes_of(const Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
+std::vector<Tensor> rows_of(at::TensorList tensors) {
+  std::vector<Tensor> rows;
+  for (const auto& tensor : tensors) rows.push_back(row_of(tensor));
+  return rows;
+}
+
 // The inputs of a reduce_scatter, one a rank.
 std::vector<Tensor> parts_of(const Call& call, std::int64_t size) {
+  if (call.kind == CallKind::reduce_scatter) return rows_of(call.inputs);
   std::vector<Tensor> parts;
-  if (call.kind == CallKind::reduce_scatter) {
-    for (const auto& input : call.inputs) parts.push_back(row_of(input));
-    return parts;
-  }
   const auto whole = row_of(call.inputs[0]);
   const auto count = whole.numel() / size;
   for (std::int64_t rank = 0; rank < size; ++rank)
     parts.push_back(whole.slice(0, rank * count, (rank + 1) * count));
+  return parts;
+}
+
+// [rank]: its rows of a tensor, as one row; without splits equal parts.
+std::vector<Tensor> cut(const Tensor& tensor, c10::IntArrayRef splits, std::int64_t ranks) {
+  const auto whole = row_of(tensor);
+  const auto rows = tensor.size(0);
+  const auto width = rows == 0 ? 0 : whole.numel() / rows;
+  std::vector<Tensor> parts;
+  std::int64_t begin = 0;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const auto end = begin + width * (splits.empty() ? rows / ranks : splits[static_cast<std::size_t>(rank)]);
+    parts.push_back(whole.slice(0, begin, end));
+    begin = end;
+  }
   return parts;
 }
 
@@ -90,6 +109,8 @@ bool HostCollectives::can_run(const Call& call) {
     case CallKind::all_gather_into_tensor:
     case CallKind::reduce_scatter:
     case CallKind::reduce_scatter_tensor:
+    case CallKind::all_to_all:
+    case CallKind::all_to_all_single:
       return true;
     case CallKind::barrier:
       return !call.monitored;
@@ -111,13 +132,15 @@ void HostCollectives::run(const Call& call) {
 void HostCollectives::leave() noexcept {
   has_failed_ = true;
   host_->close();
+  auto legs = lanes_;
+  if (all_) legs.push_back(all_);
   // Waits a moment for calls that are under way, but the error should not.
-  closing_ = std::jthread([lanes = lanes_] {
-    for (const auto& lane : lanes) lane->close();
+  closing_ = std::jthread([legs = std::move(legs)] {
+    for (const auto& leg : legs) leg->close();
   });
 }
 
-void HostCollectives::dispatch(const Call& call) const {
+void HostCollectives::dispatch(const Call& call) {
   const at::NoGradGuard no_grad;
   const Origin origin(call);
   const auto& out = call.outputs;
@@ -143,6 +166,11 @@ void HostCollectives::dispatch(const Call& call) const {
       return reduce_scatter(row_of(out[0]), parts_of(call, layout_.size()), call.op, origin);
     case CallKind::barrier:
       return barrier(origin);
+    case CallKind::all_to_all:
+      return all_to_all(rows_of(out), rows_of(call.inputs), origin);
+    case CallKind::all_to_all_single:
+      return all_to_all(cut(out[0], call.output_splits, layout_.size()),
+                        cut(call.inputs[0], call.input_splits, layout_.size()), origin);
     default:
       throw std::logic_error("this call does not use shared memory");
   }
@@ -330,6 +358,35 @@ std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const Origi
   for (int rank = 0; rank < layout_.size(); ++rank)
     inputs.push_back(whole[layout_.host_of(rank)][layout_.local_rank_of(rank)]);
   return inputs;
+}
+
+void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Origin& origin) {
+  if (!all_) all_ = connect_all_();
+  Tensors sent, to_host, from_host;
+  std::vector<std::int64_t> to(inputs.size()), from(outputs.size());
+  for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+    if (layout_.host_of(static_cast<int>(rank)) == layout_.host()) {
+      to_host.push_back(inputs[rank]);
+      from_host.push_back(outputs[rank]);
+    } else {
+      sent.push_back(inputs[rank]);
+      to[rank] = inputs[rank].numel();
+      from[rank] = outputs[rank].numel();
+    }
+  }
+  const auto sent_row = at::cat(sent);
+  const auto received =
+      at::empty({std::accumulate(from.begin(), from.end(), std::int64_t{0})}, sent_row.options());
+  auto work = origin.start(all_, {.kind = CallKind::all_to_all_single,
+                                  .inputs = sent_row,
+                                  .outputs = received,
+                                  .output_splits = from,
+                                  .input_splits = to});
+  origin.run(host_, {.kind = CallKind::all_to_all, .inputs = to_host, .outputs = from_host});
+  work.wait();
+  const auto parts = received.split_with_sizes(from);
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    if (from[i] > 0) outputs[i].copy_(parts[i]);
 }
 
 void HostCollectives::barrier(const Origin& origin) const {

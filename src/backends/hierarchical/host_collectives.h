@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -22,6 +23,7 @@ namespace lockstep::backends {
 //   reduce_scatter  on each host, so that a rank has the host's sums for the other ranks of its lanes; each
 //                   lane exchanges these; each rank adds what it receives in the order of the hosts. In
 //                   chunks, as all_reduce.
+//   all_to_all      all_to_all on each host, and over the network with the ranks of other hosts.
 //   others          through local rank 0 of each host and lane 0.
 //
 // A sum is that of each host in the order of its ranks, then that of the hosts: in their order for
@@ -40,9 +42,13 @@ class HostCollectives {
  public:
   using Leg = std::shared_ptr<comm::GroupState>;
 
-  // `lanes`: those of this rank, in ascending order.
-  HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes)
-      : layout_(std::move(layout)), host_(std::move(host)), lanes_(std::move(lanes)) {}
+  // `lanes`: those of this rank, in ascending order. `connect_all`: all ranks over the network, for this
+  // object alone; the first all_to_all calls it.
+  HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes, std::function<Leg()> connect_all)
+      : layout_(std::move(layout)),
+        host_(std::move(host)),
+        lanes_(std::move(lanes)),
+        connect_all_(std::move(connect_all)) {}
 
   // Whether run() can make the call. The others have nothing to gain from shared memory.
   static bool can_run(const comm::Call& call);
@@ -56,7 +62,7 @@ class HostCollectives {
   class Origin;
   struct Exchange;
 
-  void dispatch(const comm::Call& call) const;
+  void dispatch(const comm::Call& call);
   void leave() noexcept;
 
   void all_reduce(const Tensor& row, ReduceOp op, const Origin& origin) const;
@@ -69,6 +75,7 @@ class HostCollectives {
   void broadcast(const Tensor& row, int src, const Origin& origin) const;
   void reduce(const Tensor& row, int dst, ReduceOp op, const Origin& origin) const;
   Tensors all_gather(const Tensor& input, const Origin& origin) const;
+  void all_to_all(const Tensors& outputs, const Tensors& inputs, const Origin& origin);
   void barrier(const Origin& origin) const;
 
   bool is_leader() const { return layout_.local_rank() == 0; }
@@ -78,6 +85,8 @@ class HostCollectives {
   HostLayout layout_;
   Leg host_;
   std::vector<Leg> lanes_;
+  std::function<Leg()> connect_all_;
+  Leg all_;
   bool has_failed_ = false;
   std::jthread closing_;
 };
