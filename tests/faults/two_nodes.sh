@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-3-Clause
 # Two nodes with networks of their own and a cable between them:
-#   two_nodes.sh <lockstep> <script of a rank> [ranks of each node]
+#   two_nodes.sh <lockstep> <script of a rank> [ranks of each node] [restarts]
 # To be run in user and network namespaces of its own: unshare -Urn two_nodes.sh ...
 set -eu
 lockstep=$1
 script=$2
 ranks=${3:-1}
+restarts=${4:-1}
 
 # The second node's network lives as long as this process.
 unshare -n sleep 1000 &
@@ -25,7 +26,7 @@ node() {
   rank=$1
   shift
   "$@" "$lockstep" run --nnodes 2 --nproc-per-node "$ranks" --node-rank "$rank" --master-addr 10.77.0.1 --master-port 29500 \
-    --max-restarts 1 -- /bin/sh -c "$script"
+    --max-restarts "$restarts" -- /bin/sh -c "$script"
 }
 node 1 nsenter -t "$other" -n &
 second=$!
