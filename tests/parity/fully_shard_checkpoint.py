@@ -13,6 +13,7 @@ from ddp_training import run_everywhere
 from fully_shard import OddNet
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def flatten(values, prefix=""):
@@ -37,10 +38,16 @@ def run_case(case):
         fully_shard(child)
     fully_shard(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
-    state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)}
+    state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer),
+             "flat": get_optimizer_state_dict(net, optimizer, options=FLAT)}
     dcp.load(state, checkpoint_id=f"{folder}/a")
     set_model_state_dict(net, state["model"])
     set_optimizer_state_dict(net, optimizer, state["optim"])
+    from_nested = get_optimizer_state_dict(net, optimizer, options=FULL)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    set_optimizer_state_dict(net, optimizer, state["flat"], options=FLAT)
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    compare(get_optimizer_state_dict(net, optimizer, options=FULL), from_nested)
     model, optim = get_model_state_dict(net, options=FULL), get_optimizer_state_dict(net, optimizer, options=FULL)
     if torch.distributed.get_rank() == 0:
         saved = torch.load(f"{folder}/a.pt")
@@ -48,7 +55,8 @@ def run_case(case):
         compare(optim["state"], saved["optim"]["state"])
     net(torch.arange(8).view(2, 4), True).backward()
     optimizer.step()
-    dcp.save({"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)},
+    dcp.save({"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer),
+              "flat": get_optimizer_state_dict(net, optimizer, options=FLAT)},
              checkpoint_id=f"{folder}/b")
     full = {"model": get_model_state_dict(net, options=FULL), "optim": get_optimizer_state_dict(net, optimizer, options=FULL)}
     if torch.distributed.get_rank() == 0:

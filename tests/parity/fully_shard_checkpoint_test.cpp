@@ -19,6 +19,7 @@ namespace {
 
 using std::filesystem::path;
 
+constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
 constexpr StateDictOptions kFull{.full_state_dict = true, .cpu_offload = true};
 
 struct Sharded {
@@ -39,6 +40,11 @@ struct Sharded {
   Dict state(const StateDictOptions& options = {}) {
     return {{"model", get_model_state_dict(module, options)},
             {"optim", get_optimizer_state_dict(module, optimizer, options)}};
+  }
+  Dict state_with_flat() {
+    auto all = state();
+    all.set("flat", get_optimizer_state_dict(module, optimizer, kFlat));
+    return all;
   }
   void load(const Dict& dict, const StateDictOptions& options = {}) {
     set_model_state_dict(module, dict.at("model").as_dict(), options);
@@ -68,7 +74,7 @@ const Scenario save_it("fully_shard checkpoint: save", [] {
     Sharded sharded(true);
     for (int number = 0; number < 3; ++number) sharded.step(number);
     const path folder = record_folder();
-    distributed_checkpoint::save(sharded.state(), folder / "a", {}, context.group());
+    distributed_checkpoint::save(sharded.state_with_flat(), folder / "a", {}, context.group());
     const auto full = sharded.state(kFull);
     EXPECT_EQ(full.at("model").as_dict().empty(), context.rank() != 0);
     if (context.rank() == 0) save(full, folder / "a.pt");
@@ -81,10 +87,14 @@ const Scenario load_it("fully_shard checkpoint: load", [] {
     const auto expected = load(folder / "b.pt").as_dict();
     for (const bool shared : {true, false}) {
       Sharded sharded(shared);
-      auto state = sharded.state();
+      auto state = sharded.state_with_flat();
       distributed_checkpoint::load(state, folder / "b", context.group());
       sharded.load(state);
       expect_equal(sharded.state({.full_state_dict = true}), expected);
+      Sharded from_flat(shared);
+      set_model_state_dict(from_flat.module, state.at("model").as_dict());
+      set_optimizer_state_dict(from_flat.module, from_flat.optimizer, state.at("flat").as_dict(), kFlat);
+      expect_equal(from_flat.state({.full_state_dict = true}), expected);
       // The values that the net computes with.
       for (const auto& [name, whole] : state_dict(*sharded.net))
         EXPECT_TRUE(whole.as_tensor().equal(expected.at("model")[name].as_tensor())) << repr(name);
