@@ -11,6 +11,8 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 // The result of a hook for this rank's numbers, in three parameters of 2,000,000 elements, one a matrix.
 at::Tensor reduced_by(const CommHook& hook, const Context& context, const at::Tensor& numbers) {
@@ -150,7 +152,16 @@ const Scenario gradients_on_hosts("a step of DDP over hosts", [] {
 });
 
 const Scenario uneven_compression("compression on uneven hosts", [] {
-  expect_compression_of_two_hosts(init(), {{0, 1, 2}, {3, 4}});
+  const auto context = init();
+  expect_compression_of_two_hosts(context, {{0, 1, 2}, {3, 4}});
+  EXPECT_THROW(OneBit({.start_iter = 1}), ArgumentError);
+  const auto other = context.new_group({0, 1, 2, 3, 4}).value();
+  const auto numbers = numbers_of(0, kElements);
+  EXPECT_THAT([&] { reduced_by(between_hosts(OneBit(), other), context, numbers); },
+              ThrowsMessage<ArgumentError>(HasSubstr("DistributedDataParallel has default")));
+  const auto sparse = between_hosts(OneBit());
+  EXPECT_THAT([&] { reduced_by(sparse, context, torch::eye(3).to_sparse()); },
+              ThrowsMessage<ArgumentError>(HasSubstr("that of scalar is sparse")));
 });
 
 TEST(HostsCompression, SendsFewerBytes) { run_over_a_cable(on_a_cable); }
