@@ -72,7 +72,9 @@ std::string Coordinator::reason_to_refuse(const NodeInfo& info) const {
 void Coordinator::handle(Node node, const FromNode& message, Clock::time_point now) {
   now_ = now;
   if (const auto* leaving = std::get_if<Leaving>(&message)) {
+    stop_signal_ = leaving->signal;
     leave(node, leaving->reason);
+    stop_signal_ = 0;
     return;
   }
   if (!is_member(node)) return;
@@ -283,7 +285,8 @@ void Coordinator::fail(const FailureReport& report, const std::string& notice) {
 void Coordinator::stop_members(const std::string& notice) {
   state_ = State::stopping;
   set_deadline(kStopLimit);
-  for (const Node node : members_) send(node, Stop{.attempt = attempt_, .notice = notice});
+  for (const Node node : members_)
+    send(node, Stop{.attempt = attempt_, .notice = notice, .signal = stop_signal_});
   continue_when_all_stopped();
 }
 
@@ -318,7 +321,7 @@ bool Coordinator::all_are(NodeState state) const {
 void Coordinator::end(std::optional<FailureReport> failure) {
   state_ = State::ended;
   next_tick_.reset();
-  for (const auto& [node, member] : nodes_) send(node, End{failure});
+  for (const auto& [node, member] : nodes_) send(node, End{failure, stop_signal_});
 }
 
 }  // namespace lockstep::launch

@@ -105,6 +105,7 @@ class Coordinator {
   std::vector<Node> members_;  // of this attempt, in the order of their node ranks
   int attempt_ = -1;
   int restarts_ = 0;
+  int stop_signal_ = 0;                   // of the launcher that is leaving
   bool skip_last_call_ = false;           // after a failed attempt: do not wait for more than min_nodes
   std::optional<FailureReport> failure_;  // ends the run when all have stopped
   std::optional<FailureReport> suspect_;  // may be a consequence of a failure that another node will report

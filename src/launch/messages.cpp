@@ -57,10 +57,10 @@ void visit_fields(Message& message, const auto& visit) {
   visit(Field{"attempt", message.attempt});
 }
 
-template <typename Message>
-  requires Is<Message, Leaving> || Is<Message, Refused>
-void visit_fields(Message& message, const auto& visit) {
-  visit(Field{"reason", message.reason});
+void visit_fields(Is<Refused> auto& message, const auto& visit) { visit(Field{"reason", message.reason}); }
+
+void visit_fields(Is<Leaving> auto& message, const auto& visit) {
+  visit(Field{"reason", message.reason}, Field{"signal", message.signal});
 }
 
 void visit_fields(Is<Challenge> auto& message, const auto& visit) {
@@ -79,10 +79,12 @@ void visit_fields(Is<Failed> auto& message, const auto& visit) {
 }
 
 void visit_fields(Is<Stop> auto& message, const auto& visit) {
-  visit(Field{"attempt", message.attempt}, Field{"notice", message.notice});
+  visit(Field{"attempt", message.attempt}, Field{"notice", message.notice}, Field{"signal", message.signal});
 }
 
-void visit_fields(Is<End> auto& message, const auto& visit) { visit(Field{"failure", message.failure}); }
+void visit_fields(Is<End> auto& message, const auto& visit) {
+  visit(Field{"failure", message.failure}, Field{"signal", message.signal});
+}
 
 void visit_fields(Is<Start> auto& message, const auto& visit) {
   auto& start = message.assignment;

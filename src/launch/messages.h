@@ -45,9 +45,10 @@ struct Stopped {
 struct Finished {
   int attempt = 0;
 };
-// This launcher ends.
+// This launcher ends. `signal`: the stop signal that it received, or 0.
 struct Leaving {
   std::string reason{};
+  int signal = 0;
 };
 using FromNode = std::variant<Reserved, Failed, Stopped, Finished, Leaving>;
 
@@ -66,14 +67,17 @@ struct Reserve {};
 struct Start {
   NodeAssignment assignment{};
 };
-// Stop the ranks and answer with Stopped. `notice` is for the user.
+// Stop the ranks and answer with Stopped. `notice` is for the user. `signal`: the stop signal of a launcher
+// that left, which the ranks of all nodes get; 0: SIGTERM.
 struct Stop {
   int attempt = 0;
   std::string notice{};
+  int signal = 0;
 };
-// The run has succeeded, or failed with this failure.
+// The run has succeeded, or failed with this failure. `signal`: as in Stop.
 struct End {
   std::optional<FailureReport> failure{};
+  int signal = 0;
 };
 // The node cannot take part.
 struct Refused {

@@ -201,7 +201,7 @@ void NodeSupervisor::on_stop_signal(int signal) {
     logs_.print(fmt::format("{}: stopping all ranks (SIGKILL after {}{})", signal_name(signal),
                             in_seconds(options_.grace_period), interactive ? ", or at a second Ctrl-C" : ""));
   }
-  client_->send(Leaving{fmt::format("its launcher received {}", signal_name(signal))});
+  client_->send(Leaving{fmt::format("its launcher received {}", signal_name(signal)), signal});
   begin_stop(signal);
 }
 
@@ -296,7 +296,7 @@ void NodeSupervisor::on(const Stop& stop) {
   const bool others_run = workers_ && !workers_->alive().empty();
   const char* others = !others_run ? "" : ours ? "; stopping the other ranks" : "; stopping all ranks";
   logs_.print(stop.notice + others);
-  begin_stop(SIGTERM);
+  begin_stop(stop.signal != 0 ? stop.signal : SIGTERM);
   if (phase() == Phase::idle) {
     client_->send(Stopped{stop.attempt});
   } else {
@@ -306,7 +306,7 @@ void NodeSupervisor::on(const Stop& stop) {
 
 void NodeSupervisor::on(const End& end) {
   end_ = end;
-  begin_stop(SIGTERM);
+  begin_stop(end.signal != 0 ? end.signal : SIGTERM);
 }
 
 void NodeSupervisor::on(const Refused& refused) {

@@ -337,8 +337,9 @@ TEST(Coordinator, EndsWithTheCoordinatingLauncher) {
   run.join(0, {.host = "a", .is_host = true});
   run.join(1);
   run.handle(0, Reserved{});
-  run.handle(0, Leaving{"its launcher got SIGTERM"});
+  run.handle(0, Leaving{"its launcher received SIGINT", SIGINT});
   EXPECT_THAT(run.told<End>(), ElementsAre(1));
+  EXPECT_EQ(run.last<End>().signal, SIGINT);
   EXPECT_THAT(run.told<Stop>(), IsEmpty());
   EXPECT_THAT(run.last<End>().failure->reason, HasSubstr("the launcher on a"));
 }
