@@ -48,7 +48,9 @@ template <class Run>
   }
   while (true) {
     run.train();
-    if (run.step % kStepsPerCheckpoint == 0) manager.save(run.step, run.state());
+    // The victim may reach steps that the run without the kill does not have.
+    const bool saves = run.step % kStepsPerCheckpoint == 0 && run.step <= number_of_test("TEST_STEPS");
+    if (saves) manager.save(run.step, run.state());
     reached->store(run.step);
     reached->notify_all();
   }
