@@ -30,7 +30,7 @@ name=$1
 shift
 bash scripts/setup.sh --tests
 configure release everything
-build release tools/lockstep/all tools/lockstep_bench/all examples/all benchmarks/all lockstep_python
+build release tools/lockstep/all tools/lockstep_bench/all tools/lockstep_plan/all examples/all benchmarks/all lockstep_python
 LOCKSTEP_BUILD_DIR=$root/build/release
 LOCKSTEP_PYTHON=$(cached release LOCKSTEP_PYTHON)
 export LOCKSTEP_BUILD_DIR LOCKSTEP_PYTHON
