@@ -124,8 +124,8 @@ class FusedOptionsOf : public Base, public FusedOptions {
 /// are converted first. See FusedAdam, FusedAdamW, FusedSGD. PyTorch: `fused=True`.
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
-  /// Adds a group. A parameter that occurs repeatedly in it, such as a shared weight, counts once, as in
-  /// Python. Options are merged with the defaults as in LibTorch: a value equal to that of
+  /// Adds a group. A parameter that occurs repeatedly in it, such as a shared weight, counts once; in
+  /// Python twice. Options are merged with the defaults as in LibTorch: a value equal to that of
   /// default-constructed options is replaced by the default. If the default rate is a tensor, the first group
   /// that uses it shares it, and each later one gets a copy. Groups that specify the same tensor share the
   /// rate.
