@@ -14,6 +14,7 @@ Runs one part or all of them (default), and reports every part that failed.
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
+  wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
 END
 }
 
@@ -51,6 +52,13 @@ run_shared() {
   ctest --test-dir build/shared --output-on-failure -R '^package\.(install|consumer)$'
 }
 
+run_wheel() (
+  bash scripts/wheel.sh || return
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  .venv/bin/python tests/package/wheel_test.py "$folder/work" c++ build/wheel build/wheel/lockstep_torch-*.tar.gz --download
+)
+
 run_part() {
   case $1 in
     conformance) run_conformance ;;
@@ -58,14 +66,15 @@ run_part() {
     faults) run_faults ;;
     fuzz) run_fuzzers ;;
     shared) run_shared ;;
+    wheel) run_wheel ;;
   esac
 }
 
-parts=(conformance gpu faults fuzz shared)
+parts=(conformance gpu faults fuzz shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | fuzz | shared) parts=("$1") ;;
+  conformance | gpu | faults | fuzz | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

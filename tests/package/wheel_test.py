@@ -1,40 +1,66 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Installs the wheel beside a torch and uses nothing else: wheel_test.py <folder of the wheel> <folder> <compiler>
+"""Installs the package in a fresh environment and uses nothing else: wheel_test.py <folder> <compiler> <package>... [--download]
 
-The environment is a fresh one that sees the torch of this interpreter. Trains in Python, then builds and runs a C++
-project with the wheel's CMake package.
+Trains in Python, then builds and runs a C++ project with the CMake package. A <package> is a wheel, a folder with one, or a
+source distribution, which pip builds; each replaces the one before. torch and what it requires are those of this interpreter;
+with --download pip fetches them, as it does for users.
 """
 
+import argparse
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
+import time
+from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 HERE = Path(__file__).resolve().parent
+# What would lead programs to libraries and packages outside of the environment.
+HIDDEN = ("CMAKE_PREFIX_PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "Torch_DIR", "VIRTUAL_ENV")
 # glibc, the compiler's libraries and what the kernel adds; all others are in the wheel or are torch's.
 SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.\d+$|ld-linux|linux-vdso")
 
 
 def run(*command, fails=False, **environment):
-    clean = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
-    result = subprocess.run(
-        [str(word) for word in command], env=dict(clean, **environment), text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT)
+    """What the command prints."""
+    clean = {name: text for name, text in os.environ.items() if name not in HIDDEN}
+    result = subprocess.run([str(word) for word in command], env=dict(clean, **environment), text=True, capture_output=True)
     if (result.returncode != 0) != fails:
-        sys.exit(f"{command} ended with {result.returncode}:\n{result.stdout}")
-    return result.stdout
+        sys.exit(f"{command} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+    return result.stderr if fails else result.stdout
 
 
-def make_environment(folder):
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
+def requirements(name):
+    """The package and all that it requires, without extras."""
+    found, waiting = {}, [name]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found[name] = metadata.distribution(name)
+        for requirement in map(Requirement, found[name].requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(requirement.name)
+    return found.values()
+
+
+def link(distribution, packages):
+    for name in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+        (packages / name).symlink_to(distribution.locate_file(name))
+
+
+def make_environment(folder, download):
+    """A fresh virtual environment; its pip and its site-packages."""
+    run(sys.executable, "-m", "venv", *([] if download else ["--without-pip"]), folder)
     [packages] = folder.glob("lib/python*/site-packages")
-    around = site.getsitepackages()[0]
-    (packages / "torch").symlink_to(f"{around}/torch")
-    (packages / "around.pth").write_text(around + "\n")  # what torch imports
-    return packages
+    if not download:
+        for distribution in requirements("torch"):
+            link(distribution, packages)
+    return [sys.executable, "-m", "pip", "--python", folder / "bin/python"], packages
 
 
 def check_libraries(program, *allowed):
@@ -47,7 +73,7 @@ def check_libraries(program, *allowed):
 
 def check_refusal(python, folder):
     """Another release of torch is refused in one sentence, before anything is loaded."""
-    (folder / "torch").mkdir(parents=True)
+    (folder / "torch").mkdir(parents=True, exist_ok=True)
     (folder / "torch/__init__.py").write_text("__version__ = '2.12.1+cpu'\n")
     (folder / "torch/distributed.py").write_text("")
     text = run(python, "-c", "import lockstep_torch", fails=True, PYTHONPATH=str(folder))
@@ -56,31 +82,56 @@ def check_refusal(python, folder):
         sys.exit(f"another torch is refused with:\n{text}")
 
 
-def main(wheels, work, compiler):
-    work = Path(work)
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    packages = make_environment(work / "venv")
-    [wheel] = Path(wheels).glob("lockstep_torch-*.whl")
-    bin_folder = work / "venv/bin"
-    python = bin_folder / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
-    path = f"{bin_folder}:{os.environ['PATH']}"
-    torch = packages / "torch/lib"
-    package = packages / "lockstep_torch"
+def check_commands(bin_folder):
+    run(bin_folder / "lockstep-doctor", "describe")
+    for name in ("bench", "ckpt", "data", "plan"):
+        run(bin_folder / "lockstep", name, "--help")
+    for name in ("ckpt", "data"):
+        run(bin_folder / f"lockstep-{name}", "--help")
+
+
+def run_cpp(folder, bin_folder, compiler):
+    prefix = run(bin_folder / "python", "-m", "lockstep_torch", "--cmake-prefix-path").strip()
+    run("cmake", "-S", HERE / "wheel", "-B", folder, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_CXX_COMPILER={compiler}")
+    run("cmake", "--build", folder)
+    run(bin_folder / "lockstep", "run", "--nproc-per-node", 2, folder / "program")
+
+
+def check(work, packages, compiler):
+    bin_folder, package, torch = work / "venv/bin", packages / "lockstep_torch", packages / "torch/lib"
     for program in [package / "_C.so", *package.glob("bin/*"), *package.glob("lib/bundled/*")]:
         check_libraries(program, package, torch, torch.resolve())
-    check_refusal(python, work / "other")
-
-    run(python, "-m", "lockstep_torch.run", "--nproc-per-node", 2, HERE / "wheel/train.py", PATH=path)
-    run(bin_folder / "lockstep-data", "--help")
-    prefix = run(python, "-m", "lockstep_torch", "--cmake-prefix-path").strip()
-    run("cmake", "-S", HERE / "wheel", "-B", work / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
-        f"-DCMAKE_CXX_COMPILER={compiler}")
-    run("cmake", "--build", work / "build")
+    check_commands(bin_folder)
+    check_refusal(bin_folder / "python", work / "other")
+    run(bin_folder / "python", "-m", "lockstep_torch.run", "--nproc-per-node", 2, HERE / "wheel/train.py")
+    shutil.rmtree(work / "build", ignore_errors=True)
+    begin = time.monotonic()
+    run_cpp(work / "build", bin_folder, compiler)
     check_libraries(work / "build/program", package, torch, torch.resolve(), work / "build")
-    run(bin_folder / "lockstep", "run", "--nproc-per-node", 2, work / "build/program", PATH=path)
+    print(f"C++ project configured, built and run in {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("compiler")
+    parser.add_argument("packages", type=Path, nargs="+")
+    parser.add_argument("--download", action="store_true")
+    options = parser.parse_args()
+    shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True)
+    pip, packages = make_environment(options.work / "venv", options.download)
+    for i, package in enumerate(options.packages):
+        if package.is_dir():
+            [package] = package.glob("lockstep_torch-*.whl")
+        alone = [] if options.download and i == 0 else ["--no-deps", "--force-reinstall"]
+        begin = time.monotonic()
+        run(*pip, "install", *alone, package)
+        run(*pip, "check")
+        print(f"{package.name} installed in {time.monotonic() - begin:.1f} s", flush=True)
+        check(options.work, packages, options.compiler)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
