@@ -5,6 +5,7 @@
     torch.distributed.init_process_group("shm")
 """
 
+import functools
 import os
 
 import torch
@@ -44,5 +45,22 @@ def enable_caching_cpu_allocator():
     _C.enable_caching_cpu_allocator()
 
 
-_register("shm")
-_register("hierarchical")
+def _extend_monitored_barrier():
+    """PyTorch's function refuses every backend whose name is not gloo. This one also calls ours."""
+    of_torch = dist.monitored_barrier
+
+    @functools.wraps(of_torch)
+    def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+        if dist.get_rank(group) < 0 or _CPU.isdisjoint(dist.get_backend_config(group).split(",")):
+            return of_torch(group, timeout, wait_all_ranks)
+        limit = {} if timeout is None else {"timeout": timeout}
+        return (group or dist.group.WORLD).monitored_barrier(wait_all_ranks=wait_all_ranks, **limit)
+
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
+
+
+_NAMES = ("shm", "hierarchical")
+_CPU = {f"cpu:{name}" for name in _NAMES}
+for _name in _NAMES:
+    _register(_name)
+_extend_monitored_barrier()

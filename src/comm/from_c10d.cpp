@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/composed_operations.h"
 #include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
 #include "comm/profiler_event.h"
@@ -53,31 +54,6 @@ class OperationWork : public c10d::Work {
   std::chrono::milliseconds timeout_;
   std::shared_ptr<OperationFutures> futures_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
-// Ends with a last step, made once by whoever first notices that the call has ended.
-class FinishedOperation : public Operation {
- public:
-  FinishedOperation(OperationPtr operation, std::function<void()> finish)
-      : operation_(std::move(operation)), finish_(std::move(finish)) {}
-
-  void wait(std::chrono::milliseconds timeout) override {
-    operation_->wait(timeout);
-    std::call_once(finished_, finish_);
-  }
-  bool is_completed() override {
-    if (!operation_->is_completed()) return false;
-    try {
-      wait(kNoTimeout);
-    } catch (const std::exception&) {  // wait() throws it again
-    }
-    return true;
-  }
-
- private:
-  OperationPtr operation_;
-  std::function<void()> finish_;
-  std::once_flag finished_;
 };
 
 at::Tensor flatten(const Tensors& tensors) {
@@ -165,6 +141,20 @@ WorkPtr FromC10d::run(c10d::OpType op, const Call& call, Tensors outputs, std::f
     finish();
   }
   return work_of(op, std::move(operation), std::move(outputs), call);
+}
+
+WorkPtr FromC10d::run_each(c10d::OpType op, Call call, const Tensors& outputs, const Tensors& inputs) {
+  if (outputs.size() != inputs.size()) {
+    throw ArgumentError(fmt::format("a coalesced call needs as many outputs as inputs, not {} and {}",
+                                    outputs.size(), inputs.size()));
+  }
+  std::vector<OperationPtr> operations;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    call.inputs = inputs[i];
+    call.outputs = outputs[i];
+    if (auto operation = begin(call)) operations.push_back(std::move(operation));
+  }
+  return work_of(op, std::make_shared<JointOperation>(std::move(operations)), outputs, call);
 }
 
 WorkPtr FromC10d::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -270,6 +260,13 @@ WorkPtr FromC10d::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& in
              });
 }
 
+WorkPtr FromC10d::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& options) {
+  return run_each(c10d::OpType::_ALLGATHER_BASE,
+                  {.kind = CallKind::all_gather_into_tensor, .timeout = limit(options.timeout)}, outputs,
+                  inputs);
+}
+
 WorkPtr FromC10d::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   return run(c10d::OpType::GATHER, {.kind = CallKind::gather,
                                     .inputs = only(inputs, "input"),
@@ -303,6 +300,15 @@ WorkPtr FromC10d::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                   .outputs = output,
                                                   .op = reduce_op(options.reduceOp),
                                                   .timeout = limit(options.timeout)});
+}
+
+WorkPtr FromC10d::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                  const c10d::ReduceScatterOptions& options) {
+  return run_each(c10d::OpType::_REDUCE_SCATTER_BASE,
+                  {.kind = CallKind::reduce_scatter_tensor,
+                   .op = reduce_op(options.reduceOp),
+                   .timeout = limit(options.timeout)},
+                  outputs, inputs);
 }
 
 WorkPtr FromC10d::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {

@@ -40,12 +40,17 @@ class FromC10d : public c10d::Backend, public CallBackend {
   // outputs[rank][i] is input i of that rank.
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) final;
+  // outputs[i] joins input i of all ranks.
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) final;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) final;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) final;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) final;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) final;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) final;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) final;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
                         std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) final;
@@ -70,6 +75,8 @@ class FromC10d : public c10d::Backend, public CallBackend {
   WorkPtr work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call);
   WorkPtr run(c10d::OpType op, const Call& call);
   WorkPtr run(c10d::OpType op, const Call& call, Tensors outputs, std::function<void()> finish);
+  // The same call for each pair of tensors.
+  WorkPtr run_each(c10d::OpType op, Call call, const Tensors& outputs, const Tensors& inputs);
   WorkPtr allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options);
 
   CallRules rules_;

@@ -46,6 +46,7 @@ std::string CallRecord::describe() const {
   if (dtype != c10::ScalarType::Undefined) {
     text += fmt::format(" of {}[{}]", c10::toString(dtype), fmt::join(shape, ", "));
   }
+  if (where.line() == 0) return text;  // a caller through c10d
   return text +
          fmt::format(" at {}:{}", std::filesystem::path(where.file_name()).filename().string(), where.line());
 }

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.multiprocessing as mp
 
 RANKS = 2
@@ -55,6 +56,29 @@ def check_error(kind, words, action):
         assert type(error) is kind and words in str(error), repr(error)
     else:
         raise AssertionError(f"no {kind.__name__}")
+
+
+def check_functional(rank):
+    """The functional collectives of DTensor and torch.compile."""
+    world = dist.group.WORLD
+    assert functional.all_reduce(torch.ones(2), "sum", world).tolist() == [2, 2]
+    assert functional.all_gather_single(torch.full((1,), float(rank)), 0, world).tolist() == [0, 1]
+    assert functional.reduce_scatter_single(torch.arange(2.0), "sum", 0, world).tolist() == [2 * rank]
+    assert functional.all_to_all_single(torch.tensor([rank, rank]), None, None, world).tolist() == [0, 1]
+    parts = [torch.full((1,), float(rank)), torch.full((1,), rank + 5)]
+    joined = functional.all_gather_into_tensor_coalesced(parts, world)
+    assert [part.tolist() for part in joined] == [[0, 1], [5, 6]], joined
+
+
+def check_monitored_barrier(rank):
+    dist.monitored_barrier()
+    mixed = dist.new_group([0, 1], backend="cpu:shm")
+    dist.monitored_barrier(mixed, timeout=timedelta(seconds=60), wait_all_ranks=True)
+    gloo = dist.new_group([0, 1], backend="gloo")
+    dist.monitored_barrier(gloo)
+    late = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
+    if rank == 0:
+        check_error(dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier", lambda: dist.monitored_barrier(late))
 
 
 def check_fork():
@@ -160,8 +184,10 @@ def rank_main(rank, ports):
     check_caching_allocator()
     check_sum()
     train()
-    check_error(ValueError, "dst", lambda: dist.group.WORLD._get_backend(torch.device("cpu")).send(
+    check_error(ValueError, "send: dst is 7", lambda: dist.group.WORLD._get_backend(torch.device("cpu")).send(
         [torch.ones(1)], 7, 0))
+    check_functional(rank)
+    check_monitored_barrier(rank)
     check_fork()
     check_two_groups(rank)
     check_threads()

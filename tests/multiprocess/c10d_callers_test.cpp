@@ -50,6 +50,17 @@ const testing::Scenario futures("c10d callers: futures", [] {
     for (std::size_t i = 0; i < 2; ++i)
       EXPECT_TRUE(at::equal(all[rank][i], of(static_cast<std::int64_t>(rank))[i]));
   }
+  std::vector<at::Tensor> joined{at::empty({4}), at::empty({2}, at::kLong)};
+  std::vector<at::Tensor> shares{at::full({2}, static_cast<float>(context.rank())),
+                                 at::full({1}, 7, at::kLong)};
+  backend->allgather_into_tensor_coalesced(joined, shares)->wait();
+  EXPECT_TRUE(at::equal(joined.at(0), at::tensor({0.F, 0.F, 1.F, 1.F})));
+  EXPECT_TRUE(at::equal(joined.at(1), at::full({2}, 7, at::kLong)));
+  backend->reduce_scatter_tensor_coalesced(shares, joined)->getFuture()->waitAndThrow();
+  EXPECT_TRUE(at::equal(shares.at(0), at::full({2}, 2.F * static_cast<float>(context.rank()))));
+  EXPECT_TRUE(at::equal(shares.at(1), at::full({1}, 14, at::kLong)));
+  joined.pop_back();
+  EXPECT_THROW((void)backend->allgather_into_tensor_coalesced(joined, shares), ArgumentError);
   std::vector<at::Tensor> sparse{at::eye(3).to_sparse()};
   backend->allreduce(sparse)->wait();
   EXPECT_TRUE(at::equal(sparse.at(0).to_dense(), at::eye(3) * 2));

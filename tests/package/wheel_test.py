@@ -34,9 +34,9 @@ def run(*command, fails=False, **environment):
     return result.stderr if fails else result.stdout
 
 
-def requirements(name):
-    """The package and all that it requires, without extras."""
-    found, waiting = {}, [name]
+def requirements(*names):
+    """The packages and all that they require, without extras."""
+    found, waiting = {}, list(names)
     while waiting:
         name = waiting.pop()
         if name in found:
@@ -58,7 +58,7 @@ def make_environment(folder, download):
     run(sys.executable, "-m", "venv", *([] if download else ["--without-pip"]), folder)
     [packages] = folder.glob("lib/python*/site-packages")
     if not download:
-        for distribution in requirements("torch"):
+        for distribution in requirements("torch", "numpy"):
             link(distribution, packages)
     return [sys.executable, "-m", "pip", "--python", folder / "bin/python"], packages
 
