@@ -71,6 +71,23 @@ TEST(C10dCallers, GetFuturesThatCompleteByThemselves) {
   testing::expect_all_passed(testing::run_ranks(futures));
 }
 
+// Nobody calls wait(), which would look for lost ranks.
+const testing::Scenario abandoned("c10d callers: abandoned", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::minutes(10)});
+  if (!context.is_main()) return;
+  std::vector<at::Tensor> tensors{at::ones({3})};
+  const auto future = context.group().backend()->allreduce(tensors)->getFuture();
+  try {
+    future->waitAndThrow();
+    ADD_FAILURE() << "the call ended without rank 1";
+  } catch (const PeerLost& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("has left the group"));
+  }
+});
+TEST(C10dCallers, GetFuturesThatFailWhenARankLeaves) {
+  testing::expect_all_passed(testing::run_ranks(abandoned));
+}
+
 // PyTorch's PowerSGD and quantization hooks wait for futures in the callbacks of futures.
 const testing::Scenario nested_futures("c10d callers: nested futures", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});

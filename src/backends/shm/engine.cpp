@@ -202,14 +202,29 @@ void Engine::try_advance() {
   if (lock.owns_lock()) advance();
 }
 
-// Also detects a dead rank, for callers that poll and never wait.
 bool Engine::test(const Task& call) {
   if (call.finished()) return true;
-  const int dead = is_look_due() ? communicator_.find_dead() : -1;
-  try_advance();
-  if (call.finished()) return true;
+  if (is_look_due()) {
+    look_for_lost(call);
+  } else {
+    try_advance();
+  }
+  return call.finished() || communicator_.failure() != nullptr || closed_;
+}
+
+// As look_around(), for callers that poll and never wait.
+void Engine::look_for_lost(const Task& call) {
+  const auto find_gone = [&] { return missing_for_good(communicator_, call, awaited_by(call)); };
+  const int dead = communicator_.find_dead();
+  int gone = find_gone();
+  {
+    const std::lock_guard lock(mutex_);
+    advance();
+  }
+  if (call.finished()) return;
   if (dead >= 0) communicator_.fail(GroupFailure::Cause::peer_lost, dead, 0);
-  return communicator_.failure() != nullptr || closed_;
+  if (gone >= 0) gone = find_gone();
+  if (gone >= 0) communicator_.fail(GroupFailure::Cause::peer_left, gone, 0);
 }
 
 // True once every nap.

@@ -86,6 +86,7 @@ class Engine {
   bool try_receive(Receive& call);
   bool is_ready(Wait& wait);
   bool is_look_due();
+  void look_for_lost(const Task& call);
   void nap(Wait& wait);
   void look_around(Wait& wait);
   [[noreturn]] void fail(const Wait& wait, GroupFailure::Cause cause, int culprit);
@@ -104,7 +105,7 @@ class Engine {
   std::vector<MatchKey> unmatched_;  // by receives in progress, at the last pass over them
   std::atomic<int> under_way_{0};
   std::atomic<bool> closed_{false};
-  std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for dead ranks
+  std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for lost ranks
   std::uint64_t number_ = 0;
   std::uint64_t pipeline_chunks_ = 0;
   std::uint64_t completed_by_all_ = 0;
