@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/call_rules.h"
 
+#include <atomic>
 #include <numeric>
+#include <pthread.h>
 #include <sstream>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -10,6 +13,14 @@
 
 namespace lockstep::comm {
 namespace {
+
+// How many forks made this process, from the first call of count_forks() on: another number in a child.
+std::atomic<int> forks{0};
+
+int count_forks() {
+  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  return forks;
+}
 
 std::string text_of(const auto& value) {
   std::ostringstream stream;
@@ -53,6 +64,7 @@ CallRules::CallRules(int rank, int size, std::string whoami, std::string backend
       whoami_(std::move(whoami)),
       backend_(std::move(backend)),
       traits_(std::move(traits)),
+      forks_(count_forks()),
       carried_{} {
   for (std::size_t i = 0; i < carried_.size(); ++i) {
     const auto device = static_cast<c10::DeviceType>(i);
@@ -290,6 +302,14 @@ class CallCheck {
   const at::TensorList& out_;
 };
 
-void CallRules::check(const Call& call) const { CallCheck(*this, call).run(); }
+void CallRules::check(const Call& call) const {
+  if (forks != forks_) {
+    throw Error(
+        fmt::format("{}: {}: process {} was forked off this rank and must not use its group: create a "
+                    "group in the child, or start the child with spawn",
+                    whoami_, name_of(call.kind), ::getpid()));
+  }
+  CallCheck(*this, call).run();
+}
 
 }  // namespace lockstep::comm

@@ -22,7 +22,8 @@ class CallRules {
   // `whoami`: "rank 1 of 2 (group default, shm)", for messages.
   CallRules(int rank, int size, std::string whoami, std::string backend, BackendTraits traits);
 
-  // Throws ArgumentError that names rank, call, source line and argument.
+  // Throws ArgumentError that names rank, call, source line and argument, or Error in a forked child of the
+  // rank.
   void check(const Call& call) const;
   [[noreturn]] void refuse(CallKind kind, const std::source_location& where,
                            std::string_view complaint) const;
@@ -40,6 +41,7 @@ class CallRules {
   std::string whoami_;
   std::string backend_;
   BackendTraits traits_;
+  int forks_;
   std::array<Carried, c10::COMPILE_TIME_MAX_DEVICE_TYPES> carried_;
 };
 

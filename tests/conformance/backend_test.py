@@ -82,10 +82,14 @@ def check_monitored_barrier(rank):
 
 
 def check_fork():
-    """A child of a rank neither disturbs the group nor hangs when it ends."""
+    """A child of a rank neither uses nor disturbs the group, and ends."""
     child = os.fork()
     if child == 0:
-        os._exit(int(torch.ones(3).sum().item() != 3))
+        try:
+            check_error(dist.DistBackendError, "was forked off this rank", check_sum)
+            os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     check_sum()
 
