@@ -66,7 +66,10 @@ void train(const Flags& flags) {
   const auto context = init();
   manual_seed(static_cast<std::uint64_t>(flags.seed));
   const Characters text(flags.text);
-  const auto vocabulary = static_cast<std::int64_t>(text.vocabulary.size());
+  const auto prompt = text.encode(flags.prompt).unsqueeze(0).to(context.device());
+  const auto room = flags.context - prompt.size(1);
+  if (room < 1 || room == flags.context)
+    throw std::runtime_error("--prompt needs characters of the text, and fewer than --context");
   const auto split = text.tokens.size(0) * 9 / 10;
   const auto train_set = windows(text.tokens.slice(0, 0, split), flags.context, 1);
   const auto val_set = windows(text.tokens.slice(0, split), flags.context, flags.context);
@@ -77,7 +80,7 @@ void train(const Flags& flags) {
   auto val_loader = data::make_loader(
       val_set, {.batch_size = flags.batch_size, .sampler = sampler, .device = context.device()});
 
-  models::GPT2 net(models::GPT2Options{.vocab_size = vocabulary,
+  models::GPT2 net(models::GPT2Options{.vocab_size = static_cast<std::int64_t>(text.vocabulary.size()),
                                        .n_positions = flags.context,
                                        .n_embd = flags.width,
                                        .n_layer = flags.layers,
@@ -106,7 +109,6 @@ void train(const Flags& flags) {
       [&](const torch::Tensor&) { tokens.update(flags.batch_size * flags.accumulate * flags.context); });
   trainer.fit(train_loader, [&](auto& batch) { return loss_of(ddp, batch); });
   if (trainer.interrupted()) return;
-
   const auto rate = tokens.compute();
   metrics::Perplexity perplexity;
   net->eval();
@@ -114,12 +116,10 @@ void train(const Flags& flags) {
   for (auto& batch : val_loader) perplexity.update_loss(loss_of(net, batch), batch.target.numel());
   const auto value = perplexity.compute();
   if (!context.is_main()) return;
-  const auto prompt = text.encode(flags.prompt).unsqueeze(0).to(context.device());
-  const auto room = flags.context - prompt.size(1);
+  if (!flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
   const auto sample = net->generate(prompt, {.max_new_tokens = room, .do_sample = true});
   std::cout << fmt::format("step {}: perplexity {:.3f} per character, {:.0f} tokens/s\n{}\n", trainer.step(),
                            value, rate, text.decode(sample[0].cpu()));
-  if (!flags.run.empty()) save(state_dict(net), flags.run + "/weights.pt");
 }
 
 int main(int argc, char** argv) {

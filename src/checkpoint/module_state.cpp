@@ -176,6 +176,13 @@ at::Tensor as_saved_long_ago(const at::Tensor& given, const at::Tensor& own) {
   return own.dim() == 0 && given.dim() == 1 && given.size(0) == 1 ? given[0] : given;
 }
 
+// Empty: none.
+std::string copy_problem(const at::Tensor& given, const at::Tensor& own) {
+  if (own.is_meta()) return "the module's tensor is on device meta; call to_empty() first";
+  if (given.is_meta()) return "it was loaded without data (map_location meta)";
+  return given.layout() == own.layout() ? "" : "its layout differs";
+}
+
 void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, const Value& value,
                bool partial) {
   const auto refuse = [&](std::string reason, std::string mismatch) {
@@ -188,25 +195,18 @@ void add_entry(Plan& plan, const ModuleTensor& own, const std::string& key, cons
                     value.type_name());
     return refuse(reason, fmt::format("While copying the parameter named \"{}\", {}", key, reason));
   }
-  auto given = as_saved_long_ago(value.as_tensor(), own.tensor);
-  if (given.is_meta() || given.layout() != own.tensor.layout()) {
-    const std::string reason =
-        given.is_meta() ? "it was loaded without data (map_location meta)" : "its layout differs";
+  const auto given = as_saved_long_ago(value.as_tensor(), own.tensor);
+  if (const auto reason = copy_problem(given, own.tensor); !reason.empty())
     return refuse(reason, fmt::format("While copying the parameter named \"{}\": {}", key, reason));
-  }
   if (given.sizes() != own.tensor.sizes()) {
     const auto shape = fmt::format("[{}]", fmt::join(given.sizes(), ", "));
     const auto own_shape = fmt::format("[{}]", fmt::join(own.tensor.sizes(), ", "));
-    if (!partial || given.numel() != own.tensor.numel()) {
-      return refuse(fmt::format("{} elements of shape {} instead of {} of shape {}", given.numel(), shape,
-                                own.tensor.numel(), own_shape),
-                    fmt::format("size mismatch for {}: copying a param with shape torch.Size({}) from "
-                                "checkpoint, the shape in current model is torch.Size({}).",
-                                key, shape, own_shape));
-    }
-    given = given.reshape(own.tensor.sizes());
+    return refuse(fmt::format("shape {} instead of {}", shape, own_shape),
+                  fmt::format("size mismatch for {}: copying a param with shape torch.Size({}) from "
+                              "checkpoint, the shape in current model is torch.Size({}).",
+                              key, shape, own_shape));
   }
-  plan.copies.push_back({&own, std::move(given)});
+  plan.copies.push_back({&own, given});
   plan.report.loaded_keys.push_back(own.name);
 }
 

@@ -23,7 +23,8 @@ void check_generate(const at::Tensor& input_ids, const GenerateOptions& options)
   if (!options.do_sample && (options.temperature || options.top_k || options.generator))
     refuse("temperature, top_k and generator have no effect without do_sample = true");
   if (options.temperature && !(*options.temperature > 0))
-    refuse(fmt::format("temperature = {}; give more than 0", *options.temperature));
+    refuse(fmt::format("temperature = {}; give more than 0, or do_sample = false for the most likely tokens",
+                       *options.temperature));
   if (options.top_k && *options.top_k < 0)
     refuse(fmt::format("top_k = {}; give 0 for all tokens, or more", *options.top_k));
 }
@@ -73,9 +74,15 @@ at::Tensor generate_tokens(const NextLogits& next_logits, const at::Tensor& inpu
 
 at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                             double dropout, const Attention& given) {
-  if (given) return given(queries, keys, values);
   const auto length = queries.size(2);
   const auto seen = keys.size(2) - length;
+  if (given && seen > 0) {
+    throw_error<ArgumentError>(
+        "an attn_implementation attends to the tokens of one call, but the cache has {} earlier ones; call "
+        "generate() with use_cache = false, or forward() without a cache",
+        seen);
+  }
+  if (given) return given(queries, keys, values);
   const bool grouped = queries.size(1) != keys.size(1);
   if (length == 1 || seen == 0) {
     return at::scaled_dot_product_attention(queries, keys, values, {}, dropout, length > 1, std::nullopt,

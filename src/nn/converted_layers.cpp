@@ -157,6 +157,15 @@ std::vector<SyncedLayer> synced_layers(const torch::nn::Module& module) {
   return layers;
 }
 
+void convert_copy(const torch::nn::Module& module, const std::shared_ptr<torch::nn::Module>& copy) {
+  if (const auto converted = find_converted(module)) convert_layer(copy, converted->group);
+  const auto from = module.modules(/*include_self=*/false);
+  const auto to = copy->modules(/*include_self=*/false);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (const auto converted = find_converted(*from[i])) convert_layer(to.at(i), converted->group);
+  }
+}
+
 }  // namespace lockstep::nn
 
 namespace lockstep {

@@ -9,6 +9,7 @@
 #include <lockstep/nn/sync_batch_norm.h>
 
 #include "base/throw_error.h"
+#include "nn/synced_batch_norm.h"
 
 namespace lockstep::optim {
 namespace {
@@ -151,6 +152,7 @@ std::shared_ptr<torch::nn::Module> AveragedModelBase::copy_of(
     const std::shared_ptr<const torch::nn::Module>& model) {
   if (!model) throw_error<ArgumentError>("AveragedModel: the model is empty (a null holder or pointer)");
   copy_ = model->clone(options_.device);
+  nn::convert_copy(*model, copy_);
   const auto from = model->torch::nn::Module::parameters();
   const auto to = copy_->torch::nn::Module::parameters();
   for (std::size_t i = 0; i < from.size(); ++i) to.at(i).set_requires_grad(from[i].requires_grad());
@@ -184,7 +186,8 @@ BatchNormUpdate::BatchNormUpdate(torch::nn::Module& module)
 }
 
 BatchNormUpdate::~BatchNormUpdate() {
-  for (const auto& restore : restore_) restore();
+  // A layer with several names was changed several times; the first change knows its momentum.
+  for (auto restore = restore_.rbegin(); restore != restore_.rend(); ++restore) (*restore)();
   if (has_layers()) module_.train(was_training_);
 }
 

@@ -64,4 +64,8 @@ struct SyncedLayer {
 // Those in `module`, itself included.
 std::vector<SyncedLayer> synced_layers(const torch::nn::Module& module);
 
+// Converts the layers of `copy`, a clone() of `module`, that convert_sync_batchnorm() has converted in
+// `module`.
+void convert_copy(const torch::nn::Module& module, const std::shared_ptr<torch::nn::Module>& copy);
+
 }  // namespace lockstep::nn

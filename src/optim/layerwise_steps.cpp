@@ -248,6 +248,8 @@ struct Rules<LionOptions> {
     checks.require(options.lr() >= 0, "lr", options.lr(), "0 or more");
     checks.require(beta1 >= 0 && beta1 <= 1, "the first of betas", beta1, "0 to 1");
     checks.require(beta2 >= 0 && beta2 <= 1, "the second of betas", beta2, "0 to 1");
+    checks.require(!options.decoupled_weight_decay() || options.lr() > 0, "lr", options.lr(),
+                   "above 0 with decoupled_weight_decay");
   }
   static void begin(NamedTensors& state, const at::Tensor& parameter, const at::Tensor&, const LionOptions&) {
     state["exp_avg"] = at::zeros_like(parameter);

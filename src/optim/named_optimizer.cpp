@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <typeinfo>
-#include <unordered_set>
+#include <unordered_map>
 
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
@@ -108,9 +108,17 @@ void NamedOptimizer::begin(const std::vector<OptimizerParamGroup>& param_groups)
   for (const auto& group : param_groups) add_param_group(group);
 }
 
+// set_options() and torch::optim::Optimizer::add_param_group() take options of any kind.
+void NamedOptimizer::check_kind(const OptimizerOptions& options) const {
+  if (typeid(options) == typeid(defaults())) return;
+  throw_error<ArgumentError>("{0}: a group has the options of another kind of optimizer; give it {0}Options",
+                             name());
+}
+
 void NamedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
   auto options = defaults().clone();
   if (param_group.has_options()) {
+    check_kind(param_group.options());
     check_options(param_group.options());
     const auto fresh = fresh_options()->to_dict();
     Dict given;
@@ -120,19 +128,34 @@ void NamedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
     }
     named(*options).from_dict(given, name(), /*complete=*/false);
   }
-  std::unordered_set<const void*> known;
-  OptimizerParamGroup group(std::vector<at::Tensor>{});
-  for (const auto& parameter : param_group.params()) {
+  Optimizer::add_param_group(checked_parameters(param_group.params()));
+  param_groups().back().set_options(std::move(options));  // LibTorch would merge options of its own only
+}
+
+std::vector<at::Tensor> NamedOptimizer::checked_parameters(const std::vector<at::Tensor>& given) const {
+  const auto index = param_groups().size();
+  std::unordered_map<const void*, std::size_t> groups;
+  for (std::size_t g = 0; g < index; ++g) {
+    for (const auto& known : param_groups()[g].params()) groups.emplace(known.unsafeGetTensorImpl(), g);
+  }
+  std::vector<at::Tensor> parameters;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto& parameter = given[i];
     if (!parameter.defined() || !parameter.is_floating_point() || parameter.layout() != at::kStrided) {
-      throw_error<ArgumentError>("{}: parameter {} of the group is not a dense floating-point tensor", name(),
-                                 known.size());
+      throw_error<ArgumentError>("{}: parameter {} of group {} is not a dense floating-point tensor", name(),
+                                 i, index);
     }
     check_parameter(parameter);
-    // One that comes again, such as a shared weight, counts once.
-    if (known.insert(parameter.unsafeGetTensorImpl()).second) group.params().push_back(parameter);
+    // One that comes again in a group, such as a shared weight, counts once.
+    const auto [known, added] = groups.emplace(parameter.unsafeGetTensorImpl(), index);
+    if (added) parameters.push_back(parameter);
+    if (known->second != index) {
+      throw_error<ArgumentError>(
+          "{}: parameter {} of group {} is in group {} already; leave it out of one of them", name(), i,
+          index, known->second);
+    }
   }
-  Optimizer::add_param_group(group);
-  param_groups().back().set_options(std::move(options));  // LibTorch would merge options of its own only
+  return parameters;
 }
 
 std::vector<NamedOptimizer::Member> NamedOptimizer::members_of(std::size_t index) {
@@ -166,7 +189,7 @@ at::Tensor NamedOptimizer::step(LossClosure closure) {
   const c10::NoGradGuard no_grad;
   std::vector<std::vector<Member>> groups;
   for (std::size_t g = 0; g < param_groups().size(); ++g) {
-    check_options(param_groups()[g].options());
+    check_kind(param_groups()[g].options());
     groups.push_back(members_of(g));
   }
   step_groups(groups);
@@ -238,6 +261,7 @@ void NamedOptimizer::load_state_dict(const Dict& state_dict) {
           "group {} has {} parameters instead of {}",
           g, indices.size(), params.size());
     }
+    check_kind(param_groups()[g].options());
     const auto options = param_groups()[g].options().clone();
     named(*options).from_dict(group, fmt::format("param_groups[{}]", g), /*complete=*/true);
     for (std::size_t i = 0; i < indices.size(); ++i) {

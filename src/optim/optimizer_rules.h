@@ -77,11 +77,10 @@ inline at::Tensor zero_counter() { return at::zeros({}, at::TensorOptions(counte
 // Adds 1 to the counter "step" and returns it.
 inline double next_step(NamedParamState& state) { return state.tensors.at("step").add_(1).item<double>(); }
 
+// Of options whose kind NamedOptimizer has checked.
 template <typename Options>
 const Options& options_as(const torch::optim::OptimizerOptions& options) {
-  if (const auto* own = dynamic_cast<const Options*>(&options)) return *own;
-  throw_error<ArgumentError>("{0}: a group has the options of another kind of optimizer; give it {0}Options",
-                             Rules<Options>::name);
+  return static_cast<const Options&>(options);
 }
 
 template <typename Options>
@@ -156,7 +155,7 @@ void OptimizerOf<Options>::step_groups(std::vector<std::vector<Member>>& groups)
   if constexpr (requires { Rules<Options>::begin_step(own_defaults, groups); })
     Rules<Options>::begin_step(own_defaults, groups);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    auto& options = static_cast<Options&>(param_groups()[g].options());  // as check_options() has found
+    auto& options = static_cast<Options&>(param_groups()[g].options());
     if constexpr (requires { Rules<Options>::begin_group(options); }) Rules<Options>::begin_group(options);
     for (auto& [parameter, gradient, state] : groups[g]) {
       if constexpr (requires { options.maximize(); }) {

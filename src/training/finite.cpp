@@ -15,13 +15,18 @@ namespace lockstep {
 namespace training {
 namespace {
 
+bool is_finite(const at::Tensor& tensor) {
+  const auto values = tensor.is_sparse() ? tensor.coalesce().values() : tensor;
+  return values.isfinite().all().item<bool>();
+}
+
 // The first parameter for whose rows on this rank `tensor_of` is not finite; empty: none.
 template <typename TensorOf>
 std::string first_bad(const torch::nn::Module& module, TensorOf tensor_of) {
   std::string first;
   const auto visit = [&](const std::string& name, const at::Tensor& parameter) {
     const at::Tensor tensor = tensor_of(parameter);
-    if (first.empty() && tensor.defined() && !tensor.isfinite().all().template item<bool>()) first = name;
+    if (first.empty() && tensor.defined() && !is_finite(tensor)) first = name;
   };
   if (const auto sharded = FSDPModule::find(module)) {
     for (const auto& [name, rows] : sharded->named_parameters()) visit(name, rows);

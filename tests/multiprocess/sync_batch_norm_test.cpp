@@ -357,6 +357,30 @@ TEST(SyncBatchNorm, OnlyTrainingNeedsOtherRanks) {
   testing::expect_all_passed(testing::run_ranks(by_itself));
 }
 
+// The layers of an average are a converted module's, and update_bn() is over the batches of all ranks.
+const testing::Scenario averaged("sync batch norm: averaged model", [] {
+  const auto context = init();
+  const auto make_net = [] {
+    torch::manual_seed(4);
+    return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  };
+  torch::manual_seed(5);
+  const auto inputs = torch::randn({2, 6, 3});  // batches
+  std::vector<at::Tensor> own;
+  for (const auto& batch : inputs.unbind()) own.push_back(batch.narrow(0, 3 * context.rank(), 3));
+
+  optim::AveragedModel here(convert_sync_batchnorm(make_net()));
+  optim::AveragedModel whole(make_net());
+  optim::update_bn(own, here);
+  optim::update_bn(inputs.unbind(), whole);
+  for (const auto& buffer : whole->named_buffers())
+    EXPECT_TRUE(torch::allclose(here->named_buffers()[buffer.key()], buffer.value())) << buffer.key();
+});
+
+TEST(SyncBatchNorm, StaysSynchronizedInAnAveragedModel) {
+  testing::expect_all_passed(testing::run_ranks(averaged));
+}
+
 // Statistics in fp32 of bf16 activations, and buffers that stay fp32.
 const testing::Scenario mixed("sync batch norm: mixed precision", [] {
   const auto context = init();

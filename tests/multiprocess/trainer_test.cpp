@@ -173,6 +173,12 @@ const Scenario not_finite("a loss that is NaN on one rank", [] {
   EXPECT_THAT(error_of<NonFiniteError>([&] { finite_or_stop(loss, program.net, 7); }),
               AllOf(HasSubstr("step 7:"), HasSubstr("rank 0: loss inf"), HasSubstr("rank 1: loss 1")));
   finite_or_stop(torch::tensor(1.0F), program.net, 8);
+
+  torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(3, 2).sparse(true));
+  const auto bad = sparse->forward(torch::tensor({1})).sum() * std::numeric_limits<float>::quiet_NaN();
+  bad.backward();
+  EXPECT_THAT(error_of<NonFiniteError>([&] { finite_or_stop(bad, sparse, 9); }),
+              HasSubstr("the first parameter whose gradient is not finite is weight"));
 });
 
 const Scenario reports("what a trainer reports and keeps", [] {

@@ -166,6 +166,17 @@ TEST(ModelDetails, LanguageErrorsNameTheValue) {
   expect_in("with 25 tokens", error_of<ArgumentError>([&] {
               net->forward(torch::zeros({1, 25}, torch::kLong));
             }));
+  GPT2 custom(GPT2Options{.vocab_size = 5,
+                          .n_positions = 8,
+                          .n_embd = 4,
+                          .n_layer = 1,
+                          .n_head = 1,
+                          .attn_pdrop = 0,
+                          .attn_implementation = [](auto& queries, auto&, auto&) { return queries; }});
+  const auto prompt = torch::zeros({1, 2}, torch::kLong);
+  expect_in("use_cache = false",
+            error_of<ArgumentError>([&] { custom->generate(prompt, {.max_new_tokens = 2}); }));
+  EXPECT_EQ(custom->generate(prompt, {.max_new_tokens = 2, .use_cache = false}).size(1), 4);
   expect_in("n_head = 5", error_of<ArgumentError>([] { GPT2 wrong(GPT2Options{.n_head = 5}); }));
   expect_in("num_key_value_heads = 3",
             error_of<ArgumentError>([] { Llama wrong(LlamaOptions{.num_key_value_heads = 3}); }));

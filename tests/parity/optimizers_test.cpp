@@ -254,11 +254,38 @@ TEST(Optimizers, StepWithAClosureAndCountSharedParametersOnce) {
   EXPECT_TRUE(parameter.equal(torch::full({2}, 0.5)));
 }
 
+// As in Python, whose schedules may end below zero by a rounding error.
+TEST(Optimizers, StepWithAnyRateThatIsSetLater) {
+  const auto parameter = torch::ones({2}).set_requires_grad(true);
+  optim::NAdam optimizer({parameter}, 0.5);
+  parameter.mutable_grad() = torch::ones({2});
+  optimizer.param_groups()[0].options().set_lr(-1e-18);
+  optimizer.step();
+  EXPECT_TRUE(parameter.equal(torch::ones({2})));
+
+  optim::SparseAdam sparse({parameter});
+  parameter.mutable_grad() = torch::ones({2}).to_sparse();
+  sparse.param_groups()[0].options().set_lr(0);
+  sparse.step();
+  EXPECT_TRUE(parameter.equal(torch::ones({2})));
+}
+
 TEST(Optimizers, RefuseWhatDoesNotFit) {
   const auto refuses = [](const auto& action, const std::string& words) {
     EXPECT_THAT(error_of(action), HasSubstr(words));
   };
   const auto parameter = parameter_of({2});
+  refuses(
+      [&] {
+        optim::NAdam({OptimizerParamGroup({parameter_of({1})}),
+                      OptimizerParamGroup({parameter_of({1}), parameter}), OptimizerParamGroup({parameter})});
+      },
+      "NAdam: parameter 0 of group 2 is in group 1 already");
+  refuses([&] { optim::Lion({parameter}, optim::LionOptions(0).decoupled_weight_decay(true)); },
+          "above 0 with decoupled_weight_decay");
+  optim::RAdam replaced({parameter});
+  replaced.param_groups()[0].set_options(std::make_unique<optim::NAdamOptions>());
+  refuses([&] { replaced.step(); }, "give it RAdamOptions");
   refuses([&] { optim::NAdam({parameter}, -1); }, "NAdam: lr must be 0 or more, not -1");
   refuses([&] { optim::RAdam({parameter}, optim::RAdamOptions().betas({0.5, 1})); }, "second of betas");
   refuses([&] { optim::Rprop({parameter}, optim::RpropOptions().etas({0.5, 1})); }, "second of etas");

@@ -105,6 +105,13 @@ TEST(AveragedModel, UpdatesSyncBatchNormAndRestoresItAfterAnException) {
   EXPECT_EQ(layer->options.momentum(), 0.1);
 }
 
+TEST(AveragedModel, RestoresALayerWithTwoNames) {
+  torch::nn::BatchNorm1d layer(torch::nn::BatchNormOptions(2).momentum(0.3));
+  torch::nn::Sequential net(layer, layer);
+  optim::update_bn(std::vector{torch::ones({3, 2})}, net);
+  EXPECT_EQ(layer->options.momentum(), 0.3);
+}
+
 TEST(AveragedModel, IsACopy) {
   auto net = torch::nn::Linear(2, 2);
   net->bias.set_requires_grad(false);

@@ -34,8 +34,8 @@ struct RenameRule {
 struct LoadStateDictOptions {
   /// Missing and unexpected keys are errors. Shape mismatches always are, except with `partial`.
   bool strict = true;
-  /// Loads tensors that match by name and number of elements and skips the others, with a reason in the
-  /// report. `strict` is then ignored.
+  /// Loads tensors that match by name and shape and skips the others, with a reason in the report. `strict`
+  /// is then ignored.
   bool partial = false;
   /// Removed from the keys of the dict that begin with it, e.g. "backbone.".
   std::string remove_prefix = {};
@@ -69,7 +69,7 @@ std::ostream& operator<<(std::ostream& stream, const LoadReport& report);
 /// Copies a state dict into parameters and buffers, converting dtype and device. The prefix "module." of
 /// modules inside DistributedDataParallel or DataParallel is added or removed as needed, which the report
 /// states. Throws CheckpointError that lists every mismatch in Python's words; the module is then unchanged.
-/// PyTorch: `Module.load_state_dict()`.
+/// A tensor of the module on device meta is a mismatch. PyTorch: `Module.load_state_dict()`.
 LoadReport load_state_dict(torch::nn::Module& module, const Dict& state_dict,
                            const LoadStateDictOptions& options = {});
 

@@ -52,7 +52,8 @@ struct GenerateOptions {
 };
 
 /// Causal attention of queries [batch, heads, length, head_dim] to keys and values [batch, key heads, length,
-/// head_dim]: as the queries. PyTorch: a function of transformers.AttentionInterface.
+/// head_dim]: as the queries. With cached keys of earlier tokens the model throws ArgumentError instead.
+/// PyTorch: a function of transformers.AttentionInterface.
 using Attention =
     std::function<at::Tensor(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values)>;
 

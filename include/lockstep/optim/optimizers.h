@@ -62,7 +62,8 @@ class NamedOptimizer : public torch::optim::Optimizer {
  public:
   /// Adds a group. As in LibTorch, an option with the value of default-constructed options gets that of the
   /// optimizer's defaults. Call this function, not that of torch::optim::Optimizer&, which ignores options.
-  /// Throws ArgumentError for invalid values, options of another optimizer or a parameter that does not fit.
+  /// Throws ArgumentError for invalid values, options of another optimizer, a parameter that does not fit and
+  /// one that another group has. Values that are set later, such as rates of schedulers, are not checked.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
   /// Throws ArgumentError for a gradient that does not fit, before a parameter changes.
@@ -89,6 +90,8 @@ class NamedOptimizer : public torch::optim::Optimizer {
   virtual void step_groups(std::vector<std::vector<Member>>& groups) = 0;
 
  private:
+  void check_kind(const torch::optim::OptimizerOptions& options) const;
+  std::vector<at::Tensor> checked_parameters(const std::vector<at::Tensor>& given) const;
   std::vector<Member> members_of(std::size_t group);
   NamedParamState loaded_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options,
                                const Dict& saved, const std::string& where) const;

@@ -79,18 +79,29 @@ TEST(ModuleState, LenientLoadingReportsMissingAndUnexpectedKeys) {
 
 TEST(ModuleState, PartialLoadingSkipsMismatchesWithReasons) {
   auto net = make_net();
-  Dict dict = ordered_dict({{"0.weight", torch::ones({6})},  // as many elements
-                            {"0.bias", torch::ones({4})},    // not as many
+  Dict dict = ordered_dict({{"0.weight", torch::ones({3, 2})},
+                            {"0.bias", torch::ones({1, 3})},  // as many elements
                             {"1.weight", "text"},
                             {"other", torch::ones({1})}});
   const auto report = load_state_dict(net, dict, {.partial = true});
   EXPECT_THAT(report.loaded_keys, ElementsAre("0.weight"));
   ASSERT_THAT(report.skipped, SizeIs(2));
   EXPECT_EQ(report.skipped[0].key, "0.bias");
-  EXPECT_THAT(report.skipped[0].reason, HasSubstr("4 elements"));
+  EXPECT_THAT(report.skipped[0].reason, HasSubstr("shape [1, 3] instead of [3]"));
   EXPECT_EQ(report.skipped[1].key, "1.weight");
   EXPECT_THAT(report.unexpected_keys, ElementsAre("other"));
   EXPECT_TRUE(net[0]->parameters()[0].eq(1).all().item<bool>());
+}
+
+TEST(ModuleState, ATensorOnMetaIsNotLoaded) {
+  const auto dict = state_dict(make_net());
+  auto net = make_net();
+  net->to(torch::kMeta);
+  EXPECT_THAT(error_of(net, dict),
+              HasSubstr("\"0.weight\": the module's tensor is on device meta; call to_empty()"));
+  const auto report = load_state_dict(net, dict, {.partial = true});
+  EXPECT_THAT(report.loaded_keys, ElementsAre());
+  EXPECT_THAT(report.skipped, SizeIs(dict.size()));
 }
 
 TEST(ModuleState, KeysAreRenamedByTheFirstMatchingRule) {
