@@ -49,8 +49,9 @@ struct SelectedDevice {
   bool shared = false;  // with another rank
 };
 
-// A rank that cannot have its device tells the others before it throws.
-SelectedDevice select_device(const DeviceRequest& request, bool is_fake, const World& world,
+// `agrees`: all ranks call this and look for ranks that share a device. A rank that cannot have its device
+// then tells the others before it throws.
+SelectedDevice select_device(const DeviceRequest& request, bool agrees, const World& world,
                              c10d::Store& store) {
   SelectedDevice selected;
   RankDevice own;
@@ -60,12 +61,11 @@ SelectedDevice select_device(const DeviceRequest& request, bool is_fake, const W
     own.kind = c10::DeviceTypeName(selected.device.type(), true);
     own.identity = device_identity(selected.device);
   } catch (const ArgumentError& error) {
-    if (world.size == 1) throw;
+    if (!agrees) throw;
     own.error = error.what();
   }
-  const bool alone = world.size == 1 || (is_fake && own.error.empty());
   const bool all_on_cpu = selected.device.is_cpu() && !request.can_reduce && own.error.empty();
-  if (!alone && !all_on_cpu) selected.shared = agree_on_devices(store, world, own, request.share);
+  if (agrees && !all_on_cpu) selected.shared = agree_on_devices(store, world, own, request.share);
   return selected;
 }
 
@@ -104,7 +104,8 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                            : read_host_map(*store);
   const auto world = world_of(hosts, rank_info);
   const auto request = device_request(options, backend);
-  const auto selected = select_device(request, backend.name() == "fake", world, *store);
+  const bool agrees = world.size > 1 && backend.name() != "fake" && !with_python;
+  const auto selected = select_device(request, agrees, world, *store);
   const auto warning = cpu_warning(request, backend);
   if (world.rank == 0 && !warning.empty()) log(LogLevel::warning, warning);
   const bool check_calls =
@@ -169,7 +170,8 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
     // PyTorch's name of the default group is "0", and the other groups' keys are below it.
     c10::intrusive_ptr<c10d::Store> group = c10::make_intrusive<c10d::PrefixStore>("0/", config_.store);
     if (key != "default") group = c10::make_intrusive<c10d::PrefixStore>(key + "/", group);
-    request.store = c10::make_intrusive<c10d::PrefixStore>("cpu/", group);
+    const auto device = c10::DeviceTypeName(config_.device.type(), /*lower_case=*/true);
+    request.store = c10::make_intrusive<c10d::PrefixStore>(device + "/", group);
     handle = create_with_python(spec.name(), std::move(request));
   } else {
     request.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store);

@@ -25,19 +25,19 @@ TORCH_MODULE(Net);
 
 lockstep::List collectives(const lockstep::Context& context) {
   const auto& group = context.group();
-  const auto own = torch::arange(6, torch::kFloat) + 10.0 * context.rank();
+  const auto own = (torch::arange(6, torch::kFloat) + 10.0 * context.rank()).to(context.device());
   auto sum = own.clone();
   group.all_reduce(sum);
   auto most = own.clone();
   group.all_reduce(most, lockstep::ReduceOp::MAX);
   auto first = own.clone();
   group.broadcast(first, 0);
-  std::vector<torch::Tensor> all{torch::empty(6), torch::empty(6)};
+  std::vector<torch::Tensor> all{torch::empty_like(own), torch::empty_like(own)};
   group.all_gather(all, own);
-  auto part = torch::empty(3);
+  auto part = torch::empty_like(own.slice(0, 0, 3));
   group.reduce_scatter_tensor(part, own);
   const int peer = 1 - context.rank();
-  auto received = torch::empty(6);
+  auto received = torch::empty_like(own);
   if (context.rank() == 0) {
     group.send(own, peer);
     group.recv(received, peer);
@@ -51,20 +51,21 @@ lockstep::List collectives(const lockstep::Context& context) {
   return {sum, most, first, all[0], all[1], part, received, sub};
 }
 
-std::pair<torch::Tensor, torch::Tensor> batch(int rank, int step) {
-  torch::manual_seed(1000 + 10 * step + rank);
+std::pair<torch::Tensor, torch::Tensor> batch(const lockstep::Context& context, int step) {
+  torch::manual_seed(1000 + 10 * step + context.rank());
   auto pixels = torch::rand({32, 196});
-  return {pixels, torch::randint(10, {32}, torch::kLong)};
+  return {pixels.to(context.device()), torch::randint(10, {32}, torch::kLong).to(context.device())};
 }
 
 lockstep::Dict train(const lockstep::Context& context, int classes, bool find_unused) {
   torch::manual_seed(context.rank());
   Net net(classes);
-  lockstep::DistributedDataParallel ddp(net, {.bucket_cap_mb = 0.02, .find_unused_parameters = find_unused});
+  lockstep::DistributedDataParallel ddp(
+      net, {.device = context.device(), .bucket_cap_mb = 0.02, .find_unused_parameters = find_unused});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   lockstep::List losses;
   for (int step = 0; step < 12; ++step) {
-    const auto [pixels, labels] = batch(context.rank(), step);
+    const auto [pixels, labels] = batch(context, step);
     optimizer.zero_grad();
     auto loss = torch::nn::functional::cross_entropy(ddp->forward(pixels), labels);
     loss.backward();

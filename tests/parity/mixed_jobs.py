@@ -18,8 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
 
-import lockstep_torch  # noqa: F401
-
 LIMIT = 60
 
 
@@ -34,19 +32,19 @@ class Net(nn.Module):
         return self.fc2(F.relu(self.norm(self.fc1(x))))
 
 
-def collectives(rank):
-    own = torch.arange(6, dtype=torch.float) + 10.0 * rank
+def collectives(rank, device):
+    own = (torch.arange(6, dtype=torch.float) + 10.0 * rank).to(device)
     total = own.clone()
     dist.all_reduce(total)
     most = own.clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
     first = own.clone()
     dist.broadcast(first, 0)
-    parts = [torch.empty(6), torch.empty(6)]
+    parts = [torch.empty_like(own), torch.empty_like(own)]
     dist.all_gather(parts, own)
-    part = torch.empty(3)
+    part = torch.empty_like(own[:3])
     dist.reduce_scatter_tensor(part, own)
-    received = torch.empty(6)
+    received = torch.empty_like(own)
     if rank == 0:
         dist.send(own, 1)
         dist.recv(received, 1)
@@ -64,14 +62,14 @@ def batch(rank, step):
     return torch.rand(32, 196), torch.randint(10, (32,))
 
 
-def train(rank, find_unused):
+def train(rank, device, find_unused):
     torch.manual_seed(rank)
-    net = Net(10)
+    net = Net(10).to(device)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(12):
-        pixels, labels = batch(rank, step)
+        pixels, labels = (tensor.to(device) for tensor in batch(rank, step))
         optimizer.zero_grad()
         loss = F.cross_entropy(ddp(pixels), labels)
         loss.backward()
@@ -84,9 +82,15 @@ def python_rank(rank, backend, environment, file):
     os.environ.update(environment)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     try:
+        if backend == "nccl":
+            torch.cuda.set_device(device)
+        elif backend != "gloo":
+            import lockstep_torch  # noqa: F401
         dist.init_process_group(backend)
-        results = {"collectives": collectives(rank), "trained": train(rank, False), "unused": train(rank, True)}
+        results = {"collectives": collectives(rank, device), "trained": train(rank, device, False),
+                   "unused": train(rank, device, True)}
     except Exception as error:
         results = {"error": f"{type(error).__name__}: {error}"}
     torch.save(results, file)
@@ -174,9 +178,9 @@ def main(program, *backends):
     with tempfile.TemporaryDirectory() as folder:
         for backend in backends or ("gloo", "shm"):
             compare(program, backend, folder)
-        check_other_model(program, "shm", folder)
+            check_other_model(program, backend, folder)
         check_refused(program, "auto", "OFF", "name the one of the Python ranks", folder)
-        check_refused(program, "shm", "DETAIL", "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
+        check_refused(program, "gloo", "DETAIL", "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
 
 
 if __name__ == "__main__":
