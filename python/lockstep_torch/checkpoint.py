@@ -131,10 +131,10 @@ class CheckpointManager:
         _on_first(self._group, lambda: self.folder.mkdir(parents=True, exist_ok=True))
 
     def save(self, step, contents, metric=None):
-        """Saves rank 0's `contents` as checkpoint `step`, then applies retention."""
+        """Saves rank 0's `contents` as checkpoint `step`, then applies retention. `metric`: a number or a tensor of one."""
         if step < 0:
             raise ValueError(f"CheckpointManager: step {step} is below 0")
-        _on_first(self._group, lambda: self._save(step, contents, metric))
+        _on_first(self._group, lambda: self._save(step, contents, None if metric is None else float(metric)))
 
     def load_latest(self, map_location="cpu"):
         """The newest intact checkpoint, or None in an empty folder. Damaged ones are skipped with a warning."""

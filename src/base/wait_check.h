@@ -9,4 +9,8 @@ namespace lockstep {
 // Python's signal handlers run there.
 inline std::atomic<void (*)()> wait_check{nullptr};
 
+inline void check_wait() {
+  if (const auto check = wait_check.load(std::memory_order_relaxed)) check();
+}
+
 }  // namespace lockstep

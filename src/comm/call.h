@@ -91,6 +91,8 @@ class Operation {
 
   // Returns when the results are available, or throws. kNoTimeout: the backend's limit.
   virtual void wait(std::chrono::milliseconds timeout) = 0;
+  // wait() at the end of its timeout, which has passed elsewhere: does not block for long.
+  virtual void end_wait(std::chrono::milliseconds /*timeout*/) { wait(std::chrono::milliseconds(1)); }
   // Whether wait() would return or throw without blocking.
   virtual bool is_completed() = 0;
   // The sender of a finished receive.

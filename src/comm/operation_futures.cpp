@@ -15,7 +15,6 @@ using Future = c10::ivalue::Future;
 // Yields before the thread sleeps between two polls.
 constexpr int kYields = 200;
 constexpr auto kPoll = std::chrono::microseconds(20);
-constexpr auto kNow = std::chrono::milliseconds(1);
 
 std::atomic<bool> abandoned{false};
 std::atomic<int> completing{0};  // threads that may run callbacks
@@ -41,7 +40,7 @@ bool OperationFutures::Entry::is_due() const {
 
 void OperationFutures::Entry::complete() {
   try {
-    if (operation) operation->wait(kNow);
+    if (operation) operation->end_wait(timeout);
     future->markCompleted(at::IValue(outputs));
   } catch (...) {
     future->setError(std::current_exception());
@@ -65,7 +64,7 @@ c10::intrusive_ptr<Future> OperationFutures::future_of(OperationPtr operation,
                                                        std::chrono::milliseconds timeout) {
   auto future = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
-  Entry entry{std::move(operation), std::move(outputs), future, deadline};
+  Entry entry{std::move(operation), std::move(outputs), future, timeout, deadline};
   if (entry.is_due()) {
     entry.complete();
     return future;

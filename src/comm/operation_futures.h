@@ -45,6 +45,7 @@ class OperationFutures {
     OperationPtr operation;
     std::vector<at::Tensor> outputs;
     c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::chrono::milliseconds timeout;
     std::chrono::steady_clock::time_point deadline;
 
     bool is_due() const;

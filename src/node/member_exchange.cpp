@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +19,8 @@ namespace lockstep::node {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);
+// For ranks that have read where to connect, once the store is gone.
+constexpr auto kAfterStore = std::chrono::seconds(1);
 
 UniqueFd own_process() {
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
@@ -26,12 +29,12 @@ UniqueFd own_process() {
   return fd;
 }
 
-// The complaint of a rank that cannot join; empty if there is none or the store is gone.
-std::string complaint_at(const ExchangePoint& point) noexcept {
+// The complaint of a rank that cannot join, empty if there is none; nullopt: the store is gone.
+std::optional<std::string> complaint_at(const ExchangePoint& point) noexcept {
   try {
     return point.complaint();
   } catch (const std::exception&) {
-    return {};
+    return std::nullopt;
   }
 }
 
@@ -50,10 +53,16 @@ NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) 
 
 // The next connection. While none arrives, a rank may report why.
 UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, const Deadline& deadline) {
+  std::optional<Deadline> without_store;
   while (!deadline.expired()) {
     auto connection = accept_local(listener, Deadline(std::min(kLook, deadline.remaining())));
     if (connection) return connection;
-    if (!complaint_at(point).empty()) throw Error("a rank could not join");
+    if (without_store && without_store->expired())
+      throw Error("the process that serves the ranks' store has ended");
+    if (without_store) continue;
+    const auto complaint = complaint_at(point);
+    if (!complaint) without_store.emplace(kAfterStore);
+    if (complaint && !complaint->empty()) throw Error("a rank could not join");
   }
   return {};
 }
@@ -75,9 +84,10 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
   while (!ranks_missing(members).empty()) {
     auto connection = accept_rank(listener, point, deadline);
     if (!connection) {
-      throw RendezvousError(fmt::format("rank 0 of {}: ranks {} did not arrive to share memory within {} ms",
-                                        members.size(), fmt::join(ranks_missing(members), ", "),
-                                        deadline.timeout().count()));
+      const auto missing = ranks_missing(members);
+      throw RendezvousError(fmt::format("rank 0 of {}: {} {} did not arrive to share memory within {} ms",
+                                        members.size(), missing.size() == 1 ? "rank" : "ranks",
+                                        fmt::join(missing, ", "), deadline.timeout().count()));
     }
     auto message = receive_fds(connection.get(), deadline);
     const std::size_t rank = message.number;
@@ -149,7 +159,8 @@ std::vector<NodeMember> exchange_members(int rank, int size, SharedMemory own, c
     decline(rank, point, error.what());
     const auto complaint = complaint_at(point);
     throw RendezvousError(fmt::format("rank {} of {}: the ranks of this host could not share memory: {}",
-                                      rank, size, complaint.empty() ? error.what() : complaint));
+                                      rank, size,
+                                      complaint.value_or("").empty() ? error.what() : *complaint));
   }
   return members;
 }

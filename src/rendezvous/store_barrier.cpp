@@ -13,6 +13,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/host.h"
+#include "base/wait_check.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -21,6 +22,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
 constexpr auto kLogWaitingAfter = 10s;
+constexpr auto kCheck = 200ms;  // of check_wait(), where it is set
 constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
 // The host map, when all ranks have arrived.
@@ -84,26 +86,33 @@ std::string missing_ranks(c10d::Store& store, int world_size) {
 
 void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline) {
   std::string missing = "other ranks";
+  const auto ask_store = [&](const auto& action) {
+    try {
+      return action();
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
+                                        rank, world_size, missing, text.substr(0, text.find('\n'))));
+    }
+  };
   // Missing ranks are looked up before rank 0 can time out, and rarely, because rank 0 serves the requests of
   // all ranks.
   auto wait_limit = std::min<milliseconds>(kLogWaitingAfter, deadline.remaining() / 2);
   bool said = false;
-  try {
-    announce(store, rank, world_size);
-    while (!deadline.expired()) {
-      if (have_all_arrived(store, std::min(wait_limit, deadline.remaining()))) return;
-      missing = missing_ranks(store, world_size);
-      if (!said && wait_limit >= kLogWaitingAfter) {
-        said = true;
-        log(LogLevel::warning,
-            fmt::format("rank {} of {} is still waiting for {}", rank, world_size, missing));
-      }
-      wait_limit *= 2;
+  ask_store([&] { announce(store, rank, world_size); });
+  while (!deadline.expired()) {
+    for (const Deadline look(std::min(wait_limit, deadline.remaining())); !look.expired();) {
+      check_wait();
+      const auto limit =
+          wait_check != nullptr ? std::min<milliseconds>(kCheck, look.remaining()) : look.remaining();
+      if (ask_store([&] { return have_all_arrived(store, limit); })) return;
     }
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
-                                      rank, world_size, missing, text.substr(0, text.find('\n'))));
+    missing = ask_store([&] { return missing_ranks(store, world_size); });
+    if (!said && wait_limit >= kLogWaitingAfter) {
+      said = true;
+      log(LogLevel::warning, fmt::format("rank {} of {} is still waiting for {}", rank, world_size, missing));
+    }
+    wait_limit *= 2;
   }
   throw RendezvousError(
       fmt::format("rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "

@@ -152,25 +152,36 @@ def check_late(rank):
     group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
     if rank == 0:
         check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(group))
+    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
+    if rank == 0:
+        future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        check_error(dist.DistBackendError, "after a timeout of 2", future.wait)
 
 
 def check_interrupt(rank):
     """A signal handler runs while a rank waits, and its exception ends the call, as Ctrl-C does."""
+    import lockstep_torch
+
     class Interrupted(Exception):
         pass
 
     def interrupt(*_):
         raise Interrupted
 
-    group = dist.new_group([0, 1])
-    if rank == 0:
+    def interrupted(action):
         before = signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
-            dist.recv(torch.empty(3), 1, group=group)
-            raise AssertionError("nobody sends, but recv() ended")
+            action()
+            raise AssertionError("nobody joins, but the call ended")
         except Interrupted:
             signal.signal(signal.SIGALRM, before)
+
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        interrupted(lambda: dist.recv(torch.empty(3), 1, group=group))
+        alone = dist.HashStore()  # nobody else joins
+        interrupted(lambda: lockstep_torch._C.create_backend("shm", alone, 0, 2, timedelta(seconds=60), "alone"))
     check_sum()
 
 

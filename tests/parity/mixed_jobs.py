@@ -176,7 +176,7 @@ def check_refused(program, backend, debug, words, folder):
 
 def main(program, *backends):
     with tempfile.TemporaryDirectory() as folder:
-        for backend in backends or ("gloo", "shm"):
+        for backend in backends or ("gloo", "shm", "hierarchical"):
             compare(program, backend, folder)
             check_other_model(program, backend, folder)
         check_refused(program, "auto", "OFF", "name the one of the Python ranks", folder)

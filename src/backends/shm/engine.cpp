@@ -50,9 +50,12 @@ struct Engine::Wait {
   const Task& call;
   bool for_slot = false;
   Milliseconds timeout{};
+  Milliseconds before{};  // waited elsewhere
   Clock::time_point since = Clock::now();
 
-  Milliseconds waited() const { return std::chrono::duration_cast<Milliseconds>(Clock::now() - since); }
+  Milliseconds waited() const {
+    return before + std::chrono::duration_cast<Milliseconds>(Clock::now() - since);
+  }
 };
 
 Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
@@ -242,9 +245,9 @@ bool Engine::is_ready(Wait& wait) {
   return wait.call.finished();
 }
 
-void Engine::wait(const Task& call, Milliseconds timeout) {
+void Engine::wait(const Task& call, Milliseconds timeout, Milliseconds before) {
   if (call.finished()) return;
-  Wait wait{.call = call, .timeout = timeout};
+  Wait wait{.call = call, .timeout = timeout, .before = before};
   wait_until(wait);
 }
 
@@ -291,7 +294,7 @@ void Engine::nap(Wait& wait) {
 // Throws if the wait can no longer succeed. Checks data that a rank published before its death before it
 // reports the loss.
 void Engine::look_around(Wait& wait) {
-  if (const auto check = wait_check.load(std::memory_order_relaxed)) check();
+  check_wait();
   if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
   if (const auto* failure = communicator_.failure()) {
     if (!is_ready(wait)) throw_failure(*failure, &wait);

@@ -40,6 +40,9 @@ class ShmOperation final : public Task, public comm::Operation {
   void wait(std::chrono::milliseconds timeout) override {
     connection_->engine().wait(*this, timeout == kNoTimeout ? timeout_ : timeout);
   }
+  void end_wait(std::chrono::milliseconds timeout) override {
+    connection_->engine().wait(*this, timeout, timeout);
+  }
   bool is_completed() override { return connection_->engine().test(*this); }
   int source_rank() const override {
     if constexpr (std::is_same_v<Task, shm::Receive>) return Task::source_rank();
