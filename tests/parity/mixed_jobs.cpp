@@ -5,6 +5,8 @@
 
 #include <lockstep/lockstep.h>
 
+#include "parity/models/mnist_nets.h"
+
 namespace {
 
 struct NetImpl : torch::nn::Module {
@@ -51,21 +53,25 @@ lockstep::List collectives(const lockstep::Context& context) {
   return {sum, most, first, all[0], all[1], part, received, sub};
 }
 
-std::pair<torch::Tensor, torch::Tensor> batch(const lockstep::Context& context, int step) {
+std::pair<torch::Tensor, torch::Tensor> batch(const lockstep::Context& context,
+                                              std::vector<std::int64_t> shape, int step) {
   torch::manual_seed(1000 + 10 * step + context.rank());
-  auto pixels = torch::rand({32, 196});
-  return {pixels.to(context.device()), torch::randint(10, {32}, torch::kLong).to(context.device())};
+  auto pixels = torch::rand(shape);
+  return {pixels.to(context.device()),
+          torch::randint(10, {shape.front()}, torch::kLong).to(context.device())};
 }
 
-lockstep::Dict train(const lockstep::Context& context, int classes, bool find_unused) {
+template <typename Net>
+lockstep::Dict train(const lockstep::Context& context, const std::vector<std::int64_t>& shape,
+                     bool find_unused, const auto&... arguments) {
   torch::manual_seed(context.rank());
-  Net net(classes);
+  Net net(arguments...);
   lockstep::DistributedDataParallel ddp(
       net, {.device = context.device(), .bucket_cap_mb = 0.02, .find_unused_parameters = find_unused});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   lockstep::List losses;
   for (int step = 0; step < 12; ++step) {
-    const auto [pixels, labels] = batch(context, step);
+    const auto [pixels, labels] = batch(context, shape, step);
     optimizer.zero_grad();
     auto loss = torch::nn::functional::cross_entropy(ddp->forward(pixels), labels);
     loss.backward();
@@ -100,8 +106,10 @@ int main(int, char** arguments) {
   try {
     const auto context = lockstep::init({.backend = arguments[1], .with_python = with_python});
     lockstep::Dict results{{"collectives", collectives(context)}};
-    results["trained"] = train(context, other_model ? 11 : 10, false);
-    results["unused"] = train(context, 10, true);
+    const std::vector<std::int64_t> vectors{32, 196};
+    results["trained"] = train<Net>(context, vectors, false, other_model ? 11 : 10);
+    results["unused"] = train<Net>(context, vectors, true, 10);
+    results["mnist"] = train<lockstep::testing::MnistNet>(context, {32, 1, 28, 28}, false);
     if (with_python) results["refusals"] = refusals(context);
     lockstep::save(results, arguments[4]);
   } catch (const std::exception& error) {

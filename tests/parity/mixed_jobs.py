@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from models import MnistNet
+
 import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
 
 LIMIT = 60
@@ -57,19 +59,19 @@ def collectives(rank, device):
     return [total, most, first, *parts, part, received, sub]
 
 
-def batch(rank, step):
+def batch(rank, shape, step):
     torch.manual_seed(1000 + 10 * step + rank)
-    return torch.rand(32, 196), torch.randint(10, (32,))
+    return torch.rand(shape), torch.randint(10, shape[:1])
 
 
-def train(rank, device, find_unused):
+def train(rank, device, make_net, shape, find_unused):
     torch.manual_seed(rank)
-    net = Net(10).to(device)
+    net = make_net().to(device)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(12):
-        pixels, labels = (tensor.to(device) for tensor in batch(rank, step))
+        pixels, labels = (tensor.to(device) for tensor in batch(rank, shape, step))
         optimizer.zero_grad()
         loss = F.cross_entropy(ddp(pixels), labels)
         loss.backward()
@@ -89,8 +91,10 @@ def python_rank(rank, backend, environment, file):
         elif backend != "gloo":
             import lockstep_torch  # noqa: F401
         dist.init_process_group(backend)
-        results = {"collectives": collectives(rank, device), "trained": train(rank, device, False),
-                   "unused": train(rank, device, True)}
+        results = {"collectives": collectives(rank, device),
+                   "trained": train(rank, device, lambda: Net(10), (32, 196), False),
+                   "unused": train(rank, device, lambda: Net(10), (32, 196), True),
+                   "mnist": train(rank, device, MnistNet, (32, 1, 28, 28), False)}
     except Exception as error:
         results = {"error": f"{type(error).__name__}: {error}"}
     torch.save(results, file)
