@@ -123,8 +123,7 @@ void train(const Flags& flags) {
 }
 
 int main(int argc, char** argv) {
-  CLI::App app(
-      "Trains a small GPT-2 on the characters of a text, in as many processes as it is started with");
+  CLI::App app("Trains a small GPT-2 on the characters of a text, in any number of processes");
   app.option_defaults()->always_capture_default();
   Flags flags;
   app.add_option("--text", flags.text, "The text file")->check(CLI::ExistingFile);
@@ -133,9 +132,10 @@ int main(int argc, char** argv) {
   app.add_option("--accumulate", flags.accumulate, "Batches per step");
   app.add_option("--context", flags.context, "Characters per window");
   app.add_option("--layers", flags.layers);
-  app.add_option("--width", flags.width, "A multiple of 32");
+  app.add_option("--width", flags.width, "With an attention head per 32");
   app.add_option("--lr", flags.lr, "The first learning rate; a cosine lowers it to a tenth");
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
+  app.add_option("--seed", flags.seed, "Of the starting weights, batches, dropout and the sample");
   app.add_option("--prompt", flags.prompt, "The beginning of the sample");
   app.add_option("--interval", flags.interval, "Steps between checkpoints; 0: one per epoch");
   auto* run = app.add_option("--run", flags.run, "Folder for checkpoints, weights and log.csv");

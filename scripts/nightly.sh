@@ -11,7 +11,8 @@ Usage: scripts/nightly.sh [part]
 Runs one part or all of them (default), and reports every part that failed.
   conformance  PyTorch's own distributed tests with shm in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
-  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves
+  faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
+           examples/ killed at random steps, 20 times
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
@@ -25,6 +26,8 @@ run_faults() {
   for test in faults_comm faults_launcher faults_checkpoint; do
     LOCKSTEP_FAULT_ROUNDS=$rounds "build/release/bin/$test" || status=1
   done
+  bash scripts/build.sh release multiprocess_programs || return
+  build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"
 }
 

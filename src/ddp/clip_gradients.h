@@ -9,7 +9,7 @@
 
 namespace lockstep::ddp {
 
-// The gradients that exist; of sparse ones, which it coalesces, the values.
+// The gradients that exist, each once; of sparse ones, which it coalesces, the values.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);
 
 // Scales them in place and returns their norm before.

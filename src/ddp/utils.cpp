@@ -103,9 +103,10 @@ namespace ddp {
 
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
+  std::unordered_set<const void*> known;  // LibTorch lists a parameter once for each of its names
   for (const auto& parameter : parameters) {
     auto& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || !known.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (gradient.is_sparse()) gradient = gradient.coalesce();
     gradients.push_back(gradient.is_sparse() ? gradient.values() : gradient);
   }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Metrics of predicted classes.
+#include <limits>
+
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/topk.h>
 #include <ATen/ops/where.h>
 
 #include <lockstep/metrics/metrics.h>
@@ -31,6 +33,18 @@ void check_shapes(const char* metric, const at::Tensor& scores, const at::Tensor
 }
 
 at::Tensor predicted(const at::Tensor& scores) { return are_classes(scores) ? scores : scores.argmax(-1); }
+
+// Whether the target is among the k highest scores. Of equal scores the last class is the highest, as in
+// scikit-learn.
+at::Tensor are_among_highest(std::int64_t k, const at::Tensor& scores, const at::Tensor& targets) {
+  const auto classes = at::arange(scores.size(-1), targets.options().dtype(at::kLong));
+  const auto own = targets.unsqueeze(-1);
+  const auto own_score =
+      at::where(classes.eq(own), scores, -std::numeric_limits<double>::infinity()).amax(-1, /*keepdim=*/true);
+  const auto lower = scores.lt(own_score).logical_or(scores.eq(own_score).logical_and(classes.le(own)));
+  const auto is_class = targets.ge(0).logical_and(targets.lt(scores.size(-1)));
+  return lower.logical_not().sum(-1).lt(k).logical_and(is_class);
+}
 
 at::Tensor quotient_or_zero(const at::Tensor& dividend, const at::Tensor& divisor) {
   return at::where(divisor.eq(0), 0.0, dividend / divisor);
@@ -74,8 +88,8 @@ void Accuracy::update(const at::Tensor& scores, const at::Tensor& targets) {
     throw_error<ArgumentError>(
         "Accuracy: top_k = {} needs scores of at least as many classes; they have shape {}", top_k_,
         c10::str(scores.sizes()));
-  const auto hits = top_k_ == 1 ? predicted(scores).eq(targets)
-                                : std::get<1>(scores.detach().topk(top_k_)).eq(targets.unsqueeze(-1));
+  const auto hits =
+      top_k_ == 1 ? predicted(scores).eq(targets) : are_among_highest(top_k_, scores.detach(), targets);
   const auto hit_count = hits.sum();
   add(at::stack({hit_count, at::full_like(hit_count, targets.numel())}));
 }

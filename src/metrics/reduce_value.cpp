@@ -36,7 +36,8 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
   check_operation(op);
   const bool is_mean = op == ReduceOp::AVG;
   const bool is_exact = at::isIntegralType(value.scalar_type(), /*includeBool=*/true);
-  auto result = value.detach().to(is_mean && is_exact ? at::kDouble : value.scalar_type(),
+  const auto of_sum = value.scalar_type() == at::kBool ? at::kLong : value.scalar_type();
+  auto result = value.detach().to(is_mean && is_exact ? at::kDouble : of_sum,
                                   /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
   if (const auto group = runtime::group_or_default(process_group)) group->all_reduce(result, op);
   return result;

@@ -9,7 +9,7 @@
 namespace lockstep::training {
 
 // Throws DesyncError on all ranks, with the name, if a number differs between them in name or bits.
-// Collective unless there are none.
+// Collective.
 void check_equal_numbers(const Scalars& numbers, const std::optional<ProcessGroup>& group);
 
 }  // namespace lockstep::training

@@ -63,8 +63,8 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
     const auto apart = sharded_ ? group_ : std::nullopt;  // each rank sees the gradients of its rows
     state_.add("scaler", scaler_.emplace(device_, amp::GradScalerOptions{.process_group = apart}));
   }
-  if (options_.accumulation_steps > 1 && !sharded_)
-    state_.add("batches", pending_).add_gradients("gradients", module_);
+  state_.add("batches", pending_).add("accumulation_steps", accumulation_steps_);
+  if (options_.accumulation_steps > 1 && !sharded_) state_.add_gradients("gradients", module_);
 }
 
 Trainer::~Trainer() = default;
@@ -94,6 +94,8 @@ Trainer& Trainer::on_metric(const char* part, bool higher_is_better, std::functi
 }
 
 std::shared_ptr<void> Trainer::begin_fit() {
+  stop_requested_ = stopped_ = interrupted_ = false;
+  accumulation_steps_ = options_.accumulation_steps;
   if (options_.resume) {
     resume();
   } else if (manager_ && step_ == 0) {
@@ -105,11 +107,25 @@ std::shared_ptr<void> Trainer::begin_fit() {
 
 void Trainer::resume() {
   if (!sharded_) {
-    if (const auto saved = manager_->load_latest()) state_.load_state_dict(saved->contents.as_dict());
+    if (const auto saved = manager_->load_latest()) load(saved->contents.as_dict());
     return;
   }
   auto contents = state_.state_dict();
-  if (manager_->load_latest(contents)) state_.load_state_dict(contents);
+  if (manager_->load_latest(contents)) load(contents);
+}
+
+void Trainer::load(const Dict& contents) {
+  const auto pending = contents.at("batches").as_int();
+  const auto steps = contents.at("accumulation_steps").as_int();
+  if (pending != 0 && steps != options_.accumulation_steps) {
+    throw_error<ArgumentError>(
+        "Trainer: the checkpoint has the gradients of {} of {} batches of a step, but accumulation_steps is "
+        "{}; "
+        "resume with {}, or from a checkpoint after a step",
+        pending, steps, options_.accumulation_steps, steps);
+  }
+  state_.load_state_dict(contents);
+  accumulation_steps_ = options_.accumulation_steps;
 }
 
 bool Trainer::begin_epoch(std::optional<std::int64_t> batches) {
@@ -135,7 +151,7 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   if (!ends_step) return true;
   optimize();
   stopped_ = stopped_ || is_over();
-  if (step_ % options_.log_interval == 0 || is_over()) report();
+  if (step_ % options_.log_interval == 0 || stopped_) report();
   const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
   if (stopped_ || (at_interval && !(batch_ == batches_ && saves_epoch(epoch_ + 1)))) save();
   if (stopped_) bar_.reset();
@@ -228,7 +244,10 @@ double Trainer::metric_of(const Scalars& validation) const {
 
 void Trainer::end_epoch() {
   Scalars validation;
-  if (epoch_ + 1 == epochs_ && step_ % options_.log_interval != 0) report();
+  // Without a step since a resume, the stop before has reported it.
+  const bool is_reported = step_ % options_.log_interval == 0 || !loss_.defined();
+  const bool is_last = epoch_ + 1 == epochs_;
+  if (is_last && !is_reported) report();
   bar_.reset();
   module_.eval();
   {
@@ -242,9 +261,10 @@ void Trainer::end_epoch() {
   if (!validation.empty()) call_all(on_log_, step_, validation);
   call_all(on_epoch_end_, validation);
   agree(step_);
+  stopped_ = stopped_ || is_over();
+  if (stopped_ && !is_last && !is_reported) report();
   ++epoch_;
   batch_ = 0;
-  stopped_ = stopped_ || is_over();
   if (stopped_ || saves_epoch(epoch_)) save(metric);
 }
 

@@ -146,6 +146,84 @@ TEST(TrainerOfOneProcess, StaysStoppedAfterAnEarlyStop) {
   EXPECT_EQ(train({.epochs = 9}), 3);
 }
 
+TEST(TrainerOfOneProcess, RefusesTheGradientsOfAnotherAccumulation) {
+  const TempFolder folder;
+  std::vector<int> batches(3);
+  const auto train = [&](std::int64_t epochs, std::int64_t accumulation_steps) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    Trainer trainer(net, optimizer,
+                    {.epochs = epochs,
+                     .accumulation_steps = accumulation_steps,
+                     .checkpoints = folder.path(),
+                     .resume = true});
+    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
+    return trainer.step();
+  };
+  EXPECT_EQ(train(1, 2), 1);
+  for (const int other : {1, 3})
+    EXPECT_THAT(error_of<ArgumentError>([&] { train(2, other); }),
+                HasSubstr("the gradients of 1 of 2 batches of a step, but accumulation_steps is"));
+  EXPECT_EQ(train(2, 2), 3);
+  EXPECT_EQ(train(3, 3), 4);  // after a step any number will do
+}
+
+TEST(TrainerOfOneProcess, ReportsOnceWhenItStopsAndNotAfterAResume) {
+  const TempFolder folder;
+  std::vector<std::int64_t> reported;
+  const auto train = [&](bool stops_early) {
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    std::vector<int> batches(2);
+    EarlyStopping stopping({.patience = 1});
+    Trainer trainer(net, optimizer,
+                    {.epochs = 3,
+                     .checkpoints = folder.path() / (stops_early ? "early" : "stopped"),
+                     .higher_is_better = false,
+                     .metric = "loss",
+                     .resume = true});
+    if (stops_early) trainer.stop_early(stopping);
+    trainer.on_validate([] {
+             return Scalars{{"loss", 1.0}};
+           })
+        .on_log([&](std::int64_t step, const Scalars& scalars) {
+          if (!scalars.contains("lr")) return;
+          EXPECT_EQ(scalars.at("lr"), 0.1);
+          reported.push_back(step);
+        });
+    trainer.fit(batches, [&](int) {
+      if (trainer.step() == 5 && !stops_early) trainer.stop();
+      return net->forward(torch::ones({1, 3})).sum();
+    });
+  };
+  train(true);
+  EXPECT_THAT(reported, ElementsAre(4));
+  train(false);  // in the last batch
+  train(false);
+  EXPECT_THAT(reported, ElementsAre(4, 6));
+}
+
+// GPT-2's embedding and head are one tensor.
+TEST(TrainerOfOneProcess, ClipsATensorWithTwoNamesOnce) {
+  const torch::nn::Linear layer(3, 3);
+  torch::nn::Sequential net(layer, layer);
+  const auto loss_of = [&] { return net->forward(torch::ones({1, 3})).sum(); };
+  loss_of().backward();
+  const auto gradients = at::cat({layer->weight.grad().flatten(), layer->bias.grad()});
+  const auto norm = gradients.norm().item<double>();
+  const auto expected = layer->bias.detach() - layer->bias.grad() / norm;
+  net->zero_grad();
+
+  torch::optim::SGD optimizer(layer->parameters(), 1.0);
+  Trainer trainer(net, optimizer, {.max_steps = 1, .max_grad_norm = 1.0});
+  double reported = 0;
+  trainer.on_log([&](std::int64_t, const Scalars& scalars) { reported = scalars.at("grad_norm"); });
+  std::vector<int> batches(1);
+  trainer.fit(batches, [&](int) { return loss_of(); });
+  EXPECT_NEAR(reported, norm, 1e-5 * norm);
+  EXPECT_TRUE(torch::allclose(layer->bias, expected, 1e-4));
+}
+
 TEST(TrainerOfOneProcess, StepsASchedulerAfterEachStepAndKeepsAsManyCheckpointsAsAsked) {
   const TempFolder folder;
   auto net = make_net();

@@ -163,6 +163,8 @@ const Scenario reduced_values("values and meters over ranks", [] {
   const auto integers = torch::tensor({rank, 2});
   EXPECT_TRUE(torch::equal(reduce_value(integers), torch::tensor({1.0, 2.0}, torch::kDouble)));
   EXPECT_TRUE(torch::equal(integers, torch::tensor({rank, 2})));
+  EXPECT_TRUE(
+      torch::equal(reduce_value(torch::tensor({true, rank == 0}), ReduceOp::SUM), torch::tensor({3, 1})));
   EXPECT_THAT(error_of<DesyncError>([&] {
                 reduce_value({{rank == 1 ? "lose" : "loss", 1.0}});
               }),
@@ -265,6 +267,14 @@ TEST(MetricArguments, AreRefusedWithTheirShapes) {
   EXPECT_THAT(message([&] { reduce_value(1.0, ReduceOp::MAX); }), HasSubstr("ReduceOp::AVG"));
   EXPECT_THAT(error_of<CheckpointError>([&] { Accuracy().load_state_dict(two.state_dict()); }),
               HasSubstr("another metric"));
+}
+
+// As top_k_accuracy_score().
+TEST(Metric, CountsTheLastOfEqualScores) {
+  Accuracy two(2);
+  two.update(torch::ones({3, 3}), torch::tensor({0, 1, 2}));
+  two.update(torch::tensor({{2.0, 1.0, 1.0}, {NAN, 1.0, 0.0}}), torch::tensor({1, 2}));
+  EXPECT_DOUBLE_EQ(two.compute(), 2.0 / 5);
 }
 
 // A mean over no samples is NaN, as that of cross_entropy is.

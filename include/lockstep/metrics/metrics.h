@@ -16,9 +16,9 @@
 namespace lockstep {
 
 /// Returns the mean (ReduceOp::AVG) or the sum (ReduceOp::SUM) of `value` over the ranks, on every rank. Adds
-/// no gradient; `value` is unchanged. A mean of integers is float64. Collective over `process_group`
-/// (default: the default group or, without one, this process alone). Throws ArgumentError for another
-/// operation.
+/// no gradient; `value` is unchanged. A mean of integers is float64, a sum of bool int64. Collective over
+/// `process_group` (default: the default group or, without one, this process alone). Throws ArgumentError for
+/// another operation.
 at::Tensor reduce_value(const at::Tensor& value, ReduceOp op = ReduceOp::AVG,
                         const std::optional<ProcessGroup>& process_group = std::nullopt);
 double reduce_value(double value, ReduceOp op = ReduceOp::AVG,
@@ -125,7 +125,8 @@ class Throughput {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// The share of samples whose target is among the `top_k` classes with the highest scores. scikit-learn:
+/// The share of samples whose target is among the `top_k` classes with the highest scores. Of equal scores,
+/// top_k = 1 takes the first class, as argmax, and a larger top_k the last ones. scikit-learn:
 /// `accuracy_score`, `top_k_accuracy_score`.
 class Accuracy : public Sums {
  public:

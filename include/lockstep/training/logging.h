@@ -109,10 +109,10 @@ struct LoggerOptions {
 ///
 /// A logger opens its file at the first record, and a file belongs to one logger. If the file exists, the
 /// logger continues it: first it removes an incomplete last line and everything from the first record of that
-/// step or a later one. So a run that continues from a checkpoint leaves no step twice, and a run that starts
-/// anew begins the file anew. Each record is written by one call to the kernel before log() returns, so the
-/// end of the process loses none. Throws Error that names the file that cannot be written; it then ends with
-/// the last whole record.
+/// step or a later one. So a run that continues from a checkpoint leaves no step twice. A run that starts
+/// anew keeps the records before its first one; use another file. Each record is written by one call to the
+/// kernel before log() returns, so the end of the process loses none. Throws Error that names the file that
+/// cannot be written; it then ends with the last whole record.
 class Logger {
  public:
   using Write = std::function<void(std::int64_t step, const Scalars& scalars)>;

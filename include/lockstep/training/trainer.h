@@ -49,7 +49,8 @@ struct TrainerOptions {
   /// The step after which training ends, also within an epoch.
   std::optional<std::int64_t> max_steps = {};
   /// Batches per step of the optimizer; their losses are averaged and their gradients are reduced once. They
-  /// are counted across epochs; those after the last step of the run are not used.
+  /// are counted across epochs; those after the last step of the run are not used. A resume between two steps
+  /// needs the number of the run before.
   std::int64_t accumulation_steps = 1;
   /// Clips the norm of all gradients.
   std::optional<double> max_grad_norm = {};
@@ -97,7 +98,8 @@ struct TrainerOptions {
 ///
 /// fit() is a short loop over the public functions begin_fit(), begin_epoch(), train_batch() and end_epoch();
 /// a program that needs another loop calls these itself. It adds its loader to state(), or skips the first
-/// batch() batches of an epoch. The module and the optimizer must outlive the trainer. Not thread-safe.
+/// batch() batches of an epoch. All ranks have as many batches. The module and the optimizer must outlive the
+/// trainer. Not thread-safe.
 class Trainer {
  public:
   /// `module`: a DistributedDataParallel, a module of fully_shard(), or any module in a run of one rank.
@@ -221,6 +223,7 @@ class Trainer {
   void clip();
   void agree(std::int64_t step);
   void resume();
+  void load(const Dict& contents);
   void report();
   void save(std::optional<double> metric = std::nullopt);
 
@@ -245,11 +248,12 @@ class Trainer {
   const EarlyStopping* stopping_ = nullptr;
   std::optional<std::int64_t> batches_;  // of an epoch, where known
   std::int64_t epoch_ = 0, step_ = 0, batch_ = 0;
-  std::int64_t pending_ = 0;         // batches since the last step
-  std::vector<at::Tensor> losses_;   // of those since the resume
-  at::Tensor loss_;                  // of the last step
-  std::optional<double> grad_norm_;  // likewise
-  double lr_ = 0;                    // likewise
+  std::int64_t pending_ = 0;             // batches since the last step
+  std::int64_t accumulation_steps_ = 1;  // in checkpoints
+  std::vector<at::Tensor> losses_;       // of those since the resume
+  at::Tensor loss_;                      // of the last step
+  std::optional<double> grad_norm_;      // likewise
+  double lr_ = 0;                        // likewise
   metrics::AverageMeter reported_loss_;
   bool stop_requested_ = false;
   bool stopped_ = false;
