@@ -49,10 +49,10 @@ void StepTrace::add(Lane lane, std::string name, Clock::time_point begin, Clock:
 }
 
 void StepTrace::write(const ProcessGroup& group, std::source_location where) {
-  const auto path = std::exchange(path_, {});
-  steps_left_ = -1;
+  const auto path = path_;
   auto trace = std::exchange(trace_, {});
-  trace.lanes = {"compute", "communication"};
+  discard();
+  trace.lanes = lanes_;
   write_chrome_trace(
       path, trace, [] { return std::chrono::nanoseconds(Clock::now().time_since_epoch()); }, group, where);
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/comm/process_group.h>
@@ -52,7 +53,11 @@ class StepClock {
 class StepTrace {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Lane : std::size_t { compute, communication };
+  enum class Lane : std::size_t { compute, communication, gathers };
+
+  // `lanes`: the names of the first lanes.
+  explicit StepTrace(std::vector<std::string> lanes = {"compute", "communication"})
+      : lanes_(std::move(lanes)) {}
 
   void begin(std::string path, int steps);
   bool is_on() const { return steps_left_ > 0; }
@@ -61,10 +66,17 @@ class StepTrace {
 
   void add(Lane lane, std::string name, Clock::time_point begin, Clock::time_point end);
   void end_step() { --steps_left_; }
+  // Forgets a complete trace, which another rank writes.
+  void discard() {
+    path_.clear();
+    steps_left_ = -1;
+    trace_ = {};
+  }
   // See write_chrome_trace().
   void write(const ProcessGroup& group, std::source_location where);
 
  private:
+  std::vector<std::string> lanes_;
   std::string path_;
   int steps_left_ = -1;
   RankTrace trace_;

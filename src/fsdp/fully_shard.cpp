@@ -8,6 +8,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
+#include "ddp/module_sync.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 #include "nn/experts.h"
@@ -63,6 +64,7 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
           .replicas = std::move(replicas),
           .reshard_after_forward = reshards,
           .ranks_after_forward = ranks,
+          .shard_placement_fn = options.shard_placement_fn,
           .mp_policy = options.mp_policy,
           .share_memory = options.share_memory.value_or(can_share),
           .where = where};
@@ -100,6 +102,30 @@ void check_experts(const torch::nn::Module& module, const std::vector<nn::NamedT
   };
   check(options.shard_group);
   if (options.replicas) check(*options.replicas);
+}
+
+std::string text_of(const fsdp::GroupOptions& options) {
+  const auto dtype = [](const auto& each) { return each ? c10::toString(*each) : "-"; };
+  const auto reshards = [&]() -> std::string {
+    if (!options.reshard_after_forward) return "default";
+    if (options.ranks_after_forward > 0) return std::to_string(options.ranks_after_forward);
+    return *options.reshard_after_forward ? "true" : "false";
+  };
+  return fmt::format(
+      "options of fully_shard\tranks={} replicas={} reshard_after_forward={} param_dtype={} reduce_dtype={} "
+      "share_memory={}\n",
+      options.shard_group.size(), options.replicas ? options.replicas->size() : 1, reshards(),
+      dtype(options.mp_policy.param_dtype), dtype(options.mp_policy.reduce_dtype), options.share_memory);
+}
+
+// `parameters`: of the call, described in lines.
+void check_same_on_all_ranks(const std::string& parameters, const fsdp::GroupOptions& options) {
+  const ddp::ModuleText own{
+      .user = fmt::format("{}:{}: fully_shard()", options.where.file_name(), options.where.line()),
+      .lines = parameters + text_of(options),
+      .advice = "Make the same calls for the same module with the same options on every rank"};
+  ddp::check_same_on_all_ranks(options.shard_group, own, options.where);
+  if (options.replicas) ddp::check_same_on_all_ranks(*options.replicas, own, options.where);
 }
 
 // Parameters in the order of PyTorch's flat layout: those of children before those of the module.
@@ -149,8 +175,10 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
   check_experts(module, own, group);
 
   FSDPModule result;
-  if (!own.empty()) {
-    result.own_ = ParameterGroup::create(own, std::move(group), tree);
+  if (!own.empty()) result.own_ = ParameterGroup::create(own, group, tree);
+  check_same_on_all_ranks(result.own_ ? result.own_->text() : "", group);
+  if (result.own_) {
+    result.own_->distribute();
     tree->groups.push_back(result.own_.get());
     tree->outermost = result.own_.get();
   }
@@ -233,6 +261,32 @@ void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool re
 
 void FSDPModule::set_reshard_after_forward(bool reshard_after_forward, bool recurse) const {
   for (const auto& group : groups(recurse)) group->set_reshard_after_forward(reshard_after_forward);
+}
+
+FSDPStats FSDPModule::stats() const {
+  FSDPStats stats;
+  const auto all = groups(true);
+  if (all.empty()) return stats;
+  const std::lock_guard lock(all.front()->tree()->mutex);
+  all.front()->tree()->add_to(stats);
+  for (const auto& group : all) {
+    FSDPStats::Group each{.last = group->traffic().last, .total = group->traffic().total};
+    for (const auto& entry : entries_)
+      if (entry.group == group) each.parameters.push_back(entry.name);
+    stats.groups.push_back(std::move(each));
+  }
+  return stats;
+}
+
+void FSDPModule::trace(const std::string& path, int steps) const {
+  const auto all = groups(true);
+  if (all.empty()) throw ArgumentError("trace: fully_shard() has no parameter of the module");
+  const std::lock_guard lock(all.front()->tree()->mutex);
+  all.front()->tree()->begin_trace(path, steps);
+  for (const auto& group : all) {
+    const auto first = std::ranges::find(entries_, group, &Entry::group);
+    group->set_traced_name(first->name);
+  }
 }
 
 bool FSDPModule::shares_memory() const {

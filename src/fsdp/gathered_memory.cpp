@@ -34,6 +34,7 @@ class GatheredMemory final : public ParameterMemory {
     auto [ranks, input] = kept_ ? *std::exchange(kept_, std::nullopt) : all_rows();
     input_ = std::move(input);
     output_ = at::empty({group_.size() * shards_.numel()}, input_.options());
+    launched_ = CallTimes::Clock::now();
     work_ = ranks.all_gather_into_tensor_async(output_, input_, where_);
   }
 
@@ -69,6 +70,8 @@ class GatheredMemory final : public ParameterMemory {
 
   void forget_part() override { kept_.reset(); }
 
+  std::optional<CallTimes> take_gathering() override { return std::exchange(gathering_, std::nullopt); }
+
   std::vector<at::Tensor> gathered() const override {
     std::vector<at::Tensor> all{output_};
     if (input_.defined() && !input_.is_alias_of(shards_)) all.push_back(input_);
@@ -87,7 +90,11 @@ class GatheredMemory final : public ParameterMemory {
   Part all_rows() const { return {group_, dtype_ ? shards_.to(*dtype_) : shards_}; }
 
   at::Tensor finish() {
+    CallTimes call{.launched = launched_, .waiting = CallTimes::Clock::now(), .done = {}};
     std::exchange(work_, std::nullopt)->wait();
+    call.done = CallTimes::Clock::now();
+    call.bytes = static_cast<std::int64_t>(output_.nbytes());
+    gathering_ = call;
     input_.reset();
     return std::exchange(output_, {});
   }
@@ -101,6 +108,8 @@ class GatheredMemory final : public ParameterMemory {
   at::Tensor input_;
   at::Tensor output_;
   std::optional<Work> work_;
+  CallTimes::Clock::time_point launched_;
+  std::optional<CallTimes> gathering_;
 };
 
 }  // namespace

@@ -68,7 +68,7 @@ void ParameterGroup::set_trained(ShardedParameter& parameter, bool trained) {
 
 void ParameterGroup::end_backward() {
   stays_whole = false;
-  memory_->drop_prefetch();  // the optimizer changes the shards next
+  drop_prefetch();  // the optimizer changes the shards next
   if (reshard_after_backward) release();
   invalidate();
   for (const auto& parameter : parameters_) {
@@ -154,6 +154,7 @@ void ParameterGroup::reduce() {
   const auto divided = division(dtype, group.size() * replicas);
   if (divided.before != 1) reduction.input.div_(divided.before);
   reduction.divisor = divided.after;
+  reduction.launched = tree_->launch_reduction();
   reduction.work =
       group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op, options_.where);
   reduction_ = std::move(reduction);
@@ -162,6 +163,8 @@ void ParameterGroup::reduce() {
 void ParameterGroup::finish_reduction() {
   if (!reduction_) return;
   auto reduction = std::move(*std::exchange(reduction_, std::nullopt));
+  CallTimes call{.launched = reduction.launched, .waiting = CallTimes::Clock::now(), .done = {}};
+  call.bytes = static_cast<std::int64_t>(reduction.input.nbytes());
   reduction.work->wait();
   reduction.input.reset();
   if (options_.replicas) {
@@ -169,8 +172,15 @@ void ParameterGroup::finish_reduction() {
     options_.replicas->all_reduce(reduction.output, division(reduction.output.scalar_type(), ranks).op,
                                   options_.where);
   }
+  call.done = CallTimes::Clock::now();
+  record_reduction(call);
   if (reduction.divisor != 1) reduction.output.div_(reduction.divisor);
   accumulate(reduction, reduction.output.to(parameters_.front().shard.scalar_type()));
+}
+
+void ParameterGroup::record_reduction(const CallTimes& call) {
+  traffic_.add_reduction(call);
+  tree_->trace_call(StepTrace::Lane::communication, "reduce " + traced_name_, call);
 }
 
 void ParameterGroup::accumulate(const Reduction& reduction, const at::Tensor& mean) {

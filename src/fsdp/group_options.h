@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <source_location>
 
@@ -15,6 +16,7 @@ struct GroupOptions {
   std::optional<ProcessGroup> replicas;
   std::optional<bool> reshard_after_forward;
   int ranks_after_forward = 0;  // that have the parameters together until backward; 0: all
+  std::function<std::optional<tensor::Placement>(const at::Tensor&)> shard_placement_fn;
   MixedPrecisionPolicy mp_policy;
   bool share_memory = false;
   const void* module = nullptr;  // of the call

@@ -8,6 +8,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/throw_error.h"
+#include "ddp/module_sync.h"
 #include "fsdp/tree.h"
 
 namespace lockstep::fsdp {
@@ -75,12 +76,26 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<nn::Nam
   for (const auto& parameter : parameters) group->add(parameter);
   group->no_gradient_ = at::empty({0});
   nn::set_guard(group->no_gradient_, std::make_unique<NoGradient>(group));
-  if (parameters.front().tensor.is_meta()) {
-    group->memory_ = defer_parameters(group->parameters_, group, group->options_);
-  } else {
-    group->place();
-  }
   return group;
+}
+
+void ParameterGroup::distribute() {
+  if (parameters_.front().lock_whole().is_meta()) {
+    memory_ = defer_parameters(parameters_, shared_from_this(), options_);
+  } else {
+    place();
+  }
+}
+
+std::string ParameterGroup::text() const {
+  std::string lines;
+  for (const auto& parameter : parameters_) {
+    const auto whole = parameter.lock_whole();
+    lines += fmt::format("{}, Shard({}), on {}{}\n", ddp::describe("parameter", {parameter.name, whole}),
+                         parameter.dim, c10::DeviceTypeName(whole.device().type(), true),
+                         parameter.trained ? "" : ", no gradient");
+  }
+  return lines;
 }
 
 void ParameterGroup::place() {
@@ -95,7 +110,7 @@ void ParameterGroup::set_initial(const at::Tensor& tensor, const at::Tensor& who
   const auto rank = shard_group().rank();
   for (auto& parameter : parameters_) {
     if (!parameter.lock_whole().is_same(tensor)) continue;
-    parameter.initial = whole.narrow(0, parameter.first_row(rank), parameter.rows(rank)).clone();
+    parameter.initial = parameter.rows_in(whole, rank).clone();
   }
 }
 
@@ -121,13 +136,16 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
   check(named);
   const auto& [name, tensor] = named;
   const auto ranks = options_.shard_group.size();
+  const auto dim = shard_dim(named);
+  const auto size = tensor.size(dim);
   ShardedParameter parameter{.name = name,
                              .full_sizes = tensor.sizes().vec(),
                              .cuts = {},
                              .sizes = tensor.sizes().vec(),
                              .trained = tensor.requires_grad(),
-                             .row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0),
-                             .chunk = (tensor.size(0) + ranks - 1) / ranks,
+                             .dim = dim,
+                             .row = size == 0 ? 0 : tensor.numel() / size,
+                             .chunk = (size + ranks - 1) / ranks,
                              .whole = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())};
   if (!parameters_.empty())
     parameter.offset = parameters_.back().offset + parameters_.back().padded_shard_numel();
@@ -137,25 +155,48 @@ void ParameterGroup::add(const nn::NamedTensor& named) {
     if (part->cut()) parameter.cuts.push_back(*part->cut());
   }
   const auto rank = options_.shard_group.rank();
-  parameter.cuts.push_back({options_.shard_group, 0, parameter.first_row(rank), parameter.chunk});
+  parameter.cuts.push_back({options_.shard_group, dim, parameter.first_row(rank), parameter.chunk});
   parameters_.push_back(std::move(parameter));
+}
+
+std::int64_t ParameterGroup::shard_dim(const nn::NamedTensor& named) const {
+  const auto& [name, tensor] = named;
+  const auto placement = options_.shard_placement_fn ? options_.shard_placement_fn(tensor) : std::nullopt;
+  if (!placement) return 0;
+  if (placement->kind() != tensor::Placement::Kind::shard)
+    refuse(name, "gets a placement from shard_placement_fn that is not Shard()");
+  const auto dim = placement->dim() < 0 ? placement->dim() + tensor.dim() : placement->dim();
+  if (dim < 0 || dim >= tensor.dim()) {
+    refuse(name, fmt::format("has {} dimensions, but shard_placement_fn returns Shard({})", tensor.dim(),
+                             placement->dim()));
+  }
+  const auto ranks = options_.shard_group.size();
+  if (dim > 0 && tensor.size(dim) % ranks != 0) {
+    refuse(name, fmt::format("has {} elements in dimension {}, which is no multiple of the {} ranks; return "
+                             "nullopt for it from shard_placement_fn",
+                             tensor.size(dim), dim, ranks));
+  }
+  return dim;
+}
+
+void ParameterGroup::refuse(const std::string& name, const std::string& what) const {
+  throw_error<ArgumentError>("{}:{}: fully_shard(): parameter {} {}", options_.where.file_name(),
+                             options_.where.line(), name, what);
 }
 
 void ParameterGroup::check(const nn::NamedTensor& named) const {
   const auto& [name, tensor] = named;
-  const auto refuse = [&](const std::string& what) {
-    throw_error<ArgumentError>("{}:{}: fully_shard(): parameter {} {}", options_.where.file_name(),
-                               options_.where.line(), name, what);
-  };
-  if (tensor.layout() != at::kStrided) refuse("is sparse, which cannot be sharded; add it to ignored_params");
-  if (tensor.dim() == 0) refuse("is a scalar, which cannot be sharded; give it the shape [1]");
-  if (!tensor.is_contiguous()) refuse("is not contiguous; call contiguous() on it before");
-  if (!tensor.is_leaf()) refuse("is not a leaf of autograd");
+  if (tensor.layout() != at::kStrided)
+    refuse(name, "is sparse, which cannot be sharded; add it to ignored_params");
+  if (tensor.dim() == 0) refuse(name, "is a scalar, which cannot be sharded; give it the shape [1]");
+  if (!tensor.is_contiguous()) refuse(name, "is not contiguous; call contiguous() on it before");
+  if (!tensor.is_leaf()) refuse(name, "is not a leaf of autograd");
   if (parameters_.empty()) return;
   const auto first = parameters_.front().lock_whole();
   if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device()) {
-    refuse("has another dtype or device than " + parameters_.front().name +
-           " of the same group; call fully_shard() on its module before, or add it to ignored_params");
+    refuse(name,
+           "has another dtype or device than " + parameters_.front().name +
+               " of the same group; call fully_shard() on its module before, or add it to ignored_params");
   }
 }
 
@@ -209,9 +250,10 @@ void ParameterGroup::prefetch() {
 }
 
 void ParameterGroup::make_whole() {
-  if (prefetched_version_ != version_.current_version()) memory_->drop_prefetch();
+  if (prefetched_version_ != version_.current_version()) drop_prefetch();
   if (!has_last_values()) memory_->forget_part();
   memory_->make_whole();
+  record_gathering();
   is_whole_ = is_valid_ = true;
   whole_version_ = version_.current_version();
 }
@@ -219,11 +261,23 @@ void ParameterGroup::make_whole() {
 bool ParameterGroup::make_current_in_shared_memory() {
   if (!is_shared()) return false;
   make_whole();
-  return options_.mp_policy.param_dtype.has_value();
+  return memory_->copies();
+}
+
+void ParameterGroup::drop_prefetch() {
+  memory_->drop_prefetch();
+  record_gathering();
+}
+
+void ParameterGroup::record_gathering() {
+  const auto call = memory_->take_gathering();
+  if (!call) return;
+  traffic_.add_gather(*call);
+  tree_->trace_call(StepTrace::Lane::gathers, "gather " + traced_name_, *call);
 }
 
 void ParameterGroup::release() {
-  memory_->drop_prefetch();
+  drop_prefetch();
   memory_->release();
   is_whole_ = is_shared();
 }

@@ -22,10 +22,15 @@ struct Tree;
 // without a comment on threads run with the tree's mutex held, but for those that nothing else can call yet.
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
+  // Checks the parameters, and leaves them as they are until distribute().
   static std::shared_ptr<ParameterGroup> create(const std::vector<nn::NamedTensor>& parameters,
                                                 GroupOptions options, std::shared_ptr<Tree> tree);
   ParameterGroup(GroupOptions options, std::shared_ptr<Tree> tree);
   ~ParameterGroup();
+  // Collective.
+  void distribute();
+  // A line for each parameter, equal on all ranks that can distribute them together.
+  std::string text() const;
 
   const std::shared_ptr<Tree>& tree() const { return tree_; }
   void move_to(std::shared_ptr<Tree> tree) { tree_ = std::move(tree); }
@@ -33,6 +38,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const std::optional<ProcessGroup>& replicas() const { return options_.replicas; }
   // Returns when all ranks have called it.
   void barrier() const { options_.shard_group.barrier(options_.where); }
+  std::source_location where() const { return options_.where; }  // of the call of fully_shard()
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const void* module() const { return options_.module; }
   bool is_shared() const { return options_.share_memory; }
@@ -54,6 +60,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Whether the module's parameters exist and have the values of the shards.
   bool is_current() const;
   void prefetch();
+  void drop_prefetch();
   void make_whole();
   // If it is shared. Ranks neither read nor write the parameters meanwhile. Returns whether it has copied.
   bool make_current_in_shared_memory();
@@ -65,6 +72,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void invalidate();
   bool is_whole() const { return is_whole_; }
   void count_memory(MemoryCount& count) const;
+  TrafficCount& traffic() { return traffic_; }
+  // The name of the first parameter in traces.
+  void set_traced_name(std::string name) { traced_name_ = std::move(name); }
 
   // Gradients.
   void begin_backward();
@@ -89,6 +99,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  private:
   struct Reduction {
     std::vector<std::size_t> parameters;
+    CallTimes::Clock::time_point launched;
     at::Tensor input;
     at::Tensor output;
     double divisor = 1;
@@ -100,12 +111,16 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void add(const nn::NamedTensor& named);
   void place();
   void check(const nn::NamedTensor& named) const;
+  std::int64_t shard_dim(const nn::NamedTensor& named) const;
+  [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
   void check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const;
   void set_trained(ShardedParameter& parameter, bool trained);
   void watch_gradients();
   void accumulate_in_reduce_dtype(ShardedParameter& parameter);
   bool has_gradient(const ShardedParameter& parameter) const;
   at::Tensor take_gradient(ShardedParameter& parameter);
+  void record_gathering();
+  void record_reduction(const CallTimes& call);
   void accumulate(const Reduction& reduction, const at::Tensor& mean);
 
   GroupOptions options_;
@@ -121,6 +136,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::uint32_t prefetched_version_ = 0;
   bool is_valid_ = false;
   bool is_whole_ = false;
+  TrafficCount traffic_;
+  std::string traced_name_;
   at::Tensor no_gradient_;  // what an optimizer of the module's parameters finds
 };
 

@@ -26,7 +26,7 @@ at::Tensor take_rows(ShardedParameter& parameter, int rank) {
   if (parameter.initial.defined()) return std::exchange(parameter.initial, {});
   const auto whole = parameter.lock_whole().detach();
   if (whole.numel() > 0 && whole.storage().nbytes() == 0) return {};
-  return whole.narrow(0, parameter.first_row(rank), parameter.rows(rank));
+  return parameter.rows_in(whole, rank);
 }
 
 void set_type(const at::Tensor& tensor, const at::TensorOptions& options) {

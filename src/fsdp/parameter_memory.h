@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fsdp/group_options.h"
 #include "fsdp/sharded_parameter.h"
+#include "fsdp/traffic.h"
 #include "nn/storage_guard.h"
 
 namespace lockstep::fsdp {
@@ -43,6 +45,10 @@ class ParameterMemory {
   // `ranks`.
   virtual void keep_part(const ProcessGroup& ranks) = 0;
   virtual void forget_part() = 0;
+  // The last gathering, once. nullopt: there was none since the last call of this.
+  virtual std::optional<CallTimes> take_gathering() { return std::nullopt; }
+  // Whether make_whole() copies values of shared parameters.
+  virtual bool copies() const { return false; }
   // What it holds of other ranks' rows: parameters that are whole, and those in flight.
   virtual std::vector<at::Tensor> gathered() const = 0;
 };

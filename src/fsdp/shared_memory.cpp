@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -52,6 +54,9 @@ class SharedMemory final : public ParameterMemory {
   void release() override {}
   void keep_part(const ProcessGroup& /*ranks*/) override {}
   void forget_part() override {}
+  bool copies() const override {
+    return std::ranges::any_of(rows_, [](const auto& rows) { return rows.defined(); });
+  }
   std::vector<at::Tensor> gathered() const override { return {}; }
 
  private:
@@ -65,14 +70,16 @@ class SharedMemory final : public ParameterMemory {
     // Not block.view(type): the storages of the parameter's tensors belong to this rank alone.
     const auto whole = at::from_blob(
         memory.data_ptr(), parameter.sizes, [block](void*) {}, options.dtype(type));
-    const auto rows = whole.narrow(0, parameter.first_row(rank_), parameter.rows(rank_));
-    if (type == options.dtype()) {
+    const auto rows = parameter.rows_in(whole, rank_);
+    // Optimizers step contiguous tensors; rows of other dimensions lie apart in the whole parameter.
+    if (type == options.dtype() && parameter.dim == 0) {
       if (own.defined()) rows.copy_(own);
       parameter.shard = make_shard(parameter, rank_, rows);
       rows_.emplace_back();
     } else {
-      parameter.shard =
-          make_shard(parameter, rank_, own.defined() ? own.clone() : at::zeros(rows.sizes(), options));
+      const auto shard = at::zeros(rows.sizes(), options);
+      if (own.defined()) shard.copy_(own);
+      parameter.shard = make_shard(parameter, rank_, shard);
       rows_.push_back(rows);
     }
     guard_parameter(parameter, owner, dtype);

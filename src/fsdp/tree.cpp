@@ -38,6 +38,7 @@ void Tree::check() const {
 void Tree::use(ParameterGroup& group) {
   check();
   if (torch::autograd::get_current_graph_task_id() != -1) begin_backward();
+  if (!in_backward()) begin_forward(group);
   if (current_ == &group && group.is_current()) return;
   if (current_ != &group) switch_to(group);
   make_current(group);
@@ -84,6 +85,7 @@ void Tree::prefetch_after(const ParameterGroup& group) {
 
 void Tree::begin_backward() {
   if (in_backward()) return;  // also in a pass that is nested in it
+  clock_.end_forward();
   forward_order_ = std::exchange(order_, {});
   current_ = nullptr;
   for (auto* const group : groups) {
@@ -102,6 +104,7 @@ void Tree::begin_backward() {
 }
 
 void Tree::end_backward() {
+  clock_.end_gradients();
   for (auto* const group : groups) group->reduce();
   for (auto* const group : groups) group->finish_reduction();
   // Another rank may still read parameters that this rank's optimizer changes next.
@@ -113,6 +116,8 @@ void Tree::end_backward() {
   current_ = nullptr;
   pass_.reset();
   for (auto* const group : groups) group->backward_runs = std::exchange(group->runs, 0);
+  in_forward_ = false;
+  if (std::exchange(reduces_, false)) end_step();
 }
 
 void Tree::synchronize(const ParameterGroup& group) {
@@ -123,8 +128,14 @@ void Tree::synchronize(const ParameterGroup& group) {
 }
 
 void Tree::wait_for_ranks(const ParameterGroup& group) {
+  CallTimes call{.launched = CallTimes::Clock::now(), .waiting = {}, .done = {}};
+  call.waiting = call.launched;
   try {
     group.barrier();
+    call.done = CallTimes::Clock::now();
+    barrier_wait_ += call.wait();
+    barrier_wait_total_ += call.wait();
+    trace_wait("waiting for all ranks", call);
   } catch (const std::exception& error) {
     failure_ = error.what();
     throw;

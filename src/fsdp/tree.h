@@ -8,7 +8,12 @@
 
 #include <lockstep/comm/process_group.h>
 
+#include "ddp/step_trace.h"
+#include "fsdp/traffic.h"
+
 namespace lockstep::fsdp {
+
+using ddp::StepTrace;
 
 class ParameterGroup;
 
@@ -32,6 +37,12 @@ struct Tree {
   void before_reduction(ParameterGroup& group);
   // This rank's group among those of `size` consecutive ranks. The first call for a group is collective.
   const ProcessGroup& split(const ProcessGroup& ranks, int size);
+  // The times of a pass. Returns the time.
+  CallTimes::Clock::time_point launch_reduction();
+  void trace_call(StepTrace::Lane lane, const std::string& name, const CallTimes& call);
+  // FSDPModule::trace() and that of FSDPModule::stats() which no single group has.
+  void begin_trace(const std::string& path, int steps) { trace_.begin(path, steps); }
+  void add_to(FSDPStats& stats) const;
   // A group does not exist any more.
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
@@ -40,6 +51,10 @@ struct Tree {
   void wait_for_ranks(const ParameterGroup& group);
 
  private:
+  void begin_forward(const ParameterGroup& group);
+  void write_trace(const ParameterGroup& group);
+  void trace_wait(const std::string& name, const CallTimes& call);
+  void end_step();
   bool in_backward() const { return !pass_.expired(); }
   void switch_to(ParameterGroup& group);
   void prefetch_after(const ParameterGroup& group);
@@ -50,6 +65,13 @@ struct Tree {
   };
 
   std::string failure_;
+  ddp::StepClock clock_;
+  StepTrace trace_{{"compute", "reductions", "gathers"}};
+  bool in_forward_ = false;  // that gradients follow
+  bool reduces_ = false;     // in this pass
+  double barrier_wait_ = 0;  // in this step, in milliseconds
+  double barrier_wait_last_ = 0;
+  double barrier_wait_total_ = 0;
   std::vector<Split> splits_;
   ParameterGroup* current_ = nullptr;
   std::weak_ptr<void> pass_;  // expired: no backward pass is under way

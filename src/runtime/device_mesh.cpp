@@ -244,4 +244,11 @@ std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {
   return out;
 }
 
+namespace tensor {
+
+Placement Replicate() { return Placement(Placement::Kind::replicate); }
+Placement Shard(std::int64_t dim) { return Placement(Placement::Kind::shard, dim); }
+Placement Partial() { return Placement(Placement::Kind::partial); }
+
+}  // namespace tensor
 }  // namespace lockstep

@@ -13,11 +13,6 @@
 #include "nn/record.h"
 
 namespace lockstep::tensor_parallel {
-
-Placement Replicate() { return Placement(Placement::Kind::replicate); }
-Placement Shard(std::int64_t dim) { return Placement(Placement::Kind::shard, dim); }
-Placement Partial() { return Placement(Placement::Kind::partial); }
-
 namespace {
 
 using at::Tensor;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""fully_shard_checkpoint.py <folder>: three ranks load C++'s checkpoint a, train a step and save b."""
+"""fully_shard_checkpoint.py <folder> <rows or columns>: three ranks load C++'s checkpoint a, train a step and save b."""
 import sys
 import warnings
 
@@ -8,6 +8,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 
 from ddp_training import run_everywhere
 from fully_shard import OddNet
@@ -31,12 +32,17 @@ def compare(ours, expected):
             assert torch.equal(ours[key], value), key
 
 
+def columns(parameter):
+    return Shard(-1) if parameter.dim() > 1 and parameter.size(-1) % torch.distributed.get_world_size() == 0 else None
+
+
 def run_case(case):
     folder = case["folder"]
     net = OddNet()
+    placement = columns if case["placement"] == "columns" else None
     for child in net.children_to_shard():
-        fully_shard(child)
-    fully_shard(net)
+        fully_shard(child, shard_placement_fn=placement)
+    fully_shard(net, shard_placement_fn=placement)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
     state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer),
              "flat": get_optimizer_state_dict(net, optimizer, options=FLAT)}
@@ -67,5 +73,5 @@ def run_case(case):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     with open(f"{sys.argv[1]}/cases", "w") as cases:
-        cases.write(f"name=checkpoint folder={sys.argv[1]}\n")
+        cases.write(f"name=checkpoint folder={sys.argv[1]} placement={sys.argv[2]}\n")
     run_everywhere(sys.argv[1], 3, run_case)

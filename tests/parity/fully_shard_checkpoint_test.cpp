@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Checkpoints of sharded modules and their optimizers: 2 ranks of C++, 3 of Python, 4 and 1 of C++.
+#include <cstdlib>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -7,6 +9,7 @@
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/optim/fused.h>
+#include <lockstep/runtime/default_group.h>
 #include <lockstep/serialize/torch_file.h>
 
 #include "parity/both_sides.h"
@@ -22,10 +25,18 @@ using std::filesystem::path;
 constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
 constexpr StateDictOptions kFull{.full_state_dict = true, .cpu_offload = true};
 
+// Of other dimensions than 0, those that this number of ranks divides.
+std::optional<tensor::Placement> placement_of(const at::Tensor& parameter) {
+  const auto* const placement = std::getenv("LOCKSTEP_TEST_PLACEMENT");
+  if (placement == nullptr || placement != std::string("columns")) return std::nullopt;
+  if (parameter.dim() == 1 || parameter.size(-1) % get_world_size() != 0) return std::nullopt;
+  return tensor::Shard(-1);
+}
+
 struct Sharded {
   explicit Sharded(bool shares)
       : module([&] {
-          const FullyShardOptions options{.share_memory = shares};
+          const FullyShardOptions options{.shard_placement_fn = placement_of, .share_memory = shares};
           for (const auto& child : net->children_to_shard()) fully_shard(*child, options);
           return fully_shard(*net, options);
         }()),
@@ -121,21 +132,27 @@ const Scenario load_it("fully_shard checkpoint: load", [] {
   });
 });
 
-TEST(FullyShardCheckpoint, TravelsToPythonAndToOtherNumbersOfRanks) {
+// "columns": two and three ranks have shards of dimension 1, four have rows.
+class FullyShardCheckpoint : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FullyShardCheckpoint, TravelsToPythonAndToOtherNumbersOfRanks) {
   const TempFolder folder;
   const auto run = [&](const Scenario& scenario, int ranks) {
     expect_all_passed(run_ranks(scenario, {.world_size = ranks,
                                            .env = {{"LOCKSTEP_TEST_FOLDER", folder.path().string()},
-                                                   {"LOCKSTEP_PARITY_BACKEND", "shm"}}}));
+                                                   {"LOCKSTEP_PARITY_BACKEND", "shm"},
+                                                   {"LOCKSTEP_TEST_PLACEMENT", GetParam()}}}));
   };
   run(save_it, 2);
   ASSERT_FALSE(HasFailure());
-  run_python(
-      "parity/fully_shard_checkpoint.py",
-      {.args = {folder.path().string()}, .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}}});
+  run_python("parity/fully_shard_checkpoint.py",
+             {.args = {folder.path().string(), GetParam()},
+              .env = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}}});
   run(load_it, 4);
   run(load_it, 1);
 }
+INSTANTIATE_TEST_SUITE_P(Placement, FullyShardCheckpoint, ::testing::Values("rows", "columns"),
+                         [](const auto& each) { return each.param; });
 
 }  // namespace
 }  // namespace lockstep::testing

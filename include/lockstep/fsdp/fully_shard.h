@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/ddp/utils.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/serialize/value.h>
@@ -40,12 +42,48 @@ struct FullyShardOptions {
   /// ranks have the parameters together, each an equal part, so that backward gathers from near ranks. 1 is
   /// false, and all ranks is true. Has no effect on shared parameters, which are never gathered.
   std::optional<std::variant<bool, int>> reshard_after_forward = std::nullopt;
+  /// Called for each parameter that the call takes. Returns the dimension that is distributed, as
+  /// `tensor::Shard(dim)`, or nullopt for dimension 0. The size of a dimension other than 0 must be a
+  /// multiple of the number of ranks. With shared memory such a shard has memory of its own, which the rank
+  /// copies into the shared copy after the optimizer's step.
+  std::function<std::optional<tensor::Placement>(const at::Tensor&)> shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};
   /// Parameters that stay as they are, and whose gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};
   /// Whether the ranks of one host share one copy of the parameters, instead of gathering them. Default: if
   /// the backend has memory that all ranks map (shm).
   std::optional<bool> share_memory = std::nullopt;
+};
+
+/// The calls of one group of fully_shard(), and the time that this rank waits for them, in milliseconds.
+struct FSDPTraffic {
+  std::int64_t gathers = 0;
+  std::int64_t gathered_bytes = 0;  ///< of the whole parameters, with padding
+  double gather_wait = 0;
+  std::int64_t reductions = 0;
+  std::int64_t reduced_bytes = 0;  ///< of the whole gradients, with padding
+  double reduction_wait = 0;       ///< with that for the replicas
+};
+
+/// Statistics that an FSDPModule always keeps.
+struct FSDPStats {
+  /// Parameters that are gathered, reduced and freed as one.
+  struct Group {
+    std::vector<std::string> parameters = {};  ///< names in the module
+    FSDPTraffic last = {};                     ///< in the last step
+    FSDPTraffic total = {};                    ///< also in forwards without backward
+  };
+
+  std::int64_t steps = 0;  ///< backward passes that were reduced
+  /// As of DistributedDataParallel: communication is that of gradients, the barrier for shared parameters
+  /// included. forward starts at the first use of a parameter, and ends at the first gradient. Waits for
+  /// gathers are parts of forward and backward.
+  StepTimes last = {};
+  StepTimes mean = {};
+  /// For shared parameters: the wait for all ranks between steps, in milliseconds.
+  double barrier_wait_last = 0;
+  double barrier_wait_total = 0;
+  std::vector<Group> groups = {};  ///< in the order of their first parameters
 };
 
 /// A module whose parameters are distributed by fully_shard(). Copies refer to the same state, which lives as
@@ -58,7 +96,8 @@ class FSDPModule {
   };
 
   /// This rank's rows of all parameters of the module and its children, for optimizers: `[rows, ...]`, where
-  /// rank r has rows r * ceil(n / size) and on, so that the last ranks may have fewer rows or none. After a
+  /// rank r has rows r * ceil(n / size) and on, so that the last ranks may have fewer rows or none. With
+  /// shard_placement_fn the rows are those of another dimension; the tensors are contiguous. After a
   /// backward `.grad` has the gradients' mean over the ranks. Ignored parameters are whole.
   std::vector<at::Tensor> parameters() const;
   std::vector<NamedParameter> named_parameters() const;
@@ -82,6 +121,11 @@ class FSDPModule {
 
   /// Whether the ranks share one copy of the parameters.
   bool shares_memory() const;
+
+  /// Times and bytes since construction. The times are those of the outermost module's steps.
+  FSDPStats stats() const;
+  /// See lockstep::trace().
+  void trace(const std::string& path, int steps) const;
 
   /// get_model_state_dict() and set_model_state_dict(), for TrainingState.
   Dict state_dict() const;
@@ -137,10 +181,21 @@ class FSDPModule {
 ///
 /// Parameters are dense, contiguous and of one dimension or more; those that require gradients have one dtype
 /// per group. All ranks make the same calls with the same shapes and start with the same values. Operators
-/// may not write to the module's parameters. Throws ArgumentError, naming the parameter and the caller's
-/// line.
+/// may not write to the module's parameters. Collective. Throws ArgumentError, naming the parameter and the
+/// caller's line, and DesyncError on every rank if the ranks' parameters or options differ, naming the first
+/// difference.
 FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions& options = {},
                        std::source_location where = std::source_location::current());
+
+/// Records the next `steps` reduced steps of the outermost module on all ranks: forward, backward, each
+/// group's gathers and reductions, and the waits. At the first use of a parameter after them rank 0 writes
+/// one Chrome trace (chrome://tracing, ui.perfetto.dev) of the ranks that the parameters are distributed over
+/// to `path`; with replicas, of the first. All ranks call it. Throws ArgumentError for an empty path, no
+/// steps, a module without sharded parameters, or while another trace is active. That use throws Error if the
+/// file cannot be written.
+inline void trace(const FSDPModule& module, const std::string& path, int steps = 5) {
+  module.trace(path, steps);
+}
 
 struct ToEmptyOptions {
   c10::Device device = c10::kCPU;

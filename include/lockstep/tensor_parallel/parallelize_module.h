@@ -18,28 +18,10 @@
 /// `namespace tp = lockstep::tensor_parallel;`
 namespace lockstep::tensor_parallel {
 
-/// How the ranks of a mesh hold a tensor. PyTorch: `torch.distributed.tensor.Placement`.
-class Placement {
- public:
-  enum class Kind { replicate, shard, partial };
-
-  Kind kind() const { return kind_; }
-  std::int64_t dim() const { return dim_; }  ///< of shard; negative: from the end
-  bool operator==(const Placement&) const = default;
-
- private:
-  friend Placement Replicate();
-  friend Placement Shard(std::int64_t dim);
-  friend Placement Partial();
-  explicit Placement(Kind kind, std::int64_t dim = 0) : kind_(kind), dim_(dim) {}
-
-  Kind kind_;
-  std::int64_t dim_;
-};
-
-Placement Replicate();              ///< every rank has the whole tensor
-Placement Shard(std::int64_t dim);  ///< rank r has the r-th part of dimension `dim`
-Placement Partial();                ///< the tensor is the sum of all ranks' tensors
+using tensor::Partial;
+using tensor::Placement;
+using tensor::Replicate;
+using tensor::Shard;
 
 /// Cuts the output features of a Linear (weight and bias along dimension 0) or of an Embedding (along
 /// dimension 1). The last ranks may have fewer features, or none, as PyTorch's `chunk`.
