@@ -14,6 +14,7 @@ Runs one part or all of them (default), and reports every part that failed.
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
+  sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
 END
@@ -55,6 +56,11 @@ run_shared() {
   ctest --test-dir build/shared --output-on-failure -R '^package\.(install|consumer)$'
 }
 
+run_sharding() {
+  bash scripts/build.sh release parity_sharding || return
+  LOCKSTEP_SHARDING_STEPS=20 build/release/bin/parity_sharding --gtest_filter='*FullyShardParity*'
+}
+
 run_wheel() (
   bash scripts/wheel.sh || return
   folder=$(mktemp -d)
@@ -68,16 +74,17 @@ run_part() {
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
     fuzz) run_fuzzers ;;
+    sharding) run_sharding ;;
     shared) run_shared ;;
     wheel) run_wheel ;;
   esac
 }
 
-parts=(conformance gpu faults fuzz shared wheel)
+parts=(conformance gpu faults fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | fuzz | shared | wheel) parts=("$1") ;;
+  conformance | gpu | faults | fuzz | sharding | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

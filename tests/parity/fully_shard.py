@@ -8,10 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from ddp_training import run_everywhere
-
-STEPS = 20
 
 
 class OddNet(nn.Module):
@@ -53,27 +52,65 @@ class Stack(nn.Module):
         return [self.layers[0], self.layers[2], self.layers[4]]
 
 
+class Wide(nn.Module):
+    """Sizes that two and four ranks divide, in every dimension but one; tied."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(11, 8)
+        self.out = nn.Linear(12, 8)
+        self.mix = nn.Parameter(torch.randn(4, 8, 12))
+
+    def forward(self, tokens, uses_all):
+        x = self.out(torch.matmul(self.embedding(tokens).flatten(0, 1), self.mix).tanh().mean(0))
+        return torch.matmul(x, self.embedding.weight.t()).logsumexp(-1).mean()
+
+    def children_to_shard(self):
+        return [self.out]
+
+
+def columns(parameter):
+    return {1: None, 2: Shard(-1), 3: Shard(1)}[parameter.dim()]
+
+
 def run_case(case):
     ranks = dist.get_world_size()
     mesh = (init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
             if case["mesh"] == "hybrid" else init_device_mesh("cpu", (ranks,)))
     policy = {"float": MixedPrecisionPolicy(),
+              "half": MixedPrecisionPolicy(param_dtype=torch.float16),
               "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
               "bf16_float": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}[case["dtype"]]
     reshard = {"default": None, "true": True, "false": False, "2": 2}[case["reshard"]]
-    net = OddNet() if case["net"] == "odd" else Stack()
+    net = {"odd": OddNet, "stack": Stack, "wide": Wide}[case["net"]]()
+    options = {"mesh": mesh, "reshard_after_forward": reshard, "mp_policy": policy,
+               "shard_placement_fn": columns if case["placement"] == "columns" else None,
+               "ignored_params": {p for name, p in net.named_parameters() if name == case["ignored"]}}
     if case["groups"] == "children":
         for child in net.children_to_shard():
-            fully_shard(child, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    fully_shard(net, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    optimizer = (torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True) if case["optimizer"] == "adamw"
-                 else torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9))
+            fully_shard(child, **options)
+    elif case["groups"] == "nested":
+        fully_shard(net.children_to_shard()[0], **options)
+        for child in net.children():
+            fully_shard(child, **options)
+    fully_shard(net, **options)
+    shards = [p for p in net.parameters() if isinstance(p, DTensor)]
+    optimizer = (torch.optim.AdamW(shards, lr=1e-2, fused=True) if case["optimizer"] == "adamw"
+                 else torch.optim.SGD(shards, lr=1e-2, momentum=0.9))
     accumulated = int(case["accumulate"])
     losses = []
-    for step in range(STEPS):
+    steps = int(case["steps"])
+    for step in range(steps):
         optimizer.zero_grad()
+        if case["unshard"] == "true":
+            if step == steps // 2:
+                net.set_reshard_after_forward(False)
+            net.unshard()
         for part in range(accumulated):
-            net.set_requires_gradient_sync(part == accumulated - 1)
+            is_last = part == accumulated - 1
+            net.set_requires_gradient_sync(is_last or case["sync"] == "always")
+            net.set_reshard_after_backward(is_last or case["keep"] == "false")
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
             loss = net(torch.randint(11, (2, 4)), (step + part) % 2 == 1)
             loss.backward()
@@ -81,10 +118,14 @@ def run_case(case):
         optimizer.step()
     records = [("loss", torch.stack(losses))]
     for name, parameter in net.named_parameters():
-        records.append((name, parameter.to_local()))
+        records.append((name, local(parameter)))
         if parameter.grad is not None:
-            records.append((name + ".grad", parameter.grad.to_local()))
+            records.append((name + ".grad", local(parameter.grad)))
     return records
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ using std::filesystem::path;
 constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
 constexpr StateDictOptions kFull{.full_state_dict = true, .cpu_offload = true};
 
-// Of other dimensions than 0, those that this number of ranks divides.
+// Of dimensions other than 0, those that this number of ranks divides.
 std::optional<tensor::Placement> placement_of(const at::Tensor& parameter) {
   const auto* const placement = std::getenv("LOCKSTEP_TEST_PLACEMENT");
   if (placement == nullptr || placement != std::string("columns")) return std::nullopt;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// fully_shard() beside PyTorch's: the bits of 20 steps.
+// fully_shard() beside PyTorch's: the bits of 5 steps, or of LOCKSTEP_SHARDING_STEPS.
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <sstream>
 
@@ -44,6 +45,26 @@ struct StackImpl : torch::nn::Module {
 };
 TORCH_MODULE(Stack);
 
+// Sizes that two and four ranks divide, in every dimension but one; tied.
+struct WideImpl : torch::nn::Module {
+  WideImpl() {
+    torch::manual_seed(3);
+    embedding = register_module("embedding", torch::nn::Embedding(11, 8));
+    out = register_module("out", torch::nn::Linear(12, 8));
+    mix = register_parameter("mix", torch::randn({4, 8, 12}));
+  }
+  Tensor forward(const Tensor& tokens, bool /*uses_all*/) {
+    const auto x = out(torch::matmul(embedding(tokens).flatten(0, 1), mix).tanh().mean(0));
+    return torch::matmul(x, embedding->weight.t()).logsumexp(-1).mean();
+  }
+  std::vector<std::shared_ptr<torch::nn::Module>> children_to_shard() const { return {out.ptr()}; }
+
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Linear out{nullptr};
+  Tensor mix;
+};
+TORCH_MODULE(Wide);
+
 std::vector<float> floats_of(const Tensor& tensor) {
   const auto flat = tensor.detach().to(at::kFloat).contiguous();
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
@@ -54,7 +75,8 @@ FullyShardOptions options_of(const Case& words, const Context& context) {
   const auto ranks = context.world_size();
   if (words.at("mesh") == "hybrid")
     options.mesh = init_device_mesh({2, ranks / 2}, {.mesh_dim_names = {"replicate", "shard"}});
-  if (words.at("dtype") != "float") options.mp_policy.param_dtype = at::kBFloat16;
+  if (words.at("dtype") != "float")
+    options.mp_policy.param_dtype = words.at("dtype") == "half" ? at::kHalf : at::kBFloat16;
   if (words.at("dtype") == "bf16_float") options.mp_policy.reduce_dtype = at::kFloat;
   const auto& reshard = words.at("reshard");
   if (reshard == "2") {
@@ -62,30 +84,61 @@ FullyShardOptions options_of(const Case& words, const Context& context) {
   } else if (reshard != "default") {
     options.reshard_after_forward = reshard == "true";
   }
+  if (words.at("placement") == "columns") {
+    options.shard_placement_fn = [](const Tensor& parameter) -> std::optional<tensor::Placement> {
+      if (parameter.dim() == 1) return std::nullopt;
+      return parameter.dim() == 2 ? tensor::Shard(-1) : tensor::Shard(1);
+    };
+  }
   return options;
+}
+
+std::optional<Tensor> ignored_of(const torch::nn::Module& net, const Case& words) {
+  const auto* const found = net.named_parameters().find(words.at("ignored"));
+  return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
+template <class Net>
+FSDPModule shard(const Net& net, const Case& words, const Context& context) {
+  auto options = options_of(words, context);
+  if (const auto ignored = ignored_of(*net, words)) options.ignored_params = {*ignored};
+  const auto children = net->children_to_shard();
+  if (words.at("groups") == "children") {
+    for (const auto& child : children) fully_shard(*child, options);
+  } else if (words.at("groups") == "nested") {  // leaves no parameter to the net itself
+    fully_shard(*children.front(), options);
+    for (const auto& child : net->children()) fully_shard(*child, options);
+  }
+  return fully_shard(*net, options);
+}
+
+// Python's optimizers do not take sharded and ignored parameters together.
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const FSDPModule& module, const Case& words) {
+  std::vector<Tensor> shards;
+  for (const auto& [name, parameter] : module.named_parameters())
+    if (name != words.at("ignored")) shards.push_back(parameter);
+  if (words.at("optimizer") == "adamw") return std::make_unique<optim::FusedAdamW>(shards, 1e-2);
+  return std::make_unique<torch::optim::SGD>(shards, torch::optim::SGDOptions(1e-2).momentum(0.9));
 }
 
 template <class Net>
 std::vector<Record> train(const Case& words, const Context& context) {
   Net net;
-  const auto options = options_of(words, context);
-  if (words.at("groups") == "children") {
-    for (const auto& child : net->children_to_shard()) fully_shard(*child, options);
-  }
-  const auto sharded = fully_shard(*net, options);
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (words.at("optimizer") == "adamw") {
-    optimizer = std::make_unique<optim::FusedAdamW>(sharded.parameters(), 1e-2);
-  } else {
-    optimizer = std::make_unique<torch::optim::SGD>(sharded.parameters(),
-                                                    torch::optim::SGDOptions(1e-2).momentum(0.9));
-  }
+  const auto sharded = shard(net, words, context);
+  const auto optimizer = optimizer_of(sharded, words);
   const int accumulated = std::stoi(words.at("accumulate"));
   Record losses{"loss"};
-  for (int step = 0; step < 20; ++step) {
+  const int steps = std::stoi(words.at("steps"));
+  for (int step = 0; step < steps; ++step) {
     optimizer->zero_grad();
+    if (words.at("unshard") == "true") {
+      if (step == steps / 2) sharded.set_reshard_after_forward(false);
+      sharded.unshard();
+    }
     for (int part = 0; part < accumulated; ++part) {
-      sharded.set_requires_gradient_sync(part == accumulated - 1);
+      const bool is_last = part == accumulated - 1;
+      sharded.set_requires_gradient_sync(is_last || words.at("sync") == "always");
+      sharded.set_reshard_after_backward(is_last || words.at("keep") == "false");
       torch::manual_seed(static_cast<std::uint64_t>(1000 * step + 10 * part + context.rank()));
       const auto loss = net->forward(torch::randint(11, {2, 4}), (step + part) % 2 == 1);
       loss.backward();
@@ -102,37 +155,61 @@ std::vector<Record> train(const Case& words, const Context& context) {
   return records;
 }
 
-// What fully_shard.py gets.
+Case words_of(const std::string& line) {
+  Case words;
+  std::istringstream parts(line);
+  for (std::string word; parts >> word;)
+    words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
+  return words;
+}
+
+// Lines for fully_shard.py. `mesh` and `reshard` have another meaning with four ranks.
 std::vector<std::string> cases(int ranks) {
+  const auto* const steps = std::getenv("LOCKSTEP_SHARDING_STEPS");
+  const auto defaults =
+      fmt::format("steps={} ", steps == nullptr ? "5" : steps) +
+      "groups=children reshard=default accumulate=1 dtype=float optimizer=adamw mesh=flat placement=rows "
+      "sync=last keep=false ignored=none unshard=false ";
   std::vector<std::string> all;
-  const auto add = [&](const char* net, const char* groups, const char* reshard, int accumulate,
-                       const char* dtype, const char* optimizer, const char* mesh) {
-    all.push_back(
-        fmt::format("name=case{} net={} groups={} reshard={} accumulate={} dtype={} optimizer={} mesh={}",
-                    all.size(), net, groups, reshard, accumulate, dtype, optimizer, mesh));
+  const auto add = [&](const std::string& changes) {
+    std::string line = fmt::format("name=case{}", all.size());
+    for (const auto& [word, value] : words_of(defaults + changes)) line += fmt::format(" {}={}", word, value);
+    all.push_back(line);
   };
-  const auto* const mesh = ranks == 4 ? "hybrid" : "flat";
-  add("odd", "children", "default", 1, "float", "adamw", "flat");
-  add("odd", "whole", "true", 2, "float", "sgd", "flat");
-  add("odd", "children", "2", 1, "float", "adamw", "flat");
-  add("stack", "children", "2", 2, "bf16_float", "sgd", "flat");
-  add("odd", "children", "false", 1, "bf16", "adamw", mesh);
-  add("odd", "children", "true", 1, "bf16_float", "sgd", "flat");
-  add("stack", "children", "default", 2, "float", "adamw", mesh);
-  add("stack", "children", "true", 2, "bf16_float", "adamw", "flat");
-  add("stack", "whole", "false", 1, "bf16", "sgd", mesh);
+  const std::string mesh = ranks == 4 ? " mesh=hybrid" : " mesh=flat";
+  add("net=odd");
+  add("net=odd groups=whole reshard=true accumulate=2 optimizer=sgd");
+  add("net=odd reshard=2");
+  add("net=stack reshard=2 accumulate=2 dtype=bf16_float optimizer=sgd");
+  add("net=odd reshard=false dtype=bf16" + mesh);
+  add("net=odd reshard=true dtype=bf16_float optimizer=sgd");
+  add("net=stack accumulate=2" + mesh);
+  add("net=stack reshard=true accumulate=2 dtype=bf16_float");
+  add("net=stack groups=whole reshard=false dtype=bf16 optimizer=sgd" + mesh);
+  add("net=wide placement=columns");
+  add("net=wide placement=columns groups=whole reshard=true accumulate=2 optimizer=sgd");
+  add("net=wide placement=columns reshard=false dtype=bf16 optimizer=sgd");
+  add("net=wide placement=columns reshard=true accumulate=2 dtype=bf16_float" + mesh);
+  add("net=odd groups=whole accumulate=3 keep=true");
+  add("net=odd accumulate=2 sync=always optimizer=sgd");
+  add("net=stack accumulate=2 sync=always dtype=bf16_float" + mesh);
+  add("net=odd ignored=scale" + mesh);
+  add("net=stack dtype=half optimizer=sgd");
+  add("net=stack groups=nested reshard=true");
+  add("net=odd reshard=true unshard=true");
   return all;
+}
+
+std::vector<Record> train(const Case& words, const Context& context) {
+  if (words.at("net") == "odd") return train<OddNet>(words, context);
+  return words.at("net") == "wide" ? train<Wide>(words, context) : train<Stack>(words, context);
 }
 
 const Scenario all_cases("fully_shard parity", [] {
   as_parity_ranks([](const Context& context) {
     for (const auto& line : cases(context.world_size())) {
-      Case words;
-      std::istringstream parts(line);
-      for (std::string word; parts >> word;)
-        words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
-      const auto records =
-          words.at("net") == "odd" ? train<OddNet>(words, context) : train<Stack>(words, context);
+      const auto words = words_of(line);
+      const auto records = train(words, context);
       write_records(record_file(record_folder(), words.at("name"), context.rank()), records);
     }
   });
@@ -146,7 +223,8 @@ TEST_P(FullyShardParity, ShardsGradientsAndLossesToTheLastBit) {
   ASSERT_FALSE(HasFailure());
   for (std::size_t i = 0; i < cases(world_size).size(); ++i) {
     // From three ranks on, shm and gloo add in different orders.
-    if (backend == "shm" && world_size > 2 && !cases(world_size)[i].ends_with("mesh=hybrid")) continue;
+    if (backend == "shm" && world_size > 2 && cases(world_size)[i].find("mesh=hybrid") == std::string::npos)
+      continue;
     for (int rank = 0; rank < world_size; ++rank) {
       SCOPED_TRACE(fmt::format("{}, rank {} of {}", cases(world_size)[i], rank, world_size));
       const auto name = fmt::format("case{}", i);
