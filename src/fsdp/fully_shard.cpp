@@ -66,6 +66,7 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
           .ranks_after_forward = ranks,
           .shard_placement_fn = options.shard_placement_fn,
           .mp_policy = options.mp_policy,
+          .offload_policy = options.offload_policy,
           .share_memory = options.share_memory.value_or(can_share),
           .where = where};
 }

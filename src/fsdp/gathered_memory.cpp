@@ -8,18 +8,26 @@
 namespace lockstep::fsdp {
 namespace {
 
+// For a rank's rows of parameters with `type`.
+at::Tensor memory_for_shards(std::int64_t numel, const at::TensorOptions& type, const GroupOptions& options) {
+  const auto& policy = options.offload_policy;
+  if (!policy || type.device().is_cpu()) return comm::memory_for_calls(options.shard_group, numel, type);
+  return at::empty({numel}, type.device(at::kCPU).pinned_memory(policy->pin_memory));
+}
+
 class GatheredMemory final : public ParameterMemory {
  public:
   GatheredMemory(std::vector<ShardedParameter>& parameters, const std::shared_ptr<ParameterGroup>& owner,
                  const GroupOptions& options)
       : parameters_(parameters),
         group_(options.shard_group),
+        device_(parameters.front().lock_whole().device()),
         dtype_(options.mp_policy.param_dtype),
         where_(options.where) {
-    const auto first = parameters.front().lock_whole();
+    const auto type = parameters.front().lock_whole().options().requires_grad(false);
     const auto& last = parameters.back();
     const auto numel = last.offset + last.padded_shard_numel();
-    shards_ = comm::memory_for_calls(group_, numel, first.options().requires_grad(false)).zero_();
+    shards_ = memory_for_shards(numel, type, options).zero_();
     for (auto& parameter : parameters_) {
       const auto rank = group_.rank();
       const auto flat = shards_.narrow(0, parameter.offset, parameter.padded_shard_numel());
@@ -59,8 +67,8 @@ class GatheredMemory final : public ParameterMemory {
   // The parts of `ranks` in their order are the flat layout.
   void keep_part(const ProcessGroup& ranks) override {
     const auto rows = group_.size() / ranks.size();
-    const auto part =
-        at::empty({rows, shards_.numel()}, shards_.options().dtype(dtype_.value_or(shards_.scalar_type())));
+    const auto type = shards_.options().device(device_).dtype(dtype_.value_or(shards_.scalar_type()));
+    const auto part = at::empty({rows, shards_.numel()}, type);
     for (const auto& parameter : parameters_) {
       const auto whole = memory_of(parameter);
       if (whole.defined()) pack(whole, parameter, part, parameter.offset, ranks.rank() * rows);
@@ -87,7 +95,12 @@ class GatheredMemory final : public ParameterMemory {
     at::Tensor rows;
   };
 
-  Part all_rows() const { return {group_, dtype_ ? shards_.to(*dtype_) : shards_}; }
+  // Offloaded shards change after the gradients of a backward have been copied, so after this copy is
+  // complete.
+  Part all_rows() const {
+    const auto rows = shards_.to(shards_.options().device(device_), /*non_blocking=*/true);
+    return {group_, dtype_ ? rows.to(*dtype_) : rows};
+  }
 
   at::Tensor finish() {
     CallTimes call{.launched = launched_, .waiting = CallTimes::Clock::now(), .done = {}};
@@ -101,6 +114,7 @@ class GatheredMemory final : public ParameterMemory {
 
   std::vector<ShardedParameter>& parameters_;
   ProcessGroup group_;
+  c10::Device device_;  // of the gathered parameters
   std::optional<at::ScalarType> dtype_;
   std::source_location where_;
   at::Tensor shards_;         // this rank's row of the flat layout

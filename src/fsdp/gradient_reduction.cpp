@@ -175,7 +175,7 @@ void ParameterGroup::finish_reduction() {
   call.done = CallTimes::Clock::now();
   record_reduction(call);
   if (reduction.divisor != 1) reduction.output.div_(reduction.divisor);
-  accumulate(reduction, reduction.output.to(parameters_.front().shard.scalar_type()));
+  accumulate(reduction, reduction.output.to(parameters_.front().shard.options()));
 }
 
 void ParameterGroup::record_reduction(const CallTimes& call) {

@@ -18,6 +18,7 @@ struct GroupOptions {
   int ranks_after_forward = 0;  // that have the parameters together until backward; 0: all
   std::function<std::optional<tensor::Placement>(const at::Tensor&)> shard_placement_fn;
   MixedPrecisionPolicy mp_policy;
+  std::optional<CPUOffloadPolicy> offload_policy;
   bool share_memory = false;
   const void* module = nullptr;  // of the call
   std::source_location where;    // of the call; collectives name it

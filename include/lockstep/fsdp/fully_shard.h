@@ -33,6 +33,13 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
 };
 
+/// Shards, their gradients and the optimizer's states lie in memory of the host. PyTorch:
+/// `CPUOffloadPolicy`.
+struct CPUOffloadPolicy {
+  /// Whether the shards lie in page-locked memory, from which copies to the device overlap its work.
+  bool pin_memory = true;
+};
+
 struct FullyShardOptions {
   /// One dimension: the ranks that the parameters are distributed over. Two: the second is that, and the
   /// first has replicas (HSDP). Default: the default group.
@@ -48,6 +55,11 @@ struct FullyShardOptions {
   /// copies into the shared copy after the optimizer's step.
   std::function<std::optional<tensor::Placement>(const at::Tensor&)> shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};
+  /// For parameters on a device other than the CPU: they are copied there before they are gathered, and the
+  /// gradients of shards are copied to the host after they are reduced. Parameters on the CPU are not
+  /// affected. (PyTorch needs pin_memory = false for these where there is no accelerator.) Default: shards
+  /// lie on their parameter's device.
+  std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Parameters that stay as they are, and whose gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};
   /// Whether the ranks of one host share one copy of the parameters, instead of gathering them. Default: if

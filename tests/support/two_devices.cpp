@@ -3,6 +3,9 @@
 // type of device for which LibTorch has no kernels. Their memory is the host's, and operators run on the CPU
 // with copies.
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -41,6 +44,42 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(HPU, Guard);
 
+// Memory of the host that counts as page-locked for these devices.
+struct PinnedMemory final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto* const data = static_cast<char*>(std::malloc(bytes + 1));
+    const std::lock_guard lock(mutex());
+    blocks()[data] = bytes;
+    return {data, data, &release, c10::Device(at::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* target, const void* source, std::size_t bytes) const override {
+    std::memcpy(target, source, bytes);
+  }
+  static bool contains(const void* data) {
+    const std::lock_guard lock(mutex());
+    const auto next = blocks().upper_bound(static_cast<const char*>(data));
+    if (next == blocks().begin()) return false;
+    const auto& [start, bytes] = *std::prev(next);
+    return static_cast<const char*>(data) <= start + bytes;
+  }
+
+ private:
+  static std::map<const char*, std::size_t>& blocks() {
+    static std::map<const char*, std::size_t> all;
+    return all;
+  }
+  static std::mutex& mutex() {
+    static std::mutex all;
+    return all;
+  }
+  static void release(void* data) {
+    const std::lock_guard lock(mutex());
+    blocks().erase(static_cast<const char*>(data));
+    std::free(data);
+  }
+};
+
 struct Hooks final : at::HPUHooksInterface {
   explicit Hooks(at::HPUHooksArgs) {}
   void init() const override {}
@@ -53,6 +92,11 @@ struct Hooks final : at::HPUHooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     return at::detail::getDefaultCPUGenerator();
   }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedMemory pinned;
+    return &pinned;
+  }
+  bool isPinnedPtr(const void* data) const override { return PinnedMemory::contains(data); }
   c10::DeviceIndex getCurrentDevice() const override { return current; }
   void setCurrentDevice(c10::DeviceIndex device) const override { current = device; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
@@ -126,8 +170,12 @@ at::Tensor& set_(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::
                  c10::SymIntArrayRef strides) {
   auto* const impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));
-  impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
-                              offset.expect_int());
+  impl->set_storage_offset(offset.expect_int());
+  if (strides.empty()) {
+    impl->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(sizes));
+  } else {
+    impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
+  }
   return self;
 }
 
