@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <thread>
 #include <unordered_map>
 
 #include <fmt/format.h>
@@ -22,7 +23,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
 constexpr auto kLogWaitingAfter = 10s;
-constexpr auto kCheck = 200ms;  // of check_wait(), where it is set
+constexpr milliseconds kLongestPoll = 50ms;
 constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
 // The host map, when all ranks have arrived.
@@ -95,18 +96,24 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
                                         rank, world_size, missing, text.substr(0, text.find('\n'))));
     }
   };
+  const auto have_come = [&](milliseconds limit) {
+    if (wait_check == nullptr) return ask_store([&] { return have_all_arrived(store, limit); });
+    // A wait of the store neither ends for a signal nor, if it is short, without a warning of c10d's.
+    const Deadline look(limit);
+    for (milliseconds poll = 1ms; !look.expired(); poll = std::min(2 * poll, kLongestPoll)) {
+      check_wait();
+      if (ask_store([&] { return store.check({kHostsKey}); })) return true;
+      std::this_thread::sleep_for(poll);
+    }
+    return false;
+  };
   // Missing ranks are looked up before rank 0 can time out, and rarely, because rank 0 serves the requests of
   // all ranks.
   auto wait_limit = std::min<milliseconds>(kLogWaitingAfter, deadline.remaining() / 2);
   bool said = false;
   ask_store([&] { announce(store, rank, world_size); });
   while (!deadline.expired()) {
-    for (const Deadline look(std::min(wait_limit, deadline.remaining())); !look.expired();) {
-      check_wait();
-      const auto limit =
-          wait_check != nullptr ? std::min<milliseconds>(kCheck, look.remaining()) : look.remaining();
-      if (ask_store([&] { return have_all_arrived(store, limit); })) return;
-    }
+    if (have_come(std::min(wait_limit, deadline.remaining()))) return;
     missing = ask_store([&] { return missing_ranks(store, world_size); });
     if (!said && wait_limit >= kLogWaitingAfter) {
       said = true;

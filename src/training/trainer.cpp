@@ -94,7 +94,7 @@ Trainer& Trainer::on_metric(const char* part, bool higher_is_better, std::functi
 }
 
 std::shared_ptr<void> Trainer::begin_fit() {
-  stop_requested_ = stopped_ = interrupted_ = false;
+  stopped_ = interrupted_ = false;
   accumulation_steps_ = options_.accumulation_steps;
   if (options_.resume) {
     resume();
@@ -218,7 +218,9 @@ void Trainer::agree(std::int64_t step) {
   if (sums[0] > 0) training::throw_non_finite(loss, module_, step, group_);
   stopped_ = sums[1] > 0;
   interrupted_ = sums[2] > 0;
-  if (stopped_) training::StopSignals::take();
+  if (!stopped_) return;
+  stop_requested_ = false;
+  training::StopSignals::take();
 }
 
 void Trainer::report() {

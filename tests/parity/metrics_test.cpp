@@ -273,7 +273,7 @@ TEST(MetricArguments, AreRefusedWithTheirShapes) {
 TEST(Metric, CountsTheLastOfEqualScores) {
   Accuracy two(2);
   two.update(torch::ones({3, 3}), torch::tensor({0, 1, 2}));
-  two.update(torch::tensor({{2.0, 1.0, 1.0}, {NAN, 1.0, 0.0}}), torch::tensor({1, 2}));
+  two.update(torch::tensor({{2.0, 1.0, 1.0}, {std::nan(""), 1.0, 0.0}}), torch::tensor({1, 2}));
   EXPECT_DOUBLE_EQ(two.compute(), 2.0 / 5);
 }
 
