@@ -22,14 +22,16 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
 constexpr std::int64_t kStackedBytes = (6 * 6 + 6) * 4;
 
 struct Stacked {
-  explicit Stacked(bool shared) {
-    const FullyShardOptions options{.reshard_after_forward = true, .share_memory = shared};
+  explicit Stacked(bool shared, std::optional<DeviceMesh> mesh = std::nullopt) {
+    const FullyShardOptions options{
+        .mesh = std::move(mesh), .reshard_after_forward = true, .share_memory = shared};
     for (const auto& layer : *net)
       if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), options);
     sharded = fully_shard(*net, options);
@@ -134,6 +136,25 @@ TEST(ShardedTrace, ShowsGathersReductionsAndWaitsOfAllRanks) {
     EXPECT_EQ(shared["reduce 2.weight"], 2);
     EXPECT_EQ(shared["waiting for all ranks"], 4);
   }
+}
+
+const Scenario traced_replicas("fsdp trace of replicas", [] {
+  const auto context = init({.backend = "shm"});
+  Stacked stacked(false, init_device_mesh({2, 2}));
+  trace(stacked.sharded, trace_file(false), 1);
+  for (int step = 0; step < 2; ++step) stacked.step();
+  trace(stacked.sharded, trace_file(true), 1);
+});
+TEST(ShardedTrace, ShowsTheFirstReplica) {
+  const TempFolder folder;
+  expect_all_passed(
+      run_ranks(traced_replicas, {.world_size = 4, .env = {{"TRACE_FOLDER", folder.path().string()}}}));
+  std::ifstream stream(folder.file("gathered.json"));
+  std::map<int, int> reductions;  // of each rank
+  const auto trace = nlohmann::json::parse(stream);
+  for (const auto& event : trace.at("traceEvents"))
+    if (event.at("name") == "reduce 0.weight") ++reductions[event.at("pid")];
+  EXPECT_THAT(reductions, ElementsAre(Pair(0, 1), Pair(1, 1)));
 }
 
 }  // namespace

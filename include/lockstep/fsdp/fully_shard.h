@@ -87,9 +87,9 @@ struct FSDPStats {
   };
 
   std::int64_t steps = 0;  ///< backward passes that were reduced
-  /// As of DistributedDataParallel: communication is that of gradients, the barrier for shared parameters
-  /// included. forward starts at the first use of a parameter, and ends at the first gradient. Waits for
-  /// gathers are parts of forward and backward.
+  /// As for DistributedDataParallel: communication is that of gradients, with the barrier of shared memory.
+  /// forward lasts from the first use of a parameter after the last backward, with gradients enabled, to the
+  /// first gradient. Waits for gathers are parts of forward and backward.
   StepTimes last = {};
   StepTimes mean = {};
   /// For shared parameters: the wait for all ranks between steps, in milliseconds.
