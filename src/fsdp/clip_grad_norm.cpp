@@ -6,35 +6,27 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
-#include <lockstep/nn/mixture_of_experts.h>
-
 #include "base/throw_error.h"
 #include "fsdp/sharded_state_dict.h"
 
 namespace lockstep::fsdp {
 namespace {
 
-bool have_same_ranks(const std::vector<Cut>& left, const std::vector<Cut>& right) {
+// The groups whose ranks have other elements, from the outermost on. Experts of other ranks count like parts
+// of one parameter.
+std::vector<ProcessGroup> groups_of(const ParameterEntry& entry) {
+  std::vector<ProcessGroup> all;
+  if (entry.expert_ranks) all.push_back(*entry.expert_ranks);
+  for (const auto& cut : entry.cuts) all.push_back(cut.ranks);
+  return all;
+}
+
+bool have_same_ranks(const std::vector<ProcessGroup>& left, const std::vector<ProcessGroup>& right) {
   return std::ranges::equal(
-      left, right, [](const Cut& a, const Cut& b) { return a.ranks.backend() == b.ranks.backend(); });
+      left, right, [](const ProcessGroup& a, const ProcessGroup& b) { return a.backend() == b.backend(); });
 }
 
 }  // namespace
-
-std::vector<ParameterEntry> entries_for_norm(const torch::nn::Module& module) {
-  auto parameters = entries_of(module, /*with_ignored=*/false).parameters;
-  // Experts of which other ranks have others count like parts of one parameter.
-  const auto count_all = [&](const torch::nn::Module& layer, const std::string& prefix) {
-    const auto* experts = layer.as<MixtureOfExpertsImpl>();
-    if (experts == nullptr || !experts->expert_group()) return;
-    for (auto& entry : parameters)
-      if (entry.name.starts_with(prefix + "experts.")) entry.cuts = {{.ranks = *experts->expert_group()}};
-  };
-  count_all(module, "");
-  for (const auto& layer : module.named_modules("", /*include_self=*/false))
-    count_all(*layer.value(), layer.key() + ".");
-  return parameters;
-}
 
 double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,
                      const ProcessGroup* others, std::source_location where) {
@@ -45,11 +37,12 @@ double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_
     ranks.all_reduce(sum, is_max ? ReduceOp::MAX : ReduceOp::SUM, where);
     return sum.item<double>();
   };
-  std::vector<std::pair<const std::vector<Cut>*, double>> parts;  // for each list of groups
+  std::vector<std::pair<std::vector<ProcessGroup>, double>> parts;  // for each list of groups
   for (const auto& entry : parameters) {
-    auto part = std::ranges::find_if(
-        parts, [&](const auto& each) { return have_same_ranks(*each.first, entry.cuts); });
-    if (part == parts.end()) part = parts.insert(parts.end(), {&entry.cuts, 0.0});
+    const auto groups = groups_of(entry);
+    auto part =
+        std::ranges::find_if(parts, [&](const auto& each) { return have_same_ranks(each.first, groups); });
+    if (part == parts.end()) part = parts.insert(parts.end(), {groups, 0.0});
     const auto gradient = entry.part.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
     const auto values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
@@ -58,9 +51,9 @@ double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_
     add(part->second, is_max ? norm : std::pow(norm, norm_type));
   }
   double total = 0;
-  for (const auto& [cuts, own] : parts) {
+  for (const auto& [groups, own] : parts) {
     auto sum = own;
-    for (auto i = cuts->size(); i-- > 0;) sum = over_ranks((*cuts)[i].ranks, sum);
+    for (auto group = groups.rbegin(); group != groups.rend(); ++group) sum = over_ranks(*group, sum);
     add(total, sum);
   }
   if (others != nullptr) total = over_ranks(*others, total);
@@ -84,7 +77,7 @@ namespace lockstep {
 
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
-  const auto parameters = fsdp::entries_for_norm(module);
+  const auto parameters = fsdp::entries_of(module, /*with_ignored=*/false).parameters;
   const auto norm = fsdp::gradient_norm(parameters, options.norm_type, nullptr, where);
   fsdp::clip_gradients(parameters, norm, max_norm, options);
   return norm;

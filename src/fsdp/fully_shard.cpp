@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <ranges>
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/fully_shard.h>
@@ -81,12 +82,22 @@ void move_into(const std::shared_ptr<Tree>& tree, const GroupPointer& group) {
   old->groups.clear();
 }
 
+bool has_ranks_of(const ProcessGroup& group, const ProcessGroup& other) {
+  for (int rank = 0; rank < other.size(); ++rank) {
+    const auto is_it = [&](int own) { return group.global_rank(own) == other.global_rank(rank); };
+    if (std::ranges::none_of(std::views::iota(0, group.size()), is_it)) return false;
+  }
+  return true;
+}
+
+// The barriers of the tree are those of its largest group.
 void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
+  if (!options.share_memory) return;
   for (const auto* const group : tree.groups) {
-    if (!options.share_memory || !group->is_shared()) continue;
-    if (group->shard_group().backend() == options.shard_group.backend()) continue;
+    if (!group->is_shared() || has_ranks_of(options.shard_group, group->shard_group())) continue;
     throw_error<ArgumentError>(
-        "{}:{}: fully_shard(): the module shares memory over group {}, but {} over group {}; use one mesh",
+        "{}:{}: fully_shard(): the module shares memory over group {}, but {} over group {}, which has other "
+        "ranks; use one mesh, or for a module within it a part of the mesh",
         options.where.file_name(), options.where.line(), options.shard_group.name(), group->describe(),
         group->shard_group().name());
   }
@@ -95,11 +106,13 @@ void check_shared_groups(const Tree& tree, const fsdp::GroupOptions& options) {
 void check_experts(const torch::nn::Module& module, const std::vector<nn::NamedTensor>& own,
                    const fsdp::GroupOptions& options) {
   const auto check = [&](const ProcessGroup& group) {
-    nn::refuse_experts(module, own,
-                       {.name = "fully_shard()",
-                        .group = group,
-                        .where = options.where,
-                        .advice = "give it as one of ignored_params"});
+    nn::refuse_experts(
+        module, own,
+        {.name = "fully_shard()",
+         .group = group,
+         .where = options.where,
+         .advice = "call fully_shard(*moe->experts, {.mesh = ...}) before, with the ranks that "
+                   "have the same experts, or give it as one of ignored_params"});
   };
   check(options.shard_group);
   if (options.replicas) check(*options.replicas);
@@ -188,6 +201,7 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
 }
 
 void FSDPModule::set_entries(const torch::nn::Module& module) {
+  const auto experts = nn::expert_tensors(module);
   for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
     if (auto owner = group_of(tensor)) {
       const auto index = index_in(*owner, tensor);
@@ -195,6 +209,9 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
     } else {
       entries_.push_back({.name = name, .ignored = tensor});
     }
+    const auto is_same = [&, &own = tensor](const auto& each) { return each.tensor.is_same(own); };
+    const auto expert = std::ranges::find_if(experts, is_same);
+    if (expert != experts.end()) entries_.back().expert_ranks = expert->ranks;
   }
   for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
 }

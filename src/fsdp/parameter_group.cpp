@@ -300,7 +300,7 @@ void ParameterGroup::set_reshard_after_forward(bool reshard) {
 
 void ParameterGroup::reshard() {
   const std::lock_guard lock(tree_->mutex);
-  if (is_shared()) tree_->wait_for_ranks(*this);
+  if (is_shared()) tree_->wait_for_ranks();
   release();
   invalidate();
 }

@@ -206,6 +206,16 @@ ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& ten
   return entry;
 }
 
+void refuse_experts(const StateEntries& entries, const char* function) {
+  for (const auto& entry : entries.parameters) {
+    if (!entry.expert_ranks) continue;
+    throw_error<ArgumentError>(
+        "{}: rank {}: {} is of an expert that other ranks do not have; use a folder of "
+        "distributed_checkpoint",
+        function, get_rank(), entry.name);
+  }
+}
+
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options) {
   auto dict = ordered_dict();
   for (const auto& entry : entries.parameters) {
@@ -222,6 +232,7 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
+  if (options.broadcast_from_rank0) refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
   const auto set = [&](const ParameterEntry& entry) {
     const auto* const value = reads ? &model_state_dict.at(entry.name) : nullptr;
     const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;

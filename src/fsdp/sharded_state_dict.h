@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -16,9 +17,10 @@ namespace lockstep::fsdp {
 
 struct ParameterEntry {
   std::string name;
-  at::Tensor part;                  // this rank's: what the optimizer steps
-  std::vector<std::int64_t> sizes;  // of the whole parameter
-  std::vector<Cut> cuts = {};       // from the outermost on; none: the part is the whole
+  at::Tensor part;                                // this rank's: what the optimizer steps
+  std::vector<std::int64_t> sizes;                // of the whole parameter
+  std::vector<Cut> cuts = {};                     // from the outermost on; none: the part is the whole
+  std::optional<ProcessGroup> expert_ranks = {};  // each with other experts
 };
 
 struct StateEntries {
@@ -32,6 +34,9 @@ ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& ten
 // Of any module.
 StateEntries entries_of(const torch::nn::Module& module, bool with_ignored = true);
 
+// Throws ArgumentError if other ranks have other experts, for a function that takes rank 0 to have all names.
+void refuse_experts(const StateEntries& entries, const char* function);
+
 // The functions of fsdp/state_dict.h.
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options);
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
@@ -43,8 +48,6 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options);
 
-// The parameters of any module that count in its norm.
-std::vector<ParameterEntry> entries_for_norm(const torch::nn::Module& module);
 // The norm of the whole gradients, with the same bits on all ranks. `others`: ranks with other parameters, as
 // the stages of a pipeline have; nullptr: none. Collective.
 double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,

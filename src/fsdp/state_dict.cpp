@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/state_dict.h>
 
 #include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/sharded_state_dict.h"
+#include "nn/experts.h"
 
 namespace lockstep {
 namespace fsdp {
@@ -16,6 +19,7 @@ struct Entries {
     for (const auto& entry : module.entries_) {
       if (!entry.group) {
         if (with_ignored) all.parameters.push_back(entry_of_parameter(entry.name, entry.ignored));
+        if (with_ignored) all.parameters.back().expert_ranks = entry.expert_ranks;
         continue;
       }
       const auto& parameter = entry.group->parameters()[entry.index];
@@ -23,7 +27,8 @@ struct Entries {
         throw_error<ArgumentError>("{} is on device meta and has no values; call lockstep::to_empty() before",
                                    entry.name);
       }
-      all.parameters.push_back({entry.name, parameter.shard, parameter.full_sizes, parameter.cuts});
+      all.parameters.push_back(
+          {entry.name, parameter.shard, parameter.full_sizes, parameter.cuts, entry.expert_ranks});
     }
     for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
     return all;
@@ -37,8 +42,12 @@ struct Entries {
 StateEntries entries_of(const torch::nn::Module& module, bool with_ignored) {
   if (const auto sharded = FSDPModule::find(module)) return Entries::of(*sharded, with_ignored);
   StateEntries all{.owner = "the module's", .parameters = {}, .buffers = {}};
-  for (const auto& [name, tensor] : nn::distinct(module.named_parameters()))
+  const auto experts = nn::expert_tensors(module);
+  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
     all.parameters.push_back(entry_of_parameter(name, tensor));
+    const auto expert = std::ranges::find(experts, name, &nn::ExpertTensor::name);
+    if (expert != experts.end()) all.parameters.back().expert_ranks = expert->ranks;
+  }
   all.buffers = nn::distinct(module.named_buffers());
   return all;
 }

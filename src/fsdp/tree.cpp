@@ -49,7 +49,7 @@ void Tree::make_current(ParameterGroup& group) {
   check();
   if (group.is_current()) return;
   if (group.is_shared()) {
-    synchronize(group);
+    synchronize();
   } else {
     group.make_whole();
   }
@@ -108,8 +108,7 @@ void Tree::end_backward() {
   for (auto* const group : groups) group->reduce();
   for (auto* const group : groups) group->finish_reduction();
   // Another rank may still read parameters that this rank's optimizer changes next.
-  const auto shared = std::ranges::find_if(groups, [](auto* group) { return group->is_shared(); });
-  if (shared != groups.end()) wait_for_ranks(**shared);
+  if (std::ranges::any_of(groups, &ParameterGroup::is_shared)) wait_for_ranks();
   for (auto* const group : groups) group->end_backward();
   reducing_ = nullptr;
   backward_order_ = std::exchange(order_, {});
@@ -120,18 +119,20 @@ void Tree::end_backward() {
   if (std::exchange(reduces_, false)) end_step();
 }
 
-void Tree::synchronize(const ParameterGroup& group) {
-  wait_for_ranks(group);
+void Tree::synchronize() {
+  wait_for_ranks();
   bool copied = false;
   for (auto* const each : groups) copied = each->make_current_in_shared_memory() || copied;
-  if (copied) wait_for_ranks(group);
+  if (copied) wait_for_ranks();
 }
 
-void Tree::wait_for_ranks(const ParameterGroup& group) {
+void Tree::wait_for_ranks() {
   CallTimes call{.launched = CallTimes::Clock::now(), .waiting = {}, .done = {}};
   call.waiting = call.launched;
+  // Has the ranks of the others, which are experts.
+  const auto ranks = [](const auto* group) { return group->is_shared() ? group->shard_group().size() : 0; };
   try {
-    group.barrier();
+    (*std::ranges::max_element(groups, {}, ranks))->barrier();
     call.done = CallTimes::Clock::now();
     barrier_wait_ += call.wait();
     barrier_wait_total_ += call.wait();

@@ -31,7 +31,7 @@ struct Tree {
   // Before the first gradient, or the first use, in a backward pass.
   void begin_backward();
   // Makes shared groups current together: all ranks leave the last step, and enter the next.
-  void synchronize(const ParameterGroup& group);
+  void synchronize();
   void end_backward();
   // Waits for the reduction of another group, so that a rank has whole gradients of one group at a time.
   void before_reduction(ParameterGroup& group);
@@ -47,8 +47,8 @@ struct Tree {
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
   void check() const;
-  // A barrier whose failure may leave parameters of two steps.
-  void wait_for_ranks(const ParameterGroup& group);
+  // A barrier of all ranks that share memory, whose failure may leave parameters of two steps.
+  void wait_for_ranks();
 
  private:
   void begin_forward(const ParameterGroup& group);

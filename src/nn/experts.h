@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <optional>
 #include <source_location>
+#include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -12,6 +14,28 @@
 
 namespace lockstep::nn {
 
+// The experts of a MixtureOfExperts on this rank.
+class Experts : public torch::nn::Module {
+ public:
+  explicit Experts(std::optional<ProcessGroup> ranks) : Module("Experts"), ranks_(std::move(ranks)) {}
+
+  // Those that have other experts; nullopt: this rank has all.
+  const std::optional<ProcessGroup>& ranks() const { return ranks_; }
+
+ private:
+  std::optional<ProcessGroup> ranks_;
+};
+
+// A parameter or buffer of an expert that other ranks do not have.
+struct ExpertTensor {
+  std::string name;
+  at::Tensor tensor;
+  ProcessGroup ranks;  // of which each has other experts
+};
+
+// Those within the module, which may also be the Experts.
+std::vector<ExpertTensor> expert_tensors(const torch::nn::Module& module);
+
 // A function that takes a parameter as one that all ranks of a group have.
 struct ParameterSharer {
   const char* name;
@@ -21,7 +45,7 @@ struct ParameterSharer {
 };
 
 // Throws ArgumentError if one of the module's tensors is an expert's that other ranks of the group do not
-// have.
+// have. Collective over the group if one is an expert's.
 void refuse_experts(const torch::nn::Module& module, const std::vector<NamedTensor>& tensors,
                     const ParameterSharer& sharer);
 

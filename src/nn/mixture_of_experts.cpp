@@ -80,7 +80,7 @@ MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& option
   if (options.mesh && options.mesh->size() > 1) group_ = options.mesh->get_group();
   gate = register_module(
       "gate", torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.num_experts).bias(false)));
-  const auto experts = register_module("experts", std::make_shared<torch::nn::Module>("Experts"));
+  experts = register_module("experts", std::make_shared<nn::Experts>(group_));
   const auto count = options.num_experts / (group_ ? group_->size() : 1);
   const auto first = group_ ? group_->rank() * count : 0;
   for (std::int64_t i = 0; i < options.num_experts; ++i) {
@@ -97,10 +97,10 @@ MixtureOfExpertsImpl::Routes MixtureOfExpertsImpl::route(const Tensor& tokens) {
   const auto& [dim, num_experts, top_k, capacity_factor, norm_topk_prob, mesh] = options_;
   const auto logits = at::linear(tokens, gate->weight);
   const auto probabilities = logits.softmax(-1, at::toOpMathType(logits.scalar_type()));
-  auto [weights, experts] = probabilities.topk(top_k, -1);
+  auto [weights, chosen] = probabilities.topk(top_k, -1);
   if (norm_topk_prob.value_or(top_k > 1)) weights = weights / weights.sum(-1, true);
 
-  const auto expert_of = experts.t().reshape(-1);
+  const auto expert_of = chosen.t().reshape(-1);
   const auto all = expert_of.numel();
   auto counts = at::bincount(expert_of, {}, num_experts);
   const auto share =
@@ -125,11 +125,11 @@ MixtureOfExpertsImpl::Routes MixtureOfExpertsImpl::route(const Tensor& tokens) {
 Tensor MixtureOfExpertsImpl::run_experts(const Tensor& rows, const Counts& counts) const {
   const auto pieces = rows.split_with_sizes(counts);
   std::vector<Tensor> results(pieces.size());
-  const auto experts = static_cast<std::size_t>(local_experts());
-  for (std::size_t expert = 0; expert < experts; ++expert) {
+  const auto count = static_cast<std::size_t>(local_experts());
+  for (std::size_t expert = 0; expert < count; ++expert) {
     std::vector<Tensor> inputs;
     Counts sizes;
-    for (auto i = expert; i < pieces.size(); i += experts) {
+    for (auto i = expert; i < pieces.size(); i += count) {
       inputs.push_back(pieces[i]);
       sizes.push_back(counts[i]);
     }
@@ -140,7 +140,7 @@ Tensor MixtureOfExpertsImpl::run_experts(const Tensor& rows, const Counts& count
                                  fmt::join(output.sizes(), ", "), rows.size(0), options_.dim);
     }
     const auto parts = output.split_with_sizes(sizes);
-    for (std::size_t i = 0; i < parts.size(); ++i) results[expert + i * experts] = parts[i];
+    for (std::size_t i = 0; i < parts.size(); ++i) results[expert + i * count] = parts[i];
   }
   return at::cat(results);
 }
@@ -186,26 +186,13 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const Tensor& input) {
           .dropped = all - routes.choices.numel()};
 }
 
-namespace {
-
-bool share_ranks(const ProcessGroup& a, const ProcessGroup& b) {
-  int shared = 0;
-  for (int i = 0; i < a.size(); ++i)
-    for (int j = 0; j < b.size(); ++j)
-      if (a.global_rank(i) == b.global_rank(j)) ++shared;
-  return shared > 1;
-}
-
-// Of experts that other ranks do not have; `group`: if given, other ranks of this group.
-std::vector<nn::NamedTensor> own_experts(const torch::nn::Module& module, const ProcessGroup* group) {
-  std::vector<nn::NamedTensor> all;
+std::vector<nn::ExpertTensor> nn::expert_tensors(const torch::nn::Module& module) {
+  std::vector<ExpertTensor> all;
   const auto add = [&](const torch::nn::Module& layer, const std::string& prefix) {
-    const auto* moe = layer.as<MixtureOfExpertsImpl>();
-    if (moe == nullptr || !moe->expert_group()) return;
-    if (group != nullptr && !share_ranks(*group, *moe->expert_group())) return;
-    for (const auto& tensors : {moe->named_parameters(), moe->named_buffers()})
-      for (const auto& item : tensors)
-        if (item.key().starts_with("experts.")) all.push_back({prefix + item.key(), item.value()});
+    const auto* experts = layer.as<Experts>();
+    if (experts == nullptr || !experts->ranks()) return;
+    for (const auto& tensors : {layer.named_parameters(), layer.named_buffers()})
+      for (const auto& item : tensors) all.push_back({prefix + item.key(), item.value(), *experts->ranks()});
   };
   add(module, "");
   for (const auto& layer : module.named_modules("", /*include_self=*/false))
@@ -213,22 +200,41 @@ std::vector<nn::NamedTensor> own_experts(const torch::nn::Module& module, const 
   return all;
 }
 
-}  // namespace
-
 std::vector<std::string> expert_names(const torch::nn::Module& module) {
   std::vector<std::string> names;
-  for (const auto& expert : own_experts(module, nullptr)) names.push_back(expert.name);
+  for (const auto& expert : nn::expert_tensors(module)) names.push_back(expert.name);
   return names;
 }
 
+namespace {
+
+// A rank of the group that has other experts than this one.
+std::optional<int> rank_with_others(const ProcessGroup& group, const ProcessGroup& experts,
+                                    std::source_location where) {
+  const auto places = group.all_gather_object(std::to_string(experts.rank()), where);
+  const auto other = std::ranges::find_if(places, [&](const auto& place) { return place != places.front(); });
+  if (other == places.end()) return std::nullopt;
+  const auto own = places[static_cast<std::size_t>(group.rank())];
+  return static_cast<int>((own == places.front() ? other : places.begin()) - places.begin());
+}
+
+}  // namespace
+
 void nn::refuse_experts(const torch::nn::Module& module, const std::vector<NamedTensor>& tensors,
                         const ParameterSharer& sharer) {
-  for (const auto& [name, expert] : own_experts(module, &sharer.group)) {
+  std::vector<ProcessGroup> checked;
+  for (const auto& [name, expert, ranks] : expert_tensors(module)) {
     const auto is_same = [&, &own = expert](const auto& each) { return each.tensor.is_same(own); };
-    if (std::ranges::none_of(tensors, is_same)) continue;
-    throw_error<ArgumentError>("{}:{}: {}: {} is of an expert that other ranks of group {} do not have; {}",
-                               sharer.where.file_name(), sharer.where.line(), sharer.name, name,
-                               sharer.group.name(), sharer.advice);
+    const auto is_checked = [&, &now = ranks](const auto& each) { return each.backend() == now.backend(); };
+    if (std::ranges::none_of(tensors, is_same) || std::ranges::any_of(checked, is_checked)) continue;
+    const auto other = rank_with_others(sharer.group, ranks, sharer.where);
+    if (other) {
+      throw_error<ArgumentError>(
+          "{}:{}: {}: rank {} of {}: {} is of an expert that rank {} of group {} does not have; {}",
+          sharer.where.file_name(), sharer.where.line(), sharer.name, sharer.group.rank(),
+          sharer.group.size(), name, *other, sharer.group.name(), sharer.advice);
+    }
+    checked.push_back(ranks);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/throw_error.h"
+#include "nn/experts.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -36,6 +37,12 @@ LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
         "stage {}: fully_shard() distributes it, so it cannot have {}", stage_.stage_index(),
         options.data_parallel_group ? "a data_parallel_group; fully_shard() has the mesh"
                                     : "tied_parameters");
+  const auto experts = nn::expert_tensors(*stage_.submodule());
+  if (options.data_parallel_group && !experts.empty())
+    throw_error<ArgumentError>(
+        "stage {}: data_parallel_group would average {}, which is of an expert that other ranks do not have; "
+        "distribute the stage with fully_shard() instead",
+        stage_.stage_index(), experts.front().name);
 }
 
 const Tensors& LocalStage::forward(int microbatch, Tensors inputs) {

@@ -182,7 +182,7 @@ double SharedGradients::clip(double max_norm, const ClipGradNormOptions& options
   };
   std::vector<fsdp::ParameterEntry> all, counted;
   for (const auto& stage : stages_) {
-    for (const auto& entry : fsdp::entries_for_norm(*stage.submodule())) {
+    for (const auto& entry : fsdp::entries_of(*stage.submodule(), /*with_ignored=*/false).parameters) {
       const auto is_same = [&](const auto& each) { return each.part.is_same(entry.part); };
       if (std::ranges::any_of(all, is_same)) continue;  // tied on this rank
       all.push_back(entry);

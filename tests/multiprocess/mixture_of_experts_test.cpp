@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // MixtureOfExperts beside its definition, and experts on several ranks beside one process: values, gradients,
-// drops, training with data parallel, checkpoints.
+// drops, training with data parallel and sharded, checkpoints.
 #include <cstdlib>
 
 #include <gmock/gmock.h>
@@ -13,6 +13,8 @@
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/nn/mixture_of_experts.h>
+#include <lockstep/optim/fused.h>
+#include <lockstep/pipelining/pipeline.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
@@ -269,6 +271,95 @@ const Scenario experts_and_replicas("experts_and_replicas", [] {
     EXPECT_LT(relative_difference(item.value(), whole->named_parameters()[item.key()]), 1e-5) << item.key();
 });
 
+// Experts over "dp", the rest over all ranks.
+FSDPModule shard_experts(ExpertNet& net, const DeviceMesh& mesh, bool share_memory) {
+  const auto all = mesh[{"dp", "ep"}].flatten();
+  fully_shard(*net->moe->experts, {.mesh = mesh["dp"], .share_memory = share_memory});
+  auto sharded = fully_shard(*net, {.mesh = all, .share_memory = share_memory});
+  EXPECT_EQ(sharded.shares_memory(), share_memory);
+  return sharded;
+}
+
+constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
+
+Dict state_of(const ExpertNet& net, torch::optim::Optimizer& optimizer) {
+  return {{"model", get_model_state_dict(*net)},
+          {"optimizer", get_optimizer_state_dict(*net, optimizer, kFlat)}};
+}
+
+void load_state(ExpertNet& net, torch::optim::Optimizer& optimizer, const std::string& folder) {
+  auto state = state_of(net, optimizer);
+  distributed_checkpoint::load(state, folder, default_group());
+  set_model_state_dict(*net, state.at("model").as_dict());
+  set_optimizer_state_dict(*net, optimizer, state.at("optimizer").as_dict(), kFlat);
+}
+
+// Steps of the net of 4 ranks beside those of one process, with equal norms.
+void train_shards(ExpertNet& net, torch::optim::Optimizer& optimizer, ExpertNet& whole,
+                  torch::optim::Optimizer& reference, int first, int last) {
+  const auto sharded = *FSDPModule::find(*net);
+  for (int step = first; step < last; ++step) {
+    optimizer.zero_grad();
+    reference.zero_grad();
+    loss_of(*net, step, get_rank()).backward();
+    for (int rank = 0; rank < 4; ++rank) (loss_of(*whole, step, rank) / 4).backward();
+    const auto norm = torch::nn::utils::clip_grad_norm_(whole->parameters(), 0.1);
+    const auto found = step % 2 == 0 ? clip_grad_norm_(sharded, 0.1) : clip_grad_norm_(*net, 0.1);
+    EXPECT_NEAR(found, norm, 1e-5 * norm) << step;
+    optimizer.step();
+    reference.step();
+  }
+}
+
+void expect_like(const ExpertNet& net, const ExpertNet& whole) {
+  const auto state = get_model_state_dict(*net);
+  for (const auto& [name, parameter] : FSDPModule::find(*net)->named_parameters()) {
+    const auto expected = whole->named_parameters()[name];
+    const auto& own = state.at(name).get_if<ShardedTensor>()->local_shards;
+    if (own.empty()) continue;
+    const auto rows = expected.narrow(0, own.front().shard_offsets.front(), parameter.size(0));
+    EXPECT_LT(relative_difference(parameter, rows), 1e-5) << name;
+  }
+}
+
+const Scenario experts_in_shards("experts_in_shards", [] {
+  const auto context = init({.backend = "shm"});
+  const std::string folder = std::getenv("LOCKSTEP_TEST_CHECKPOINT");
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "ep"}});
+  const auto turned = init_device_mesh({1, 4}, {.mesh_dim_names = {"dp", "ep"}});
+  for (const bool share_memory : {true, false}) {
+    SCOPED_TRACE(share_memory);
+    ExpertNet whole(std::nullopt), net(mesh["ep"]);
+    const auto sharded = shard_experts(net, mesh, share_memory);
+    optim::FusedAdamW optimizer(sharded.parameters(), optim::FusedAdamWOptions(1e-2));
+    optim::FusedAdamW reference(whole->parameters(), optim::FusedAdamWOptions(1e-2));
+    train_shards(net, optimizer, whole, reference, 0, 6);
+    expect_like(net, whole);
+    distributed_checkpoint::save(state_of(net, optimizer), folder, {}, default_group());
+
+    // On another mesh.
+    ExpertNet other(turned["ep"]);
+    const auto parameters = shard_experts(other, turned, share_memory).parameters();
+    optim::FusedAdamW continued(parameters, optim::FusedAdamWOptions(1e-2));
+    load_state(other, continued, folder);
+    train_shards(other, continued, whole, reference, 6, 10);
+    expect_like(other, whole);
+  }
+
+  // Experts of different ranks, of which each pair of ranks is in another group of experts.
+  ExpertNet net(mesh["ep"]);
+  const auto crossed =
+      DeviceMesh(torch::tensor({{0, 3}, {1, 2}}, torch::kInt), {.mesh_dim_names = {"a", "b"}});
+  EXPECT_THAT(error_of<ArgumentError>([&] { fully_shard(*net->moe->experts, {.mesh = crossed["b"]}); }),
+              AllOf(HasSubstr("mixture_of_experts_test.cpp"), HasSubstr("is of an expert that rank ")));
+  const auto stages = mesh["ep"].get_group();
+  const pipelining::PipelineStage stage(net, stages.rank(), 2,
+                                        {.group = stages, .data_parallel_group = mesh["dp"].get_group()});
+  const auto loss_of = [](const Tensor& x, const Tensor&) { return x.sum(); };
+  EXPECT_THAT(error_of<ArgumentError>([&] { pipelining::ScheduleGPipe schedule(stage, 1, loss_of); }),
+              HasSubstr("data_parallel_group would average moe.experts."));
+});
+
 // Functions for which all ranks have the same parameters, and the way in which fully_shard() takes the net.
 const Scenario experts_refused("experts_refused", [] {
   const auto context = init({.backend = "shm"});
@@ -276,7 +367,9 @@ const Scenario experts_refused("experts_refused", [] {
   ExpertNet net(mesh);
   const auto own = fmt::format("moe.experts.{}.0.weight is of an expert", 2 * context.rank());
   EXPECT_THAT(error_of<ArgumentError>([&] { fully_shard(*net, {.mesh = mesh}); }),
-              AllOf(HasSubstr(own), HasSubstr("ignored_params")));
+              AllOf(HasSubstr(own), HasSubstr("ignored_params"),
+                    HasSubstr(fmt::format("that rank {} of group", 1 - context.rank())),
+                    HasSubstr("call fully_shard(*moe->experts")));
   EXPECT_THAT(
       error_of<ArgumentError>([&] {
         tensor_parallel::parallelize_module(*net, mesh, {{"head", tensor_parallel::RowwiseParallel()}});
@@ -290,6 +383,12 @@ const Scenario experts_refused("experts_refused", [] {
   std::vector<Tensor> experts;
   for (const auto& name : expert_names(*net)) experts.push_back(net->named_parameters()[name]);
   const auto sharded = fully_shard(*net, {.mesh = mesh, .ignored_params = experts});
+  EXPECT_THAT(error_of<ArgumentError>([&] { save_pretrained(sharded, "nowhere"); }),
+              HasSubstr("moe.experts."));
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                set_model_state_dict(sharded, get_model_state_dict(sharded), {.broadcast_from_rank0 = true});
+              }),
+              HasSubstr("broadcast_from_rank0"));
   torch::optim::SGD optimizer(sharded.parameters(), 0.5), reference(whole->parameters(), 0.5);
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
@@ -310,6 +409,12 @@ const Scenario experts_refused("experts_refused", [] {
 
 TEST(ExpertParallelSharding, RefusesExpertsAndShardsTheRest) {
   expect_all_passed(run_ranks(experts_refused));
+}
+
+TEST(ExpertParallelSharding, TrainsOverRanksWithEqualExpertsAndContinuesOnAnotherMesh) {
+  const TempFolder folder;
+  expect_all_passed(run_ranks(
+      experts_in_shards, {.world_size = 4, .env = {{"LOCKSTEP_TEST_CHECKPOINT", folder.path().string()}}}));
 }
 
 TEST(ExpertParallelTraining, WithReplicasAsInOneProcess) {

@@ -156,6 +156,7 @@ class FSDPModule {
     std::shared_ptr<fsdp::ParameterGroup> group = {};  // none: ignored
     std::size_t index = 0;
     at::Tensor ignored = {};
+    std::optional<ProcessGroup> expert_ranks = {};  // each with other experts
   };
 
   void set_entries(const torch::nn::Module& module);
@@ -186,7 +187,11 @@ class FSDPModule {
 /// an Error, and the run continues from a checkpoint.
 ///
 /// The module may be one that parallelize_module() changed for another dimension of the mesh: each rank then
-/// has rows of its parts.
+/// has rows of its parts. Experts of MixtureOfExperts that lie on several ranks are distributed over the
+/// ranks that have the same ones, in a call before that for the rest:
+///
+///     fully_shard(*moe->experts, {.mesh = mesh["dp"]});
+///     auto sharded = fully_shard(*net);
 ///
 /// Parameters on device meta stay there, and so do their rows, until to_empty(): no rank needs memory for the
 /// whole module.
@@ -234,8 +239,8 @@ void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored
-/// parameters do not count. Throws NonFiniteError with error_if_nonfinite. To clamp each element, call
-/// `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
+/// parameters do not count. Experts of all ranks count. Throws NonFiniteError with error_if_nonfinite. To
+/// clamp each element, call `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
 /// `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());

@@ -13,12 +13,13 @@ namespace lockstep {
 
 /// PyTorch: `torch.distributed.checkpoint.state_dict.StateDictOptions`.
 struct StateDictOptions {
-  /// Whole tensors instead of this rank's rows.
+  /// Whole tensors instead of this rank's rows. Of experts on several ranks, those of this rank.
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
   /// For set_model_state_dict(): rank 0 has whole tensors, and other ranks' dicts are not read. Set by all
-  /// ranks. set_optimizer_state_dict() refuses it with ArgumentError.
+  /// ranks. set_optimizer_state_dict() refuses it with ArgumentError, and so does set_model_state_dict() for
+  /// experts on several ranks.
   bool broadcast_from_rank0 = false;
   /// An optimizer's state dict has the entries "state.<parameter>.<name>" and
   /// "param_groups.<parameter>.<option>", so that the ranks of a pipeline, which have other parameters, can
@@ -46,7 +47,8 @@ void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict
                           const StateDictOptions& options = {});
 
 /// Writes the whole parameters and buffers as `safetensors::save_torch_state_dict()` does. They are gathered
-/// for one file at a time, which rank 0 writes. Collective. Throws CheckpointError on all ranks.
+/// for one file at a time, which rank 0 writes. Collective. Throws CheckpointError on all ranks, and
+/// ArgumentError for experts on several ranks.
 /// transformers: `save_pretrained`.
 void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,
                      const safetensors::SaveDirectoryOptions& options = {});

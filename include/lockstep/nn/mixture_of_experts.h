@@ -81,6 +81,8 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
   const std::optional<ProcessGroup>& expert_group() const { return group_; }
 
   torch::nn::Linear gate{nullptr};  ///< dim -> num_experts, without bias
+  /// This rank's experts, e.g. for fully_shard() over the ranks that have the same ones.
+  std::shared_ptr<torch::nn::Module> experts;
 
  private:
   struct Routes;
@@ -110,8 +112,10 @@ class MixtureOfExpertsImpl : public torch::nn::Module {
 /// al., 2020).
 ///
 /// Gradients of experts are those of the mean of the losses of the mesh's ranks, as DistributedDataParallel
-/// makes the others; it must not reduce them: `.params_and_buffers_to_ignore = expert_names(*net)`. Names
-/// of parameters are `gate.weight` and `experts.<e>.<name>`, with e counted over all ranks.
+/// makes the others; it must not reduce them: `.params_and_buffers_to_ignore = expert_names(*net)`.
+/// fully_shard() takes experts over the ranks that have the same ones: `fully_shard(*moe->experts, {.mesh =
+/// mesh["dp"]})`, before the rest of the net. Names of parameters are `gate.weight` and `experts.<e>.<name>`,
+/// with e counted over all ranks.
 TORCH_MODULE(MixtureOfExperts);
 
 /// The names, within `module`, of the parameters and buffers of experts that other ranks do not have.
