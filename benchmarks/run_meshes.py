@@ -29,10 +29,10 @@ def step_seconds(choice, ranks, batch_size, timeout):
     def run(steps):
         arguments = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
         mesh = f"{choice['dp']},{choice['pp']},{choice['tp']}"
+        program = [bench.program("gpt_mesh"), "--mesh", mesh, "--cp", str(choice["cp"]), "--text", str(bench.ROOT / "README.md")]
         return bench.wall_seconds(
-            [bench.program("lockstep"), "run", "--nproc-per-node", str(ranks), bench.program("gpt_mesh"),
-             "--mesh", mesh, "--text", str(bench.ROOT / "README.md"), "--steps", str(steps), "--batch-size", str(batch_size), "--microbatches", str(choice["microbatches"]),
-             *arguments], timeout)
+            [bench.program("lockstep"), "run", "--nproc-per-node", str(ranks), *program, "--steps", str(steps), "--batch-size",
+             str(batch_size), "--microbatches", str(choice["microbatches"]), *arguments], timeout)
     return (run(MANY) - run(FEW)) / (MANY - FEW)
 
 
@@ -42,7 +42,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64)
     flags = parser.parse_args()
     choices = planned(flags.ranks, flags.batch_size, flags.timeout)
-    sides = {f"{each['dp']} x {each['pp']} x {each['tp']}":
+    sides = {f"{each['dp']} x {each['pp']} x {each['cp']} x {each['tp']}":
              lambda each=each: step_seconds(each, flags.ranks, flags.batch_size, flags.timeout) for each in choices}
     measured = {name: statistics.median(runs) for name, runs in bench.interleave(sides, flags.rounds).items()}
     rows = [{"mesh": name, "microbatches": each["microbatches"], "planned_seconds": each["step_seconds"],
@@ -50,7 +50,7 @@ def main():
     if flags.json:
         print(json.dumps(rows))
         return
-    print("| data x pipeline x tensor | micro-batches | planned ms | measured ms | planned / measured |\n|---|---|---|---|---|")
+    print("| data x pipeline x context x tensor | micro-batches | planned ms | measured ms | planned / measured |\n|---|---|---|---|---|")
     for row in rows:
         print(f"| {row['mesh']} | {row['microbatches']} | {1e3 * row['planned_seconds']:.0f} | "
               f"{1e3 * row['measured_seconds']:.0f} | {row['planned_seconds'] / row['measured_seconds']:.2f} |")

@@ -150,8 +150,10 @@ TEST_F(Programs, RunWithoutALauncher) {
 
 TEST_F(Programs, GptResumesAfterAKill) { expect_same_after_a_kill("gpt", gpt("6"), 6, false); }
 
-TEST_F(Programs, GptMeshTrainsAsOneProcessOnAnyMesh) {
-  const auto run_on = [&](const char* mesh, int ranks, const Words& more) {
+class GptMesh : public Programs {
+ protected:
+  // The loss of the last step.
+  static double loss_on(const char* mesh, int ranks, const Words& more) {
     Words flags{"--text",         LOCKSTEP_README,
                 "--context",      "16",
                 "--layers",       "3",
@@ -160,14 +162,30 @@ TEST_F(Programs, GptMeshTrainsAsOneProcessOnAnyMesh) {
                 "--mesh",         mesh,
                 "--microbatches", "2"};
     flags.insert(flags.end(), more.begin(), more.end());
-    return run("gpt_mesh", flags, ranks);
-  };
+    const auto out = run("gpt_mesh", flags, ranks);
+    const auto at = out.rfind("loss ");
+    return at == std::string::npos ? 0 : std::stod(out.substr(at + 5));
+  }
+};
+
+TEST_F(GptMesh, TrainsAsOneProcessOnAnyMesh) {
   const auto folder = folder_.file("checkpoint");
-  run_on("2,1,2", 4, {"--steps", "4", "--shard", "--folder", folder});
-  const auto resumed = run_on("1,2,1", 2, {"--steps", "2", "--resume", "--folder", folder});
-  const auto alone = run_on("1,1,1", 1, {"--steps", "6"});
-  const auto last = alone.substr(alone.find("step 5: loss"));
-  EXPECT_THAT(resumed, HasSubstr(last)) << alone;
+  loss_on("2,1,2", 4, {"--steps", "4", "--shard", "--folder", folder});
+  const auto resumed = loss_on("1,2,1", 4, {"--cp", "2", "--steps", "2", "--resume", "--folder", folder});
+  EXPECT_NEAR(resumed, loss_on("1,1,1", 1, {"--steps", "6"}), 1e-5);
+}
+
+TEST_F(GptMesh, TrainsExpertsAsOneProcessOnAnyMesh) {
+  const auto folder = folder_.file("checkpoint");
+  const Words experts{"--shard", "--experts", "4", "--steps", "3"};
+  const auto run_on = [&](const char* mesh, int ranks, const Words& more) {
+    Words flags = experts;
+    flags.insert(flags.end(), more.begin(), more.end());
+    return loss_on(mesh, ranks, flags);
+  };
+  run_on("2,1,1", 4, {"--ep", "2", "--folder", folder});
+  const auto resumed = run_on("1,1,2", 4, {"--cp", "2", "--resume", "--folder", folder});
+  EXPECT_NEAR(resumed, loss_on("1,1,1", 1, {"--shard", "--experts", "4", "--steps", "6"}), 1e-5);
 }
 
 TEST_F(Programs, PointCloudsResumeAfterAKillAndAreTestedOnOneRankAsOnTwo) {

@@ -36,10 +36,13 @@ Machine machine_of(int ranks_per_host) {
           .network = Link{.latency = 0, .seconds_per_byte = 1e-2}};
 }
 
-Choice find(const std::vector<Choice>& all, int dp, int pp, int tp, ShardingForm form = ShardingForm::ddp) {
+Choice find(const std::vector<Choice>& all, int dp, int pp, int tp, ShardingForm form = ShardingForm::ddp,
+            int ep = 1, int cp = 1) {
   for (const auto& each : all)
-    if (each.dp == dp && each.pp == pp && each.tp == tp && each.form == form) return each;
-  ADD_FAILURE() << fmt::format("no mesh {} x {} x {}", dp, pp, tp);
+    if (each.dp == dp && each.pp == pp && each.tp == tp && each.form == form && each.ep == ep &&
+        each.cp == cp)
+      return each;
+  ADD_FAILURE() << fmt::format("no mesh {} x {} x {} x {} x {}", dp, pp, ep, cp, tp);
   return {};
 }
 
@@ -63,6 +66,42 @@ TEST(PlanMeshes, AddsUpComputeIdleTimeAndCommunication) {
   const auto pipeline = find(all, 1, 4, 1);
   EXPECT_GT(pipeline.pipeline, 96 * 3 / 4.0);
   EXPECT_LT(pipeline.pipeline, 96 * 3 / 4.0 + 1);
+}
+
+TEST(PlanMeshes, PassesKeysAroundAndSendsTokensToExperts) {
+  auto layers = equal_layers();
+  for (auto& each : layers) {
+    each.keys = 20;
+    each.experts = 4;
+    each.expert_parameters = 800;
+    each.dispatched = 12;
+  }
+  Job job{.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4, .positions = 16};
+  const auto all = plan_meshes(layers, machine_of(4), job);
+  for (const auto& each : all) EXPECT_DOUBLE_EQ(each.compute, 96) << each.cp << " " << each.ep;
+
+  // Each micro-batch has 4 samples, a quarter of each on a rank: 3 passes in forward, 7 in backward.
+  const auto context = find(all, 1, 1, 1, ShardingForm::ddp, 1, 4);
+  EXPECT_DOUBLE_EQ(context.context, 4 * 8 * (3 + 7) * (1 * 20 * 1e-3));
+  EXPECT_DOUBLE_EQ(context.step, context.compute + context.context + context.data);
+  EXPECT_DOUBLE_EQ(context.data, find(all, 4, 1, 1).data);
+  EXPECT_EQ(context.rank.total(), 16 * 8 * 1000 + 8 * 40);
+
+  // A sample of each micro-batch: tokens and results in forward and backward, and three quarters of them
+  // move.
+  const auto experts = find(all, 1, 1, 1, ShardingForm::ddp, 4, 1);
+  EXPECT_DOUBLE_EQ(experts.expert, 4 * 8 * 4 * (3 / 4.0 * 12 * 1e-3));
+  EXPECT_DOUBLE_EQ(experts.step, experts.compute + experts.expert + experts.data);
+  EXPECT_DOUBLE_EQ(experts.data, 2 * 3 / 4.0 * 8 * 200 * 4 * 1e-3);
+  EXPECT_EQ(experts.rank.total(), 16 * 8 * (200 + 800 / 4) + 8 * 40);
+  // Two ranks have the same experts.
+  EXPECT_DOUBLE_EQ(find(all, 2, 1, 1, ShardingForm::ddp, 2, 1).data,
+                   experts.data + 2 * 1 / 2.0 * 8 * 400 * 4 * 1e-3);
+
+  job.positions = 12;
+  for (const auto& each : plan_meshes(layers, machine_of(4), job)) EXPECT_LE(each.cp, 2);
+  layers.front().experts = 3;
+  for (const auto& each : plan_meshes(layers, machine_of(4), job)) EXPECT_EQ(each.ep, 1);
 }
 
 TEST(PlanMeshes, CountsTheMemoryOfTheLargestStage) {
@@ -94,6 +133,12 @@ TEST(PlanMeshes, SharesTheNetworkOfAHost) {
   EXPECT_DOUBLE_EQ(find(all, 2, 1, 2).data, 2 * bytes / 2 * 1e-2);
   auto alone = machine_of(2);
   alone.network.reset();
+  auto layers = equal_layers();
+  for (auto& each : layers) each.keys = 20;
+  const auto parts =
+      plan_meshes(layers, machine_of(2), {.ranks = 4, .batch_size = 4, .microbatches = 1, .positions = 8});
+  // The ring crosses the network, which has one of its messages at a time.
+  EXPECT_DOUBLE_EQ(find(parts, 1, 1, 1, ShardingForm::ddp, 1, 4).context, 8 * (3 + 7) * (20 * 1e-2));
   EXPECT_THAT(
       error_of<ArgumentError>([&] { plan_meshes(equal_layers(), alone, {.ranks = 4, .batch_size = 4}); }),
       HasSubstr("\"network\""));
@@ -125,7 +170,7 @@ TEST_F(LockstepPlan, ReadsTheTableThatItWrites) {
   const Words job{"--machine", file("machine.json"), "--ranks", "4", "--batch-size", "8", "--heads", "2",
                   "--json"};
   Words by_table = job, by_sizes = job;
-  by_table.insert(by_table.end(), {"--model", file("model.csv")});
+  by_table.insert(by_table.end(), {"--model", file("model.csv"), "--positions", "16"});
   by_sizes.insert(by_sizes.end(), {"--gpt", "2,64,100,16"});
   const auto out = expect_success(by_table);
   EXPECT_EQ(out, expect_success(by_sizes));
@@ -133,6 +178,31 @@ TEST_F(LockstepPlan, ReadsTheTableThatItWrites) {
   EXPECT_EQ(choices.at(0).at("dp").get<int>() * choices.at(0).at("pp").get<int>() *
                 choices.at(0).at("tp").get<int>(),
             4);
+}
+
+TEST_F(LockstepPlan, PlansContextAndExpertParallelRanks) {
+  const Words job{
+      "--machine", file("machine.json"), "--ranks",   "4", "--batch-size", "8", "--json", "--top", "100",
+      "--gpt",     "2,64,100,16",        "--experts", "4"};
+  Words table = job;
+  table.insert(table.end(), {"--write-model", file("model.csv")});
+  expect_success(table);
+  const auto layers = read_layers(path("model.csv"));
+  ASSERT_EQ(layers.size(), 6U);
+  EXPECT_EQ(layers[2].experts, 4);
+  EXPECT_EQ(layers[2].expert_parameters, 4 * (8 * 64 * 64 + 5 * 64));
+  EXPECT_EQ(layers[2].dispatched, 2 * 16 * 64 * 4);
+  int context = 0, experts = 0;
+  for (const auto& each : nlohmann::json::parse(expect_success(job))) {
+    context += each.at("cp").get<int>() > 1 ? 1 : 0;
+    experts += each.at("ep").get<int>() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(context, 0);
+  EXPECT_GT(experts, 0);
+  EXPECT_THAT(
+      expect_failure(
+          {"--gpt", "2,64,100,16", "--experts", "2", "--top-k", "3", "--machine", file("machine.json")}, 2),
+      HasSubstr("--top-k 3 of 2 experts"));
 }
 
 TEST_F(LockstepPlan, MeasuresAMachineAndPrintsATable) {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/throw_error.h"
 #include "fsdp/memory_table.h"
 #include "lockstep_plan/meshes.h"
 #include "program_main.h"
@@ -16,7 +17,7 @@ namespace {
 struct Options {
   std::string model, machine, write_model, measure;
   std::vector<std::int64_t> gpt;
-  int nproc = 2, hosts = 0, microbatches = 0;
+  int nproc = 2, hosts = 0, microbatches = 0, positions = 0, experts = 0, top_k = 2;
   std::size_t top = 10;
   bool json = false;
   Job job{};
@@ -43,6 +44,13 @@ void add_options(CLI::App& app, Options& options) {
                  "Micro-batches of each replica; default: the fastest number")
       ->check(CLI::PositiveNumber);
   app.add_option("--heads", options.job.heads, "Attention heads, which tensor parallel ranks divide");
+  app.add_option("--positions", options.positions,
+                 "Length of a sample, which context parallel ranks divide; default: CONTEXT of --gpt, else 1")
+      ->check(CLI::PositiveNumber);
+  auto* experts = app.add_option("--experts", options.experts, "Experts of each block of --gpt")
+                      ->needs(gpt)
+                      ->check(CLI::PositiveNumber);
+  app.add_option("--top-k", options.top_k, "Experts of a token")->needs(experts)->check(CLI::PositiveNumber);
   app.add_option("--optimizer-states", options.job.optimizer_states,
                  "Tensors that the optimizer has for a parameter")
       ->check(CLI::NonNegativeNumber);
@@ -55,7 +63,10 @@ void add_options(CLI::App& app, Options& options) {
 std::vector<Layer> layers_of(const Options& options) {
   if (!options.model.empty()) return read_layers(options.model);
   if (options.gpt.empty()) throw ArgumentError("give the model by --model or --gpt");
-  return gpt_layers({options.gpt[0], options.gpt[1], options.gpt[2], options.gpt[3]});
+  if (options.experts > 0 && options.top_k > options.experts)
+    throw_error<ArgumentError>("--top-k {} of {} experts", options.top_k, options.experts);
+  return gpt_layers(
+      {options.gpt[0], options.gpt[1], options.gpt[2], options.gpt[3], options.experts, options.top_k});
 }
 
 const char* form_name(ShardingForm form) {
@@ -64,15 +75,18 @@ const char* form_name(ShardingForm form) {
 }
 
 void print_table(const std::vector<Choice>& choices, const Machine& machine) {
-  std::cout << fmt::format("{:>3} {:>3} {:>3}  {:<18} {:>5} {:>9} {:>8} {:>8} {:>8} {:>8} {:>10}\n", "dp",
-                           "pp", "tp", "data parallel", "micro", "step ms", "compute", "tensor", "idle",
-                           "data", "GiB a host");
+  std::cout << fmt::format(
+      "{:>3} {:>3} {:>3} {:>3} {:>3}  {:<18} {:>5} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>10}\n", "dp",
+      "pp", "ep", "cp", "tp", "data parallel", "micro", "step ms", "compute", "tensor", "context", "experts",
+      "idle", "data", "GiB a host");
   for (const auto& each : choices) {
     std::cout << fmt::format(
-        "{:>3} {:>3} {:>3}  {:<18} {:>5} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>10.2f}{}\n", each.dp,
-        each.pp, each.tp, each.dp == 1 ? "-" : form_name(each.form), each.microbatches, 1e3 * each.step,
-        1e3 * each.compute, 1e3 * each.tensor, 1e3 * each.pipeline, 1e3 * each.data,
-        static_cast<double>(each.host) / (1 << 30), each.fits ? "" : "  does not fit");
+        "{:>3} {:>3} {:>3} {:>3} {:>3}  {:<18} {:>5} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} "
+        "{:>8.1f} {:>10.2f}{}\n",
+        each.dp, each.pp, each.ep, each.cp, each.tp,
+        each.dp * each.ep * each.cp == 1 ? "-" : form_name(each.form), each.microbatches, 1e3 * each.step,
+        1e3 * each.compute, 1e3 * each.tensor, 1e3 * each.context, 1e3 * each.expert, 1e3 * each.pipeline,
+        1e3 * each.data, static_cast<double>(each.host) / (1 << 30), each.fits ? "" : "  does not fit");
   }
   std::cout << fmt::format("a host has {}\n", fsdp::bytes_text(machine.memory));
 }
@@ -82,12 +96,16 @@ void print_json(const std::vector<Choice>& choices) {
   for (const auto& each : choices) {
     all.push_back({{"dp", each.dp},
                    {"pp", each.pp},
+                   {"ep", each.ep},
+                   {"cp", each.cp},
                    {"tp", each.tp},
                    {"data_parallel", form_name(each.form)},
                    {"microbatches", each.microbatches},
                    {"step_seconds", each.step},
                    {"compute_seconds", each.compute},
                    {"tensor_seconds", each.tensor},
+                   {"context_seconds", each.context},
+                   {"expert_seconds", each.expert},
                    {"idle_seconds", each.pipeline},
                    {"data_seconds", each.data},
                    {"rank_bytes", each.rank.total()},
@@ -113,6 +131,11 @@ int plan(Options options) {
   auto machine = read_machine(options.machine);
   if (options.hosts > 0) machine.ranks_per_host = (options.job.ranks + options.hosts - 1) / options.hosts;
   if (options.microbatches > 0) options.job.microbatches = options.microbatches;
+  if (options.positions > 0) {
+    options.job.positions = options.positions;
+  } else if (!options.gpt.empty()) {
+    options.job.positions = static_cast<int>(options.gpt[3]);
+  }
   auto choices = plan_meshes(layers, machine, options.job);
   choices.resize(std::min(choices.size(), options.top));
   if (options.json) {
@@ -129,7 +152,8 @@ int plan(Options options) {
 int main(int argc, char** argv) {
   using namespace lockstep;
   CLI::App app(
-      "Estimates the time of a step and the memory of meshes of data, pipeline and tensor parallel ranks",
+      "Estimates the time of a step and the memory of meshes of data, pipeline, expert, context and tensor "
+      "parallel ranks",
       "lockstep plan");
   plan::Options options;
   plan::add_options(app, options);

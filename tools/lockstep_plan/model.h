@@ -20,17 +20,24 @@ struct Layer {
   // All-reduces of the output in forward, and as many in backward, if tensor parallelism cuts the layer; 0:
   // it does not.
   int all_reduces = 0;
+  std::int64_t keys = 0;               // bytes of keys and values, if it has attention
+  int experts = 0;                     // 0: it has none
+  std::int64_t expert_parameters = 0;  // of all experts, among `parameters`
+  std::int64_t dispatched = 0;         // bytes that the experts get
 };
 
 struct GptSizes {
   std::int64_t layers = 12, width = 768, vocabulary = 50257, context = 1024;
+  int experts = 0, top_k = 2;  // of each block; 0: an MLP
 };
 
-// The embeddings, the blocks and the head of a GPT, untied, with attention that keeps no scores.
+// The embeddings, the blocks and the head of a GPT, untied, with attention that keeps no scores. A block with
+// experts is two layers.
 std::vector<Layer> gpt_layers(const GptSizes& sizes);
 
-// A CSV file with the header "name,parameters,flops,activations,output,all_reduces". Throws ArgumentError
-// with the line that is wrong.
+// A CSV file with the header "name,parameters,flops,activations,output,all_reduces,keys,experts,
+// expert_parameters,dispatched", of which the last four may be left out. Throws ArgumentError with the line
+// that is wrong.
 std::vector<Layer> read_layers(const std::filesystem::path& file);
 void write_layers(const std::vector<Layer>& layers, const std::filesystem::path& file);
 
