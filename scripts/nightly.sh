@@ -13,6 +13,7 @@ Runs one part or all of them (default), and reports every part that failed.
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
+  pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
@@ -30,6 +31,11 @@ run_faults() {
   bash scripts/build.sh release multiprocess_programs || return
   build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"
+}
+
+run_pipelines() {
+  bash scripts/build.sh release parity_pipelining_schedules || return
+  LOCKSTEP_PIPELINING_GRID=1 build/release/bin/parity_pipelining_schedules
 }
 
 run_fuzzers() {
@@ -73,6 +79,7 @@ run_part() {
     conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
+    pipelines) run_pipelines ;;
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
     shared) run_shared ;;
@@ -80,11 +87,11 @@ run_part() {
   esac
 }
 
-parts=(conformance gpu faults fuzz sharding shared wheel)
+parts=(conformance gpu faults pipelines fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | fuzz | sharding | shared | wheel) parts=("$1") ;;
+  conformance | gpu | faults | pipelines | fuzz | sharding | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()
