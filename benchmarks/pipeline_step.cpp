@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Steps of a pipeline: their time, the idle share, and what simulate() says for the measured times of the
 // actions. The Python counterpart is pytorch/pipeline_step.py.
+#include <fstream>
 #include <iostream>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -24,6 +26,7 @@ struct Flags {
   int stages = 1;  // of a rank
   int microbatches = 8;
   int steps = 20;
+  std::string timeline;  // a file
 };
 
 constexpr std::int64_t kLayers = 8, kMlpWidth = 1024, kMlpBatch = 512;
@@ -91,6 +94,42 @@ pipelining::LossFunction loss_of(const Flags& flags) {
   };
 }
 
+// The mean of all stages.
+pipelining::StageTimes mean_times(const pipelining::Timeline& timeline) {
+  pipelining::StageTimes mean{.forward = 0, .input = 0, .weight = 0};
+  const auto all = pipelining::stage_times(timeline);
+  const auto count = static_cast<double>(all.size());
+  for (const auto& [forward, input, weight] : all) {
+    mean.forward += forward / count;
+    mean.input += input / count;
+    mean.weight += weight / count;
+  }
+  return mean;
+}
+
+// The idle share of more ranks with equal stages and four micro-batches for each rank.
+nlohmann::json simulated_ranks(const Flags& flags, const pipelining::Timeline& timeline) {
+  nlohmann::json idle;
+  for (int ranks = 2; ranks <= 64; ranks *= 2) {
+    const auto plan = pipelining::make_plan(flags.schedule, ranks, flags.stages, 4 * ranks);
+    idle["idle_" + std::to_string(ranks)] = pipelining::simulate(plan, {mean_times(timeline)}).idle_share;
+  }
+  return idle;
+}
+
+// Since the start of the process, without those that read a disk.
+double page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_minflt);
+}
+
+// A line for each action.
+void write_actions(std::ostream& out, int step, const pipelining::Timeline& timeline) {
+  for (const auto& [rank, action, start, end] : timeline.actions)
+    out << step << ',' << rank << ',' << action.str() << ',' << start << ',' << end << '\n';
+}
+
 nlohmann::json measure(const Flags& flags) {
   const auto context = lockstep::init({.backend = flags.backend});
   const int ranks = context.world_size(), total = ranks * flags.stages;
@@ -107,11 +146,17 @@ nlohmann::json measure(const Flags& flags) {
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(kRate));
   pipelining::PipelineSchedule schedule(stages, plan, loss_of(flags), {.return_outputs = false});
   const auto [input, target] = make_batch(flags);
-  std::vector<double> times, steps, idle, simulated_steps, simulated_idle;
+  std::vector<double> times, faults, steps, idle, simulated_steps, simulated_idle;
   double loss = 0;
+  std::ofstream actions;
+  if (!flags.timeline.empty() && context.rank() == 0) {
+    actions.open(flags.timeline);
+    actions << "step,rank,action,start,end\n";
+  }
   for (int i = -3; i < flags.steps; ++i) {
     context.barrier();
     pipelining::Tensors losses;
+    const auto faults_before = page_faults();
     const auto seconds = seconds_of(
         [&] {
           optimizer.zero_grad();
@@ -120,8 +165,11 @@ nlohmann::json measure(const Flags& flags) {
           return losses.empty() ? 0 : torch::stack(losses).mean().item<double>();
         },
         loss);
+    const auto new_faults = page_faults() - faults_before;
     const auto timeline = schedule.timeline();
     if (i < 0) continue;
+    faults.push_back(new_faults);
+    if (actions.is_open()) write_actions(actions, i, timeline);
     const auto simulated = pipelining::simulate(schedule.plan(), pipelining::stage_times(timeline));
     times.push_back(seconds);
     steps.push_back(timeline.step_time);
@@ -131,13 +179,16 @@ nlohmann::json measure(const Flags& flags) {
   }
   const auto sum = torch::full({1}, loss, at::kDouble);
   context.group().all_reduce(sum);
-  return {{"rank", context.rank()},
-          {"seconds", median(times)},
-          {"idle", median(idle)},
-          {"simulated_idle", median(simulated_idle)},
-          {"pipeline_seconds", median(steps)},
-          {"simulated_seconds", median(simulated_steps)},
-          {"loss", sum.item<double>()}};
+  auto result = simulated_ranks(flags, schedule.timeline());
+  result.update({{"rank", context.rank()},
+                 {"seconds", median(times)},
+                 {"page_faults", median(faults)},
+                 {"idle", median(idle)},
+                 {"simulated_idle", median(simulated_idle)},
+                 {"pipeline_seconds", median(steps)},
+                 {"simulated_seconds", median(simulated_steps)},
+                 {"loss", sum.item<double>()}});
+  return result;
 }
 
 }  // namespace
@@ -151,6 +202,7 @@ int main(int argc, char** argv) {
   app.add_option("--microbatches", flags.microbatches)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--timeline", flags.timeline, "Write the actions of all steps, in seconds: a CSV file");
   CLI11_PARSE(app, argc, argv);
   try {
     const auto result = measure(flags);

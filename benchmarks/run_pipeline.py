@@ -9,6 +9,7 @@ import bench_support as bench
 
 # Schedule and stages on each rank.
 SCHEDULES = [("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2), ("InterleavedZeroBubble", 1), ("ZBVZeroBubble", 2)]
+RANKS = [2, 4, 8, 16, 32, 64]
 
 
 def arguments(flags, net, schedule, stages):
@@ -51,6 +52,11 @@ def main():
             print(f"{schedule:24}{shm['seconds'] * 1e3:>7.1f} ms{gloo['seconds'] * 1e3:>7.1f} ms{torch['seconds'] * 1e3:>7.1f} ms"
                   f"{torch['seconds'] / shm['seconds']:>15.2f}{shm['idle'] * 100:>7.1f}%{shm['simulated_idle'] * 100:>10.1f}%"
                   f"{shm['simulated_seconds'] / shm['pipeline_seconds']:>27.2f}")
+    print("\nIdle as simulated for more ranks with equal stages, the measured times and four micro-batches a rank")
+    print(f"{'net':6}{'schedule':24}" + "".join(f"{ranks:>8}" for ranks in RANKS))
+    for net, sides in results.items():
+        for schedule, _ in SCHEDULES:
+            print(f"{net:6}{schedule:24}" + "".join(f"{sides[schedule, 'shm'][f'idle_{ranks}'] * 100:>7.1f}%" for ranks in RANKS))
     print("\nGoals: idle within 3 points of the simulation, a simulated step within 10 % of the measured one; gpt at least 1.5 "
           "times as fast as PyTorch's.")
 

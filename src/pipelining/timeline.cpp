@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "base/throw_error.h"
@@ -12,10 +13,8 @@
 namespace lockstep::pipelining {
 namespace {
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 }  // namespace
@@ -54,12 +53,12 @@ std::vector<StageTimes> stage_times(const Timeline& timeline) {
   for (auto& [stage, all] : durations) {
     if (stage != static_cast<int>(times.size()) || !all.contains(FORWARD))
       throw_error<ArgumentError>("stage_times: the timeline has no forward of stage {}", times.size());
-    auto& each = times.emplace_back(StageTimes{.forward = median(all[FORWARD]), .input = 0, .weight = 0});
+    auto& each = times.emplace_back(StageTimes{.forward = mean(all[FORWARD]), .input = 0, .weight = 0});
     if (all.contains(BACKWARD_WEIGHT)) {
-      each.weight = median(all[BACKWARD_WEIGHT]);
-      if (all.contains(BACKWARD_INPUT)) each.input = median(all[BACKWARD_INPUT]);
+      each.weight = mean(all[BACKWARD_WEIGHT]);
+      if (all.contains(BACKWARD_INPUT)) each.input = mean(all[BACKWARD_INPUT]);
     } else if (all.contains(FULL_BACKWARD)) {
-      each.input = each.weight = median(all[FULL_BACKWARD]) / 2;
+      each.input = each.weight = mean(all[FULL_BACKWARD]) / 2;
     }
   }
   return times;

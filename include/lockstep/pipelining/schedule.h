@@ -115,7 +115,7 @@ void check_plan(const Plan& plan);
 /// that deadlocks, with the action at which each rank waits. Works with and without SEND and RECV.
 Timeline simulate(const Plan& plan, const std::vector<StageTimes>& times = {{}}, double message_time = 0);
 
-/// The medians of a measured step's times, for simulate(). Where backward is not in two parts, both have half
+/// The means of a measured step's times, for simulate(). Where backward is not in two parts, both have half
 /// of it. Throws ArgumentError for a stage without actions.
 std::vector<StageTimes> stage_times(const Timeline& timeline);
 
