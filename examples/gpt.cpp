@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
   app.add_option("--width", flags.width, "With an attention head per 32");
   app.add_option("--lr", flags.lr, "The first learning rate; a cosine lowers it to a tenth");
   app.add_flag("--bf16", flags.bf16, "Mixed precision");
-  app.add_option("--seed", flags.seed, "Of the starting weights, batches, dropout and the sample");
+  app.add_option("--seed", flags.seed, "For the weights, batches, dropout and sample");
   app.add_option("--prompt", flags.prompt, "The beginning of the sample");
   app.add_option("--interval", flags.interval, "Steps between checkpoints; 0: one per epoch");
   auto* run = app.add_option("--run", flags.run, "Folder for checkpoints, weights and log.csv");
