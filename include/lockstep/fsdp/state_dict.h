@@ -13,7 +13,7 @@ namespace lockstep {
 
 /// PyTorch: `torch.distributed.checkpoint.state_dict.StateDictOptions`.
 struct StateDictOptions {
-  /// Whole tensors instead of this rank's rows. Of experts on several ranks, those of this rank.
+  /// Whole tensors instead of this rank's rows; experts on several ranks stay on their ranks.
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
