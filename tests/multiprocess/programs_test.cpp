@@ -209,10 +209,11 @@ TEST_F(Programs, DataParallelLoadsItsWeightsWithAndWithoutThePrefix) {
 TEST_F(Programs, ModelParallelHasTheLossOfOneDevice) {
   const auto out = run_alone("model_parallel", {});
   const auto loss_of = [&](const std::string& name) {
-    return out.substr(out.find("loss", out.find(name)), 11);
+    return std::stod(out.substr(out.find("loss", out.find(name)) + 5, 6));
   };
   EXPECT_EQ(loss_of("one device:"), loss_of("model parallel:")) << out;
-  EXPECT_EQ(loss_of("one device:"), loss_of("data parallel:")) << out;
+  // The sums over two halves of a batch round differently.
+  EXPECT_NEAR(loss_of("one device:"), loss_of("data parallel:"), 2e-4) << out;
 }
 
 TEST_F(Programs, TimingWritesATableAndAChart) {
