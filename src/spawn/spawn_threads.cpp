@@ -166,6 +166,7 @@ void spawn_threads(int world_size, const std::function<void(Context&)>& body,
   if (options.caching_cpu_allocator) enable_caching_cpu_allocator();
   device::ThreadGenerator::register_kernels();
   const runtime::IntraOpThreads intra_op(threads_per_rank(options.threads_per_rank, options.env, world_size));
+  const rendezvous::IgnoreSigpipe ignored;
   Run run{.world_size = world_size,
           .body = body,
           .options = options,
