@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
 constexpr auto kLogWaitingAfter = 10s;
-constexpr milliseconds kLongestPoll = 50ms;
+constexpr milliseconds kLongestPoll = 10ms;
 constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
 // The host map, when all ranks have arrived.

@@ -76,7 +76,7 @@ def check_monitored_barrier(rank):
     dist.monitored_barrier(mixed, timeout=timedelta(seconds=60), wait_all_ranks=True)
     gloo = dist.new_group([0, 1], backend="gloo")
     dist.monitored_barrier(gloo)
-    late = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
+    late = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if rank == 0:
         check_error(dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier", lambda: dist.monitored_barrier(late))
 
@@ -149,13 +149,13 @@ def check_leaks():
 
 def check_late(rank):
     """The GIL is free while a rank waits, and a missing rank is named."""
-    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if rank == 0:
         check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(group))
-    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200))
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if rank == 0:
         future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
-        check_error(dist.DistBackendError, "after a timeout of 2", future.wait)
+        check_error(dist.DistBackendError, "after a timeout of 1", future.wait)
 
 
 def check_interrupt(rank):
