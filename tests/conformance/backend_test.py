@@ -149,13 +149,12 @@ def check_leaks():
 
 def check_late(rank):
     """The GIL is free while a rank waits, and a missing rank is named."""
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=1)) for _ in range(2)]
     if rank == 0:
-        check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(group))
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
-    if rank == 0:
-        future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(groups[0]))
+        future = dist.all_reduce(torch.ones(3), group=groups[1], async_op=True).get_future()
         check_error(dist.DistBackendError, "after a timeout of 1", future.wait)
+    check_sum()  # rank 1 has its groups until then
 
 
 def check_interrupt(rank):
