@@ -55,6 +55,7 @@ class Engine {
       -> decltype(make(Request()));
 
   // Waits until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error if it fails.
+  // `before`: the time that was waited elsewhere, for the message of a timeout.
   void wait(const Task& call, Milliseconds timeout, Milliseconds before = {});
   // Advances all calls. Returns whether wait() would return or throw without blocking.
   bool test(const Task& call);
