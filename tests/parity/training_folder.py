@@ -32,7 +32,7 @@ def train(folder, last):
         optimizer.step()
         scheduler.step()
         training["step"] += 1
-        manager.save(training["step"], training.state_dict(), metric=training["step"] * 3 % 4 / 8)
+        manager.save(training["step"], training.state_dict(), metric=torch.tensor(training["step"] * 3 % 4 / 8))
 
 
 def difference(left, right, path=""):
