@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <cmath>
+#include <utility>
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -230,19 +231,34 @@ at::Tensor VisionTransformerImpl::forward(const at::Tensor& images) {
   return heads->forward(x.select(1, 0));
 }
 
-VisionTransformer vit_b_16(const VisionTransformerOptions& options) {
+namespace {
+
+// A field that the user did not set has the value of ViT-B/16.
+VisionTransformer of_sizes(const char* name, VisionTransformerOptions options,
+                           const VisionTransformerOptions& sizes) {
   const VisionTransformerOptions defaults;
-  const auto check = [](const char* name, std::int64_t given, std::int64_t own) {
-    if (given == own) return;
-    throw_error<ArgumentError>("vit_b_16: {} is {}, not {}; use VisionTransformer for other sizes", name, own,
-                               given);
+  const auto set = [&](const char* field, std::int64_t VisionTransformerOptions::*member) {
+    const auto given = std::exchange(options.*member, sizes.*member);
+    if (given == sizes.*member || given == defaults.*member) return;
+    throw_error<ArgumentError>("{}: {} is {}, not {}; use VisionTransformer for other sizes", name, field,
+                               sizes.*member, given);
   };
-  check("patch_size", options.patch_size, defaults.patch_size);
-  check("num_layers", options.num_layers, defaults.num_layers);
-  check("num_heads", options.num_heads, defaults.num_heads);
-  check("hidden_dim", options.hidden_dim, defaults.hidden_dim);
-  check("mlp_dim", options.mlp_dim, defaults.mlp_dim);
+  set("patch_size", &VisionTransformerOptions::patch_size);
+  set("num_layers", &VisionTransformerOptions::num_layers);
+  set("num_heads", &VisionTransformerOptions::num_heads);
+  set("hidden_dim", &VisionTransformerOptions::hidden_dim);
+  set("mlp_dim", &VisionTransformerOptions::mlp_dim);
   return VisionTransformer(options);
+}
+
+}  // namespace
+
+VisionTransformer vit_b_16(const VisionTransformerOptions& options) {
+  return of_sizes("vit_b_16", options, {});
+}
+
+VisionTransformer vit_tiny_16(const VisionTransformerOptions& options) {
+  return of_sizes("vit_tiny_16", options, {.num_heads = 3, .hidden_dim = 192, .mlp_dim = 768});
 }
 
 }  // namespace lockstep::models

@@ -95,7 +95,7 @@ void expect_pythons(const ModelCase& test_case, const std::string& folder) {
     ++expected;
   }
 
-  load_state_dict(*subject.module, python["state"].as_dict());
+  load_pretrained(*subject.module, file_of(folder, test_case.name + ".weights.pt"));
   for (const bool train : {true, false}) expect_step(subject, python.as_dict(), train, test_case.tolerance);
   const auto buffers = subject.module->named_buffers();
   for (const auto& [name, buffer] : python["buffers"].as_dict())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a network of Python computes, for expect_pythons() of model_case.h."""
+import copy
 import os
 import sys
 
@@ -16,14 +17,10 @@ def randomize(net):
                 tensor.add_(torch.randn_like(tensor), alpha=0.05)
 
 
-def copies(state):
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
 def record(net, make_input, forward):
     torch.manual_seed(1)
     randomize(net)
-    result = {"state": copies(net.state_dict()), "input": make_input()}
+    result = {"state": copy.deepcopy(net.state_dict()), "input": make_input()}
     for mode in ("train", "eval"):
         net.train(mode == "train")
         net.zero_grad()
@@ -37,12 +34,14 @@ def record(net, make_input, forward):
 
 def write(folder, name, make, make_input, forward, further=lambda net, tokens: {}):
     """Loads <name>.cpp.pt, the state dict that the other side wrote. Writes <name>.pt: the state dict after
-    manual_seed(0), other weights, an input, and with these weights the outputs and gradients in both modes."""
+    manual_seed(0), other weights, an input, and with these weights the outputs and gradients in both modes.
+    Writes <name>.weights.pt: the other weights alone, as Python programs save them."""
     torch.manual_seed(0)
     net = make()
-    result = {"init": copies(net.state_dict())}
+    result = {"init": copy.deepcopy(net.state_dict())}
     net.load_state_dict(torch.load(os.path.join(folder, f"{name}.cpp.pt"), weights_only=True))
     result |= record(net, make_input, forward)
+    torch.save(result["state"], os.path.join(folder, f"{name}.weights.pt"))
     torch.save(result | further(net, result["input"]), os.path.join(folder, f"{name}.pt"))
 
 

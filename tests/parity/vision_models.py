@@ -139,6 +139,7 @@ SHAPES_ONLY = {
     "resnet101": models.resnet101,
     "resnext50_32x4d": models.resnext50_32x4d,
     "vit_b_16": models.vit_b_16,
+    "vit_tiny_16": lambda: models.VisionTransformer(224, 16, 12, 3, 192, 768),
 }
 
 

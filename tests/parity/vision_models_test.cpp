@@ -81,6 +81,7 @@ const std::vector<std::pair<std::string, std::function<Subject()>>> kLargeNets{
     {"resnet101", [] { return subject_of(resnet101()); }},
     {"resnext50_32x4d", [] { return subject_of(resnext50_32x4d()); }},
     {"vit_b_16", [] { return subject_of(vit_b_16()); }},
+    {"vit_tiny_16", [] { return subject_of(vit_tiny_16()); }},
 };
 
 class VisionModels : public ::testing::Test {
@@ -149,6 +150,7 @@ TEST(ModelDetails, VisionErrorsNameTheValue) {
   expect_refused("stride s", [] { mobilenet_v2({.inverted_residual_setting = {{1, 16, 1, 3}}}); });
   expect_refused("width_mult = 0", [] { mobilenet_v2({.width_mult = 0}); });
   expect_refused("hidden_dim is 768, not 192", [] { vit_b_16({.hidden_dim = 192}); });
+  expect_refused("vit_tiny_16: num_heads is 3, not 4", [] { vit_tiny_16({.num_heads = 4}); });
   expect_refused("image_size = 30", [] { vit_b_16({.image_size = 30}); });
   expect_refused("num_heads = 7", [] { VisionTransformer wrong(VisionTransformerOptions{.num_heads = 7}); });
   expect_refused("[batch, 3, 32, 32]", [] {
