@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END2'
-Usage: scripts/gpu_check.sh [--part build|checks|parity|benchmark]... [argument of tests/gpu/run_gpu_checks.py]...
+Usage: scripts/gpu_check.sh [--part build|checks|parity|mixed|benchmark]... [argument of tests/gpu/run_gpu_checks.py]...
        scripts/gpu_check.sh --pack
 
 Builds into build/gpu with the LibTorch of the active Python (torch 2.11 or later, with CUDA; LOCKSTEP_TORCH_PREFIX
@@ -49,14 +49,14 @@ while (($#)); do
   case $1 in
     --pack) pack && exit 0 ;;
     --part)
-      [[ ${2:-} =~ ^(build|checks|parity|benchmark)$ ]] || { usage >&2 && exit 2; }
+      [[ ${2:-} =~ ^(build|checks|parity|mixed|benchmark)$ ]] || { usage >&2 && exit 2; }
       parts+=("$2") && shift 2
       ;;
     -h | --help) usage && exit 0 ;;
     *) arguments+=("$1") && shift ;;
   esac
 done
-((${#parts[@]})) || parts=(build checks parity benchmark)
+((${#parts[@]})) || parts=(build checks parity mixed benchmark)
 
 python=$(command -v python3)
 prefix=${LOCKSTEP_TORCH_PREFIX:-$("$python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')}
@@ -74,7 +74,7 @@ build_here() {
   say "Configuring build/gpu"
   cmake -S . -B build/gpu -G Ninja "${options[@]}"
   say "Building build/gpu"
-  cmake --build build/gpu --parallel "$(jobs_that_fit)" --target gpu_checks gpu_training lockstep_cli
+  cmake --build build/gpu --parallel "$(jobs_that_fit)" --target gpu_checks gpu_training mixed_jobs lockstep_cli
 }
 
 rest=()

@@ -32,7 +32,7 @@ struct BackendRequest {
   bool one_host = true;                   // all ranks are known to run on this host
   std::vector<int> hosts = {};            // [rank]: number of its host
   bool connect_on_use = false;            // gloo: two ranks connect when they first exchange data
-  bool only_gloo_keys = false;            // gloo: other ranks run c10d's own, without our keys
+  bool only_c10d_keys = false;            // gloo, nccl: other ranks run c10d's own, without our keys
   Env env = {};                           // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run

@@ -193,11 +193,13 @@ void check_with_python(const InitOptions& options, const backends::BackendSpec& 
     throw ArgumentError("InitOptions: with_python cannot be combined with " + what);
   };
   const auto name = backend.text();
-  if (name != "gloo" && name != "shm" && name != "hierarchical") {
-    refuse(fmt::format("the backend {}; name the one of the Python ranks: gloo, shm or hierarchical", name));
+  if (name != "gloo" && name != "shm" && name != "hierarchical" && name != "nccl") {
+    refuse(fmt::format("the backend {}; name the one of the Python ranks: gloo, shm, hierarchical or nccl",
+                       name));
   }
   if (method.kind == InitMethod::Kind::file) refuse("a file:// init_method; use env:// or tcp://");
-  if (options.device && !options.device->is_cpu()) refuse("device " + options.device->str());
+  if (options.device && options.device->is_cpu() == (name == "nccl"))
+    refuse(fmt::format("the backend {} and device {}", name, options.device->str()));
   if (options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
     refuse("check_calls or TORCH_DISTRIBUTED_DEBUG=DETAIL, for which PyTorch makes calls of its own");
   }

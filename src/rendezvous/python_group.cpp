@@ -12,8 +12,8 @@ namespace lockstep::rendezvous {
 
 backends::BackendHandle create_with_python(const std::string& backend, backends::BackendRequest request) {
   request.key = request.group_name;
-  if (backend == "gloo") {
-    request.only_gloo_keys = true;
+  if (backend == "gloo" || backend == "nccl") {
+    request.only_c10d_keys = true;
   } else {
     store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout));
     const auto map = read_host_map(*request.store);

@@ -14,6 +14,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWIN = pathlib.Path(__file__).with_name("gpu_training.py")
+MIXED = ROOT / "tests/parity/mixed_jobs.py"
 
 
 class Report:
@@ -107,6 +108,17 @@ def run_parity(report, flags):
     report.say()
 
 
+def run_mixed(report, flags):
+    import torch
+    report.say("| | C++ and Python ranks in one job over nccl | |\n| --- | --- | --- |")
+    if torch.cuda.device_count() < 2:
+        report.say("| not run | mixed | takes 2 GPUs |")
+    else:
+        _, problem = run(flags.log, [flags.python, str(MIXED), str(flags.build / "bin/mixed_jobs"), "nccl"], 300)
+        report.verdict(problem is None, "mixed", problem or "every mixture has the bits of two Python ranks")
+    report.say()
+
+
 # Language, mode, arguments. Python's DistributedDataParallel reduces with one rank as well and Lockstep's does not, so
 # that Python without it is shown, too, and is what a graphed step is measured by.
 WAYS = {"Python eager": ("Python", "eager", []), "Python compile": ("Python", "compile", []),
@@ -167,7 +179,7 @@ def loader(report, flags):
     report.say()
 
 
-PARTS = {"checks": run_checks, "parity": run_parity, "benchmark": run_benchmark}
+PARTS = {"checks": run_checks, "parity": run_parity, "mixed": run_mixed, "benchmark": run_benchmark}
 
 
 def main():

@@ -27,7 +27,7 @@ TORCH_MODULE(Net);
 
 lockstep::List collectives(const lockstep::Context& context) {
   const auto& group = context.group();
-  const auto own = torch::arange(6, torch::kFloat) + 10.0 * context.rank();
+  const auto own = (torch::arange(6, torch::kFloat) + 10.0 * context.rank()).to(context.device());
   auto sum = own.clone();
   group.all_reduce(sum);
   auto most = own.clone();
@@ -57,7 +57,8 @@ std::pair<torch::Tensor, torch::Tensor> batch(const lockstep::Context& context,
                                               std::vector<std::int64_t> shape, int step) {
   torch::manual_seed(1000 + 10 * step + context.rank());
   auto pixels = torch::rand(shape);
-  return {pixels, torch::randint(10, {shape.front()}, torch::kLong)};
+  return {pixels.to(context.device()),
+          torch::randint(10, {shape.front()}, torch::kLong).to(context.device())};
 }
 
 template <typename Net>
@@ -65,7 +66,8 @@ lockstep::Dict train(const lockstep::Context& context, const std::vector<std::in
                      bool find_unused, const auto&... arguments) {
   torch::manual_seed(context.rank());
   Net net(arguments...);
-  lockstep::DistributedDataParallel ddp(net, {.bucket_cap_mb = 0.02, .find_unused_parameters = find_unused});
+  lockstep::DistributedDataParallel ddp(
+      net, {.device = context.device(), .bucket_cap_mb = 0.02, .find_unused_parameters = find_unused});
   torch::optim::SGD optimizer(ddp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   lockstep::List losses;
   for (int step = 0; step < 12; ++step) {

@@ -20,8 +20,6 @@ from models import MnistNet
 
 import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
 
-import lockstep_torch  # noqa: F401
-
 LIMIT = 60
 
 
@@ -36,8 +34,8 @@ class Net(nn.Module):
         return self.fc2(F.relu(self.norm(self.fc1(x))))
 
 
-def collectives(rank):
-    own = torch.arange(6, dtype=torch.float) + 10.0 * rank
+def collectives(rank, device):
+    own = (torch.arange(6, dtype=torch.float) + 10.0 * rank).to(device)
     total = own.clone()
     dist.all_reduce(total)
     most = own.clone()
@@ -66,14 +64,14 @@ def batch(rank, shape, step):
     return torch.rand(shape), torch.randint(10, shape[:1])
 
 
-def train(rank, make_net, shape, find_unused):
+def train(rank, device, make_net, shape, find_unused):
     torch.manual_seed(rank)
-    net = make_net()
+    net = make_net().to(device)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(12):
-        pixels, labels = batch(rank, shape, step)
+        pixels, labels = (tensor.to(device) for tensor in batch(rank, shape, step))
         optimizer.zero_grad()
         loss = F.cross_entropy(ddp(pixels), labels)
         loss.backward()
@@ -86,11 +84,17 @@ def python_rank(rank, backend, environment, file):
     os.environ.update(environment)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     try:
+        if backend == "nccl":
+            torch.cuda.set_device(device)
+        elif backend != "gloo":
+            import lockstep_torch  # noqa: F401
         dist.init_process_group(backend)
-        results = {"collectives": collectives(rank), "trained": train(rank, lambda: Net(10), (32, 196), False),
-                   "unused": train(rank, lambda: Net(10), (32, 196), True),
-                   "mnist": train(rank, MnistNet, (32, 1, 28, 28), False)}
+        results = {"collectives": collectives(rank, device),
+                   "trained": train(rank, device, lambda: Net(10), (32, 196), False),
+                   "unused": train(rank, device, lambda: Net(10), (32, 196), True),
+                   "mnist": train(rank, device, MnistNet, (32, 1, 28, 28), False)}
     except Exception as error:
         results = {"error": f"{type(error).__name__}: {error}"}
     torch.save(results, file)

@@ -68,7 +68,7 @@ BackendHandle create_gloo(const BackendRequest& request) {
     return {.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
                                                                    options),
             .traits = gloo_traits(),
-            .node_group = request.one_host && request.size > 1 && !request.only_gloo_keys
+            .node_group = request.one_host && request.size > 1 && !request.only_c10d_keys
                               ? join_node_group(request, {})
                               : nullptr};
   } catch (const Error&) {

@@ -123,6 +123,8 @@ BackendHandle create_nccl(const BackendRequest& request) {
   const auto device = request.device;
   try {
     auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
+    // Python's ranks connect in their first call.
+    if (request.only_c10d_keys) return {.backend = std::move(backend), .traits = nccl_traits()};
     auto others = request.one_host && request.size > 1 ? join_node_group(request, {}) : nullptr;
     // Creates the communicators here, where all ranks wait for each other anyway, and not in the first
     // backward.
