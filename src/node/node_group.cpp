@@ -98,7 +98,7 @@ bool NodeGroup::has_died(int rank) const {
 
 bool NodeGroup::is_exiting(int rank) const {
   const int process = processes_[static_cast<std::size_t>(rank)];
-  return process != 0 && is_exiting(process);
+  return process != 0 && node::is_exiting(process);
 }
 
 int NodeGroup::find_dead() const {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "node/liveness.h"
 
+#include <array>
 #include <csignal>
 #include <pthread.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
@@ -11,7 +13,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "node/node_group.h"
 
 namespace lockstep::comm {
 namespace {
@@ -115,6 +119,40 @@ TEST(Liveness, ThePidOfAPidfd) {
   EXPECT_EQ(node::process_of_pidfd(fd.get()), child.pid());
   const UniqueFd other(::dup(STDIN_FILENO));
   EXPECT_EQ(node::process_of_pidfd(other.get()), 0) << "no pidfd";
+}
+
+// Its pidfd is not readable yet.
+TEST(NodeGroup, FindsAProcessThatIsKilledAndHasNotEnded) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const UniqueFd output(ends[0]), input(ends[1]);
+  const node::ExchangePoint point{
+      .publish =
+          [&](const std::string& name) {
+            EXPECT_EQ(::write(input.get(), name.data(), name.size()), std::ssize(name));
+          },
+      .lookup =
+          [&] {
+            std::string name(4096, ' ');
+            name.resize(static_cast<std::size_t>(::read(output.get(), name.data(), name.size())));
+            return name;
+          },
+      .complain = [](const std::string&) {},
+      .complaint = [] { return std::string(); }};
+  const auto meet = [&](int rank) {
+    return node::NodeGroup::meet(rank, 2, {}, "test", point, Deadline(std::chrono::seconds(60)));
+  };
+  const Forked other([&] {
+    const auto group = meet(1);
+    while (true) ::pause();
+  });
+  const auto group = meet(0);
+  EXPECT_EQ(group->find_dead(), -1);
+  ASSERT_EQ(::ptrace(PTRACE_SEIZE, other.pid(), nullptr, PTRACE_O_TRACEEXIT), 0);
+  ::kill(other.pid(), SIGKILL);
+  ASSERT_EQ(::waitpid(other.pid(), nullptr, __WALL), other.pid());  // it stops before it ends
+  EXPECT_EQ(group->find_dead(), 1);
+  ::ptrace(PTRACE_DETACH, other.pid(), nullptr, nullptr);
 }
 
 }  // namespace
