@@ -5,6 +5,9 @@
 //   build/release/bin/data_parallel
 #include <filesystem>
 #include <iostream>
+#include <unistd.h>
+
+#include <fmt/format.h>
 
 #include <lockstep/lockstep.h>
 
@@ -41,15 +44,25 @@ int main() try {
     optimizer.step();
   }
 
-  const auto folder = std::filesystem::temp_directory_path();
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("data_parallel.{}", ::getpid());
+  std::filesystem::create_directory(folder);
   save(state_dict(parallel), folder / "parallel.pt");  // "module.fc.weight"
   save(state_dict(net), folder / "plain.pt");          // "fc.weight"
-  Net loaded;
-  const auto report = load_pretrained(loaded, folder / "parallel.pt");
-  load_pretrained(parallel, folder / "plain.pt");
-  std::cout << "\"module.\" was " << (report.prefix == PrefixChange::removed ? "removed" : "kept")
-            << " on loading; the weights are "
-            << (torch::equal(loaded->fc->weight, net->fc->weight.cpu()) ? "equal" : "not equal") << '\n';
+  Net plain;
+  const auto from_parallel = load_pretrained(plain, folder / "parallel.pt");
+  DataParallel other(Net(), {.device_ids = {torch::kCPU, torch::kCPU}});
+  const auto from_plain = load_pretrained(other, folder / "plain.pt");
+  std::filesystem::remove_all(folder);
+  const auto report = [&](const LoadReport& loaded, const torch::Tensor& weight) {
+    std::cout << "\"module.\" was "
+              << (loaded.prefix == PrefixChange::removed ? "removed"
+                  : loaded.prefix == PrefixChange::added ? "added"
+                                                         : "kept")
+              << " on loading; the weights are "
+              << (torch::equal(weight, net->fc->weight.cpu()) ? "equal" : "not equal") << '\n';
+  };
+  report(from_parallel, plain->fc->weight);
+  report(from_plain, other->module()->fc->weight);
 } catch (const std::exception& error) {
   std::cerr << "data_parallel: " << error.what() << '\n';
   return 1;

@@ -25,8 +25,8 @@ struct Flags {
 };
 
 // If there is no folder: stripes across, stripes down or squares, of a drawn width, on noise.
-void draw_pictures(const std::filesystem::path& folder) {
-  if (std::filesystem::exists(folder)) return;
+void draw_pictures(const std::filesystem::path& folder, int local_rank) {
+  if (local_rank != 0 || std::filesystem::exists(folder)) return;  // hosts need not share the disk
   const auto unfinished = folder.string() + ".part";
   const auto x = torch::arange(128), y = torch::arange(96).unsqueeze(1);
   for (int i = 0; i < 180; ++i) {
@@ -41,14 +41,13 @@ void draw_pictures(const std::filesystem::path& folder) {
   std::filesystem::rename(unfinished, folder);
 }
 
-models::ResNet make_net(const Flags& flags, std::size_t classes) {
+models::ResNet make_net(const Flags& flags, std::int64_t classes) {
   auto net = flags.arch == "resnet18" ? models::resnet18() : models::resnet34();
   if (!flags.weights.empty()) {
     const auto report = load_pretrained(net, flags.weights, {.partial = true});
     if (get_rank() == 0) std::cout << report;
   }
-  const auto features = net->fc->options.in_features();
-  net->fc = net->replace_module("fc", torch::nn::Linear(features, static_cast<std::int64_t>(classes)));
+  net->fc = net->replace_module("fc", torch::nn::Linear(net->fc->options.in_features(), classes));
   if (flags.freeze_layers) freeze_all_but(*net, {"fc"});
   if (flags.sync_bn) convert_sync_batchnorm(*net);
   if (flags.channels_last) to_memory_format(net, torch::MemoryFormat::ChannelsLast);
@@ -57,7 +56,8 @@ models::ResNet make_net(const Flags& flags, std::size_t classes) {
 
 void train(const Flags& flags) {
   const auto context = init();  // under the launcher, under SLURM, or one process alone
-  context.main_process_first([&] { draw_pictures(flags.folder); });
+  context.main_process_first([&] { draw_pictures(flags.folder, context.local_rank()); });
+  context.barrier();
   torch::manual_seed(static_cast<std::uint64_t>(flags.seed));
   const Normalize normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225});
   const Compose augment(RandomResizedCrop(flags.size), RandomHorizontalFlip(), ToTensor(), normalize);
@@ -78,7 +78,7 @@ void train(const Flags& flags) {
                 .sampler = std::make_shared<data::DistributedEvalSampler>(val_set),
                 .num_workers = flags.workers,
                 .device = context.device()});
-  auto net = make_net(flags, train_images.classes().size());
+  auto net = make_net(flags, std::ssize(train_images.classes()));
   DistributedDataParallel ddp(net, {.device = context.device()});
   torch::optim::SGD optimizer(ddp->parameters(),
                               torch::optim::SGDOptions(flags.lr).momentum(0.9).weight_decay(5e-5));

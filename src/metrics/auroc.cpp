@@ -78,8 +78,9 @@ void Auroc::update(const at::Tensor& scores, const at::Tensor& targets) {
   if (!scores_.empty() && scores.sizes().slice(1) != scores_.front().sizes().slice(1))
     throw_error<ArgumentError>("Auroc: scores of shape {} after scores of shape {}", c10::str(scores.sizes()),
                                c10::str(scores_.front().sizes()));
-  auto host_scores = scores.detach().to(at::kCPU, at::kDouble).contiguous();
-  auto host_targets = targets.to(at::kCPU, at::kLong);
+  auto host_scores =
+      scores.detach().to(at::kCPU, at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  auto host_targets = targets.to(at::kCPU, at::kLong, /*non_blocking=*/false, /*copy=*/true);
   if (host_scores.isnan().any().item<bool>()) throw_error<ArgumentError>("Auroc: a score is NaN");
   const auto classes = is_binary ? 2 : scores.size(1);
   if (host_targets.lt(0).logical_or(host_targets.ge(classes)).any().item<bool>())

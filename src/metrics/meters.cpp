@@ -43,7 +43,7 @@ void AverageMeter::update(double value, std::int64_t n) { update(at::scalar_tens
 
 void AverageMeter::update(const at::Tensor& value, std::int64_t n) {
   add(sum_and_count("AverageMeter", value, n));
-  last_ = value.detach();
+  last_ = value.detach().clone();
 }
 
 double AverageMeter::val() const { return last_.item<double>(); }

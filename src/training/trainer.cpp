@@ -11,6 +11,7 @@
 
 #include "base/throw_error.h"
 #include "ddp/clip_gradients.h"
+#include "ddp/module_sync.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
 #include "training/equal_numbers.h"
@@ -120,11 +121,14 @@ void Trainer::load(const Dict& contents) {
   if (pending != 0 && steps != options_.accumulation_steps) {
     throw_error<ArgumentError>(
         "Trainer: the checkpoint has the gradients of {} of {} batches of a step, but accumulation_steps is "
-        "{}; "
-        "resume with {}, or from a checkpoint after a step",
+        "{}; resume with {}, or from a checkpoint after a step",
         pending, steps, options_.accumulation_steps, steps);
   }
-  state_.load_state_dict(contents);
+  auto complete = contents;
+  // A run without accumulation saves no gradients.
+  if (options_.accumulation_steps > 1 && !sharded_ && contents.find("gradients") == nullptr)
+    complete.set("gradients", state_.state_dict().at("gradients"));
+  state_.load_state_dict(complete);
   accumulation_steps_ = options_.accumulation_steps;
 }
 
@@ -151,11 +155,13 @@ bool Trainer::train_batch(const std::function<at::Tensor()>& loss_of) {
   if (!ends_step) return true;
   optimize();
   stopped_ = stopped_ || is_over();
-  if (step_ % options_.log_interval == 0 || stopped_) report();
+  const bool ends_epoch = batch_ == batches_ && !interrupted_;  // then end_epoch() follows
+  const bool leaves = stopped_ && !ends_epoch;
+  if (step_ % options_.log_interval == 0 || leaves) report();
   const bool at_interval = options_.checkpoint_interval != 0 && step_ % options_.checkpoint_interval == 0;
-  if (stopped_ || (at_interval && !(batch_ == batches_ && saves_epoch(epoch_ + 1)))) save();
-  if (stopped_) bar_.reset();
-  return !stopped_;
+  if (leaves || (at_interval && !(ends_epoch && (stopped_ || saves_epoch(epoch_ + 1))))) save();
+  if (leaves) bar_.reset();
+  return !leaves;
 }
 
 at::Tensor Trainer::backward(const std::function<at::Tensor()>& loss_of, bool ends_step) {
@@ -218,9 +224,8 @@ void Trainer::agree(std::int64_t step) {
   if (sums[0] > 0) training::throw_non_finite(loss, module_, step, group_);
   stopped_ = sums[1] > 0;
   interrupted_ = sums[2] > 0;
-  if (!stopped_) return;
-  stop_requested_ = false;
-  training::StopSignals::take();
+  if (stopped_) stop_requested_ = false;
+  if (interrupted_) training::StopSignals::take();
 }
 
 void Trainer::report() {
@@ -248,13 +253,15 @@ void Trainer::end_epoch() {
   Scalars validation;
   // Without a step since a resume, the stop before has reported it.
   const bool is_reported = step_ % options_.log_interval == 0 || !loss_.defined();
-  const bool is_last = epoch_ + 1 == epochs_;
+  const bool is_last = stopped_ || epoch_ + 1 == epochs_;
   if (is_last && !is_reported) report();
   bar_.reset();
   module_.eval();
   {
     const torch::NoGradGuard no_grad;
     if (ddp_ != nullptr) ddp_->sync_buffers();
+    if (sharded_ && group_)
+      ddp::broadcast_from(*group_, 0, nn::distinct(module_.named_buffers()), std::source_location::current());
     for (const auto& validate : on_validate_) validation.merge(validate());
   }
   training::check_equal_numbers(validation, group_);
@@ -262,7 +269,7 @@ void Trainer::end_epoch() {
   if (!options_.metric.empty()) metric = metric_of(validation);
   if (!validation.empty()) call_all(on_log_, step_, validation);
   call_all(on_epoch_end_, validation);
-  agree(step_);
+  if (!stopped_) agree(step_);
   stopped_ = stopped_ || is_over();
   if (stopped_ && !is_last && !is_reported) report();
   ++epoch_;

@@ -24,6 +24,7 @@ std::vector<Check> loader_checks();
 std::vector<Check> graph_checks();
 std::vector<Check> several_gpus_checks();
 std::vector<Check> ddp_options_checks();
+std::vector<Check> parallel_checks();
 
 // Throws, naming the line, unless it holds.
 void require(bool holds, const std::string& what,

@@ -31,7 +31,7 @@ namespace {
 std::vector<Check> all_checks() {
   std::vector<Check> all;
   for (const auto& part : {device_checks(), training_checks(), checkpoint_checks(), loader_checks(),
-                           graph_checks(), several_gpus_checks(), ddp_options_checks()}) {
+                           graph_checks(), several_gpus_checks(), ddp_options_checks(), parallel_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

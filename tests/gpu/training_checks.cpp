@@ -259,6 +259,20 @@ void data_parallel() {
   }
 }
 
+// Its graph of neighbours is made on the device.
+void dgcnn_is_that_of_the_cpu() {
+  torch::manual_seed(0);
+  models::DGCNN net(models::DGCNNOptions{.output_channels = 5, .k = 6, .emb_dims = 64});
+  net->eval();
+  const auto points = torch::randn({2, 3, 32});
+  const auto expected = net->forward(points);
+  net->to(at::kCUDA);
+  const auto output = net->forward(points.to(at::kCUDA));
+  output.square().mean().backward();
+  require(torch::allclose(output.cpu(), expected, 1e-4, 1e-4), "the outputs are those of the CPU");
+  require(net->parameters().front().grad().isfinite().all().item<bool>(), "the gradients are finite");
+}
+
 }  // namespace
 
 std::vector<Check> training_checks() {
@@ -278,6 +292,7 @@ std::vector<Check> training_checks() {
       {"two_amp", 2, "fp16 autocast and GradScaler with DDP, with a GPU each", mixed_precision, 2},
       {"amp", 1, "fp16 autocast and GradScaler with DDP", mixed_precision},
       {"data_parallel", 1, "DataParallel on one GPU", data_parallel},
+      {"dgcnn", 1, "DGCNN computes what it computes on the CPU", dgcnn_is_that_of_the_cpu},
       {"two_data_parallel", 1, "DataParallel on two GPUs", data_parallel, 2},
   };
 }

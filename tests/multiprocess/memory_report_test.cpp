@@ -115,7 +115,7 @@ const Scenario known_tensors("memory_report known tensors", [] {
 });
 TEST(MemoryReport, CountsKnownTensors) { expect_all_passed(run_ranks(known_tensors)); }
 
-// Of the heap and of shared memory. Pages of files count for less when another program maps them too.
+// Memory of the heap and shared memory. Pages of files count for less when another program maps them too.
 double proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   double kibibytes = 0;

@@ -125,9 +125,8 @@ TEST_F(Programs, ImageFolderFinetuneDoesNotDependOnItsWorkers) {
   }
   // Other weights to begin with, all of them frozen but fc.
   run("image_folder_finetune",
-      finetune({"--weights", folder_.file("0/weights.pt"), "--freeze-layers", "--syncBN", "--run",
-                folder_.file("tuned")}),
-      1);
+      finetune({"--weights", folder_.file("0/weights.pt"), "--freeze-layers", "--syncBN", "--bf16",
+                "--channels-last", "--run", folder_.file("tuned")}));
   const auto tuned = load(folder_.file("tuned/weights.pt"));
   EXPECT_TRUE(equal(tuned["layer1.0.conv1.weight"], expected["layer1.0.conv1.weight"]));
   EXPECT_FALSE(equal(tuned["fc.weight"], expected["fc.weight"]));
@@ -141,7 +140,7 @@ TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
   expect_same_after_a_kill("image_folder_finetune", finetune({}, "2"), 10, false);
 }
 
-TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("10")); }
+TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("100")); }
 
 TEST_F(Programs, RunWithoutALauncher) {
   EXPECT_THAT(run_alone("gpt", gpt("2")), HasSubstr("step 2: perplexity"));
@@ -204,6 +203,7 @@ TEST_F(Programs, DataParallelLoadsItsWeightsWithAndWithoutThePrefix) {
   EXPECT_THAT(out, HasSubstr("input [15, 5], output [15, 2]"));
   EXPECT_THAT(out, HasSubstr("(module): "));
   EXPECT_THAT(out, HasSubstr("removed on loading; the weights are equal"));
+  EXPECT_THAT(out, HasSubstr("added on loading; the weights are equal"));
 }
 
 TEST_F(Programs, ModelParallelHasTheLossOfOneDevice) {
@@ -235,7 +235,7 @@ TEST_F(Programs, SpawnMnistContinuesFromItsSnapshotsAfterAKill) {
   EXPECT_FALSE(fs::exists(folder_.path() / "whole/step-00000002.pt"));
   {
     LauncherProcess process(flags("killed"), alone("spawn_mnist"));
-    kill_after(process, folder_.path() / "killed", 4);
+    kill_after(process, folder_.path() / "killed", 4 * std::uniform_int_distribution(1, 2)(random_));
   }
   EXPECT_THAT(run_alone("spawn_mnist", flags("killed")), HasSubstr("trained 5 epochs"));
   const auto model = [&](const char* run) { return load(folder_.file(run) + "/step-00000010.pt")["model"]; };

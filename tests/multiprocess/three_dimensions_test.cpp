@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Data, pipeline and tensor parallel on one mesh, beside one process; checkpoints that continue on others.
 #include <cstdlib>
+#include <limits>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/amp/grad_scaler.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/fsdp/fully_shard.h>
@@ -85,18 +87,16 @@ class Rank {
     }
     const pipelining::PipelineStage stage(stage_, pipeline_.rank(), pipeline_.size(), options);
     schedule_.emplace(std::vector{stage}, /*n_microbatches=*/2,
-                      [](const Tensor& y, const Tensor& target) { return torch::mse_loss(y, target); });
+                      [this](const Tensor& y, const Tensor& target) {
+                        const auto loss = torch::mse_loss(y, target);
+                        return scaler_ ? scaler_->scale(loss) : loss;
+                      });
   }
 
   void train_beside(OneProcess& expected, int first, int last) {
     for (int step = first; step < last; ++step) {
       SCOPED_TRACE(step);
-      const auto [x, target] = samples_of(step);
-      const auto count = kSamples / data_.size();
-      const auto rows = at::indexing::Slice(data_.rank() * count, (data_.rank() + 1) * count);
-      optimizer_->zero_grad();
-      pipelining::Tensors losses;
-      schedule_->step({x.index({rows})}, target.index({rows}), &losses);
+      const auto losses = backward(step);
       const auto norm = schedule_->clip_grad_norm_(kMaxNorm);
       optimizer_->step();
       const auto expected_loss = expected.step(step);
@@ -108,6 +108,29 @@ class Rank {
     }
   }
 
+  // As with float16: a gradient that is infinite on one rank skips the step on all.
+  void train_scaled_beside(OneProcess& expected, int steps, const ProcessGroup& all) {
+    scaler_.emplace(at::kCPU, amp::GradScalerOptions{.init_scale = 1024, .process_group = all});
+    for (int step = 0; step < steps; ++step) {
+      SCOPED_TRACE(step);
+      backward(step);
+      scaler_->unscale_(*optimizer_);
+      const auto norm = schedule_->clip_grad_norm_(kMaxNorm);
+      scaler_->step(*optimizer_);
+      scaler_->update();
+      expected.step(step);
+      EXPECT_NEAR(norm, expected.norm, 1e-5);
+    }
+    backward(steps);
+    const auto weight = optimizer_->param_groups().front().params().front();
+    if (all.rank() == 3) weight.grad().fill_(std::numeric_limits<float>::infinity());
+    const auto before = weight.detach().clone();
+    scaler_->step(*optimizer_);
+    scaler_->update();
+    EXPECT_TRUE(weight.detach().equal(before));
+    EXPECT_EQ(scaler_->get_scale(), 512);
+  }
+
   void save(const std::string& folder) { distributed_checkpoint::save(state(), folder, {}, default_group()); }
   void load(const std::string& folder) {
     auto loaded = state();
@@ -117,6 +140,15 @@ class Rank {
   }
 
  private:
+  pipelining::Tensors backward(int step) {
+    const auto [x, target] = samples_of(step);
+    const auto count = kSamples / data_.size();
+    const auto rows = at::indexing::Slice(data_.rank() * count, (data_.rank() + 1) * count);
+    optimizer_->zero_grad();
+    pipelining::Tensors losses;
+    schedule_->step({x.index({rows})}, target.index({rows}), &losses);
+    return losses;
+  }
   Dict state() {
     return {{"model", get_model_state_dict(*stage_)},
             {"optimizer", get_optimizer_state_dict(*stage_, *optimizer_, kFlat)}};
@@ -126,6 +158,7 @@ class Rank {
   ProcessGroup data_, pipeline_;
   torch::nn::Sequential stage_;
   std::optional<AdamW> optimizer_;
+  std::optional<amp::GradScaler> scaler_;
   std::optional<pipelining::ScheduleInterleavedZeroBubble> schedule_;
 };
 
@@ -157,6 +190,35 @@ const Scenario three_dimensions("data, pipeline and tensor parallel", [] {
     if (::testing::Test::HasFailure()) return;
   }
 });
+
+// The ranks of "tp" draw alike, and all others apart.
+void check_streams(const ProcessGroup& all) {
+  const auto mesh = init_device_mesh({2, 2, 2}, {.mesh_dim_names = {"dp", "cp", "tp"}});
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Dropout(0.5));
+  torch::manual_seed(
+      static_cast<std::uint64_t>(mesh["dp"].get_local_rank() * 2 + mesh["cp"].get_local_rank()));
+  tensor_parallel::parallelize_module(*net, mesh["tp"], {{"0", tensor_parallel::ColwiseParallel()}});
+  const auto drawn = net[1]->as<torch::nn::Dropout>()->forward(torch::ones({64}));
+  std::vector<Tensor> of_ranks(8);
+  for (auto& each : of_ranks) each = torch::empty_like(drawn);
+  all.all_gather(of_ranks, drawn);
+  for (std::size_t a = 0; a < 8; ++a)
+    for (std::size_t b = 0; b < 8; ++b)
+      EXPECT_EQ(of_ranks[a].equal(of_ranks[b]), a / 2 == b / 2) << a << ' ' << b;
+}
+
+const Scenario scaled("a GradScaler and random streams on a mesh", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool shards : {false, true}) {
+    SCOPED_TRACE(shards ? "fully_shard()" : "replicas");
+    OneProcess expected;
+    Rank(2, 2, 2, shards).train_scaled_beside(expected, 3, context.group());
+  }
+  check_streams(context.group());
+});
+TEST(ThreeDimensions, SkipStepsTogetherAndDrawApart) {
+  expect_all_passed(run_ranks(scaled, {.world_size = 8}));
+}
 
 TEST(ThreeDimensions, TrainAsOneProcessAndGoOnOnOtherMeshes) {
   const TempFolder folder;

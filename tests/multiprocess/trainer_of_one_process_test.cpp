@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Trainer's arguments, and its rules that one process shows.
-#include <fstream>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -66,141 +65,6 @@ TEST(TrainerOfOneProcess, ClosesItsProgressBarWhenItStops) {
   Trainer trainer(net, optimizer, {.max_steps = 1, .progress = true});
   trainer.fit(batches, [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("epoch 1:  33% 1/3"));
-}
-
-// The logs of a run that ended between the last step of an epoch and its validation have each step once.
-TEST(TrainerOfOneProcess, LogsEachStepOfAnEpochThatWasCutShort) {
-  const TempFolder folder;
-  std::vector<std::string> logged;
-  const auto train = [&](bool fails) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    std::vector<Points::Batch> batches(3, Points().get_batch(torch::arange(8)));
-    Trainer trainer(
-        net, optimizer,
-        {.checkpoints = folder.path() / "run", .checkpoint_interval = 1, .resume = true, .log_interval = 1});
-    trainer.on_log(csv_logger(folder.path() / "log.csv")).on_validate([&] {
-      if (fails) throw Error("the validation fails");
-      return Scalars{{"accuracy", 1.0}};
-    });
-    trainer.fit(batches,
-                [&](auto& batch) { return cross_entropy(net->forward(batch.inputs), batch.targets); });
-  };
-  EXPECT_THAT(error_of([&] { train(true); }), HasSubstr("the validation fails"));
-  train(false);
-  std::ifstream file(folder.path() / "log.csv");
-  for (std::string line; std::getline(file, line);) logged.push_back(line.substr(0, line.find(',')));
-  EXPECT_THAT(logged, ElementsAre("step", "1", "2", "3", "3"));
-}
-
-// A vector of batches has no position, so the trainer counts.
-TEST(TrainerOfOneProcess, ContinuesAListOfBatchesWhereItStopped) {
-  const TempFolder folder;
-  std::vector<std::int64_t> batches{0, 1, 2, 3, 4}, trained;
-  const auto train = [&](std::int64_t max_steps) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    Trainer trainer(net, optimizer,
-                    {.epochs = 2,
-                     .max_steps = max_steps,
-                     .checkpoints = folder.path(),
-                     .resume = true,
-                     .progress = true});
-    trainer.fit(batches, [&](std::int64_t batch) {
-      trained.push_back(batch);
-      return net->forward(torch::ones({1, 3})).sum();
-    });
-    return trainer.batch();
-  };
-  ::testing::internal::CaptureStderr();
-  EXPECT_EQ(train(3), 3);
-  EXPECT_EQ(train(7), 2);
-  EXPECT_EQ(train(10), 5);
-  EXPECT_EQ(train(20), 0);
-  EXPECT_THAT(trained, ElementsAre(0, 1, 2, 3, 4, 0, 1, 2, 3, 4));
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              AllOf(HasSubstr("epoch 1/2:  60% 3/5"), HasSubstr("epoch 1/2: 100% 5/5"),
-                    HasSubstr("epoch 2/2:  40% 2/5"), HasSubstr("epoch 2/2: 100% 5/5")));
-}
-
-TEST(TrainerOfOneProcess, StaysStoppedAfterAnEarlyStop) {
-  const TempFolder folder;
-  std::vector<int> batches(2);
-  const auto train = [&](TrainerOptions options) {
-    options.checkpoints = folder.path();
-    options.higher_is_better = false;
-    options.metric = "loss";
-    options.resume = true;
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    EarlyStopping stopping({.patience = 2});
-    Trainer trainer(net, optimizer, options);
-    trainer.stop_early(stopping).on_validate([] { return Scalars{{"loss", 1.0}}; });
-    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
-    EXPECT_TRUE(trainer.stopped());
-    return trainer.epoch();
-  };
-  EXPECT_EQ(train({.epochs = 9, .max_steps = 3}), 1);
-  EXPECT_EQ(train({.epochs = 9, .epochs_per_checkpoint = 2}), 3);
-  EXPECT_EQ(CheckpointManager(folder.path()).checkpoints().back().step, 6);
-  EXPECT_EQ(train({.epochs = 9}), 3);
-}
-
-TEST(TrainerOfOneProcess, RefusesTheGradientsOfAnotherAccumulation) {
-  const TempFolder folder;
-  std::vector<int> batches(3);
-  const auto train = [&](std::int64_t epochs, std::int64_t accumulation_steps) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    Trainer trainer(net, optimizer,
-                    {.epochs = epochs,
-                     .accumulation_steps = accumulation_steps,
-                     .checkpoints = folder.path(),
-                     .resume = true});
-    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
-    return trainer.step();
-  };
-  EXPECT_EQ(train(1, 2), 1);
-  for (const int other : {1, 3})
-    EXPECT_THAT(error_of<ArgumentError>([&] { train(2, other); }),
-                HasSubstr("the gradients of 1 of 2 batches of a step, but accumulation_steps is"));
-  EXPECT_EQ(train(2, 2), 3);
-  EXPECT_EQ(train(3, 3), 4);  // after a step any number will do
-}
-
-TEST(TrainerOfOneProcess, ReportsOnceWhenItStopsAndNotAfterAResume) {
-  const TempFolder folder;
-  std::vector<std::int64_t> reported;
-  const auto train = [&](bool stops_early) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    std::vector<int> batches(2);
-    EarlyStopping stopping({.patience = 1});
-    Trainer trainer(net, optimizer,
-                    {.epochs = 3,
-                     .checkpoints = folder.path() / (stops_early ? "early" : "stopped"),
-                     .higher_is_better = false,
-                     .metric = "loss",
-                     .resume = true});
-    if (stops_early) trainer.stop_early(stopping);
-    trainer.on_validate([] {
-             return Scalars{{"loss", 1.0}};
-           })
-        .on_log([&](std::int64_t step, const Scalars& scalars) {
-          if (!scalars.contains("lr")) return;
-          EXPECT_EQ(scalars.at("lr"), 0.1);
-          reported.push_back(step);
-        });
-    trainer.fit(batches, [&](int) {
-      if (trainer.step() == 5 && !stops_early) trainer.stop();
-      return net->forward(torch::ones({1, 3})).sum();
-    });
-  };
-  train(true);
-  EXPECT_THAT(reported, ElementsAre(4));
-  train(false);  // in the last batch
-  train(false);
-  EXPECT_THAT(reported, ElementsAre(4, 6));
 }
 
 // GPT-2's embedding and head are one tensor.
@@ -341,24 +205,6 @@ TEST(TrainerOfOneProcess, SavesNoParametersThatAreNotFinite) {
               HasSubstr("has checkpoints up to step 1; set resume"));
 }
 
-TEST(TrainerOfOneProcess, EndsWithItsCheckpointsOnDisk) {
-  const TempFolder folder;
-  const auto train = [&](bool fails) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    std::vector<int> batches(2);
-    const auto run = folder.path() / (fails ? "lost" : "kept");
-    Trainer trainer(net, optimizer, {.checkpoints = run, .async_save = true, .checkpoint_interval = 1});
-    trainer.on_epoch_end([&](const Scalars&) {
-      if (fails) std::filesystem::remove_all(run);
-    });
-    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
-    return CheckpointManager(run).load_latest()->info.step;
-  };
-  EXPECT_EQ(train(false), 2);
-  EXPECT_THAT(error_of<CheckpointError>([&] { train(true); }), HasSubstr("lost"));
-}
-
 TEST(TrainerOfOneProcess, RefusesAMetricThatIsBetterTheOtherWay) {
   auto net = make_net();
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -411,33 +257,6 @@ TEST(TrainerOfOneProcess, ReportsTheLastStepsAndTheRateOfEach) {
 }
 
 int handled = 0;
-
-// It arrives in the last save, after the last agreement; the second one before.
-TEST(TrainerOfOneProcess, LeavesLateAndSecondSignalsToTheirFormerHandler) {
-  const TempFolder folder;
-  const auto former = std::signal(SIGUSR2, [](int) { ++handled; });
-  for (const bool late : {true, false}) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    Trainer trainer(net, optimizer,
-                    {.checkpoints = folder.path() / (late ? "a" : "b"), .stop_signals = {SIGUSR2}});
-    const auto raise_now = [&] {
-      std::raise(SIGUSR2);
-      return Value(0);
-    };
-    if (late) trainer.state().add_functions("signal", raise_now, [](const Value&) {});
-    std::vector<int> batches(2);
-    handled = 0;
-    trainer.fit(batches, [&](int) {
-      if (!late) std::raise(SIGUSR2);
-      return net->forward(torch::ones({1, 3})).sum();
-    });
-    EXPECT_EQ(handled, late ? 1 : 0);
-    EXPECT_EQ(trainer.interrupted(), !late);
-    EXPECT_EQ(trainer.step(), late ? 2 : 1);
-  }
-  std::signal(SIGUSR2, former);
-}
 
 TEST(EarlyStops, CountValidationsWithoutImprovement) {
   EarlyStopping stopping({.patience = 2, .min_delta = 0.1, .higher_is_better = true});

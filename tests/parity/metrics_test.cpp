@@ -158,7 +158,10 @@ const Scenario reduced_values("values and meters over ranks", [] {
   const auto rank = context.rank();
   EXPECT_EQ(reduce_value(rank + 1.0), 2.0);
   EXPECT_EQ(reduce_value(rank + 1.0, ReduceOp::SUM), 6.0);
+  const auto calls = [&] { return context.group().backend()->getSequenceNumberForGroup(); };
+  const auto before_both = calls();
   const auto both = reduce_value({{"loss", 3.0 * rank}, {"top", 1.0}}, ReduceOp::SUM);
+  EXPECT_EQ(calls(), before_both + 1);
   EXPECT_EQ(both, (std::map<std::string, double>{{"loss", 9.0}, {"top", 3.0}}));
   const auto integers = torch::tensor({rank, 2});
   EXPECT_TRUE(torch::equal(reduce_value(integers), torch::tensor({1.0, 2.0}, torch::kDouble)));
@@ -267,6 +270,24 @@ TEST(MetricArguments, AreRefusedWithTheirShapes) {
   EXPECT_THAT(message([&] { reduce_value(1.0, ReduceOp::MAX); }), HasSubstr("ReduceOp::AVG"));
   EXPECT_THAT(error_of<CheckpointError>([&] { Accuracy().load_state_dict(two.state_dict()); }),
               HasSubstr("another metric"));
+}
+
+TEST(Metric, KeepsItsSamplesWhenTheCallerReusesTheTensors) {
+  const auto scores = torch::zeros({2}, torch::kDouble);
+  const auto targets = torch::zeros({2}, torch::kLong);
+  Auroc auroc;
+  scores.copy_(torch::tensor({0.1, 0.9}));
+  targets.copy_(torch::tensor({0, 1}));
+  auroc.update(scores, targets);
+  scores.copy_(torch::tensor({0.5, 0.5}));
+  targets.copy_(torch::tensor({0, 0}));
+  auroc.update(scores, targets);
+  EXPECT_EQ(auroc.compute(), 1.0);
+  AverageMeter meter;
+  const auto value = torch::tensor(2.0);
+  meter.update(value);
+  value.zero_();
+  EXPECT_EQ(meter.val(), 2.0);
 }
 
 // As top_k_accuracy_score().

@@ -131,7 +131,7 @@ def run(program, backend, languages, folder, task="train"):
             waits.append(process.wait)
     for wait in waits:
         wait(LIMIT)
-    return [torch.load(file) for file in files]
+    return [torch.load(file, map_location="cpu") for file in files]  # forks follow, so CUDA must not start here
 
 
 def equal(left, right):
@@ -182,7 +182,8 @@ def main(program, *backends):
     with tempfile.TemporaryDirectory() as folder:
         for backend in backends or ("gloo", "shm", "hierarchical"):
             compare(program, backend, folder)
-            check_other_model(program, backend, folder)
+            if backend != "nccl":  # over which a Python rank waits for a lost one until its timeout
+                check_other_model(program, backend, folder)
         check_refused(program, "auto", "OFF", "name the one of the Python ranks", folder)
         check_refused(program, "gloo", "DETAIL", "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
 

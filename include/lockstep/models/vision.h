@@ -178,8 +178,8 @@ TORCH_MODULE(VisionTransformer);
 VisionTransformer vit_b_16(const VisionTransformerOptions& options = {});
 
 /// ViT-Ti/16: 12 layers, 3 heads, hidden_dim 192, mlp_dim 768, 5.7 million parameters. Throws ArgumentError
-/// if a size other than image_size is neither this nor the default. timm: `vit_tiny_patch16_224`, with the
-/// names of torchvision's parameters.
+/// if a size other than image_size is neither this nor the default. PyTorch:
+/// `torchvision.models.VisionTransformer(224, 16, 12, 3, 192, 768)`.
 VisionTransformer vit_tiny_16(const VisionTransformerOptions& options = {});
 
 /// PyTorch: the arguments of PointNet's classifier.

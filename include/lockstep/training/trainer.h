@@ -150,7 +150,8 @@ class Trainer {
     return add(on_step_, std::move(callback));
   }
   /// After each epoch, with the module in evaluation mode, without gradients, and with the buffers of rank 0
-  /// on all ranks. Numbers that differ between ranks are a DesyncError on all of them.
+  /// on all ranks, except with broadcast_buffers = false of DistributedDataParallel. Numbers that differ
+  /// between ranks are a DesyncError on all of them.
   Trainer& on_validate(std::function<Scalars()> callback) { return add(on_validate_, std::move(callback)); }
   /// After the validation of each epoch, with its numbers.
   Trainer& on_epoch_end(std::function<void(const Scalars& validation)> callback) {
