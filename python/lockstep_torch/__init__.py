@@ -59,6 +59,10 @@ def _extend_monitored_barrier():
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
 
 
+# DistributedDataParallel takes the memory of its buckets from the backend only with this, also from NCCL.
+if torch.cuda.device_count() == 0:
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+
 _NAMES = ("shm", "hierarchical")
 _CPU = {f"cpu:{name}" for name in _NAMES}
 for _name in _NAMES:

@@ -10,6 +10,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 
 #include <lockstep/amp/grad_scaler.h>
@@ -22,6 +23,8 @@ namespace lockstep::amp {
 namespace {
 
 using at::Tensor;
+
+c10::Device current_device(c10::DeviceType type) { return c10::impl::getDeviceGuardImpl(type)->getDevice(); }
 
 // The gradients of one device, by dtype: as one operator takes them.
 struct GradientLists {
@@ -151,6 +154,9 @@ Tensor GradScaler::agreed(const std::vector<Tensor>& found_infs) const {
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!enabled_) return;
+  // A rank without the loss, such as that of an early stage of a pipeline, steps with the others of its
+  // group.
+  if (group_) begin(current_device(device_));
   check_scaled("unscale_()");
   auto& state = states_[&optimizer];
   if (state.stage == Stage::unscaled) {
@@ -183,6 +189,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
+  if (group_) begin(current_device(device_));
   check_scaled("step()");
   auto& state = states_[&optimizer];
   if (state.stage == Stage::stepped)

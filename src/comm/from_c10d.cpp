@@ -33,7 +33,18 @@ class OperationWork : public c10d::Work {
         futures_(std::move(futures)) {}
 
   bool isCompleted() override { return !operation_ || operation_->is_completed(); }
-  bool isSuccess() const override { return !operation_ || operation_->is_completed(); }
+  bool isSuccess() const override {
+    return !operation_ || (operation_->is_completed() && exception() == nullptr);
+  }
+  std::exception_ptr exception() const override {
+    if (!operation_ || !operation_->is_completed()) return nullptr;
+    try {
+      operation_->wait(timeout_);  // returns or throws at once
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
   bool wait(std::chrono::milliseconds timeout) override {
     if (operation_) operation_->wait(timeout);
     return true;

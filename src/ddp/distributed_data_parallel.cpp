@@ -6,6 +6,7 @@
 #include <lockstep/ddp/distributed_data_parallel.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "ddp/autograd_hooks.h"
 #include "ddp/ddp_state.h"
 #include "nn/synced_batch_norm.h"
@@ -105,6 +106,7 @@ void DistributedDataParallelModule::trace(const std::string& path, int steps) {
   if (!state_->has_reducer()) {
     throw ArgumentError("trace: all parameters are delayed, so there are no buckets to trace");
   }
+  comm::refuse_with_python(comm::state_of(process_group()), "trace()", "profile the Python ranks");
   state_->reducer().trace().begin(path, steps);
 }
 

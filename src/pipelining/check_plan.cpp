@@ -7,6 +7,7 @@
 
 #include "base/throw_error.h"
 #include "pipelining/plan_walk.h"
+#include "pipelining/plans.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -104,17 +105,23 @@ void check_complete(const Plan& plan, PerMicrobatch<Done>& all, const std::vecto
 // Without tags (NCCL), the n-th send to a rank meets its n-th receive.
 class MessageOrder {
  public:
-  explicit MessageOrder(const std::vector<int>& rank_of) : rank_of_(rank_of) {}
+  // `both_ways`: the messages of two ranks also are in one order, for NCCL runs them one after the other.
+  explicit MessageOrder(const std::vector<int>& rank_of, bool both_ways = false)
+      : rank_of_(rank_of), both_ways_(both_ways) {}
 
   void add(std::size_t rank, const Action& action) {
     const auto type = action.computation_type;
     const bool sends = is_send(type), forward = type == SEND_F || type == RECV_F;
     const int peer_stage = action.stage_index + (forward == sends ? 1 : -1);
     const int peer = rank_of_[static_cast<std::size_t>(peer_stage)], self = static_cast<int>(rank);
-    Message message{.to_stage = sends ? peer_stage : action.stage_index,
-                    .microbatch = *action.microbatch_index,
-                    .forward = forward};
-    (sends ? sent_[{self, peer}] : received_[{peer, self}]).push_back(message);
+    const Message message{.to_stage = sends ? peer_stage : action.stage_index,
+                          .microbatch = *action.microbatch_index,
+                          .forward = forward};
+    if (both_ways_) {
+      (self < peer ? sent_ : received_)[std::minmax(self, peer)].push_back(message);
+    } else {
+      (sends ? sent_[{self, peer}] : received_[{peer, self}]).push_back(message);
+    }
   }
 
   void check() const {
@@ -124,9 +131,11 @@ class MessageOrder {
       if (other.first == messages.end()) continue;
       const auto& [to_stage, microbatch, forward] = *other.first;
       throw_error<ArgumentError>(
-          "plan: rank {} sends {} of stage {}, micro-batch {} to rank {}, which receives its messages in "
-          "another order",
-          ranks.first, forward ? "the inputs" : "the gradients", to_stage, microbatch, ranks.second);
+          "plan: rank {} {} {} of stage {}, micro-batch {} {} rank {}, which {} in another order{}",
+          ranks.first, both_ways_ ? "exchanges" : "sends", forward ? "the inputs" : "the gradients", to_stage,
+          microbatch, both_ways_ ? "with" : "to", ranks.second,
+          both_ways_ ? "makes the calls of both directions" : "receives its messages",
+          both_ways_ ? "; on GPUs it needs the same" : "");
     }
   }
 
@@ -139,6 +148,7 @@ class MessageOrder {
   using Lists = std::map<std::pair<int, int>, std::vector<Message>>;  // from, to
 
   const std::vector<int>& rank_of_;
+  bool both_ways_;
   Lists sent_, received_;
 };
 
@@ -174,6 +184,20 @@ void check_plan(const Plan& plan) {
     }
   }
   check_complete(plan, all, rank_of, messages);
+  order.check();
+}
+
+void check_order_of_pairs(const Plan& plan) {
+  const auto rank_of = stage_to_rank(plan);
+  MessageOrder order(rank_of, /*both_ways=*/true);
+  for (std::size_t rank = 0; rank < plan.pipeline_order.size(); ++rank) {
+    for (const auto& action : plan.pipeline_order[rank]) {
+      if (!action) continue;
+      for_each_part(*action, [&](const Action& part) {
+        if (is_send(part.computation_type) || is_recv(part.computation_type)) order.add(rank, part);
+      });
+    }
+  }
   order.check();
 }
 

@@ -16,6 +16,7 @@
 #include "pipelining/action_errors.h"
 #include "pipelining/local_stage.h"
 #include "pipelining/plan_walk.h"
+#include "pipelining/plans.h"
 #include "pipelining/shared_gradients.h"
 #include "pipelining/stage_messages.h"
 #include "pipelining/timeline.h"
@@ -111,6 +112,7 @@ class PipelineSchedule::Runtime {
         messages_(group_, plan_, common_device(stages)),
         shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
     simulate(plan_);
+    if (device_of(stages.front()).is_cuda()) check_order_of_pairs(plan_);
     check_reductions(plan_);
     check_stages(stages);
     for (auto& stage : stages) stages_.emplace(stage.stage_index(), LocalStage(stage, plan_.n_microbatches));

@@ -203,6 +203,8 @@ void check_with_python(const InitOptions& options, const backends::BackendSpec& 
   if (options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
     refuse("check_calls or TORCH_DISTRIBUTED_DEBUG=DETAIL, for which PyTorch makes calls of its own");
   }
+  if (options.env.get("TORCH_DIST_INIT_BARRIER") == "1")
+    refuse("TORCH_DIST_INIT_BARRIER=1, for which PyTorch waits for C++ ranks in a barrier of its own");
 }
 
 std::unique_ptr<Session> join_with_python(const InitOptions& options, const backends::BackendSpec& backend,

@@ -87,6 +87,11 @@ void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::str
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
                 const RowwiseParallel& style, const Ranks& ranks) {
   const Layouts layouts{style.input_layouts.value_or(Shard(-1)), style.output_layouts.value_or(Replicate())};
+  if (bias.defined() && layouts.output == Shard(-1))
+    refuse(
+        ranks, name + "bias",
+        "would be added to a part of the features, which RowwiseParallel does not support for output_layouts "
+        "Shard(-1); leave the bias out, or redistribute() the output");
   cut(weight, name + "weight", 1, rowwise_linear(layouts), ranks);
   // On parts of the output each rank has a part of the bias's gradient.
   if (bias.defined() && layouts.output != Replicate()) cut(bias, name + "bias", std::nullopt, {}, ranks);

@@ -4,6 +4,7 @@
 
 #include <lockstep/tensor_parallel/layers.h>
 
+#include "nn/storage_guard.h"
 #include "tensor_parallel/cut.h"
 
 namespace lockstep::tensor_parallel {
@@ -15,7 +16,10 @@ torch::nn::Linear cut_layer(const torch::nn::LinearOptions& options, const Devic
                             const Style& style, const char* name, std::source_location where) {
   torch::nn::Linear linear(options);
   const c10::NoGradGuard no_gradients;
-  cut_linear(linear->weight, linear->bias, std::string(name) + ".", style, ranks_of(mesh, name, where));
+  const auto ranks = ranks_of(mesh, name, where);
+  cut_linear(linear->weight, linear->bias, std::string(name) + ".", style, ranks);
+  if (linear->bias.defined() && !nn::has_guard(linear->bias))
+    ranks.group.broadcast(linear->bias.detach(), 0, where);
   return linear;
 }
 

@@ -108,7 +108,8 @@ Rule colwise_bias(Placement output) {
     if (!call.arguments[1].isTensor() || parallel_parameter(call.arguments[1].toTensor()) != &call.parameter)
       return std::nullopt;
     auto bias = nn::without_operator_guard(call.arguments[1].toTensor());
-    if (output != Shard(-1)) {
+    const auto last = call.arguments[0].toTensor().dim() - 1;
+    if (output != Shard(-1) && output != Shard(last)) {
       bias = redistribute(bias, call.parameter.group(),
                           {.from = Shard(0),
                            .to = Replicate(),

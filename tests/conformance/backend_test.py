@@ -91,7 +91,13 @@ def check_fork():
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
-    check_sum()
+    group = dist.new_group([0, 1])
+    child = os.fork()
+    if child == 0:
+        dist.destroy_process_group(group)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    check_sum(group)
 
 
 def check_two_groups(rank):
@@ -152,8 +158,9 @@ def check_late(rank):
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=1)) for _ in range(2)]
     if rank == 0:
         check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(groups[0]))
-        future = dist.all_reduce(torch.ones(3), group=groups[1], async_op=True).get_future()
-        check_error(dist.DistBackendError, "after a timeout of 1", future.wait)
+        work = dist.all_reduce(torch.ones(3), group=groups[1], async_op=True)
+        check_error(dist.DistBackendError, "after a timeout of 1", work.get_future().wait)
+        assert work.is_completed() and not work.is_success()
     check_sum()  # rank 1 has its groups until then
 
 
@@ -184,10 +191,21 @@ def check_interrupt(rank):
     check_sum()
 
 
+def is_shared(tensor):
+    """Whether other processes can map the tensor's memory."""
+    with open("/proc/self/maps", encoding="utf-8") as mappings:
+        for line in mappings:
+            begin, end = (int(place, 16) for place in line.split()[0].split("-"))
+            if begin <= tensor.data_ptr() < end:
+                return line.split()[1].endswith("s")
+    raise AssertionError("no mapping")
+
+
 def train():
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2), gradient_as_bucket_view=True)
     for _ in range(3):
         model(torch.rand(4, 8)).sum().backward()
+    assert is_shared(model.module.weight.grad), "the buckets are not in the backend's memory"
     gradients = [torch.empty(2, 8) for _ in range(RANKS)]
     dist.all_gather(gradients, model.module.weight.grad)
     assert torch.equal(*gradients), gradients

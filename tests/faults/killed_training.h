@@ -80,6 +80,8 @@ inline void kill_and_resume(const Scenario& doomed, const Scenario& resumed, int
   const char* wanted = std::getenv("LOCKSTEP_FAULT_ROUNDS");
   if (wanted != nullptr) rounds = std::atoi(wanted);
   const unsigned steps = wanted != nullptr ? 200 : 60;
+  // A round in the suite resumes from a checkpoint.
+  const unsigned first = wanted != nullptr ? 1 : kStepsPerCheckpoint + 1;
   std::mt19937 random(static_cast<unsigned>(rounds));
   for (int round = 0; round < rounds && !::testing::Test::HasFailure(); ++round) {
     const TempFolder folder;
@@ -88,7 +90,7 @@ inline void kill_and_resume(const Scenario& doomed, const Scenario& resumed, int
     options.env["TEST_FOLDER"] = (folder / "run").string();
     options.env["TEST_STEPS"] = std::to_string(steps);
     options.env["TEST_VICTIM"] = std::to_string(victim);
-    options.env["TEST_KILL_STEP"] = std::to_string(1 + random() % (steps - 1));
+    options.env["TEST_KILL_STEP"] = std::to_string(first + random() % (steps - first));
     options.env["TEST_KILL_MICROSECONDS"] = std::to_string(random() % 8000);
     const auto results = run_ranks(doomed, options);
     for (std::size_t rank = 0; rank < results.size(); ++rank) {

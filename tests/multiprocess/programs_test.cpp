@@ -140,7 +140,7 @@ TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
   expect_same_after_a_kill("image_folder_finetune", finetune({}, "2"), 10, false);
 }
 
-TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("100")); }
+TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("30")); }
 
 TEST_F(Programs, RunWithoutALauncher) {
   EXPECT_THAT(run_alone("gpt", gpt("2")), HasSubstr("step 2: perplexity"));

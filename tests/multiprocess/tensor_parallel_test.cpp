@@ -202,7 +202,7 @@ void compare_layers(const DeviceMesh& mesh) {
   torch::manual_seed(5);
   torch::nn::Linear first(6, 5), second(5, 3);
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(7, 6).padding_idx(5));
-  torch::manual_seed(5);
+  torch::manual_seed(static_cast<std::uint64_t>(5 + mesh.get_local_rank()));  // rank 0's values count
   tp::ColumnParallelLinear column(torch::nn::LinearOptions(6, 5), mesh);
   tp::RowParallelLinear row(torch::nn::LinearOptions(5, 3), mesh);
   tp::VocabParallelEmbedding vocabulary(torch::nn::EmbeddingOptions(7, 6).padding_idx(5), mesh);
@@ -276,6 +276,8 @@ void check_errors(const DeviceMesh& mesh) {
   EXPECT_THAT(plan_error({{"head", tp::ColwiseParallel()}, {"head", tp::RowwiseParallel()}}),
               HasSubstr("head.weight is already in a plan"));
   EXPECT_THAT(error_of([&] { tp::local_heads(3, mesh); }), HasSubstr("3 heads"));
+  EXPECT_THAT(plan_error({{"layers.*.fc2", tp::RowwiseParallel{.output_layouts = tp::Shard(-1)}}}),
+              AllOf(HasSubstr("fc2.bias"), HasSubstr("leave the bias out")));
 
   ParallelNet net;
   tp::parallelize_module(*net, mesh, tensor_plan());

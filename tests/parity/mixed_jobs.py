@@ -168,14 +168,13 @@ def check_other_model(program, backend, folder):
     check("error" in results[0], results[0])
 
 
-def check_refused(program, backend, debug, words, folder):
+def check_refused(program, backend, variables, words, folder):
     """What cannot be mixed is an error before the rank waits for any other."""
     file = os.path.join(folder, "refused.pt")
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                   "TORCH_DISTRIBUTED_DEBUG": debug}
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | variables
     subprocess.run([program, backend, "with_python", "train", file], env=dict(os.environ, **environment), timeout=LIMIT)
     error = torch.load(file).get("error", "")
-    check(words in error, f"{backend}, {debug}: {error}")
+    check(words in error, f"{backend}, {variables}: {error}")
 
 
 def main(program, *backends):
@@ -184,8 +183,9 @@ def main(program, *backends):
             compare(program, backend, folder)
             if backend != "nccl":  # over which a Python rank waits for a lost one until its timeout
                 check_other_model(program, backend, folder)
-        check_refused(program, "auto", "OFF", "name the one of the Python ranks", folder)
-        check_refused(program, "gloo", "DETAIL", "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
+        check_refused(program, "auto", {}, "name the one of the Python ranks", folder)
+        check_refused(program, "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
+        check_refused(program, "gloo", {"TORCH_DIST_INIT_BARRIER": "1"}, "TORCH_DIST_INIT_BARRIER=1", folder)
 
 
 if __name__ == "__main__":

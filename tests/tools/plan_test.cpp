@@ -151,6 +151,10 @@ TEST(PlanMeshes, LeavesOutWhatDoesNotDivide) {
     EXPECT_EQ(4 % each.tp, 0);
     EXPECT_LE(each.pp, 8);
   }
+  // Two ranks take an even number of micro-batches.
+  for (const auto& each : plan_meshes(equal_layers(), machine_of(2),
+                                      {.ranks = 2, .batch_size = 10, .schedule = "InterleavedZeroBubble"}))
+    EXPECT_TRUE(each.pp == 1 || each.microbatches % 2 == 0);
   EXPECT_THAT(error_of<ArgumentError>([&] { plan_meshes(equal_layers(), machine_of(7), {.ranks = 11}); }),
               AllOf(HasSubstr("11 ranks"), HasSubstr("8 layers")));
 }

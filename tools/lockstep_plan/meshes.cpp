@@ -76,9 +76,18 @@ class Mesh {
   std::vector<int> microbatches() const {
     std::vector<int> all;
     for (int count = sizes_.pp; count <= samples(); ++count) {
-      if (samples() % count == 0 && (!job_.microbatches || count == *job_.microbatches)) all.push_back(count);
+      if (samples() % count != 0 || (job_.microbatches && count != *job_.microbatches)) continue;
+      if (schedule_takes(count)) all.push_back(count);
     }
     return all;
+  }
+  bool schedule_takes(int microbatches) const {
+    try {
+      pipelining::make_plan(job_.schedule, sizes_.pp, 1, microbatches);
+      return true;
+    } catch (const ArgumentError&) {
+      return false;
+    }
   }
 
   Stage stage_of(std::size_t first, std::size_t last) const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -59,7 +60,10 @@ struct Engine::Wait {
 };
 
 Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
-    : communicator_(std::move(communicator)), wait_policy_(wait_policy), mailbox_(communicator_.size()) {
+    : communicator_(std::move(communicator)),
+      wait_policy_(wait_policy),
+      process_(::getpid()),
+      mailbox_(communicator_.size()) {
   offer_memory(communicator_);
   add_engine(*this);
 }
@@ -68,11 +72,14 @@ Engine::~Engine() { leave(); }
 
 void Engine::leave() {
   remove_engine(*this);
-  const std::lock_guard lock(mutex_);
+  if (::getpid() != process_) return;
+  const Lock lock(*this);
   if (closed_) return;
   closed_ = true;
   // First, because the memory of dropped calls may be used for something else.
   communicator_.own().left.store(1, std::memory_order_release);
+  ended_.insert(ended_.end(), collectives_.begin(), collectives_.end());
+  ended_.insert(ended_.end(), transfers_.begin(), transfers_.end());
   collectives_.clear();
   transfers_.clear();
   under_way_ = 0;
@@ -80,7 +87,7 @@ void Engine::leave() {
 }
 
 void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
-  std::unique_lock lock(mutex_);
+  Lock lock(*this);
   check();
   while (!has_free_slot()) {
     lock.unlock();
@@ -147,7 +154,7 @@ bool Engine::send_at_once(int to, std::int64_t tag, Element element, Source sour
                           std::uint64_t log_number) {
   if (source.bytes > kMessageChunkBytes) return false;
   check();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   Send call(communicator_, mailbox_, to, tag, element, source, log_number);
   const bool sent = call.advance();
   if (!sent) call.give_up();
@@ -156,7 +163,7 @@ bool Engine::send_at_once(int to, std::int64_t tag, Element element, Source sour
 }
 
 bool Engine::try_receive(Receive& call) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   unmatched_.clear();
   if (!is_idle()) advance();
   return call.advance_behind(unmatched_);
@@ -177,6 +184,7 @@ bool Engine::has_free_slot() {
 void Engine::advance() {
   while (!collectives_.empty() && collectives_.front()->advance()) {
     collectives_.front()->set_finished();
+    ended_.push_back(std::move(collectives_.front()));
     collectives_.pop_front();
     under_way_.fetch_sub(1, std::memory_order_relaxed);
   }
@@ -191,6 +199,7 @@ void Engine::advance_transfers() {
     auto* receive = (*it)->unmatched();
     if (receive == nullptr ? (*it)->advance() : receive->advance_behind(unmatched_)) {
       (*it)->set_finished();
+      ended_.push_back(std::move(*it));
       it = transfers_.erase(it);
       under_way_.fetch_sub(1, std::memory_order_relaxed);
       continue;
@@ -201,7 +210,7 @@ void Engine::advance_transfers() {
 }
 
 void Engine::try_advance() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
+  const Lock lock(*this, std::try_to_lock);
   if (lock.owns_lock()) advance();
 }
 
@@ -221,7 +230,7 @@ void Engine::look_for_lost(const Task& call) {
   const int dead = communicator_.find_dead();
   int gone = find_gone();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     advance();
   }
   if (call.finished()) return;
@@ -239,7 +248,7 @@ bool Engine::is_look_due() {
 }
 
 bool Engine::is_ready(Wait& wait) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   if (wait.for_slot) return has_free_slot();
   if (!wait.call.finished()) advance();
   return wait.call.finished();

@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "backends/shm/arrival.h"
@@ -30,12 +31,35 @@ class Engine {
 
   const Communicator& communicator() const { return communicator_; }
   Mailbox& mailbox() { return mailbox_; }
-  std::mutex& mutex() { return mutex_; }
+
+  // The mutex. What ends meanwhile is dropped after it is released: it may have the last reference to a
+  // tensor of Python, which is freed under Python's lock, and whoever has that lock may wait for the mutex.
+  class Lock {
+   public:
+    explicit Lock(Engine& engine) : engine_(engine), lock_(engine.mutex_) {}
+    Lock(Engine& engine, std::try_to_lock_t how) : engine_(engine), lock_(engine.mutex_, how) {}
+    ~Lock() {
+      if (lock_.owns_lock()) unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+    bool owns_lock() const { return lock_.owns_lock(); }
+    void lock() { lock_.lock(); }
+    void unlock() {
+      const auto ended = std::exchange(engine_.ended_, {});
+      lock_.unlock();
+    }
+
+   private:
+    Engine& engine_;
+    std::unique_lock<std::mutex> lock_;
+  };
 
   // Publishes the call; all ranks do so in the same order. Waits, at most `timeout`, while kSlots calls are
   // in progress. Throws like wait() if the group has failed.
   void start(std::shared_ptr<Collective> call, Milliseconds timeout);
-  // The call was created under mutex(), which is still held.
+  // The call was created under a Lock, which is still held.
   void start(std::shared_ptr<Transfer> call);
   // Waits only while a wait spins. Returns whether the call is finished.
   bool wait_shortly(const Task& call);
@@ -99,11 +123,13 @@ class Engine {
 
   Communicator communicator_;
   WaitPolicy wait_policy_;
+  const int process_;  // a forked child has another
   mutable std::mutex mutex_;
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
   std::list<std::shared_ptr<Transfer>> transfers_;
-  std::vector<MatchKey> unmatched_;  // by receives in progress, at the last pass over them
+  std::vector<std::shared_ptr<Task>> ended_;  // dropped when the mutex is released
+  std::vector<MatchKey> unmatched_;           // by receives in progress, at the last pass over them
   std::atomic<int> under_way_{0};
   std::atomic<bool> closed_{false};
   std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for lost ranks
@@ -126,7 +152,7 @@ bool advance_others(const Engine& self);
 template <class Fill, class Make, class Posted>
 auto Engine::start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
     -> decltype(make(Request())) {
-  std::unique_lock lock(mutex_);
+  Lock lock(*this);
   check();
   fill(eager_);
   const bool is_posted = post_eager();

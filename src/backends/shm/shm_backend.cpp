@@ -142,7 +142,7 @@ auto ShmBackend::start_transfer(const Call& call, comm::ProfilerEvent event, Mem
   const auto peer = call.peer == comm::kAnyRank ? shm::kAnyRank : call.peer;
   const auto element = shm::element_of(comm::main_tensor(call)->scalar_type());
   engine.check();
-  const std::lock_guard lock(engine.mutex());
+  const shm::Engine::Lock lock(engine);
   auto operation = make_operation<Transfer>(call, std::move(event), engine.communicator(), engine.mailbox(),
                                             peer, call.tag, element, memory...);
   engine.start(operation);

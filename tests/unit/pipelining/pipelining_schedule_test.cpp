@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/pipelining/schedule.h>
 
+#include "pipelining/plans.h"
 #include "support/error_of.h"
 
 namespace lockstep::testing {
@@ -35,6 +36,24 @@ TEST(PipelineActions, CsvBothWays) {
   EXPECT_THAT(error_of<ArgumentError>([] { plan_from_csv("0F0,0B0\n1F0,1Q0\n"); }),
               HasSubstr("line 2, column 2: action \"1Q0\""));
   EXPECT_THAT(error_of<ArgumentError>([] { plan_from_csv("\n"); }), HasSubstr("no actions"));
+}
+
+TEST(PipelinePlans, HaveTheMessagesOfTwoRanksInOneOrder) {
+  for (const auto& [name, stages] : {std::pair{"GPipe", 1},
+                                     {"1F1B", 1},
+                                     {"Interleaved1F1B", 2},
+                                     {"LoopedBFS", 2},
+                                     {"InterleavedZeroBubble", 2},
+                                     {"ZBVZeroBubble", 2},
+                                     {"DualPipeV", 2}})
+    for (const int ranks : {2, 4})
+      EXPECT_NO_THROW(check_order_of_pairs(add_comms(make_plan(name, ranks, stages, 8))));
+  // Each direction is in order. Over NCCL each rank would wait in its first message for the other's second.
+  const auto crossed = plan_from_csv(
+      "0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0RECV_B1,0B0,0B1,0REDUCE_GRAD\n"
+      "1RECV_F0,1F0,1B0,1RECV_F1,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n");
+  EXPECT_NO_THROW(check_plan(crossed));
+  EXPECT_THAT(error_of<ArgumentError>([&] { check_order_of_pairs(crossed); }), HasSubstr("in another order"));
 }
 
 TEST(PipelinePlans, NamesAndRefusals) {

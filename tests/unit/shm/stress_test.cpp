@@ -95,7 +95,7 @@ void exchange(Engine& engine, unsigned seed) {
       const auto what = source(numbers, 0, numbers.size());
       const bool at_once = common() % 2 == 0 && what.bytes <= kMessageChunkBytes;
       if (at_once && engine.send_at_once(next, tag, Element::i32, what, 0)) continue;
-      const std::lock_guard lock(engine.mutex());
+      const Engine::Lock lock(engine);
       call =
           std::make_shared<Send>(engine.communicator(), engine.mailbox(), next, tag, Element::i32, what, 0);
       engine.start(call);
@@ -111,7 +111,7 @@ void exchange(Engine& engine, unsigned seed) {
       if (!soon || !engine.receive_soon(brief, [] {})) {
         std::shared_ptr<Transfer> call;
         {
-          const std::lock_guard lock(engine.mutex());
+          const Engine::Lock lock(engine);
           call = std::make_shared<Receive>(engine.communicator(), engine.mailbox(), from, tag, Element::i32,
                                            place);
           engine.start(call);
@@ -170,7 +170,7 @@ class InOrder {
 
   template <class Kind, class... Rest>
   void start(int peer, int tag, Rest... rest) {
-    const std::lock_guard lock(engine_.mutex());
+    const Engine::Lock lock(engine_);
     calls_.push_back(
         std::make_shared<Kind>(engine_.communicator(), engine_.mailbox(), peer, tag, Element::i32, rest...));
     engine_.start(calls_.back());
@@ -207,7 +207,7 @@ TEST_P(Unwanted, MessagesAreParked) {
     for (std::size_t i = 0; i < kCount; ++i) {
       buffers.push_back(values(0, static_cast<int>(i), 0, length(i)));
       if (engine.communicator().rank() != 0) continue;
-      const std::lock_guard lock(engine.mutex());
+      const Engine::Lock lock(engine);
       calls.push_back(std::make_shared<Send>(engine.communicator(), engine.mailbox(), 1,
                                              static_cast<std::int64_t>(i), Element::i32,
                                              source(buffers[i], 0, length(i)), 0));
@@ -217,7 +217,7 @@ TEST_P(Unwanted, MessagesAreParked) {
       const auto expected = std::exchange(buffers[i], Numbers(length(i)));
       std::shared_ptr<Transfer> call;
       {
-        const std::lock_guard lock(engine.mutex());
+        const Engine::Lock lock(engine);
         call = std::make_shared<Receive>(engine.communicator(), engine.mailbox(), i % 2 == 0 ? 0 : -1,
                                          static_cast<std::int64_t>(i), Element::i32,
                                          target(buffers[i], 0, length(i)));
