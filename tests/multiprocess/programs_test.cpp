@@ -57,7 +57,7 @@ class Programs : public ::testing::Test {
 
   // A program that starts without the launcher.
   static LauncherProcess::Options alone(const std::string& program) {
-    return {.program = std::string(PROGRAM_FOLDER) + "/" + program};
+    return {.env = {{"OMP_NUM_THREADS", "1"}}, .program = std::string(PROGRAM_FOLDER) + "/" + program};
   }
   static std::string run_alone(const std::string& program, const Words& flags) {
     LauncherProcess process(flags, alone(program));
@@ -115,7 +115,7 @@ class Programs : public ::testing::Test {
 
 TEST_F(Programs, ImageFolderFinetuneDoesNotDependOnItsWorkers) {
   Value expected;
-  for (const auto* workers : {"0", "1", "4"}) {
+  for (const auto* workers : {"0", "4"}) {
     const auto out =
         run("image_folder_finetune", finetune({"--workers", workers, "--run", folder_.file(workers)}));
     EXPECT_THAT(out, HasSubstr("step 5: accuracy 0."));
@@ -136,8 +136,13 @@ TEST_F(Programs, ImageFolderFinetuneTrainsAsPythonDoes) {
   expect_same_as_python("image_folder_finetune", finetune({"--batch-size", "8"}));
 }
 
-TEST_F(Programs, ImageFolderFinetuneResumesAfterAKill) {
-  expect_same_after_a_kill("image_folder_finetune", finetune({}, "2"), 10, false);
+// One of them in each run of the tests; the nightly command runs these 20 times.
+TEST_F(Programs, OneOfThemResumesAfterAKill) {
+  if (std::bernoulli_distribution()(random_)) {
+    expect_same_after_a_kill("image_folder_finetune", finetune({}, "2"), 10, false);
+  } else {
+    expect_same_after_a_kill("gpt", gpt("6"), 6, false);
+  }
 }
 
 TEST_F(Programs, GptTrainsAsPythonDoes) { expect_same_as_python("gpt", gpt("30")); }
@@ -146,8 +151,6 @@ TEST_F(Programs, RunWithoutALauncher) {
   EXPECT_THAT(run_alone("gpt", gpt("2")), HasSubstr("step 2: perplexity"));
   EXPECT_THAT(run_alone("image_folder_finetune", finetune({"--arch", "resnet34"})), HasSubstr("accuracy 0."));
 }
-
-TEST_F(Programs, GptResumesAfterAKill) { expect_same_after_a_kill("gpt", gpt("6"), 6, false); }
 
 class GptMesh : public Programs {
  protected:
