@@ -10,7 +10,6 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
-#include "comm/group_state.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::ddp {
@@ -249,10 +248,7 @@ BucketWork Reducer::start_reduction(std::size_t index, const at::Tensor& buffer)
     GradBucket seen(index, is_last, buffer, std::move(parameters), group_);
     return hook_(seen);
   }
-  if (bucket.sparse) {
-    comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
-    return sum_sparse(buffer, group_, options_.where);
-  }
+  if (bucket.sparse) return sum_sparse(buffer, group_, options_.where);
   return {group_.all_reduce_async(buffer, ReduceOp::SUM, options_.where), buffer};
 }
 

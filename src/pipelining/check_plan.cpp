@@ -105,7 +105,8 @@ void check_complete(const Plan& plan, PerMicrobatch<Done>& all, const std::vecto
 // Without tags (NCCL), the n-th send to a rank meets its n-th receive.
 class MessageOrder {
  public:
-  // `both_ways`: the messages of two ranks also are in one order, for NCCL runs them one after the other.
+  // `both_ways`: both directions are in one order, because NCCL runs the messages of two ranks one after the
+  // other.
   explicit MessageOrder(const std::vector<int>& rank_of, bool both_ways = false)
       : rank_of_(rank_of), both_ways_(both_ways) {}
 
@@ -130,12 +131,16 @@ class MessageOrder {
       const auto other = std::mismatch(messages.begin(), messages.end(), found->second.begin());
       if (other.first == messages.end()) continue;
       const auto& [to_stage, microbatch, forward] = *other.first;
+      const auto what = fmt::format("{} of stage {}, micro-batch {}",
+                                    forward ? "the inputs" : "the gradients", to_stage, microbatch);
+      if (both_ways_)
+        throw_error<ArgumentError>(
+            "plan: ranks {} and {} send and receive {} in different orders; on GPUs a rank's messages to and "
+            "from another one need the order of that rank",
+            ranks.first, ranks.second, what);
       throw_error<ArgumentError>(
-          "plan: rank {} {} {} of stage {}, micro-batch {} {} rank {}, which {} in another order{}",
-          ranks.first, both_ways_ ? "exchanges" : "sends", forward ? "the inputs" : "the gradients", to_stage,
-          microbatch, both_ways_ ? "with" : "to", ranks.second,
-          both_ways_ ? "makes the calls of both directions" : "receives its messages",
-          both_ways_ ? "; on GPUs it needs the same" : "");
+          "plan: rank {} sends {} to rank {}, which receives its messages in another order", ranks.first,
+          what, ranks.second);
     }
   }
 
@@ -145,7 +150,7 @@ class MessageOrder {
     bool forward;
     bool operator==(const Message&) const = default;
   };
-  using Lists = std::map<std::pair<int, int>, std::vector<Message>>;  // from, to
+  using Lists = std::map<std::pair<int, int>, std::vector<Message>>;  // from, to; both ways: lower, higher
 
   const std::vector<int>& rank_of_;
   bool both_ways_;

@@ -95,6 +95,7 @@ def check_fork():
     child = os.fork()
     if child == 0:
         dist.destroy_process_group(group)
+        del group  # the last reference, which ends the backend
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     check_sum(group)

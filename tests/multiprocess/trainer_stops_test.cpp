@@ -97,20 +97,24 @@ TEST(TrainerStops, StaysStoppedAfterAnEarlyStop) {
   EXPECT_EQ(train({.epochs = 9}), 3);
 }
 
+// Steps after a resumed run of epochs of so many batches.
+std::int64_t steps_of_run(const TempFolder& folder, std::size_t count, std::int64_t epochs,
+                          std::int64_t accumulation_steps) {
+  std::vector<int> batches(count);
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  Trainer trainer(net, optimizer,
+                  {.epochs = epochs,
+                   .accumulation_steps = accumulation_steps,
+                   .checkpoints = folder.path(),
+                   .resume = true});
+  trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
+  return trainer.step();
+}
+
 TEST(TrainerStops, RefusesTheGradientsOfAnotherAccumulation) {
   const TempFolder folder;
-  std::vector<int> batches(3);
-  const auto train = [&](std::int64_t epochs, std::int64_t accumulation_steps) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    Trainer trainer(net, optimizer,
-                    {.epochs = epochs,
-                     .accumulation_steps = accumulation_steps,
-                     .checkpoints = folder.path(),
-                     .resume = true});
-    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
-    return trainer.step();
-  };
+  const auto train = [&](int epochs, int steps) { return steps_of_run(folder, 3, epochs, steps); };
   EXPECT_EQ(train(1, 2), 1);
   for (const int other : {1, 3})
     EXPECT_THAT(error_of<ArgumentError>([&] { train(2, other); }),
@@ -121,18 +125,7 @@ TEST(TrainerStops, RefusesTheGradientsOfAnotherAccumulation) {
 
 TEST(TrainerStops, AccumulatesAfterARunWithoutAccumulation) {
   const TempFolder folder;
-  std::vector<int> batches(2);
-  const auto train = [&](std::int64_t epochs, std::int64_t accumulation_steps) {
-    auto net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    Trainer trainer(net, optimizer,
-                    {.epochs = epochs,
-                     .accumulation_steps = accumulation_steps,
-                     .checkpoints = folder.path(),
-                     .resume = true});
-    trainer.fit(batches, [&](int) { return net->forward(torch::ones({1, 3})).sum(); });
-    return trainer.step();
-  };
+  const auto train = [&](int epochs, int steps) { return steps_of_run(folder, 2, epochs, steps); };
   EXPECT_EQ(train(1, 1), 2);
   EXPECT_EQ(train(2, 2), 3);
   EXPECT_EQ(train(3, 1), 5);

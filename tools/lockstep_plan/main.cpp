@@ -54,7 +54,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--optimizer-states", options.job.optimizer_states,
                  "Tensors that the optimizer has for a parameter")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--schedule", options.job.schedule)
+  app.add_option("--schedule", options.job.schedule, "GPipe, 1F1B or InterleavedZeroBubble")
       ->check(CLI::IsMember({"GPipe", "1F1B", "InterleavedZeroBubble"}));
   app.add_option("--top", options.top, "Meshes to show");
   app.add_flag("--json", options.json, "JSON instead of a table");

@@ -190,10 +190,11 @@ class Trainer {
 
   /// Restores the newest checkpoint with `resume`, and handles the stop signals while the result exists.
   [[nodiscard]] std::shared_ptr<void> begin_fit();
-  /// Whether there is an epoch to train; sets the module to training mode. `batches` is for the progress bar.
+  /// Whether there is an epoch to train; sets the module to training mode. `batches`: of the epoch, for the
+  /// progress bar, and so that a run that ends with the epoch validates it.
   bool begin_epoch(std::optional<std::int64_t> batches = std::nullopt);
-  /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns whether to
-  /// continue.
+  /// Forward and backward of one batch, and after accumulation_steps of them one step. Returns false if the
+  /// loop must be left without end_epoch().
   bool train_batch(const std::function<at::Tensor()>& loss_of);
   /// Validates, saves a checkpoint and counts the epoch.
   void end_epoch();
