@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "backends/registry.h"
@@ -16,10 +17,10 @@ BackendHandle create_gloo(const BackendRequest& request);
 
 // MPI, for ranks that mpirun, mpiexec or srun --mpi started. Loads it at the first call.
 BackendHandle create_mpi(const BackendRequest& request);
-// Throws RendezvousError unless one of them has started this process.
-void check_mpi_launcher(const Env& env);
+// Throws RendezvousError unless one of them has started this process. `reason`: what needs it, for the error.
+void check_mpi_launcher(const Env& env, const std::string& reason = "backend mpi");
 
-// Shared memory between the ranks of each host and Gloo between hosts. On one host the same as shm.
+// Shared memory between the ranks of each host, and network_between_hosts(). On one host the same as shm.
 BackendHandle create_hierarchical(const BackendRequest& request);
 
 // c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.

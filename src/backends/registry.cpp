@@ -74,10 +74,14 @@ BackendSpec cpu_and_device(const std::string& cpu, c10::DeviceType device, const
   return BackendSpec({{"cpu", cpu}, {device_type_name(device), name}});
 }
 
+std::string reason_of_hierarchical(const GroupTopology& ranks) {
+  return fmt::format("shared memory on each host, {} between the hosts", network_between_hosts(ranks.env));
+}
+
 BackendChoice best_on_cpu(const GroupTopology& ranks) {
   if (ranks.one_host) return {BackendSpec("shm"), "all ranks are on one host"};
   if (factories().contains("hierarchical") && ranks.share_hosts)
-    return {BackendSpec("hierarchical"), "shared memory on each host, gloo between the hosts"};
+    return {BackendSpec("hierarchical"), reason_of_hierarchical(ranks)};
   if (factories().contains("gloo")) return {BackendSpec("gloo"), "each rank is on a host of its own"};
   throw ArgumentError(
       "the ranks are spread over several hosts, which needs gloo, but this build has no gloo");
@@ -117,8 +121,10 @@ void check_device(const std::string& name, const GroupTopology& ranks) {
 BackendChoice resolve_name(const std::string& name, const GroupTopology& ranks) {
   require_built(name);
   check_device(name, ranks);
-  if (ranks.device.is_cpu() || is_for_gpus(name) || name == "fake") return {BackendSpec(name)};
-  return {cpu_and_device(name, ranks.device.type(), name)};
+  const bool is_split = name == "hierarchical" && !ranks.one_host;
+  const auto reason = is_split ? reason_of_hierarchical(ranks) : "";
+  if (ranks.device.is_cpu() || is_for_gpus(name) || name == "fake") return {BackendSpec(name), reason};
+  return {cpu_and_device(name, ranks.device.type(), name), reason};
 }
 
 BackendChoice resolve_entries(const BackendSpec& wanted, const GroupTopology& ranks) {
@@ -172,12 +178,22 @@ BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ra
   return wanted.has_entries() ? resolve_entries(wanted, ranks) : resolve_name(wanted.name(), ranks);
 }
 
-void check_environment([[maybe_unused]] const BackendSpec& spec, [[maybe_unused]] const Env& env) {
+std::string network_between_hosts(const Env& env) {
+  const auto name = env.get(kNetworkVariable).value_or("gloo");
+  if (name != "gloo" && name != "mpi")
+    throw ArgumentError(fmt::format("{}={}; it is gloo or mpi", kNetworkVariable, name));
+  require_built(name);
+  return name;
+}
+
+void check_environment(const BackendSpec& spec, const Env& env) {
+  const auto network = spec.contains("hierarchical") ? network_between_hosts(env) : "";
 #ifdef LOCKSTEP_HAS_MPI
   if (spec.contains("mpi")) check_mpi_launcher(env);
+  if (network == "mpi") check_mpi_launcher(env, fmt::format("{}=mpi", kNetworkVariable));
 #endif
 #ifdef LOCKSTEP_HAS_GLOO
-  if (!spec.contains("gloo") && !spec.contains("hierarchical")) return;
+  if (!spec.contains("gloo") && network != "gloo") return;
   if (const auto list = env.get("GLOO_SOCKET_IFNAME")) interfaces_named(*list);
 #endif
 }

@@ -32,6 +32,7 @@ struct BackendRequest {
   bool one_host = true;                   // all ranks are known to run on this host
   std::vector<int> hosts = {};            // [rank]: number of its host
   bool connect_on_use = false;            // gloo: two ranks connect when they first exchange data
+  bool can_end_calls = false;             // mpi: errors end blocking calls too
   bool only_c10d_keys = false;            // gloo, nccl: other ranks run c10d's own, without our keys
   Env env = {};                           // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
@@ -62,7 +63,13 @@ struct GroupTopology {
   bool one_host = true;
   bool share_hosts = false;   // several hosts, and some ranks have the same one
   bool share_device = false;  // some ranks have the same GPU, so NCCL cannot connect them
+  Env env = {};               // environment variables of the backends
 };
+
+// The backend that `hierarchical` uses between hosts: "gloo", or "mpi" if this variable says so.
+inline constexpr const char* kNetworkVariable = "LOCKSTEP_HIERARCHICAL_NETWORK";
+// Throws ArgumentError for another value, or if this build lacks that backend.
+std::string network_between_hosts(const Env& env);
 
 // The backends of a group. "auto" selects shm for CPU tensors if all ranks run on one host, hierarchical if
 // some do, else gloo. It selects nccl for GPU tensors, or the CPU's backend through host memory if ranks

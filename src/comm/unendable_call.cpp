@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kTick = 20ms;
-constexpr auto kTimeToThrow = 500ms;  // of a wait for an asynchronous call, after SIGTERM
+constexpr auto kTimeToThrow = 500ms;  // of a wait for a call that can be ended, after SIGTERM
 constexpr auto kTimeToDie = 100ms;    // of the rank because of which SIGTERM was sent
 
 std::atomic<bool> terminated{false};
@@ -45,11 +45,6 @@ void note_termination(int) {
 template <class Failure>
 [[noreturn]] void fail(const GroupState& group, const CallRecord& call, const std::string& reason) {
   rethrow_as_ours(std::make_exception_ptr(Failure(reason)), group, call);
-}
-
-int find_dead(const GroupState& group) {
-  const auto others = group.node_group();
-  return others ? others->find_dead() : -1;
 }
 
 // The calls of this process, and the thread that watches them.
@@ -146,25 +141,30 @@ UnendableCall::UnendableCall(const GroupState& group, const CallRecord& call,
 UnendableCall::~UnendableCall() { Watch::get().remove(this); }
 
 void UnendableCall::check() const {
-  if (const int dead = find_dead(group_); dead >= 0) {
-    fail<PeerLost>(group_, call_, group_.node_group()->name_of(dead) + " died");
-  }
+  const auto others = group_.node_group();
+  if (const int dead = others ? others->find_dead() : -1; dead >= 0)
+    fail<PeerLost>(group_, call_, others->name_of(dead) + " died");
   throw_if_refused(group_, call_);
   if (Clock::now() - call_.issued_at < timeout_) return;
   fail<TimeoutError>(group_, call_, fmt::format("it has not ended after {} ms", timeout_.count()));
 }
 
 void UnendableCall::throw_terminated() const {
+  fail<PeerLost>(group_, call_, reason_of_termination(group_.node_group().get()));
+}
+
+void watch_termination() { Watch::get(); }
+
+bool is_terminated() { return terminated; }
+
+std::string reason_of_termination(const node::NodeGroup* others) {
   const Deadline deadline(kTimeToDie);
-  int dead = find_dead(group_);
-  while (dead < 0 && !deadline.expired()) {
+  while (others != nullptr) {
+    if (const int dead = others->find_dead(); dead >= 0) return others->name_of(dead) + " died";
+    if (deadline.expired()) break;
     std::this_thread::sleep_for(1ms);
-    dead = find_dead(group_);
   }
-  const auto reason =
-      dead >= 0 ? group_.node_group()->name_of(dead) + " died"
-                : std::string("SIGTERM came, which mpirun sends to all ranks when one of them fails");
-  fail<PeerLost>(group_, call_, reason);
+  return "SIGTERM came, which mpirun sends to all ranks when one of them fails";
 }
 
 }  // namespace lockstep::comm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 
 #include "comm/group_state.h"
 
@@ -12,13 +13,21 @@
 // calls instead. It writes the error that the call would throw to stderr, and ends the process.
 //
 // mpirun ends all ranks with SIGTERM when one of them fails, and a second later with SIGKILL. Where nobody
-// else handles SIGTERM, the watching thread does: it first writes the report, and it leaves waits for
-// asynchronous calls some time to throw theirs.
+// else handles SIGTERM, the watching thread does: it first writes the report, and it leaves waits for calls
+// that can be ended some time to throw theirs.
 
 namespace lockstep::comm {
 
 // How the process ends.
 inline constexpr int kLostExitCode = 1;
+
+// Starts the watching thread, unless it runs.
+void watch_termination();
+// Whether it has seen SIGTERM.
+bool is_terminated();
+// Why waits end then. Names the rank of `others` that has died, if it is seen within 100 ms. `others` may be
+// null.
+std::string reason_of_termination(const node::NodeGroup* others);
 
 // While it lives, the calling thread is in a call that cannot be ended. `group` and `call` outlive it.
 class UnendableCall {

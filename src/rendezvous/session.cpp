@@ -212,7 +212,8 @@ backends::GroupTopology Session::topology(const std::vector<int>& ranks) const {
   return {.device = config_.device,
           .one_host = distinct == 1,
           .share_hosts = distinct > 1 && distinct < hosts.size(),
-          .share_device = config_.share_device};
+          .share_device = config_.share_device,
+          .env = config_.env};
 }
 
 void Session::synchronize() const {

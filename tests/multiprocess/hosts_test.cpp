@@ -16,6 +16,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/wait_check.h"
 #include "multiprocess/backends.h"
 
 namespace lockstep::testing {
@@ -152,6 +153,30 @@ const Scenario has_a_limit("a call has a limit of its own", [] {
   if (context.is_main()) group.send(word, 3);
 });
 
+struct Interrupt {};
+
+// As signal handlers of Python do.
+const Scenario waits_end("waits of callers of c10d end", [] {
+  const auto context = init({.backend = "hierarchical"});
+  const auto& group = context.group();
+  auto word = torch::zeros({1});
+  std::vector<at::Tensor> first{torch::ones({1})}, second{torch::ones({1})};
+  if (context.rank() == 1) group.recv(word, 0);
+  const auto work = group.backend()->allreduce(first);
+  const auto queued = group.backend()->allreduce(second, {.timeout = 1s});
+  if (context.is_main()) {
+    wait_check = [] { throw Interrupt(); };
+    EXPECT_THROW(work->wait(), Interrupt);
+    wait_check = nullptr;
+    EXPECT_THAT([&] { queued->getFuture()->waitAndThrow(); },
+                ::testing::ThrowsMessage<TimeoutError>("it is in progress after 1000 ms"));
+    group.send(word, 1);
+  }
+  work->wait();
+  queued->wait();
+  EXPECT_EQ(first[0].item<float>() + second[0].item<float>(), 4);
+});
+
 const Scenario over_a_cable("sums over a cable", [] {
   const auto context = init();
   const auto& group = context.group();
@@ -266,6 +291,8 @@ TEST(Gloo, ConnectsOnUseIfPyTorchsVariableSaysSo) {
   expect_all_passed(run_ranks(on_use, {.world_size = 4, .env = {{"TORCH_GLOO_LAZY_INIT", "1"}}}));
 }
 TEST(Hosts, EndACallAtItsOwnLimit) { expect_all_passed(run_on_hosts(has_a_limit, {0, 0, 1, 1})); }
+
+TEST(Hosts, EndWaitsOfCallersOfC10d) { expect_all_passed(run_on_hosts(waits_end, {0, 1})); }
 
 TEST(Hosts, AllReportARankThatDiesOnOneOfThem) {
   const auto results = run_on_hosts(one_dies, {0, 0, 1, 1});

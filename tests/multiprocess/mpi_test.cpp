@@ -111,6 +111,79 @@ TEST(Mpi, FourRanks) {
       with(for_any_size(), {"groups two", "groups outlives", "groups barriers", "async from any rank"}), 4));
 }
 
+// -- hierarchical, with MPI between hosts
+
+constexpr const char* kNetwork = "LOCKSTEP_HIERARCHICAL_NETWORK";
+
+// [rank]: number of its host.
+std::map<int, std::map<std::string, std::string>> on_hosts(const std::vector<int>& host_of) {
+  std::map<int, std::map<std::string, std::string>> env;
+  for (std::size_t rank = 0; rank < host_of.size(); ++rank)
+    env[static_cast<int>(rank)] = {{"LOCKSTEP_HOST_ID", std::to_string(host_of[rank])}};
+  return env;
+}
+
+// Gloo has no interface that it could use.
+testing::MpiRun run_between_hosts(const Names& scenarios, const std::vector<int>& host_of,
+                                  std::map<std::string, std::string> env = {}) {
+  env.insert(
+      {{testing::kBackendVariable, "hierarchical"}, {kNetwork, "mpi"}, {"GLOO_SOCKET_IFNAME", "none0"}});
+  return testing::run_mpi_ranks(
+      scenarios,
+      {.world_size = static_cast<int>(host_of.size()), .env = std::move(env), .rank_env = on_hosts(host_of)});
+}
+
+TEST(MpiBetweenHosts, TwoOfTwoRanks) {
+  const auto run = run_between_hosts(
+      with(for_any_size(), {"groups two", "async from any rank", "sums over even hosts"}), {0, 0, 1, 1});
+  testing::expect_all_passed(run);
+  EXPECT_THAT(run.ranks[0].err, HasSubstr("backend hierarchical for 4 ranks: shared memory on each host, mpi "
+                                          "between the hosts"));
+}
+
+TEST(MpiBetweenHosts, OneThreadMakesAllCalls) {
+  testing::expect_all_passed(run_between_hosts({"async kinds", "sums over hosts with alternating ranks"},
+                                               {0, 1, 0, 1}, {{"LOCKSTEP_MPI_THREADS", "serialized"}}));
+}
+
+TEST(MpiBetweenHosts, MayDifferInTheirNumberOfRanks) {
+  testing::expect_all_passed(run_between_hosts({"reductions", "copies", "exchanges"}, {0, 0, 0, 1}));
+  testing::expect_all_passed(run_between_hosts({"sums over uneven hosts"}, {0, 0, 0, 1, 1}));
+}
+
+TEST(MpiBetweenHosts, ReportARankThatDiesOnOneOfThem) {
+  const auto run = run_between_hosts({"a rank dies on the second host"}, {0, 0, 1, 1});
+  for (const std::size_t survivor : {0U, 1U, 2U}) {
+    EXPECT_THAT(run.ranks[survivor].err, AllOf(HasSubstr("all_reduce #2 of Float[100000] at hosts_test.cpp:"),
+                                               HasSubstr("another rank is gone")));
+  }
+}
+
+const testing::Scenario joins_hosts("mpi: joins hosts",
+                                    [] { (void)init({.backend = "hierarchical", .timeout = 20s}); });
+
+std::vector<testing::RankResult> join_two_hosts(const std::map<std::string, std::string>& env_of_second,
+                                                const std::map<std::string, std::string>& env = {}) {
+  auto rank_env = on_hosts({0, 1});
+  rank_env[1].insert(env_of_second.begin(), env_of_second.end());
+  return testing::run_ranks(joins_hosts, {.env = env, .rank_env = rank_env, .stuck = {0}});
+}
+
+TEST(MpiBetweenHosts, AreNamedByAllRanks) {
+  const auto ranks = join_two_hosts({{kNetwork, "mpi"}, {"PMIX_RANK", "1"}});
+  EXPECT_THAT(ranks[1].err,
+              HasSubstr("LOCKSTEP_HIERARCHICAL_NETWORK is mpi here and gloo on rank 0; set it alike on all"));
+}
+
+TEST(MpiBetweenHosts, NeedALauncherAndTheModule) {
+  EXPECT_THAT(join_two_hosts({{kNetwork, "mpi"}})[1].err,
+              HasSubstr("LOCKSTEP_HIERARCHICAL_NETWORK=mpi: no MPI launcher started this process; start all "
+                        "ranks with one mpirun, mpiexec or srun --mpi"));
+  const auto ranks = join_two_hosts(
+      {}, {{kNetwork, "mpi"}, {"PMIX_RANK", "0"}, {"LOCKSTEP_MPI_MODULE", "/no/such/module.so"}});
+  EXPECT_THAT(ranks[1].err, HasSubstr("the mpi module was not found at /no/such/module.so"));
+}
+
 // -- a program that uses MPI itself
 
 // Functions of the libmpi that the module is linked with.

@@ -53,8 +53,26 @@ std::map<std::string, std::string> mpi_environment(const std::string& lines, con
   return env;
 }
 
-[[noreturn]] void become_mpiexec(const std::map<std::string, std::string>& env, int ranks,
-                                 const std::string& program, const std::string& err) {
+// Ranks with variables of their own are programs of their own to mpiexec.
+std::vector<std::string> command_of(const RunOptions& options, const std::string& program) {
+  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
+  if (options.rank_env.empty()) {
+    words.insert(words.end(), {"-n", std::to_string(options.world_size), program});
+    return words;
+  }
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    if (rank > 0) words.emplace_back(":");
+    words.insert(words.end(), {"-n", "1", "/usr/bin/env"});
+    if (const auto own = options.rank_env.find(rank); own != options.rank_env.end()) {
+      for (const auto& [name, value] : own->second) words.push_back(fmt::format("{}={}", name, value));
+    }
+    words.push_back(program);
+  }
+  return words;
+}
+
+[[noreturn]] void become_mpiexec(const std::map<std::string, std::string>& env,
+                                 const std::vector<std::string>& command, const std::string& err) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int input = ::open("/dev/null", O_RDONLY);
   const int output = ::open(err.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -62,8 +80,10 @@ std::map<std::string, std::string> mpi_environment(const std::string& lines, con
   ::dup2(output, STDOUT_FILENO);
   ::dup2(output, STDERR_FILENO);
   for (const auto& [name, value] : env) ::setenv(name.c_str(), value.c_str(), 1);
-  ::execl(LOCKSTEP_MPIEXEC, LOCKSTEP_MPIEXEC, "-n", std::to_string(ranks).c_str(), program.c_str(),
-          static_cast<char*>(nullptr));
+  std::vector<char*> words;
+  for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  ::execv(words.front(), words.data());
   ::_exit(127);
 }
 
@@ -87,10 +107,10 @@ MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions
   const TempFolder folder;
   const std::vector<ReservedPort> ports(scenarios.size());
   const auto env = mpi_environment(lines_of(scenarios, ports), options, folder);
-  const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto command = command_of(options, std::filesystem::read_symlink("/proc/self/exe").string());
   const auto pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
-  if (pid == 0) become_mpiexec(env, options.world_size, program, folder.file("mpiexec"));
+  if (pid == 0) become_mpiexec(env, command, folder.file("mpiexec"));
   MpiRun run{.exit_code = finish(pid, options.timeout), .err = text_of_file(folder / "mpiexec")};
   for (int rank = 0; rank < options.world_size; ++rank) {
     const auto name = std::to_string(rank);

@@ -4,23 +4,21 @@
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <numeric>
 #include <stop_token>
 #include <thread>
 
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
 #include "backends/hierarchical/host_collectives.h"
+#include "backends/hierarchical/legs.h"
+#include "base/deadline.h"
+#include "base/wait_check.h"
 #include "comm/from_c10d.h"
 #include "comm/profiler_event.h"
 #include "comm/to_c10d.h"
-#include "node/node_group.h"
 
 namespace lockstep::backends {
 namespace {
@@ -29,6 +27,8 @@ using comm::Call;
 using comm::CallStage;
 using comm::OperationPtr;
 using comm::Report;
+
+constexpr std::chrono::milliseconds kLook{20};  // of a wait, at what may end it
 
 // A copy of a call that keeps its tensors.
 class KeptCall {
@@ -67,16 +67,8 @@ class QueuedCall final : public comm::Operation {
   }
 
   // The call has a limit of its own, so it ends without one here.
-  void wait(std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    const auto is_done = [this] { return is_done_; };
-    if (timeout == kNoTimeout) {
-      done_.wait(lock, is_done);
-    } else if (!done_.wait_for(lock, timeout, is_done)) {
-      throw TimeoutError(fmt::format("it is in progress after {} ms", timeout.count()));
-    }
-    if (failure_) std::rethrow_exception(failure_);
-  }
+  void wait(std::chrono::milliseconds timeout) override { wait(timeout, timeout); }
+  void end_wait(std::chrono::milliseconds timeout) override { wait(std::chrono::milliseconds(0), timeout); }
 
   bool is_completed() override {
     const std::lock_guard lock(mutex_);
@@ -84,6 +76,21 @@ class QueuedCall final : public comm::Operation {
   }
 
  private:
+  // The last part of a wait.
+  void wait(std::chrono::milliseconds rest, std::chrono::milliseconds whole) {
+    const Deadline deadline(rest);
+    std::unique_lock lock(mutex_);
+    while (!done_.wait_for(lock, whole == kNoTimeout ? kLook : std::min(kLook, deadline.remaining()),
+                           [this] { return is_done_; })) {
+      if (whole != kNoTimeout && deadline.expired())
+        throw TimeoutError(fmt::format("it is in progress after {} ms", whole.count()));
+      lock.unlock();
+      check_wait();
+      lock.lock();
+    }
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
   KeptCall kept_;
   comm::ProfilerEvent event_;
   std::mutex mutex_;
@@ -155,15 +162,6 @@ class CallQueue {
   std::jthread thread_;  // started by the first asynchronous call
 };
 
-using Leg = HostCollectives::Leg;
-
-struct Legs {
-  Leg host;
-  std::vector<Leg> lanes;
-  BackendHandle flat;  // all ranks, over the network
-  std::function<Leg()> connect_all;
-};
-
 // See Note [Hierarchical collectives]. Messages and the calls that have nothing to gain from shared memory
 // use the network between all ranks: a receive from any rank could not wait for shared memory and the network
 // at once. Threads: as for shm.
@@ -229,73 +227,11 @@ class HierarchicalBackend final : public comm::FromC10d {
   CallQueue queue_;
 };
 
-BackendRequest leg_request(const BackendRequest& whole, const std::string& name,
-                           const std::vector<int>& ranks) {
-  auto part = whole;
-  part.store = c10::make_intrusive<c10d::PrefixStore>(name, whole.store);
-  part.rank = static_cast<int>(std::ranges::find(ranks, whole.rank) - ranks.begin());
-  part.size = static_cast<int>(ranks.size());
-  part.group_name = fmt::format("{}, {}", whole.group_name, name);
-  part.key += "/" + name;
-  return part;
-}
-
-Leg leg_of(const BackendHandle& handle, const BackendRequest& request, const std::vector<int>& ranks) {
-  return std::make_shared<comm::GroupState>(handle.backend,
-                                            ProcessGroupInfo{.name = request.group_name,
-                                                             .global_ranks = ranks,
-                                                             .timeout = request.timeout,
-                                                             .traits = handle.traits,
-                                                             .node_group = handle.node_group});
-}
-
-Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
-  const auto& ranks = layout.members(layout.host());
-  auto part = leg_request(request, fmt::format("host {}", layout.host()), ranks);
-  part.one_host = true;
-  const auto handle = create_shm(part);
-  handle.node_group->set_shown_ranks(ranks);
-  return leg_of(handle, part, ranks);
-}
-
-// Without an all-to-all of connections, whose number and whose requests to the store grow quadratically.
-BackendHandle connect_on_use(BackendRequest request) {
-  request.connect_on_use = true;
-  return create_gloo(request);
-}
-
-// Connects the neighbours in the ring, so that each notices when the other dies, and waits for all of them.
-void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
-  std::vector<at::Tensor> word{at::zeros({1})};
-  try {
-    lane.backend->allreduce(word)->wait();
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    throw RendezvousError(fmt::format("rank {} of {}: the hosts of group {} could not be connected: {}",
-                                      request.rank, request.size, request.group_name,
-                                      text.substr(0, text.find('\n'))));
-  }
-}
-
-constexpr std::size_t kNamedRanks = 16;  // of a lane, in errors
-
-// All ranks connect their lanes in ascending order, so none waits for ranks that wait for it.
-std::vector<Leg> connect_lanes(const BackendRequest& request, const HostLayout& layout) {
-  std::vector<Leg> lanes;
-  for (int number = layout.local_rank(); number < layout.lanes(); number += layout.local_size()) {
-    const auto ranks = layout.lane(number);
-    auto part = leg_request(request, fmt::format("lane {}", number), ranks);
-    if (ranks.size() <= kNamedRanks) part.group_name += fmt::format(" of ranks {}", fmt::join(ranks, ", "));
-    const auto handle = connect_on_use(part);
-    connect_ring(handle, part);
-    lanes.push_back(leg_of(handle, part, ranks));
-  }
-  return lanes;
-}
-
 BackendTraits hierarchical_traits(const Legs& legs) {
-  auto traits = legs.flat.traits;  // fewer element types than shm
+  auto traits = legs.flat.traits;  // may have fewer element types than shm
   traits.averages = true;
+  traits.notices_death = false;
+  traits.uneven_all_gather = false;
   return traits;
 }
 
@@ -304,14 +240,7 @@ BackendTraits hierarchical_traits(const Legs& legs) {
 BackendHandle create_hierarchical(const BackendRequest& request) {
   const HostLayout layout(request.hosts, request.rank);
   if (layout.hosts() == 1) return create_shm(request);
-  std::vector<int> all(static_cast<std::size_t>(request.size));
-  std::iota(all.begin(), all.end(), 0);
-  Legs legs{.host = connect_host(request, layout),
-            .lanes = connect_lanes(request, layout),
-            .flat = connect_on_use(leg_request(request, "network", all)),
-            .connect_all = [part = leg_request(request, "all_to_all", all), all] {
-              return leg_of(connect_on_use(part), part, all);
-            }};
+  auto legs = connect_legs(request, layout);
   const auto traits = hierarchical_traits(legs);
   return {
       .backend = c10::make_intrusive<HierarchicalBackend>(layout, std::move(legs), traits, request.timeout),

@@ -9,6 +9,7 @@
 #include "backends/factories.h"
 #include "backends/join_node_group.h"
 #include "backends/mpi/mpi_backend.h"
+#include "comm/unendable_call.h"
 
 namespace lockstep::backends {
 namespace {
@@ -48,19 +49,21 @@ std::shared_ptr<MpiGroup> connect(const BackendRequest& request) {
   auto& engine = mpi::Engine::get(request.env);
   const auto ranks = world_ranks(request, engine.library());
   const auto tag = static_cast<int>(std::hash<std::string>{}(request.key) % kGroupTags);
-  auto group = std::make_shared<MpiGroup>(MpiGroup{.engine = engine, .ranks = {}, .node = {}});
+  auto group = std::make_shared<MpiGroup>(
+      MpiGroup{.engine = engine, .ranks = {}, .node = {}, .can_end_calls = request.can_end_calls});
   engine.run([&] { group->ranks = engine.library().create(ranks, tag); });
   if (request.one_host && request.size > 1) group->node = join_node_group(request, {});
+  comm::watch_termination();
   return group;
 }
 
 }  // namespace
 
-void check_mpi_launcher(const Env& env) {
+void check_mpi_launcher(const Env& env, const std::string& reason) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
     if (env.has(name)) return;
   }
-  throw RendezvousError(fmt::format("backend mpi: no MPI launcher started this process; {}", kStart));
+  throw RendezvousError(fmt::format("{}: no MPI launcher started this process; {}", reason, kStart));
 }
 
 BackendHandle create_mpi(const BackendRequest& request) {

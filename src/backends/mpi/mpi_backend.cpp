@@ -14,6 +14,7 @@
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
 #include "comm/profiler_event.h"
+#include "comm/unendable_call.h"
 
 namespace lockstep::backends {
 namespace {
@@ -93,9 +94,10 @@ std::string MpiGroup::name_of(int rank) const {
 }
 
 void MpiGroup::look_around() const {
-  if (!node) return;
-  if (!node->refusals().empty()) throw DesyncError("another rank refuses it");
-  if (const int dead = node->find_dead(); dead >= 0) throw PeerLost(node->name_of(dead) + " died");
+  if (node && !node->refusals().empty()) throw DesyncError("another rank refuses it");
+  const int dead = node ? node->find_dead() : -1;
+  if (dead >= 0) throw PeerLost(node->name_of(dead) + " died");
+  if (comm::is_terminated()) throw PeerLost(comm::reason_of_termination(node.get()));
 }
 
 MpiBackend::MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout)
@@ -126,7 +128,8 @@ BackendTraits MpiBackend::traits() {
 // Calls that every rank has made end soon, whether or not they are waited for.
 void MpiBackend::abort() {
   const std::lock_guard lock(mutex_);
-  const Deadline deadline(std::uncaught_exceptions() > 0 ? std::chrono::milliseconds(0) : kEndLimit);
+  const bool ends_now = std::uncaught_exceptions() > 0 || comm::is_terminated();
+  const Deadline deadline(ends_now ? std::chrono::milliseconds(0) : kEndLimit);
   for (const auto& weak : std::exchange(under_way_, {})) {
     const auto task = weak.lock();
     while (task && !deadline.expired() && !group_->engine.test(*task)) std::this_thread::yield();
@@ -142,7 +145,8 @@ OperationPtr MpiBackend::start(const Call& call, Report report) {
   }
   if (comm::is_message(call.kind)) check_tag(call);
   const bool has_source = call.kind == CallKind::recv && call.peer == comm::kAnyRank;
-  if (!call.blocking || has_source || !group_->engine.takes_all_threads()) return begin(call);
+  const bool blocks = call.blocking && !has_source && !group_->can_end_calls;
+  if (!blocks || !group_->engine.takes_all_threads()) return begin(call);
   report(CallStage::cannot_end);
   run(call);
   return nullptr;

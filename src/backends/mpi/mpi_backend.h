@@ -18,9 +18,11 @@ struct MpiGroup {
   mpi::Engine& engine;
   std::unique_ptr<mpi::Communicator> ranks;
   std::shared_ptr<node::NodeGroup> node;  // nullptr: the ranks run on several hosts
+  bool can_end_calls = false;             // blocking calls do not use MPI's blocking functions
 
   std::string name_of(int rank) const;
-  // Throws PeerLost or DesyncError if a rank of this host has died or refuses the step.
+  // Throws PeerLost or DesyncError if a rank of this host has died or refuses the step, or if SIGTERM has
+  // come.
   void look_around() const;
 };
 

@@ -50,6 +50,17 @@ TEST(Registry, ChecksTheInterfacesOfEveryBackendOverGloo) {
   EXPECT_NO_THROW(check_environment(BackendSpec("shm"), env));
 }
 
+TEST(Registry, TheNetworkOfHierarchicalMustBeABackendOfHosts) {
+  const Env env(std::map<std::string, std::string>{{"LOCKSTEP_HIERARCHICAL_NETWORK", "tcp"}});
+  const auto is_refused =
+      ThrowsMessage<ArgumentError>(HasSubstr("LOCKSTEP_HIERARCHICAL_NETWORK=tcp; it is gloo or mpi"));
+  EXPECT_THAT([&] { check_environment(BackendSpec("hierarchical"), env); }, is_refused);
+  auto ranks = kSharedHosts;
+  ranks.env = env;
+  EXPECT_THAT([&] { resolve("auto", ranks); }, is_refused);
+  EXPECT_NO_THROW(check_environment(BackendSpec("gloo"), env));
+}
+
 TEST(Registry, AutoOnAGpuIsNcclPlusTheCpuChoice) {
   if (has_nccl()) {
     const auto choice = resolve("auto", kGpu);
