@@ -59,6 +59,23 @@ def _extend_monitored_barrier():
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
 
 
+def _set_default_backends():
+    """DistributedDataParallel takes the memory of its buckets from the default backend of its group. PyTorch gives a group of
+    "cpu:shm" none, because it compares the names of registered backends in upper case; beside these nor one of "cpu:gloo"."""
+    of_torch = dist.distributed_c10d._new_process_group_helper
+
+    @functools.wraps(of_torch)
+    def new_process_group_helper(*args, **kwargs):
+        group, store = of_torch(*args, **kwargs)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER and group.name() == "undefined":
+            names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+            if "cpu" in names:
+                group._set_default_backend(dist.Backend.backend_type_map[names["cpu"]])
+        return group, store
+
+    dist.distributed_c10d._new_process_group_helper = new_process_group_helper
+
+
 # DistributedDataParallel takes the memory of its buckets from the backend only with this, also from NCCL.
 if torch.cuda.device_count() == 0:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
@@ -68,3 +85,4 @@ _CPU = {f"cpu:{name}" for name in _NAMES}
 for _name in _NAMES:
     _register(_name)
 _extend_monitored_barrier()
+_set_default_backends()

@@ -3,6 +3,7 @@
 
 LOCKSTEP_FAULT_ROUNDS=200 repeats all of it under load."""
 
+import itertools
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,12 +28,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def join(rank, backend, port, seconds=60):
+def join(rank, backend, port, ranks=RANKS):
     import lockstep_torch  # noqa: F401
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=seconds))
+        backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
 
 
 def check_caching_allocator():
@@ -133,25 +135,27 @@ def check_threads():
         dist.destroy_process_group(group)
 
 
-def count(what):
-    return len(os.listdir(f"/proc/self/{what}"))
+def resources():
+    """What a group may leave behind. Its shared memory has no name in /dev/shm: it is a descriptor and a mapping."""
+    with open("/proc/self/maps", encoding="utf-8") as mappings:
+        shared = sum(line.split()[1].endswith("s") for line in mappings)
+    with open("/proc/self/statm", encoding="utf-8") as pages:
+        resident = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),
+            "shared mappings": shared, "KiB": resident // 1024}
 
 
-def check_leaks():
-    """A destroyed group leaves no file descriptor and no thread."""
-    def use_group():
-        group = dist.new_group([0, 1])
-        check_sum(group)
-        dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait()
-        dist.destroy_process_group(group)
-
-    use_group()
-    before = {what: count(what) for what in ("fd", "task")}
-    groups = 5
-    for _ in range(groups):
-        use_group()
+def check_leaks(use, rounds, allowed):
+    """What `use` makes is gone after it; `allowed` is what a round may leave in resident KiB."""
+    for _ in range(3):
+        use()
+    before = resources()
+    for _ in range(rounds):
+        use()
+    after = resources()
     for what, number in before.items():  # a thread may be ending at either time
-        assert count(what) < number + groups, (what, number, count(what))
+        growth = rounds * allowed if what == "KiB" else rounds - 1
+        assert after[what] <= number + growth, (what, before, after)
 
 
 def check_late(rank):
@@ -202,21 +206,120 @@ def is_shared(tensor):
     raise AssertionError("no mapping")
 
 
-def train():
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2), gradient_as_bucket_view=True)
+def train(group):
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Linear(8, 2), process_group=group, gradient_as_bucket_view=True)
     for _ in range(3):
         model(torch.rand(4, 8)).sum().backward()
     assert is_shared(model.module.weight.grad), "the buckets are not in the backend's memory"
-    gradients = [torch.empty(2, 8) for _ in range(RANKS)]
-    dist.all_gather(gradients, model.module.weight.grad)
-    assert torch.equal(*gradients), gradients
+    gradients = [torch.empty(2, 8) for _ in range(group.size())]
+    dist.all_gather(gradients, model.module.weight.grad, group=group)
+    assert all(torch.equal(gradients[0], gradient) for gradient in gradients), gradients
+
+
+def losses_of(group, view):
+    torch.manual_seed(group.rank())  # DistributedDataParallel broadcasts rank 0's parameters
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        net, process_group=group, bucket_cap_mb=0.01, gradient_as_bucket_view=view)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(ddp(torch.rand(16, 32)), torch.randint(4, (16,)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def check_losses(group, tolerance):
+    """Training over the group is training over gloo."""
+    gloo = dist.new_group(backend="gloo")
+    for view in (False, True):
+        torch.testing.assert_close(losses_of(group, view), losses_of(gloo, view), rtol=tolerance, atol=0)
+    dist.destroy_process_group(gloo)
+
+
+def group_of_two_hosts(rank, backend="hierarchical"):
+    """Ranks 0 and 1 are on one host, 2 and 3 on another."""
+    with mock.patch.dict(os.environ, LOCKSTEP_HOST_ID=str(rank // 2)):
+        return dist.new_group(backend=backend)
+
+
+def check_hosts(rank, group):
+    """A sum is that of the hosts' sums, see docs/hosts.md; small calls take another way than large ones."""
+    for numel in (100, 100_000):
+        parts = [torch.rand(numel, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+        expected = (parts[0] + parts[1]) + (parts[2] + parts[3])
+        total = parts[rank].clone()
+        dist.all_reduce(total, group=group)
+        assert torch.equal(total, expected), (numel, total, expected)
+        piece = torch.empty(numel // 4)
+        dist.reduce_scatter_single(piece, parts[rank], group=group)
+        assert torch.equal(piece, expected.chunk(4)[rank]), (numel, piece)
+        gathered = torch.empty(4 * numel)
+        dist.all_gather_single(gathered, parts[rank], group=group)
+        assert torch.equal(gathered, torch.cat(parts)), (numel, gathered)
+        exchanged = torch.empty(numel)
+        dist.all_to_all_single(exchanged, parts[rank], group=group)
+        assert torch.equal(exchanged, torch.cat([part.chunk(4)[rank] for part in parts])), (numel, exchanged)
+        last = parts[rank].clone()
+        dist.broadcast(last, 3, group=group)
+        assert torch.equal(last, parts[3]), (numel, last)
+    dist.monitored_barrier(group)
+
+
+def rank_of_four(rank, port):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # connects the two hosts
+    join(rank, "shm", port, ranks=4)
+    check_losses(dist.group.WORLD, 1e-5)
+    check_error(dist.DistBackendError, "run on different hosts", lambda: group_of_two_hosts(rank, "shm"))
+    group = group_of_two_hosts(rank)
+    check_hosts(rank, group)
+    train(group)
+    check_losses(group, 1e-5)
+    dist.destroy_process_group()
+
+
+def rank_with_leaks(rank, port, rounds):
+    """Groups leave nothing behind: subgroups, and default groups that DistributedDataParallel used, each with the next prefix of
+    one store."""
+    import lockstep_torch  # noqa: F401
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, RANKS, rank == 0)
+    prefixes = itertools.count()
+
+    def init():
+        prefix = dist.PrefixStore(str(next(prefixes)), store)
+        dist.init_process_group("shm", store=prefix, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+
+    def use_job():
+        init()
+        train(dist.group.WORLD)
+        dist.destroy_process_group()
+
+    def use_subgroup():
+        group = dist.new_group([0, 1])
+        check_sum(group)
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait()
+        dist.destroy_process_group(group)
+
+    check_leaks(use_job, rounds, 256)
+    init()
+    check_leaks(use_subgroup, rounds, 64)
+    dist.destroy_process_group()
 
 
 def rank_main(rank, ports):
     join(rank, "shm", ports[0])
     check_caching_allocator()
     check_sum()
-    train()
+    train(dist.group.WORLD)
+    for backend in ("cpu:shm", "cpu:hierarchical"):
+        train(dist.new_group([0, 1], backend=backend))
+    check_losses(dist.group.WORLD, 0)
     check_error(ValueError, "send: dst is 7", lambda: dist.group.WORLD._get_backend(torch.device("cpu")).send(
         [torch.ones(1)], 7, 0))
     check_functional(rank)
@@ -224,7 +327,6 @@ def rank_main(rank, ports):
     check_fork()
     check_two_groups(rank)
     check_threads()
-    check_leaks()
     check_interrupt(rank)
     check_late(rank)
     dist.destroy_process_group()
@@ -239,11 +341,11 @@ def rank_main(rank, ports):
         future.then(lambda done: done)
 
 
-def run_once():
-    context = mp.spawn(rank_main, ([free_port() for _ in range(3)],), nprocs=RANKS, join=False)
-    limit = time.monotonic() + 60
+def run(function, ranks, *arguments, limit=60):
+    context = mp.spawn(function, arguments, nprocs=ranks, join=False)
+    end = time.monotonic() + limit
     while not context.join(1):
-        assert time.monotonic() < limit, "a rank does not end"
+        assert time.monotonic() < end, "a rank does not end"
 
 
 def main():
@@ -251,9 +353,11 @@ def main():
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() if rounds > 1 else 0)]
     try:
         for i in range(rounds):
-            run_once()
+            run(rank_main, RANKS, [free_port() for _ in range(3)])
             if (i + 1) % 20 == 0:
                 print(f"{i + 1} of {rounds} rounds", flush=True)
+        run(rank_of_four, 4, free_port())
+        run(rank_with_leaks, RANKS, free_port(), max(5, rounds), limit=60 + 2 * rounds)
     finally:
         for process in load:
             process.kill()
