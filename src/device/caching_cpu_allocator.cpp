@@ -17,6 +17,7 @@
 
 #include "base/shared_memory.h"
 #include "device/block_pool.h"
+#include "device/idle_memory.h"
 
 namespace lockstep {
 namespace {
@@ -62,15 +63,6 @@ void deallocate_cpu(void* start) {
   }
   c10::profiledCPUMemoryReporter().Delete(start);
   block_pool().deallocate(start);
-}
-
-// Gives the kernel back what this process keeps for later. Returns whether there may have been something.
-bool free_idle_memory() noexcept {
-  bool freed = block_pool().unmap_idle();
-#ifdef __GLIBC__
-  freed = ::malloc_trim(0) != 0 || freed;
-#endif
-  return freed;
 }
 
 // Idle blocks must not make an allocation of other code fail, such as a small one of operator new.
@@ -132,6 +124,14 @@ class CachingCpuAllocator : public c10::Allocator {
 }
 
 }  // namespace
+
+bool free_idle_memory() noexcept {
+  bool freed = block_pool().unmap_idle();
+#ifdef __GLIBC__
+  freed = ::malloc_trim(0) != 0 || freed;
+#endif
+  return freed;
+}
 
 void enable_caching_cpu_allocator() {
   if (user_configured_malloc()) return;

@@ -9,6 +9,13 @@
 
 namespace lockstep::fsdp {
 
+at::Tensor part_of(const at::Tensor& parameter) {
+  if (const auto group = group_of(parameter))
+    for (const auto& each : group->parameters())
+      if (each.lock_whole().is_same(parameter)) return each.shard;
+  return parameter;
+}
+
 ModuleGroups::ModuleGroups(const torch::nn::Module& module) {
   for (const auto& parameter : module.parameters()) {
     const auto group = group_of(parameter);

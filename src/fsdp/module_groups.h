@@ -10,6 +10,10 @@ namespace lockstep::fsdp {
 
 class ParameterGroup;
 
+// What an optimizer steps: this rank's rows of a parameter that fully_shard() distributes, others as they
+// are.
+at::Tensor part_of(const at::Tensor& parameter);
+
 // The groups that fully_shard() formed of a module's parameters, for a pipeline, whose plan says when they
 // are gathered, freed and reduced.
 class ModuleGroups {

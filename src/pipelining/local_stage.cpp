@@ -32,11 +32,12 @@ LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
       shards_(*stage_.submodule()),
       states_(static_cast<std::size_t>(n_microbatches)) {
   const auto& options = stage_.options();
-  if (!shards_.empty() && (options.data_parallel_group || !options.tied_parameters.empty()))
+  if (!shards_.empty() && options.data_parallel_group)
     throw_error<ArgumentError>(
-        "stage {}: fully_shard() distributes it, so it cannot have {}", stage_.stage_index(),
-        options.data_parallel_group ? "a data_parallel_group; fully_shard() has the mesh"
-                                    : "tied_parameters");
+        "stage {}: fully_shard() distributes it, so it cannot have a data_parallel_group; fully_shard() has "
+        "the "
+        "mesh",
+        stage_.stage_index());
   const auto experts = nn::expert_tensors(*stage_.submodule());
   if (options.data_parallel_group && !experts.empty())
     throw_error<ArgumentError>(
@@ -45,11 +46,12 @@ LocalStage::LocalStage(PipelineStage stage, int n_microbatches)
         stage_.stage_index(), experts.front().name);
 }
 
-const Tensors& LocalStage::forward(int microbatch, Tensors inputs) {
+AnyPyTree LocalStage::forward(int microbatch, const AnyPyTree& inputs) {
   auto& state = at(microbatch);
-  state.outputs = stage_.forward()(inputs);
-  state.inputs = std::move(inputs);
-  return state.outputs;
+  auto result = stage_.forward()(inputs);
+  state.outputs = result.tensors();
+  state.inputs = inputs.tensors();
+  return result;
 }
 
 Tensors LocalStage::full_backward(State& state, const Tensors& gradients) const {

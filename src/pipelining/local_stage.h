@@ -17,7 +17,7 @@ class LocalStage {
 
   const fsdp::ModuleGroups& shards() const { return shards_; }
 
-  const Tensors& forward(int microbatch, Tensors inputs);
+  AnyPyTree forward(int microbatch, const AnyPyTree& inputs);
   const Tensors& outputs(int microbatch) const { return at(microbatch).outputs; }
   // Backward of the last stage begins here.
   void set_loss(int microbatch, const at::Tensor& loss) { at(microbatch).outputs = {loss}; }

@@ -4,7 +4,6 @@
 #include <map>
 #include <sstream>
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
@@ -15,6 +14,7 @@
 #include "base/throw_error.h"
 #include "pipelining/action_errors.h"
 #include "pipelining/local_stage.h"
+#include "pipelining/microbatches.h"
 #include "pipelining/plan_walk.h"
 #include "pipelining/plans.h"
 #include "pipelining/shared_gradients.h"
@@ -91,14 +91,6 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-Tensors split_batch(const at::Tensor& tensor, int count, std::int64_t dim, const char* what) {
-  if (!tensor.defined() || tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
-    throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
-                               what, tensor.defined() && tensor.dim() > 0 ? tensor.size(dim) : 0, dim, count);
-  }
-  return tensor.tensor_split(count, dim);
-}
-
 }  // namespace
 
 class PipelineSchedule::Runtime {
@@ -118,7 +110,9 @@ class PipelineSchedule::Runtime {
     for (auto& stage : stages) stages_.emplace(stage.stage_index(), LocalStage(stage, plan_.n_microbatches));
   }
 
-  Tensors run(const Tensors& args, const at::Tensor& target, Tensors* losses, bool backward) {
+  // The outputs, where there are any.
+  std::optional<AnyPyTree> run(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses,
+                               bool backward) {
     if (backward_ && *backward_ != backward) messages_.forget_shapes();
     backward_ = backward;
     begin(args, target);
@@ -195,22 +189,26 @@ class PipelineSchedule::Runtime {
     return found == stages_.end() ? nullptr : &found->second;
   }
 
-  void begin(const Tensors& args, const at::Tensor& target) {
+  void begin(const AnyPyTree& args, const AnyPyTree& target) {
     for (auto& [index, stage] : stages_) stage.clear();
     arrived_.clear();
     timeline_.clear();
     args_.clear();
     targets_.clear();
     losses_.assign(static_cast<std::size_t>(plan_.n_microbatches), {});
-    results_.assign(losses_.size(), {});
+    results_.clear();
     const auto microbatches = plan_.n_microbatches;
     if (local(0)) {
-      if (args.empty()) throw_error<ArgumentError>("rank {} has stage 0: pass its arguments", group_.rank());
-      for (const auto& arg : args)
-        args_.push_back(split_batch(arg, microbatches, options_.chunk_dim, "an argument"));
+      if (args.tensors().empty())
+        throw_error<ArgumentError>("rank {} has stage 0: pass its arguments", group_.rank());
+      args_ = split_batch(args, microbatches, options_.chunk_dim, "an argument");
     }
-    const bool wants_target = local(plan_.num_stages - 1) && loss_fn_ && (*backward_ || target.defined());
-    if (wants_target) targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
+    const bool has_target = !target.tensors().empty();
+    if (local(plan_.num_stages - 1) && loss_fn_ && (*backward_ || has_target)) {
+      if (!has_target)
+        throw_error<ArgumentError>("rank {} has the last stage: pass its target", group_.rank());
+      targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
+    }
     shared_.begin_run();
     if (!*backward_) return;
     shared_.begin_step();
@@ -261,21 +259,18 @@ class PipelineSchedule::Runtime {
   }
 
   void forward(const Action& action) {
-    auto arguments = inputs(action);
-    timed(action, [&] { compute(action, std::move(arguments)); });
+    const auto arguments = inputs(action);
+    timed(action, [&] { compute(action, arguments); });
   }
 
-  void compute(const Action& action, Tensors arguments) {
+  void compute(const Action& action, const AnyPyTree& arguments) {
     const int stage = action.stage_index, microbatch = *action.microbatch_index;
-    const auto& outputs = local(stage)->forward(microbatch, std::move(arguments));
+    const auto output = local(stage)->forward(microbatch, arguments);
     if (stage + 1 < plan_.num_stages) return;
-    const auto index = static_cast<std::size_t>(microbatch);
-    if (options_.return_outputs)
-      for (const auto& output : outputs) results_[index].push_back(output.detach());
+    if (options_.return_outputs) results_.insert_or_assign(microbatch, detached(output));
     if (targets_.empty()) return;
-    if (outputs.size() != 1)
-      throw_error<ArgumentError>("the last stage returns {} tensors; a loss has one output", outputs.size());
-    const auto loss = loss_fn_(outputs.front(), targets_[index]);
+    const auto index = static_cast<std::size_t>(microbatch);
+    const auto loss = loss_fn_(output, targets_[index]);
     if (!loss.defined() || loss.numel() != 1)
       throw_error<ArgumentError>("the loss has {} elements; it must have one, e.g. by mean()",
                                  loss.defined() ? loss.numel() : 0);
@@ -285,17 +280,14 @@ class PipelineSchedule::Runtime {
     if (*backward_) local(stage)->set_loss(microbatch, loss);
   }
 
-  Tensors inputs(const Action& action) {
+  AnyPyTree inputs(const Action& action) {
     const int stage = action.stage_index, microbatch = *action.microbatch_index;
+    if (stage == 0) return args_[static_cast<std::size_t>(microbatch)];
+    auto* before = local(stage - 1);
+    if (!before) return messages_.take_forward(action);
     Tensors result;
-    if (stage == 0) {
-      for (const auto& arg : args_) result.push_back(arg[static_cast<std::size_t>(microbatch)]);
-    } else if (auto* before = local(stage - 1)) {
-      for (const auto& output : before->outputs(microbatch))
-        result.push_back(output.detach().set_requires_grad(output.requires_grad()));
-    } else {
-      result = messages_.take_forward(action);
-    }
+    for (const auto& output : before->outputs(microbatch))
+      result.push_back(output.detach().set_requires_grad(output.requires_grad()));
     return result;
   }
 
@@ -317,17 +309,17 @@ class PipelineSchedule::Runtime {
       arrived_[{stage, microbatch}] = std::move(result);
   }
 
-  Tensors finish(Tensors* losses) {
+  std::optional<AnyPyTree> finish(Tensors* losses) {
     for (auto& [index, stage] : stages_) stage.clear();
-    if (!local(plan_.num_stages - 1)) return {};
+    args_.clear();
+    if (!local(plan_.num_stages - 1)) return std::nullopt;
     if (losses) *losses = targets_.empty() ? Tensors{} : losses_;
-    Tensors merged;
-    for (std::size_t i = 0; i < results_.front().size(); ++i) {
-      Tensors parts;
-      for (const auto& outputs : results_) parts.push_back(outputs.at(i));
-      merged.push_back(at::cat(parts, options_.chunk_dim));
-    }
-    return merged;
+    targets_.clear();
+    if (results_.empty()) return std::nullopt;
+    std::vector<AnyPyTree> batches;
+    for (auto& [microbatch, output] : results_) batches.push_back(std::move(output));
+    results_.clear();
+    return merge_batches(batches, options_.chunk_dim);
   }
 
   Tensors take_arrived(int stage, int microbatch) {
@@ -342,11 +334,11 @@ class PipelineSchedule::Runtime {
   SharedGradients shared_;
   std::map<int, LocalStage> stages_;
   std::map<ComputationType, std::function<void(const Action&)>> functions_;
-  std::optional<bool> backward_;  // of the last run
-  std::vector<Tensors> args_;     // [argument][micro-batch]
-  Tensors targets_, losses_;      // [micro-batch]
+  std::optional<bool> backward_;           // of the last run
+  std::vector<AnyPyTree> args_, targets_;  // [micro-batch]
+  Tensors losses_;                         // [micro-batch]
+  std::map<int, AnyPyTree> results_;       // by micro-batch
   std::vector<TimedAction> timeline_;
-  std::vector<Tensors> results_;                    // [micro-batch]
   std::map<std::pair<int, int>, Tensors> arrived_;  // gradients of a stage's inputs
 };
 
@@ -357,14 +349,16 @@ PipelineSchedule::~PipelineSchedule() = default;
 PipelineSchedule::PipelineSchedule(PipelineSchedule&&) noexcept = default;
 PipelineSchedule& PipelineSchedule::operator=(PipelineSchedule&&) noexcept = default;
 
-Tensors PipelineSchedule::step(const Tensors& args, const at::Tensor& target, Tensors* losses) {
+std::optional<AnyPyTree> PipelineSchedule::run_step(const AnyPyTree& args, const AnyPyTree& target,
+                                                    Tensors* losses) {
   if (!runtime_->has_loss())
     throw_error<ArgumentError>("step() needs a loss_fn on every rank; or call eval()");
   if (!c10::GradMode::is_enabled()) throw_error<ArgumentError>("step() under no_grad; call eval()");
   return runtime_->run(args, target, losses, true);
 }
 
-Tensors PipelineSchedule::eval(const Tensors& args, const at::Tensor& target, Tensors* losses) {
+std::optional<AnyPyTree> PipelineSchedule::run_eval(const AnyPyTree& args, const AnyPyTree& target,
+                                                    Tensors* losses) {
   const c10::NoGradGuard no_grad;
   return runtime_->run(args, target, losses, false);
 }

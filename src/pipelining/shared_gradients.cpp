@@ -9,8 +9,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "fsdp/module_groups.h"
 #include "fsdp/sharded_state_dict.h"
 
 namespace lockstep::pipelining {
@@ -101,36 +103,44 @@ void SharedGradients::find_tied() {
             "stage {}: the tied parameter \"{}\" is undefined or its name has two lines", stage.stage_index(),
             name);
       auto& tied = tied_[name];
+      const auto part = fsdp::part_of(parameter);
       if (tied.parameter.defined()) {
-        if (!tied.parameter.is_same(parameter))
+        if (!tied.parameter.is_same(part))
           throw_error<ArgumentError>(
               "stage {}: the tied parameter \"{}\" differs from that in this rank's other stage; use "
               "one",
               stage.stage_index(), name);
         continue;
       }
-      tied.parameter = parameter;
-      mine += fmt::format("{} {}\n", stage.stage_index(), name);
+      tied.parameter = part;
+      mine += fmt::format("{} {} {}\n", stage.stage_index(), fmt::join(part.sizes(), "x"), name);
     }
   }
   const auto all = group_.all_gather_object(mine);
   for (int rank = 0; rank < group_.size(); ++rank) {
     std::istringstream lines(all[static_cast<std::size_t>(rank)]);
     for (std::string line; std::getline(lines, line);) {
-      const auto space = line.find(' ');
-      tied_[line.substr(space + 1)].owners.push_back({std::stoi(line.substr(0, space)), rank});
+      const auto sizes = line.find(' ') + 1, name = line.find(' ', sizes) + 1;
+      tied_[line.substr(name)].owners.push_back(
+          {std::stoi(line), rank, line.substr(sizes, name - 1 - sizes)});
     }
   }
   for (auto& [name, tied] : tied_) {
     std::sort(tied.owners.begin(), tied.owners.end(),
               [](const Owner& a, const Owner& b) { return a.stage < b.stage; });
+    const auto& first = tied.owners.front();
+    for (const auto& other : tied.owners)
+      if (other.sizes != first.sizes)
+        throw_error<ArgumentError>(
+            "the tied parameter \"{}\" has the sizes {} in stage {} on rank {} and {} in stage {} on rank {}",
+            name, first.sizes, first.stage, first.rank, other.sizes, other.stage, other.rank);
   }
 }
 
 Tensors SharedGradients::exchange(const Tied& tied, const at::Tensor& own, int tag) const {
   Tensors all;
   std::vector<Work> works;
-  for (const auto& [stage, rank] : tied.owners) {
+  for (const auto& [stage, rank, sizes] : tied.owners) {
     if (rank == group_.rank()) {
       all.push_back(own);
       continue;

@@ -29,9 +29,10 @@ class SharedGradients {
  private:
   struct Owner {
     int stage, rank;
+    std::string sizes;
   };
   struct Tied {
-    at::Tensor parameter;       // undefined: not on this rank
+    at::Tensor parameter;       // what this rank has of it; undefined: not on this rank
     std::vector<Owner> owners;  // by stage
     at::Tensor before = {};     // the gradient of earlier steps, equal on all owners
   };

@@ -65,7 +65,7 @@ PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forwa
 }
 
 void PipelineStage::refuse_inputs(std::size_t count) {
-  throw_error<ArgumentError>("the module's forward() does not take {} tensors", count);
+  throw_error<ArgumentError>("the module's forward() does not take {} tensors; pass a `forward`", count);
 }
 
 std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,

@@ -104,6 +104,48 @@ const Scenario tied("pipelining tied", [] {
 });
 TEST(Pipelining, TiedParametersStartEqualAndHaveTheSumOfGradients) { expect_all_passed(run_ranks(tied)); }
 
+// The same, each stage distributed over two ranks, which have 4 and 3 rows of the matrix.
+const Scenario tied_shards("pipelining tied shards", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "pp"}});
+  const auto pipeline = mesh["pp"].get_group();
+  const auto row = mesh.get_local_rank("dp");
+  for (const bool share_memory : {false, true}) {
+    SCOPED_TRACE(share_memory);
+    torch::manual_seed(70);
+    const Embedding first(false), last(true);
+    const auto whole = first->weight.detach().clone().requires_grad_();
+    const auto mine = pipeline.rank() == 0 ? first : last;
+    const auto shards = fully_shard(*mine, {.mesh = mesh["dp"], .share_memory = share_memory}).parameters();
+    Schedule1F1B schedule(PipelineStage(mine, pipeline.rank(), 2,
+                                        {.group = pipeline, .tied_parameters = {{"wte", mine->weight}}}),
+                          2,
+                          [](const Tensor& y, const Tensor& t) { return torch::cross_entropy_loss(y, t); });
+    const auto x = torch::randint(7, {8}), target = torch::randint(7, {8});
+    torch::optim::SGD sgd(shards, 0.5), expected({whole}, 0.5);
+    for (int step = 1; step <= 3; ++step) {
+      sgd.zero_grad();
+      schedule.step({x.slice(0, 4 * row, 4 * row + 4)}, target.slice(0, 4 * row, 4 * row + 4));
+      sgd.step();
+      expected.zero_grad();
+      torch::cross_entropy_loss(whole.index({x}).mm(whole.t()), target).backward();
+      expected.step();
+      EXPECT_TRUE(shards.at(0).allclose(whole.slice(0, 4 * row, 4 * row + 4), 1e-5, 1e-6)) << step;
+    }
+  }
+  const Embedding embedding(pipeline.rank() == 1);
+  if (pipeline.rank() == 1) (void)fully_shard(*embedding, {.mesh = mesh["dp"]});
+  Schedule1F1B schedule(PipelineStage(embedding, pipeline.rank(), 2,
+                                      {.group = pipeline, .tied_parameters = {{"wte", embedding->weight}}}),
+                        2, loss_of);
+  EXPECT_THAT(
+      error_of<ArgumentError>([&] { schedule.eval({torch::randint(7, {8})}); }),
+      ContainsRegex("\"wte\" has the sizes 7x12 in stage 0 on rank 0 and [34]x12 in stage 1 on rank 1"));
+});
+TEST(Pipelining, TiedParametersOfShardedStages) {
+  expect_all_passed(run_ranks(tied_shards, {.world_size = 4}));
+}
+
 struct FailingImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     if (++calls == 2) throw std::runtime_error("the forward fails");

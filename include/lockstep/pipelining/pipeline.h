@@ -17,7 +17,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/comm/process_group.h>
-#include <lockstep/device/pytree.h>
+#include <lockstep/device/any_pytree.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/nn/wrapped_module.h>
 #include <lockstep/pipelining/schedule.h>
@@ -48,17 +48,20 @@ struct PipelineStageOptions {
 /// PyTorch: `PipelineStage`.
 class PipelineStage {
  public:
-  using Forward = std::function<Tensors(const Tensors&)>;
+  /// From the value of a micro-batch in the first stage, and a vector of tensors in the others. AnyPyTree
+  /// converts, so `[](const Batch& batch) { ... }` is one as well.
+  using Forward = std::function<AnyPyTree(const AnyPyTree&)>;
 
   /// `submodule`: a module holder, a shared_ptr of a module, or an AnyModule, which returns one tensor. Its
-  /// forward() takes one to three tensors or a vector of them, and returns tensors in any nesting of vectors,
-  /// tuples, maps (TensorVisitor); the next stage receives them flattened. Throws ArgumentError.
+  /// forward() takes one to three tensors, or one value: in the first stage that of a micro-batch, of any
+  /// PyTree type, in the others a vector of tensors. It returns a value of any PyTree type, and the next
+  /// stage receives its tensors. Throws ArgumentError.
   template <typename Module>
   PipelineStage(Module submodule, int stage_index, int num_stages, PipelineStageOptions options = {})
       : PipelineStage(pointer_of(submodule), forward_of(submodule), stage_index, num_stages,
                       std::move(options)) {}
 
-  /// `submodule` has the parameters, and `forward` maps the tensors of a micro-batch.
+  /// `submodule` has the parameters, and `forward` computes a micro-batch with them.
   PipelineStage(std::shared_ptr<torch::nn::Module> submodule, Forward forward, int stage_index,
                 int num_stages, PipelineStageOptions options);
 
@@ -83,45 +86,40 @@ class PipelineStage {
   template <typename Module>
   static Forward forward_of(const Module& module) {
     if constexpr (std::same_as<Module, torch::nn::AnyModule>) {
-      return [module](const Tensors& x) mutable {
+      return [module](const Tensors& x) mutable -> AnyPyTree {
         switch (x.size()) {
           case 1:
-            return Tensors{module.forward(x[0])};
+            return module.forward(x[0]);
           case 2:
-            return Tensors{module.forward(x[0], x[1])};
+            return module.forward(x[0], x[1]);
           case 3:
-            return Tensors{module.forward(x[0], x[1], x[2])};
+            return module.forward(x[0], x[1], x[2]);
           default:
             refuse_inputs(x.size());
         }
       };
     } else {
-      return
-          [pointer = nn::WrappedBy<Module>::pointer(module)](const Tensors& x) { return call(*pointer, x); };
+      return [pointer = nn::WrappedBy<Module>::pointer(module)](const AnyPyTree& x) {
+        return call(*pointer, x);
+      };
     }
   }
 
   template <typename Callee>
-  static Tensors call(Callee& module, const Tensors& x) {
+  static AnyPyTree call(Callee& module, const AnyPyTree& value) {
+    const auto x = value.tensors();
     if constexpr (requires { module.forward(x[0]); })
-      if (x.size() == 1) return flat(module.forward(x[0]));
+      if (x.size() == 1) return module.forward(x[0]);
     if constexpr (requires { module.forward(x[0], x[1]); })
-      if (x.size() == 2) return flat(module.forward(x[0], x[1]));
+      if (x.size() == 2) return module.forward(x[0], x[1]);
     if constexpr (requires { module.forward(x[0], x[1], x[2]); })
-      if (x.size() == 3) return flat(module.forward(x[0], x[1], x[2]));
-    if constexpr (std::is_invocable_v<decltype([](auto& m, const Tensors& all) -> decltype(m.forward(all)) {
+      if (x.size() == 3) return module.forward(x[0], x[1], x[2]);
+    if constexpr (std::is_invocable_v<decltype([](auto& m, const AnyPyTree& all) -> decltype(m.forward(all)) {
                                         return m.forward(all);
                                       }),
-                                      Callee&, const Tensors&>)
-      return flat(module.forward(x));
+                                      Callee&, const AnyPyTree&>)
+      return module.forward(value);
     refuse_inputs(x.size());
-  }
-
-  template <typename Result>
-  static Tensors flat(Result result) {
-    Tensors tensors;
-    visit_tensors(result, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
-    return tensors;
   }
 
   [[noreturn]] static void refuse_inputs(std::size_t count);
@@ -137,15 +135,16 @@ struct PipelineScheduleOptions {
   /// Whether gradients are divided by the number of micro-batches, which is right for a loss that averages
   /// over a batch.
   bool scale_grads = true;
-  /// The dimension in which the arguments, the target and the outputs are split. PyTorch: `args_chunk_spec`,
-  /// `output_merge_spec`.
+  /// The dimension in which the tensors of arguments, target and outputs are split. PyTorch:
+  /// `args_chunk_spec`, `output_merge_spec`.
   std::int64_t chunk_dim = 0;
   /// Whether step() and eval() return the outputs. PyTorch: an argument of `step()`.
   bool return_outputs = true;
 };
 
 /// The loss of a micro-batch from the output of the last stage and the target: a tensor with one element.
-using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+/// AnyPyTree converts, so `[](const at::Tensor& output, const at::Tensor& target) { ... }` is one as well.
+using LossFunction = std::function<at::Tensor(const AnyPyTree& output, const AnyPyTree& target)>;
 
 /// Runs a plan. PyTorch: `PipelineScheduleMulti`, and `_PipelineScheduleRuntime` for a plan of your own.
 ///
@@ -167,13 +166,26 @@ class PipelineSchedule {
   PipelineSchedule& operator=(PipelineSchedule&&) noexcept;
 
   /// One forward and backward of the whole batch. `args`: the inputs of stage 0, on its rank. `target`: on
-  /// the rank of the last stage. Their size in chunk_dim is a multiple of the number of micro-batches.
-  /// Gradients are added to those of the parameters, and then scaled as a whole: call zero_grad() before.
-  /// `losses`: on the rank of the last stage, the loss of each micro-batch. Returns there the outputs of the
-  /// whole batch, without history; elsewhere nothing.
-  Tensors step(const Tensors& args = {}, const at::Tensor& target = {}, Tensors* losses = nullptr);
+  /// the rank of the last stage. Each of their tensors is split in chunk_dim, whose size is a multiple of the
+  /// number of micro-batches; what a value has beside its tensors goes to each micro-batch, and so does a
+  /// tensor that visit_tensors() of a struct leaves out. Gradients are added to those of the parameters, and
+  /// then scaled as a whole: call zero_grad() before. `losses`: on the rank of the last stage, the loss of
+  /// each micro-batch.
+  ///
+  /// Returns there the outputs of the whole batch, without history: their tensors, or as `Output` the type
+  /// that the last stage returns. Scalars become a tensor with an element for each micro-batch; what is not a
+  /// tensor is that of the first one. Elsewhere returns an empty `Output`. Throws ArgumentError.
+  template <PyTree Output = Tensors>
+  Output step(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr) {
+    const auto outputs = run_step(args, target, losses);
+    return outputs ? outputs->template get<Output>() : Output{};
+  }
   /// The same without backward and without gradients. `target` is optional.
-  Tensors eval(const Tensors& args = {}, const at::Tensor& target = {}, Tensors* losses = nullptr);
+  template <PyTree Output = Tensors>
+  Output eval(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr) {
+    const auto outputs = run_eval(args, target, losses);
+    return outputs ? outputs->template get<Output>() : Output{};
+  }
 
   /// Runs `function` in place of UNSHARD, RESHARD or REDUCE_GRAD. Throws ArgumentError for other actions.
   void register_custom_function(ComputationType computation_type,
@@ -196,6 +208,10 @@ class PipelineSchedule {
 
  private:
   class Runtime;
+
+  std::optional<AnyPyTree> run_step(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses);
+  std::optional<AnyPyTree> run_eval(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses);
+
   std::unique_ptr<Runtime> runtime_;
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/device/any_pytree.h>
 #include <lockstep/lockstep.h>
 
 #include "unit/ddp/fake_group.h"
@@ -91,6 +92,29 @@ TEST(PyTree, ATypeWithoutVisitorIsRejectedByName) {
       ThrowsMessage<ArgumentError>(AllOf(HasSubstr("Opaque"), HasSubstr("TensorVisitor"))));
   DistributedDataParallel plain(std::make_shared<Returns<Opaque>>(), {.process_group = fake.group});
   EXPECT_NO_THROW(plain->forward(torch::ones({1, 2})));
+}
+
+TEST(AnyPyTree, HasOtherTensorsInACopyOnly) {
+  const auto doubled = [](const AnyPyTree& value) {
+    auto tensors = value.tensors();
+    for (auto& tensor : tensors) tensor = tensor * 2;
+    return value.with_tensors(tensors);
+  };
+  const AnyPyTree state = State{number(1), number(2), 3};
+  const auto twice = doubled(state).get<State>();
+  EXPECT_EQ(numbers_in(twice), (std::vector<double>{2, 4}));
+  EXPECT_EQ(twice.steps, 3);
+  EXPECT_EQ(numbers_in(state.tensors()), (std::vector<double>{1, 2}));
+  EXPECT_TRUE(AnyPyTree(at::Tensor()).tensors().empty());
+
+  const c10::IValue tuple = c10::ivalue::Tuple::create(number(1), 7);
+  EXPECT_EQ(numbers_in(doubled(tuple).get<c10::IValue>()), std::vector<double>{2});
+  c10::Dict<std::string, at::Tensor> dict;
+  dict.insert("x", number(1));
+  EXPECT_THAT([&] { doubled(c10::IValue(dict)); },
+              ThrowsMessage<ArgumentError>(HasSubstr("in a dictionary of an IValue")));
+  EXPECT_THAT([&] { state.get<at::Tensor>(); },
+              ThrowsMessage<ArgumentError>(HasSubstr("State with 2 tensors is not a at::Tensor")));
 }
 
 }  // namespace

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "pipelining/microbatches.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include "base/throw_error.h"
+
+namespace lockstep::pipelining {
+
+using Tensors = AnyPyTree::Tensors;
+
+std::vector<AnyPyTree> split_batch(const AnyPyTree& batch, int count, std::int64_t dim, const char* what) {
+  std::vector<Tensors> parts(static_cast<std::size_t>(count));
+  for (const auto& tensor : batch.tensors()) {
+    if (tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
+      throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
+                                 what, tensor.dim() > 0 ? tensor.size(dim) : 0, dim, count);
+    }
+    const auto chunks = tensor.tensor_split(count, dim);
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(chunks[i]);
+  }
+  std::vector<AnyPyTree> batches;
+  for (const auto& part : parts) batches.push_back(batch.with_tensors(part));
+  return batches;
+}
+
+AnyPyTree detached(const AnyPyTree& value) {
+  auto tensors = value.tensors();
+  for (auto& tensor : tensors) tensor = tensor.detach();
+  return value.with_tensors(tensors);
+}
+
+AnyPyTree merge_batches(const std::vector<AnyPyTree>& batches, std::int64_t dim) {
+  std::vector<Tensors> parts;  // [tensor][micro-batch]
+  for (const auto& batch : batches) {
+    const auto tensors = batch.tensors();
+    parts.resize(tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) parts[i].push_back(tensors[i]);
+  }
+  Tensors merged;
+  for (const auto& part : parts) {
+    if (part.size() != batches.size())
+      throw_error<ArgumentError>("the last stage does not return as many tensors for each micro-batch");
+    merged.push_back(part.front().dim() == 0 ? at::stack(part) : at::cat(part, dim));
+  }
+  return batches.front().with_tensors(merged);
+}
+
+}  // namespace lockstep::pipelining
