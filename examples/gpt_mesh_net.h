@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The net of gpt_mesh.cpp, of which a rank has some layers, heads, positions and experts.
+// The nets of gpt_mesh.cpp, of which a rank has some layers, heads, positions and experts.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,7 @@
 #include <lockstep/lockstep.h>
 
 struct Sizes {
+  static constexpr std::int64_t kHeadDim = 32;
   std::int64_t context = 64, width = 128, experts = 0;  // of each block; 0: an MLP
   int layers = 4;
 };
@@ -44,7 +45,9 @@ struct Block : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     const auto normed = norms[0](x);
     // As many heads as the projection returns: all, or this rank's.
-    const auto heads = [&](int i) { return attention[i](normed).unflatten(-1, {-1, 32}).transpose(1, 2); };
+    const auto heads = [&](int i) {
+      return attention[i](normed).unflatten(-1, {-1, Sizes::kHeadDim}).transpose(1, 2);
+    };
     const auto y = lockstep::context_parallel::scaled_dot_product_attention(heads(0), heads(1), heads(2), cp,
                                                                             {.is_causal = true});
     const auto attended = x + attention[3](y.transpose(1, 2).flatten(2));
@@ -57,6 +60,35 @@ struct Block : torch::nn::Module {
   torch::nn::Sequential mlp{nullptr};
   lockstep::MixtureOfExperts moe{nullptr};
 };
+
+// What tensor parallel does with a layer; empty: nothing.
+inline lockstep::tensor_parallel::ParallelizePlan plan_of(const torch::nn::Module& layer) {
+  using namespace lockstep::tensor_parallel;
+  if (const auto* const block = layer.as<Block>()) {
+    ParallelizePlan plan{{"[qkv]", ColwiseParallel()}, {"o", RowwiseParallel()}};
+    if (!block->moe) plan.insert(plan.end(), {{"mlp.0", ColwiseParallel()}, {"mlp.2", RowwiseParallel()}});
+    return plan;
+  }
+  if (layer.name() != "LlamaDecoderLayer") return {};
+  return {{"self_attn.[qkv]_proj", ColwiseParallel()},
+          {"self_attn.o_proj", RowwiseParallel()},
+          {"mlp.[gu]*_proj", ColwiseParallel()},
+          {"mlp.down_proj", RowwiseParallel()}};
+}
+
+// The library's model, whose code knows nothing of meshes.
+inline lockstep::models::Llama make_llama(const Sizes& sizes, const lockstep::DeviceMesh& mesh) {
+  const auto attention = [cp = mesh["cp"]](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return lockstep::context_parallel::scaled_dot_product_attention(q, k, v, cp, {.is_causal = true});
+  };
+  return lockstep::models::Llama(
+      lockstep::models::LlamaOptions{.vocab_size = 256,
+                                     .hidden_size = sizes.width,
+                                     .intermediate_size = 4 * sizes.width,
+                                     .num_hidden_layers = sizes.layers,
+                                     .num_attention_heads = sizes.width / Sizes::kHeadDim,
+                                     .attn_implementation = attention});
+}
 
 inline torch::nn::Sequential make_gpt(const Sizes& sizes, const lockstep::DeviceMesh& mesh) {
   torch::nn::Sequential net(std::make_shared<Embeddings>(sizes, mesh));

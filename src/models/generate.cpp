@@ -98,15 +98,17 @@ void check_dropout(const char* model, const char* option, double dropout, const 
                              option, dropout);
 }
 
-at::Tensor positions_of(const at::Tensor& input_ids, std::int64_t seen, const at::Tensor& position_ids,
+at::Tensor positions_of(const at::Tensor& input, std::int64_t seen, const at::Tensor& position_ids,
                         const char* model) {
-  const auto length = input_ids.size(1);
-  if (!position_ids.defined()) return at::arange(seen, seen + length, input_ids.options()).unsqueeze(0);
+  const auto length = input.size(1);
+  if (!position_ids.defined())
+    return at::arange(seen, seen + length, input.options().dtype(at::kLong)).unsqueeze(0);
   if (position_ids.dim() == 2 && position_ids.size(1) == length &&
-      (position_ids.size(0) == 1 || position_ids.size(0) == input_ids.size(0)))
+      (position_ids.size(0) == 1 || position_ids.size(0) == input.size(0)))
     return position_ids;
   throw_error<ArgumentError>("{}: position_ids of shape [{}] for tokens of shape [{}]", model,
-                             fmt::join(position_ids.sizes(), ", "), fmt::join(input_ids.sizes(), ", "));
+                             fmt::join(position_ids.sizes(), ", "),
+                             fmt::join(input.sizes().slice(0, 2), ", "));
 }
 
 }  // namespace lockstep::models

@@ -21,8 +21,8 @@ at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys, c
 // Throws ArgumentError for dropout that `given` does not do.
 void check_dropout(const char* model, const char* option, double dropout, const Attention& given);
 
-// The tokens' places, [batch or 1, length]: `position_ids`, or those from `seen` on.
-at::Tensor positions_of(const at::Tensor& input_ids, std::int64_t seen, const at::Tensor& position_ids,
+// The places of tokens or hidden states, [batch or 1, length]: `position_ids`, or those from `seen` on.
+at::Tensor positions_of(const at::Tensor& input, std::int64_t seen, const at::Tensor& position_ids,
                         const char* model);
 
 }  // namespace lockstep::models

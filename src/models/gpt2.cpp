@@ -3,7 +3,7 @@
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
@@ -14,6 +14,7 @@
 #include "models/distinct.h"
 #include "models/generate.h"
 #include "models/lm_head.h"
+#include "models/stage_layers.h"
 
 namespace lockstep::models {
 namespace {
@@ -146,37 +147,51 @@ TORCH_MODULE(GPT2Block);
 class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
  public:
   explicit GPT2ModelImpl(const GPT2Options& options) : Cloneable("GPT2Model"), options_(options) { reset(); }
+  GPT2ModelImpl(const GPT2ModelImpl& whole, const StageLayers& part)
+      : Cloneable("GPT2Model"), stage(part), options_(whole.options_) {
+    if (part.is_first) {
+      wte = register_module("wte", whole.wte);
+      wpe_ = register_module("wpe", whole.wpe_);
+      drop_ = register_module("drop", whole.drop_);
+    }
+    h_ = register_module("h", part.of(whole.h_));
+    if (part.is_last) ln_f_ = register_module("ln_f", whole.ln_f_);
+  }
 
   void reset() override {
     using torch::nn::Embedding;
     wte = register_module("wte", Embedding(options_.vocab_size, options_.n_embd));
     wpe_ = register_module("wpe", Embedding(options_.n_positions, options_.n_embd));
     drop_ = register_module("drop", Dropout(options_.embd_pdrop));
-    h_ = register_module("h", torch::nn::ModuleList());
+    h_ = register_module("h", torch::nn::ModuleDict());
     for (std::int64_t i = 0; i < options_.n_layer; ++i)
-      h_->push_back(GPT2Block(options_, static_cast<std::size_t>(i)));
+      h_->update({{std::to_string(i), GPT2Block(options_, static_cast<std::size_t>(i)).ptr()}});
     ln_f_ = register_module("ln_f", layer_norm(options_));
     initialize();
   }
 
-  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache, const at::Tensor& position_ids) {
+  at::Tensor forward(const at::Tensor& input, DynamicCache* cache, const at::Tensor& position_ids) {
+    check_input("GPT2", input, cache, stage);
     const auto seen = cache == nullptr ? 0 : cache->get_seq_length();
-    const auto end = seen + input_ids.size(-1);
-    if (input_ids.dim() != 2 || end > options_.n_positions) {
+    const auto end = seen + input.size(1);
+    if (end > options_.n_positions) {
       throw_error<ArgumentError>(
-          "GPT2: expected tokens [batch, length] of at most n_positions = {} tokens, got a tensor of {} "
-          "dimensions with {} tokens, the cached ones included",
-          options_.n_positions, input_ids.dim(), end);
+          "GPT2: a sequence with {} tokens, the cached ones included, for n_positions = {}", end,
+          options_.n_positions);
     }
-    const auto positions = positions_of(input_ids, seen, position_ids, "GPT2");
-    auto x = drop_->forward(wte->forward(input_ids) + wpe_->forward(positions));
-    for (const auto& block : *h_) x = block->as<GPT2Block>()->forward(x, cache);
-    return ln_f_->forward(x);
+    auto x = wte ? embedded(input, positions_of(input, seen, position_ids, "GPT2")) : input;
+    for (const auto& block : *h_) x = block.value()->as<GPT2Block>()->forward(x, cache);
+    return ln_f_ ? ln_f_->forward(x) : x;
   }
 
-  torch::nn::Embedding wte{nullptr};
+  std::optional<StageLayers> stage;   // nullopt: the whole model
+  torch::nn::Embedding wte{nullptr};  // of the first stage
 
  private:
+  at::Tensor embedded(const at::Tensor& tokens, const at::Tensor& positions) {
+    return drop_->forward(wte->forward(tokens) + wpe_->forward(positions));
+  }
+
   // Radford et al., 2019: projections onto the residual path are scaled by its length.
   void initialize() {
     const auto std = options_.initializer_range;
@@ -184,7 +199,7 @@ class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
     normal_(wte->weight, 0, std);
     normal_(wpe_->weight, 0, std);
     for (const auto& each : *h_) {
-      auto& block = *each->as<GPT2Block>();
+      auto& block = *each.value()->as<GPT2Block>();
       // Python draws the projections twice, too.
       for (const auto* layer : {&block.attn->c_attn, &block.attn->c_proj}) normal_((*layer)->weight, 0, std);
       normal_(block.attn->c_proj->weight, 0, residual_std);
@@ -196,7 +211,7 @@ class GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
   GPT2Options options_;
   torch::nn::Embedding wpe_{nullptr};
   Dropout drop_{nullptr};
-  torch::nn::ModuleList h_{nullptr};
+  torch::nn::ModuleDict h_{nullptr};
   torch::nn::LayerNorm ln_f_{nullptr};
 };
 
@@ -224,10 +239,23 @@ std::shared_ptr<torch::nn::Module> GPT2Impl::clone(const std::optional<torch::De
 
 at::Tensor GPT2Impl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values,
                              const at::Tensor& position_ids) {
-  return lm_head->forward(transformer->forward(input_ids, past_key_values, position_ids));
+  const auto x = transformer->forward(input_ids, past_key_values, position_ids);
+  return lm_head ? lm_head->forward(x) : x;
+}
+
+GPT2Impl::GPT2Impl(const GPT2Impl& whole, int stage_index, int num_stages)
+    : Cloneable("GPT2"), options_(whole.options_) {
+  const StageLayers stage("GPT2", stage_index, num_stages, options_.n_layer);
+  transformer = register_module("transformer", std::make_shared<GPT2ModelImpl>(*whole.transformer, stage));
+  if (stage.is_last) lm_head = register_module("lm_head", whole.lm_head);
+}
+
+std::shared_ptr<GPT2Impl> GPT2Impl::pipeline_stage(int stage_index, int num_stages) const {
+  return std::shared_ptr<GPT2Impl>(new GPT2Impl(*this, stage_index, num_stages));
 }
 
 at::Tensor GPT2Impl::generate(const at::Tensor& input_ids, const GenerateOptions& options) {
+  check_is_whole("GPT2", transformer->stage);
   if (input_ids.size(-1) + options.max_new_tokens > options_.n_positions) {
     throw_error<ArgumentError>("GPT2: {} tokens and max_new_tokens = {} exceed n_positions = {}",
                                input_ids.size(-1), options.max_new_tokens, options_.n_positions);

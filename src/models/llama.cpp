@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <torch/nn/init.h>
-#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <lockstep/models/language.h>
@@ -10,6 +10,7 @@
 #include "models/generate.h"
 #include "models/layers.h"
 #include "models/lm_head.h"
+#include "models/stage_layers.h"
 
 namespace lockstep::models {
 namespace {
@@ -106,19 +107,29 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
   }
 
   at::Tensor forward(const at::Tensor& x, const Rotation& rotation, DynamicCache* cache) {
-    const auto heads = [&](const Linear& layer) {
-      return linear(layer, x).view({x.size(0), x.size(1), -1, head_dim_of(options_)}).transpose(1, 2);
-    };
+    const auto heads = [&](const Linear& layer) { return heads_of(linear(layer, x)).transpose(1, 2); };
     const auto queries = rotated(heads(q_proj_), rotation);
     auto keys = rotated(heads(k_proj_), rotation);
     auto values = heads(v_proj_);
     if (cache != nullptr) std::tie(keys, values) = cache->update(keys, values, layer_idx_);
     const auto y = causal_attention(queries, keys, values, is_training() ? options_.attention_dropout : 0,
                                     options_.attn_implementation);
-    return linear(o_proj_, y.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
+    return linear(o_proj_, y.transpose(1, 2).flatten(2));
   }
 
  private:
+  // All heads of a projection, or this rank's where tensor parallelism cuts it.
+  at::Tensor heads_of(const at::Tensor& projected) const {
+    const auto dim = head_dim_of(options_);
+    if (projected.size(-1) % dim != 0) {
+      throw_error<ArgumentError>(
+          "Llama: a projection of attention has {} features on this rank, which is no multiple of head_dim = "
+          "{}; tensor parallel ranks must divide num_attention_heads = {} and num_key_value_heads = {}",
+          projected.size(-1), dim, options_.num_attention_heads, key_heads_of(options_));
+    }
+    return projected.view({projected.size(0), projected.size(1), -1, dim});
+  }
+
   LlamaOptions options_;
   std::size_t layer_idx_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
@@ -192,34 +203,39 @@ class LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
   explicit LlamaModelImpl(const LlamaOptions& options) : Cloneable("LlamaModel"), options_(options) {
     reset();
   }
+  LlamaModelImpl(const LlamaModelImpl& whole, const StageLayers& part)
+      : Cloneable("LlamaModel"), stage(part), options_(whole.options_) {
+    if (part.is_first) embed_tokens = register_module("embed_tokens", whole.embed_tokens);
+    layers_ = register_module("layers", part.of(whole.layers_));
+    if (part.is_last) norm_ = register_module("norm", whole.norm_);
+  }
 
   void reset() override {
     embed_tokens =
         register_module("embed_tokens", torch::nn::Embedding(options_.vocab_size, options_.hidden_size));
-    layers_ = register_module("layers", torch::nn::ModuleList());
+    layers_ = register_module("layers", torch::nn::ModuleDict());
     for (std::int64_t i = 0; i < options_.num_hidden_layers; ++i)
-      layers_->push_back(LlamaDecoderLayer(options_, static_cast<std::size_t>(i)));
+      layers_->update({{std::to_string(i), LlamaDecoderLayer(options_, static_cast<std::size_t>(i)).ptr()}});
     norm_ = register_module("norm", LlamaRMSNorm(options_));
     initialize_llama(*this, options_.initializer_range);
   }
 
-  at::Tensor forward(const at::Tensor& input_ids, DynamicCache* cache, const at::Tensor& position_ids) {
-    if (input_ids.dim() != 2) {
-      throw_error<ArgumentError>("Llama: expected tokens [batch, length], got a tensor of {} dimensions",
-                                 input_ids.dim());
-    }
-    auto x = embed_tokens->forward(input_ids);
+  at::Tensor forward(const at::Tensor& input, DynamicCache* cache, const at::Tensor& position_ids) {
+    check_input("Llama", input, cache, stage);
+    auto x = embed_tokens ? embed_tokens->forward(input) : input;
     const auto seen = cache == nullptr ? 0 : cache->get_seq_length();
-    const auto rotation = rotation_of(positions_of(input_ids, seen, position_ids, "Llama"), options_, x);
-    for (const auto& layer : *layers_) x = layer->as<LlamaDecoderLayer>()->forward(x, rotation, cache);
-    return norm_->forward(x);
+    const auto rotation = rotation_of(positions_of(input, seen, position_ids, "Llama"), options_, x);
+    for (const auto& layer : *layers_)
+      x = layer.value()->as<LlamaDecoderLayer>()->forward(x, rotation, cache);
+    return norm_ ? norm_->forward(x) : x;
   }
 
-  torch::nn::Embedding embed_tokens{nullptr};
+  std::optional<StageLayers> stage;            // nullopt: the whole model
+  torch::nn::Embedding embed_tokens{nullptr};  // of the first stage
 
  private:
   LlamaOptions options_;
-  torch::nn::ModuleList layers_{nullptr};
+  torch::nn::ModuleDict layers_{nullptr};
   LlamaRMSNorm norm_{nullptr};
 };
 
@@ -245,10 +261,23 @@ std::shared_ptr<torch::nn::Module> LlamaImpl::clone(const std::optional<torch::D
 
 at::Tensor LlamaImpl::forward(const at::Tensor& input_ids, DynamicCache* past_key_values,
                               const at::Tensor& position_ids) {
-  return lm_head->forward(model->forward(input_ids, past_key_values, position_ids));
+  const auto x = model->forward(input_ids, past_key_values, position_ids);
+  return lm_head ? lm_head->forward(x) : x;
+}
+
+LlamaImpl::LlamaImpl(const LlamaImpl& whole, int stage_index, int num_stages)
+    : Cloneable("Llama"), options_(whole.options_) {
+  const StageLayers stage("Llama", stage_index, num_stages, options_.num_hidden_layers);
+  model = register_module("model", std::make_shared<LlamaModelImpl>(*whole.model, stage));
+  if (stage.is_last) lm_head = register_module("lm_head", whole.lm_head);
+}
+
+std::shared_ptr<LlamaImpl> LlamaImpl::pipeline_stage(int stage_index, int num_stages) const {
+  return std::shared_ptr<LlamaImpl>(new LlamaImpl(*this, stage_index, num_stages));
 }
 
 at::Tensor LlamaImpl::generate(const at::Tensor& input_ids, const GenerateOptions& options) {
+  check_is_whole("Llama", model->stage);
   return generate_tokens(
       [this](const at::Tensor& ids, DynamicCache* cache) {
         return lm_head->forward(model->forward(ids, cache, {}).select(1, -1));

@@ -93,6 +93,14 @@ class GPT2Impl : public torch::nn::Cloneable<GPT2Impl> {
   /// before. Throws ArgumentError for options that exclude one another and for more than n_positions tokens.
   at::Tensor generate(const at::Tensor& input_ids, const GenerateOptions& options = {});
 
+  /// The stage `stage_index` of a pipeline: some layers, in the first stage the embeddings too, and in the
+  /// last one the final norm and lm_head, which is null in the others. It shares them with this model, under
+  /// their names in it. Its forward() takes tokens in the first stage, else what the stage before returns,
+  /// and returns hidden states [batch, length, n_embd] before the last stage. Stages take no cache and are
+  /// not cloned. The weight that the first and the last stage have is one of their `tied_parameters`. Throws
+  /// ArgumentError for more stages than layers. PyTorch: a stage of `pipeline()` of torch.distributed.
+  std::shared_ptr<GPT2Impl> pipeline_stage(int stage_index, int num_stages) const;
+
   void reset() override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -105,6 +113,8 @@ class GPT2Impl : public torch::nn::Cloneable<GPT2Impl> {
   std::shared_ptr<LMHeadImpl> lm_head;
 
  private:
+  GPT2Impl(const GPT2Impl& whole, int stage_index, int num_stages);
+
   GPT2Options options_;
 };
 
@@ -146,6 +156,9 @@ class LlamaImpl : public torch::nn::Cloneable<LlamaImpl> {
   /// As GPT2Impl::generate().
   at::Tensor generate(const at::Tensor& input_ids, const GenerateOptions& options = {});
 
+  /// As GPT2Impl::pipeline_stage(). Position ids are those of the tokens, in every stage.
+  std::shared_ptr<LlamaImpl> pipeline_stage(int stage_index, int num_stages) const;
+
   void reset() override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -158,6 +171,8 @@ class LlamaImpl : public torch::nn::Cloneable<LlamaImpl> {
   std::shared_ptr<LMHeadImpl> lm_head;
 
  private:
+  LlamaImpl(const LlamaImpl& whole, int stage_index, int num_stages);
+
   LlamaOptions options_;
 };
 
