@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/nn/model_parallel.h>
 
 #include "support/error_of.h"
-#include "unit/ddp/fake_group.h"
 
 namespace lockstep::testing {
 namespace {
@@ -90,20 +88,6 @@ TEST(ModelParallel, TrainsAsOnOneDevice) {
   const auto loss = train(net, optimizer, &parts, [&](const Tensor& x) { return net->forward(x); });
   const auto expected_loss =
       train(expected, reference, nullptr, [&](const Tensor& x) { return expected->forward(x); });
-  EXPECT_TRUE(loss.allclose(expected_loss, 0, kTolerance)) << loss << expected_loss;
-  expect_close(net, expected);
-}
-
-TEST(ModelParallel, TrainsUnderDistributedDataParallel) {
-  const FakeGroup ranks(2);
-  auto expected = make_net(), net = make_net();
-  const ModelParallel parts(*net, kMap);
-  DistributedDataParallel ddp(net, {.process_group = ranks.group});
-  DistributedDataParallel whole(expected, {.process_group = FakeGroup(2).group});
-  torch::optim::SGD optimizer(net->parameters(), 0.1), reference(expected->parameters(), 0.1);
-  const auto loss = train(net, optimizer, &parts, [&](const Tensor& x) { return ddp->forward(x); });
-  const auto expected_loss =
-      train(expected, reference, nullptr, [&](const Tensor& x) { return whole->forward(x); });
   EXPECT_TRUE(loss.allclose(expected_loss, 0, kTolerance)) << loss << expected_loss;
   expect_close(net, expected);
 }
