@@ -10,6 +10,7 @@
 #include <lockstep/amp/grad_scaler.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
+#include <lockstep/data/sampler.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/pipelining/pipeline.h>
@@ -142,11 +143,14 @@ class Rank {
  private:
   pipelining::Tensors backward(int step) {
     const auto [x, target] = samples_of(step);
-    const auto count = kSamples / data_.size();
-    const auto rows = at::indexing::Slice(data_.rank() * count, (data_.rank() + 1) * count);
+    const auto sampler = std::make_shared<data::DistributedSampler>(
+        kSamples, data::DistributedSamplerOptions{.num_replicas = mesh_["dp"].size(),
+                                                  .rank = mesh_.get_local_rank("dp")});
+    sampler->set_epoch(step);
+    const auto rows = data::BatchSampler(sampler, {.batch_size = kSamples}).iter()->next();
     optimizer_->zero_grad();
     pipelining::Tensors losses;
-    schedule_->step({x.index({rows})}, target.index({rows}), &losses);
+    schedule_->step({x.index_select(0, rows)}, target.index_select(0, rows), &losses);
     return losses;
   }
   Dict state() {
