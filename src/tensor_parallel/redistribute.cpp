@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "comm/memory_for_calls.h"
 #include "nn/record.h"
 
 namespace lockstep::tensor_parallel {
@@ -35,8 +36,13 @@ Tensor padded(const Tensor& part, std::int64_t dim, std::int64_t size) {
   return at::cat({part, at::zeros(sizes, part.options())}, dim);
 }
 
+// A copy in memory that the backend reduces where it is.
+Tensor copy_for_call(const Tensor& tensor, const ProcessGroup& group) {
+  return comm::memory_for_calls(group, tensor.numel(), tensor.options()).view(tensor.sizes()).copy_(tensor);
+}
+
 Tensor all_reduced(const Tensor& tensor, const ProcessGroup& group) {
-  auto sum = tensor.clone(at::MemoryFormat::Contiguous);
+  auto sum = copy_for_call(tensor, group);
   group.all_reduce(sum);
   return sum;
 }
@@ -122,7 +128,7 @@ Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group)
         // Not one call with all: over gloo the bits depend on a number's place in the call.
         std::vector<Work> works;
         for (const auto& gradient : gradients) {
-          sums.push_back(gradient.clone(at::MemoryFormat::Contiguous));
+          sums.push_back(copy_for_call(gradient, group));
           works.push_back(group.all_reduce_async(sums.back()));
         }
         for (auto& work : works) work.wait();

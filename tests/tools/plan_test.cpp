@@ -228,6 +228,19 @@ TEST_F(LockstepPlan, NamesWhatIsWrong) {
   EXPECT_THAT(expect_failure({"--machine", file("machine.json")}, 2), HasSubstr("--gpt"));
   EXPECT_THAT(expect_failure({"--gpt", "2,64,100,16", "--machine", file("model.csv")}, 2),
               HasSubstr("--measure"));
+  const auto failure_of = [&](const Words& more) {
+    Words flags{"--gpt",   "2,64,100,16", "--machine",    file("machine.json"),
+                "--ranks", "4",           "--batch-size", "8"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return expect_failure(flags, 2);
+  };
+  EXPECT_THAT(failure_of({"--hosts", "3"}), HasSubstr("--hosts 3 do not divide --ranks 4"));
+  EXPECT_THAT(failure_of({"--heads", "5"}), HasSubstr("--heads 5 do not divide a width of 64"));
+  EXPECT_THAT(failure_of({"--heads", "0"}), HasSubstr("the number of heads is 0"));
+  EXPECT_THAT(failure_of({"--microbatches", "3"}), HasSubstr("8 samples in 3 micro-batches"));
+  EXPECT_THAT(failure_of({"--positions", "32"}), HasSubstr("--gpt excludes --positions"));
+  EXPECT_THAT(failure_of({"--measure", file("own.json")}), HasSubstr("--measure excludes --machine"));
+  EXPECT_THAT(failure_of({"--top", "0"}), HasSubstr("--top"));
 }
 
 }  // namespace

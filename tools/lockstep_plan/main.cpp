@@ -36,8 +36,9 @@ void add_options(CLI::App& app, Options& options) {
                   ->check(CLI::PositiveNumber);
   app.add_option("--model", options.model, "The table of a model's layers, a CSV file")->excludes(gpt);
   app.add_option("--write-model", options.write_model, "Write the table of --gpt and end")->needs(gpt);
-  app.add_option("--machine", options.machine, "The file that --measure has written");
-  app.add_option("--hosts", options.hosts, "Hosts; default: what the ranks need")->check(CLI::PositiveNumber);
+  app.add_option("--machine", options.machine, "The file that --measure has written")->excludes(measure);
+  app.add_option("--hosts", options.hosts, "Hosts, which divide the ranks; default: what the ranks need")
+      ->check(CLI::PositiveNumber);
   app.add_option("--ranks", options.job.ranks, "Ranks in all");
   app.add_option("--batch-size", options.job.batch_size, "Samples of a step, of all replicas");
   app.add_option("--microbatches", options.microbatches,
@@ -45,7 +46,8 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::PositiveNumber);
   app.add_option("--heads", options.job.heads, "Attention heads, which tensor parallel ranks divide");
   app.add_option("--positions", options.positions,
-                 "Length of a sample, which context parallel ranks divide; default: CONTEXT of --gpt, else 1")
+                 "Length of a sample of --model, which context parallel ranks divide; default: 1")
+      ->excludes(gpt)
       ->check(CLI::PositiveNumber);
   auto* experts = app.add_option("--experts", options.experts, "Experts of each block of --gpt")
                       ->needs(gpt)
@@ -56,7 +58,7 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--schedule", options.job.schedule, "GPipe, 1F1B or InterleavedZeroBubble")
       ->check(CLI::IsMember({"GPipe", "1F1B", "InterleavedZeroBubble"}));
-  app.add_option("--top", options.top, "Meshes to show");
+  app.add_option("--top", options.top, "Meshes to show")->check(CLI::PositiveNumber);
   app.add_flag("--json", options.json, "JSON instead of a table");
 }
 
@@ -65,6 +67,8 @@ std::vector<Layer> layers_of(const Options& options) {
   if (options.gpt.empty()) throw ArgumentError("give the model by --model or --gpt");
   if (options.experts > 0 && options.top_k > options.experts)
     throw_error<ArgumentError>("--top-k {} of {} experts", options.top_k, options.experts);
+  if (options.job.heads > 0 && options.gpt[1] % options.job.heads != 0)
+    throw_error<ArgumentError>("--heads {} do not divide a width of {}", options.job.heads, options.gpt[1]);
   return gpt_layers(
       {options.gpt[0], options.gpt[1], options.gpt[2], options.gpt[3], options.experts, options.top_k});
 }
@@ -129,7 +133,11 @@ int plan(Options options) {
   if (options.machine.empty())
     throw ArgumentError("give the machine by --machine, or measure it with --measure");
   auto machine = read_machine(options.machine);
-  if (options.hosts > 0) machine.ranks_per_host = (options.job.ranks + options.hosts - 1) / options.hosts;
+  if (options.hosts > 0) {
+    if (options.job.ranks % options.hosts != 0)
+      throw_error<ArgumentError>("--hosts {} do not divide --ranks {}", options.hosts, options.job.ranks);
+    machine.ranks_per_host = options.job.ranks / options.hosts;
+  }
   if (options.microbatches > 0) options.job.microbatches = options.microbatches;
   if (options.positions > 0) {
     options.job.positions = options.positions;

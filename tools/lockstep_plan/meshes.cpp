@@ -275,9 +275,11 @@ std::vector<Choice> plan_meshes(const std::vector<Layer>& layers, const Machine&
     for (const auto& choice : Mesh(layers, machine, job, sizes).choices()) all.push_back(choice);
   if (all.empty())
     throw_error<ArgumentError>(
-        "no mesh of {} ranks divides a batch of {} samples, {} heads, {} positions and {} layers; change one "
-        "of them",
-        job.ranks, job.batch_size, job.heads, job.positions, layers.size());
+        "no mesh of {} ranks divides a batch of {} samples{}, {} heads, {} positions and {} layers; change "
+        "one of them",
+        job.ranks, job.batch_size,
+        job.microbatches ? fmt::format(" in {} micro-batches of each replica", *job.microbatches) : "",
+        job.heads, job.positions, layers.size());
   std::ranges::stable_sort(all, Mesh::is_better);
   return all;
 }
