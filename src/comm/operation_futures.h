@@ -14,9 +14,10 @@
 
 namespace lockstep::comm {
 
-// The futures of one backend's operations. A c10 future must be completed by a thread: the first future
-// starts one that completes them all, each as soon as its operation ends, in any order. The thread polls,
-// because a blocking wait for one operation would delay the others. Safe from any thread.
+// The futures of one backend's operations. A c10 future must be completed by a thread: the first future whose
+// operation does not end at once starts one that completes them all, each as soon as its operation ends, in
+// any order. The thread polls, because a blocking wait for one operation would delay the others. Safe from
+// any thread.
 //
 // A callback runs in that thread and may wait for a future of the same backend (PyTorch's PowerSGD and
 // quantization hooks do). So a new thread takes the thread's place when its callback asks for a future.
@@ -49,6 +50,7 @@ class OperationFutures {
     std::chrono::steady_clock::time_point deadline;
 
     bool is_due() const;
+    bool is_due_soon() const;
     void complete();
   };
 
