@@ -39,6 +39,7 @@ class DeferredMemory final : public ParameterMemory {
   void keep_part(const ProcessGroup& /*ranks*/) override {}
   void forget_part() override {}
   std::vector<at::Tensor> gathered() const override { return {}; }
+  void gather_on_hosts(std::shared_ptr<const HostSplit> /*hosts*/) override {}
 
  private:
   std::string first_;

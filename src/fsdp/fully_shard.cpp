@@ -8,8 +8,9 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
-#include "comm/mapped_memory.h"
 #include "ddp/module_sync.h"
+#include "fsdp/host_split.h"
+#include "fsdp/mapped_block.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 #include "nn/experts.h"
@@ -21,10 +22,6 @@ using fsdp::group_of;
 using fsdp::ParameterGroup;
 using fsdp::Tree;
 using GroupPointer = std::shared_ptr<ParameterGroup>;
-
-bool maps_memory(const ProcessGroup& group) {
-  return dynamic_cast<comm::MappedMemory*>(group.backend().get()) != nullptr;
-}
 
 // reshard_after_forward without and with its number.
 std::pair<std::optional<bool>, int> resharding(const FullyShardOptions& options, int ranks,
@@ -52,15 +49,19 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
   comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
   std::optional<ProcessGroup> replicas;
   if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);
-  const bool can_share = maps_memory(group);
-  if (options.share_memory.value_or(false) && !can_share) {
+  const bool can_share = fsdp::maps_memory(group), splits = fsdp::can_split_by_hosts(group);
+  if (options.share_memory.value_or(false) && !can_share && !splits) {
     throw_error<ArgumentError>(
-        "{}:{}: fully_shard(): share_memory needs ranks of one host and the shm backend; the backend of "
-        "group {} "
-        "is {}",
+        "{}:{}: fully_shard(): share_memory needs ranks of one host and the shm backend, or the hierarchical "
+        "backend and hosts with equally many ranks, more than one; the backend of group {} is {}",
         where.file_name(), where.line(), group.name(), group.backend_name());
   }
-  const auto [reshards, ranks] = resharding(options, group.size(), where);
+  const bool shares = options.share_memory.value_or(true);
+  auto [reshards, ranks] = resharding(options, group.size(), where);
+  if (shares && splits && ranks > 0 && ranks <= fsdp::ranks_of_host(group)) {
+    reshards = false;  // the host has one copy, of which each rank's share is at most that part
+    ranks = 0;
+  }
   return {.shard_group = std::move(group),
           .replicas = std::move(replicas),
           .reshard_after_forward = reshards,
@@ -68,7 +69,8 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
           .shard_placement_fn = options.shard_placement_fn,
           .mp_policy = options.mp_policy,
           .offload_policy = options.offload_policy,
-          .share_memory = options.share_memory.value_or(can_share),
+          .share_memory = shares && can_share,
+          .gathers_on_hosts = shares && splits,
           .where = where};
 }
 
@@ -127,9 +129,10 @@ std::string text_of(const fsdp::GroupOptions& options) {
   };
   return fmt::format(
       "options of fully_shard\tranks={} replicas={} reshard_after_forward={} param_dtype={} reduce_dtype={} "
-      "share_memory={}\n",
+      "share_memory={} gathers_on_hosts={}\n",
       options.shard_group.size(), options.replicas ? options.replicas->size() : 1, reshards(),
-      dtype(options.mp_policy.param_dtype), dtype(options.mp_policy.reduce_dtype), options.share_memory);
+      dtype(options.mp_policy.param_dtype), dtype(options.mp_policy.reduce_dtype), options.share_memory,
+      options.gathers_on_hosts);
 }
 
 // `parameters`: of the call, described in lines.

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/memory_for_calls.h"
+#include "fsdp/mapped_block.h"
 #include "fsdp/parameter_memory.h"
 
 namespace lockstep::fsdp {
@@ -39,9 +40,10 @@ class GatheredMemory final : public ParameterMemory {
 
   void prefetch() override {
     if (work_) return;
-    auto [ranks, input] = kept_ ? *std::exchange(kept_, std::nullopt) : all_rows();
+    in_lane_ = hosts_ != nullptr && !kept_;
+    auto [ranks, input] = kept_ ? *std::exchange(kept_, std::nullopt) : own_rows();
     input_ = std::move(input);
-    output_ = at::empty({group_.size() * shards_.numel()}, input_.options());
+    output_ = at::empty({ranks.size() * input_.numel()}, input_.options());
     launched_ = CallTimes::Clock::now();
     work_ = ranks.all_gather_into_tensor_async(output_, input_, where_);
   }
@@ -52,10 +54,12 @@ class GatheredMemory final : public ParameterMemory {
 
   void make_whole() override {
     prefetch();
-    const auto flat = finish().view({group_.size(), -1});
+    const auto flat = finish();
+    is_on_host_ = in_lane_;
+    if (in_lane_) return share_on_host(flat.view({hosts_->lane.size(), -1}));
     for (const auto& parameter : parameters_) {
       const auto memory = at::empty(parameter.sizes, flat.options());
-      unpack(flat, parameter, memory);
+      unpack(flat.view({group_.size(), -1}), parameter, memory);
       set_memory(parameter, memory);
     }
   }
@@ -84,8 +88,19 @@ class GatheredMemory final : public ParameterMemory {
     std::vector<at::Tensor> all{output_};
     if (input_.defined() && !input_.is_alias_of(shards_)) all.push_back(input_);
     if (kept_) all.push_back(kept_->rows);
-    for (const auto& parameter : parameters_) all.push_back(memory_of(parameter));
+    if (!is_on_host_)
+      for (const auto& parameter : parameters_) all.push_back(memory_of(parameter));
     return all;
+  }
+
+  Sharing sharing() const override {
+    return is_on_host_ ? Sharing{.ranks = hosts_->host.size(), .counts = hosts_->host.rank() == 0}
+                       : Sharing{};
+  }
+
+  // Not while a gathering over other groups is under way.
+  void gather_on_hosts(std::shared_ptr<const HostSplit> hosts) override {
+    if (!work_) hosts_ = std::move(hosts);
   }
 
  private:
@@ -97,16 +112,31 @@ class GatheredMemory final : public ParameterMemory {
 
   // Offloaded shards change after the gradients of a backward have been copied, so after this copy is
   // complete.
-  Part all_rows() const {
+  Part own_rows() const {
     const auto rows = shards_.to(shards_.options().device(device_), /*non_blocking=*/true);
-    return {group_, dtype_ ? rows.to(*dtype_) : rows};
+    return {in_lane_ ? hosts_->lane : group_, dtype_ ? rows.to(*dtype_) : rows};
+  }
+
+  // The lanes of a host have different rows, and each rank copies those of its lane. `flat`: [hosts, elements
+  // of a rank].
+  void share_on_host(const at::Tensor& flat) {
+    const BlockLayout layout(parameters_, dtype_);
+    const auto block = map_on_all_ranks(hosts_->host, {0}, layout.bytes(), where_).front();
+    std::vector<at::Tensor> all;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      all.push_back(layout.whole_in(block, i));
+      for (std::size_t host = 0; host < hosts_->lane_ranks.size(); ++host)
+        unpack_row(flat[static_cast<std::int64_t>(host)], parameters_[i], all[i], hosts_->lane_ranks[host]);
+    }
+    hosts_->host.barrier(where_);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) set_memory(parameters_[i], all[i]);
   }
 
   at::Tensor finish() {
     CallTimes call{.launched = launched_, .waiting = CallTimes::Clock::now(), .done = {}};
     std::exchange(work_, std::nullopt)->wait();
     call.done = CallTimes::Clock::now();
-    call.bytes = static_cast<std::int64_t>(output_.nbytes());
+    call.bytes = group_.size() * shards_.numel() * static_cast<std::int64_t>(output_.element_size());
     gathering_ = call;
     input_.reset();
     return std::exchange(output_, {});
@@ -119,6 +149,9 @@ class GatheredMemory final : public ParameterMemory {
   std::source_location where_;
   at::Tensor shards_;         // this rank's row of the flat layout
   std::optional<Part> kept_;  // between forward and backward
+  std::shared_ptr<const HostSplit> hosts_;
+  bool in_lane_ = false;     // the gathering under way is the lane's
+  bool is_on_host_ = false;  // whole parameters lie in memory that the host's ranks share
   at::Tensor input_;
   at::Tensor output_;
   std::optional<Work> work_;

@@ -19,9 +19,10 @@ struct GroupOptions {
   std::function<std::optional<tensor::Placement>(const at::Tensor&)> shard_placement_fn;
   MixedPrecisionPolicy mp_policy;
   std::optional<CPUOffloadPolicy> offload_policy;
-  bool share_memory = false;
-  const void* module = nullptr;  // of the call
-  std::source_location where;    // of the call; collectives name it
+  bool share_memory = false;      // one copy
+  bool gathers_on_hosts = false;  // the ranks of a host gather into memory that they share
+  const void* module = nullptr;   // of the call
+  std::source_location where;     // of the call; collectives name it
 };
 
 }  // namespace lockstep::fsdp

@@ -33,8 +33,9 @@ struct MemoryCount {
   Storages parameters = {};
   Storages gradients = {};
   Storages gathered = {};
-  std::int64_t shared = 0;  // parameters that ranks share: this rank's equal part
-  std::int64_t owned = 0;   // those that count on this rank and on no other one of the host
+  std::int64_t shared = 0;            // parameters that ranks share: this rank's equal part
+  std::int64_t owned = 0;             // those that count on this rank and on no other one of the host
+  std::int64_t gathered_on_host = 0;  // parameters that ranks gathered together: this rank's equal part
 };
 
 }  // namespace lockstep::fsdp

@@ -29,6 +29,7 @@ void check_plan(const MemoryPlan& plan) {
   require("optimizer_states", plan.optimizer_states, 0);
   require("ranks_per_host", plan.ranks_per_host, 1);
   require("hosts", plan.hosts, 1);
+  require("numa_nodes", plan.numa_nodes, 1);
   require("largest_group", plan.largest_group.value_or(1), 1);
   require("outermost_group", plan.outermost_group, 0);
   require("activations", plan.activations, 0);
@@ -41,7 +42,9 @@ MemoryEstimate::Choice choice_of(const MemoryPlan& plan, ShardingForm form, int 
   const auto in_forward = static_cast<std::int64_t>(c10::elementSize(plan.param_dtype.value_or(plan.dtype)));
   const auto groups = 2 * plan.largest_group.value_or(plan.parameters) * in_forward;
   const auto ranks = form == ShardingForm::shared ? on_host : on_host * hosts;
-  const auto copies = form == ShardingForm::shared && plan.param_dtype ? plan.parameters * in_forward : 0;
+  // Shared parameters have a copy for each NUMA node; without a param_dtype, the shards are parts of these.
+  auto copies = form == ShardingForm::shared ? plan.numa_nodes * plan.parameters * in_forward : 0;
+  if (form == ShardingForm::shared && !plan.param_dtype) copies -= all;
 
   MemoryBytes rank{.activations = plan.activations};
   rank.parameters = shards ? (all + copies) / ranks : all;

@@ -102,7 +102,7 @@ OfRank count_rank(const torch::nn::Module& module, const torch::optim::Optimizer
   OfRank rank{.bytes = {.parameters = own.parameters.bytes() + own.shared,
                         .gradients = own.gradients.bytes(),
                         .optimizer_states = states.bytes(),
-                        .gathered = own.gathered.bytes()},
+                        .gathered = own.gathered.bytes() + own.gathered_on_host},
               .counted = own.parameters.bytes() + own.owned};
   if (forward) rank.bytes.activations = allocations->bytes_without(own.gathered);
   return rank;

@@ -9,6 +9,7 @@
 
 #include "base/throw_error.h"
 #include "ddp/module_sync.h"
+#include "device/idle_memory.h"
 #include "fsdp/tree.h"
 
 namespace lockstep::fsdp {
@@ -101,6 +102,7 @@ std::string ParameterGroup::text() const {
 void ParameterGroup::place() {
   const auto place = is_shared() ? share_parameters : gather_parameters;
   memory_ = place(parameters_, shared_from_this(), options_);
+  free_idle_memory();  // the whole parameters were larger than anything that this rank allocates later
   for (auto& parameter : parameters_) parameter.shard.unsafeGetTensorImpl()->set_version_counter(version_);
   is_whole_ = is_shared();
   watch_gradients();
@@ -244,12 +246,19 @@ void ParameterGroup::on_gradient_ready(std::size_t index) {
 bool ParameterGroup::is_current() const { return is_whole_ && has_last_values(); }
 
 void ParameterGroup::prefetch() {
+  find_hosts();
   if (!has_last_values()) memory_->forget_part();
   prefetched_version_ = version_.current_version();
   memory_->prefetch();
 }
 
+// Only here does the tree have the groups of the whole module, which need one split for all.
+void ParameterGroup::find_hosts() {
+  if (options_.gathers_on_hosts) memory_->gather_on_hosts(tree_->host_split(shard_group()));
+}
+
 void ParameterGroup::make_whole() {
+  find_hosts();
   if (prefetched_version_ != version_.current_version()) drop_prefetch();
   if (!has_last_values()) memory_->forget_part();
   memory_->make_whole();

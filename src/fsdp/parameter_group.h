@@ -108,6 +108,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   // Whether shards have not changed since they were made whole.
   bool has_last_values() const { return is_valid_ && whole_version_ == version_.current_version(); }
+  void find_hosts();
   void add(const nn::NamedTensor& named);
   void place();
   void check(const nn::NamedTensor& named) const;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/group_options.h"
+#include "fsdp/host_split.h"
 #include "fsdp/sharded_parameter.h"
 #include "fsdp/traffic.h"
 #include "nn/storage_guard.h"
@@ -49,11 +50,21 @@ class ParameterMemory {
   virtual std::optional<CallTimes> take_gathering() { return std::nullopt; }
   // Whether make_whole() copies values of shared parameters.
   virtual bool copies() const { return false; }
-  // What it holds of other ranks' rows: parameters that are whole, and those in flight.
+  // The ranks that share this rank's whole parameters, and whether it is the one that counts them.
+  struct Sharing {
+    int ranks = 1;
+    bool counts = true;
+  };
+  virtual Sharing sharing() const { return {}; }
+  // What it holds of other ranks' rows: parameters that are whole, and those in flight, but for whole
+  // parameters that ranks share.
   virtual std::vector<at::Tensor> gathered() const = 0;
+  // From now on, make_whole() gathers into memory that the ranks of a host share.
+  virtual void gather_on_hosts(std::shared_ptr<const HostSplit> hosts) = 0;
 };
 
-// One copy for all ranks. Takes the parameters' values; sets their shards and their storages. Collective.
+// One copy for the ranks of a NUMA node, or for all. Takes the parameters' values; sets their shards and
+// their storages. Collective.
 std::unique_ptr<ParameterMemory> share_parameters(std::vector<ShardedParameter>& parameters,
                                                   const std::shared_ptr<ParameterGroup>& owner,
                                                   const GroupOptions& options);

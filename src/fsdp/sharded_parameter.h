@@ -57,5 +57,7 @@ struct ShardedParameter {
 void pack(const at::Tensor& whole, const ShardedParameter& parameter, const at::Tensor& flat,
           std::int64_t offset, int first_rank = 0);
 void unpack(const at::Tensor& flat, const ShardedParameter& parameter, const at::Tensor& whole);
+// `row`: that of one rank.
+void unpack_row(const at::Tensor& row, const ShardedParameter& parameter, const at::Tensor& whole, int rank);
 
 }  // namespace lockstep::fsdp

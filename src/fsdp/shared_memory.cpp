@@ -1,26 +1,45 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <set>
+#include <string>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
-#include "comm/mapped_memory.h"
+#include <lockstep/base/env.h>
+
+#include "fsdp/mapped_block.h"
 #include "fsdp/parameter_memory.h"
+#include "machine/host.h"
 
 namespace lockstep::fsdp {
 namespace {
 
-constexpr std::int64_t kOwner = 0;
-constexpr std::int64_t kAlignment = 64;
+// The NUMA node of this rank's cores; empty: they are of several nodes.
+std::string own_numa_node() {
+  if (const auto named = Env().get("LOCKSTEP_NUMA_NODE")) return *named;
+  std::set<int> nodes;
+  for (const auto& core : machine::read_cores()) nodes.insert(core.numa_node);
+  return nodes.size() == 1 ? std::to_string(*nodes.begin()) : "";
+}
 
-at::Tensor map_on_all_ranks(const GroupOptions& options, std::int64_t bytes) {
-  const auto& group = options.shard_group;
-  const auto backend = group.backend();
-  auto& mapped = dynamic_cast<comm::MappedMemory&>(*backend);
-  const auto place = at::zeros({1}, at::kLong);
-  if (group.rank() == kOwner) place.fill_(mapped.allocate_mapped(static_cast<std::size_t>(bytes)));
-  group.broadcast(place, kOwner, options.where);
-  return mapped.map(kOwner, place.item<std::int64_t>(), static_cast<std::size_t>(bytes));
+// [rank]: the first rank of its NUMA node, which has the node's copy. All have one copy unless every rank is
+// bound to a node.
+std::vector<int> owners_of_copies(const GroupOptions& options) {
+  const auto nodes = options.shard_group.all_gather_object(own_numa_node(), options.where);
+  std::vector<int> owners(nodes.size(), 0);
+  if (std::ranges::count(nodes, "") > 0) return owners;
+  std::ranges::transform(nodes, owners.begin(), [&](const auto& node) {
+    return static_cast<int>(std::ranges::find(nodes, node) - nodes.begin());
+  });
+  return owners;
+}
+
+// Those of all copies, with that of this rank's copy first.
+std::vector<int> distinct(const std::vector<int>& owners, int own) {
+  std::vector<int> all{own};
+  for (const auto owner : std::set<int>(owners.begin(), owners.end()))
+    if (owner != own) all.push_back(owner);
+  return all;
 }
 
 class SharedMemory final : public ParameterMemory {
@@ -29,17 +48,17 @@ class SharedMemory final : public ParameterMemory {
                const GroupOptions& options)
       : parameters_(parameters), rank_(options.shard_group.rank()) {
     const auto dtype = options.mp_policy.param_dtype;
-    std::vector<std::int64_t> places;
-    std::int64_t bytes = 0;
-    for (const auto& parameter : parameters_) {
-      places.push_back(bytes);
-      const auto size =
-          parameter.numel() * static_cast<std::int64_t>(c10::elementSize(whole_dtype(parameter, dtype)));
-      bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    const auto owners = owners_of_copies(options);
+    const auto own = owners[static_cast<std::size_t>(rank_)];
+    sharing_ = {.ranks = static_cast<int>(std::ranges::count(owners, own)), .counts = rank_ == own};
+    const BlockLayout layout(parameters_, dtype);
+    const auto blocks =
+        map_on_all_ranks(options.shard_group, distinct(owners, own), layout.bytes(), options.where);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      std::vector<at::Tensor> copies;
+      for (const auto& block : blocks) copies.push_back(layout.whole_in(block, i));
+      place(parameters_[i], copies, owner, dtype);
     }
-    const auto block = map_on_all_ranks(options, bytes);
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      place(parameters_[i], block, places[i], owner, dtype);
   }
 
   void prefetch() override {}
@@ -47,48 +66,42 @@ class SharedMemory final : public ParameterMemory {
 
   // The caller keeps other ranks from reading and waits for their writes.
   void make_whole() override {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (rows_[i].defined()) rows_[i].copy_(parameters_[i].shard.detach());
-    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      for (const auto& rows : rows_[i]) rows.copy_(parameters_[i].shard.detach());
   }
   void release() override {}
   void keep_part(const ProcessGroup& /*ranks*/) override {}
   void forget_part() override {}
   bool copies() const override {
-    return std::ranges::any_of(rows_, [](const auto& rows) { return rows.defined(); });
+    return std::ranges::any_of(rows_, [](const auto& rows) { return !rows.empty(); });
   }
   std::vector<at::Tensor> gathered() const override { return {}; }
+  Sharing sharing() const override { return sharing_; }
+  void gather_on_hosts(std::shared_ptr<const HostSplit> /*hosts*/) override {}
 
  private:
-  void place(ShardedParameter& parameter, const at::Tensor& block, std::int64_t where,
+  // `copies`: of the whole parameter, that of this rank first.
+  void place(ShardedParameter& parameter, const std::vector<at::Tensor>& copies,
              const std::shared_ptr<ParameterGroup>& owner, std::optional<at::ScalarType> dtype) {
     const auto options = parameter.lock_whole().options().requires_grad(false);
     const auto own = take_rows(parameter, rank_);
-    const auto type = whole_dtype(parameter, dtype);
-    const auto memory =
-        block.narrow(0, where, parameter.numel() * static_cast<std::int64_t>(c10::elementSize(type)));
-    // Not block.view(type): the storages of the parameter's tensors belong to this rank alone.
-    const auto whole = at::from_blob(
-        memory.data_ptr(), parameter.sizes, [block](void*) {}, options.dtype(type));
-    const auto rows = parameter.rows_in(whole, rank_);
+    auto& written = rows_.emplace_back();
+    for (const auto& copy : copies) written.push_back(parameter.rows_in(copy, rank_));
     // Optimizers step contiguous tensors; rows of other dimensions lie apart in the whole parameter.
-    if (type == options.dtype() && parameter.dim == 0) {
-      if (own.defined()) rows.copy_(own);
-      parameter.shard = make_shard(parameter, rank_, rows);
-      rows_.emplace_back();
-    } else {
-      const auto shard = at::zeros(rows.sizes(), options);
-      if (own.defined()) shard.copy_(own);
-      parameter.shard = make_shard(parameter, rank_, shard);
-      rows_.push_back(rows);
-    }
+    const bool is_shard = copies.front().options().dtype() == options.dtype() && parameter.dim == 0;
+    const auto shard = is_shard ? written.front() : at::zeros(written.front().sizes(), options);
+    if (is_shard) written.erase(written.begin());
+    if (own.defined()) shard.copy_(own);
+    parameter.shard = make_shard(parameter, rank_, shard);
     guard_parameter(parameter, owner, dtype);
-    set_memory(parameter, whole);
+    set_memory(parameter, copies.front());
   }
 
   std::vector<ShardedParameter>& parameters_;
   int rank_;
-  std::vector<at::Tensor> rows_;  // of this rank, where they are not the shard itself
+  Sharing sharing_;
+  // [parameter]: this rank's rows in all copies, but for those that are the shard itself.
+  std::vector<std::vector<at::Tensor>> rows_;
 };
 
 }  // namespace

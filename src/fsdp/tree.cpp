@@ -160,6 +160,13 @@ const ProcessGroup& Tree::split(const ProcessGroup& ranks, int size) {
   return splits_.back().own;
 }
 
+std::shared_ptr<const HostSplit> Tree::host_split(const ProcessGroup& ranks) {
+  const auto earlier = std::ranges::find(host_splits_, ranks.backend(), &SplitOnHosts::of);
+  if (earlier != host_splits_.end()) return earlier->own;
+  host_splits_.push_back({ranks.backend(), std::make_shared<HostSplit>(split_by_hosts(ranks))});
+  return host_splits_.back().own;
+}
+
 void Tree::forget(const ParameterGroup& group) {
   std::erase(groups, &group);
   std::erase(order_, &group);

@@ -9,6 +9,7 @@
 #include <lockstep/comm/process_group.h>
 
 #include "ddp/step_trace.h"
+#include "fsdp/host_split.h"
 #include "fsdp/traffic.h"
 
 namespace lockstep::fsdp {
@@ -37,6 +38,8 @@ struct Tree {
   void before_reduction(ParameterGroup& group);
   // This rank's group among those of `size` consecutive ranks. The first call for a group is collective.
   const ProcessGroup& split(const ProcessGroup& ranks, int size);
+  // The same for those of can_split_by_hosts().
+  std::shared_ptr<const HostSplit> host_split(const ProcessGroup& ranks);
   // The times of a pass. Returns the time.
   CallTimes::Clock::time_point launch_reduction();
   void trace_call(StepTrace::Lane lane, const std::string& name, const CallTimes& call);
@@ -63,6 +66,10 @@ struct Tree {
     c10::intrusive_ptr<c10d::Backend> of;
     ProcessGroup own;
   };
+  struct SplitOnHosts {
+    c10::intrusive_ptr<c10d::Backend> of;
+    std::shared_ptr<const HostSplit> own;
+  };
 
   std::string failure_;
   ddp::StepClock clock_;
@@ -73,6 +80,7 @@ struct Tree {
   double barrier_wait_last_ = 0;
   double barrier_wait_total_ = 0;
   std::vector<Split> splits_;
+  std::vector<SplitOnHosts> host_splits_;
   ParameterGroup* current_ = nullptr;
   std::weak_ptr<void> pass_;  // expired: no backward pass is under way
   ParameterGroup* reducing_ = nullptr;

@@ -31,6 +31,14 @@ inline std::map<int, std::map<std::string, std::string>> hosts_of(const std::str
   return environment;
 }
 
+// Ranks that are bound to NUMA nodes. [rank]: its node.
+inline std::map<int, std::map<std::string, std::string>> numa_nodes(const std::vector<int>& nodes) {
+  std::map<int, std::map<std::string, std::string>> environment;
+  for (std::size_t rank = 0; rank < nodes.size(); ++rank)
+    environment[static_cast<int>(rank)] = {{"LOCKSTEP_NUMA_NODE", std::to_string(nodes[rank])}};
+  return environment;
+}
+
 // Tests that every backend passes, at several world sizes.
 class EveryBackend : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:

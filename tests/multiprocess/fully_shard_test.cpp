@@ -87,7 +87,7 @@ void compare_with_ddp(const Context& context, const FullyShardOptions& options) 
 
 const Scenario fsdp_like_ddp("fsdp_like_ddp", [] {
   const auto context = init({.backend = backend_under_test()});
-  if (backend_under_test() == "shm") compare_with_ddp(context, {});
+  compare_with_ddp(context, {});
   compare_with_ddp(context, {.share_memory = false});
   compare_with_ddp(context, {.reshard_after_forward = false, .share_memory = false});
   if (context.world_size() == 4)
@@ -101,6 +101,13 @@ TEST_P(FullyShard, HasTheBitsOfDDP) { run(fsdp_like_ddp); }
 INSTANTIATE_TEST_SUITE_P(Gloo, FullyShard, ::testing::Values(std::tuple("gloo", 2)), name_of_case);
 INSTANTIATE_TEST_SUITE_P(Shm, FullyShard, ::testing::Values(std::tuple("shm", 2), std::tuple("shm", 4)),
                          name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, FullyShard, two_hosts(2, 2), name_of_case);
+
+TEST(FullyShardNumaNodes, HaveTheBitsOfDDP) {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 1, 1, 0}})
+    expect_all_passed(run_ranks(
+        fsdp_like_ddp, {.world_size = 4, .env = {{kBackendVariable, "shm"}}, .rank_env = numa_nodes(nodes)}));
+}
 
 struct Step {
   OddNet net;

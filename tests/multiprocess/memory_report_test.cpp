@@ -183,9 +183,13 @@ TEST(MemoryEstimate, HasTheFormulasValues) {
   plan.hosts = 2;
   EXPECT_EQ(host(ShardingForm::gathered), 8'000 + 2 * 160);
   EXPECT_EQ(host(ShardingForm::shared), 16'000 + 2 * 80);
+  plan.numa_nodes = 2;
+  EXPECT_EQ(host(ShardingForm::shared), 20'000 + 2 * 80);
   plan.param_dtype = at::kBFloat16;
   plan.outermost_group = 100;
   EXPECT_EQ(host(ShardingForm::gathered), 8'000 + 2 * (80 + 200));
+  EXPECT_EQ(host(ShardingForm::shared), 20'000 + 2 * 40);
+  plan.numa_nodes = 1;
   EXPECT_EQ(host(ShardingForm::shared), 18'000 + 2 * 40);
 }
 

@@ -10,8 +10,8 @@
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "multiprocess/backends.h"
 #include "support/error_of.h"
-#include "support/ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -101,6 +101,7 @@ const Scenario placed_columns("fsdp columns", [] {
 });
 TEST(ShardPlacement, HasTheBitsOfDDP) {
   for (const int ranks : {1, 2, 4}) expect_all_passed(run_ranks(placed_columns, {.world_size = ranks}));
+  expect_all_passed(run_ranks(placed_columns, {.rank_env = numa_nodes({0, 1})}));
 }
 
 const Scenario meta_columns("fsdp meta columns", [] {

@@ -62,8 +62,10 @@ struct FullyShardOptions {
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Parameters that stay as they are, and whose gradients are not reduced.
   std::vector<at::Tensor> ignored_params = {};
-  /// Whether the ranks of one host share one copy of the parameters, instead of gathering them. Default: if
-  /// the backend has memory that all ranks map (shm).
+  /// Whether the ranks of one host share one copy of the parameters, instead of gathering them (backend shm).
+  /// On several hosts (backend hierarchical): whether the ranks of a host gather into memory that they share.
+  /// That needs equally many ranks on each host, more than one. A number in reshard_after_forward of at most
+  /// these ranks then means that a host keeps its copy until backward. Default: if it is possible.
   std::optional<bool> share_memory = std::nullopt;
 };
 
@@ -131,7 +133,7 @@ class FSDPModule {
   /// The option of fully_shard() for the following passes, without a number.
   void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true) const;
 
-  /// Whether the ranks share one copy of the parameters.
+  /// Whether the ranks share one copy of the parameters, which is never freed.
   bool shares_memory() const;
 
   /// Times and bytes since construction. The times are those of the outermost module's steps.
@@ -182,9 +184,11 @@ class FSDPModule {
 /// Error.
 ///
 /// With shared memory no parameter is gathered: every rank computes with one copy for all ranks of the host,
-/// of which the optimizer of each rank changes its rows. Change shards only between a backward and the next
-/// forward, or after reshard(). If a rank dies, the parameters may have rows of two steps; every later use is
-/// an Error, and the run continues from a checkpoint.
+/// of which the optimizer of each rank changes its rows. If every rank is bound to the cores of one NUMA node
+/// and there are several, each node has a copy: ranks write their rows to the other copies after the
+/// optimizer's step. LOCKSTEP_NUMA_NODE names a rank's node by hand. Change shards only between a backward
+/// and the next forward, or after reshard(). If a rank dies, the parameters may have rows of two steps; every
+/// later use is an Error, and the run continues from a checkpoint.
 ///
 /// The module may be one that parallelize_module() changed for another dimension of the mesh: each rank then
 /// has rows of its parts. Experts of MixtureOfExperts that lie on several ranks are distributed over the

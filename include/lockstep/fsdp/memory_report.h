@@ -70,6 +70,8 @@ struct MemoryPlan {
   int optimizer_states = 2;
   int ranks_per_host = 1;
   int hosts = 1;
+  /// NUMA nodes of a host to which its ranks are bound: each has one copy of shared parameters.
+  int numa_nodes = 1;
   ShardingForm form = ShardingForm::ddp;
   /// Elements of the largest group of fully_shard(). Default: one group of all parameters.
   std::optional<std::int64_t> largest_group = std::nullopt;
@@ -110,8 +112,8 @@ struct MemoryEstimate {
 /// | shared   | p e / m            | p e / m + 2g | s p e / m |              |
 ///
 /// where g and outer are bytes in param_dtype. The groups' gradients are two: those of backward, and those
-/// that are reduced. With a param_dtype, `shared` has one copy in it in addition. Rounding of uneven shards
-/// is left out. Throws ArgumentError for sizes below 1.
+/// that are reduced. With a param_dtype, `shared` has one copy in it in addition. Each further NUMA node has
+/// one more copy. Rounding of uneven shards is left out. Throws ArgumentError for sizes below 1.
 MemoryEstimate estimate_memory(const MemoryPlan& plan);
 
 /// Prints the estimate as a table, whether it fits, and what would.
