@@ -86,6 +86,7 @@ nlohmann::json measure(const Flags& flags) {
     }
     const auto megabytes = megabytes_of_all_ranks(context) - base;
     return {{"rank", context.rank()},
+            {"parameters", parameters},
             {"seconds", median(times)},
             {"megabytes", megabytes},
             {"bytes_per_parameter", megabytes * 1024 * 1024 / static_cast<double>(parameters)},

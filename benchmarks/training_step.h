@@ -43,7 +43,7 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 
 inline const std::vector<std::string>& net_names() {
-  static const std::vector<std::string> names{"resnet18", "chain", "gpt", "mlp"};
+  static const std::vector<std::string> names{"resnet18", "chain", "gpt", "gpt_large", "mlp"};
   return names;
 }
 
@@ -55,8 +55,9 @@ auto with_net(const std::string& name, std::int64_t ranks, Use use) {
   if (name == "resnet18") {
     return use([] { return ResNet18(64, 3, 10); }, torch::randn({4 * ranks, 3, 32, 32}));
   }
-  if (name == "gpt") {
-    const GptOptions options{.vocabulary = 1024, .context = 64, .width = 256, .heads = 8, .layers = 4};
+  if (name == "gpt" || name == "gpt_large") {
+    GptOptions options{.vocabulary = 1024, .context = 64, .width = 256, .heads = 8, .layers = 4};
+    if (name == "gpt_large") options.width = 512, options.layers = 12;
     return use([options] { return Gpt(options); }, torch::randint(1024, {2 * ranks, 64}, at::kLong));
   }
   if (name == "mlp") return use([] { return Mlp(); }, torch::randn({8 * ranks, 4096}));

@@ -14,6 +14,7 @@ Runs one part or all of them (default), and reports every part that failed.
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32
+  memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
@@ -67,6 +68,11 @@ run_sharding() {
   LOCKSTEP_SHARDING_STEPS=20 build/release/bin/parity_sharding --gtest_filter='*FullyShardParity*'
 }
 
+run_memory() {
+  bash scripts/build.sh release sharded_step lockstep || return
+  .venv/bin/python tests/multiprocess/cgroup_limit.py build/release/bin
+}
+
 run_wheel() (
   bash scripts/wheel.sh || return
   folder=$(mktemp -d)
@@ -80,6 +86,7 @@ run_part() {
     gpu) bash scripts/cuda_build_check.sh ;;
     faults) run_faults ;;
     pipelines) run_pipelines ;;
+    memory) run_memory ;;
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
     shared) run_shared ;;
@@ -87,11 +94,11 @@ run_part() {
   esac
 }
 
-parts=(conformance gpu faults pipelines fuzz sharding shared wheel)
+parts=(conformance gpu faults pipelines memory fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | pipelines | fuzz | sharding | shared | wheel) parts=("$1") ;;
+  conformance | gpu | faults | pipelines | memory | fuzz | sharding | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()
