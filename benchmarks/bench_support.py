@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -111,6 +112,41 @@ def wall_seconds(command, timeout):
     start = time.perf_counter()
     finished(command, timeout)
     return time.perf_counter() - start
+
+
+class Pss(threading.Thread):
+    """The largest sum of PSS over a process and its descendants, in MiB, sampled while it runs."""
+
+    def __init__(self, root):
+        super().__init__(daemon=True)
+        self.root, self.most = root, 0
+
+    def run(self):
+        while self.root.poll() is None:
+            self.most = max(self.most, sum(map(self.pss_of, self.family())) / 1024)
+            time.sleep(0.2)
+
+    def family(self):
+        family, new = [], [self.root.pid]
+        while new:
+            family += new
+            new = [int(child) for pid in new for child in self.children(pid)]
+        return family
+
+    @staticmethod
+    def children(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            return []
+
+    @staticmethod
+    def pss_of(pid):
+        try:
+            text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
 def goal(ratio, limit):

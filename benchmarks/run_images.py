@@ -6,12 +6,10 @@ processes. Lockstep's workers are threads, Python's are processes. Python decode
 one counts."""
 import json
 import os
-import pathlib
 import statistics
 import subprocess
 import tempfile
 import threading
-import time
 
 import bench_support as bench
 
@@ -21,46 +19,11 @@ BATCH = 64
 GROWTH_PASSES = 50
 
 
-class Pss(threading.Thread):
-    """The largest sum of PSS over a process and its descendants, in MiB, sampled while it runs."""
-
-    def __init__(self, root):
-        super().__init__(daemon=True)
-        self.root, self.most = root, 0
-
-    def run(self):
-        while self.root.poll() is None:
-            self.most = max(self.most, sum(map(self.pss_of, self.family())) / 1024)
-            time.sleep(0.2)
-
-    def family(self):
-        family, new = [], [self.root.pid]
-        while new:
-            family += new
-            new = [int(child) for pid in new for child in self.children(pid)]
-        return family
-
-    @staticmethod
-    def children(pid):
-        try:
-            return pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except OSError:
-            return []
-
-    @staticmethod
-    def pss_of(pid):
-        try:
-            text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")), 0)
-
-
 def finished(command, cores, timeout):
     """The program's JSON, and MiB."""
     pinned = ["taskset", "-c", ",".join(map(str, cores)), *command]
     with subprocess.Popen(pinned, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
-        memory = Pss(process)
+        memory = bench.Pss(process)
         memory.start()
         output = process.communicate(timeout=timeout)[0]
         memory.join()

@@ -1,39 +1,76 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times steps of examples/gpt_mesh.cpp on all meshes of the cores of this host, beside the estimates of `lockstep plan` from a
-machine file that it measures before."""
+"""Times steps of examples/gpt_mesh.cpp on all meshes of the cores of this host, and measures the memory that eight further layers
+take, beside the estimates of `lockstep plan` from a machine file that it measures before."""
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 
 import bench_support as bench
 
 SIZES = {"layers": 4, "width": 256, "context": 64}
 FEW, MANY = 5, 25  # steps of two runs, whose difference leaves out the start
+LAYERS_MORE = 8  # of a second net, whose difference leaves out libraries and the backend
+FORMS = ("replicas", "fully_shard shared")  # those of gpt_mesh
 
 
-def planned(ranks, batch_size, timeout):
-    with tempfile.TemporaryDirectory() as folder:
-        machine = f"{folder}/machine.json"
-        lockstep = bench.program("lockstep")
-        bench.finished([lockstep, "plan", "--measure", machine, "--nproc", str(ranks)], timeout)
-        sizes = f"{SIZES['layers']},{SIZES['width']},256,{SIZES['context']}"
-        output = bench.finished([lockstep, "plan", "--gpt", sizes, "--heads", str(SIZES["width"] // 32), "--machine", machine,
-                                 "--ranks", str(ranks), "--batch-size", str(batch_size), "--json", "--top", "1000"],
-                                timeout, stderr=None)
-    return [choice for choice in json.loads(output) if choice["data_parallel"] == "replicas"]
+class Plans:
+    """The estimates for all meshes."""
+
+    def __init__(self, flags):
+        self.flags, self.folder = flags, tempfile.TemporaryDirectory()
+        self.machine = f"{self.folder.name}/machine.json"
+        bench.finished([bench.program("lockstep"), "plan", "--measure", self.machine, "--nproc", str(flags.ranks)], flags.timeout)
+
+    def choices(self, layers=SIZES["layers"], microbatches=None):
+        command = [bench.program("lockstep"), "plan", "--gpt", f"{layers},{SIZES['width']},256,{SIZES['context']}", "--heads",
+                   str(SIZES["width"] // 32), "--machine", self.machine, "--ranks", str(self.flags.ranks), "--batch-size",
+                   str(self.flags.batch_size), "--json", "--top", "1000"]
+        if microbatches:
+            command += ["--microbatches", str(microbatches)]
+        output = bench.finished(command, self.flags.timeout, stderr=None)
+        return [choice for choice in json.loads(output) if choice["data_parallel"] in FORMS]
+
+    def growth(self, choice):
+        """Bytes of LAYERS_MORE further layers on all ranks, with the choice's micro-batches."""
+        keys = ("dp", "pp", "cp", "tp", "data_parallel")
+        more = self.choices(SIZES["layers"] + LAYERS_MORE, choice["microbatches"])
+        larger = next(each for each in more if all(each[key] == choice[key] for key in keys))
+        return larger["host_bytes"] - choice["host_bytes"]
 
 
-def step_seconds(choice, ranks, batch_size, timeout):
+def command_of(choice, steps, flags, layers=SIZES["layers"]):
+    sizes = [word for name, value in (SIZES | {"layers": layers}).items() for word in (f"--{name}", str(value))]
+    return [bench.program("lockstep"), "run", "--nproc-per-node", str(flags.ranks), bench.program("gpt_mesh"), "--mesh",
+            f"{choice['dp']},{choice['pp']},{choice['tp']}", "--cp", str(choice["cp"]), "--text", str(bench.ROOT / "README.md"),
+            "--steps", str(steps), "--batch-size", str(flags.batch_size), "--microbatches", str(choice["microbatches"]), *sizes,
+            *(["--shard"] if choice["data_parallel"] != "replicas" else [])]
+
+
+def step_seconds(choice, flags):
     def run(steps):
-        arguments = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
-        mesh = f"{choice['dp']},{choice['pp']},{choice['tp']}"
-        program = [bench.program("gpt_mesh"), "--mesh", mesh, "--cp", str(choice["cp"]), "--text", str(bench.ROOT / "README.md")]
-        return bench.wall_seconds(
-            [bench.program("lockstep"), "run", "--nproc-per-node", str(ranks), *program, "--steps", str(steps), "--batch-size",
-             str(batch_size), "--microbatches", str(choice["microbatches"]), *arguments], timeout)
+        return bench.wall_seconds(command_of(choice, steps, flags), flags.timeout)
     return (run(MANY) - run(FEW)) / (MANY - FEW)
+
+
+def measured_growth(choice, flags):
+    """Bytes of PSS that LAYERS_MORE further layers take on all ranks."""
+    def run(layers):
+        with subprocess.Popen(command_of(choice, FEW, flags, layers), stdout=subprocess.DEVNULL) as process:
+            memory = bench.Pss(process)
+            memory.start()
+            try:
+                process.wait(flags.timeout)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # the launcher ends its ranks
+                raise
+            memory.join()
+        if process.returncode:
+            raise SystemExit(f"gpt_mesh ended with {process.returncode}")
+        return memory.most * 2**20
+    return run(SIZES["layers"] + LAYERS_MORE) - run(SIZES["layers"])
 
 
 def main():
@@ -41,19 +78,25 @@ def main():
     parser.add_argument("--ranks", type=int, default=len(os.sched_getaffinity(0)), help="ranks (default: cores)")
     parser.add_argument("--batch-size", type=int, default=64)
     flags = parser.parse_args()
-    choices = planned(flags.ranks, flags.batch_size, flags.timeout)
-    sides = {f"{each['dp']} x {each['pp']} x {each['cp']} x {each['tp']}":
-             lambda each=each: step_seconds(each, flags.ranks, flags.batch_size, flags.timeout) for each in choices}
-    measured = {name: statistics.median(runs) for name, runs in bench.interleave(sides, flags.rounds).items()}
+    plans = Plans(flags)
+    choices = {f"{each['dp']} x {each['pp']} x {each['cp']} x {each['tp']}, {each['data_parallel']}": each
+               for each in plans.choices() if each["ep"] == 1}
+    sides = {name: lambda each=each: step_seconds(each, flags) for name, each in choices.items()}
+    seconds = {name: statistics.median(runs) for name, runs in bench.interleave(sides, flags.rounds).items()}
     rows = [{"mesh": name, "microbatches": each["microbatches"], "planned_seconds": each["step_seconds"],
-             "measured_seconds": measured[name]} for name, each in zip(sides, choices, strict=True)]
+             "measured_seconds": seconds[name], "planned_bytes": plans.growth(each), "measured_bytes": measured_growth(each, flags)}
+            for name, each in choices.items()]
     if flags.json:
         print(json.dumps(rows))
         return
-    print("| data x pipeline x context x tensor | micro-batches | planned ms | measured ms | planned / measured |\n|---|---|---|---|---|")
+    print("| data x pipeline x context x tensor | micro-batches | planned ms | measured ms | planned / measured | planned MiB | "
+          "measured MiB | planned / measured |\n|---|---|---|---|---|---|---|---|")
     for row in rows:
-        print(f"| {row['mesh']} | {row['microbatches']} | {1e3 * row['planned_seconds']:.0f} | "
-              f"{1e3 * row['measured_seconds']:.0f} | {row['planned_seconds'] / row['measured_seconds']:.2f} |")
+        cells = [row["mesh"], str(row["microbatches"])]
+        for kind, factor in (("seconds", 1e3), ("bytes", 2**-20)):
+            planned, measured = row[f"planned_{kind}"], row[f"measured_{kind}"]
+            cells += [f"{factor * planned:.0f}", f"{factor * measured:.0f}", f"{planned / measured:.2f}"]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
