@@ -10,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
 
-#include "comm/group_state.h"
 #include "comm/memory_for_calls.h"
 
 namespace lockstep::ddp {
@@ -143,7 +142,6 @@ at::Tensor alias_of(const at::Tensor& flat, std::int64_t offset, const at::Tenso
 }
 
 BucketWork sum_sparse(const at::Tensor& tensor, const ProcessGroup& group, std::source_location where) {
-  comm::refuse_with_python(comm::state_of(group), "a sparse gradient", "use dense ones");
   const auto own = tensor.coalesce();
   const auto count = at::zeros({1}, own.indices().options());
   count.fill_(own.indices().size(1));

@@ -214,6 +214,8 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
     throw ArgumentError(
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
+  if (std::ranges::any_of(trained, &TrainedParameter::sparse))
+    comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
   if (options.init_sync && group_.size() > 1) {
     if (comm::state_of(group_).info().with_python) {
       verify_with_python(group_, trained, where_);

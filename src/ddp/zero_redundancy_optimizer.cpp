@@ -13,6 +13,7 @@
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 
 #include "base/throw_error.h"
+#include "comm/group_state.h"
 #include "ddp/module_sync.h"
 #include "optim/group_entries.h"
 #include "runtime/run.h"
@@ -77,6 +78,7 @@ ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& 
       group_(process_group ? *process_group : runtime::require_run("ZeroRedundancyOptimizer").group()),
       where_(where),
       entries_(optim::shared_entries(optimizer)) {
+  comm::refuse_with_python(comm::state_of(group_), "ZeroRedundancyOptimizer", "use the optimizer itself");
   check_parameters(where);
   entries_->consolidate = [this] { consolidate(0, where_); };
   set_complete(false);

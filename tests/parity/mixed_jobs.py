@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Jobs of C++ and Python ranks beside pure ones, bit for bit: mixed_jobs.py <mixed_jobs program> [backend...]"""
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from models import MnistNet
@@ -21,6 +23,7 @@ from models import MnistNet
 import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it; before the forks, once)
 
 LIMIT = 60
+CASES = ("averaged", "unused", "static", "accumulated", "compressed")
 
 
 class Net(nn.Module):
@@ -28,53 +31,87 @@ class Net(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(196, 64)
         self.norm = nn.BatchNorm1d(64)
+        self.extra = nn.Linear(64, 64)
         self.fc2 = nn.Linear(64, classes)
+        self.uses_extra = True
 
     def forward(self, x):
-        return self.fc2(F.relu(self.norm(self.fc1(x))))
+        x = F.relu(self.norm(self.fc1(x)))
+        return self.fc2(F.relu(self.extra(x)) if self.uses_extra else x)
 
 
 def collectives(rank, device):
-    own = (torch.arange(6, dtype=torch.float) + 10.0 * rank).to(device)
+    ranks = dist.get_world_size()
+    own = (torch.arange(12, dtype=torch.float) + 10.0 * rank).to(device)
     total = own.clone()
     dist.all_reduce(total)
     most = own.clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
+    count = own.long()
+    dist.all_reduce(count, dist.ReduceOp.PRODUCT, async_op=True).wait()
+    reduced = own.bfloat16()
+    dist.reduce(reduced, 0)
     first = own.clone()
     dist.broadcast(first, 0)
-    parts = [torch.empty_like(own), torch.empty_like(own)]
+    parts = [torch.empty_like(own) for _ in range(ranks)]
     dist.all_gather(parts, own)
-    part = torch.empty_like(own[:3])
-    dist.reduce_scatter_tensor(part, own)
+    joined = torch.empty(12 * ranks, device=device)
+    dist.all_gather_single(joined, own)
+    gathered = [torch.zeros_like(own) for _ in range(ranks)]
+    dist.gather(own, gathered if rank == 1 else None, 1)
+    scattered = torch.empty_like(own)
+    dist.scatter(scattered, [own + i for i in range(ranks)] if rank == 1 else None, 1)
+    part = torch.empty(12 // ranks, device=device)
+    dist.reduce_scatter_single(part, own)
+    listed = torch.empty_like(part)
+    dist.reduce_scatter(listed, list(own.chunk(ranks)))
+    swapped = torch.empty_like(own)
+    dist.all_to_all_single(swapped, own)
     received = torch.empty_like(own)
-    if rank == 0:
-        dist.send(own, 1)
-        dist.recv(received, 1)
+    peer = rank ^ 1
+    if rank < peer:
+        dist.send(own, peer)
+        dist.recv(received, peer)
     else:
-        dist.recv(received, 0)
-        dist.send(own, 0)
+        dist.recv(received, peer)
+        dist.send(own, peer)
     dist.barrier()
+    group = dist.new_group([0, ranks - 1])
     sub = own.clone()
-    dist.all_reduce(sub, group=dist.new_group([0, 1]))
-    return [total, most, first, *parts, part, received, sub]
+    if rank in (0, ranks - 1):
+        dist.all_reduce(sub, group=group)
+    return [total, most, count, reduced if rank == 0 else own, first, *parts, joined, *gathered, scattered, part, listed, swapped,
+            received, sub]
 
 
-def batch(rank, shape, step):
-    torch.manual_seed(1000 + 10 * step + rank)
+def batch(rank, shape, number):
+    torch.manual_seed(1000 + 10 * number + rank)
     return torch.rand(shape), torch.randint(10, shape[:1])
 
 
-def train(rank, device, make_net, shape, find_unused):
+def compress(state, bucket):
+    """PyTorch refuses its own function by its name unless there is a GPU."""
+    return bf16_compress_hook(state, bucket)
+
+
+def train(rank, device, case, make_net=lambda: Net(10), shape=(32, 196)):
     torch.manual_seed(rank)
     net = make_net().to(device)
-    ddp = DistributedDataParallel(net, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
+    ddp = DistributedDataParallel(
+        net, bucket_cap_mb=0.02, find_unused_parameters=case == "unused", static_graph=case == "static")
+    if case == "compressed":
+        ddp.register_comm_hook(None, compress)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    parts = 3 if case == "accumulated" else 1
     losses = []
     for step in range(12):
-        pixels, labels = (tensor.to(device) for tensor in batch(rank, shape, step))
         optimizer.zero_grad()
-        loss = F.cross_entropy(ddp(pixels), labels)
-        loss.backward()
+        net.uses_extra = case != "static" and not (case == "unused" and (step + rank) % 3)
+        for part in range(parts):
+            with contextlib.nullcontext() if part + 1 == parts else ddp.no_sync():
+                pixels, labels = (tensor.to(device) for tensor in batch(rank, shape, parts * step + part))
+                loss = F.cross_entropy(ddp(pixels), labels)
+                loss.backward()
         optimizer.step()
         losses.append(loss.detach().clone())
     return {"losses": losses, "state": dict(net.state_dict())}
@@ -92,9 +129,8 @@ def python_rank(rank, backend, environment, file):
             import lockstep_torch  # noqa: F401
         dist.init_process_group(backend)
         results = {"collectives": collectives(rank, device),
-                   "trained": train(rank, device, lambda: Net(10), (32, 196), False),
-                   "unused": train(rank, device, lambda: Net(10), (32, 196), True),
-                   "mnist": train(rank, device, MnistNet, (32, 1, 28, 28), False)}
+                   **{case: train(rank, device, case) for case in CASES},
+                   "mnist": train(rank, device, "mnist", MnistNet, (32, 1, 28, 28))}
     except Exception as error:
         results = {"error": f"{type(error).__name__}: {error}"}
     torch.save(results, file)
@@ -109,28 +145,34 @@ def free_port():
 
 
 def run(program, backend, languages, folder, task="train"):
-    """[rank]: the results of a job whose rank i is in languages[i], "python" or "c++"."""
+    """[rank]: the results of a job whose rank i is in languages[i], "python" or "c++". Four ranks are on two hosts."""
     port = free_port()
     mode = "with_python" if "python" in languages else "alone"
-    waits = []
+    processes = []
     files = []
-    for rank, language in enumerate(languages):
-        environment = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(languages)),
-            "LOCAL_WORLD_SIZE": str(len(languages)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1"}
-        file = os.path.join(folder, f"{rank}.pt")
-        files.append(file)
-        if language == "python":
-            process = multiprocessing.get_context("fork").Process(
-                target=python_rank, args=(rank, backend, environment, file), daemon=True)
-            process.start()
-            waits.append(process.join)
-        else:
-            process = subprocess.Popen([program, backend, mode, task, file], env=dict(os.environ, **environment))
-            waits.append(process.wait)
-    for wait in waits:
-        wait(LIMIT)
+    try:
+        for rank, language in enumerate(languages):
+            environment = {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(languages)),
+                "LOCAL_WORLD_SIZE": str(len(languages)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1"}
+            if len(languages) == 4:
+                environment |= {"LOCKSTEP_HOST_ID": str(rank // 2), "GLOO_SOCKET_IFNAME": "lo"}
+            file = os.path.join(folder, f"{rank}.pt")
+            files.append(file)
+            if language == "python":
+                process = multiprocessing.get_context("fork").Process(
+                    target=python_rank, args=(rank, backend, environment, file), daemon=True)
+                process.start()
+                processes.append((process, process.join))
+            else:
+                process = subprocess.Popen([program, backend, mode, task, file], env=dict(os.environ, **environment))
+                processes.append((process, process.wait))
+        for _, wait in processes:
+            wait(LIMIT)
+    finally:
+        for process, _ in processes:
+            process.kill()  # nothing if it has ended
     return [torch.load(file, map_location="cpu") for file in files]  # forks follow, so CUDA must not start here
 
 
@@ -147,17 +189,17 @@ def check(condition, message):
         sys.exit(message)
 
 
-def compare(program, backend, folder):
-    expected = run(program, backend, ["python", "python"], folder)
+def compare(program, backend, folder, *jobs):
+    expected = run(program, backend, ["python"] * len(jobs[0]), folder)
     check("error" not in expected[0], f"{backend}: Python alone: {expected}")
-    for languages in (["c++", "c++"], ["c++", "python"], ["python", "c++"]):
+    for languages in jobs:
         for rank, (results, wanted) in enumerate(zip(run(program, backend, languages, folder), expected)):
             where = f"{backend}, {languages}, rank {rank}"
             check("error" not in results, f"{where}: {results}")
             for part in wanted:
                 check(equal(results[part], wanted[part]), f"{where}: {part} differs: {results[part]} {wanted[part]}")
             for text in results.get("refusals", []):
-                check("Python ranks" in text, f"{where}: {text}")
+                check("Python ranks" in text, f"{where}: {results['refusals']}")
 
 
 def check_other_model(program, backend, folder):
@@ -180,7 +222,9 @@ def check_refused(program, backend, variables, words, folder):
 def main(program, *backends):
     with tempfile.TemporaryDirectory() as folder:
         for backend in backends or ("gloo", "shm", "hierarchical"):
-            compare(program, backend, folder)
+            compare(program, backend, folder, ["c++", "c++"], ["c++", "python"], ["python", "c++"])
+            if backend == "hierarchical":
+                compare(program, backend, folder, ["c++", "python", "python", "c++"])
             if backend != "nccl":  # over which a Python rank waits for a lost one until its timeout
                 check_other_model(program, backend, folder)
         check_refused(program, "auto", {}, "name the one of the Python ranks", folder)
