@@ -248,7 +248,7 @@ def group_of_two_hosts(rank, backend="hierarchical"):
 
 
 def check_hosts(rank, group):
-    """A sum is that of the hosts' sums, see docs/hosts.md; small calls take another way than large ones."""
+    """A sum is that of the hosts' sums, see docs/hosts.md; small and large calls take different ways."""
     for numel in (100, 100_000):
         parts = [torch.rand(numel, generator=torch.Generator().manual_seed(i)) for i in range(4)]
         expected = (parts[0] + parts[1]) + (parts[2] + parts[3])
@@ -341,7 +341,7 @@ def rank_main(rank, ports):
         future.then(lambda done: done)
 
 
-def run(function, ranks, *arguments, limit=60):
+def run(function, ranks, *arguments, limit):
     context = mp.spawn(function, arguments, nprocs=ranks, join=False)
     end = time.monotonic() + limit
     while not context.join(1):
@@ -350,14 +350,15 @@ def run(function, ranks, *arguments, limit=60):
 
 def main():
     rounds = int(os.environ.get("LOCKSTEP_FAULT_ROUNDS", "1"))
+    limit = 60 if rounds == 1 else 300
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() if rounds > 1 else 0)]
     try:
         for i in range(rounds):
-            run(rank_main, RANKS, [free_port() for _ in range(3)])
+            run(rank_main, RANKS, [free_port() for _ in range(3)], limit=limit)
             if (i + 1) % 20 == 0:
                 print(f"{i + 1} of {rounds} rounds", flush=True)
-        run(rank_of_four, 4, free_port())
-        run(rank_with_leaks, RANKS, free_port(), max(5, rounds), limit=60 + 2 * rounds)
+        run(rank_of_four, 4, free_port(), limit=limit)
+        run(rank_with_leaks, RANKS, free_port(), max(5, rounds), limit=limit)
     finally:
         for process in load:
             process.kill()
