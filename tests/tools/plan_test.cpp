@@ -23,7 +23,7 @@ std::vector<Layer> equal_layers() {
   return std::vector(8, Layer{.name = "layer",
                               .parameters = 1000,
                               .flops = 100,
-                              .activations = 40,
+                              .activations = 80,
                               .output = 10,
                               .all_reduces = 2});
 }
@@ -85,7 +85,7 @@ TEST(PlanMeshes, PassesKeysAroundAndSendsTokensToExperts) {
   EXPECT_DOUBLE_EQ(context.context, 4 * 8 * (3 + 7) * (1 * 20 * 1e-3));
   EXPECT_DOUBLE_EQ(context.step, context.compute + context.context + context.data);
   EXPECT_DOUBLE_EQ(context.data, find(all, 4, 1, 1).data);
-  EXPECT_EQ(context.rank.total(), 16 * 8 * 1000 + 8 * 40);
+  EXPECT_EQ(context.rank.total(), 16 * 8 * 1000 + 8 * 80);
 
   // A sample of each micro-batch: tokens and results in forward and backward, and three quarters of them
   // move.
@@ -93,7 +93,7 @@ TEST(PlanMeshes, PassesKeysAroundAndSendsTokensToExperts) {
   EXPECT_DOUBLE_EQ(experts.expert, 4 * 8 * 4 * (3 / 4.0 * 12 * 1e-3));
   EXPECT_DOUBLE_EQ(experts.step, experts.compute + experts.expert + experts.data);
   EXPECT_DOUBLE_EQ(experts.data, 2 * 3 / 4.0 * 8 * 200 * 4 * 1e-3);
-  EXPECT_EQ(experts.rank.total(), 16 * 8 * (200 + 800 / 4) + 8 * 40);
+  EXPECT_EQ(experts.rank.total(), 16 * 8 * (200 + 800 / 4) + 8 * 80);
   // Two ranks have the same experts.
   EXPECT_DOUBLE_EQ(find(all, 2, 1, 1, ShardingForm::ddp, 2, 1).data,
                    experts.data + 2 * 1 / 2.0 * 8 * 400 * 4 * 1e-3);
@@ -109,14 +109,14 @@ TEST(PlanMeshes, CountsTheMemoryOfTheLargestStage) {
   layers.front().parameters = 5000;
   const auto all =
       plan_meshes(layers, machine_of(4), {.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4});
-  EXPECT_EQ(find(all, 4, 1, 1).rank.total(), 16 * 12000 + 8 * 40);
-  EXPECT_EQ(find(all, 1, 1, 4).rank.total(), 16 * 3000 + 4 * 8 * 10);
+  EXPECT_EQ(find(all, 4, 1, 1).rank.total(), 16 * 12000 + 8 * 80);
+  EXPECT_EQ(find(all, 1, 1, 4).rank.total(), 16 * 3000 + 4 * 8 * 50);  // of 80 the norms have 40
   // The first stage has 4 micro-batches in flight.
-  EXPECT_EQ(find(all, 1, 4, 1).rank.total(), 16 * 6000 + 4 * 4 * 2 * 40);
+  EXPECT_EQ(find(all, 1, 4, 1).rank.total(), 16 * 6000 + 4 * 4 * 2 * 80);
   EXPECT_EQ(find(all, 4, 1, 1).host, 4 * find(all, 4, 1, 1).rank.total());
 
   auto small = machine_of(4);
-  small.memory = 4 * 16 * 3000 + 4 * 4 * 8 * 10;
+  small.memory = 4 * 16 * 3000 + 4 * 4 * 8 * 50;
   const auto sorted =
       plan_meshes(layers, small, {.ranks = 4, .batch_size = 16, .microbatches = 4, .heads = 4});
   EXPECT_TRUE(sorted.front().fits);

@@ -101,7 +101,9 @@ class Mesh {
       stage.expert_parameters += experts;
       stage.largest_experts = std::max(stage.largest_experts, experts);
       stage.largest_layer = std::max(stage.largest_layer, parameters);
-      stage.activations += (layer.activations + parts - 1) / parts;
+      // The norm before the products of each all-reduce: its input and output are whole on all ranks.
+      const auto whole = std::min(layer.activations, 2 * layer.all_reduces * layer.output);
+      stage.activations += whole + (layer.activations - whole + parts - 1) / parts;
       stage.output = layer.output;
       stage.forward += layer.flops / parts / machine_.flops;
     }

@@ -73,7 +73,7 @@ Layer attention_layer(const std::string& name, std::int64_t w, std::int64_t t) {
   return {.name = name,
           .parameters = 4 * w * w + 6 * w,
           .flops = 2.0 * static_cast<double>(t) * static_cast<double>(4 * w * w + 2 * t * w),
-          .activations = 6 * hidden,  // inputs of the norm and of products
+          .activations = 7 * hidden,  // inputs of the norm and of products, and the attention's output
           .output = hidden,
           .all_reduces = 1,
           .keys = 2 * hidden};

@@ -14,9 +14,10 @@ constexpr std::int64_t kFloat = 4;  // bytes
 struct Layer {
   std::string name;
   std::int64_t parameters = 0;
-  double flops = 0;              // of forward; backward has twice as many
-  std::int64_t activations = 0;  // bytes that forward keeps for backward
-  std::int64_t output = 0;       // bytes that the next layer gets
+  double flops = 0;  // of forward; backward has twice as many
+  // Bytes that forward keeps for backward; 2 * all_reduces * output of them on each tensor parallel rank.
+  std::int64_t activations = 0;
+  std::int64_t output = 0;  // bytes that the next layer gets
   // All-reduces of the output in forward, and as many in backward, if tensor parallelism cuts the layer; 0:
   // it does not.
   int all_reduces = 0;
