@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Random harm to two hosts of two ranks, which have networks of their own: killed ranks, a link that is down
 // or slow, a frozen host. Both launchers name a killed rank and its host; otherwise ranks report their call
-// at its timeout. Neither host keeps a process. LOCKSTEP_FAULT_ROUNDS=300 for a long run, LOCKSTEP_FAULT_SEED
-// to see one round again.
+// at its timeout. The report of every rank names the host at fault. Neither host keeps a process.
+// LOCKSTEP_FAULT_ROUNDS=300 for a long run, LOCKSTEP_FAULT_SEED to see one round again.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -91,21 +91,22 @@ class HostRound {
                                     [&](const auto& line) { return line.starts_with(report); }),
               2)
         << nodes_.err();
+    for (const int each : {0, 1}) expect_reports_to_name(host(), each);
   }
 
   // The launchers cannot tell each other, so the ranks of each host report it.
   void cut_link() {
     change_link("ip link set dev {} down");
     EXPECT_EQ(nodes_.finish(), 1) << nodes_.err();
-    EXPECT_GT(reports_of_host(0), 0) << nodes_.err();
-    EXPECT_GT(reports_of_host(1), 0) << nodes_.err();
+    EXPECT_GT(expect_reports_to_name(1, 0), 0) << nodes_.err();
+    EXPECT_GT(expect_reports_to_name(0, 1), 0) << nodes_.err();
   }
 
   // The first report ends all ranks.
   void slow_link() {
     change_link("tc qdisc add dev {} root tbf rate 50kbit burst 4kb latency 50ms");
     EXPECT_EQ(nodes_.finish(), 1) << nodes_.err();
-    EXPECT_GT(reports_of_host(0) + reports_of_host(1), 0) << nodes_.err();
+    EXPECT_GT(expect_reports_to_name(1, 0) + expect_reports_to_name(0, 1), 0) << nodes_.err();
   }
 
   void freeze_host() {
@@ -115,7 +116,7 @@ class HostRound {
     wait_for_end_of(others);
     for (const pid_t pid : frozen) ::kill(pid, SIGCONT);
     EXPECT_EQ(nodes_.finish(), 1) << nodes_.err();
-    EXPECT_GT(reports_of_host(1 - host()), 0) << nodes_.err();
+    EXPECT_GT(expect_reports_to_name(host(), 1 - host()), 0) << nodes_.err();
   }
 
   std::vector<pid_t> processes_of_host(int host) const {
@@ -154,14 +155,33 @@ class HostRound {
     ASSERT_EQ(changed.finish(), 0) << changed.err();
   }
 
-  // Errors of this host's ranks, each of which names the rank, the call and its line.
-  std::int64_t reports_of_host(int host) const {
-    const ::testing::Matcher<std::string> is_report = ContainsRegex(fmt::format(
-        "^\\[rank 0\\] \\[.* rank [{}{}]\\] .* threw: rank [{}{}] of 4 .*lost_hosts_test.cpp:[0-9]+ "
-        "(did not finish in time|failed because another rank is gone)",
-        2 * host, 2 * host + 1, 2 * host, 2 * host + 1));
-    return std::ranges::count_if(lines_of(nodes_.err()),
-                                 [&](const auto& line) { return is_report.Matches(line); });
+  // The number of ranks of this host that have reported an error, each with the rank, the call, its line and
+  // the name of the host `at_fault`.
+  int expect_reports_to_name(int at_fault, int host) const {
+    int reports = 0;
+    for (const int rank : {2 * host, 2 * host + 1}) {
+      const auto text = text_of(rank);
+      const ::testing::Matcher<std::string> is_report = ContainsRegex(
+          fmt::format("threw: rank {} of 4 .*lost_hosts_test.cpp:[0-9]+ (did not finish in time|"
+                      "failed because another rank is gone)",
+                      rank));
+      if (!is_report.Matches(text)) continue;
+      ++reports;
+      // Another rank of the host died if the launcher has ended it after the first report.
+      EXPECT_THAT(text,
+                  ContainsRegex(fmt::format("(on {0}|{0} has|\\) died)", at_fault == 0 ? "left" : "right")));
+    }
+    return reports;
+  }
+
+  // What a rank has written.
+  std::string text_of(int rank) const {
+    const ::testing::Matcher<std::string> is_of_rank =
+        ContainsRegex(fmt::format("^\\[rank 0\\] \\[[^]]*rank {}\\]", rank));
+    std::string text;
+    for (const auto& line : lines_of(nodes_.err()))
+      if (is_of_rank.Matches(line)) text += line + "\n";
+    return text;
   }
 
   std::mt19937 random_;

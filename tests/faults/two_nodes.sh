@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-3-Clause
-# Two nodes with networks of their own and a cable between them:
+# Two nodes, left and right, with networks and host names of their own and a cable between them:
 #   two_nodes.sh <lockstep> <script of a rank> [ranks of each node] [restarts]
 # To be run in user and network namespaces of its own: unshare -Urn two_nodes.sh ...
 set -eu
@@ -9,11 +9,11 @@ script=$2
 ranks=${3:-1}
 restarts=${4:-1}
 
-# The second node's network lives as long as this process.
-unshare -n sleep 1000 &
+# The second node's network and name live as long as this process.
+unshare -nu sh -c "hostname right && exec sleep 1000" &
 other=$!
 own=$(readlink /proc/self/ns/net)
-while [ "$(readlink "/proc/$other/ns/net")" = "$own" ]; do sleep 0.01; done
+while [ "$(readlink "/proc/$other/ns/net")" = "$own" ] || [ "$(cat "/proc/$other/comm")" != sleep ]; do sleep 0.01; done
 
 ip link set lo up
 ip link add left type veth peer name right netns "$other"
@@ -28,10 +28,10 @@ node() {
   "$@" "$lockstep" run --nnodes 2 --nproc-per-node "$ranks" --node-rank "$rank" --master-addr 10.77.0.1 --master-port 29500 \
     --max-restarts "$restarts" -- /bin/sh -c "$script"
 }
-node 1 nsenter -t "$other" -n &
+node 1 nsenter -t "$other" -n -u &
 second=$!
 status=0
-node 0 || status=$?
+node 0 unshare -u sh -c 'hostname left && exec "$@"' sh || status=$?
 wait "$second" || status=$?
 kill "$other"
 exit "$status"

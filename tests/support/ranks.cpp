@@ -202,6 +202,7 @@ int run_scenarios_into(const std::string& folder, const std::string& names) {
   const auto file = folder + "/" + rank;
   if (std::freopen((file + ".out").c_str(), "a", stdout) == nullptr) return 2;
   if (std::freopen((file + ".err").c_str(), "a", stderr) == nullptr) return 2;
+  std::setvbuf(stderr, nullptr, _IONBF, 0);  // mpiexec may kill a rank that has failed before it flushes
   const int code = run_scenarios(names);
   std::ofstream(file + ".code") << code;
   return code;

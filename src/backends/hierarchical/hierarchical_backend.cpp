@@ -172,7 +172,7 @@ class HierarchicalBackend final : public comm::FromC10d {
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
         legs_(std::move(legs)),
         flat_(comm::calls_of(legs_.flat.backend, legs_.flat.traits)),
-        collectives_(layout, legs_.host, legs_.lanes, legs_.connect_all),
+        collectives_(layout, legs_.host, legs_.lanes, legs_.connect_all, legs_.peers),
         queue_(collectives_) {}
 
   const std::string getBackendName() const override { return "hierarchical"; }

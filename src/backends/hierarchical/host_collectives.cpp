@@ -10,14 +10,14 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/work.h>
 
+#include "backends/hierarchical/origin.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/kernels.h"
-#include "base/deadline.h"
-#include "comm/issue.h"
 
 namespace lockstep::backends {
 namespace {
@@ -67,6 +67,8 @@ std::vector<Tensor> cut(const Tensor& tensor, c10::IntArrayRef splits, std::int6
   return parts;
 }
 
+constexpr std::uint64_t kLeft = 1;  // the scope of the reason for which a rank has left its host
+
 ReduceOp without_division(ReduceOp op) { return op == ReduceOp::AVG ? ReduceOp::SUM : op; }
 
 // `row` becomes the reduction of the rows of `rows`, in their order.
@@ -79,26 +81,19 @@ void reduce_rows(const Tensor& row, const Tensor& rows, ReduceOp op) {
   reduce(&output, 1, inputs.data(), static_cast<int>(inputs.size()), row.nbytes() / size_of(element));
 }
 
-}  // namespace
-
-// What the parts of a call have in common.
-class HostCollectives::Origin {
- public:
-  explicit Origin(const Call& call) : where_(call.where), deadline_(call.timeout) {}
-
-  void run(const Leg& leg, Call&& part) const { comm::run(leg, completed(std::move(part))); }
-  Work start(const Leg& leg, Call&& part) const { return comm::start(leg, completed(std::move(part))); }
-
- private:
-  Call&& completed(Call&& part) const {
-    part.where = where_;
-    part.timeout = std::max(std::chrono::milliseconds(1), deadline_.remaining());
-    return std::move(part);
+// Throws the error that is being handled, with more text.
+[[noreturn]] void rethrow_with(const std::string& text) {
+  if (text.empty()) throw;
+  try {
+    throw;
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(error.what() + text);
+  } catch (const PeerLost& error) {
+    throw PeerLost(error.what() + text);
   }
+}
 
-  std::source_location where_;
-  Deadline deadline_;
-};
+}  // namespace
 
 bool HostCollectives::can_run(const Call& call) {
   switch (call.kind) {
@@ -123,14 +118,28 @@ void HostCollectives::run(const Call& call) {
   if (has_failed_) throw PeerLost("an earlier call of this group failed, and this rank has left it");
   try {
     dispatch(call);
-  } catch (...) {
-    leave();
-    throw;
+  } catch (const std::exception& error) {
+    const auto others = reasons_of_host();
+    const std::string own = error.what();
+    leave(others.empty() ? own.substr(0, own.find('\n')) : "");
+    rethrow_with(others);
   }
 }
 
-void HostCollectives::leave() noexcept {
+// What ranks of this host have written that have left. One line each.
+std::string HostCollectives::reasons_of_host() const {
+  std::string text;
+  const auto node = host_->node_group();
+  for (int rank = 0; rank < layout_.local_size(); ++rank) {
+    if (node->refuses(rank, kLeft))
+      text += fmt::format("\n  {} has left because of: {}", node->name_of(rank), node->reason_of(rank));
+  }
+  return text;
+}
+
+void HostCollectives::leave(const std::string& reason) noexcept {
   has_failed_ = true;
+  if (!reason.empty()) host_->node_group()->refuse(kLeft, reason, true);
   host_->close();
   auto legs = lanes_;
   if (all_) legs.push_back(all_);
@@ -142,7 +151,7 @@ void HostCollectives::leave() noexcept {
 
 void HostCollectives::dispatch(const Call& call) {
   const at::NoGradGuard no_grad;
-  const Origin origin(call);
+  const Origin origin(call, peers_);
   const auto& out = call.outputs;
   switch (call.kind) {
     case CallKind::all_reduce:
@@ -187,7 +196,7 @@ void HostCollectives::all_reduce(const Tensor& row, ReduceOp op, const Origin& o
 
 void HostCollectives::reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const {
   origin.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = op, .root = 0});
-  if (is_leader()) origin.run(first_lane(), {.kind = CallKind::all_reduce, .outputs = row, .op = op});
+  if (is_leader()) origin.run_in_lane(first_lane(), {.kind = CallKind::all_reduce, .outputs = row, .op = op});
   origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
 }
 
@@ -211,6 +220,23 @@ void HostCollectives::gather_shares(const Tensors& shares, const Origin& origin)
   }
 }
 
+// Each share becomes its sum on the rank that has its lane. With shares of one size, no rank reads the sums
+// of the others.
+void HostCollectives::reduce_on_host(const Tensor& chunk, const Tensors& shares, ReduceOp op,
+                                     const Origin& origin) const {
+  const auto is_as_large = [&](const Tensor& share) { return share.numel() == shares[0].numel(); };
+  if (!std::ranges::all_of(shares, is_as_large))
+    return origin.run(host_, {.kind = CallKind::all_reduce, .outputs = chunk, .op = op});
+  const auto ranks = static_cast<std::size_t>(layout_.local_size());
+  const auto own = static_cast<std::size_t>(layout_.local_rank());
+  for (std::size_t first = 0; first < shares.size(); first += ranks) {
+    origin.run(host_, {.kind = CallKind::reduce_scatter,
+                       .inputs = at::TensorList(shares).slice(first, ranks),
+                       .outputs = shares[first + own],
+                       .op = op});
+  }
+}
+
 void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const {
   const auto step =
       std::max<std::int64_t>(1, chunk_bytes(layout_.hosts()) / static_cast<std::int64_t>(row.element_size()));
@@ -218,13 +244,13 @@ void HostCollectives::reduce_in_lanes(const Tensor& row, ReduceOp op, const Orig
   std::vector<Work> works;
   const auto finish = [&] {
     if (before.empty()) return;
-    for (auto& work : works) work.wait();
+    for (auto& work : works) origin.wait(work);
     gather_shares(before, origin);
   };
   for (std::int64_t begin = 0; begin < row.numel(); begin += step) {
     const auto chunk = row.slice(0, begin, std::min(begin + step, row.numel()));
-    origin.run(host_, {.kind = CallKind::all_reduce, .outputs = chunk, .op = op});
     auto shares = shares_of(chunk);
+    reduce_on_host(chunk, shares, op, origin);
     std::vector<Work> next;
     auto own = static_cast<std::size_t>(layout_.local_rank());
     for (const auto& lane : lanes_) {
@@ -254,7 +280,7 @@ void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts,
   std::optional<Exchange> before;  // that the network makes
   const auto finish = [&] {
     if (!before) return;
-    for (auto& work : before->works) work.wait();
+    for (auto& work : before->works) origin.wait(work);
     reduce_rows(before->output, before->received, sum);
   };
   for (std::int64_t begin = 0; begin < output.numel(); begin += step) {
@@ -327,7 +353,8 @@ void HostCollectives::broadcast(const Tensor& row, int src, const Origin& origin
     origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = root});
   };
   if (is_here) on_host(layout_.local_rank_of(src));
-  if (is_leader()) origin.run(first_lane(), {.kind = CallKind::broadcast, .outputs = row, .root = source});
+  if (is_leader())
+    origin.run_in_lane(first_lane(), {.kind = CallKind::broadcast, .outputs = row, .root = source});
   if (!is_here) on_host(0);
 }
 
@@ -336,7 +363,7 @@ void HostCollectives::reduce(const Tensor& row, int dst, ReduceOp op, const Orig
   const int target = layout_.host_of(dst);
   origin.run(host_, {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = 0});
   if (is_leader())
-    origin.run(first_lane(), {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = target});
+    origin.run_in_lane(first_lane(), {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = target});
   if (target == layout_.host() && layout_.local_rank_of(dst) != 0)
     origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
   if (op == ReduceOp::AVG && dst == layout_.rank()) row.div_(layout_.size());
@@ -351,7 +378,8 @@ std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const Origi
   origin.run(host_, {.kind = CallKind::gather, .inputs = input, .outputs = parts, .root = 0});
   if (is_leader()) {
     const auto copy = own.clone();
-    origin.run(first_lane(), {.kind = CallKind::all_gather_into_tensor, .inputs = copy, .outputs = whole});
+    origin.run_in_lane(first_lane(),
+                       {.kind = CallKind::all_gather_into_tensor, .inputs = copy, .outputs = whole});
   }
   origin.run(host_, {.kind = CallKind::broadcast, .outputs = whole, .root = 0});
   Tensors inputs;
@@ -383,7 +411,7 @@ void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, 
                                   .output_splits = from,
                                   .input_splits = to});
   origin.run(host_, {.kind = CallKind::all_to_all, .inputs = to_host, .outputs = from_host});
-  work.wait();
+  origin.wait(work);
   const auto parts = received.split_with_sizes(from);
   for (std::size_t i = 0; i < parts.size(); ++i)
     if (from[i] > 0) outputs[i].copy_(parts[i]);
@@ -391,7 +419,7 @@ void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, 
 
 void HostCollectives::barrier(const Origin& origin) const {
   origin.run(host_, {});
-  if (is_leader()) origin.run(first_lane(), {});
+  if (is_leader()) origin.run_in_lane(first_lane(), {});
   origin.run(host_, {});
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/hierarchical/host_layout.h"
+#include "backends/hierarchical/peer_host.h"
 #include "comm/call.h"
 #include "comm/group_state.h"
 
@@ -16,10 +17,10 @@ namespace lockstep::backends {
 // A collective over several hosts uses the ranks of this host (`host`, shared memory) and lanes (the
 // network), each of which has one rank of every host.
 //
-//   all_reduce      large: all_reduce on the host; each lane reduces its share over the network; all_gather
-//   on
-//                   the host. Chunk by chunk: the network reduces one chunk while the host reduces the next
-//                   one. small: reduce to local rank 0; lane 0 reduces; broadcast on the host.
+//   all_reduce      large: reduce_scatter on the host; each lane reduces its share over the network;
+//                   all_gather on the host. Chunk by chunk: the network reduces one chunk while the host
+//                   reduces the next one. small: reduce to local rank 0; lane 0 reduces; broadcast on the
+//                   host.
 //   reduce_scatter  on each host, so that a rank has the host's sums for the other ranks of its lanes; each
 //                   lane exchanges these; each rank adds what it receives in the order of the hosts. In
 //                   chunks, as all_reduce.
@@ -35,7 +36,11 @@ namespace lockstep::backends {
 // ranks more; (H-1)/H N in a reduce_scatter.
 //
 // A call that fails on one rank leaves the others in the middle of it. So a rank whose call fails leaves the
-// host and its lanes. The others notice that, and so do those of the other hosts.
+// host and its lanes. The others notice that, and so do those of the other hosts. It first writes the reason
+// to its rank status, where the ranks of the host find it, because only it knows which host has not answered.
+// For the same reason calls over the network have a limit that is a bit shorter.
+
+class Origin;
 
 // All ranks make the same calls in the same order, from one thread at a time.
 class HostCollectives {
@@ -43,12 +48,14 @@ class HostCollectives {
   using Leg = std::shared_ptr<comm::GroupState>;
 
   // `lanes`: those of this rank, in ascending order. `connect_all`: all ranks over the network, for this
-  // object alone; the first all_to_all calls it.
-  HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes, std::function<Leg()> connect_all)
+  // object alone; the first all_to_all calls it. `peers`: for errors.
+  HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes, std::function<Leg()> connect_all,
+                  std::vector<PeerHost> peers)
       : layout_(std::move(layout)),
         host_(std::move(host)),
         lanes_(std::move(lanes)),
-        connect_all_(std::move(connect_all)) {}
+        connect_all_(std::move(connect_all)),
+        peers_(std::move(peers)) {}
 
   // Whether run() can make the call. The others have nothing to gain from shared memory.
   static bool can_run(const comm::Call& call);
@@ -59,14 +66,15 @@ class HostCollectives {
  private:
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
-  class Origin;
   struct Exchange;
 
   void dispatch(const comm::Call& call);
-  void leave() noexcept;
+  void leave(const std::string& reason) noexcept;
+  std::string reasons_of_host() const;
 
   void all_reduce(const Tensor& row, ReduceOp op, const Origin& origin) const;
   void reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const;
+  void reduce_on_host(const Tensor& chunk, const Tensors& shares, ReduceOp op, const Origin& origin) const;
   void reduce_in_lanes(const Tensor& row, ReduceOp op, const Origin& origin) const;
   void gather_shares(const Tensors& shares, const Origin& origin) const;
   void reduce_scatter(const Tensor& output, const Tensors& parts, ReduceOp op, const Origin& origin) const;
@@ -86,6 +94,7 @@ class HostCollectives {
   Leg host_;
   std::vector<Leg> lanes_;
   std::function<Leg()> connect_all_;
+  std::vector<PeerHost> peers_;
   Leg all_;
   bool has_failed_ = false;
   std::jthread closing_;

@@ -85,33 +85,66 @@ void connect_ring(const BackendHandle& lane, const BackendRequest& request) {
   }
 }
 
+std::string host_key(int rank) { return fmt::format("peer_host/{}", rank); }
+
+// Before any rank waits in a lane: MPI's initialisation waits for all ranks.
+void publish_host(const BackendRequest& request) {
+  request.store->set(host_key(request.rank), PeerHost::own().text());
+}
+
+// The hosts of these ranks. Empty if there are too many to be named.
+std::vector<PeerHost> hosts_of(const std::vector<int>& ranks, const BackendRequest& request) {
+  if (ranks.size() > kNamedRanks) return {};
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(host_key(rank));
+  request.store->wait(keys, request.timeout);
+  std::vector<PeerHost> hosts;
+  for (const auto& value : request.store->multiGet(keys))
+    hosts.push_back(PeerHost::from_text({value.begin(), value.end()}));
+  return hosts;
+}
+
+// "default, lane 0 of rank 0 on node1, rank 2 on node2"
+std::string name_of_lane(const std::string& name, const std::vector<int>& ranks,
+                         const std::vector<PeerHost>& hosts) {
+  std::vector<std::string> places;
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    places.push_back(fmt::format("rank {} on {}", ranks[i], hosts[i].name));
+  return places.empty() ? name : fmt::format("{} of {}", name, fmt::join(places, ", "));
+}
+
 // All ranks connect their lanes in ascending order, so none waits for ranks that wait for it.
-std::vector<Leg> connect_lanes(const std::string& network, const BackendRequest& request,
-                               const HostLayout& layout) {
-  std::vector<Leg> lanes;
+void connect_lanes(Legs& legs, const std::string& network, const BackendRequest& request,
+                   const HostLayout& layout) {
   for (int number = layout.local_rank(); number < layout.lanes(); number += layout.local_size()) {
     const auto ranks = layout.lane(number);
     auto part = leg_request(request, fmt::format("lane {}", number), ranks);
-    if (ranks.size() <= kNamedRanks) part.group_name += fmt::format(" of ranks {}", fmt::join(ranks, ", "));
+    auto hosts = hosts_of(ranks, request);
+    part.group_name = name_of_lane(part.group_name, ranks, hosts);
     const auto handle = connect_network(network, part);
     connect_ring(handle, part);
-    lanes.push_back(leg_of(handle, part, ranks));
+    legs.lanes.push_back(leg_of(handle, part, ranks));
+    legs.lanes.back()->set_job(legs.host->node_group());
+    if (hosts.empty() || network != "gloo") continue;
+    hosts.erase(hosts.begin() + part.rank);
+    legs.peers = std::move(hosts);  // the same in all lanes
   }
-  return lanes;
 }
 
 }  // namespace
 
 Legs connect_legs(const BackendRequest& request, const HostLayout& layout) {
   const auto network = agree_on_network(request);
+  publish_host(request);
   std::vector<int> all(static_cast<std::size_t>(request.size));
   std::iota(all.begin(), all.end(), 0);
-  return {.host = connect_host(request, layout),
-          .lanes = connect_lanes(network, request, layout),
-          .flat = connect_network(network, leg_request(request, "network", all)),
-          .connect_all = [network, part = leg_request(request, "all_to_all", all), all] {
-            return leg_of(connect_network(network, part), part, all);
-          }};
+  Legs legs{.host = connect_host(request, layout)};
+  connect_lanes(legs, network, request, layout);
+  legs.flat = connect_network(network, leg_request(request, "network", all));
+  legs.connect_all = [network, part = leg_request(request, "all_to_all", all), all] {
+    return leg_of(connect_network(network, part), part, all);
+  };
+  return legs;
 }
 
 }  // namespace lockstep::backends

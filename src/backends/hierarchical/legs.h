@@ -6,16 +6,18 @@
 
 #include "backends/hierarchical/host_collectives.h"
 #include "backends/hierarchical/host_layout.h"
+#include "backends/hierarchical/peer_host.h"
 #include "backends/registry.h"
 
 namespace lockstep::backends {
 
 // The groups that `hierarchical` is made of. Between hosts they use the backend network_between_hosts().
 struct Legs {
-  HostCollectives::Leg host;                          // shm
-  std::vector<HostCollectives::Leg> lanes;            // of this rank, in ascending order
-  BackendHandle flat;                                 // all ranks
-  std::function<HostCollectives::Leg()> connect_all;  // another one of all ranks, when all ranks call it
+  HostCollectives::Leg host = {};                          // shm
+  std::vector<HostCollectives::Leg> lanes = {};            // of this rank, in ascending order
+  BackendHandle flat = {};                                 // all ranks
+  std::function<HostCollectives::Leg()> connect_all = {};  // another one of all ranks, when all ranks call it
+  std::vector<PeerHost> peers = {};                        // that the lanes connect over TCP; for errors
 };
 
 // All ranks call it. Throws RendezvousError if ranks cannot be connected, or if they name different networks.

@@ -86,6 +86,7 @@ class Engine {
   void abandon(const std::shared_ptr<Task>& task);
   // MPI will not be finalized.
   void spoil() { is_spoiled_ = true; }
+  bool is_spoiled() const { return is_spoiled_; }
 
  private:
   Engine(Library& library, Threads wanted);

@@ -105,7 +105,7 @@ MpiBackend::MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std:
 
 MpiBackend::~MpiBackend() {
   if (group_->engine.has_ended()) return;
-  bool is_over = std::uncaught_exceptions() == 0;
+  bool is_over = std::uncaught_exceptions() == 0 && !group_->engine.is_spoiled();
   for (const auto& weak : under_way_) {
     const auto task = weak.lock();
     is_over = is_over && (!task || task->is_done());

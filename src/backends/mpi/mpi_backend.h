@@ -32,7 +32,7 @@ class MpiBackend final : public comm::FromC10d {
  public:
   MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout);
 
-  // Frees the communicator, unless an exception ends the group or calls are unfinished.
+  // Frees the communicator, unless an exception ends the group, calls are unfinished, or a call has failed.
   ~MpiBackend() override;
 
   const std::string getBackendName() const override { return "mpi"; }
