@@ -162,26 +162,27 @@ TEST(MpiBetweenHosts, ReportARankThatDiesOnOneOfThem) {
 const testing::Scenario joins_hosts("mpi: joins hosts",
                                     [] { (void)init({.backend = "hierarchical", .timeout = 20s}); });
 
-std::vector<testing::RankResult> join_two_hosts(const std::map<std::string, std::string>& env_of_second,
-                                                const std::map<std::string, std::string>& env = {}) {
+// Rank 0 waits for it.
+std::string error_of_second(const std::map<std::string, std::string>& env) {
   auto rank_env = on_hosts({0, 1});
-  rank_env[1].insert(env_of_second.begin(), env_of_second.end());
-  return testing::run_ranks(joins_hosts, {.env = env, .rank_env = rank_env, .stuck = {0}});
+  rank_env[1].insert(env.begin(), env.end());
+  return testing::run_ranks(joins_hosts, {.rank_env = rank_env, .stuck = {0}})[1].err;
 }
 
 TEST(MpiBetweenHosts, AreNamedByAllRanks) {
-  const auto ranks = join_two_hosts({{kNetwork, "mpi"}, {"PMIX_RANK", "1"}});
-  EXPECT_THAT(ranks[1].err,
+  EXPECT_THAT(error_of_second({{kNetwork, "mpi"}, {"PMIX_RANK", "1"}}),
               HasSubstr("LOCKSTEP_HIERARCHICAL_NETWORK is mpi here and gloo on rank 0; set it alike on all"));
 }
 
 TEST(MpiBetweenHosts, NeedALauncherAndTheModule) {
-  EXPECT_THAT(join_two_hosts({{kNetwork, "mpi"}})[1].err,
+  EXPECT_THAT(error_of_second({{kNetwork, "mpi"}}),
               HasSubstr("LOCKSTEP_HIERARCHICAL_NETWORK=mpi: no MPI launcher started this process; start all "
                         "ranks with one mpirun, mpiexec or srun --mpi"));
-  const auto ranks = join_two_hosts(
-      {}, {{kNetwork, "mpi"}, {"PMIX_RANK", "0"}, {"LOCKSTEP_MPI_MODULE", "/no/such/module.so"}});
-  EXPECT_THAT(ranks[1].err, HasSubstr("the mpi module was not found at /no/such/module.so"));
+  const auto ranks = testing::run_ranks(
+      joins_hosts,
+      {.env = {{kNetwork, "mpi"}, {"PMIX_RANK", "0"}, {"LOCKSTEP_MPI_MODULE", "/no/such/module.so"}},
+       .rank_env = on_hosts({0, 1})});
+  EXPECT_THAT(ranks[0].err, HasSubstr("the mpi module was not found at /no/such/module.so"));
 }
 
 // -- a program that uses MPI itself
