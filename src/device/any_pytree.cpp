@@ -23,26 +23,30 @@ AnyPyTree::Tensors AnyPyTree::tensors() const {
   return all;
 }
 
-AnyPyTree AnyPyTree::with_tensors(const Tensors& tensors) const {
+std::optional<AnyPyTree> AnyPyTree::try_with_tensors(const Tensors& tensors) const {
   const auto before = this->tensors();
   if (before.size() != tensors.size())
     throw_error<ArgumentError>("a value with {} tensors cannot have {} others", before.size(),
                                tensors.size());
   auto copy = *this;
-  std::size_t next = 0;
-  visit_(copy.value_, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
-  const bool has_changed_this = !are_same(this->tensors(), before);
-  if (has_changed_this) {
-    next = 0;
-    visit_(copy.value_, [&](at::Tensor& tensor) { tensor = before[next++]; });
+  const auto replace = [&copy](const Tensors& others) {
+    std::size_t next = 0;
+    copy.visit_(copy.value_, [&](at::Tensor& tensor) { tensor = others[next++]; });
+  };
+  replace(tensors);
+  if (!are_same(this->tensors(), before)) {
+    replace(before);  // the copy refers to the same tensors
+    return std::nullopt;
   }
-  if (has_changed_this || !are_same(copy.tensors(), tensors))
-    throw_error<ArgumentError>(
-        "the tensors of {} cannot be replaced in a copy: they are behind a shared pointer or in a dictionary "
-        "of "
-        "an IValue",
-        c10::demangle(value_.type().name()));
-  return copy;
+  return are_same(copy.tensors(), tensors) ? std::optional(copy) : std::nullopt;
+}
+
+AnyPyTree AnyPyTree::with_tensors(const Tensors& tensors) const {
+  if (auto copy = try_with_tensors(tensors)) return *std::move(copy);
+  throw_error<ArgumentError>(
+      "the tensors of {} cannot be replaced in a copy: they are behind a shared pointer, or in a list or "
+      "dictionary of an IValue",
+      c10::demangle(value_.type().name()));
 }
 
 void AnyPyTree::refuse(const std::type_info& wanted) const {

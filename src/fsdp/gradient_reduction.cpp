@@ -36,17 +36,25 @@ void ParameterGroup::begin_backward() {
   is_ready_.assign(parameters_.size(), false);
   ready_ = 0;
   reduction_.reset();
+  drop_zeroed_gradients();
   for (auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
     if (!whole.defined()) continue;
     check_storage(parameter, whole);
     set_trained(parameter, whole.requires_grad());
     auto& gradient = whole.mutable_grad();
-    if (!gradient.defined()) {
-      if (!parameter.unreduced.defined()) parameter.shard.mutable_grad().reset();  // the module's zero_grad()
-    } else if (gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl()) {
+    if (gradient.defined() &&
+        gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl()) {
       gradient.reset();
     }
+  }
+}
+
+void ParameterGroup::drop_zeroed_gradients() {
+  for (auto& parameter : parameters_) {
+    const auto whole = parameter.lock_whole();
+    if (whole.defined() && !whole.mutable_grad().defined() && !parameter.unreduced.defined())
+      parameter.shard.mutable_grad().reset();
   }
 }
 
@@ -71,6 +79,10 @@ void ParameterGroup::end_backward() {
   drop_prefetch();  // the optimizer changes the shards next
   if (reshard_after_backward) release();
   invalidate();
+  note_gradients();
+}
+
+void ParameterGroup::note_gradients() {
   for (const auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
     if (!whole.defined() || whole.mutable_grad().defined()) continue;

@@ -35,6 +35,20 @@ void ModuleGroups::reshard() const {
     if (!group->is_shared()) group->reshard();
 }
 
+void ModuleGroups::drop_zeroed_gradients() const {
+  for (const auto& group : groups_) {
+    const std::lock_guard lock(group->tree()->mutex);
+    group->drop_zeroed_gradients();
+  }
+}
+
+void ModuleGroups::note_gradients() const {
+  for (const auto& group : groups_) {
+    const std::lock_guard lock(group->tree()->mutex);
+    group->note_gradients();
+  }
+}
+
 void ModuleGroups::accumulate() const {
   for (const auto& group : groups_) group->requires_gradient_sync = group->reshard_after_backward = false;
 }

@@ -27,6 +27,10 @@ class ModuleGroups {
   void reshard() const;
   // From now on, backward neither reduces nor frees.
   void accumulate() const;
+  // Before a backward: what the zero_grad() of the module has zeroed.
+  void drop_zeroed_gradients() const;
+  // After parts have got gradients in another way than by backward.
+  void note_gradients() const;
   // Reduces what has accumulated, and divides the shards' gradients. Collective.
   void reduce(double divisor) const;
 

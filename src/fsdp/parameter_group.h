@@ -83,6 +83,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void end_backward();
   void zero_grad();
   void fill_gradients_with_zeros();
+  // What the zero_grad() of the module has zeroed.
+  void drop_zeroed_gradients();
+  // Shards may have got gradients in another way than by backward.
+  void note_gradients();
 
   // Between uses in forward, or in backward.
   bool can_release(bool in_backward) const;

@@ -10,12 +10,23 @@ namespace lockstep::pipelining {
 
 using Tensors = AnyPyTree::Tensors;
 
+namespace {
+
+void check_dim(const at::Tensor& tensor, std::int64_t dim, const char* what) {
+  if (dim < -tensor.dim() || dim >= tensor.dim())
+    throw_error<ArgumentError>("{} of {} dimensions has no dimension chunk_dim = {}", what, tensor.dim(),
+                               dim);
+}
+
+}  // namespace
+
 std::vector<AnyPyTree> split_batch(const AnyPyTree& batch, int count, std::int64_t dim, const char* what) {
   std::vector<Tensors> parts(static_cast<std::size_t>(count));
   for (const auto& tensor : batch.tensors()) {
-    if (tensor.dim() == 0 || tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
+    check_dim(tensor, dim, what);
+    if (tensor.size(dim) % count != 0 || tensor.size(dim) == 0) {
       throw_error<ArgumentError>("{} of size {} in dimension {} cannot be split into {} equal micro-batches",
-                                 what, tensor.dim() > 0 ? tensor.size(dim) : 0, dim, count);
+                                 what, tensor.size(dim), dim, count);
     }
     const auto chunks = tensor.tensor_split(count, dim);
     for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(chunks[i]);
@@ -28,21 +39,23 @@ std::vector<AnyPyTree> split_batch(const AnyPyTree& batch, int count, std::int64
 AnyPyTree detached(const AnyPyTree& value) {
   auto tensors = value.tensors();
   for (auto& tensor : tensors) tensor = tensor.detach();
-  return value.with_tensors(tensors);
+  return value.try_with_tensors(tensors).value_or(AnyPyTree(tensors));
 }
 
 AnyPyTree merge_batches(const std::vector<AnyPyTree>& batches, std::int64_t dim) {
-  std::vector<Tensors> parts;  // [tensor][micro-batch]
+  std::vector<Tensors> parts(batches.front().tensors().size());  // [tensor][micro-batch]
   for (const auto& batch : batches) {
     const auto tensors = batch.tensors();
-    parts.resize(tensors.size());
-    for (std::size_t i = 0; i < tensors.size(); ++i) parts[i].push_back(tensors[i]);
+    if (tensors.size() != parts.size())
+      throw_error<ArgumentError>("the last stage returns {} tensors for one micro-batch and {} for another",
+                                 parts.size(), tensors.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(tensors[i]);
   }
   Tensors merged;
   for (const auto& part : parts) {
-    if (part.size() != batches.size())
-      throw_error<ArgumentError>("the last stage does not return as many tensors for each micro-batch");
-    merged.push_back(part.front().dim() == 0 ? at::stack(part) : at::cat(part, dim));
+    const bool is_scalar = part.front().dim() == 0;
+    if (!is_scalar) check_dim(part.front(), dim, "an output");
+    merged.push_back(is_scalar ? at::stack(part) : at::cat(part, dim));
   }
   return batches.front().with_tensors(merged);
 }

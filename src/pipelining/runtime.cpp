@@ -122,7 +122,10 @@ class PipelineSchedule::Runtime {
                     [&](const Action& part) { at_action(group_.rank(), part, [&] { perform(part); }); });
     }
     messages_.wait_for_sends();
-    if (backward) shared_.sum_tied(divisor());
+    if (backward) {
+      shared_.sum_tied(divisor());
+      for (const auto& [index, stage] : stages_) stage.shards().note_gradients();
+    }
     return finish(losses);
   }
 
@@ -211,6 +214,7 @@ class PipelineSchedule::Runtime {
     }
     shared_.begin_run();
     if (!*backward_) return;
+    for (const auto& [index, stage] : stages_) stage.shards().drop_zeroed_gradients();
     shared_.begin_step();
     for (const auto& [index, stage] : stages_) stage.shards().accumulate();
   }

@@ -97,6 +97,38 @@ TEST_P(PipelineValues, ArgumentsTargetAndOutputsAreOfAnyPyTreeType) { run(nested
 INSTANTIATE_TEST_SUITE_P(OneHost, PipelineValues, backends_and_ranks({2}), name_of_case);
 INSTANTIATE_TEST_SUITE_P(TwoHosts, PipelineValues, two_hosts(1, 1), name_of_case);
 
+// A tensor converts to it.
+struct Scaled {
+  Scaled(Tensor tensor, double factor = 1) : x(std::move(tensor)), scale(factor) {}
+  template <typename F>
+  void visit_tensors(F&& f) {
+    f(x), f(mask);
+  }
+  Tensor x, mask;
+  double scale;
+};
+struct ScaleImpl : torch::nn::Module {
+  ScaleImpl() { weight = register_parameter("weight", torch::ones({1})); }
+  c10::IValue forward(const Scaled& value) {
+    c10::Dict<std::string, Tensor> outputs;
+    outputs.insert("y", weight * value.x * value.scale);
+    return outputs;
+  }
+  Tensor weight;
+};
+TORCH_MODULE(Scale);
+
+TEST(Pipelining, AValueKeepsWhatIsNotATensorAndADictionaryGivesItsTensors) {
+  const auto context = init({.backend = "fake", .world_size = 1, .rank = 0});
+  Schedule1F1B schedule(PipelineStage(Scale(), 0, 1), 2, [](const c10::IValue& outputs, const Tensor& t) {
+    return torch::mse_loss(outputs.toGenericDict().at("y").toTensor(), t);
+  });
+  const auto x = torch::rand({4, 3});
+  const auto y = schedule.step(Scaled(x, 2), x);
+  ASSERT_EQ(y.size(), 1);
+  EXPECT_TRUE(y.front().equal(2 * x));
+}
+
 TEST(Pipelining, ValuesOfOtherTypesAreRefused) {
   const auto context = init({.backend = "fake", .world_size = 1, .rank = 0});
   const PipelineStage stage(torch::nn::Linear(3, 3), 0, 1);
@@ -112,6 +144,14 @@ TEST(Pipelining, ValuesOfOtherTypesAreRefused) {
               HasSubstr("a value of type at::Tensor with 1 tensors is not a "));
   EXPECT_THAT(error_of<ArgumentError>([&] { schedule.step(std::make_shared<Tensor>(x), x); }),
               HasSubstr("are behind a shared pointer"));
+  Schedule1F1B columns(stage, 2, [](const Tensor& y, const Tensor&) { return y.sum(); }, {.chunk_dim = 1});
+  EXPECT_THAT(error_of<ArgumentError>([&] { columns.step({torch::ones({4})}, x); }),
+              HasSubstr("an argument of 1 dimensions has no dimension chunk_dim = 1"));
+  int calls = 0;
+  const auto grows = [&](const Tensor& value) { return Tensors(static_cast<std::size_t>(++calls), value); };
+  Schedule1F1B growing(PipelineStage(torch::nn::Linear(3, 3).ptr(), grows, 0, 1, {}), 2);
+  EXPECT_THAT(error_of<ArgumentError>([&] { growing.eval({x}); }),
+              HasSubstr("returns 1 tensors for one micro-batch and 2 for another"));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -30,8 +31,10 @@ class AnyPyTree {
   /// The tensors in the order of TensorVisitor, without undefined ones.
   Tensors tensors() const;
   /// The same value with other tensors, as many as tensors() has. Throws ArgumentError where TensorVisitor
-  /// cannot replace them in a copy: behind a shared_ptr, or in a dictionary of an IValue.
+  /// cannot replace them in a copy: behind a shared_ptr, or in a list or dictionary of an IValue.
   AnyPyTree with_tensors(const Tensors& tensors) const;
+  /// The same, but nothing where it cannot replace them.
+  std::optional<AnyPyTree> try_with_tensors(const Tensors& tensors) const;
 
   /// The value. A value with one tensor also gives that tensor, and each value the vector of its tensors.
   /// Throws ArgumentError for another type.
@@ -44,6 +47,7 @@ class AnyPyTree {
     refuse(typeid(T));
   }
   template <PyTree T>
+    requires(!NonTensorLeaf<T>)
   operator T() const {
     return get<T>();
   }
@@ -53,7 +57,9 @@ class AnyPyTree {
 
   template <typename T>
   static void visit_held(std::any& value, const Visitor& visitor) {
-    visit_tensors(std::any_cast<T&>(value), visitor);
+    visit_tensors(std::any_cast<T&>(value), [&visitor](at::Tensor& tensor) {
+      if (tensor.defined()) visitor(tensor);
+    });
   }
   [[noreturn]] void refuse(const std::type_info& wanted) const;
 

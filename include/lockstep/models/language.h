@@ -97,8 +97,9 @@ class GPT2Impl : public torch::nn::Cloneable<GPT2Impl> {
   /// last one the final norm and lm_head, which is null in the others. It shares them with this model, under
   /// their names in it. Its forward() takes tokens in the first stage, else what the stage before returns,
   /// and returns hidden states [batch, length, n_embd] before the last stage. Stages take no cache and are
-  /// not cloned. The weight that the first and the last stage have is one of their `tied_parameters`. Throws
-  /// ArgumentError for more stages than layers. PyTorch: a stage of `pipeline()` of torch.distributed.
+  /// not cloned. The weight that the first and the last stage have must be one of their `tied_parameters`;
+  /// the last one calls it lm_head.weight. Throws ArgumentError for more stages than layers. PyTorch: a stage
+  /// of `pipeline()` of torch.distributed.
   std::shared_ptr<GPT2Impl> pipeline_stage(int stage_index, int num_stages) const;
 
   void reset() override;

@@ -105,20 +105,29 @@ class PipelineStage {
     }
   }
 
+  // Shows whether forward() takes a tensor, rather than a type that can be made from one.
+  struct TensorProbe {
+    operator const at::Tensor&() const;
+  };
+
   template <typename Callee>
   static AnyPyTree call(Callee& module, const AnyPyTree& value) {
     const auto x = value.tensors();
-    if constexpr (requires { module.forward(x[0]); })
+    constexpr TensorProbe kProbe;
+    if constexpr (requires { module.forward(kProbe); })
       if (x.size() == 1) return module.forward(x[0]);
-    if constexpr (requires { module.forward(x[0], x[1]); })
+    if constexpr (requires { module.forward(kProbe, kProbe); })
       if (x.size() == 2) return module.forward(x[0], x[1]);
-    if constexpr (requires { module.forward(x[0], x[1], x[2]); })
+    if constexpr (requires { module.forward(kProbe, kProbe, kProbe); })
       if (x.size() == 3) return module.forward(x[0], x[1], x[2]);
     if constexpr (std::is_invocable_v<decltype([](auto& m, const AnyPyTree& all) -> decltype(m.forward(all)) {
                                         return m.forward(all);
                                       }),
-                                      Callee&, const AnyPyTree&>)
+                                      Callee&, const AnyPyTree&>) {
       return module.forward(value);
+    } else if constexpr (requires { module.forward(at::TensorList(x)); }) {
+      return module.forward(at::TensorList(x));
+    }
     refuse_inputs(x.size());
   }
 
@@ -174,7 +183,8 @@ class PipelineSchedule {
   ///
   /// Returns there the outputs of the whole batch, without history: their tensors, or as `Output` the type
   /// that the last stage returns. Scalars become a tensor with an element for each micro-batch; what is not a
-  /// tensor is that of the first one. Elsewhere returns an empty `Output`. Throws ArgumentError.
+  /// tensor is that of the first one. A value whose tensors AnyPyTree cannot replace is returned as its
+  /// tensors only. Elsewhere returns an empty `Output`. Throws ArgumentError.
   template <PyTree Output = Tensors>
   Output step(const AnyPyTree& args = {}, const AnyPyTree& target = {}, Tensors* losses = nullptr) {
     const auto outputs = run_step(args, target, losses);

@@ -106,13 +106,14 @@ TEST(AnyPyTree, HasOtherTensorsInACopyOnly) {
   EXPECT_EQ(twice.steps, 3);
   EXPECT_EQ(numbers_in(state.tensors()), (std::vector<double>{1, 2}));
   EXPECT_TRUE(AnyPyTree(at::Tensor()).tensors().empty());
+  EXPECT_EQ(numbers_in(doubled(State{number(1), at::Tensor()}).get<State>()), std::vector<double>{2});
 
   const c10::IValue tuple = c10::ivalue::Tuple::create(number(1), 7);
   EXPECT_EQ(numbers_in(doubled(tuple).get<c10::IValue>()), std::vector<double>{2});
   c10::Dict<std::string, at::Tensor> dict;
   dict.insert("x", number(1));
   EXPECT_THAT([&] { doubled(c10::IValue(dict)); },
-              ThrowsMessage<ArgumentError>(HasSubstr("in a dictionary of an IValue")));
+              ThrowsMessage<ArgumentError>(HasSubstr("in a list or dictionary of an IValue")));
   EXPECT_THAT([&] { state.get<at::Tensor>(); },
               ThrowsMessage<ArgumentError>(HasSubstr("State with 2 tensors is not a at::Tensor")));
 }
