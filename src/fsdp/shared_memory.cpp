@@ -59,6 +59,9 @@ class SharedMemory final : public ParameterMemory {
       for (const auto& block : blocks) copies.push_back(layout.whole_in(block, i));
       place(parameters_[i], copies, owner, dtype);
     }
+    if (!copies()) return;
+    make_whole();  // for readers that are no operators, such as torch::save()
+    options.shard_group.barrier(options.where);
   }
 
   void prefetch() override {}

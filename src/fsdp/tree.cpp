@@ -121,18 +121,28 @@ void Tree::end_backward() {
 
 void Tree::synchronize() {
   wait_for_ranks();
-  bool copied = false;
-  for (auto* const each : groups) copied = each->make_current_in_shared_memory() || copied;
-  if (copied) wait_for_ranks();
+  std::vector<ParameterGroup*> copied;  // on all ranks of such a group, but not on those of another one
+  for (auto* const each : groups) {
+    const auto has_same_ranks = [&](const auto* other) {
+      return other->shard_group().backend() == each->shard_group().backend();
+    };
+    if (each->make_current_in_shared_memory() && std::ranges::none_of(copied, has_same_ranks))
+      copied.push_back(each);
+  }
+  for (const auto* each : copied) wait_for_ranks_of(*each);
 }
 
 void Tree::wait_for_ranks() {
-  CallTimes call{.launched = CallTimes::Clock::now(), .waiting = {}, .done = {}};
-  call.waiting = call.launched;
   // Has the ranks of the others, which are experts.
   const auto ranks = [](const auto* group) { return group->is_shared() ? group->shard_group().size() : 0; };
+  wait_for_ranks_of(**std::ranges::max_element(groups, {}, ranks));
+}
+
+void Tree::wait_for_ranks_of(const ParameterGroup& group) {
+  CallTimes call{.launched = CallTimes::Clock::now(), .waiting = {}, .done = {}};
+  call.waiting = call.launched;
   try {
-    (*std::ranges::max_element(groups, {}, ranks))->barrier();
+    group.barrier();
     call.done = CallTimes::Clock::now();
     barrier_wait_ += call.wait();
     barrier_wait_total_ += call.wait();

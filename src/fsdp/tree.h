@@ -54,6 +54,7 @@ struct Tree {
   void wait_for_ranks();
 
  private:
+  void wait_for_ranks_of(const ParameterGroup& group);
   void begin_forward(const ParameterGroup& group);
   void write_trace(const ParameterGroup& group);
   void trace_wait(const std::string& name, const CallTimes& call);

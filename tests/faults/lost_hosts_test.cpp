@@ -117,6 +117,9 @@ class HostRound {
     for (const pid_t pid : frozen) ::kill(pid, SIGCONT);
     EXPECT_EQ(nodes_.finish(), 1) << nodes_.err();
     EXPECT_GT(expect_reports_to_name(host(), 1 - host()), 0) << nodes_.err();
+    const int first = 2 * (1 - host());
+    EXPECT_THAT(text_of(first) + text_of(first + 1),
+                ContainsRegex(fmt::format("{} has (not )?acknowledged", host() == 0 ? "left" : "right")));
   }
 
   std::vector<pid_t> processes_of_host(int host) const {

@@ -50,7 +50,7 @@ class HostCollectives {
   // `lanes`: those of this rank, in ascending order. `connect_all`: all ranks over the network, for this
   // object alone; the first all_to_all calls it. `peers`: for errors.
   HostCollectives(HostLayout layout, Leg host, std::vector<Leg> lanes, std::function<Leg()> connect_all,
-                  std::vector<PeerHost> peers)
+                  Peers peers)
       : layout_(std::move(layout)),
         host_(std::move(host)),
         lanes_(std::move(lanes)),
@@ -94,7 +94,7 @@ class HostCollectives {
   Leg host_;
   std::vector<Leg> lanes_;
   std::function<Leg()> connect_all_;
-  std::vector<PeerHost> peers_;
+  Peers peers_;
   Leg all_;
   bool has_failed_ = false;
   std::jthread closing_;

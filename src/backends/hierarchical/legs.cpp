@@ -2,6 +2,7 @@
 #include "backends/hierarchical/legs.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include <ATen/ops/zeros.h>
@@ -116,6 +117,7 @@ std::string name_of_lane(const std::string& name, const std::vector<int>& ranks,
 // All ranks connect their lanes in ascending order, so none waits for ranks that wait for it.
 void connect_lanes(Legs& legs, const std::string& network, const BackendRequest& request,
                    const HostLayout& layout) {
+  const auto before = tcp_connections();
   for (int number = layout.local_rank(); number < layout.lanes(); number += layout.local_size()) {
     const auto ranks = layout.lane(number);
     auto part = leg_request(request, fmt::format("lane {}", number), ranks);
@@ -127,8 +129,9 @@ void connect_lanes(Legs& legs, const std::string& network, const BackendRequest&
     legs.lanes.back()->set_job(legs.host->node_group());
     if (hosts.empty() || network != "gloo") continue;
     hosts.erase(hosts.begin() + part.rank);
-    legs.peers = std::move(hosts);  // the same in all lanes
+    legs.peers.hosts = std::move(hosts);  // the same in all lanes
   }
+  std::ranges::set_difference(tcp_connections(), before, std::back_inserter(legs.peers.connections));
 }
 
 }  // namespace
@@ -141,9 +144,12 @@ Legs connect_legs(const BackendRequest& request, const HostLayout& layout) {
   Legs legs{.host = connect_host(request, layout)};
   connect_lanes(legs, network, request, layout);
   legs.flat = connect_network(network, leg_request(request, "network", all));
-  legs.connect_all = [network, part = leg_request(request, "all_to_all", all), all] {
+  const auto connect_all = [network, part = leg_request(request, "all_to_all", all), all] {
     return leg_of(connect_network(network, part), part, all);
   };
+  legs.connect_all = connect_all;
+  // MPI makes a communicator without a limit of time, so a call could not end.
+  if (network == "mpi") legs.connect_all = [leg = connect_all()] { return leg; };
   return legs;
 }
 

@@ -17,7 +17,7 @@ struct Legs {
   std::vector<HostCollectives::Leg> lanes = {};            // of this rank, in ascending order
   BackendHandle flat = {};                                 // all ranks
   std::function<HostCollectives::Leg()> connect_all = {};  // another one of all ranks, when all ranks call it
-  std::vector<PeerHost> peers = {};                        // that the lanes connect over TCP; for errors
+  Peers peers = {};                                        // over TCP; for errors
 };
 
 // All ranks call it. Throws RendezvousError if ranks cannot be connected, or if they name different networks.

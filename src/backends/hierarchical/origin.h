@@ -23,7 +23,7 @@ class Origin {
  public:
   using Leg = std::shared_ptr<comm::GroupState>;
 
-  Origin(const comm::Call& call, const std::vector<PeerHost>& peers)
+  Origin(const comm::Call& call, const Peers& peers)
       : where_(call.where),
         deadline_(call.timeout),
         reserve_(std::min(kReserve, call.timeout / 10)),
@@ -44,7 +44,7 @@ class Origin {
   }
   // Looks at the connections before the limit, because Gloo closes them there.
   void wait(Work& work) const {
-    if (peers_.empty()) return work.wait();
+    if (peers_.hosts.empty()) return work.wait();
     try {
       return work.wait(remaining(reserve_ + reserve_ / 2));
     } catch (const TimeoutError&) {
@@ -81,7 +81,7 @@ class Origin {
   std::source_location where_;
   Deadline deadline_;
   std::chrono::milliseconds reserve_;
-  const std::vector<PeerHost>& peers_;
+  const Peers& peers_;
 };
 
 }  // namespace lockstep::backends

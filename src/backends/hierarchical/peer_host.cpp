@@ -47,18 +47,6 @@ struct Traffic {
   }
 };
 
-std::vector<int> open_files() {
-  std::vector<int> files;
-  std::error_code failed;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", failed)) {
-    const auto name = entry.path().filename().string();
-    int number = -1;
-    std::from_chars(name.data(), name.data() + name.size(), number);
-    files.push_back(number);
-  }
-  return files;
-}
-
 // Nothing for other files, which another thread may also have closed meanwhile.
 std::optional<tcp_info> info_of(int file) {
   tcp_info info{};
@@ -101,9 +89,24 @@ PeerHost PeerHost::from_text(const std::string& text) {
   return host;
 }
 
-std::string describe_connections(const std::vector<PeerHost>& hosts) {
+std::vector<int> tcp_connections() {
+  std::vector<int> connections;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator entry("/proc/self/fd", failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    const auto name = entry->path().filename().string();
+    int file = -1;
+    std::from_chars(name.data(), name.data() + name.size(), file);
+    if (info_of(file)) connections.push_back(file);
+  }
+  std::ranges::sort(connections);
+  return connections;
+}
+
+std::string describe_connections(const Peers& peers) {
+  const auto& hosts = peers.hosts;
   std::vector<Traffic> traffic(hosts.size());
-  for (const int file : open_files()) {
+  for (const int file : peers.connections) {
     const auto info = info_of(file);
     if (!info) continue;
     const auto peer = peer_of(file);

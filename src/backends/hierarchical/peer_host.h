@@ -17,8 +17,17 @@ struct PeerHost {
   static PeerHost from_text(const std::string& text);
 };
 
-// What the kernel knows about this process's TCP connections to these hosts, one sentence each: whether
-// packets are acknowledged, and for how long nothing has come. Empty without connections. Sends nothing.
-std::string describe_connections(const std::vector<PeerHost>& hosts);
+// The TCP connections of this process, by file descriptor, in ascending order.
+std::vector<int> tcp_connections();
+
+// The other hosts of the lanes, and this rank's connections in them.
+struct Peers {
+  std::vector<PeerHost> hosts = {};
+  std::vector<int> connections = {};
+};
+
+// What the kernel knows about the connections to each host, one sentence each: whether packets are
+// acknowledged, and for how long nothing has come. Empty without connections. Sends nothing.
+std::string describe_connections(const Peers& peers);
 
 }  // namespace lockstep::backends
