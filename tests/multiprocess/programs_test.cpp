@@ -183,7 +183,8 @@ TEST_F(GptMesh, TrainsTheLibrarysLlamaAsOneProcessOnAnyMesh) {
   const auto resumed =
       loss_on("1,2,1", 4, {"--llama", "--cp", "2", "--steps", "2", "--resume", "--folder", folder});
   EXPECT_NEAR(resumed, loss_on("1,1,1", 1, {"--llama", "--steps", "6"}), 1e-5);
-  LauncherProcess three(command("gpt_mesh", {"--mesh", "1,1,3", "--llama", "--width", "64"}, 3));
+  LauncherProcess three(
+      command("gpt_mesh", {"--text", LOCKSTEP_README, "--mesh", "1,1,3", "--llama", "--width", "64"}, 3));
   EXPECT_NE(three.finish(), 0);
   EXPECT_THAT(three.err(), HasSubstr("2 heads cannot be shared equally by 3 ranks"));
 }
