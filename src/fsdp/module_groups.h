@@ -29,7 +29,7 @@ class ModuleGroups {
   void accumulate() const;
   // Before a backward: what the zero_grad() of the module has zeroed.
   void drop_zeroed_gradients() const;
-  // After parts have got gradients in another way than by backward.
+  // After something other than backward has set gradients of parts.
   void note_gradients() const;
   // Reduces what has accumulated, and divides the shards' gradients. Collective.
   void reduce(double divisor) const;

@@ -85,7 +85,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void fill_gradients_with_zeros();
   // What the zero_grad() of the module has zeroed.
   void drop_zeroed_gradients();
-  // Shards may have got gradients in another way than by backward.
+  // Something other than backward may have set gradients of shards.
   void note_gradients();
 
   // Between uses in forward, or in backward.
