@@ -184,9 +184,9 @@ class FSDPModule {
 /// Error.
 ///
 /// With shared memory no parameter is gathered: every rank computes with one copy for all ranks of the host,
-/// of which the optimizer of each rank changes its rows. If every rank is bound to the cores of one NUMA node
-/// and there are several, each node has a copy: ranks write their rows to the other copies after the
-/// optimizer's step. LOCKSTEP_NUMA_NODE names a rank's node by hand. Change shards only between a backward
+/// of which the optimizer of each rank changes its rows. Each NUMA node has a copy if the host has several
+/// nodes and every rank is bound to the cores of one. Ranks then write their rows to the other copies after
+/// the optimizer's step. LOCKSTEP_NUMA_NODE sets a rank's node by hand. Change shards only between a backward
 /// and the next forward, or after reshard(). If a rank dies, the parameters may have rows of two steps; every
 /// later use is an Error, and the run continues from a checkpoint.
 ///
