@@ -42,11 +42,11 @@ class Origin {
   Work start(const Leg& lane, comm::Call&& part) const {
     return comm::start(lane, completed(std::move(part), reserve_));
   }
-  // Looks at the connections before the limit, because Gloo closes them there.
+  // Looks at the connections well before the limit, because Gloo closes them there.
   void wait(Work& work) const {
     if (peers_.hosts.empty()) return work.wait();
     try {
-      return work.wait(remaining(reserve_ + reserve_ / 2));
+      return work.wait(remaining(3 * reserve_));
     } catch (const TimeoutError&) {
       const auto seen = describe_connections(peers_);
       rethrow_late(work, seen);

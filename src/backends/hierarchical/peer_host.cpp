@@ -10,6 +10,7 @@
 #include <optional>
 #include <sstream>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <fmt/format.h>
 
@@ -47,12 +48,24 @@ struct Traffic {
   }
 };
 
+// 0 for a descriptor that is closed.
+ino_t inode_of(int file) {
+  struct stat status {};
+  return ::fstat(file, &status) == 0 ? status.st_ino : 0;
+}
+
 // Nothing for other files, which another thread may also have closed meanwhile.
 std::optional<tcp_info> info_of(int file) {
   tcp_info info{};
   socklen_t length = sizeof(info);
   if (::getsockopt(file, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
   return info.tcpi_state == TCP_ESTABLISHED ? std::optional(info) : std::nullopt;
+}
+
+// Nothing if another file has the descriptor now.
+std::optional<tcp_info> info_of(const TcpConnection& connection) {
+  if (inode_of(connection.file) != connection.inode) return std::nullopt;
+  return info_of(connection.file);
 }
 
 std::string peer_of(int file) {
@@ -89,15 +102,15 @@ PeerHost PeerHost::from_text(const std::string& text) {
   return host;
 }
 
-std::vector<int> tcp_connections() {
-  std::vector<int> connections;
+std::vector<TcpConnection> tcp_connections() {
+  std::vector<TcpConnection> connections;
   std::error_code failed;
   for (std::filesystem::directory_iterator entry("/proc/self/fd", failed), end; !failed && entry != end;
        entry.increment(failed)) {
     const auto name = entry->path().filename().string();
     int file = -1;
     std::from_chars(name.data(), name.data() + name.size(), file);
-    if (info_of(file)) connections.push_back(file);
+    if (info_of(file)) connections.push_back({.file = file, .inode = inode_of(file)});
   }
   std::ranges::sort(connections);
   return connections;
@@ -106,10 +119,10 @@ std::vector<int> tcp_connections() {
 std::string describe_connections(const Peers& peers) {
   const auto& hosts = peers.hosts;
   std::vector<Traffic> traffic(hosts.size());
-  for (const int file : peers.connections) {
-    const auto info = info_of(file);
+  for (const auto& connection : peers.connections) {
+    const auto info = info_of(connection);
     if (!info) continue;
-    const auto peer = peer_of(file);
+    const auto peer = peer_of(connection.file);
     for (std::size_t i = 0; i < hosts.size(); ++i)
       if (std::ranges::find(hosts[i].addresses, peer) != hosts[i].addresses.end()) traffic[i].add(*info);
   }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <compare>
 #include <string>
+#include <sys/types.h>
 #include <vector>
 
 namespace lockstep::backends {
@@ -17,13 +19,21 @@ struct PeerHost {
   static PeerHost from_text(const std::string& text);
 };
 
-// The TCP connections of this process, by file descriptor, in ascending order.
-std::vector<int> tcp_connections();
+// A TCP connection of this process. Descriptors are used again, inodes of living sockets are not.
+struct TcpConnection {
+  int file = -1;
+  ino_t inode = 0;
+
+  auto operator<=>(const TcpConnection&) const = default;
+};
+
+// All of this process, in ascending order.
+std::vector<TcpConnection> tcp_connections();
 
 // The other hosts of the lanes, and this rank's connections in them.
 struct Peers {
   std::vector<PeerHost> hosts = {};
-  std::vector<int> connections = {};
+  std::vector<TcpConnection> connections = {};
 };
 
 // What the kernel knows about the connections to each host, one sentence each: whether packets are
