@@ -3,8 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <source_location>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/process_group.h>
 
 namespace lockstep::comm {
 
@@ -18,5 +22,20 @@ class MappedMemory {
   // `bytes` elements of uint8 at a place that rank `owner` has allocated. Page-aligned.
   virtual at::Tensor map(int owner, std::int64_t place, std::size_t bytes) = 0;
 };
+
+// Whether the backend of a group has such memory.
+bool maps_memory(const ProcessGroup& group);
+
+// [i]: `bytes` that rank owners[i] of a group allocates and every rank maps. The kernel places them on the
+// owner's NUMA node. Collective.
+std::vector<at::Tensor> map_on_all_ranks(const ProcessGroup& group, const std::vector<int>& owners,
+                                         std::int64_t bytes, std::source_location where);
+
+// The bytes that tensors of `bytes` take in a mapped block, so that the next one is aligned.
+constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// A contiguous tensor of these sizes and options, `offset` bytes into a mapped block. Its storage is its own.
+at::Tensor tensor_in(const at::Tensor& block, std::int64_t offset, at::IntArrayRef sizes,
+                     const at::TensorOptions& options);
 
 }  // namespace lockstep::comm

@@ -8,12 +8,14 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/serialize/archive.h>
 
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "comm/mapped_memory.h"
 #include "ddp/module_sync.h"
 #include "optim/group_entries.h"
 #include "runtime/run.h"
@@ -50,6 +52,28 @@ class HiddenGradients {
   std::vector<at::Tensor> gradients_;
 };
 
+std::string place_of(std::source_location where) {
+  return fmt::format("ZeroRedundancyOptimizer at {}:{}",
+                     std::filesystem::path(where.file_name()).filename().string(), where.line());
+}
+
+std::int64_t aligned_bytes(const at::Tensor& tensor) {
+  return comm::aligned(static_cast<std::int64_t>(tensor.nbytes()));
+}
+
+// Gives the parameters memory of a block, one after the other. Their values are then those of the owner.
+void move_into(const at::Tensor& block, std::vector<at::Tensor>& parameters, bool is_owner) {
+  std::int64_t offset = 0;
+  for (auto& parameter : parameters) {
+    const auto options = parameter.options().requires_grad(false);
+    const auto flat = comm::tensor_in(block, offset, {parameter.numel()}, options);
+    const auto shared = flat.as_strided(parameter.sizes(), parameter.strides());
+    offset += aligned_bytes(parameter);
+    if (is_owner) shared.copy_(parameter.detach());
+    parameter.set_data(shared);
+  }
+}
+
 std::string saved(const Optimizer& optimizer) {
   torch::serialize::OutputArchive archive;
   optimizer.save(archive);
@@ -85,8 +109,7 @@ ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& 
 }
 
 void ZeroShards::check_parameters(Where where) const {
-  const auto place = fmt::format("ZeroRedundancyOptimizer at {}:{}",
-                                 std::filesystem::path(where.file_name()).filename().string(), where.line());
+  const auto place = place_of(where);
   ModuleText own{.user = place,
                  .lines = {},
                  .advice = "Build the optimizer from the same parameters in the same order on all ranks"};
@@ -147,10 +170,63 @@ void ZeroShards::forget_states_of_others() {
     at = own.contains(at->first) ? std::next(at) : states.erase(at);
 }
 
+void ZeroShards::check_can_share(Where where) const {
+  if (!comm::maps_memory(group_)) {
+    throw_error<ArgumentError>(
+        "{}: share_parameters() needs a group of backend shm, whose ranks are on one host; this one has {}",
+        place_of(where), group_.backend_name());
+  }
+  for (const auto& parameter : all_parameters(optimizer_)) {
+    if (!parameter.is_cpu()) {
+      throw_error<ArgumentError>("{}: share_parameters() needs parameters on the CPU; one is on {}",
+                                 place_of(where), parameter.device().str());
+    }
+    if (!parameter.is_non_overlapping_and_dense()) {
+      throw_error<ArgumentError>("{}: share_parameters() needs dense parameters; one has strides [{}]",
+                                 place_of(where), fmt::join(parameter.strides(), ", "));
+    }
+  }
+}
+
+void ZeroShards::share_parameters(Where where) {
+  if (shared_) throw_error<ArgumentError>("{}: share_parameters() was called before", place_of(where));
+  partition();
+  share_new_parameters(where);
+}
+
+// Those of a rank lie in one block of its memory.
+void ZeroShards::share_new_parameters(Where where) {
+  check_can_share(where);
+  const auto parameters = all_parameters(optimizer_);
+  std::vector<std::vector<at::Tensor>> of_rank(static_cast<std::size_t>(group_.size()));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_new =
+        entries_->shared_parameters.emplace(parameters[i].unsafeGetTensorImpl(), owners_[i] == group_.rank())
+            .second;
+    if (is_new && parameters[i].numel() > 0)
+      of_rank[static_cast<std::size_t>(owners_[i])].push_back(parameters[i]);
+  }
+  for (int owner = 0; owner < group_.size(); ++owner) {
+    auto& owned = of_rank[static_cast<std::size_t>(owner)];
+    std::int64_t bytes = 0;
+    for (const auto& parameter : owned) bytes += aligned_bytes(parameter);
+    if (bytes == 0) continue;
+    const auto block = comm::map_on_all_ranks(group_, {owner}, bytes, where).front();
+    move_into(block, owned, owner == group_.rank());
+  }
+  entries_->sharing_ranks = group_.size();
+  shared_ = parameters.size();
+  group_.barrier(where);
+}
+
 void ZeroShards::step(const std::function<void()>& step_all) {
   partition();
   forget_states_of_others();
   set_complete(false);
+  if (shared_) {
+    if (*shared_ < owners_.size()) share_new_parameters(where_);
+    group_.barrier(where_);  // the backward of other ranks may read what this rank writes
+  }
   const auto parameters = all_parameters(optimizer_);
   std::vector<at::Tensor> of_others;
   std::vector<std::vector<NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
@@ -163,8 +239,13 @@ void ZeroShards::step(const std::function<void()>& step_all) {
       of_rank[static_cast<std::size_t>(owners_[i])].push_back({std::to_string(i), parameters[i]});
   }
   {
-    const HiddenGradients hidden(std::move(of_others));
+    const HiddenGradients hidden(of_others);
     step_all();
+  }
+  if (shared_) {
+    // So that autograd notices the change.
+    for (const auto& parameter : of_others) torch::autograd::impl::bump_version(parameter);
+    return group_.barrier(where_);
   }
   for (int rank = 0; rank < group_.size(); ++rank)
     broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);

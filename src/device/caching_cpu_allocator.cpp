@@ -17,7 +17,6 @@
 
 #include "base/shared_memory.h"
 #include "device/block_pool.h"
-#include "device/idle_memory.h"
 
 namespace lockstep {
 namespace {
@@ -105,7 +104,7 @@ class CachingCpuAllocator : public c10::Allocator {
   }
   static void* allocate_block(std::size_t bytes) {
     void* start = block_pool().allocate(bytes);
-    if (start == nullptr && free_idle_memory()) start = block_pool().allocate(bytes);
+    if (start == nullptr && empty_cpu_cache()) start = block_pool().allocate(bytes);
     if (start == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
       TORCH_CHECK(false, "not enough memory for a tensor of ", bytes, " bytes");
@@ -125,7 +124,7 @@ class CachingCpuAllocator : public c10::Allocator {
 
 }  // namespace
 
-bool free_idle_memory() noexcept {
+bool empty_cpu_cache() noexcept {
   bool freed = block_pool().unmap_idle();
 #ifdef __GLIBC__
   freed = ::malloc_trim(0) != 0 || freed;

@@ -8,9 +8,9 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "comm/mapped_memory.h"
 #include "ddp/module_sync.h"
 #include "fsdp/host_split.h"
-#include "fsdp/mapped_block.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 #include "nn/experts.h"
@@ -49,7 +49,7 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
   comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
   std::optional<ProcessGroup> replicas;
   if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);
-  const bool can_share = fsdp::maps_memory(group), splits = fsdp::can_split_by_hosts(group);
+  const bool can_share = comm::maps_memory(group), splits = fsdp::can_split_by_hosts(group);
   if (options.share_memory.value_or(false) && !can_share && !splits) {
     throw_error<ArgumentError>(
         "{}:{}: fully_shard(): share_memory needs ranks of one host and the shm backend, or the hierarchical "

@@ -2,8 +2,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "comm/mapped_memory.h"
 #include "comm/memory_for_calls.h"
-#include "fsdp/mapped_block.h"
+#include "fsdp/block_layout.h"
 #include "fsdp/parameter_memory.h"
 
 namespace lockstep::fsdp {
@@ -121,7 +122,7 @@ class GatheredMemory final : public ParameterMemory {
   // of a rank].
   void share_on_host(const at::Tensor& flat) {
     const BlockLayout layout(parameters_, dtype_);
-    const auto block = map_on_all_ranks(hosts_->host, {0}, layout.bytes(), where_).front();
+    const auto block = comm::map_on_all_ranks(hosts_->host, {0}, layout.bytes(), where_).front();
     std::vector<at::Tensor> all;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       all.push_back(layout.whole_in(block, i));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostHosts = 4096;
 constexpr std::array kForms{ShardingForm::ddp, ShardingForm::zero1, ShardingForm::gathered,
-                            ShardingForm::shared};
+                            ShardingForm::shared, ShardingForm::zero1_shared};
 
 void check_plan(const MemoryPlan& plan) {
   const auto require = [](const char* name, std::int64_t value, std::int64_t least) {
@@ -33,6 +33,9 @@ void check_plan(const MemoryPlan& plan) {
   require("largest_group", plan.largest_group.value_or(1), 1);
   require("outermost_group", plan.outermost_group, 0);
   require("activations", plan.activations, 0);
+  if (plan.form == ShardingForm::zero1_shared && plan.hosts > 1)
+    throw_error<ArgumentError>("estimate_memory(): form zero1_shared is for one host, and hosts is {}",
+                               plan.hosts);
 }
 
 MemoryEstimate::Choice choice_of(const MemoryPlan& plan, ShardingForm form, int hosts) {
@@ -48,6 +51,7 @@ MemoryEstimate::Choice choice_of(const MemoryPlan& plan, ShardingForm form, int 
 
   MemoryBytes rank{.activations = plan.activations};
   rank.parameters = shards ? (all + copies) / ranks : all;
+  if (form == ShardingForm::zero1_shared) rank.parameters = all / ranks;
   rank.gradients = shards ? all / ranks + groups : all;
   rank.optimizer_states = plan.optimizer_states * all / (form == ShardingForm::ddp ? 1 : ranks);
   if (form == ShardingForm::gathered) rank.gathered = groups + plan.outermost_group * in_forward;
@@ -66,7 +70,8 @@ std::vector<MemoryEstimate::Choice> choices_that_fit(const MemoryPlan& plan, std
     if (choice.host.total() <= limit) found.push_back(choice);
     return !found.empty();
   };
-  for (const auto form : kForms) add(form, plan.hosts);
+  for (const auto form : kForms)
+    if (form != ShardingForm::zero1_shared || plan.hosts == 1) add(form, plan.hosts);
   for (int hosts = plan.hosts + 1; found.empty() && hosts <= kMostHosts; ++hosts)
     add(ShardingForm::zero1, hosts) || add(ShardingForm::gathered, hosts);
   return found;
@@ -75,7 +80,7 @@ std::vector<MemoryEstimate::Choice> choices_that_fit(const MemoryPlan& plan, std
 std::string_view form_name(ShardingForm form) {
   constexpr std::array<std::string_view, kForms.size()> names{
       "DistributedDataParallel", "ZeroRedundancyOptimizer", "fully_shard(), gathered",
-      "fully_shard(), shared"};
+      "fully_shard(), shared", "ZeroRedundancyOptimizer, shared parameters"};
   return names.at(static_cast<std::size_t>(form));
 }
 

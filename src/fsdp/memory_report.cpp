@@ -18,6 +18,7 @@
 #include "fsdp/memory_table.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
+#include "optim/group_entries.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -65,15 +66,28 @@ void add_tensors(const Value& value, Storages& all) {
   }
 }
 
-MemoryCount count_module(const torch::nn::Module& module) {
+// A parameter that fully_shard() did not take.
+void count_whole(const at::Tensor& parameter, const optim::GroupEntries& entries, MemoryCount& all) {
+  const auto shared = entries.shared_parameters.find(parameter.unsafeGetTensorImpl());
+  if (shared == entries.shared_parameters.end()) {
+    all.parameters.add(parameter);
+  } else {
+    const auto bytes = static_cast<std::int64_t>(parameter.nbytes());
+    all.shared += bytes / entries.sharing_ranks;
+    if (shared->second) all.owned += bytes;
+  }
+  all.gradients.add(parameter.grad());
+}
+
+MemoryCount count_module(const torch::nn::Module& module, const optim::GroupEntries& entries) {
   MemoryCount all;
   std::unordered_set<const fsdp::ParameterGroup*> seen;
+  std::unordered_set<const c10::TensorImpl*> counted;
   for (const auto& parameter : module.parameters()) {
     if (!parameter.defined()) continue;
     const auto group = fsdp::group_of(parameter);
     if (group == nullptr) {
-      all.parameters.add(parameter);
-      all.gradients.add(parameter.grad());
+      if (counted.insert(parameter.unsafeGetTensorImpl()).second) count_whole(parameter, entries, all);
     } else if (seen.insert(group.get()).second) {
       const std::lock_guard lock(group->tree()->mutex);
       group->count_memory(all);
@@ -96,7 +110,7 @@ OfRank count_rank(const torch::nn::Module& module, const torch::optim::Optimizer
     const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, allocations);
     loss = forward();
   }
-  const auto own = count_module(module);
+  const auto own = count_module(module, *optim::shared_entries(optimizer));
   Storages states;
   add_tensors(checkpointing::states_of_rank(optimizer).at("state"), states);
   OfRank rank{.bytes = {.parameters = own.parameters.bytes() + own.shared,

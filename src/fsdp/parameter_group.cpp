@@ -6,10 +6,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/device.h>
 
 #include "base/throw_error.h"
 #include "ddp/module_sync.h"
-#include "device/idle_memory.h"
 #include "fsdp/tree.h"
 
 namespace lockstep::fsdp {
@@ -102,7 +102,7 @@ std::string ParameterGroup::text() const {
 void ParameterGroup::place() {
   const auto place = is_shared() ? share_parameters : gather_parameters;
   memory_ = place(parameters_, shared_from_this(), options_);
-  free_idle_memory();  // the whole parameters were larger than anything that this rank allocates later
+  empty_cpu_cache();  // the whole parameters were larger than anything that this rank allocates later
   for (auto& parameter : parameters_) parameter.shard.unsafeGetTensorImpl()->set_version_counter(version_);
   is_whole_ = is_shared();
   watch_gradients();

@@ -7,7 +7,8 @@
 
 #include <lockstep/base/env.h>
 
-#include "fsdp/mapped_block.h"
+#include "comm/mapped_memory.h"
+#include "fsdp/block_layout.h"
 #include "fsdp/parameter_memory.h"
 #include "machine/host.h"
 
@@ -53,7 +54,7 @@ class SharedMemory final : public ParameterMemory {
     sharing_ = {.ranks = static_cast<int>(std::ranges::count(owners, own)), .counts = rank_ == own};
     const BlockLayout layout(parameters_, dtype);
     const auto blocks =
-        map_on_all_ranks(options.shard_group, distinct(owners, own), layout.bytes(), options.where);
+        comm::map_on_all_ranks(options.shard_group, distinct(owners, own), layout.bytes(), options.where);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       std::vector<at::Tensor> copies;
       for (const auto& block : blocks) copies.push_back(layout.whole_in(block, i));

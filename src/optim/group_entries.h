@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -22,6 +23,10 @@ struct GroupEntries {
   std::string incomplete;
   // Of ZeroRedundancyOptimizer: gives rank 0 of its group all states; collective.
   std::function<void()> consolidate;
+  // Of ZeroRedundancyOptimizer::share_parameters(): how many ranks share the parameters, and which of them
+  // this rank owns, by their implementations.
+  int sharing_ranks = 1;
+  std::unordered_map<const void*, bool> shared_parameters;
 };
 
 // The entries that the living schedulers of the optimizer share; new ones if there are none. Any thread.

@@ -46,13 +46,16 @@ Sequential make_layers(int count, int width) {
 struct Job {
   Job(ShardingForm form, int layers, int width) : net(make_layers(layers, width)) {
     const FusedAdamWOptions options(1e-3);
-    if (form == ShardingForm::ddp || form == ShardingForm::zero1) {
+    if (form == ShardingForm::ddp) {
       ddp.emplace(net);
-      if (form == ShardingForm::zero1) {
-        optimizer = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(net->parameters(), options);
-      } else {
-        optimizer = std::make_unique<FusedAdamW>(net->parameters(), options);
-      }
+      optimizer = std::make_unique<FusedAdamW>(net->parameters(), options);
+      return;
+    }
+    if (form == ShardingForm::zero1 || form == ShardingForm::zero1_shared) {
+      ddp.emplace(net);
+      auto zero = std::make_unique<ZeroRedundancyOptimizer<FusedAdamW>>(net->parameters(), options);
+      if (form == ShardingForm::zero1_shared) zero->share_parameters();
+      optimizer = std::move(zero);
       return;
     }
     const FullyShardOptions shard{.reshard_after_forward = true,
@@ -82,8 +85,8 @@ constexpr std::int64_t kAll = kLayers * kWidth * kWidth * 4, kLayer = kAll / kLa
 const Scenario known_tensors("memory_report known tensors", [] {
   const auto context = init({.backend = "shm"});
   const auto x = torch::ones({kBatch, kWidth});
-  for (const auto form :
-       {ShardingForm::ddp, ShardingForm::zero1, ShardingForm::gathered, ShardingForm::shared}) {
+  for (const auto form : {ShardingForm::ddp, ShardingForm::zero1, ShardingForm::gathered,
+                          ShardingForm::shared, ShardingForm::zero1_shared}) {
     SCOPED_TRACE(static_cast<int>(form));
     const bool shards = form == ShardingForm::gathered || form == ShardingForm::shared;
     Job job(form, kLayers, kWidth);
@@ -91,7 +94,7 @@ const Scenario known_tensors("memory_report known tensors", [] {
     const auto after = memory_report(*job.net, *job.optimizer);
     const auto part = kAll / kRanks;
     EXPECT_EQ(after.ranks, kRanks);
-    EXPECT_EQ(after.rank.parameters, shards ? part : kAll);
+    EXPECT_EQ(after.rank.parameters, shards || form == ShardingForm::zero1_shared ? part : kAll);
     EXPECT_EQ(after.rank.gradients, shards ? part : kAll);
     EXPECT_EQ(after.rank.optimizer_states, form == ShardingForm::ddp ? 2 * kAll : 2 * part);
     EXPECT_EQ(after.rank.gathered + after.rank.activations, 0);
@@ -178,6 +181,7 @@ TEST(MemoryEstimate, HasTheFormulasValues) {
   };
   EXPECT_EQ(host(ShardingForm::ddp), 32'000);
   EXPECT_EQ(host(ShardingForm::zero1), 24'000);
+  EXPECT_EQ(host(ShardingForm::zero1_shared), 20'000);
   EXPECT_EQ(host(ShardingForm::gathered), 16'000 + 2 * 160);
   EXPECT_EQ(host(ShardingForm::shared), 16'000 + 2 * 80);
   plan.hosts = 2;

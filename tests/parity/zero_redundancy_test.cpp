@@ -136,11 +136,12 @@ void expect_same(const SmallNet& ours, const SmallNet& expected) {
 }
 
 template <typename Base, typename Options>
-void compare(const Context& context, const char* name, const Options& options) {
+void compare(const Context& context, const char* name, const Options& options, bool shares = false) {
   SCOPED_TRACE(name);
   const int rank = context.rank();
   Training<Base> plain(options);
   Training<ZeroRedundancyOptimizer<Base>> zero(options);
+  if (shares) zero.optimizer.share_parameters();
   for (int number = 0; number < 4; ++number) {
     plain.step(number, rank);
     zero.step(number, rank);
@@ -165,6 +166,7 @@ void compare(const Context& context, const char* name, const Options& options) {
   }
   // A new optimizer continues from the state of one process, and the old one after consolidation.
   Training<ZeroRedundancyOptimizer<Base>> resumed(options);
+  if (shares) resumed.optimizer.share_parameters();
   load_state_dict(resumed.optimizer, state_dict(plain.optimizer));
   {
     const torch::NoGradGuard no_grad;
@@ -197,6 +199,58 @@ TEST(ZeroRedundancy, TheBitsOfTheSameOptimizerOnEveryRank) {
   for (const auto& [backend, ranks] : {std::pair{"shm", 3}, std::pair{"gloo", 2}})
     expect_all_passed(run_ranks(zero_bits, {.world_size = ranks, .env = {{"ZERO_BACKEND", backend}}}));
 }
+
+const Scenario zero_shared("zero shared parameters", [] {
+  const auto context = init({.backend = "shm"});
+  compare<SGD>(context, "SGD", SGDOptions(0.05).momentum(0.9), true);
+  compare<optim::FusedAdamW>(context, "FusedAdamW", optim::FusedAdamWOptions(0.01), true);
+});
+TEST(ZeroRedundancy, SharedParametersHaveTheSameBits) {
+  expect_all_passed(run_ranks(zero_shared, {.world_size = 3}));
+}
+
+// Whether a write of one rank is seen by the other.
+bool is_in_one_memory(const Context& context, const Tensor& parameter) {
+  const torch::NoGradGuard no_grad;
+  context.barrier();
+  if (context.is_main()) parameter.fill_(42);
+  context.barrier();
+  return parameter.eq(42).all().item<bool>();
+}
+
+const Scenario zero_one_memory("zero one memory", [] {
+  const auto context = init({.backend = "shm"});
+  const auto first = torch::full({3, 2}, 1.0 + context.rank()).t().contiguous().t().requires_grad_();
+  const auto second = torch::full({5}, 1.0 + context.rank()).requires_grad_();
+  ZeroRedundancyOptimizer<SGD> optimizer({first, second}, SGDOptions(0.5));
+  EXPECT_FALSE(is_in_one_memory(context, second) && !context.is_main());
+  optimizer.share_parameters();
+  EXPECT_EQ(first.stride(0), 1);
+  EXPECT_TRUE(first.eq(1 + optimizer.owners()[0]).all().item<bool>()) << first;
+  const auto product = (first * first).sum() + (second * second).sum();
+  for (const auto& each : {first, second}) each.mutable_grad() = torch::ones_like(each);
+  optimizer.step();
+  EXPECT_TRUE(first.eq(0.5 + optimizer.owners()[0]).all().item<bool>()) << first;
+  // Also on the rank that did not write.
+  EXPECT_THAT(error_of<c10::Error>([&] { product.backward(); }),
+              HasSubstr("modified by an inplace operation"));
+  EXPECT_TRUE(is_in_one_memory(context, first));
+  EXPECT_TRUE(is_in_one_memory(context, second));
+  const auto added = torch::ones({4}).requires_grad_();
+  optimizer.add_param_group(OptimizerParamGroup({added}));
+  added.mutable_grad() = torch::ones_like(added);
+  EXPECT_EQ(optimizer.owners().size(), 3U);
+  optimizer.step();
+  EXPECT_TRUE(added.eq(0.5).all().item<bool>());
+  EXPECT_TRUE(is_in_one_memory(context, added));
+  EXPECT_THAT(error_of<ArgumentError>([&] { optimizer.share_parameters(); }), HasSubstr("was called before"));
+  const auto gloo = context.new_group({0, 1}, {.backend = "gloo"});
+  ZeroRedundancyOptimizer<SGD> other({added}, SGDOptions(0.5), gloo);
+  EXPECT_THAT(error_of<ArgumentError>([&] { other.share_parameters(); }),
+              AllOf(HasSubstr("zero_redundancy_test.cpp:"), HasSubstr("needs a group of backend shm"),
+                    HasSubstr("gloo")));
+});
+TEST(ZeroRedundancy, SharedParametersAreInOneMemory) { expect_all_passed(run_ranks(zero_one_memory)); }
 
 const Scenario zero_differs("zero differs", [] {
   const auto context = init({.backend = "shm"});

@@ -32,11 +32,14 @@ class ZeroShards {
   /// `step_all` steps every parameter of the optimizer that has a gradient.
   void step(const std::function<void()>& step_all);
   void consolidate(int to, Where where);
+  void share_parameters(Where where);
   const std::vector<int>& owners();
 
  private:
   void partition();
   void check_parameters(Where where) const;
+  void check_can_share(Where where) const;
+  void share_new_parameters(Where where);
   void forget_states_of_others();
   void set_complete(bool complete);
 
@@ -44,6 +47,7 @@ class ZeroShards {
   ProcessGroup group_;
   Where where_;
   std::vector<int> owners_;
+  std::optional<std::size_t> shared_;  // by share_parameters(): so many of the parameters
   std::shared_ptr<optim::GroupEntries> entries_;
 };
 
@@ -102,6 +106,14 @@ class ZeroRedundancyOptimizer : public Base {
   /// Gives rank `to` the states of all ranks until its next step(), so that state_dict() can have them. On
   /// the other ranks state_dict() throws ArgumentError.
   void consolidate_state_dict(int to = 0, Where where = Where::current()) { shards_.consolidate(to, where); }
+
+  /// Moves the parameters to memory that all ranks of the group map, so that a host has them once. step()
+  /// then updates them in place and sends nothing. All ranks call it, once, and get the values that each
+  /// parameter's owner has. Parameters stay the same tensors; views and `data()` of before keep the old
+  /// memory. From then on, a rank that writes to a parameter writes for all ranks: initialize or load on one
+  /// rank only, or the same values on all. After an error in step(), parameters may be of two steps: load the
+  /// last checkpoint. Throws ArgumentError unless the backend is shm and all parameters are on the CPU.
+  void share_parameters(Where where = Where::current()) { shards_.share_parameters(where); }
 
   /// The rank within the group that steps each parameter, in the order of the parameter groups: in each group
   /// the largest first, each to the rank with the fewest elements so far, as in PyTorch.

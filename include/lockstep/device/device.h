@@ -60,4 +60,9 @@ std::string device_identity(const c10::Device& device);
 /// unchanged. Cached blocks have no NUMA affinity: bind each process to one NUMA node.
 void enable_caching_cpu_allocator();
 
+/// Returns idle CPU memory that this process keeps for later tensors to the kernel; the next step has to
+/// fetch it again. Returns whether there may have been any. Thread-safe. PyTorch: `torch.cuda.empty_cache`,
+/// of the GPU's memory.
+bool empty_cpu_cache() noexcept;
+
 }  // namespace lockstep

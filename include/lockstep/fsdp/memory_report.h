@@ -53,10 +53,11 @@ std::ostream& operator<<(std::ostream& stream, const MemoryReport& report);
 
 /// How the ranks divide parameters, gradients and optimizer states.
 enum class ShardingForm : std::uint8_t {
-  ddp,       ///< DistributedDataParallel: every rank has all
-  zero1,     ///< with ZeroRedundancyOptimizer: every rank has a part of the states
-  gathered,  ///< fully_shard() over all ranks
-  shared,    ///< fully_shard() over the ranks of a host, which share one copy; hosts are replicas
+  ddp,           ///< DistributedDataParallel: every rank has all
+  zero1,         ///< with ZeroRedundancyOptimizer: every rank has a part of the states
+  gathered,      ///< fully_shard() over all ranks
+  shared,        ///< fully_shard() over the ranks of a host, which share one copy; hosts are replicas
+  zero1_shared,  ///< zero1 with share_parameters(); on one host
 };
 
 /// The arguments of estimate_memory().
@@ -104,12 +105,13 @@ struct MemoryEstimate {
 /// The memory that training needs at its peak, from the sizes alone. With p parameters of e bytes, s states,
 /// n ranks, of which m are on a host, and groups of g elements, a rank has
 ///
-/// | form     | parameters         | gradients    | states    | gathered     |
-/// |----------|--------------------|--------------|-----------|--------------|
-/// | ddp      | p e                | p e          | s p e     |              |
-/// | zero1    | p e                | p e          | s p e / n |              |
-/// | gathered | p e / n            | p e / n + 2g | s p e / n | 2g + outer   |
-/// | shared   | p e / m            | p e / m + 2g | s p e / m |              |
+/// | form         | parameters | gradients    | states    | gathered   |
+/// |--------------|------------|--------------|-----------|------------|
+/// | ddp          | p e        | p e          | s p e     |            |
+/// | zero1        | p e        | p e          | s p e / n |            |
+/// | gathered     | p e / n    | p e / n + 2g | s p e / n | 2g + outer |
+/// | shared       | p e / m    | p e / m + 2g | s p e / m |            |
+/// | zero1_shared | p e / m    | p e          | s p e / m |            |
 ///
 /// where g and outer are bytes in param_dtype. The groups' gradients are two: those of backward, and those
 /// that are reduced. With a param_dtype, `shared` has one copy in it in addition. Each further NUMA node has

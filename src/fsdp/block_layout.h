@@ -3,23 +3,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <source_location>
 #include <vector>
 
-#include <lockstep/comm/process_group.h>
+#include <ATen/core/Tensor.h>
 
 #include "fsdp/sharded_parameter.h"
 
-// Whole parameters in memory that several ranks map.
 namespace lockstep::fsdp {
-
-// Whether the backend of a group has such memory.
-bool maps_memory(const ProcessGroup& group);
-
-// [i]: `bytes` that rank owners[i] of a group allocates and every rank maps. The kernel places them on the
-// owner's NUMA node. Collective.
-std::vector<at::Tensor> map_on_all_ranks(const ProcessGroup& group, const std::vector<int>& owners,
-                                         std::int64_t bytes, std::source_location where);
 
 // Where the whole parameters of a group lie in one block.
 class BlockLayout {
