@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Times float32 collectives: Lockstep's shm, Gloo and the memory limit (`lockstep bench`, interleaved within one run) and
 Open MPI (mpi/, which measures in the same way), in alternating slices of a few seconds. Prints the tables of
-docs/benchmarks.md and, unless quick, draws docs/all_reduce.svg."""
+docs/benchmarks.md and, with all of them, draws docs/all_reduce.svg."""
 import json
 import os
 import pathlib
@@ -24,13 +24,17 @@ MANY = 8
 
 def parse_flags():
     parser = bench.parser(__doc__, rounds=3, timeout=900)
-    parser.add_argument("--quick", action="store_true", help="one round, fewer sizes, no picture")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--quick", action="store_true", help="one round, fewer sizes, no picture")
+    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI; no picture")
     parser.add_argument("--plot", type=pathlib.Path, default=bench.ROOT / "docs" / "all_reduce.svg",
                         help="file for the picture of the all-reduce")
     return parser.parse_args()
 
 
 def measure(flags):
+    if flags.others:
+        return comm_runs.interleave(OTHERS, SIZES[:4], 2, ["shm"], flags.rounds, flags.timeout)
     rounds = 1 if flags.quick else flags.rounds
     sizes = SIZES if flags.quick else PLOTTED
     rows = comm_runs.interleave(["all-reduce"], sizes, 2, ["shm", "gloo", "memory"], rounds, flags.timeout)
@@ -49,11 +53,12 @@ def machine():
 
 def print_tables(rows, where):
     print(f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}. Medians, one core per rank.")
-    parts = [comm_tables.all_reduce_times(rows, 2, SIZES), comm_tables.all_reduce_ratios(rows, SIZES),
-             comm_tables.all_reduce_times(rows, MANY, SIZES[:4])]
-    if where["mpi"]:
-        parts.append(comm_tables.many_ranks_ratios(rows, MANY, SIZES[:4]))
-    parts.append(comm_tables.collectives_table(rows, OTHERS))
+    parts = [comm_tables.collectives_table(rows, OTHERS)]
+    if any(key[0] == "all-reduce" for key in rows):
+        if where["mpi"]:
+            parts.insert(0, comm_tables.many_ranks_ratios(rows, MANY, SIZES[:4]))
+        parts = [comm_tables.all_reduce_times(rows, 2, SIZES), comm_tables.all_reduce_ratios(rows, SIZES),
+                 comm_tables.all_reduce_times(rows, MANY, SIZES[:4]), *parts]
     for part in parts:
         print("\n" + "\n".join(part))
 
@@ -62,13 +67,15 @@ def main():
     flags = parse_flags()
     bench.cores(2)
     if not comm_runs.has_mpi():
+        if flags.others:
+            sys.exit("--others needs Open MPI (Debian: libopenmpi-dev openmpi-bin)")
         print("Without Open MPI: mpirun is missing, or mpi_collectives was not built (Debian: "
               "libopenmpi-dev openmpi-bin)", file=sys.stderr)
     if os.getloadavg()[0] > 1:
         print(f"The machine is busy (load {os.getloadavg()[0]:.1f}): times will be too high", file=sys.stderr)
     where = machine()
     rows = measure(flags)
-    if not flags.quick:
+    if not (flags.quick or flags.others):
         flags.plot.write_text(plot_comm.svg(rows, where), encoding="utf-8")
     if flags.json:
         names = "collective", "bytes", "ranks", "who", "microseconds"

@@ -39,6 +39,29 @@ lockstep::FSDPModule shard(const torch::nn::Module& net, const lockstep::FullySh
   return lockstep::fully_shard(net, options);
 }
 
+double operator_microseconds(const at::Tensor& parameter) {
+  constexpr int kCalls = 20'000;
+  const torch::NoGradGuard no_grad;
+  double sum = 0;
+  const Step calls = [&] {
+    for (int i = 0; i < kCalls; ++i) (void)parameter.add(1);
+    return 0;
+  };
+  return seconds_of(calls, sum) / kCalls * 1e6;
+}
+
+// What an operator on a parameter of fully_shard() takes longer than on another one.
+double trap_microseconds(const lockstep::FullyShardOptions& options) {
+  const torch::nn::Linear plain(1, 1), sharded(1, 1);
+  lockstep::fully_shard(*sharded, options);
+  std::vector<double> differences;
+  for (int i = 0; i < 9; ++i) {
+    const auto without = operator_microseconds(plain->weight);
+    differences.push_back(operator_microseconds(sharded->weight) - without);
+  }
+  return median(differences);
+}
+
 template <class Model, class Optimizer>
 Step step_of(Model model, std::shared_ptr<Optimizer> optimizer, const at::Tensor& input) {
   return [=]() mutable {
@@ -54,14 +77,18 @@ template <class Net>
 Step make_step(const Flags& flags, const Net& net, const at::Tensor& input) {
   using lockstep::optim::FusedAdamW, lockstep::optim::FusedAdamWOptions;
   const FusedAdamWOptions options(kRate);
+  if (flags.mode == "plain")
+    return step_of(net, std::make_shared<FusedAdamW>(net->parameters(), options), input);
   if (flags.mode == "ddp") {
     const lockstep::DistributedDataParallel ddp(net);
     return step_of(ddp, std::make_shared<FusedAdamW>(net->parameters(), options), input);
   }
-  if (flags.mode == "zero1") {
+  if (flags.mode.starts_with("zero1")) {
     const lockstep::DistributedDataParallel ddp(net);
-    using Zero = lockstep::ZeroRedundancyOptimizer<FusedAdamW>;
-    return step_of(ddp, std::make_shared<Zero>(net->parameters(), options), input);
+    const auto zero =
+        std::make_shared<lockstep::ZeroRedundancyOptimizer<FusedAdamW>>(net->parameters(), options);
+    if (flags.mode == "zero1-shared") zero->share_parameters();
+    return step_of(ddp, zero, input);
   }
   const auto sharded = shard(*net, {.share_memory = flags.mode == "shared"});
   return step_of(net, std::make_shared<FusedAdamW>(sharded.parameters(), options), input);
@@ -84,13 +111,18 @@ nlohmann::json measure(const Flags& flags) {
       const auto seconds = seconds_of(step, loss);
       if (i >= 0) times.push_back(seconds);
     }
+    const auto with_cache = megabytes_of_all_ranks(context) - base;
+    lockstep::empty_cpu_cache();
     const auto megabytes = megabytes_of_all_ranks(context) - base;
-    return {{"rank", context.rank()},
-            {"parameters", parameters},
-            {"seconds", median(times)},
-            {"megabytes", megabytes},
-            {"bytes_per_parameter", megabytes * 1024 * 1024 / static_cast<double>(parameters)},
-            {"loss", loss}};
+    nlohmann::json result{{"rank", context.rank()},
+                          {"parameters", parameters},
+                          {"seconds", median(times)},
+                          {"megabytes", megabytes},
+                          {"bytes_per_parameter", megabytes * 1024 * 1024 / static_cast<double>(parameters)},
+                          {"bytes_with_cache", with_cache * 1024 * 1024 / static_cast<double>(parameters)},
+                          {"loss", loss}};
+    if (flags.mode == "shared") result["trap_microseconds"] = trap_microseconds({.share_memory = true});
+    return result;
   });
 }
 
@@ -101,7 +133,7 @@ int main(int argc, char** argv) {
   Flags flags;
   app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
   app.add_option("--mode", flags.mode)
-      ->check(CLI::IsMember({"ddp", "zero1", "shared", "gathered"}))
+      ->check(CLI::IsMember({"plain", "ddp", "zero1", "zero1-shared", "shared", "gathered"}))
       ->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
