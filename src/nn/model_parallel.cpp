@@ -43,14 +43,23 @@ c10::IValue moved(const c10::IValue& value, c10::Device device) {
   return list;
 }
 
-std::optional<c10::Device> written_device(const c10::FunctionSchema& schema,
-                                          at::ArrayRef<c10::IValue> arguments) {
+struct Written {
+  std::optional<c10::Device> device = std::nullopt;
+  bool is_on_several = false;
+};
+
+// Where the tensors are that the operator changes.
+Written written_tensors(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
+  Written written;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* const alias = schema.arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite() && arguments[i].isTensor())
-      return arguments[i].toTensor().device();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    for_each_tensor(arguments[i], [&](const Tensor& tensor) {
+      if (!written.device) written.device = tensor.device();
+      if (tensor.device() != *written.device) written.is_on_several = true;
+    });
   }
-  return std::nullopt;
+  return written;
 }
 
 void place(torch::nn::Module& module, const std::string& name, const DeviceOfModule& device_of) {
@@ -82,9 +91,10 @@ class ModelParallel::Scope::State final : public nn::OperatorGuard {
     }
     if (of_module) last_ = of_module;
     if (!differ || op.schema().name() == "aten::copy_") return false;
-    const auto written = written_device(op.schema(), arguments);
-    const auto target = written ? written : of_module ? of_module : last_;
-    if (!target) return false;
+    const auto written = written_tensors(op.schema(), arguments);
+    const auto target = written.device ? written.device : of_module ? of_module : last_;
+    // A tensor that the operator changes stays, and operators of lists may take several devices.
+    if (!target || written.is_on_several) return false;
     const nn::WithoutGuards plain(nn::WithoutGuards::Kinds::operators);
     for (auto i = stack.size() - count; i < stack.size(); ++i) stack[i] = moved(stack[i], *target);
     op.callBoxed(stack);

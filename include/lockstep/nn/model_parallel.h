@@ -47,8 +47,9 @@ class ModelParallel {
   class Scope;
   /// While the result lives, an operator of this thread whose tensors are on several devices gets them all on
   /// one: that of the tensor that it changes, else that of a parameter or buffer of the module, else the one
-  /// of the last parameter or buffer that was used. Gradients take the way back. Tensors without dimensions
-  /// stay on the CPU. Each operator takes about a microsecond longer.
+  /// of the last parameter or buffer that was used. An operator that changes tensors on several devices, such
+  /// as _foreach_mul_(), runs as without it. Gradients take the way back. Tensors without dimensions stay on
+  /// the CPU. Each operator takes about a microsecond longer.
   [[nodiscard]] Scope follow() const;
 
  private:

@@ -116,5 +116,24 @@ TEST(ModelParallel, LeavesOtherCodeAlone) {
   EXPECT_EQ((target + torch::tensor(1.0)).device(), kFirst);
 }
 
+TEST(ModelParallel, ChangesTensorsOfAListWhereTheyAre) {
+  auto net = make_net();
+  const ModelParallel parts(*net, kMap);
+  const auto first = torch::ones({2}, kFirst), second = torch::ones({2}, kSecond);
+  const auto scope = parts.follow();
+  net->emb(torch::tensor({1}));  // uses a parameter
+  at::_foreach_mul_({first, second}, at::Scalar(3));
+  EXPECT_TRUE(first.cpu().equal(torch::full({2}, 3.0)));
+  EXPECT_TRUE(second.cpu().equal(torch::full({2}, 3.0)));
+  at::_foreach_add_({second}, std::vector{first});
+  EXPECT_TRUE(second.cpu().equal(torch::full({2}, 6.0)));
+  at::_foreach_copy_({first, second}, {second, first});
+  EXPECT_TRUE(first.cpu().equal(torch::full({2}, 6.0)));
+  auto values = torch::zeros({}, kFirst);
+  auto indices = torch::zeros({}, torch::dtype(at::kLong).device(kSecond));
+  torch::max_out(values, indices, torch::tensor({1.0F, 5.0F}).to(kFirst), 0);
+  EXPECT_EQ(indices.item<std::int64_t>(), 1);
+}
+
 }  // namespace
 }  // namespace lockstep::testing
