@@ -269,8 +269,16 @@ enum class SplitBy { count, parameters };
 /// for fewer layers than stages.
 std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,
                                                     SplitBy by = SplitBy::parameters);
-/// The same by a cost of each layer, e.g. its measured time.
+/// The same by a cost of each layer, e.g. of measure_layers().
 std::vector<torch::nn::Sequential> split_sequential(const torch::nn::Sequential& net, int num_stages,
                                                     const std::vector<double>& costs);
+
+/// Seconds of forward and backward of each layer of `net` for `input`, e.g. a micro-batch: medians of so many
+/// runs after a first one that does not count. Layers take and return one tensor. Call it before
+/// fully_shard() and parallelize_module(). Gradients, buffers and the random stream of the CPU stay as they
+/// are. Collective over the default group, if there is one: its ranks measure at once, and all get the means
+/// of their medians. Throws ArgumentError for fewer than 1 repetitions.
+std::vector<double> measure_layers(const torch::nn::Sequential& net, const at::Tensor& input,
+                                   int repetitions = 5);
 
 }  // namespace lockstep::pipelining

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Backward in two parts beside one backward, and the cut of a Sequential.
+#include <algorithm>
+#include <numeric>
+
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -112,6 +115,43 @@ TEST(SplitSequential, ByCountParametersAndCosts) {
   EXPECT_TRUE(h.equal(net->forward(x)));
   EXPECT_EQ(split_sequential(net, 2)[0]->named_parameters().keys().front(), "0.weight");
   EXPECT_THAT(error_of<ArgumentError>([&] { split_sequential(net, 7); }), HasSubstr("6 layers cannot be 7"));
+}
+
+TEST(MeasureLayers, TimesEachLayerAndChangesNothing) {
+  torch::nn::Sequential net(torch::nn::Embedding(11, 8), torch::nn::Linear(8, 32), torch::nn::BatchNorm1d(32),
+                            torch::nn::ReLU(torch::nn::ReLUOptions(/*inplace=*/true)),
+                            torch::nn::Dropout(0.5), torch::nn::Linear(32, 8));
+  const auto tokens = torch::tensor({1, 5, 2});
+  EXPECT_EQ(measure_layers(net, tokens, 1).size(), 6U);
+  for (const auto& each : net->parameters()) EXPECT_FALSE(each.grad().defined());
+  net->forward(tokens).sum().backward();
+  const auto tensors = [&] {
+    std::vector<at::Tensor> all;
+    for (const auto& each : net->parameters()) all.push_back(each.grad().clone());
+    for (const auto& each : net->buffers()) all.push_back(each.clone());
+    return all;
+  };
+  const auto before = tensors();
+  torch::manual_seed(4);
+  const auto next_random = torch::rand({3});
+  torch::manual_seed(4);
+  const auto costs = measure_layers(net, tokens);
+  EXPECT_TRUE(torch::rand({3}).equal(next_random));
+  const auto after = tensors();
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(after[i].equal(before[i])) << i;
+  ASSERT_EQ(costs.size(), 6U);
+  for (const double cost : costs) EXPECT_GT(cost, 0);
+
+  // No other cut has a smaller largest part.
+  const auto largest_part = [&](std::size_t cut) {
+    const auto middle = costs.begin() + static_cast<std::ptrdiff_t>(cut);
+    return std::max(std::accumulate(costs.begin(), middle, 0.0), std::accumulate(middle, costs.end(), 0.0));
+  };
+  const auto parts = split_sequential(net, 2, costs);
+  EXPECT_EQ(parts[0]->size() + parts[1]->size(), 6U);
+  for (std::size_t cut = 1; cut < 6; ++cut)
+    EXPECT_LE(largest_part(parts[0]->size()), largest_part(cut) * (1 + 1e-12)) << cut;
+  EXPECT_THAT(error_of<ArgumentError>([&] { measure_layers(net, tokens, 0); }), HasSubstr("0 repetitions"));
 }
 
 }  // namespace
