@@ -25,6 +25,12 @@ std::vector<TensorMeta> metas_of(const Tensors& tensors) {
   return metas;
 }
 
+std::string dimensions_of(const std::vector<TensorMeta>& metas) {
+  std::vector<std::size_t> dimensions;
+  for (const auto& meta : metas) dimensions.push_back(meta.sizes.size());
+  return fmt::format("{}", fmt::join(dimensions, " + "));
+}
+
 Tensor encode(const std::vector<TensorMeta>& metas) {
   std::vector<std::int64_t> words{static_cast<std::int64_t>(metas.size())};
   for (const auto& meta : metas) {
@@ -32,9 +38,15 @@ Tensor encode(const std::vector<TensorMeta>& metas) {
                                static_cast<std::int64_t>(meta.sizes.size())});
     words.insert(words.end(), meta.sizes.begin(), meta.sizes.end());
   }
-  if (metas.empty() || metas.size() > kMaxTensors || words.size() > static_cast<std::size_t>(kHeaderSize)) {
+  if (metas.empty() || metas.size() > kMaxTensors) {
     throw_error<ArgumentError>("the stage returns {} tensors; 1 to {} can be sent to the next one",
                                metas.size(), kMaxTensors);
+  }
+  if (words.size() > static_cast<std::size_t>(kHeaderSize)) {
+    throw_error<ArgumentError>(
+        "the stage returns {} tensors of {} dimensions; {} tensors that can be sent to the next one have at "
+        "most {} dimensions together",
+        metas.size(), dimensions_of(metas), metas.size(), kHeaderSize - 1 - 3 * std::ssize(metas));
   }
   auto header = at::zeros({kHeaderSize}, at::kLong);
   std::copy(words.begin(), words.end(), header.data_ptr<std::int64_t>());

@@ -154,5 +154,21 @@ TEST(Pipelining, ValuesOfOtherTypesAreRefused) {
               HasSubstr("returns 1 tensors for one micro-batch and 2 for another"));
 }
 
+TEST(Pipelining, TensorsOfTooManyDimensionsAreNamed) {
+  const auto context = init({.backend = "fake", .world_size = 2, .rank = 0});
+  torch::nn::Linear layer(3, 3);
+  const std::vector<std::int64_t> sizes(45, 1);
+  const auto forward = [&](const AnyPyTree& x) -> AnyPyTree {
+    return Tensors(3, layer(x.tensors().front()).sum().view(sizes));
+  };
+  const auto loss_fn = [](const Tensor& y, const Tensor& target) { return torch::mse_loss(y, target); };
+  Schedule1F1B schedule(PipelineStage(layer.ptr(), forward, 0, 2, {}), 2, loss_fn);
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                schedule.step({torch::ones({4, 3})});
+              }),
+              HasSubstr("3 tensors of 45 + 45 + 45 dimensions; 3 tensors that can be sent to the next one "
+                        "have at most 118 dimensions together"));
+}
+
 }  // namespace
 }  // namespace lockstep::testing
