@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `lockstep plan`: the terms of its estimates, its files, and its output.
+#include <algorithm>
 #include <fstream>
 
 #include <fmt/format.h>
@@ -155,8 +156,42 @@ TEST(PlanMeshes, LeavesOutWhatDoesNotDivide) {
   for (const auto& each : plan_meshes(equal_layers(), machine_of(2),
                                       {.ranks = 2, .batch_size = 10, .schedule = "InterleavedZeroBubble"}))
     EXPECT_TRUE(each.pp == 1 || each.microbatches % 2 == 0);
-  EXPECT_THAT(error_of<ArgumentError>([&] { plan_meshes(equal_layers(), machine_of(7), {.ranks = 11}); }),
+  EXPECT_THAT(error_of<ArgumentError>([&] { plan_meshes(equal_layers(), machine_of(11), {.ranks = 11}); }),
               AllOf(HasSubstr("11 ranks"), HasSubstr("8 layers")));
+  EXPECT_THAT(error_of<ArgumentError>(
+                  [&] { plan_meshes(equal_layers(), machine_of(4), {.ranks = 6, .batch_size = 6}); }),
+              AllOf(HasSubstr("6 ranks do not fill hosts of 4 ranks"), HasSubstr("--hosts")));
+  plan_meshes(equal_layers(), machine_of(4), {.ranks = 3, .batch_size = 6});  // a part of one host
+}
+
+TEST(PlanMeshes, TakesFewerMicrobatchesThanStagesWhereTheScheduleDoes) {
+  const auto plan = [](const char* schedule, int microbatches) {
+    return plan_meshes(
+        equal_layers(), machine_of(4),
+        {.ranks = 4, .batch_size = 16, .microbatches = microbatches, .heads = 4, .schedule = schedule});
+  };
+  // Stages of 2 layers, and 8 samples a micro-batch: 5 slots, of which a stage works in 2.
+  const auto choice = find(plan("GPipe", 2), 1, 4, 1);
+  EXPECT_GT(choice.pipeline, choice.compute * 3 / 2);
+  EXPECT_LT(choice.pipeline, choice.compute * 3 / 2 + 1);
+  for (const int microbatches : {1, 2, 4, 8, 16})
+    EXPECT_GT(find(plan("InterleavedZeroBubble", microbatches), 1, 4, 1).step, 96);
+  for (const auto& each : plan("1F1B", 2)) EXPECT_LE(each.pp, 2);
+}
+
+TEST(PlanMeshes, ShardsOverGroupsThatLieUnevenlyOnHosts) {
+  auto layers = equal_layers();
+  for (auto& each : layers) each.keys = 20;
+  // The ranks of "cp" are 0, 2, 4 and 6, 8, 10 on hosts of four.
+  const auto all =
+      plan_meshes(layers, machine_of(4), {.ranks = 12, .batch_size = 4, .heads = 2, .positions = 12});
+  const auto find_form = [&](ShardingForm form) {
+    return std::ranges::count_if(all, [&](const Choice& each) {
+      return each.pp == 2 && each.cp == 3 && each.tp == 2 && each.form == form;
+    });
+  };
+  EXPECT_EQ(find_form(ShardingForm::shared), 0);
+  EXPECT_EQ(find(all, 1, 2, 2, ShardingForm::gathered, 1, 3).rank.parameters, 4 * 4 * 500 / 3);
 }
 
 class LockstepPlan : public ToolProgram {
@@ -234,6 +269,8 @@ TEST_F(LockstepPlan, NamesWhatIsWrong) {
     flags.insert(flags.end(), more.begin(), more.end());
     return expect_failure(flags, 2);
   };
+  EXPECT_THAT(expect_failure({"--gpt", "2,64,100,16", "--machine", file("machine.json"), "--ranks", "6"}, 2),
+              HasSubstr("6 ranks do not fill hosts of 4 ranks"));
   EXPECT_THAT(failure_of({"--hosts", "3"}), HasSubstr("--hosts 3 do not divide --ranks 4"));
   EXPECT_THAT(failure_of({"--heads", "5"}), HasSubstr("--heads 5 do not divide a width of 64"));
   EXPECT_THAT(failure_of({"--heads", "0"}), HasSubstr("the number of heads is 0"));

@@ -28,10 +28,18 @@ int Group::ranks() const {
   return all;
 }
 
+int Group::on_host(const Dim& dim, const Machine& machine) {
+  return std::clamp(machine.ranks_per_host / dim.stride, 1, dim.ranks);
+}
+
 int Group::on_host(const Machine& machine) const {
   int all = 1;
-  for (const auto& dim : dims_) all *= std::clamp(machine.ranks_per_host / dim.stride, 1, dim.ranks);
+  for (const auto& dim : dims_) all *= on_host(dim, machine);
   return all;
+}
+
+bool Group::is_alike_on_hosts(const Machine& machine) const {
+  return std::ranges::all_of(dims_, [&](const Dim& dim) { return dim.ranks % on_host(dim, machine) == 0; });
 }
 
 int Group::hosts(const Machine& machine) const { return (ranks() + on_host(machine) - 1) / on_host(machine); }

@@ -19,8 +19,11 @@ class Group {
   int ranks() const;
   int on_host(const Machine& machine) const;  // of its ranks
   int hosts(const Machine& machine) const;
+  bool is_alike_on_hosts(const Machine& machine) const;  // each has as many of its ranks
 
  private:
+  static int on_host(const Dim& dim, const Machine& machine);
+
   std::vector<Dim> dims_;
 };
 

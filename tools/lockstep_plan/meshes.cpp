@@ -68,14 +68,15 @@ class Mesh {
   std::vector<ShardingForm> forms() const {
     if (sizes_.data().ranks() == 1) return {ShardingForm::ddp};
     std::vector all{ShardingForm::ddp, ShardingForm::gathered};
-    if (sizes_.data().on_host(machine_) > 1) all.push_back(ShardingForm::shared);
+    const auto data = sizes_.data();
+    if (data.on_host(machine_) > 1 && data.is_alike_on_hosts(machine_)) all.push_back(ShardingForm::shared);
     return all;
   }
 
   // Divisors of a replica's samples that the schedule takes.
   std::vector<int> microbatches() const {
     std::vector<int> all;
-    for (int count = sizes_.pp; count <= samples(); ++count) {
+    for (int count = 1; count <= samples(); ++count) {
       if (samples() % count != 0 || (job_.microbatches && count != *job_.microbatches)) continue;
       if (schedule_takes(count)) all.push_back(count);
     }
@@ -159,11 +160,11 @@ class Mesh {
 
   MemoryBytes memory(ShardingForm form, const Stage& stage, double samples) const {
     const auto of = [&](std::int64_t parameters, std::int64_t largest, const Group& group) {
-      const auto near = group.on_host(machine_);
+      // A group may have other numbers of ranks on its hosts.
+      const bool on_one_host = form == ShardingForm::shared;
       const MemoryPlan plan{.parameters = std::max<std::int64_t>(parameters, 1),
                             .optimizer_states = job_.optimizer_states,
-                            .ranks_per_host = near,
-                            .hosts = group.ranks() / near,
+                            .ranks_per_host = on_one_host ? group.on_host(machine_) : group.ranks(),
                             .form = form,
                             .largest_group = std::max<std::int64_t>(largest, 1),
                             .limit = machine_.memory};
@@ -257,7 +258,7 @@ std::vector<Sizes> possible_meshes(const std::vector<Layer>& layers, const Job& 
   return all;
 }
 
-void check_job(const Job& job) {
+void check_job(const Job& job, const Machine& machine) {
   const auto require = [](const char* name, int value) {
     if (value < 1) throw_error<ArgumentError>("{} is {}; it must be 1 or more", name, value);
   };
@@ -266,12 +267,18 @@ void check_job(const Job& job) {
   require("the number of heads", job.heads);
   require("the number of positions", job.positions);
   require("the number of micro-batches", job.microbatches.value_or(1));
+  const int on_host = machine.ranks_per_host;
+  if (job.ranks > on_host && job.ranks % on_host != 0)
+    throw_error<ArgumentError>(
+        "{} ranks do not fill hosts of {} ranks each; use a multiple of {} ranks, or give the hosts by "
+        "--hosts",
+        job.ranks, on_host, on_host);
 }
 
 }  // namespace
 
 std::vector<Choice> plan_meshes(const std::vector<Layer>& layers, const Machine& machine, const Job& job) {
-  check_job(job);
+  check_job(job, machine);
   std::vector<Choice> all;
   for (const auto& sizes : possible_meshes(layers, job))
     for (const auto& choice : Mesh(layers, machine, job, sizes).choices()) all.push_back(choice);

@@ -54,7 +54,7 @@ struct Choice {
 };
 
 // All meshes that the model can be cut for; those that fit first, then by time. Throws ArgumentError if there
-// are none.
+// are none, and for ranks that leave a host partly empty beside full ones.
 std::vector<Choice> plan_meshes(const std::vector<Layer>& layers, const Machine& machine, const Job& job);
 
 }  // namespace lockstep::plan
