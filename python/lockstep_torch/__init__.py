@@ -10,6 +10,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _C10dBackend
 
 from lockstep_torch._build import torch_version, version as __version__
 
@@ -27,7 +28,8 @@ cmake_prefix_path = os.path.dirname(os.path.abspath(__file__))
 
 def _register(name):
     def create(options, backend_options):
-        if backend_options is not None:
+        # The loop of PyTorch over a group's backends passes nccl's on to those that follow, and the caller's to all.
+        if backend_options is not None and not isinstance(backend_options, _C10dBackend.Options):
             raise TypeError(f"the {name} backend has no options; pass none instead of {backend_options!r}")
         return _C.create_backend(
             name, options.store, options.group_rank, options.group_size, options.timeout, options.group_id)

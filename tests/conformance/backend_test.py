@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.multiprocessing as mp
+from torch._C import _distributed_c10d as distributed
 
 RANKS = 2
 
@@ -156,6 +157,43 @@ def check_leaks(use, rounds):
     for what, number in before.items():  # a thread may be ending at either time
         growth = 1024 + 16 * rounds if what == "KiB" else rounds - 1
         assert after[what] <= number + growth, (what, before, after)
+
+
+class NcclOptions(distributed.Backend.Options):
+    def __init__(self):
+        super().__init__("nccl", timedelta(seconds=60))
+
+
+class AnyBackend(type):
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, distributed.Backend)
+
+
+class NcclWithoutGpu(metaclass=AnyBackend):
+    """Gloo where PyTorch makes its ProcessGroupNCCL: the group's other backends see what they see beside nccl."""
+    Options = NcclOptions
+
+    def __new__(cls, store, rank, size, options):
+        return dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+
+
+def check_beside_nccl():
+    """PyTorch passes nccl's options, the user's or its own, to all backends of the group."""
+    c10d = dist.distributed_c10d
+    nccl = mock.patch.multiple(c10d, ProcessGroupNCCL=NcclWithoutGpu, is_nccl_available=lambda: True, create=True)
+    for backend, options in (("cuda:nccl,cpu:shm", None), ("cpu:shm,cuda:nccl", NcclOptions()), ("cpu:shm,cuda:nccl", None)):
+        with nccl:
+            group = dist.new_group([0, 1], backend=backend, pg_options=options, timeout=timedelta(seconds=60))
+        assert sorted(dist.get_backend_config(group).split(",")) == ["cpu:shm", "cuda:nccl"]
+        assert group._get_backend(torch.device("cpu")).name() == "shm"
+        check_sum(group)
+        dist.monitored_barrier(group)
+        names = [None] * RANKS
+        dist.all_gather_object(names, backend, group=group)
+        assert names == [backend] * RANKS, names
+        dist.destroy_process_group(group)
+    create = dist.Backend._plugins["SHM"].creator_fn
+    check_error(TypeError, "the shm backend has no options", lambda: create(None, {"threads": 2}))
 
 
 def check_late(rank):
@@ -326,6 +364,7 @@ def rank_main(rank, ports):
     check_monitored_barrier(rank)
     check_fork()
     check_two_groups(rank)
+    check_beside_nccl()
     check_threads()
     check_interrupt(rank)
     check_late(rank)
