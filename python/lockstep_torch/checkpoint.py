@@ -14,6 +14,7 @@
 Names and rules are those of the C++ classes; a run that one language began continues in the other.
 """
 
+import errno
 import json
 import math
 import os
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 _UNFINISHED = ".part"
+_DOS_FOLDER = 0x10
 
 
 class CheckpointError(RuntimeError):
@@ -85,15 +87,26 @@ def _sync_folder(path):
         os.close(handle)
 
 
+def _says_unreadable(error):
+    # A damaged directory leads to a seek before the file, which is EINVAL.
+    return isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno != errno.EINVAL
+
+
 def _verify(file):
-    """Compares the checksums of all records."""
+    """Compares the checksums of all records. A file that cannot be read may be intact: its error propagates."""
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{file}: {error}") from error
+            folders = [info.filename for info in archive.infolist() if info.external_attr & _DOS_FOLDER]
+        torch._C.PyTorchFileReader(str(file))  # refuses more than zipfile
+    except Exception as error:  # damage raises NotImplementedError, UnicodeDecodeError, struct.error and others too
+        if _says_unreadable(error) or _says_unreadable(error.__context__):  # BadZipFile hides an OSError
+            raise
+        raise CheckpointError(f"{file}: the archive is damaged: {error!r}") from error
     if damaged is not None:
         raise CheckpointError(f"{file}: the checksum of {damaged} does not fit")
+    if folders:  # torch.load() returns memory that nobody has written for these
+        raise CheckpointError(f"{file}: the archive is damaged: {folders[0]} is a folder")
 
 
 def _read(file, map_location):
