@@ -3,6 +3,7 @@
 
 LOCKSTEP_FAULT_ROUNDS=200 repeats all of it under load."""
 
+import importlib
 import itertools
 import os
 import signal
@@ -35,6 +36,12 @@ def join(rank, backend, port, ranks=RANKS):
     torch.set_num_threads(1)
     dist.init_process_group(
         backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+
+
+def in_thread(action):
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
 
 
 def check_caching_allocator():
@@ -207,30 +214,48 @@ def check_late(rank):
     check_sum()  # rank 1 has its groups until then
 
 
-def check_interrupt(rank):
-    """A signal handler runs while a rank waits, and its exception ends the call, as Ctrl-C does."""
-    import lockstep_torch
+class Interrupted(Exception):
+    pass
 
-    class Interrupted(Exception):
-        pass
 
+def check_interrupted(action):
+    """A signal handler runs while the call waits, and its exception ends the call, as Ctrl-C does."""
     def interrupt(*_):
         raise Interrupted
 
-    def interrupted(action):
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        try:
-            action()
-            raise AssertionError("nobody joins, but the call ended")
-        except Interrupted:
-            signal.signal(signal.SIGALRM, before)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        action()
+        raise AssertionError("nobody joins, but the call ended")
+    except Interrupted:
+        signal.signal(signal.SIGALRM, before)
 
-    group = dist.new_group([0, 1])
-    if rank == 0:
-        interrupted(lambda: dist.recv(torch.empty(3), 1, group=group))
-        alone = dist.HashStore()  # nobody else joins
-        interrupted(lambda: lockstep_torch._C.create_backend("shm", alone, 0, 2, timedelta(seconds=60), "alone"))
+
+def join_alone():
+    import lockstep_torch
+
+    lockstep_torch._C.create_backend("shm", dist.HashStore(), 0, 2, timedelta(seconds=20), "alone")
+
+
+def check_interrupt(rank):
+    groups = [dist.new_group([0, 1]) for _ in range(RANKS)]
+    check_interrupted(lambda: dist.recv(torch.empty(3), 1 - rank, group=groups[rank]))
+    check_interrupted(join_alone)
+    ends = []
+
+    def fork():  # this thread is the child's main thread
+        child = os.fork()
+        if child == 0:
+            try:
+                check_interrupted(join_alone)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        ends.append(os.waitpid(child, 0)[1])
+
+    in_thread(fork)
+    assert ends == [0], ends
     check_sum()
 
 
@@ -350,7 +375,22 @@ def rank_with_leaks(rank, port, rounds):
     dist.destroy_process_group()
 
 
+def rank_in_detail(rank, ports):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares the calls of the ranks before the backend gets them."""
+    for backend, port in zip(("shm", "cpu:shm"), ports):
+        join(rank, backend, port)
+        check_sum()
+        check_functional(rank)
+        train(dist.group.WORLD)
+        check_error(RuntimeError, "Detected mismatch between collectives on ranks",
+                    lambda: dist.all_reduce(torch.ones(3 + rank)))
+        check_sum()
+        dist.destroy_process_group()
+
+
 def rank_main(rank, ports):
+    if rank == 1:
+        in_thread(lambda: importlib.import_module("lockstep_torch"))
     join(rank, "shm", ports[0])
     check_caching_allocator()
     check_sum()
@@ -396,6 +436,8 @@ def main():
             run(rank_main, RANKS, [free_port() for _ in range(3)], limit=limit)
             if (i + 1) % 20 == 0:
                 print(f"{i + 1} of {rounds} rounds", flush=True)
+        with mock.patch.dict(os.environ, TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+            run(rank_in_detail, RANKS, [free_port() for _ in range(2)], limit=limit)
         run(rank_of_four, 4, free_port(), limit=limit)
         run(rank_with_leaks, RANKS, free_port(), max(5, rounds), limit=limit)
     finally:
