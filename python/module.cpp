@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The module lockstep_torch._C: creates backends for torch.distributed.
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <pybind11/chrono.h>
 #include <string>
-#include <thread>
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -19,8 +20,13 @@ namespace {
 
 namespace py = pybind11;
 
-// Python runs signal handlers in the thread that imports its modules first.
-const auto main_thread = std::this_thread::get_id();
+// threading.get_ident() of the thread in which Python runs signal handlers. Another one may import this
+// module.
+std::atomic<unsigned long> main_thread;
+
+void find_main_thread() {
+  main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+}
 
 void raise(const char* module, const char* type, const std::exception& error) {
   PyErr_SetString(py::module_::import(module).attr(type).ptr(), error.what());
@@ -51,7 +57,7 @@ c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
 
 // Runs Python's signal handlers while the main thread waits: Ctrl-C ends a call.
 void check_signals() {
-  if (std::this_thread::get_id() != main_thread) return;
+  if (PyThread_get_thread_ident() != main_thread) return;
   const py::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
@@ -70,6 +76,10 @@ PYBIND11_MODULE(_C, module) {
   pybind11::register_exception_translator(lockstep::python::translate);
   module.def("create_backend", lockstep::python::create_backend);
   module.def("enable_caching_cpu_allocator", lockstep::enable_caching_cpu_allocator);
+  lockstep::python::find_main_thread();
+  // In a child the thread that forked is the main one.
+  pybind11::module_::import("os").attr("register_at_fork")(
+      pybind11::arg("after_in_child") = pybind11::cpp_function(lockstep::python::find_main_thread));
   lockstep::wait_check = lockstep::python::check_signals;
   pybind11::module_::import("atexit").attr("register")(
       pybind11::cpp_function(lockstep::python::leave_interpreter));
