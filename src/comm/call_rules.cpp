@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/call_rules.h"
 
-#include <atomic>
 #include <numeric>
-#include <pthread.h>
 #include <sstream>
 #include <unistd.h>
 
@@ -13,14 +11,6 @@
 
 namespace lockstep::comm {
 namespace {
-
-// How many forks made this process, from the first call of count_forks() on: another number in a child.
-std::atomic<int> forks{0};
-
-int count_forks() {
-  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  return forks;
-}
 
 std::string text_of(const auto& value) {
   std::ostringstream stream;
@@ -64,7 +54,6 @@ CallRules::CallRules(int rank, int size, std::string whoami, std::string backend
       whoami_(std::move(whoami)),
       backend_(std::move(backend)),
       traits_(std::move(traits)),
-      forks_(count_forks()),
       carried_{} {
   for (std::size_t i = 0; i < carried_.size(); ++i) {
     const auto device = static_cast<c10::DeviceType>(i);
@@ -303,7 +292,7 @@ class CallCheck {
 };
 
 void CallRules::check(const Call& call) const {
-  if (forks != forks_) {
+  if (mark_.is_in_child()) {
     throw Error(
         fmt::format("{}: {}: process {} was forked off this rank and must not use its group: create a "
                     "group in the child, or start the child with spawn",

@@ -11,6 +11,7 @@
 
 #include <lockstep/comm/backend.h>
 
+#include "base/fork_mark.h"
 #include "comm/call.h"
 
 namespace lockstep::comm {
@@ -41,7 +42,7 @@ class CallRules {
   std::string whoami_;
   std::string backend_;
   BackendTraits traits_;
-  int forks_;
+  ForkMark mark_;
   std::array<Carried, c10::COMPILE_TIME_MAX_DEVICE_TYPES> carried_;
 };
 

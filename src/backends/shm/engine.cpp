@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <thread>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -60,10 +59,7 @@ struct Engine::Wait {
 };
 
 Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
-    : communicator_(std::move(communicator)),
-      wait_policy_(wait_policy),
-      process_(::getpid()),
-      mailbox_(communicator_.size()) {
+    : communicator_(std::move(communicator)), wait_policy_(wait_policy), mailbox_(communicator_.size()) {
   offer_memory(communicator_);
   add_engine(*this);
 }
@@ -72,7 +68,7 @@ Engine::~Engine() { leave(); }
 
 void Engine::leave() {
   remove_engine(*this);
-  if (::getpid() != process_) return;
+  if (mark_.is_in_child()) return;
   const Lock lock(*this);
   if (closed_) return;
   closed_ = true;
@@ -84,6 +80,10 @@ void Engine::leave() {
   transfers_.clear();
   under_way_ = 0;
   communicator_.ring();
+}
+
+void Engine::abort() const {
+  if (!mark_.is_in_child()) communicator_.fail(GroupFailure::Cause::aborted, communicator_.rank(), 0);
 }
 
 void Engine::start(std::shared_ptr<Collective> call, Milliseconds timeout) {
@@ -215,7 +215,7 @@ void Engine::try_advance() {
 }
 
 bool Engine::test(const Task& call) {
-  if (call.finished()) return true;
+  if (call.finished() || mark_.is_in_child()) return true;
   if (is_look_due()) {
     look_for_lost(call);
   } else {
@@ -256,6 +256,7 @@ bool Engine::is_ready(Wait& wait) {
 
 void Engine::wait(const Task& call, Milliseconds timeout, Milliseconds before) {
   if (call.finished()) return;
+  mark_.refuse_wait_in_child();
   Wait wait{.call = call, .timeout = timeout, .before = before};
   wait_until(wait);
 }

@@ -15,6 +15,7 @@
 #include "backends/shm/communicator.h"
 #include "backends/shm/transfer.h"
 #include "backends/shm/wait_policy.h"
+#include "base/fork_mark.h"
 
 namespace lockstep::shm {
 
@@ -78,7 +79,8 @@ class Engine {
   auto start_eager(const Fill& fill, const Make& make, const Posted& posted, Milliseconds timeout)
       -> decltype(make(Request()));
 
-  // Waits until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error if it fails.
+  // Waits until the call is finished. Throws TimeoutError, PeerLost, DesyncError or Error if it fails, and
+  // Error in a forked child of the rank.
   // `before`: the time that was waited elsewhere, for the message of a timeout.
   void wait(const Task& call, Milliseconds timeout, Milliseconds before = {});
   // Advances all calls. Returns whether wait() would return or throw without blocking.
@@ -90,8 +92,8 @@ class Engine {
 
   // Publishes that this rank has left, and drops the calls in progress; waiting for them throws.
   void leave();
-  // Ends all calls, on every rank, with an error.
-  void abort() const { communicator_.fail(GroupFailure::Cause::aborted, communicator_.rank(), 0); }
+  // Ends all calls, on every rank, with an error. Nothing in a forked child.
+  void abort() const;
   // Throws when the group has failed.
   void check() const;
 
@@ -123,7 +125,7 @@ class Engine {
 
   Communicator communicator_;
   WaitPolicy wait_policy_;
-  const int process_;  // a forked child has another
+  ForkMark mark_;
   mutable std::mutex mutex_;
   Mailbox mailbox_;
   std::deque<std::shared_ptr<Collective>> collectives_;
@@ -141,8 +143,8 @@ class Engine {
 };
 
 // The engines of this process, or of a thread that is a rank: a wait in one group also advances the calls of
-// the other groups. Otherwise two ranks that wait for each other in different groups would deadlock. Safe
-// from any thread.
+// the other groups. Otherwise two ranks that wait for each other in different groups would deadlock. A forked
+// child has none of its parent's. Safe from any thread.
 void add_engine(Engine& engine);
 void remove_engine(Engine& engine);
 

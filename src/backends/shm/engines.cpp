@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <atomic>
+#include <new>
+#include <pthread.h>
 #include <shared_mutex>
 #include <vector>
 
@@ -15,8 +17,15 @@ struct Engines {
   std::atomic<std::size_t> count{0};
 };
 
+Engines& engines();
+
+// Another thread may have had the mutex, so it is made anew too.
+void forget_engines() { new (&engines()) Engines(); }
+
+// Never destroyed: a thread may wait for a call while the process ends.
 Engines& engines() {
-  static Engines instance;
+  static Engines& instance = *new Engines();
+  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, forget_engines);
   return instance;
 }
 
