@@ -2,10 +2,11 @@
 #include "comm/operation_futures.h"
 
 #include <algorithm>
-#include <atomic>
 #include <sys/prctl.h>
 #include <thread>
 #include <utility>
+
+#include "comm/gil_use.h"
 
 namespace lockstep::comm {
 namespace {
@@ -19,19 +20,6 @@ constexpr auto kPoll = std::chrono::microseconds(20);
 // A call that ends so soon is completed by the thread that asks for its future, which saves two switches
 // between threads.
 constexpr auto kSoon = std::chrono::microseconds(10);
-
-std::atomic<bool> abandoned{false};
-std::atomic<int> completing{0};  // threads that may run callbacks
-
-// Only what is made before abandon_all() may run callbacks.
-class Completing {
- public:
-  Completing() { ++completing; }
-  ~Completing() { --completing; }
-  Completing(const Completing&) = delete;
-  Completing& operator=(const Completing&) = delete;
-  bool is_allowed() const { return !abandoned; }
-};
 
 // The queue whose futures this thread completes.
 thread_local const void* served = nullptr;
@@ -59,13 +47,13 @@ void OperationFutures::Entry::complete() {
   }
 }
 
-void OperationFutures::abandon_all(std::chrono::milliseconds limit) {
-  abandoned = true;
-  const auto deadline = Clock::now() + limit;
-  while (completing > 0 && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
-}
+void OperationFutures::abandon_all(std::chrono::milliseconds limit) { GilUse::end_all(limit); }
 
 OperationFutures::~OperationFutures() {
+  if (mark_.is_in_child()) {  // where a thread that does not exist may have the mutex
+    new std::shared_ptr(std::move(queue_));
+    return;
+  }
   const std::lock_guard lock(queue_->mutex);
   queue_->stop = true;
   queue_->changed.notify_all();
@@ -126,7 +114,7 @@ void OperationFutures::Queue::run(std::uint64_t number) {
     lock.unlock();
     const bool progress = !completed.empty();
     {
-      const Completing now;
+      const GilUse now;
       if (!now.is_allowed()) {
         lock.lock();
         // Their tensors may have Python objects, which cannot be dropped any more.

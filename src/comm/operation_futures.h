@@ -10,6 +10,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "base/fork_mark.h"
 #include "comm/call.h"
 
 namespace lockstep::comm {
@@ -68,6 +69,7 @@ class OperationFutures {
   void start_thread();
 
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+  ForkMark mark_;
 };
 
 }  // namespace lockstep::comm

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <stop_token>
 #include <thread>
 
 #include <fmt/format.h>
@@ -15,8 +15,10 @@
 #include "backends/hierarchical/host_collectives.h"
 #include "backends/hierarchical/legs.h"
 #include "base/deadline.h"
+#include "base/fork_mark.h"
 #include "base/wait_check.h"
 #include "comm/from_c10d.h"
+#include "comm/gil_use.h"
 #include "comm/profiler_event.h"
 #include "comm/to_c10d.h"
 
@@ -47,19 +49,50 @@ class KeptCall {
   std::vector<at::Tensor> inputs_, outputs_;
 };
 
+// The groups that the calls use.
+struct Parts {
+  Parts(const HostLayout& layout, Legs legs_of_rank)
+      : legs(std::move(legs_of_rank)),
+        flat(comm::calls_of(legs.flat.backend, legs.flat.traits)),
+        collectives(layout, legs.host, legs.lanes, legs.connect_all, legs.peers) {}
+
+  // For all legs, even if one throws.
+  void for_each(const std::function<void(c10d::Backend&)>& action) const {
+    std::exception_ptr failure;
+    const auto act = [&](const auto& backend_of_leg) {
+      try {
+        action(*backend_of_leg());
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    };
+    act([this] { return legs.flat.backend; });
+    act([this] { return legs.host->backend(); });
+    for (const auto& lane : legs.lanes) act([&lane] { return lane->backend(); });
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  Legs legs;
+  std::shared_ptr<comm::CallBackend> flat;
+  HostCollectives collectives;
+};
+
 // A call for the backend's thread.
 class QueuedCall final : public comm::Operation {
  public:
-  explicit QueuedCall(const Call& call) : kept_(call), event_("hierarchical", call) {}
+  QueuedCall(const Call& call, std::shared_ptr<Parts> parts)
+      : kept_(call), parts_(std::move(parts)), event_("hierarchical", call) {}
 
-  void run(HostCollectives& collectives) {
+  void run() {
     std::exception_ptr failure;
     try {
-      collectives.run(kept_.call());
+      parts_->collectives.run(kept_.call());
     } catch (...) {
       failure = std::current_exception();
     }
     event_.end();
+    // Before the waiting thread goes on, which may end the process.
+    parts_.reset();
     const std::lock_guard lock(mutex_);
     failure_ = failure;
     is_done_ = true;
@@ -71,6 +104,7 @@ class QueuedCall final : public comm::Operation {
   void end_wait(std::chrono::milliseconds timeout) override { wait(std::chrono::milliseconds(0), timeout); }
 
   bool is_completed() override {
+    if (mark_.is_in_child()) return true;
     const std::lock_guard lock(mutex_);
     return is_done_;
   }
@@ -78,6 +112,7 @@ class QueuedCall final : public comm::Operation {
  private:
   // The last part of a wait.
   void wait(std::chrono::milliseconds rest, std::chrono::milliseconds whole) {
+    mark_.refuse_wait_in_child();
     const Deadline deadline(rest);
     std::unique_lock lock(mutex_);
     while (!done_.wait_for(lock, whole == kNoTimeout ? kLook : std::min(kLook, deadline.remaining()),
@@ -92,7 +127,9 @@ class QueuedCall final : public comm::Operation {
   }
 
   KeptCall kept_;
+  std::shared_ptr<Parts> parts_;  // until the call has ended
   comm::ProfilerEvent event_;
+  ForkMark mark_;
   std::mutex mutex_;
   std::condition_variable done_;
   bool is_done_ = false;
@@ -101,17 +138,30 @@ class QueuedCall final : public comm::Operation {
 
 // Makes calls one after another, in the order of add() and Turn(): those of add() on a thread, so that the
 // network is used while the caller computes.
+//
+// Dropping a call may drop a tensor that has a Python object, which needs Python's GIL. The thread does so
+// without the mutex, because a caller may have the GIL. For the same reason end() does not wait for it: DDP's
+// reducer drops its group with the GIL. So the thread shares the queue, and its calls share the parts.
 class CallQueue {
  public:
-  explicit CallQueue(HostCollectives& collectives) : collectives_(collectives) {}
+  static std::shared_ptr<QueuedCall> add(const std::shared_ptr<CallQueue>& queue,
+                                         std::shared_ptr<QueuedCall> call) {
+    const std::lock_guard lock(queue->mutex_);
+    if (!queue->thread_.joinable()) queue->thread_ = std::thread([queue] { queue->serve(); });
+    queue->calls_.push_back(call);
+    queue->changed_.notify_all();
+    return call;
+  }
 
-  std::shared_ptr<QueuedCall> add(const Call& call) {
-    auto queued = std::make_shared<QueuedCall>(call);
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { serve(stop); });
-    queue_.push_back(queued);
+  // The thread ends after the calls of the queue; no other is added.
+  void end() {
+    std::unique_lock lock(mutex_);
+    ends_ = true;
     changed_.notify_all();
-    return queued;
+    if (!thread_.joinable()) return;
+    const bool is_over = is_idle_ && calls_.empty();
+    lock.unlock();
+    is_over ? thread_.join() : thread_.detach();
   }
 
   // The place of a call that the caller's thread makes.
@@ -119,12 +169,12 @@ class CallQueue {
    public:
     explicit Turn(CallQueue& queue) : queue_(queue) {
       const std::lock_guard lock(queue.mutex_);
-      place_ = &queue.queue_.emplace_back();
+      place_ = &queue.calls_.emplace_back();
     }
     ~Turn() {
       await();
       const std::lock_guard lock(queue_.mutex_);
-      queue_.queue_.pop_front();
+      queue_.calls_.pop_front();
       queue_.changed_.notify_all();
     }
     Turn(const Turn&) = delete;
@@ -133,7 +183,7 @@ class CallQueue {
     // Until the calls before it have ended.
     void await() {
       std::unique_lock lock(queue_.mutex_);
-      queue_.changed_.wait(lock, [this] { return &queue_.queue_.front() == place_; });
+      queue_.changed_.wait(lock, [this] { return &queue_.calls_.front() == place_; });
     }
 
    private:
@@ -142,24 +192,45 @@ class CallQueue {
   };
 
  private:
-  void serve(const std::stop_token& stop) {
+  void serve() {
     std::unique_lock lock(mutex_);
-    while (changed_.wait(lock, stop, [this] { return !queue_.empty() && queue_.front(); })) {
-      const auto call = queue_.front();
+    while (true) {
+      is_idle_ = true;
+      changed_.wait(lock, [this] { return ends_ || has_call(); });
+      if (!has_call()) return;
+      is_idle_ = false;
+      auto call = calls_.front();
       lock.unlock();
-      call->run(collectives_);
+      call->run();
       lock.lock();
-      queue_.pop_front();
+      calls_.pop_front();
       changed_.notify_all();
+      lock.unlock();
+      if (!drop(std::move(call))) return;
+      lock.lock();
     }
   }
 
-  HostCollectives& collectives_;
+  // False if the interpreter ends.
+  static bool drop(std::shared_ptr<QueuedCall> call) {
+    const comm::GilUse now;
+    if (!now.is_allowed()) {
+      new std::shared_ptr(std::move(call));
+      return false;
+    }
+    call.reset();
+    return true;
+  }
+
+  bool has_call() const { return !calls_.empty() && calls_.front(); }
+
   std::mutex mutex_;
-  std::condition_variable_any changed_;
+  std::condition_variable changed_;
   // The first one is being made; null: by the caller's thread.
-  std::deque<std::shared_ptr<QueuedCall>> queue_;
-  std::jthread thread_;  // started by the first asynchronous call
+  std::deque<std::shared_ptr<QueuedCall>> calls_;
+  std::thread thread_;  // started by the first asynchronous call
+  bool is_idle_ = false;
+  bool ends_ = false;
 };
 
 // See Note [Hierarchical collectives]. Messages and the calls that have nothing to gain from shared memory
@@ -170,61 +241,60 @@ class HierarchicalBackend final : public comm::FromC10d {
   HierarchicalBackend(const HostLayout& layout, Legs legs, BackendTraits traits,
                       std::chrono::milliseconds timeout)
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
-        legs_(std::move(legs)),
-        flat_(comm::calls_of(legs_.flat.backend, legs_.flat.traits)),
-        collectives_(layout, legs_.host, legs_.lanes, legs_.connect_all, legs_.peers),
-        queue_(collectives_) {}
+        parts_(std::make_shared<Parts>(layout, std::move(legs))) {}
+
+  // Calls under way go on.
+  ~HierarchicalBackend() override {
+    if (mark_.is_in_child()) {
+      // The threads that the destructors would wait for do not exist here.
+      new std::shared_ptr(std::move(parts_));
+      new std::shared_ptr(std::move(queue_));
+      return;
+    }
+    // Gloo waits for its calls, but the interpreter must not.
+    if (has_gathered_ && comm::GilUse::have_ended()) new c10::intrusive_ptr(parts_->legs.flat.backend);
+    queue_->end();
+  }
+  HierarchicalBackend(const HierarchicalBackend&) = delete;
+  HierarchicalBackend& operator=(const HierarchicalBackend&) = delete;
 
   const std::string getBackendName() const override { return "hierarchical"; }
   void setTimeout(std::chrono::milliseconds timeout) override {
     FromC10d::setTimeout(timeout);
-    legs_.flat.backend->setTimeout(timeout);  // calls over the others have limits of their own
+    parts_->legs.flat.backend->setTimeout(timeout);  // calls over the others have limits of their own
   }
   void abort() override {
-    for_each_leg([](c10d::Backend& leg) { leg.abort(); });
+    if (!mark_.is_in_child()) parts_->for_each([](c10d::Backend& leg) { leg.abort(); });
   }
   void shutdown() override {
-    for_each_leg([](c10d::Backend& leg) { leg.shutdown(); });
+    if (!mark_.is_in_child()) parts_->for_each([](c10d::Backend& leg) { leg.shutdown(); });
   }
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return legs_.host->backend()->allocateTensor(size, options);
+    return parts_->legs.host->backend()->allocateTensor(size, options);
   }
 
   OperationPtr start(const Call& call, Report report) override {
-    if (!HostCollectives::can_run(call)) return flat_->start(call, report);
+    if (!HostCollectives::can_run(call)) {
+      if (!comm::is_message(call.kind)) has_gathered_ = true;
+      return parts_->flat->start(call, report);
+    }
     auto limited = call;
     limited.timeout = limit_of(call);
-    if (!call.blocking) return queue_.add(limited);
-    CallQueue::Turn turn(queue_);
+    if (!call.blocking) return CallQueue::add(queue_, std::make_shared<QueuedCall>(limited, parts_));
+    CallQueue::Turn turn(*queue_);
     report(CallStage::may_block);
     const comm::ProfilerEvent event("hierarchical", call);
     turn.await();
-    collectives_.run(limited);
+    parts_->collectives.run(limited);
     return nullptr;
   }
 
  private:
-  // For all legs, even if one throws.
-  void for_each_leg(const std::function<void(c10d::Backend&)>& action) {
-    std::exception_ptr failure;
-    const auto act = [&](const auto& backend_of_leg) {
-      try {
-        action(*backend_of_leg());
-      } catch (...) {
-        if (!failure) failure = std::current_exception();
-      }
-    };
-    act([this] { return legs_.flat.backend; });
-    act([this] { return legs_.host->backend(); });
-    for (const auto& lane : legs_.lanes) act([&lane] { return lane->backend(); });
-    if (failure) std::rethrow_exception(failure);
-  }
-
-  Legs legs_;
-  std::shared_ptr<comm::CallBackend> flat_;
-  HostCollectives collectives_;
-  CallQueue queue_;
+  std::shared_ptr<Parts> parts_;
+  std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
+  ForkMark mark_;
+  std::atomic<bool> has_gathered_{false};  // or made another collective over the network between all ranks
 };
 
 BackendTraits hierarchical_traits(const Legs& legs) {
