@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/from_c10d.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -127,6 +128,23 @@ FromC10d::FromC10d(int rank, int size, const std::string& name, BackendTraits tr
       rules_(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, std::move(traits)),
       timeout_(timeout),
       futures_(std::make_shared<OperationFutures>()) {}
+
+c10::intrusive_ptr<c10d::Backend::Options> FromC10d::getBackendOptions() {
+  return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
+}
+
+c10::intrusive_ptr<c10d::Backend> FromC10d::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const std::vector<int>& ranks,
+                                                  const c10::intrusive_ptr<Options>& options) {
+  if (!split_) throw ArgumentError("this group cannot be split; make the part with new_group()");
+  const auto own = std::ranges::find(ranks, getRank());
+  if (own == ranks.end()) return {};
+  return split_({.store = store,
+                 .ranks = ranks,
+                 .rank = static_cast<int>(own - ranks.begin()),
+                 .name = options->group_name,
+                 .timeout = options->timeout});
+}
 
 OperationPtr FromC10d::begin(const Call& call) {
   rules_.check(call);
@@ -366,6 +384,7 @@ void FromC10d::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_a
                   .wait_all_ranks = wait_all_ranks,
                   .timeout = limit(options.timeout)};
   const auto rank = getRank();
+  rules_.check(call);
   // Zero means no limit in our calls.
   if (options.timeout == std::chrono::milliseconds(0)) {
     throw TimeoutError(fmt::format("Rank {} timed out in monitoredBarrier after 0 ms", rank));

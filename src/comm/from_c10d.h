@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/call.h"
@@ -29,6 +30,25 @@ class FromC10d : public c10d::Backend, public CallBackend {
            std::chrono::milliseconds timeout);
 
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+  // A group that some ranks of this one make of themselves.
+  struct Part {
+    c10::intrusive_ptr<c10d::Store> store;  // of the part
+    std::vector<int> ranks;                 // their numbers in this group
+    int rank = 0;                           // of this rank in the part
+    std::string name;
+    std::chrono::milliseconds timeout;
+  };
+  using Split = std::function<c10::intrusive_ptr<c10d::Backend>(const Part&)>;
+  // Makes it possible to split the group. Call it before the first call.
+  void set_split(Split split) { split_ = std::move(split); }
+  bool supportsSplitting() const override { return split_ != nullptr; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  // nullptr on a rank outside of `ranks`. Only the name and the timeout of the options count: PyTorch passes
+  // those of another device's backend.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) final;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) final;
@@ -80,6 +100,7 @@ class FromC10d : public c10d::Backend, public CallBackend {
   WorkPtr allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options);
 
   CallRules rules_;
+  Split split_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_number_{0};
   std::shared_ptr<OperationFutures> futures_;
