@@ -23,6 +23,10 @@ class FinishedOperation : public Operation {
     operation_->wait(timeout);
     std::call_once(finished_, finish_);
   }
+  void end_wait(std::chrono::milliseconds timeout) override {
+    operation_->end_wait(timeout);
+    std::call_once(finished_, finish_);
+  }
   bool is_completed() override {
     if (!operation_->is_completed()) return false;
     try {
@@ -45,6 +49,9 @@ class JointOperation : public Operation {
 
   void wait(std::chrono::milliseconds timeout) override {
     for (const auto& operation : operations_) operation->wait(timeout);
+  }
+  void end_wait(std::chrono::milliseconds timeout) override {
+    for (const auto& operation : operations_) operation->end_wait(timeout);
   }
   bool is_completed() override {
     return std::ranges::all_of(operations_, [](const auto& operation) { return operation->is_completed(); });

@@ -88,6 +88,29 @@ TEST(C10dCallers, GetFuturesThatFailWhenARankLeaves) {
   testing::expect_all_passed(testing::run_ranks(abandoned));
 }
 
+// Of calls in parts, too.
+const testing::Scenario late("c10d callers: late", [] {
+  const auto context = init({.backend = "shm"});
+  for (const bool flat : {true, false}) {
+    const auto group = context.new_group({0, 1}, {.timeout = std::chrono::seconds(2)});
+    if (context.is_main()) {
+      const auto backend = group->backend();
+      std::vector<at::Tensor> parts{at::ones({2}), at::ones({3})};
+      std::vector<at::Tensor> joined{at::ones({4}), at::ones({6})};
+      const auto work = flat ? backend->allreduce_coalesced(parts)
+                             : backend->allgather_into_tensor_coalesced(joined, parts);
+      try {
+        work->getFuture()->waitAndThrow();
+        ADD_FAILURE() << "the call ended without rank 1";
+      } catch (const TimeoutError& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("after a timeout of 2"));
+      }
+    }
+    context.barrier();  // rank 1 has its group until then
+  }
+});
+TEST(C10dCallers, GetFuturesThatNameTheTimeout) { testing::expect_all_passed(testing::run_ranks(late)); }
+
 // PyTorch's PowerSGD and quantization hooks wait for futures in the callbacks of futures.
 const testing::Scenario nested_futures("c10d callers: nested futures", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});

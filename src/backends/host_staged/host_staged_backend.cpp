@@ -51,6 +51,10 @@ class StagedOperation final : public comm::Operation {
     operation_->wait(timeout);
     copy_back(std::exchange(outputs_, {}), std::exchange(host_, {}));
   }
+  void end_wait(std::chrono::milliseconds timeout) override {
+    operation_->end_wait(timeout);
+    copy_back(std::exchange(outputs_, {}), std::exchange(host_, {}));
+  }
   bool is_completed() override { return operation_->is_completed(); }
   int source_rank() const override { return operation_->source_rank(); }
 
