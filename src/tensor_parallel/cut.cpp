@@ -55,7 +55,25 @@ void check_embedding(const torch::nn::EmbeddingImpl& embedding, const std::strin
          "is of an Embedding with max_norm, whose forward changes whole rows; leave max_norm out");
 }
 
+void refuse_partial(const std::optional<Placement>& layout, const char* option, const std::string& name,
+                    const Ranks& ranks) {
+  if (layout != Partial()) return;
+  refuse(ranks, name,
+         fmt::format("has {} = Partial()}}; only the output_layouts of RowwiseParallel can be Partial(), so "
+                     "change the tensor's layout with redistribute()",
+                     option));
+}
+
 }  // namespace
+
+void check_layouts(const ColwiseParallel& style, const std::string& name, const Ranks& ranks) {
+  refuse_partial(style.input_layouts, "ColwiseParallel{.input_layouts", name, ranks);
+  refuse_partial(style.output_layouts, "ColwiseParallel{.output_layouts", name, ranks);
+}
+
+void check_layouts(const RowwiseParallel& style, const std::string& name, const Ranks& ranks) {
+  refuse_partial(style.input_layouts, "RowwiseParallel{.input_layouts", name, ranks);
+}
 
 void cut(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim, Rule rule,
          const Ranks& ranks) {
@@ -93,8 +111,9 @@ void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::str
         "would be added to a part of the features, which RowwiseParallel does not support for output_layouts "
         "Shard(-1); leave the bias out, or redistribute() the output");
   cut(weight, name + "weight", 1, rowwise_linear(layouts), ranks);
+  if (!bias.defined() || layouts.output == Replicate()) return;
   // On parts of the output each rank has a part of the bias's gradient.
-  if (bias.defined() && layouts.output != Replicate()) cut(bias, name + "bias", std::nullopt, {}, ranks);
+  cut(bias, name + "bias", std::nullopt, layouts.output == Partial() ? rowwise_bias() : Rule(), ranks);
 }
 
 void cut_embedding(torch::nn::EmbeddingImpl& embedding, const std::string& name, const ColwiseParallel& style,

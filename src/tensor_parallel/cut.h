@@ -20,8 +20,13 @@ struct Ranks {
   std::source_location where;
 };
 
-// Makes the tensor this rank's part along `dim`; without a dimension it stays whole, and operators that use
-// it sum its gradient. A parameter that an earlier call cut alike gets the rule too. `rule`: may be empty.
+// Throws for layouts that the style does not have. `name`: of what has the style, for errors.
+void check_layouts(const ColwiseParallel& style, const std::string& name, const Ranks& ranks);
+void check_layouts(const RowwiseParallel& style, const std::string& name, const Ranks& ranks);
+
+// Makes the tensor this rank's part along `dim`; without a dimension it stays whole, and operators for
+// which it has no rule sum its gradient. A parameter that an earlier call cut alike gets the rule too.
+// `rule`: may be empty.
 void cut(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim, Rule rule,
          const Ranks& ranks);
 

@@ -58,19 +58,19 @@ Rule rowwise_embedding(Layouts layouts, std::int64_t padding_idx) {
       throw_error<ArgumentError>("{}: an index is outside of the vocabulary of {}", call.parameter.name(),
                                  vocabulary);
     }
+    const Route route{Partial(), layouts.output, gradient_layout(layouts.output), Replicate()};
     const bool pads = padding_idx >= own.first && padding_idx < own.first + own.count;
     // A rank without rows has none to look up.
     if (own.count == 0) {
       auto sizes = lookup->indices.sizes().vec();
       sizes.push_back(lookup->weight.size(1));
       const auto none = lookup->weight.new_zeros(sizes) + lookup->weight.sum();
-      return redistribute(none, group, {Partial(), layouts.output, layouts.output, Replicate()});
+      return redistribute(none, group, route);
     }
     const auto rows = (lookup->indices - own.first).masked_fill_(is_elsewhere, 0);
     const auto found = at::embedding(lookup->weight, rows, pads ? padding_idx - own.first : -1,
                                      lookup->scale_grad_by_freq, lookup->sparse);
-    return redistribute(found.masked_fill(is_elsewhere.unsqueeze(-1), 0), group,
-                        {Partial(), layouts.output, layouts.output, Replicate()});
+    return redistribute(found.masked_fill(is_elsewhere.unsqueeze(-1), 0), group, route);
   };
 }
 

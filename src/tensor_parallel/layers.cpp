@@ -17,6 +17,7 @@ torch::nn::Linear cut_layer(const torch::nn::LinearOptions& options, const Devic
   torch::nn::Linear linear(options);
   const c10::NoGradGuard no_gradients;
   const auto ranks = ranks_of(mesh, name, where);
+  check_layouts(style, name, ranks);
   cut_linear(linear->weight, linear->bias, std::string(name) + ".", style, ranks);
   if (linear->bias.defined() && !nn::has_guard(linear->bias))
     ranks.group.broadcast(linear->bias.detach(), 0, where);
@@ -53,8 +54,9 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(const torch::nn::Embeddin
                                                        std::source_location where)
     : embedding_(std::make_shared<torch::nn::EmbeddingImpl>(options)) {
   const c10::NoGradGuard no_gradients;
-  cut_embedding(*embedding_, "VocabParallelEmbedding.", style,
-                ranks_of(mesh, "VocabParallelEmbedding", where));
+  const auto ranks = ranks_of(mesh, "VocabParallelEmbedding", where);
+  check_layouts(style, "VocabParallelEmbedding", ranks);
+  cut_embedding(*embedding_, "VocabParallelEmbedding.", style, ranks);
   weight = register_parameter("weight", embedding_->weight);
 }
 

@@ -2,14 +2,17 @@
 #include <functional>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
 #include "base/throw_error.h"
+#include "nn/record.h"
 #include "tensor_parallel/redistribute.h"
 #include "tensor_parallel/rules.h"
 
@@ -79,6 +82,27 @@ void check_features(const Tensor& input, std::int64_t expected, const Call& call
       call.parameter.name(), style, fmt::join(input.sizes(), "x"), expected);
 }
 
+// An optimizer adds a parameter to its gradient, which has the same shape.
+bool is_weight_decay(const Call& call) {
+  return !c10::GradMode::is_enabled() && call.arguments[0].toTensor().dim() == 1 &&
+         call.arguments[2].toScalar().toDouble() != 1;
+}
+
+// The rule for a bias that a layer adds to its product: `term` makes of it what is added.
+Rule added(std::function<Tensor(const Tensor& bias, const Call& call)> term) {
+  return [term = std::move(term)](const Call& call) -> std::optional<Tensor> {
+    const bool in_place = call.name == "aten::add_";
+    if (!in_place && call.name != "aten::add") return std::nullopt;
+    if (!call.arguments[1].isTensor() || parallel_parameter(call.arguments[1].toTensor()) != &call.parameter)
+      return std::nullopt;
+    if (!call.arguments[0].isTensor() || is_weight_decay(call)) return std::nullopt;
+    const auto bias = term(nn::without_operator_guard(call.arguments[1].toTensor()), call);
+    const auto sum = call.arguments[0].toTensor();
+    const auto alpha = call.arguments[2].toScalar();
+    return in_place ? sum.add_(bias, alpha) : at::add(sum, bias, alpha);
+  };
+}
+
 }  // namespace
 
 Rule colwise_linear(Layouts layouts) {
@@ -102,25 +126,25 @@ Rule colwise_linear(Layouts layouts) {
 }
 
 Rule colwise_bias(Placement output) {
-  return [=](const Call& call) -> std::optional<Tensor> {
-    const bool in_place = call.name == "aten::add_";
-    if (!in_place && call.name != "aten::add") return std::nullopt;
-    if (!call.arguments[1].isTensor() || parallel_parameter(call.arguments[1].toTensor()) != &call.parameter)
-      return std::nullopt;
-    auto bias = nn::without_operator_guard(call.arguments[1].toTensor());
+  return added([=](const Tensor& bias, const Call& call) {
     const auto last = call.arguments[0].toTensor().dim() - 1;
-    if (output != Shard(-1) && output != Shard(last)) {
-      bias = redistribute(bias, call.parameter.group(),
-                          {.from = Shard(0),
-                           .to = Replicate(),
-                           .gradient_from = output == Replicate() ? Replicate() : Partial(),
-                           .gradient_to = Shard(0),
-                           .from_total = call.parameter.sizes()[0]});
-    }
-    const auto sum = call.arguments[0].toTensor();
-    const auto alpha = call.arguments[2].toScalar();
-    return in_place ? sum.add_(bias, alpha) : at::add(sum, bias, alpha);
-  };
+    if (output == Shard(-1) || output == Shard(last)) return bias;
+    return redistribute(bias, call.parameter.group(),
+                        {.from = Shard(0),
+                         .to = Replicate(),
+                         .gradient_from = output == Replicate() ? Replicate() : Partial(),
+                         .gradient_to = Shard(0),
+                         .from_total = call.parameter.sizes()[0]});
+  });
+}
+
+Rule rowwise_bias() {
+  // Each rank adds its share, as in PyTorch, and gets the whole gradient.
+  return added([](const Tensor& bias, const Call& call) {
+    return nn::functional::record("BiasShareBackward", {bias},
+                                  {bias.detach() / call.parameter.group().size()},
+                                  [](std::vector<Tensor> gradients) { return gradients; })[0];
+  });
 }
 
 Rule rowwise_linear(Layouts layouts) {
@@ -138,7 +162,7 @@ Rule rowwise_linear(Layouts layouts) {
     const auto output = redistribute(product->compute(input, {}), group,
                                      {.from = Partial(),
                                       .to = layouts.output,
-                                      .gradient_from = layouts.output,
+                                      .gradient_from = gradient_layout(layouts.output),
                                       .gradient_to = Replicate()});
     return product->bias.defined() ? at::add(output, product->bias) : output;
   };

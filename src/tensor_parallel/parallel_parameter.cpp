@@ -135,19 +135,15 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
   }
   const auto arguments = torch::jit::last(stack, schema.arguments().size());
   const bool records = records_gradients(arguments, *this);
+  if (run_rule(op, stack)) return true;
   if (!cut_) {
+    if (!rules_.empty() && run_rule_of_other(op, stack)) return true;
     const bool sums =
         records && returns_tensors(schema) && !returns_view(schema) && !writes(schema, arguments);
     return sums && run_with_summed_gradients(op, stack, *this);
   }
-  if (run_rule(op, stack)) return true;
   if (treats_as_data(op, arguments, records)) return false;
-  // Another argument's rule may take this parameter with it.
-  for (const c10::IValue& value : arguments) {
-    if (!value.isTensor() || !nn::is_operator_guarded(value.toTensor())) continue;
-    auto* const other = parallel_parameter(value.toTensor());
-    if (other != nullptr && other != this && other->cut() && other->run_rule(op, stack)) return true;
-  }
+  if (run_rule_of_other(op, stack)) return true;
   throw_error<Error>(
       "{} is cut over {} ranks along dimension {}, and {} has no rule for such a parameter; use it in the "
       "layers of the plan only, or take this rank's part as plain data with detach()",
@@ -164,6 +160,15 @@ bool ParallelParameter::run_rule(const c10::OperatorHandle& op, torch::jit::Stac
     if (!result) continue;
     replace_arguments(stack, count, std::move(*result));
     return true;
+  }
+  return false;
+}
+
+bool ParallelParameter::run_rule_of_other(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
+  for (const c10::IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (!value.isTensor() || !nn::is_operator_guarded(value.toTensor())) continue;
+    const auto* const other = parallel_parameter(value.toTensor());
+    if (other != nullptr && other != this && other->cut() && other->run_rule(op, stack)) return true;
   }
   return false;
 }

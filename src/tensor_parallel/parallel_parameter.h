@@ -30,7 +30,7 @@ using Rule = std::function<std::optional<at::Tensor>(const Call& call)>;
 class ParallelParameter final : public fsdp::CutParameter {
  public:
   // `dim`: the dimension of which this rank has a part; nullopt: it is whole, and used with parts of a
-  // sequence. `sizes`: of the whole parameter.
+  // sequence or by its rules. `sizes`: of the whole parameter.
   ParallelParameter(std::string name, ProcessGroup group, std::optional<std::int64_t> dim,
                     std::vector<std::int64_t> sizes);
 
@@ -45,6 +45,8 @@ class ParallelParameter final : public fsdp::CutParameter {
 
  private:
   bool run_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
+  // That of another argument, which takes this parameter with it.
+  bool run_rule_of_other(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
 
   std::string name_;
   ProcessGroup group_;

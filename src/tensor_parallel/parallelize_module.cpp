@@ -25,6 +25,7 @@ namespace {
 
 struct Target {
   const nn::NamedModule& named;
+  const std::string& pattern;  // that matches its name
   const Ranks& ranks;
 
   std::string prefix() const { return named.name.empty() ? "" : named.name + "."; }
@@ -36,7 +37,8 @@ struct Target {
 }
 
 template <class Style>
-void check(const Style&, const Target& target) {
+void check(const Style& style, const Target& target) {
+  check_layouts(style, fmt::format("\"{}\"", target.pattern), target.ranks);
   const auto& module = *target.named.module;
   if (module.as<torch::nn::LinearImpl>() != nullptr || module.as<torch::nn::EmbeddingImpl>() != nullptr)
     return;
@@ -124,11 +126,15 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   for (const auto& [pattern, style] : plan) {
     matches.push_back(nn::matching_modules(module, pattern, "parallelize_module()", where));
     for (const auto& named : matches.back())
-      std::visit([&](const auto& each) { check(each, Target{named, ranks}); }, style);
+      std::visit([&](const auto& each) { check(each, Target{named, pattern, ranks}); }, style);
   }
   for (std::size_t i = 0; i < plan.size(); ++i) {
     for (const auto& named : matches[i])
-      std::visit([&](const auto& style) { apply(style, Target{named, ranks}); }, plan[i].second);
+      std::visit(
+          [&](const auto& style) {
+            apply(style, Target{named, plan[i].first, ranks});
+          },
+          plan[i].second);
   }
   broadcast_rest(module, ranks);
   broadcast_generator(default_generator(), ranks);
@@ -146,9 +152,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placem
         "on parts return",
         where.file_name(), where.line());
   }
-  // The gradient of a sum is that of each term.
-  const auto gradient_to = current.kind() == Placement::Kind::partial ? Replicate() : current;
-  return redistribute(tensor, ranks.group, {current, target, target, gradient_to});
+  return redistribute(tensor, ranks.group,
+                      {current, target, gradient_layout(target), gradient_layout(current)});
 }
 
 std::int64_t local_heads(std::int64_t num_heads, const DeviceMesh& mesh, std::source_location where) {

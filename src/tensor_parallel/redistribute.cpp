@@ -69,6 +69,8 @@ Tensor part_of(const Tensor& tensor, const ProcessGroup& group, std::int64_t dim
 Tensor convert(const Tensor& tensor, const ProcessGroup& group, const Route& route) {
   const auto& [from, to, gradient_from, gradient_to, from_total, to_total] = route;
   if (from == to || group.size() == 1) return tensor;
+  if (to.kind() == Kind::partial)
+    throw_error<ArgumentError>("a tensor cannot become Partial(); it is what operators on parts return");
   if (from.kind() == Kind::shard) {
     const auto dim = dim_in(tensor, from);
     if (to.kind() == Kind::shard && dim_in(tensor, to) == dim) return tensor;
@@ -114,6 +116,8 @@ Tensor redistribute(const Tensor& tensor, const ProcessGroup& group, const Route
       [=](Tensors gradients) -> Tensors { return {redistribute(gradients[0], group, back)}; })[0];
 }
 
+Placement gradient_layout(Placement layout) { return layout.kind() == Kind::partial ? Replicate() : layout; }
+
 Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group) {
   Tensors outputs;
   for (const auto& tensor : tensors) outputs.push_back(tensor.detach());
@@ -122,7 +126,7 @@ Tensors with_summed_gradients(const Tensors& tensors, const ProcessGroup& group)
         Tensors sums;
         if (c10::GradMode::is_enabled()) {
           for (const auto& gradient : gradients)
-            sums.push_back(redistribute(gradient, group, {Partial(), Replicate(), Replicate(), Partial()}));
+            sums.push_back(redistribute(gradient, group, {Partial(), Replicate(), Replicate(), Replicate()}));
           return sums;
         }
         // Not one call with all: over gloo the bits depend on a number's place in the call.

@@ -30,6 +30,9 @@ struct Route {
 
 at::Tensor redistribute(const at::Tensor& tensor, const ProcessGroup& group, const Route& route);
 
+// The layout of the gradient of a tensor in that layout. That of a sum is the gradient of each term.
+Placement gradient_layout(Placement layout);
+
 // The tensors themselves, whose gradients are summed over the ranks.
 std::vector<at::Tensor> with_summed_gradients(const std::vector<at::Tensor>& tensors,
                                               const ProcessGroup& group);

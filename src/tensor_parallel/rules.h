@@ -20,6 +20,8 @@ Rule colwise_linear(Layouts layouts);
 Rule rowwise_linear(Layouts layouts);
 // The rule for its cut bias, which is added to an output of that layout.
 Rule colwise_bias(Placement output);
+// The rule for the whole bias that is added to the terms of a sum.
+Rule rowwise_bias();
 // Rules for an Embedding's weight, [vocabulary, features]. `padding_idx`: a row of the whole vocabulary, or
 // -1.
 Rule colwise_embedding(Layouts layouts);

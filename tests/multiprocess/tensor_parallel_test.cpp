@@ -31,17 +31,6 @@ using ::testing::HasSubstr;
 
 Tensor flat(const Tensor& logits) { return logits.flatten(0, 1); }
 
-// This rank's part of `whole` in the shape of `part`.
-Tensor part_like(const Tensor& whole, const Tensor& part, const DeviceMesh& mesh) {
-  auto result = whole.detach();
-  for (int dim = 0; dim < whole.dim(); ++dim) {
-    if (whole.size(dim) == part.size(dim)) continue;
-    const auto chunk = (whole.size(dim) + mesh.size() - 1) / mesh.size();
-    result = result.narrow(dim, std::min(chunk * mesh.get_local_rank(), whole.size(dim)), part.size(dim));
-  }
-  return result;
-}
-
 void expect_close(const torch::nn::Module& net, const torch::nn::Module& expected, const DeviceMesh& mesh) {
   const auto ours = net.named_parameters(), whole = expected.named_parameters();
   ASSERT_EQ(ours.size(), whole.size());

@@ -34,8 +34,10 @@ struct ColwiseParallel {
 /// the rows of an Embedding, the vocabulary. As in PyTorch an Embedding of whole indices needs
 /// `.input_layouts = Replicate()`.
 struct RowwiseParallel {
-  std::optional<Placement> input_layouts = std::nullopt;   ///< default: Shard(-1)
-  std::optional<Placement> output_layouts = std::nullopt;  ///< default: Replicate()
+  std::optional<Placement> input_layouts = std::nullopt;  ///< default: Shard(-1)
+  /// Default: Replicate(). Partial() is this rank's term of the output, with its share of the bias; add such
+  /// outputs and redistribute() the sum.
+  std::optional<Placement> output_layouts = std::nullopt;
 };
 
 /// A module with whole parameters and a part of the sequence, e.g. LayerNorm. Backward sums the parameters'
@@ -67,8 +69,8 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 /// clip_grad_norm_() of the module are of whole parameters and gradients.
 ///
 /// Throws ArgumentError, with the caller's line, for a pattern without a match, a module that the style does
-/// not support, and a parameter that has a gradient, is cut in another way, or is used already by
-/// DistributedDataParallel or fully_shard().
+/// not support, a Partial() layout except of what RowwiseParallel returns, and a parameter that has a
+/// gradient, is cut in another way, or is used already by DistributedDataParallel or fully_shard().
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                         std::source_location where = std::source_location::current());
 
