@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <limits>
+#include <numeric>
+#include <tuple>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -28,24 +31,51 @@ struct ClassRange {
   std::int64_t first, count, all;
 };
 
-// The tensors with values for each sample, and one number, reduced by one call. They keep their shapes.
+std::vector<std::int64_t> sizes_of_one_class(const Tensor& logits, std::int64_t dim) {
+  auto sizes = logits.sizes().vec();
+  sizes[static_cast<std::size_t>(dim)] = 1;
+  return sizes;
+}
+
+// Tensors with values for each sample, and numbers, reduced by one call. The tensors keep their shapes.
 struct Reduced {
   std::vector<Tensor> tensors;
-  double number;
+  std::vector<double> numbers;
 };
-Reduced all_reduced(const std::vector<Tensor>& tensors, double number, ReduceOp op, const Ranks& ranks) {
+Reduced all_reduced(const std::vector<Tensor>& tensors, const std::vector<double>& numbers, ReduceOp op,
+                    const Ranks& ranks) {
   std::vector<Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
-  flat.push_back(at::full({1}, number, flat.front().options()));
+  if (!numbers.empty()) flat.push_back(at::tensor(numbers, flat.front().options()));
   const auto all = at::cat(flat);
   ranks.group.all_reduce(all, op, ranks.where);
-  Reduced result{.tensors = {}, .number = all[-1].item<double>()};
+  Reduced result;
   std::int64_t begin = 0;
   for (const auto& tensor : tensors) {
     result.tensors.push_back(all.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
     begin += tensor.numel();
   }
+  if (numbers.empty()) return result;
+  const auto tail = all.slice(0, begin).to(at::kCPU, at::kDouble);
+  result.numbers.assign(tail.const_data_ptr<double>(), tail.const_data_ptr<double>() + tail.numel());
   return result;
+}
+
+// The greatest logit of each sample, and the classes of each rank.
+std::pair<Tensor, ClassRange> greatest(const Tensor& logits, std::int64_t dim, const Ranks& ranks) {
+  const auto count = logits.size(dim);
+  const auto own = count > 0 ? logits.amax(dim, true)
+                             : at::full(sizes_of_one_class(logits, dim),
+                                        -std::numeric_limits<double>::infinity(), logits.options());
+  std::vector<double> counts(static_cast<std::size_t>(ranks.group.size()));
+  counts[static_cast<std::size_t>(ranks.group.rank())] = static_cast<double>(count);
+  const auto all = all_reduced({own}, counts, ReduceOp::MAX, ranks);
+  const auto begin = all.numbers.begin();
+  const auto first = std::accumulate(begin, begin + ranks.group.rank(), 0.0);
+  const auto total = std::accumulate(begin, all.numbers.end(), 0.0);
+  return {all.tensors[0], ClassRange{.first = static_cast<std::int64_t>(first),
+                                     .count = count,
+                                     .all = static_cast<std::int64_t>(total)}};
 }
 
 // What forward leaves for backward.
@@ -82,6 +112,7 @@ void check(const Tensor& input, const Tensor& target, const Ranks& ranks) {
       fmt::join(target.sizes(), "x"));
 }
 
+// The same on all ranks, so that none waits for another's call.
 void check_classes(const Loss& loss, const Tensor& given_weight, const Ranks& ranks) {
   const auto where = fmt::format("{}:{}: loss_parallel()", ranks.where.file_name(), ranks.where.line());
   if (given_weight.defined() && given_weight.numel() != loss.classes.all) {
@@ -124,6 +155,43 @@ Tensor gradient_of(const Loss& loss, const Tensor& output_gradient, const Option
   return own * (1 - smoothing) + smooth * gradient * (smoothing / static_cast<double>(loss.classes.all));
 }
 
+void set_target(Loss& loss, const Tensor& target, const Options& options) {
+  const auto unsqueezed = target.unsqueeze(loss.dim);
+  const auto& classes = loss.classes;
+  loss.is_valid = unsqueezed != options.ignore_index();
+  loss.safe_target = at::where(loss.is_valid, unsqueezed, 0);
+  loss.is_elsewhere =
+      (loss.safe_target < classes.first).logical_or_(loss.safe_target >= classes.first + classes.count);
+}
+
+void set_weight(Loss& loss, const Tensor& weight, const Tensor& logits) {
+  if (weight.defined()) {
+    std::vector<std::int64_t> shape(static_cast<std::size_t>(logits.dim()), 1);
+    shape[static_cast<std::size_t>(loss.dim)] = weight.numel();
+    loss.weight = weight.detach().to(logits.scalar_type()).view(shape);
+  }
+  loss.total_weight = loss.weight.defined() ? at::where(loss.is_valid, loss.target_weight(), 0).sum()
+                                            : loss.is_valid.sum().to(logits.scalar_type());
+}
+
+Tensor value_of(const Loss& loss, const Options& options, const Ranks& ranks) {
+  const auto& logs = loss.log_probabilities;
+  const auto at_target = loss.classes.count > 0
+                             ? logs.gather(loss.dim, loss.own_target())
+                             : at::zeros(sizes_of_one_class(logs, loss.dim), logs.options());
+  std::vector<Tensor> parts{at_target.masked_fill(loss.is_elsewhere, 0)};
+  const auto smoothing = options.label_smoothing();
+  if (smoothing > 0)
+    parts.push_back((loss.weight.defined() ? logs * loss.own_weight() : logs).sum(loss.dim, true));
+  const auto sums = all_reduced(parts, {}, ReduceOp::SUM, ranks);
+  auto nll = -sums.tensors[0];
+  if (loss.weight.defined()) nll = nll * loss.target_weight();
+  const auto plain = reduced(nll, loss, options);
+  if (smoothing <= 0) return plain;
+  const auto share = smoothing / static_cast<double>(loss.classes.all);
+  return plain * (1 - smoothing) + reduced(-sums.tensors[1], loss, options) * share;
+}
+
 }  // namespace
 
 Tensor loss_parallel(const Tensor& input, const Tensor& target, const DeviceMesh& mesh,
@@ -137,52 +205,16 @@ Tensor loss_parallel(const Tensor& input, const Tensor& target, const DeviceMesh
     const c10::NoGradGuard no_gradients;
     const auto is_half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
     const auto logits = input.detach().to(is_half ? at::kFloat : input.scalar_type()).contiguous();
-    const auto count = logits.size(loss.dim);
-    auto sizes = logits.sizes().vec();
-    sizes[static_cast<std::size_t>(loss.dim)] = 1;
-    const auto own_max = count > 0
-                             ? logits.amax(loss.dim, true)
-                             : at::full(sizes, -std::numeric_limits<double>::infinity(), logits.options());
-    const auto max = all_reduced({own_max}, static_cast<double>(count), ReduceOp::MAX, ranks);
-    const auto shifted = logits - max.tensors[0];
+    Tensor max;
+    std::tie(max, loss.classes) = greatest(logits, loss.dim, ranks);
+    set_target(loss, target, options);
+    check_classes(loss, options.weight(), ranks);
+    set_weight(loss, options.weight(), logits);
+    const auto shifted = logits - max;
     const auto sum = shifted.exp().sum(loss.dim, true);
     ranks.group.all_reduce(sum, ReduceOp::SUM, where);
     loss.log_probabilities = shifted - sum.log();
-
-    loss.classes = {
-        .first = static_cast<std::int64_t>(max.number) * ranks.group.rank(), .count = count, .all = 0};
-    const auto unsqueezed = target.unsqueeze(loss.dim);
-    loss.is_valid = unsqueezed != options.ignore_index();
-    loss.safe_target = at::where(loss.is_valid, unsqueezed, 0);
-    loss.is_elsewhere =
-        (loss.safe_target < loss.classes.first).logical_or_(loss.safe_target >= loss.classes.first + count);
-    const bool smooths = options.label_smoothing() > 0;
-    auto at_target = at::zeros(sizes, logits.options());
-    if (count > 0) at_target = loss.log_probabilities.gather(loss.dim, loss.own_target());
-    std::vector<Tensor> parts{at_target.masked_fill_(loss.is_elsewhere, 0)};
-    auto& weight = options.weight();
-    if (weight.defined()) {
-      std::vector<std::int64_t> shape(sizes.size(), 1);
-      shape[static_cast<std::size_t>(loss.dim)] = weight.numel();
-      loss.weight = weight.detach().to(logits.scalar_type()).view(shape);
-    }
-    if (smooths)
-      parts.push_back(
-          (loss.weight.defined() ? loss.log_probabilities * loss.own_weight() : loss.log_probabilities)
-              .sum(loss.dim, true));
-    const auto sums = all_reduced(parts, static_cast<double>(count), ReduceOp::SUM, ranks);
-    loss.classes.all = static_cast<std::int64_t>(sums.number);
-    check_classes(loss, weight, ranks);
-    loss.total_weight = loss.weight.defined() ? at::where(loss.is_valid, loss.target_weight(), 0).sum()
-                                              : loss.is_valid.sum().to(logits.scalar_type());
-    auto nll = -sums.tensors[0];
-    if (loss.weight.defined()) nll = nll * loss.target_weight();
-    result = reduced(nll, loss, options);
-    if (smooths) {
-      const auto share = options.label_smoothing() / static_cast<double>(loss.classes.all);
-      result = result * (1 - options.label_smoothing()) + reduced(-sums.tensors[1], loss, options) * share;
-    }
-    result = result.to(input.scalar_type());
+    result = value_of(loss, options, ranks).to(input.scalar_type());
   }
   return nn::functional::record("LossParallelBackward", {input}, {result},
                                 [loss, options, dtype = input.scalar_type()](std::vector<Tensor> gradients) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tensor parallel beside one process: gradients, steps of AdamW, data parallel, dropout, state, errors.
+#include <algorithm>
 #include <cstdlib>
+#include <memory>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -12,6 +15,7 @@
 #include <lockstep/fsdp/state_dict.h>
 #include <lockstep/rendezvous/init.h>
 #include <lockstep/runtime/device_mesh.h>
+#include <lockstep/runtime/random.h>
 #include <lockstep/tensor_parallel/layers.h>
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
@@ -31,16 +35,35 @@ using ::testing::HasSubstr;
 
 Tensor flat(const Tensor& logits) { return logits.flatten(0, 1); }
 
-void expect_close(const torch::nn::Module& net, const torch::nn::Module& expected, const DeviceMesh& mesh) {
+// What a difference of 1e-6 is relative to. In float32 it is the greatest parameter and the greatest gradient
+// of the net: an element that is a sum of terms with both signs has the rounding errors of its terms, however
+// small it is itself. The gradient of a key's bias, for example, is zero but for rounding.
+struct Scale {
+  double parameters = 1, gradients = 1;
+};
+
+Scale scale_of(const torch::nn::Module& net) {
+  Scale scale{0, 0};
+  const auto greatest = [](const Tensor& tensor) { return tensor.detach().abs().max().item<double>(); };
+  for (const auto& parameter : net.parameters()) {
+    scale.parameters = std::max(scale.parameters, greatest(parameter));
+    scale.gradients = std::max(scale.gradients, greatest(parameter.grad()));
+  }
+  return scale;
+}
+
+void expect_close(const torch::nn::Module& net, const torch::nn::Module& expected, const DeviceMesh& mesh,
+                  const Scale& scale = {}) {
   const auto ours = net.named_parameters(), whole = expected.named_parameters();
   ASSERT_EQ(ours.size(), whole.size());
   for (const auto& item : ours) {
     SCOPED_TRACE(item.key());
     const auto own = item.value().detach(), gradient = item.value().grad();
-    EXPECT_LT((own - part_like(whole[item.key()], own, mesh)).abs().max().item<double>(), 1e-6);
+    EXPECT_LT((own - part_like(whole[item.key()], own, mesh)).abs().max().item<double>(),
+              1e-6 * scale.parameters);
     ASSERT_TRUE(gradient.defined());
     const auto expected_gradient = part_like(whole[item.key()].grad(), gradient, mesh);
-    EXPECT_LT((gradient - expected_gradient).abs().max().item<double>(), 1e-6);
+    EXPECT_LT((gradient - expected_gradient).abs().max().item<double>(), 1e-6 * scale.gradients);
     if (own.sizes() != whole[item.key()].sizes()) continue;
     auto first = gradient.clone();
     mesh.get_group().broadcast(first, 0);
@@ -49,53 +72,153 @@ void expect_close(const torch::nn::Module& net, const torch::nn::Module& expecte
 }
 
 // One net in one process, and one that starts differently on each rank but the first.
-std::pair<ParallelNet, ParallelNet> make_nets() {
+std::pair<ParallelNet, ParallelNet> make_nets(at::ScalarType dtype = torch::kDouble) {
   torch::manual_seed(7);
   ParallelNet expected;
   torch::manual_seed(static_cast<std::uint64_t>(7 + get_rank()));
   ParallelNet net;
-  expected->to(torch::kDouble);
-  net->to(torch::kDouble);
+  expected->to(dtype);
+  net->to(dtype);
   return {expected, net};
 }
 
-void train_beside_one_process(const tp::ParallelizePlan& plan, bool parallel_loss, const DeviceMesh& mesh) {
-  auto [expected, net] = make_nets();
+// Adam divides a gradient by its size, so it turns the rounding errors of a gradient near zero into whole
+// steps. In float32 that is not the subject.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const torch::nn::Module& net) {
+  const auto parameters = net.parameters();
+  if (parameters.front().scalar_type() == torch::kDouble)
+    return std::make_unique<torch::optim::AdamW>(parameters, 1e-2);
+  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.5));
+}
+
+void train_beside_one_process(const tp::ParallelizePlan& plan, bool parallel_loss, at::ScalarType dtype,
+                              const DeviceMesh& mesh) {
+  auto [expected, net] = make_nets(dtype);
   tp::parallelize_module(*net, mesh, plan);
-  torch::optim::AdamW optimizer(net->parameters(), 1e-2), reference(expected->parameters(), 1e-2);
+  const auto optimizer = make_optimizer(*net), reference = make_optimizer(*expected);
   for (int step = 0; step < 20; ++step) {
     SCOPED_TRACE(step);
     const auto [tokens, target] = draw_tokens(step);
-    optimizer.zero_grad();
-    reference.zero_grad();
+    optimizer->zero_grad();
+    reference->zero_grad();
     const auto logits = flat(net->forward(tokens));
     const auto loss =
         parallel_loss ? tp::loss_parallel(logits, target, mesh) : F::cross_entropy(logits, target);
     const auto expected_loss = F::cross_entropy(flat(expected->forward(tokens)), target);
-    EXPECT_NEAR(loss.item<double>(), expected_loss.item<double>(), 1e-6);
+    EXPECT_NEAR(loss.item<double>(), expected_loss.item<double>(),
+                1e-6 * std::max(1.0, expected_loss.item<double>()));
     loss.backward();
     expected_loss.backward();
-    optimizer.step();
-    reference.step();
-    expect_close(*net, *expected, mesh);
+    optimizer->step();
+    reference->step();
+    expect_close(*net, *expected, mesh, dtype == torch::kDouble ? Scale{} : scale_of(*expected));
     if (::testing::Test::HasFailure()) return;
   }
 }
 
-const Scenario steps_like_one_process("steps_like_one_process", [] {
+void train_beside_one_process_with(at::ScalarType dtype) {
   const auto context = init({.backend = "shm"});
   const auto mesh = init_device_mesh({context.world_size()}, {.mesh_dim_names = {"tp"}});
-  train_beside_one_process(tensor_plan(), false, mesh);
-  train_beside_one_process(sequence_plan(), true, mesh);
-});
-
-class TensorParallel : public ::testing::TestWithParam<int> {};
-
-TEST_P(TensorParallel, TrainsAsOneProcess) {
-  expect_all_passed(run_ranks(steps_like_one_process, {.world_size = GetParam()}));
+  train_beside_one_process(tensor_plan(), false, dtype, mesh);
+  train_beside_one_process(sequence_plan(), true, dtype, mesh);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallel, ::testing::Values(2, 4));
+const Scenario steps_in_double("steps_like_one_process",
+                               [] { train_beside_one_process_with(torch::kDouble); });
+const Scenario steps_in_float("steps_like_one_process, float32",
+                              [] { train_beside_one_process_with(torch::kFloat); });
+
+class TensorParallel : public ::testing::TestWithParam<std::pair<int, const char*>> {};
+
+TEST_P(TensorParallel, TrainsAsOneProcess) {
+  const auto [ranks, dtype] = GetParam();
+  const bool is_double = dtype == std::string("double");
+  expect_all_passed(run_ranks(is_double ? steps_in_double : steps_in_float, {.world_size = ranks}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallel,
+                         ::testing::Values(std::pair{2, "double"}, std::pair{4, "double"},
+                                           std::pair{2, "float"}),
+                         [](const auto& each) {
+                           return fmt::format("{}{}", each.param.first, each.param.second);
+                         });
+
+using Batches = std::vector<std::pair<Tensor, Tensor>>;
+
+// Steps of a net with dropout. The losses of each step, and numbers that the random stream gives next.
+std::pair<std::vector<double>, Tensor> train_with_dropout(ParallelNet& net, const Batches& batches,
+                                                          const DeviceMesh* loss_mesh = nullptr) {
+  torch::optim::AdamW optimizer(net->parameters(), 1e-2);
+  std::vector<double> losses;
+  for (const auto& [tokens, target] : batches) {
+    optimizer.zero_grad();
+    const auto logits = flat(net->forward(tokens));
+    const auto loss = loss_mesh != nullptr ? tp::loss_parallel(logits, target, *loss_mesh)
+                                           : F::cross_entropy(logits, target);
+    loss.backward();
+    optimizer.step();
+    losses.push_back(loss.item<double>());
+  }
+  return {losses, torch::rand({4})};
+}
+
+// `seed`: of the process, before it makes the net.
+ParallelNet make_net_with_dropout(int seed) {
+  torch::manual_seed(static_cast<std::uint64_t>(seed));
+  ParallelNet net(0.1);
+  net->to(torch::kDouble);
+  return net;
+}
+
+// Whole activations get the masks of one process with rank 0's seed, whatever the seeds of other ranks. With
+// dropout on parts, each rank has a stream of its own, and the default streams stay equal.
+const Scenario dropout_like_one_process("tensor_parallel_dropout", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({context.world_size()});
+  Batches batches;
+  for (int step = 0; step < 4; ++step) batches.push_back(draw_tokens(step));
+
+  auto net = make_net_with_dropout(7 + context.rank());
+  tp::parallelize_module(*net, mesh, tensor_plan());
+  const auto [losses, next] = train_with_dropout(net, batches);
+  auto expected = make_net_with_dropout(7);
+  const auto [expected_losses, expected_next] = train_with_dropout(expected, batches);
+  for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], expected_losses[i], 1e-6);
+  EXPECT_TRUE(next.equal(expected_next));
+  expect_close(*net, *expected, mesh);
+
+  auto sequence = make_net_with_dropout(7 + context.rank());
+  tp::parallelize_module(*sequence, mesh, sequence_plan());
+  const auto after = train_with_dropout(sequence, batches, &mesh).second;
+  auto first = after.clone();
+  mesh.get_group().broadcast(first, 0);
+  EXPECT_TRUE(first.equal(after));
+});
+
+// The lines of docs/tensor-parallel.md: one stream for the ranks of "tp", another for each replica.
+const Scenario streams_of_dimensions("tensor_parallel_streams", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "tp"}});
+  torch::manual_seed(static_cast<std::uint64_t>(60 + context.rank()));
+  torch::nn::Sequential net(torch::nn::Dropout(0.5));
+  lockstep::manual_seed(static_cast<std::uint64_t>(80 + mesh.get_local_rank("dp")));
+  tp::parallelize_module(*net, mesh["tp"], {});
+  const auto output = net->forward(torch::ones({64}));
+  std::vector<Tensor> all;
+  for (int rank = 0; rank < 4; ++rank) all.push_back(torch::empty_like(output));
+  default_group().all_gather(all, output);
+  EXPECT_TRUE(all[0].equal(all[1]));
+  EXPECT_TRUE(all[2].equal(all[3]));
+  EXPECT_FALSE(all[0].equal(all[2]));
+});
+
+TEST(TensorParallelDropout, HasAStreamForEachReplica) {
+  expect_all_passed(run_ranks(streams_of_dimensions, {.world_size = 4}));
+}
+
+TEST(TensorParallelDropout, HasTheMasksOfOneProcess) {
+  expect_all_passed(run_ranks(dropout_like_one_process));
+}
 
 // Two replicas of two ranks; then the state goes to one process and to four ranks.
 const Scenario data_parallel("tensor_parallel_data_parallel", [] {
@@ -158,15 +281,19 @@ TEST(TensorParallelReplicas, TrainWithDataParallelAndGoOnElsewhere) {
       data_parallel, {.world_size = 4, .env = {{"LOCKSTEP_TEST_CHECKPOINT", folder.file("checkpoint")}}}));
 }
 
+// With 5 classes on 4 ranks the last has none.
 void compare_losses(const DeviceMesh& mesh) {
   torch::manual_seed(3);
-  const auto rank = mesh.get_local_rank();
-  for (const int classes : {8, 7}) {
+  for (const int classes : {8, 7, 5}) {
     const auto logits = torch::randn({6, classes, 2}, torch::kDouble) * 3;
     const auto target = torch::randint(classes, {6, 2});
     target[0][0].fill_(3);
     const auto weight = torch::rand({classes}, torch::kDouble);
-    const auto part = [&](const Tensor& whole) { return whole.chunk(2, 1)[static_cast<std::size_t>(rank)]; };
+    const auto chunk = (classes + mesh.size() - 1) / mesh.size();
+    const auto first = std::min<std::int64_t>(chunk * mesh.get_local_rank(), classes);
+    const auto part = [&](const Tensor& whole) {
+      return whole.slice(1, first, std::min<std::int64_t>(first + chunk, classes));
+    };
     using Options = F::CrossEntropyFuncOptions;
     for (const auto& options :
          {Options(), Options().label_smoothing(0.1), Options().weight(weight).label_smoothing(0.2),
@@ -183,6 +310,10 @@ void compare_losses(const DeviceMesh& mesh) {
     }
     EXPECT_THAT(error_of([&] { tp::loss_parallel(part(logits), target + classes, mesh); }),
                 HasSubstr("class"));
+    const auto short_weight = Options().weight(weight.slice(0, 1)).label_smoothing(0.1);
+    EXPECT_THAT(
+        error_of<ArgumentError>([&] { tp::loss_parallel(part(logits), target, mesh, short_weight); }),
+        HasSubstr(fmt::format("weight has {} elements, but there are {} classes", classes - 1, classes)));
   }
 }
 
@@ -295,6 +426,15 @@ const Scenario parts("tensor_parallel_parts", [] {
   check_dropout(mesh);
   check_errors(mesh);
 });
+
+const Scenario losses_of_four("tensor_parallel_losses", [] {
+  const auto context = init({.backend = "shm"});
+  compare_losses(init_device_mesh({context.world_size()}));
+});
+
+TEST(TensorParallelParts, LossOfMoreRanksThanParts) {
+  expect_all_passed(run_ranks(losses_of_four, {.world_size = 4}));
+}
 
 TEST(TensorParallelParts, LossLayersTiesDropoutAndErrors) { expect_all_passed(run_ranks(parts)); }
 
