@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
+
 #include <torch/torch.h>
 
 #include <lockstep/tensor_parallel/parallelize_module.h>
@@ -70,6 +72,17 @@ struct ParallelNetImpl : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 TORCH_MODULE(ParallelNet);
+
+// This rank's part of `whole` in the shape of `part`.
+inline at::Tensor part_like(const at::Tensor& whole, const at::Tensor& part, const DeviceMesh& mesh) {
+  auto result = whole.detach();
+  for (int dim = 0; dim < whole.dim(); ++dim) {
+    if (whole.size(dim) == part.size(dim)) continue;
+    const auto chunk = (whole.size(dim) + mesh.size() - 1) / mesh.size();
+    result = result.narrow(dim, std::min(chunk * mesh.get_local_rank(), whole.size(dim)), part.size(dim));
+  }
+  return result;
+}
 
 // Input and target of a step.
 inline std::pair<at::Tensor, at::Tensor> draw_tokens(int step, int replica = 0) {
