@@ -16,9 +16,12 @@ OPTIONS = [(), ("view",), ("view", "caching")]
 BUCKET_BYTES = 25 * 1024 * 1024
 
 
+def step(net, options):
+    return [*bench.twin("backends_step"), "--net", net, "--steps", str(STEPS[net]), *(f"--{option}" for option in options)]
+
+
 def run(flags, net, options=()):
-    command = [*bench.twin("backends_step"), "--net", net, "--steps", str(STEPS[net]), *(f"--{option}" for option in options)]
-    return bench.launch("lockstep run", command, flags.ranks, flags.timeout)[-1]
+    return bench.launch("lockstep run", step(net, options), flags.ranks, flags.timeout)[-1]
 
 
 def are_equal(rounds, ranks):
@@ -40,13 +43,27 @@ def in_cpp(flags):
     return {name: min(row["microseconds"] for row in rows if row["backend"] == name) for name in ("shm", "gloo")}
 
 
+def compare_losses(flags):
+    """The largest relative difference of a loss over shm from that over gloo. Ranks may share cores."""
+    for net in flags.nets:
+        for options in ((), ("view",)):
+            command = [bench.program("lockstep"), "run", "--nproc-per-node", str(flags.ranks), *step(net, options)]
+            losses = bench.objects(bench.finished(command, flags.timeout, os.environ | {"OMP_NUM_THREADS": "1"}))[-1]["losses"]
+            worst = max(abs(shm - gloo) / abs(gloo) for shm, gloo in zip(losses["shm"], losses["gloo"]))
+            print(f"{', '.join((net, *options)):24}{len(losses['shm']):>4} steps{worst:>12.1e}", flush=True)
+
+
 def main():
     parser = bench.parser(__doc__, rounds=2)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--losses", action="store_true", help="compare the losses and measure nothing")
     flags = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(bench.BUILD / "python"), os.environ.get("PYTHONPATH")]))
+    if flags.losses:
+        compare_losses(flags)
+        return
     sides = {(net, *options): (lambda net=net, options=options: run(flags, net, options))
              for net in flags.nets for options in OPTIONS}
     sides["none",] = lambda: run(flags, "none")
