@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <random>
 #include <thread>
@@ -19,8 +20,8 @@
 #include "support/temp_folder.h"
 
 // Trainings in which a rank is killed at a random point. Every survivor names it, and the run continues from
-// the last checkpoint. LOCKSTEP_FAULT_ROUNDS=100 for a long run. A run has train(), state(), restore() and
-// `step`.
+// the last checkpoint. LOCKSTEP_FAULT_ROUNDS=100 for a long run, LOCKSTEP_FAULT_SEED to see the same kills
+// again. A run has train(), state(), restore() and `step`.
 namespace lockstep::testing {
 
 constexpr std::int64_t kStepsPerCheckpoint = 7;
@@ -79,10 +80,12 @@ inline void kill_and_resume(const Scenario& doomed, const Scenario& resumed, int
                             const std::function<RunOptions(int round)>& options_of) {
   const char* wanted = std::getenv("LOCKSTEP_FAULT_ROUNDS");
   if (wanted != nullptr) rounds = std::atoi(wanted);
-  const unsigned steps = wanted != nullptr ? 200 : 60;
+  const unsigned steps = wanted != nullptr ? 200 : 30;
   // A round in the suite resumes from a checkpoint.
   const unsigned first = wanted != nullptr ? 1 : kStepsPerCheckpoint + 1;
-  std::mt19937 random(static_cast<unsigned>(rounds));
+  const auto seed = Env().get_int("LOCKSTEP_FAULT_SEED").value_or(std::random_device()());
+  std::cout << "LOCKSTEP_FAULT_SEED=" << seed << std::endl;
+  std::mt19937 random(static_cast<unsigned>(seed));
   for (int round = 0; round < rounds && !::testing::Test::HasFailure(); ++round) {
     const TempFolder folder;
     auto options = options_of(round);
@@ -95,8 +98,8 @@ inline void kill_and_resume(const Scenario& doomed, const Scenario& resumed, int
     const auto results = run_ranks(doomed, options);
     for (std::size_t rank = 0; rank < results.size(); ++rank) {
       if (rank == victim) continue;
-      SCOPED_TRACE(::testing::Message() << "round " << round << ", rank " << rank << ", killed at step "
-                                        << options.env["TEST_KILL_STEP"]);
+      SCOPED_TRACE(::testing::Message() << "LOCKSTEP_FAULT_SEED=" << seed << ", round " << round << ", rank "
+                                        << rank << ", killed at step " << options.env["TEST_KILL_STEP"]);
       EXPECT_EQ(results[rank].exit_code, 1) << results[rank].err;
       const auto name = "rank " + std::to_string(victim) + " (pid ";
       EXPECT_THAT(results[rank].err, ::testing::HasSubstr(name));
