@@ -13,6 +13,7 @@
 #include "backends/registry.h"
 #include "base/deadline.h"
 #include "rendezvous/file_rendezvous.h"
+#include "rendezvous/python_group.h"
 #include "rendezvous/rank_info.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_barrier.h"
@@ -119,8 +120,12 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
   }
 }
 
-StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool with_python = false) {
-  if (place.rank == 0) {
+// torchrun's agent then listens at the address of rank 0.
+bool is_served_by_agent(const Env& env) { return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
+
+StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool by_agent,
+                        bool with_python = false) {
+  if (place.rank == 0 && !by_agent) {
     return serve_store(listen_on(place.master_port, place.master_addr), place.master_addr, place.world_size,
                        deadline);
   }
@@ -157,7 +162,8 @@ StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions
   if (options.store) return store_of_run(options.store, options.group_name, place.world_size);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
-  return store_over_tcp(place, deadline);
+  const bool by_agent = method.kind != InitMethod::Kind::tcp && is_served_by_agent(options.env);
+  return store_over_tcp(place, deadline, by_agent);
 }
 
 // A rank may still fail, and the store ends with rank 0.
@@ -192,15 +198,12 @@ void check_with_python(const InitOptions& options, const backends::BackendSpec& 
   const auto refuse = [](const std::string& what) {
     throw ArgumentError("InitOptions: with_python cannot be combined with " + what);
   };
-  const auto name = backend.text();
-  if (name != "gloo" && name != "shm" && name != "hierarchical" && name != "nccl") {
-    refuse(fmt::format("the backend {}; name the one of the Python ranks: gloo, shm, hierarchical or nccl",
-                       name));
-  }
+  check_backend_with_python(backend, "InitOptions: with_python");
+  const auto name = backend.name();
   if (method.kind == InitMethod::Kind::file) refuse("a file:// init_method; use env:// or tcp://");
   if (options.device && options.device->is_cpu() == (name == "nccl"))
     refuse(fmt::format("the backend {} and device {}", name, options.device->str()));
-  if (options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")) {
+  if (checks_calls(options)) {
     refuse("check_calls or TORCH_DISTRIBUTED_DEBUG=DETAIL, for which PyTorch makes calls of its own");
   }
   if (options.env.get("TORCH_DIST_INIT_BARRIER") == "1")
@@ -211,7 +214,9 @@ std::unique_ptr<Session> join_with_python(const InitOptions& options, const back
                                           const RankInfo& rank_info) {
   const Deadline deadline(options.timeout);
   auto ignored = std::make_unique<IgnoreSigpipe>();
-  const auto store = options.store ? options.store : store_over_tcp(rank_info, deadline, true);
+  const auto store = options.store
+                         ? options.store
+                         : store_over_tcp(rank_info, deadline, is_served_by_agent(options.env), true);
   auto session = open_session(options, backend, rank_info, store);
   session->keep(std::move(ignored));
   return session;

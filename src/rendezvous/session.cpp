@@ -2,6 +2,7 @@
 #include "rendezvous/session.h"
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -87,6 +88,13 @@ void check_split(const ProcessGroup& parent, const std::vector<std::vector<int>>
 
 }  // namespace
 
+bool checks_calls(const InitOptions& options) {
+  if (options.check_calls) return *options.check_calls;
+  auto level = options.env.get("TORCH_DISTRIBUTED_DEBUG").value_or("");
+  std::ranges::transform(level, level.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return level == "DETAIL";
+}
+
 c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend) {
   auto request = device_request(options, backend);
   request.share = true;  // which rank has which device is not known yet
@@ -108,8 +116,6 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
   const auto selected = select_device(request, agrees, world, *store);
   const auto warning = cpu_warning(request, backend);
   if (world.rank == 0 && !warning.empty()) log(LogLevel::warning, warning);
-  const bool check_calls =
-      options.check_calls.value_or(options.env.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL");
   std::unique_ptr<Session> session(
       new Session({.store = std::move(store),
                    .threads = std::move(threads),
@@ -117,7 +123,7 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .master_host = rank_info.master_addr.empty() ? "127.0.0.1" : rank_info.master_addr,
                    .backend = backend,
                    .nccl = options.nccl,
-                   .check_calls = check_calls,
+                   .check_calls = checks_calls(options),
                    .with_python = with_python,
                    .hosts = std::move(hosts),
                    .world = world,
@@ -170,8 +176,8 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
     // PyTorch's name of the default group is "0", and the other groups' keys are below it.
     c10::intrusive_ptr<c10d::Store> group = c10::make_intrusive<c10d::PrefixStore>("0/", config_.store);
     if (key != "default") group = c10::make_intrusive<c10d::PrefixStore>(key + "/", group);
-    const auto device = c10::DeviceTypeName(config_.device.type(), /*lower_case=*/true);
-    request.store = c10::make_intrusive<c10d::PrefixStore>(device + "/", group);
+    const auto device = backends::is_for_gpus(spec.name()) ? "cuda/" : "cpu/";
+    request.store = c10::make_intrusive<c10d::PrefixStore>(device, group);
     handle = create_with_python(spec.name(), std::move(request));
   } else {
     request.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store);
@@ -186,7 +192,9 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
 
 std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
                                                       ProcessGroupInfo info) {
-  const auto choice = backends::resolve_backend(origin.backend, topology(ranks));
+  auto choice = backends::resolve_backend(origin.backend, topology(ranks));
+  // Without a backend for the GPU of this rank beside it: the Python ranks have none.
+  if (config_.with_python) choice.spec = origin.backend;
   const auto own = std::ranges::find(ranks, config_.world.rank);
   if (own == ranks.end()) return std::nullopt;
   info.global_ranks = ranks;
@@ -232,10 +240,14 @@ void Session::check_members(const std::vector<int>& ranks) const {
                   fmt::join(ranks, ", "), world.size - 1));
 }
 
-std::optional<ProcessGroup> Session::new_group(const std::vector<int>& ranks, const GroupOptions& options) {
+std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const GroupOptions& options) {
   check_members(ranks);
   const auto wanted =
       options.backend.empty() ? config_.backend : backends::BackendSpec::parse(options.backend);
+  if (config_.with_python) {
+    check_backend_with_python(wanted, "new_group: a run with Python ranks");
+    std::ranges::sort(ranks);  // as PyTorch does
+  }
   // Counted on every rank, members or not, so that keys agree.
   const int number = ++groups_made_;
   return connect_subgroup(

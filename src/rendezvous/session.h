@@ -51,7 +51,7 @@ class Session : public runtime::Run {
   const ProcessGroup& group() const override { return *group_; }
   void synchronize() const;
   void keep(std::unique_ptr<IgnoreSigpipe> ignored) { ignore_sigpipe_ = std::move(ignored); }
-  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options);
+  std::optional<ProcessGroup> new_group(std::vector<int> ranks, const GroupOptions& options);
   std::optional<ProcessGroup> subgroup(const std::vector<int>& ranks, const std::string& backend,
                                        const std::string& name) override {
     return new_group(ranks, {.backend = backend, .group_name = name});
@@ -111,6 +111,9 @@ class Session : public runtime::Run {
   std::vector<ProcessGroup> subgroups_;
   std::map<const comm::GroupState*, Origin> origins_;
 };
+
+// Whether the ranks compare their calls. c10d reads its variable so, in upper or lower case.
+bool checks_calls(const InitOptions& options);
 
 // The device that this rank will probably have, for checks before the ranks connect.
 c10::Device expected_device(const InitOptions& options, const backends::BackendSpec& backend);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // One C++ rank of a job whose other ranks may be Python's; mixed_jobs.py starts it and has the same steps:
-// mixed_jobs <backend> <alone|with_python> <train|other_model> <file of the results>
+// mixed_jobs <backend> <alone|with_python> <train|other_model|collectives> <file of the results>
+#include <numeric>
 #include <string>
 
 #include <lockstep/lockstep.h>
@@ -31,7 +32,7 @@ TORCH_MODULE(Net);
 
 using Tensors = std::vector<torch::Tensor>;
 
-lockstep::List collectives(const lockstep::Context& context) {
+lockstep::List collectives(const lockstep::Context& context, bool with_python) {
   const auto& group = context.group();
   const int rank = context.rank();
   const int ranks = group.size();
@@ -79,11 +80,19 @@ lockstep::List collectives(const lockstep::Context& context) {
   group.barrier();
   auto sub = own.clone();
   if (const auto ends = context.new_group({0, ranks - 1})) ends->all_reduce(sub);
+  const auto others = Tensors{torch::zeros_like(own), torch::zeros_like(own)};
+  // PyTorch sorts the ranks of a group, and so do runs with Python ranks.
+  const auto turned = with_python ? std::vector{ranks - 1, 0} : std::vector{0, ranks - 1};
+  if (const auto ends = context.new_group(turned)) ends->all_gather(others, own);
+  auto on_host = own.cpu();
+  std::vector<int> all_ranks(static_cast<std::size_t>(ranks));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  context.new_group(all_ranks, {.backend = "gloo"})->all_reduce(on_host);
   lockstep::List results{sum, most, count, rank == 0 ? reduced : own, first};
   results.items.insert(results.items.end(), all.begin(), all.end());
   results.items.emplace_back(joined);
   results.items.insert(results.items.end(), gathered.begin(), gathered.end());
-  for (const auto& tensor : {scattered, part, listed, swapped, received, sub})
+  for (const auto& tensor : {scattered, part, listed, swapped, received, sub, others[0], others[1], on_host})
     results.items.emplace_back(tensor);
   return results;
 }
@@ -146,6 +155,8 @@ lockstep::List refusals(const lockstep::Context& context, auto& ddp) {
   lockstep::List texts;
   const auto refused = [&](const auto& action) { texts.items.emplace_back(refusal_of(action)); };
   refused([&] { context.group().all_gather_object("text"); });
+  for (const auto* name : {"auto", "mpi", "cpu:gloo"})
+    refused([&] { static_cast<void>(context.new_group({0}, {.backend = name})); });
   refused([&] { lockstep::split_group(context.group(), {{0}, {1}}); });
   refused([&] { lockstep::between_hosts(lockstep::allreduce_hook); });
   refused([&] { lockstep::SyncBatchNorm(4)->forward(torch::rand({8, 4, 2, 2})); });
@@ -170,7 +181,11 @@ int main(int, char** arguments) {
   const bool other_model = arguments[3] == std::string("other_model");
   try {
     const auto context = lockstep::init({.backend = arguments[1], .with_python = with_python});
-    lockstep::Dict results{{"collectives", collectives(context)}};
+    lockstep::Dict results{{"collectives", collectives(context, with_python)}};
+    if (arguments[3] == std::string("collectives")) {
+      lockstep::save(results, arguments[4]);
+      return 0;
+    }
     for (const std::string name : {"averaged", "unused", "static", "accumulated", "compressed"}) {
       torch::manual_seed(context.rank());
       results[name] = train(context, name, Net(other_model ? 11 : 10), {32, 196});

@@ -4,6 +4,7 @@
 import contextlib
 import multiprocessing
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -78,10 +79,17 @@ def collectives(rank, device):
     dist.barrier()
     group = dist.new_group([0, ranks - 1])
     sub = own.clone()
+    others = [torch.zeros_like(own) for _ in range(2)]
     if rank in (0, ranks - 1):
         dist.all_reduce(sub, group=group)
+    turned = dist.new_group([ranks - 1, 0])
+    if rank in (0, ranks - 1):
+        dist.all_gather(others, own, group=turned)
+    on_cpu = dist.new_group(backend="gloo")
+    on_host = own.cpu()
+    dist.all_reduce(on_host, group=on_cpu)
     return [total, most, count, reduced if rank == 0 else own, first, *parts, joined, *gathered, scattered, part, listed, swapped,
-            received, sub]
+            received, sub, *others, on_host]
 
 
 def batch(rank, shape, number):
@@ -117,7 +125,7 @@ def train(rank, device, case, make_net=lambda: Net(10), shape=(32, 196)):
     return {"losses": losses, "state": dict(net.state_dict())}
 
 
-def python_rank(rank, backend, environment, file):
+def python_rank(rank, backend, environment, file, task="train"):
     os.environ.update(environment)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -128,9 +136,10 @@ def python_rank(rank, backend, environment, file):
         elif backend != "gloo":
             import lockstep_torch  # noqa: F401
         dist.init_process_group(backend)
-        results = {"collectives": collectives(rank, device),
-                   **{case: train(rank, device, case) for case in CASES},
-                   "mnist": train(rank, device, "mnist", MnistNet, (32, 1, 28, 28))}
+        results = {"collectives": collectives(rank, device)}
+        if task == "train":
+            results |= {**{case: train(rank, device, case) for case in CASES},
+                        "mnist": train(rank, device, "mnist", MnistNet, (32, 1, 28, 28))}
     except Exception as error:
         results = {"error": f"{type(error).__name__}: {error}"}
     torch.save(results, file)
@@ -210,6 +219,19 @@ def check_other_model(program, backend, folder):
     check("error" in results[0], results[0])
 
 
+def check_torchrun(program, folder):
+    """torchrun's agent serves the store of the ranks, also if rank 0 is C++."""
+    files = [os.path.join(folder, f"torchrun {rank}.pt") for rank in range(2)]
+    python = (f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); import mixed_jobs; "
+              f"mixed_jobs.python_rank(1, 'shm', {{}}, {files[1]!r}, 'collectives')")
+    ranks = [shlex.join([program, "shm", "with_python", "collectives", files[0]]), shlex.join([sys.executable, "-c", python])]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
+         "sh", "-c", f"if [ $RANK = 0 ]; then exec {ranks[0]}; fi; exec {ranks[1]}"], timeout=LIMIT, stderr=subprocess.DEVNULL)
+    results = [torch.load(file) for file in files]
+    check(all("collectives" in each for each in results), results)
+
+
 def check_refused(program, backend, variables, words, folder):
     """What cannot be mixed is an error before the rank waits for any other."""
     file = os.path.join(folder, "refused.pt")
@@ -227,8 +249,10 @@ def main(program, *backends):
                 compare(program, backend, folder, ["c++", "python", "python", "c++"])
             if backend != "nccl":  # over which a Python rank waits for a lost one until its timeout
                 check_other_model(program, backend, folder)
+        if "nccl" not in backends:
+            check_torchrun(program, folder)
         check_refused(program, "auto", {}, "name the one of the Python ranks", folder)
-        check_refused(program, "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
+        check_refused(program, "gloo", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
         check_refused(program, "gloo", {"TORCH_DIST_INIT_BARRIER": "1"}, "TORCH_DIST_INIT_BARRIER=1", folder)
 
 

@@ -10,6 +10,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "rendezvous/session.h"
+
 namespace lockstep {
 namespace {
 
@@ -44,6 +46,19 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("not distributed"));
   EXPECT_FALSE(is_initialized());
+}
+
+TEST(Init, TheDebugLevelOfPyTorchMayBeInLowerCase) {
+  const auto checks = [](const std::string& level) {
+    return rendezvous::checks_calls({.env = Env({{"TORCH_DISTRIBUTED_DEBUG", level}})});
+  };
+  EXPECT_TRUE(checks("DETAIL"));
+  EXPECT_TRUE(checks("detail"));
+  EXPECT_FALSE(checks("INFO"));
+  EXPECT_FALSE(rendezvous::checks_calls({.env = kEmpty}));
+  expect_refused<ArgumentError>(
+      {.backend = "gloo", .with_python = true, .env = Env({{"TORCH_DISTRIBUTED_DEBUG", "Detail"}})},
+      HasSubstr("TORCH_DISTRIBUTED_DEBUG=DETAIL"));
 }
 
 TEST(Init, TheFakeBackendWaitsForNoOtherRank) {
