@@ -49,16 +49,16 @@ TEST(Init, APlainProcessIsAGroupOfOne) {
 }
 
 TEST(Init, TheDebugLevelOfPyTorchMayBeInLowerCase) {
-  const auto checks = [](const std::string& level) {
-    return rendezvous::checks_calls({.env = Env({{"TORCH_DISTRIBUTED_DEBUG", level}})});
+  const auto with_level = [](const std::string& level) { return Env({{"TORCH_DISTRIBUTED_DEBUG", level}}); };
+  const auto checks = [&](const std::string& level) {
+    return rendezvous::checks_calls({.env = with_level(level)});
   };
   EXPECT_TRUE(checks("DETAIL"));
   EXPECT_TRUE(checks("detail"));
   EXPECT_FALSE(checks("INFO"));
   EXPECT_FALSE(rendezvous::checks_calls({.env = kEmpty}));
-  expect_refused<ArgumentError>(
-      {.backend = "gloo", .with_python = true, .env = Env({{"TORCH_DISTRIBUTED_DEBUG", "Detail"}})},
-      HasSubstr("TORCH_DISTRIBUTED_DEBUG=DETAIL"));
+  expect_refused<ArgumentError>({.backend = "gloo", .with_python = true, .env = with_level("Detail")},
+                                HasSubstr("TORCH_DISTRIBUTED_DEBUG=DETAIL"));
 }
 
 TEST(Init, TheFakeBackendWaitsForNoOtherRank) {
