@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <lockstep/models/language.h>
@@ -104,6 +105,7 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
     k_proj_ = register_module("k_proj", projection(width, keys, bias));
     v_proj_ = register_module("v_proj", projection(width, keys, bias));
     o_proj_ = register_module("o_proj", projection(queries, width, bias));
+    attention_dropout_ = register_module("attention_dropout", torch::nn::Dropout(options_.attention_dropout));
   }
 
   at::Tensor forward(const at::Tensor& x, const Rotation& rotation, DynamicCache* cache) {
@@ -112,8 +114,8 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
     auto keys = rotated(heads(k_proj_), rotation);
     auto values = heads(v_proj_);
     if (cache != nullptr) std::tie(keys, values) = cache->update(keys, values, layer_idx_);
-    const auto y = causal_attention(queries, keys, values, is_training() ? options_.attention_dropout : 0,
-                                    options_.attn_implementation);
+    const auto dropout = is_training() ? attention_dropout_->options.p() : 0;
+    const auto y = causal_attention(queries, keys, values, dropout, options_.attn_implementation);
     return linear(o_proj_, y.transpose(1, 2).flatten(2));
   }
 
@@ -133,6 +135,7 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
   LlamaOptions options_;
   std::size_t layer_idx_;
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
+  torch::nn::Dropout attention_dropout_{nullptr};  // a module, so that tensor parallel plans can name it
 };
 TORCH_MODULE(LlamaAttention);
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +17,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/dropout_native.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 #include <torch/nn/modules/dropout.h>
@@ -100,16 +102,49 @@ Tensor& dropout_in_place(Tensor& input, double p, bool train) {
   return layer ? input.mul_(scaled_mask(input, *layer)) : at::native::dropout_(input, p, train);
 }
 
-// at::dropout is composite and has no kernels under these keys, which cover training and inference mode.
+// Fused attention draws in its kernel, from the device's default generator. While this lives, that is one of
+// the rank's own.
+class OwnStream {
+ public:
+  OwnStream(int rank, at::Device device) : generator_(at::globalContext().defaultGenerator(device)) {
+    const auto seed = generator_of(rank, device).current_seed();
+    const std::lock_guard lock(generator_.mutex());
+    state_ = generator_.get_state();
+    generator_.set_current_seed(seed);
+  }
+  ~OwnStream() {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  at::Generator generator_;
+  Tensor state_;
+};
+
+// On the CPU attention calls at::dropout.
+Tensor attention_on_device(const Tensor& query, const Tensor& key, const Tensor& value,
+                           const std::optional<Tensor>& mask, double p, bool is_causal,
+                           std::optional<double> scale, bool enable_gqa) {
+  const auto layer = layer_table().find(p);
+  std::optional<OwnStream> stream;
+  if (layer) stream.emplace(layer->rank, query.device());
+  return at::native::scaled_dot_product_attention(query, key, value, mask, layer ? layer->p : p, is_causal,
+                                                  scale, enable_gqa);
+}
+
+// The operators are composite and have no kernels under these keys, which cover training and inference mode.
 // Registered before main(), because registration is not safe while other threads run operators.
 struct DropoutKernels {
   DropoutKernels() {
     using enum c10::DispatchKey;
     for (const auto key : {AutogradCPU, AutogradCUDA, AutogradXPU, AutogradMPS, AutogradPrivateUse1, CPU,
                            CUDA, XPU, MPS, PrivateUse1}) {
-      libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
-          .impl("dropout", dropout)
-          .impl("dropout_", dropout_in_place);
+      auto& library = libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+      library.impl("dropout", dropout).impl("dropout_", dropout_in_place);
+      if (key != AutogradCPU && key != CPU) library.impl("scaled_dot_product_attention", attention_on_device);
     }
   }
   std::vector<torch::Library> libraries;

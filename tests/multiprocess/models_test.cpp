@@ -223,6 +223,7 @@ const Scenario llama_in_parts("a Llama cut by tensor parallelism", [] {
       {"model.embed_tokens", tp::RowwiseParallel{.input_layouts = tp::Replicate()}},
       {"model.layers.*.self_attn.[qkv]_proj", tp::ColwiseParallel()},
       {"model.layers.*.self_attn.o_proj", tp::RowwiseParallel()},
+      {"model.layers.*.self_attn.attention_dropout", tp::SequenceParallel()},
       {"model.layers.*.mlp.[gu]*_proj", tp::ColwiseParallel()},
       {"model.layers.*.mlp.down_proj", tp::RowwiseParallel()},
       {"lm_head", tp::ColwiseParallel()}};
@@ -256,6 +257,38 @@ const Scenario llama_in_parts("a Llama cut by tensor parallelism", [] {
   EXPECT_THAT(error_of<ArgumentError>([&] { one_key_head->forward(tokens); }),
               HasSubstr("must divide num_attention_heads = 4 and num_key_value_heads = 1"));
 });
+
+// Whether the ranks have the same logits, where they have the same weights and attention heads, and nothing
+// is summed over them: then only dropout in attention makes a difference.
+bool have_equal_logits(const DeviceMesh& mesh, const tp::ParallelizePlan& dropout_plan, bool is_training) {
+  auto options = small_llama(false);
+  options.attention_dropout = 0.5;
+  auto net = make_seeded([&] { return Llama(options); });
+  tp::ParallelizePlan plan{
+      {"model.layers.*.self_attn.[qkv]_proj", tp::ColwiseParallel()},
+      {"model.layers.*.self_attn.o_proj", tp::RowwiseParallel{.output_layouts = tp::Partial()}}};
+  plan.insert(plan.end(), dropout_plan.begin(), dropout_plan.end());
+  tp::parallelize_module(*net, mesh, plan);
+  for (const auto& parameter : net->parameters()) mesh.get_group().broadcast(parameter.detach(), 0);
+  net->train(is_training);
+  const auto logits = net->forward(tokens_and_target().first).detach();
+  auto first = logits.clone();
+  mesh.get_group().broadcast(first, 0);
+  const auto differs = torch::full({1}, first.equal(logits) ? 0 : 1);
+  mesh.get_group().all_reduce(differs, ReduceOp::MAX);
+  return differs.item<int>() == 0;
+}
+
+const Scenario llama_dropout("dropout in the attention of a Llama", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2});
+  const tp::ParallelizePlan apart{{"model.layers.*.self_attn.attention_dropout", tp::SequenceParallel()}};
+  EXPECT_FALSE(have_equal_logits(mesh, apart, true)) << "the heads of all ranks have the same masks";
+  EXPECT_TRUE(have_equal_logits(mesh, apart, false));
+  EXPECT_TRUE(have_equal_logits(mesh, {}, true));
+});
+
+TEST(Models, HeadsOfALlamaOnOtherRanksHaveOtherDropout) { expect_all_passed(run_ranks(llama_dropout)); }
 
 TEST(Models, ALlamaTrainsInPartsAsInOneProcess) { expect_all_passed(run_ranks(llama_in_parts)); }
 
