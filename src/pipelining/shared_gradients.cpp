@@ -7,7 +7,9 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
@@ -28,25 +30,50 @@ Tensors parameters_of(const PipelineStage& stage) {
   return parameters;
 }
 
+at::Tensor flat_gradient(const at::Tensor& parameter) {
+  const auto& gradient = parameter.grad();
+  return gradient.defined() ? gradient.reshape({-1}) : at::zeros({parameter.numel()}, parameter.options());
+}
+
+void set_gradient(const at::Tensor& parameter, const at::Tensor& values) {
+  auto& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) gradient = at::empty_like(parameter);
+  gradient.copy_(values.view(gradient.sizes()));
+}
+
+// Parameters of one element type. Behind the gradients, the call has a number for each parameter: how many
+// replicas have a gradient of it. Where none has, optimizers must find none, as in one process.
+void average_alike(const Tensors& parameters, const ProcessGroup& group) {
+  Tensors flat;
+  for (const auto& parameter : parameters) flat.push_back(flat_gradient(parameter));
+  const auto count = static_cast<std::int64_t>(parameters.size());
+  const auto own_uses = at::ones({count}, flat.front().options());
+  for (std::int64_t i = 0; i < count; ++i)
+    if (!parameters[static_cast<std::size_t>(i)].grad().defined()) own_uses[i].zero_();
+  flat.push_back(own_uses);
+  const auto buffer = at::cat(flat);
+  const auto total = buffer.numel() - count;
+  buffer.narrow(0, 0, total).div_(group.size());
+  group.all_reduce(buffer);
+  at::Tensor uses;  // read only where it says something new, since that waits for the device
+  std::int64_t begin = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto& parameter = parameters[static_cast<std::size_t>(i)];
+    const auto values = buffer.narrow(0, begin, parameter.numel());
+    begin += parameter.numel();
+    if (!parameter.grad().defined()) {
+      if (!uses.defined()) uses = buffer.narrow(0, total, count).cpu();
+      if (!uses[i].is_nonzero()) continue;
+    }
+    set_gradient(parameter, values);
+  }
+}
+
 // One all-reduce for each element type.
 void average(const Tensors& parameters, const ProcessGroup& group) {
-  std::map<at::ScalarType, Tensors> gradients;
-  for (const auto& parameter : parameters) {
-    auto& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) gradient = at::zeros_like(parameter);
-    gradients[gradient.scalar_type()].push_back(gradient);
-  }
-  for (const auto& [dtype, list] : gradients) {
-    Tensors flat;
-    for (const auto& gradient : list) flat.push_back(gradient.reshape({-1}));
-    const auto buffer = at::cat(flat).div_(group.size());
-    group.all_reduce(buffer);
-    std::int64_t begin = 0;
-    for (const auto& gradient : list) {
-      gradient.copy_(buffer.narrow(0, begin, gradient.numel()).view(gradient.sizes()));
-      begin += gradient.numel();
-    }
-  }
+  std::map<at::ScalarType, Tensors> alike;
+  for (const auto& parameter : parameters) alike[parameter.scalar_type()].push_back(parameter);
+  for (const auto& [dtype, list] : alike) average_alike(list, group);
 }
 
 }  // namespace
@@ -172,13 +199,16 @@ void SharedGradients::sum_tied(double divisor) {
   for (auto& [name, tied] : tied_) {
     ++tag;
     if (!tied.parameter.defined() || tied.owners.size() < 2) continue;
-    auto& gradient = tied.parameter.mutable_grad();
-    if (!gradient.defined()) gradient = at::zeros_like(tied.parameter);
-    const auto all = exchange(tied, gradient.contiguous().clone(), tag);
+    const auto& parameter = tied.parameter;
+    const bool is_used = parameter.grad().defined() || tied.before.defined();
+    const auto own = at::cat({flat_gradient(parameter), at::full({1}, is_used ? 1 : 0, parameter.options())});
+    const auto all = exchange(tied, own, tag);
     auto sum = all.front().clone();
     for (std::size_t i = 1; i < all.size(); ++i) sum.add_(all[i]);
-    if (tied.before.defined()) sum.add_(std::exchange(tied.before, {}).div_(divisor));
-    gradient.copy_(sum);
+    if (!is_used && !sum[-1].is_nonzero()) continue;
+    const auto values = sum.narrow(0, 0, parameter.numel()).view(parameter.sizes());
+    if (tied.before.defined()) values.add_(std::exchange(tied.before, {}).div_(divisor));
+    set_gradient(parameter, values);
   }
 }
 

@@ -149,6 +149,82 @@ TEST(Pipelining, TiedParametersOfShardedStages) {
   expect_all_passed(run_ranks(tied_shards, {.world_size = 4}));
 }
 
+// Uses a layer always, one if asked to, and one never.
+struct PartlyUsedImpl : torch::nn::Module {
+  explicit PartlyUsedImpl(bool uses) : uses_rare(uses) {
+    torch::manual_seed(50);
+    for (const auto* name : {"used", "rare", "never"})
+      layers.push_back(register_module(name, torch::nn::Linear(kWidth, kWidth)));
+  }
+  Tensor forward(const Tensor& x) {
+    const auto y = torch::tanh(layers[0](x));
+    return uses_rare ? layers[1](y) : y;
+  }
+  bool uses_rare;
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(PartlyUsed);
+
+void compare_parameters(const PartlyUsed& net, const PartlyUsed& expected) {
+  const auto ours = net->named_parameters(), theirs = expected->named_parameters();
+  for (const auto& item : ours) {
+    const auto& other = theirs[item.key()];
+    EXPECT_EQ(item.value().grad().defined(), other.grad().defined()) << item.key();
+    EXPECT_TRUE(item.value().allclose(other, 0, 1e-6)) << item.key();
+  }
+}
+
+// Two replicas of one stage; the first alone uses a layer.
+void train_partly_used_replicas() {
+  const auto mesh = init_device_mesh({2, 1}, {.mesh_dim_names = {"dp", "pp"}});
+  const auto replica = mesh.get_local_rank("dp");
+  PartlyUsed net(replica == 0), expected(false);
+  net->to(torch::kDouble);
+  expected->to(torch::kDouble);
+  Schedule1F1B schedule(
+      PipelineStage(net, 0, 1,
+                    {.group = mesh["pp"].get_group(), .data_parallel_group = mesh["dp"].get_group()}),
+      kMicrobatches, loss_of);
+  torch::optim::AdamW optimizer(net->parameters(), 1e-2), reference(expected->parameters(), 1e-2);
+  for (int step = 0; step < 2; ++step) {
+    const auto [x, target] = batch(step);
+    optimizer.zero_grad();
+    reference.zero_grad();
+    const auto half = [](const Tensor& tensor, int i) {
+      return tensor.to(torch::kDouble).chunk(2)[static_cast<std::size_t>(i)];
+    };
+    schedule.step({half(x, replica)}, half(target, replica));
+    for (const int i : {0, 1}) {
+      expected->uses_rare = i == 0;
+      (loss_of(expected->forward(half(x, i)), half(target, i)) / 2).backward();
+    }
+    optimizer.step();
+    reference.step();
+    compare_parameters(net, expected);
+  }
+}
+
+// Two stages that share a layer of which one has a gradient, and a layer of which none has.
+void train_partly_used_ties(int rank) {
+  PartlyUsed first(true), last(false);
+  auto net = rank == 0 ? first : last;
+  Schedule1F1B schedule(PipelineStage(net, rank, 2,
+                                      {.tied_parameters = {{"rare", net->layers[1]->weight},
+                                                           {"never", net->layers[2]->weight}}}),
+                        2, loss_of, {.scale_grads = false});
+  const auto [x, target] = batch(3);
+  schedule.step({x}, target);
+  EXPECT_GT(net->layers[1]->weight.grad().abs().sum().item<double>(), 0);
+  EXPECT_FALSE(net->layers[2]->weight.grad().defined());
+}
+
+const Scenario partly_used("pipelining partly used", [] {
+  const auto context = init({.backend = "gloo"});
+  train_partly_used_replicas();
+  train_partly_used_ties(context.rank());
+});
+TEST(Pipelining, ParametersThatNoReplicaUsesHaveNoGradient) { expect_all_passed(run_ranks(partly_used)); }
+
 struct FailingImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     if (++calls == 2) throw std::runtime_error("the forward fails");

@@ -32,8 +32,9 @@ struct PipelineStageOptions {
   /// The ranks of the pipeline. Default: the default group.
   std::optional<ProcessGroup> group = {};
   /// The ranks that train the same stage on other data, e.g. mesh["dp"].get_group(). REDUCE_GRAD averages the
-  /// gradients of the stage over them, once in each step. The first run copies parameters and buffers from
-  /// rank 0 of this group to the others, as DistributedDataParallel does.
+  /// gradients of the stage over them, once in each step; a parameter that has none on all of them gets none.
+  /// The first run copies parameters and buffers from rank 0 of this group to the others, as
+  /// DistributedDataParallel does.
   std::optional<ProcessGroup> data_parallel_group = {};
   /// Parameters that are the same in several stages, by a name that these stages agree on. The first run
   /// copies the values of the lowest stage to the others; each step sums the gradients, in the order of the
