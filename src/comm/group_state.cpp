@@ -140,6 +140,17 @@ void GroupState::close() {
   info_.node_group.reset();
 }
 
+void GroupState::break_off() {
+  std::shared_ptr<CallBackend> calls;
+  {
+    const node::FlightRecorder::Turn turn(log_);
+    calls = calls_;
+  }
+  if (calls) calls->break_off();
+  calls.reset();
+  close();
+}
+
 void GroupState::shut_down_backend() noexcept {
   try {
     backend_->shutdown();

@@ -61,6 +61,8 @@ class GroupState {
   // Closes the connections after the calls on the device's stream have ended. A backend whose calls are still
   // in progress and do not end soon is leaked: its destructor would block until their timeout.
   void close();
+  // The same after an error, because of which the calls of the other ranks end too.
+  void break_off();
 
  private:
   std::shared_ptr<StreamWatch> locked_watch() const;

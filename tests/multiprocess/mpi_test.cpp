@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
@@ -190,7 +191,8 @@ TEST(MpiBetweenHosts, NeedALauncherAndTheModule) {
 // Functions of the libmpi that the module is linked with.
 template <class... Arguments>
 void call_mpi(const char* name, Arguments... arguments) {
-  const auto module = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_mpi.so";
+  const auto beside = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_mpi.so";
+  const auto module = Env().get("LOCKSTEP_MPI_MODULE").value_or(beside.string());
   auto* const library = ::dlopen(module.c_str(), RTLD_NOW | RTLD_GLOBAL);
   auto* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   ASSERT_NE(function, nullptr);

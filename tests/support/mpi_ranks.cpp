@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "support/mpi_ranks.h"
 
+#include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
@@ -55,7 +56,8 @@ std::map<std::string, std::string> mpi_environment(const std::string& lines, con
 
 // Ranks with variables of their own are programs of their own to mpiexec.
 std::vector<std::string> command_of(const RunOptions& options, const std::string& program) {
-  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
+  const char* const other = std::getenv("LOCKSTEP_TEST_MPIEXEC");
+  std::vector<std::string> words{other != nullptr ? other : LOCKSTEP_MPIEXEC};
   if (options.rank_env.empty()) {
     words.insert(words.end(), {"-n", std::to_string(options.world_size), program});
     return words;

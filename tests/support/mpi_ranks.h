@@ -17,6 +17,7 @@ struct MpiRun {
 
 /// Runs the scenarios of these names one after the other, each rank in one process that mpiexec starts.
 /// Of `options` it uses world_size, env, rank_env and timeout.
+/// LOCKSTEP_TEST_MPIEXEC names an mpiexec to use in place of that of the build.
 MpiRun run_mpi_ranks(const std::vector<std::string>& scenarios, const RunOptions& options);
 
 /// Fails the calling test, showing every rank's output, unless all ranks and mpiexec exited with 0.

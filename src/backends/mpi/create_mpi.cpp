@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <functional>
 #include <set>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -26,32 +27,48 @@ constexpr const char* kStart = "start all ranks with one mpirun, mpiexec or srun
 
 std::string world_rank_key(int rank) { return fmt::format("world_rank/{}", rank); }
 
-// The members' ranks in MPI's world, by their ranks in the group.
-std::vector<int> world_ranks(const BackendRequest& request, const mpi::Library& library) {
+constexpr std::string_view kKnowsOfLoss = " lost";
+
+struct Members {
+  std::vector<int> world_ranks = {};  // [rank in the group]: in MPI's world
+  bool after_loss = false;            // one of them knows of a lost rank
+};
+
+Members meet(const BackendRequest& request, mpi::Engine& engine) {
   auto& store = *request.store;
-  store.set(world_rank_key(request.rank), fmt::format("{}", library.world_rank()));
+  const auto& library = engine.library();
+  bool knows_of_loss = false;
+  engine.run([&] { knows_of_loss = library.has_lost_ranks(); });
+  store.set(world_rank_key(request.rank),
+            fmt::format("{}{}", library.world_rank(), knows_of_loss ? kKnowsOfLoss : ""));
   std::vector<std::string> keys;
   for (int rank = 0; rank < request.size; ++rank) keys.push_back(world_rank_key(rank));
   store.wait(keys, request.timeout);
-  std::vector<int> ranks;
+  Members members;
+  auto& ranks = members.world_ranks;
   for (const auto& value : store.multiGet(keys)) {
-    ranks.push_back(std::stoi(std::string(value.begin(), value.end())));
+    const std::string text(value.begin(), value.end());
+    ranks.push_back(std::stoi(text));
+    members.after_loss = members.after_loss || text.ends_with(kKnowsOfLoss);
   }
   const std::set<int> distinct(ranks.begin(), ranks.end());
   if (static_cast<int>(distinct.size()) != request.size || *distinct.rbegin() >= library.world_size()) {
     refuse(request, fmt::format("its {} ranks are not in one MPI world, which has {} here; {}", request.size,
                                 library.world_size(), kStart));
   }
-  return ranks;
+  return members;
 }
 
 std::shared_ptr<MpiGroup> connect(const BackendRequest& request) {
   auto& engine = mpi::Engine::get(request.env);
-  const auto ranks = world_ranks(request, engine.library());
+  const auto members = meet(request, engine);
   const auto tag = static_cast<int>(std::hash<std::string>{}(request.key) % kGroupTags);
   auto group = std::make_shared<MpiGroup>(
-      MpiGroup{.engine = engine, .ranks = {}, .node = {}, .can_end_calls = request.can_end_calls});
-  engine.run([&] { group->ranks = engine.library().create(ranks, tag); });
+      MpiGroup{.engine = engine,
+               .ranks = {},
+               .node = {},
+               .can_end_calls = request.can_end_calls || engine.library().survives_lost_ranks()});
+  engine.run([&] { group->ranks = engine.library().create(members.world_ranks, tag, members.after_loss); });
   if (request.one_host && request.size > 1) group->node = join_node_group(request, {});
   comm::watch_termination();
   return group;

@@ -82,7 +82,11 @@ void Engine::loop(Threads wanted, std::promise<Threads> initialised) {
   end_unfinished(lock);
   lock.unlock();
   try {
-    if (!is_spoiled_) library_.finalize();
+    if (!is_spoiled_) {
+      library_.finalize();
+    } else if (library_.survives_lost_ranks()) {
+      library_.leave();
+    }
   } catch (const std::exception& error) {
     log(LogLevel::warning, error.what());
   }

@@ -28,6 +28,10 @@
 //
 // MPI cannot be initialised twice, so it is finalized at the end of the process, not of a context. That waits
 // for all ranks, so after an error, or with unfinished calls, it is not finalized at all.
+//
+// Where MPI survives lost ranks, calls that end because of one are errors like others, see Note [Lost ranks]
+// in module/lost_ranks.h. Blocking calls then are started ones that are waited for, because a wait can also
+// end for a reason that MPI does not know.
 
 namespace lockstep::mpi {
 

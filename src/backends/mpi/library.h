@@ -47,7 +47,7 @@ class Pending {
 };
 
 // The ranks of one group. The functions are MPI's: the run() ones block, the start() ones do not. All throw
-// Error with MPI's text.
+// Error with MPI's text, and PeerLost if that says that a rank is lost.
 class Communicator {
  public:
   Communicator() = default;
@@ -61,6 +61,12 @@ class Communicator {
   virtual std::unique_ptr<Pending> start(const Message& message) = 0;
   // Tags above it belong to the backend.
   virtual int largest_tag() const = 0;
+  // Ends the calls of all its ranks, now and later, with PeerLost. Only if Library::survives_lost_ranks().
+  virtual void revoke() = 0;
+  // Whether one of its ranks has called revoke().
+  virtual bool is_revoked() = 0;
+  // The ranks that MPI knows to be lost. None unless Library::survives_lost_ranks().
+  virtual std::vector<int> lost_ranks() = 0;
   // All ranks call it. A communicator that is destroyed without it is left to MPI.
   virtual void free() = 0;
 };
@@ -81,13 +87,22 @@ class Library {
   // The thread that calls it also calls finalize(). Respects an MPI that the program has initialised; throws
   // Error if that one takes calls of one thread only.
   virtual Threads initialize(Threads wanted) = 0;
-  // Does nothing if the program itself has initialised or finalized MPI.
+  // Whether MPI ends calls because of a lost rank and can be used afterwards. After initialize().
+  virtual bool survives_lost_ranks() const = 0;
+  // Waits for all ranks of MPI's world, or until one is lost or has called leave(). Does nothing if the
+  // program itself has initialised or finalized MPI.
   virtual void finalize() = 0;
+  // Instead of finalize(): this process ends, and the others do not wait for it. Only if
+  // survives_lost_ranks().
+  virtual void leave() = 0;
   virtual int world_rank() const = 0;
   virtual int world_size() const = 0;
+  // Whether this process knows of a rank of MPI's world that is lost or has left.
+  virtual bool has_lost_ranks() const = 0;
   // The ranks of a new group, by their ranks in MPI's world; only they call it. `tag` keeps groups apart that
-  // are made at the same time.
-  virtual std::unique_ptr<Communicator> create(const std::vector<int>& world_ranks, int tag) = 0;
+  // are made at the same time. `after_loss`: one of them has_lost_ranks(); the same on all.
+  virtual std::unique_ptr<Communicator> create(const std::vector<int>& world_ranks, int tag,
+                                               bool after_loss) = 0;
 };
 
 // The name of the module's entry, and its type.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/mpi/mpi_backend.h"
 
+#include <algorithm>
 #include <exception>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -25,6 +27,7 @@ using comm::OperationPtr;
 using comm::Report;
 
 constexpr std::chrono::milliseconds kEndLimit{500};
+constexpr std::chrono::milliseconds kNameLimit{500};  // an error may come before the news of the death
 
 mpi::Message message_of(const Call& call) {
   const bool is_send = call.kind == CallKind::send;
@@ -63,8 +66,10 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
 
   void wait(std::chrono::milliseconds timeout) override {
     try {
-      group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
-                          [this] { group_->look_around(); });
+      group_->guard([&] {
+        group_->engine.wait(*this, timeout == kNoTimeout ? timeout_ : timeout,
+                            [this] { group_->look_around(); });
+      });
     } catch (...) {
       group_->engine.spoil();
       throw;
@@ -100,16 +105,73 @@ void MpiGroup::look_around() const {
   if (comm::is_terminated()) throw PeerLost(comm::reason_of_termination(node.get()));
 }
 
+void MpiGroup::guard(const std::function<void()>& job) const {
+  try {
+    job();
+  } catch (const PeerLost& error) {
+    fail(error.what());
+  } catch (const TimeoutError&) {
+    throw;
+  } catch (const DesyncError&) {
+    throw;
+  } catch (const Error& error) {
+    // Non-blocking collectives of Open MPI have other errors for some losses.
+    if (!has_lost_ranks()) throw;
+    fail(error.what());
+  }
+}
+
+bool MpiGroup::has_lost_ranks() const {
+  bool lost = false;
+  if (!engine.library().survives_lost_ranks()) return false;
+  engine.run([&] { lost = ranks->is_revoked() || !ranks->lost_ranks().empty(); });
+  return lost;
+}
+
+void MpiGroup::fail(const std::string& reason) const {
+  engine.spoil();
+  if (!engine.library().survives_lost_ranks()) throw PeerLost(reason);
+  revoke();
+  std::vector<std::string> names;
+  for (const int rank : await_lost_ranks()) names.push_back(name_of(rank));
+  if (names.empty()) throw PeerLost(reason);
+  throw PeerLost(fmt::format("{} died", fmt::join(names, " and ")));
+}
+
+void MpiGroup::revoke() const noexcept {
+  if (engine.has_ended() || !engine.library().survives_lost_ranks()) return;
+  try {
+    engine.run([this] { ranks->revoke(); });
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, error.what());
+  }
+}
+
+// By their ranks in the group.
+std::vector<int> MpiGroup::await_lost_ranks() const {
+  const Deadline deadline(kNameLimit);
+  while (true) {
+    std::vector<int> lost;
+    engine.run([&] { lost = ranks->lost_ranks(); });
+    const int dead = node ? node->find_dead() : -1;
+    if (dead >= 0 && std::ranges::find(lost, dead) == lost.end()) lost.push_back(dead);
+    if (!lost.empty() || deadline.expired()) return lost;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 MpiBackend::MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout)
     : FromC10d(rank, size, "mpi", traits(), timeout), group_(std::move(group)) {}
 
 MpiBackend::~MpiBackend() {
   if (group_->engine.has_ended()) return;
-  bool is_over = std::uncaught_exceptions() == 0 && !group_->engine.is_spoiled();
+  bool breaks_off = std::uncaught_exceptions() > 0;
   for (const auto& weak : under_way_) {
     const auto task = weak.lock();
-    is_over = is_over && (!task || task->is_done());
+    breaks_off = breaks_off || (task && !task->is_done());
   }
+  if (breaks_off) group_->revoke();
+  const bool is_over = !breaks_off && !group_->engine.is_spoiled();
   if (!is_over) group_->engine.spoil();
   try {
     if (is_over) group_->engine.run([&] { group_->ranks->free(); });
@@ -130,17 +192,21 @@ void MpiBackend::abort() {
   const std::lock_guard lock(mutex_);
   const bool ends_now = std::uncaught_exceptions() > 0 || comm::is_terminated();
   const Deadline deadline(ends_now ? std::chrono::milliseconds(0) : kEndLimit);
+  bool all_ended = true;
   for (const auto& weak : std::exchange(under_way_, {})) {
     const auto task = weak.lock();
     while (task && !deadline.expired() && !group_->engine.test(*task)) std::this_thread::yield();
-    if (task) group_->engine.abandon(task);
+    if (!task) continue;
+    all_ended = all_ended && task->is_done();
+    group_->engine.abandon(task);
   }
+  if (!all_ended) group_->revoke();
 }
 
 OperationPtr MpiBackend::start(const Call& call, Report report) {
   if (call.monitored) {
     report(CallStage::may_block);
-    monitored_barrier(call);
+    group_->guard([&] { monitored_barrier(call); });
     return nullptr;
   }
   if (comm::is_message(call.kind)) check_tag(call);
@@ -170,12 +236,13 @@ void MpiBackend::run(const Call& call) {
 
 OperationPtr MpiBackend::begin(const Call& call) {
   auto operation = std::make_shared<MpiOperation>(call, group_, getRank(), getSize(), limit_of(call));
-  group_->engine.start(operation, [&] {
+  const auto start = [&] {
     if (comm::is_message(call.kind)) return group_->ranks->start(message_of(call));
     shm::Request request;
     fill_request(request, call, getSize());
     return group_->ranks->start(request);
-  });
+  };
+  group_->guard([&] { group_->engine.start(operation, start); });
   const std::lock_guard lock(mutex_);
   std::erase_if(under_way_, [](const auto& weak) {
     const auto task = weak.lock();

@@ -3,9 +3,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "backends/mpi/engine.h"
 #include "comm/from_c10d.h"
@@ -24,6 +27,16 @@ struct MpiGroup {
   // Throws PeerLost or DesyncError if a rank of this host has died or refuses the step, or if SIGTERM has
   // come.
   void look_around() const;
+  // Calls `job`. If it fails because of a lost rank, ends the calls of the other ranks too, and throws
+  // PeerLost with the names of the lost ranks.
+  void guard(const std::function<void()>& job) const;
+  // All calls of all ranks end with PeerLost, if MPI survives lost ranks.
+  void revoke() const noexcept;
+
+ private:
+  bool has_lost_ranks() const;
+  [[noreturn]] void fail(const std::string& reason) const;
+  std::vector<int> await_lost_ranks() const;
 };
 
 // Collectives and messages over MPI. Threads: any, as long as all ranks make the same calls in the same
@@ -33,12 +46,14 @@ class MpiBackend final : public comm::FromC10d {
   MpiBackend(int rank, int size, std::shared_ptr<MpiGroup> group, std::chrono::milliseconds timeout);
 
   // Frees the communicator, unless an exception ends the group, calls are unfinished, or a call has failed.
+  // In the first two cases the other ranks' calls end with PeerLost, if MPI survives lost ranks.
   ~MpiBackend() override;
 
   const std::string getBackendName() const override { return "mpi"; }
   void abort() override;
 
   comm::OperationPtr start(const comm::Call& call, comm::Report report) override;
+  void break_off() noexcept override { group_->revoke(); }
 
   static BackendTraits traits();
 

@@ -111,7 +111,8 @@ void reduce_scatter(const Request& request, MPI_Comm group, Requests& requests) 
   if (output.bytes == 0) return;
   const auto* const row = row_of(request.inputs, output, requests);
   const auto count = output.bytes / size_of(request.element);
-  if (count <= kLargestCount) {
+  // Open MPI's non-blocking form counts the elements of all ranks in an int.
+  if (count * request.inputs.size() <= kLargestCount) {
     requests.call<MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block>(
         "MPI_Reduce_scatter_block", static_cast<const void*>(row), static_cast<void*>(output.data),
         static_cast<int>(count), type_of(request.element), operator_of(request.element, request.reduction),

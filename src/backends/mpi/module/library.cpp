@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backends/mpi/library.h"
 
+#include <chrono>
 #include <stdlib.h>
+#include <thread>
 
 #include "backends/mpi/module/collectives.h"
+#include "backends/mpi/module/lost_ranks.h"
 #include "backends/mpi/module/types.h"
 
 namespace lockstep::mpi {
@@ -64,6 +67,9 @@ class MpiCommunicator final : public Communicator {
   }
 
   int largest_tag() const override { return own_tag_ - 2; }
+  void revoke() override { mpi::revoke(group_); }
+  bool is_revoked() override { return mpi::is_revoked(group_); }
+  std::vector<int> lost_ranks() override { return lost_ranks_of(group_); }
   void free() override { check(MPI_Comm_free(&group_), "MPI_Comm_free"); }
 
  private:
@@ -81,21 +87,29 @@ class MpiLibrary final : public Library {
     int provided = MPI_THREAD_SINGLE;
     int done = 0;
     MPI_Initialized(&done);
-    if (done != 0) return threads_of_program();
+    if (done != 0) {
+      const auto threads = threads_of_program();
+      survives_ = job_survives_lost_ranks();
+      return threads;
+    }
     // Rabenseifner's algorithm. Open MPI's own choice for an all-reduce in place sends the whole buffer to
     // one rank, which takes three times as long at 25 MB. A value that the user has set stays.
     ::setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "3", 0);
     const int level = wanted == Threads::all ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
     check(MPI_Init_thread(nullptr, nullptr, level, &provided), "MPI_Init_thread");
     is_ours_ = true;
+    survives_ = job_survives_lost_ranks();
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     return wanted == Threads::all && provided == MPI_THREAD_MULTIPLE ? Threads::all : Threads::one;
   }
 
+  bool survives_lost_ranks() const override { return survives_; }
+
   void finalize() override {
-    int done = 0;
-    MPI_Finalized(&done);
-    if (is_ours_ && done == 0) check(MPI_Finalize(), "MPI_Finalize");
+    if (is_ours_to_end() && (!survives_ || all_come())) check(MPI_Finalize(), "MPI_Finalize");
+  }
+  void leave() override {
+    if (is_ours_to_end()) revoke(MPI_COMM_WORLD);
   }
 
   int world_rank() const override {
@@ -109,14 +123,23 @@ class MpiLibrary final : public Library {
     return size;
   }
 
-  std::unique_ptr<Communicator> create(const std::vector<int>& world_ranks, int tag) override {
+  bool has_lost_ranks() const override {
+    return survives_ && (is_revoked(MPI_COMM_WORLD) || !lost_ranks_of(MPI_COMM_WORLD).empty());
+  }
+
+  std::unique_ptr<Communicator> create(const std::vector<int>& world_ranks, int tag,
+                                       bool after_loss) override {
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group members = MPI_GROUP_NULL;
     MPI_Comm group = MPI_COMM_NULL;
     check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
     check(MPI_Group_incl(world, static_cast<int>(world_ranks.size()), world_ranks.data(), &members),
           "MPI_Group_incl");
-    check(MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &group), "MPI_Comm_create_group");
+    if (after_loss) {
+      group = create_among_survivors(members, tag);
+    } else {
+      check(MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &group), "MPI_Comm_create_group");
+    }
     MPI_Group_free(&members);
     MPI_Group_free(&world);
     check(MPI_Comm_set_errhandler(group, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -136,7 +159,27 @@ class MpiLibrary final : public Library {
         "leave it to lockstep::init()");
   }
 
+  bool is_ours_to_end() const {
+    int done = 0;
+    MPI_Finalized(&done);
+    return is_ours_ && done == 0;
+  }
+
+  // Without a rank that has ended with an error code, MPI_Finalize() never returns: mpirun reports only ranks
+  // that a signal has ended. False if a rank is lost or has left.
+  static bool all_come() {
+    MPI_Request all = MPI_REQUEST_NULL;
+    int done = 0;
+    int result = MPI_Ibarrier(MPI_COMM_WORLD, &all);
+    while (result == MPI_SUCCESS && done == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      result = MPI_Test(&all, &done, MPI_STATUS_IGNORE);
+    }
+    return result == MPI_SUCCESS;
+  }
+
   bool is_ours_ = false;
+  bool survives_ = false;
 };
 
 }  // namespace
