@@ -10,8 +10,8 @@
 namespace lockstep::launch {
 namespace {
 
-// For the answer to Stop.
-constexpr std::chrono::hours kStopLimit{25};  // more than any grace period
+// For the answer to Stop, after the longest grace period: SIGKILL takes up to 10 s, a broken connection 15 s.
+constexpr std::chrono::seconds kMoreThanGrace{30};
 // For the answer to Reserve, which takes milliseconds.
 constexpr std::chrono::seconds kReserveLimit{60};
 // After a rank that lost a peer: for the failure of that peer.
@@ -132,7 +132,7 @@ void Coordinator::tick(Clock::time_point now) {
   if (!next_tick_ || now < deadline_) return;
   next_tick_.reset();
   if (state_ == State::reserving) {
-    lose(members_.front(), "its launcher does not answer", now);
+    lose_silent_first_member();
   } else if (state_ == State::stopping) {
     lose_silent_members();
   } else if (state_ == State::running) {
@@ -145,12 +145,35 @@ void Coordinator::set_deadline(Clock::duration limit) {
   next_tick_ = deadline_;
 }
 
+void Coordinator::lose_silent_first_member() {
+  const Node silent = members_.front();
+  send(silent, Refused{"it did not answer in time"});
+  lose(silent, "its launcher does not answer", now_);
+}
+
+Coordinator::Clock::duration Coordinator::stop_limit() const {
+  std::chrono::milliseconds longest{0};
+  for (const Node node : members_) {
+    longest = std::max(longest, std::chrono::milliseconds(nodes_.at(node).info.grace_period_ms));
+  }
+  return longest + kMoreThanGrace;
+}
+
 void Coordinator::lose_silent_members() {
+  const auto limit = in_words(stop_limit());
+  std::vector<std::string> notices;
   const auto is_silent = [&](Node node) { return nodes_.at(node).state != NodeState::stopped; };
   for (const Node node : members_) {
     if (!is_silent(node)) continue;
+    const auto& lost = nodes_.at(node);
+    notices.push_back(fmt::format(
+        "node {} ({}) did not stop its ranks within {}; its processes may be frozen, and may still exist",
+        lost.assignment, lost.info.host, limit));
     send(node, Refused{"it did not stop its ranks in time"});
     nodes_.erase(node);
+  }
+  for (const auto& text : notices) {
+    for (const auto& [node, member] : nodes_) send(node, Notice{text});
   }
   std::erase_if(members_, [&](Node node) { return !nodes_.contains(node); });
   continue_when_all_stopped();
@@ -284,7 +307,7 @@ void Coordinator::fail(const FailureReport& report, const std::string& notice) {
 
 void Coordinator::stop_members(const std::string& notice) {
   state_ = State::stopping;
-  set_deadline(kStopLimit);
+  set_deadline(stop_limit());
   for (const Node node : members_)
     send(node, Stop{.attempt = attempt_, .notice = notice, .signal = stop_signal_});
   continue_when_all_stopped();

@@ -85,7 +85,9 @@ class Coordinator {
   void gather(Clock::time_point now);
   bool has_room() const;
   void set_deadline(Clock::duration limit);
+  void lose_silent_first_member();
   void lose_silent_members();
+  Clock::duration stop_limit() const;
   void begin_attempt();
   void choose_members();
   NodeAssignment assignment_of(std::size_t index, const Reserved& reserved) const;

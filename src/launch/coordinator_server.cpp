@@ -2,9 +2,12 @@
 #include "launch/coordinator_server.h"
 
 #include <algorithm>
+#include <arpa/inet.h>
 #include <cerrno>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -24,18 +27,39 @@ constexpr milliseconds kFinishLimit{5'000};
 constexpr int kBacklog = 1024;
 // Connections that have not sent Hello. Beyond it the oldest are dropped.
 constexpr std::size_t kMaxStrangers = 16'384;
+// Before another attempt to accept a connection for which there is no descriptor.
+constexpr milliseconds kAcceptPause{1'000};
 
-// The loopback address of an endpoint that is on this host for all nodes.
-std::optional<SocketAddress> loopback_address(const Endpoint& endpoint) {
-  const auto found = resolve_now(endpoint.host).addresses;
+bool is_numeric_address(const std::string& host) {
+  in6_addr either{};
+  return ::inet_pton(AF_INET, host.c_str(), &either) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &either) == 1;
+}
+
+// The loopback address of an endpoint that is on this host for all nodes. A name may have another address on
+// other hosts: Debian's hosts file maps the machine's own name to 127.0.1.1.
+std::optional<SocketAddress> loopback_address(const NodesOptions& nodes) {
+  const auto& host = nodes.endpoint.host;
+  if (nodes.max_nodes > 1 && host != "localhost" && !is_numeric_address(host)) return std::nullopt;
+  const auto found = resolve_now(host).addresses;
   if (found.empty() || !std::ranges::all_of(found, &SocketAddress::is_loopback)) return std::nullopt;
   return found.front();
 }
 
+// The soft limit is often 1024, for programs that use select(). REQUIRES that ranks do not inherit it.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+bool is_exhaustion(int code) { return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM; }
+
 // Without a secret, programs on other hosts cannot connect where they need not.
 UniqueFd listening_socket(const NodesOptions& nodes) {
   const auto port = nodes.endpoint.port;
-  const auto address = nodes.secret.empty() ? loopback_address(nodes.endpoint) : std::nullopt;
+  const auto address = nodes.secret.empty() ? loopback_address(nodes) : std::nullopt;
   if (nodes.secret.empty() && !address) {
     log(LogLevel::warning,
         fmt::format("any program that can connect to port {} of this host can join the run; set "
@@ -68,14 +92,16 @@ CoordinatorServer::CoordinatorServer(const LaunchOptions& options, const NodesOp
       coordinator_(coordinator_options(options), Coordinator::Clock::now()) {}
 
 void CoordinatorServer::serve(int stop) {
+  raise_descriptor_limit();
   pollfd event{.fd = stop, .events = POLLIN, .revents = 0};
   while (::poll(&event, 1, 0) <= 0) step(stop);
   finish_connections();
 }
 
 void CoordinatorServer::step(int stop) {
-  std::vector<pollfd> events{{.fd = stop, .events = POLLIN, .revents = 0},
-                             {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+  std::vector<pollfd> events{
+      {.fd = stop, .events = POLLIN, .revents = 0},
+      {.fd = accept_pause_.expired() ? listener_.get() : -1, .events = POLLIN, .revents = 0}};
   for (const auto& [node, client] : clients_) {
     events.push_back({.fd = client.connection.fd(), .events = client.connection.events(), .revents = 0});
   }
@@ -103,6 +129,10 @@ void CoordinatorServer::drop_clients_without_hello() {
 
 int CoordinatorServer::poll_timeout() const {
   auto tick = coordinator_.next_tick();
+  if (!accept_pause_.expired()) {
+    const auto end = Coordinator::Clock::now() + accept_pause_.remaining();
+    tick = std::min(tick.value_or(end), end);
+  }
   for (const auto& [node, client] : clients_) {
     const auto end = Coordinator::Clock::now() + client.hello_limit.remaining();
     if (!client.has_joined) tick = std::min(tick.value_or(end), end);
@@ -115,12 +145,35 @@ int CoordinatorServer::poll_timeout() const {
 void CoordinatorServer::accept_clients() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
+    if (!socket) {
+      if (!is_exhaustion(errno)) return;
+      make_room();
+      if (!accept_pause_.expired()) return;
+      continue;
+    }
     LineConnection connection(std::move(socket));
     connection.set_silence_limit(nodes_.silence_limit);
     connection.set_max_line(LineConnection::kMaxLineOfStranger);
     auto& client = clients_.emplace(next_++, Client{.connection = std::move(connection)}).first->second;
     client.connection.send(encode(ToNode(Challenge{client.challenge})));
+  }
+}
+
+// For a connection that could not be accepted, with the reason in errno: drops the oldest stranger. If all
+// are nodes, it waits in the queue of the listener.
+void CoordinatorServer::make_room() {
+  if (!std::exchange(exhaustion_told_, true)) {
+    log(LogLevel::warning,
+        fmt::format("the coordinator cannot accept a connection: {}; it drops the oldest connection that has "
+                    "not joined the run. If nodes are missing, raise the hard limit (ulimit -Hn)",
+                    errno_text(errno)));
+  }
+  const auto oldest =
+      std::ranges::find_if(clients_, [](const auto& client) { return !client.second.has_joined; });
+  if (oldest == clients_.end()) {
+    accept_pause_ = Deadline(kAcceptPause);
+  } else {
+    clients_.erase(oldest);
   }
 }
 

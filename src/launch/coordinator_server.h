@@ -20,8 +20,9 @@ class CoordinatorServer {
   // Listens immediately. Throws LaunchError naming the port if it cannot.
   CoordinatorServer(const LaunchOptions& options, const NodesOptions& nodes);
 
-  // Serves until `stop` becomes readable. Then sends the end of the run, or of this launcher, to the others,
-  // and waits a few seconds for them to close their connections.
+  // Raises this process's limit of open files, and serves until `stop` becomes readable. Then sends the end
+  // of the run, or of this launcher, to the others, and waits a few seconds for them to close their
+  // connections.
   void serve(int stop);
   // For the guard process, which must not hold the port.
   void close() { listener_.reset(); }
@@ -37,6 +38,7 @@ class CoordinatorServer {
   void step(int stop);
   int poll_timeout() const;
   void accept_clients();
+  void make_room();
   void drop_clients_without_hello();
   void read(Coordinator::Node node);
   void handle_line(Coordinator::Node node, const std::string& line);
@@ -50,6 +52,8 @@ class CoordinatorServer {
   Coordinator coordinator_;
   std::map<Coordinator::Node, Client> clients_;
   Coordinator::Node next_ = 0;
+  Deadline accept_pause_{std::chrono::milliseconds(0)};
+  bool exhaustion_told_ = false;
 };
 
 // The options of a Coordinator for this launch.

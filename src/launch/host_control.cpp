@@ -25,9 +25,28 @@ constexpr std::size_t kLongestLine = 100;
   throw LaunchError(fmt::format("lockstep node: {} (`lockstep run --hosts` starts this command)", reason));
 }
 
+// Printable, with U+FFFD for what is not UTF-8.
+std::string quoted_text(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+void require_utf8(const std::string& text, const std::string& what) {
+  try {
+    (void)nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw ArgumentError(fmt::format("--hosts: {} is not UTF-8, so the hosts cannot get it", what));
+  }
+}
+
 }  // namespace
 
 std::string encode(const NodeOrder& order) {
+  for (const auto& word : order.arguments) require_utf8(word, "the argument " + quoted_text(word));
+  require_utf8(order.folder, "the working directory " + quoted_text(order.folder));
+  // A value may be a secret.
+  for (const auto& [name, value] : order.environment) {
+    require_utf8(name + value, fmt::format("the variable {}", quoted_text(name)));
+  }
   return nlohmann::json{{"order", kOrderVersion},
                         {"arguments", order.arguments},
                         {"environment", order.environment},

@@ -23,6 +23,10 @@ namespace lockstep::launch {
 //
 // The end of this stream, and silence of kSilenceLimit, mean that the other side or the network is gone: the
 // launcher acts as on SIGHUP. So nothing is left on a host that cannot be reached any more.
+//
+// The first line that the launcher writes to its stdout is kNodeGreeting. An exit code that comes after it is
+// that of the launcher, unless the remote shell lost the connection.
+constexpr std::string_view kNodeGreeting = "[lockstep node]";
 constexpr std::chrono::seconds kAliveInterval{5};
 constexpr std::chrono::seconds kSilenceLimit{20};
 
@@ -32,7 +36,7 @@ struct NodeOrder {
   std::string folder{};                              // the working directory
 };
 
-// One line of JSON, without its newline.
+// One line of JSON, without its newline. Throws ArgumentError naming what is not UTF-8.
 std::string encode(const NodeOrder& order);
 // Throws LaunchError for a malformed line and for another version of Lockstep.
 NodeOrder decode_node_order(const std::string& line);

@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kShellFailed = 255;  // ssh(1): its own exit code; others are the command's
+constexpr int kShellFailed = 255;  // ssh(1): its own exit code, which may also be the command's
 constexpr milliseconds kEndTogetherLimit{2'000};
 // Launchers need a moment after the grace period of their ranks.
 constexpr milliseconds kMoreGrace{3'000};
@@ -51,10 +51,12 @@ SocketPair make_sockets() {
 // acts on the shells themselves.
 class HostsSupervisor : private RankSupervisor {
  public:
-  HostsSupervisor(const HostsOptions& options, const std::string& shell, int parent)
+  HostsSupervisor(const HostsOptions& options, const std::vector<std::string>& orders,
+                  const std::string& shell, int parent)
       : RankSupervisor({.grace_period = options.grace_period + kMoreGrace, .confirm = kEndTogetherLimit},
                        options.stop_signals, parent),
         options_(options),
+        orders_(orders),
         shell_(shell) {}
 
   int run();
@@ -73,12 +75,17 @@ class HostsSupervisor : private RankSupervisor {
   void flush();
   void send_signs_of_life();
   void print_failure();
+  // Whether the launcher of that host has run, so that an exit code may be a rank's.
+  bool has_begun(int host) const { return greeted_.contains(host); }
+  std::string advice_for(const RankExit& exit) const;
 
   const HostsOptions& options_;
+  const std::vector<std::string>& orders_;  // encoded
   const std::string& shell_;
   LogMultiplexer logs_;
   std::map<int, LineConnection> stdins_;  // by the index of the host
   std::map<pid_t, int> alive_;
+  std::set<int> greeted_;  // hosts that have sent kNodeGreeting
   Deadline sign_of_life_at_{kAliveInterval};
   int stop_signal_ = 0;
 };
@@ -110,9 +117,12 @@ void HostsSupervisor::start() {
     words.push_back(machine::quoted(options_.program) + " node");
     auto process = start_rank({.file = shell_, .arguments = words, .in = stdin_of_shell.theirs.get()});
     alive_.emplace(process.pid, index);
-    logs_.add_rank(index, {.pipe = std::move(process.out)}, {.pipe = std::move(process.err)});
+    const auto takes = [this, index](std::string_view line) {
+      return line == kNodeGreeting && greeted_.insert(index).second;
+    };
+    logs_.add_rank(index, {.pipe = std::move(process.out), .takes = takes}, {.pipe = std::move(process.err)});
     stdins_.emplace(index, LineConnection(std::move(stdin_of_shell.ours)));
-    stdins_.at(index).send(encode(options_.orders[i]));
+    stdins_.at(index).send(orders_[i]);
   }
 }
 
@@ -152,7 +162,8 @@ std::optional<RankExit> HostsSupervisor::take_exit(const RankExit& child) {
 // A launcher fails when ranks of any host fail.
 FailureReport HostsSupervisor::report(const RankExit& exit) {
   logs_.drain(exit.rank);
-  return {.first = exit, .lost_peer = exit.signal == 0 && exit.code != kShellFailed};
+  const bool shell_failed = exit.signal != 0 || (exit.code == kShellFailed && !has_begun(exit.rank));
+  return {.first = exit, .lost_peer = !shell_failed};
 }
 
 void HostsSupervisor::signal_ranks(int signal) {
@@ -178,12 +189,15 @@ void HostsSupervisor::on_grace_period_over() {
   }
 }
 
-std::string advice_for(const RankExit& exit, const HostsOptions& options) {
+std::string HostsSupervisor::advice_for(const RankExit& exit) const {
+  if (exit.signal != 0) return "";
   if (exit.code == kShellFailed) {
-    return fmt::format(": {} could not connect, or lost the connection", options.shell.front());
+    const auto& shell = options_.shell.front();
+    return has_begun(exit.rank) ? fmt::format(": that of a rank, or {} lost the connection", shell)
+                                : fmt::format(": {} could not connect, or lost the connection", shell);
   }
-  if (exit.code == ProgramError::kNotFound) {
-    return fmt::format("; if that host has no {}, set --lockstep", options.program);
+  if (exit.code == ProgramError::kNotFound && !has_begun(exit.rank)) {
+    return fmt::format("; if that host has no {}, set --lockstep", options_.program);
   }
   return "";
 }
@@ -193,7 +207,7 @@ void HostsSupervisor::print_failure() {
   const auto& first = failures().first().first;
   logs_.print(fmt::format("host {}: its launcher {}{}",
                           options_.hosts.at(static_cast<std::size_t>(first.rank)).name, describe(first),
-                          advice_for(first, options_)));
+                          advice_for(first)));
 }
 
 void HostsSupervisor::flush() {
@@ -245,11 +259,13 @@ std::vector<HostEntry> parse_hosts(const std::string& text) {
 
 int launch_on_hosts(const HostsOptions& options) {
   const auto shell = find_program(options.shell.front(), Env());
+  std::vector<std::string> orders;
+  for (const auto& order : options.orders) orders.push_back(encode(order));
   const auto body = [&](int parent) {
     struct sigaction ignore {};
     ignore.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignore, nullptr);
-    return HostsSupervisor(options, shell, parent).run();
+    return HostsSupervisor(options, orders, shell, parent).run();
   };
   const auto exit = run_guarded(body, {.stop_signals = options.stop_signals});
   if (exit.signal != 0) log(LogLevel::error, describe(exit));

@@ -35,10 +35,10 @@ struct HostsOptions {
 //
 // - A launcher or a remote shell that ends without success: the others have two seconds to end by themselves,
 //   as they do when ranks failed; then they get SIGTERM. If the shell has failed itself (255, ssh's own code,
-//   or a signal), they get it at once.
+//   before the launcher has begun, or a signal), they get it at once.
 // - The remote shells die with this process, and with it their launchers; see host_control.h.
 //
-// Throws LaunchError before a process is started.
+// Throws LaunchError before a process is started, and ArgumentError for an order that is not UTF-8.
 int launch_on_hosts(const HostsOptions& options);
 
 }  // namespace lockstep::launch

@@ -132,6 +132,7 @@ void LogMultiplexer::end(Stream& stream) {
 }
 
 void LogMultiplexer::emit(const Stream& stream, std::string_view line) {
+  if (stream.of_rank.takes && stream.of_rank.takes(line)) return;
   if (stream.tail != nullptr) stream.tail->add(line);
   const bool duplicated = std::ranges::any_of(stream.filtered->texts, [&](const std::string& text) {
     return line.find(text) != std::string_view::npos;

@@ -98,6 +98,8 @@ struct RankStream {
   UniqueFd copy{};        // gets every byte; optional
   bool passed_on = true;  // whether its lines go to this process's stream
   std::string prefix{};
+  // A line for which it returns true is not passed on. Optional.
+  std::function<bool(std::string_view line)> takes{};
 };
 
 // Merges the ranks' stdout and stderr into those of this process, line by line, with a prefix per rank. Only

@@ -28,11 +28,11 @@ namespace {
 using Json = nlohmann::json;
 
 // Incremented with every incompatible change.
-constexpr int kProtocol = 3;
+constexpr int kProtocol = 4;
 
 // The kinds of messages, in the order of the variants.
 constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving"};
-constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "end", "refused"};
+constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "notice", "end", "refused"};
 
 template <typename Type, typename Message>
 concept Is = std::same_as<std::remove_const_t<Type>, Message>;
@@ -58,6 +58,8 @@ void visit_fields(Message& message, const auto& visit) {
 }
 
 void visit_fields(Is<Refused> auto& message, const auto& visit) { visit(Field{"reason", message.reason}); }
+
+void visit_fields(Is<Notice> auto& message, const auto& visit) { visit(Field{"text", message.text}); }
 
 void visit_fields(Is<Leaving> auto& message, const auto& visit) {
   visit(Field{"reason", message.reason}, Field{"signal", message.signal});
@@ -99,7 +101,8 @@ void visit_fields(Is<Hello> auto& message, const auto& visit) {
   auto& node = message.node;
   visit(Field{"run_id", message.run_id}, Field{"node_rank", node.node_rank}, Field{"ranks", node.ranks},
         Field{"role", node.role}, Field{"host", node.host}, Field{"is_host", node.is_host},
-        Field{"challenge", message.challenge}, Field{"proof", message.proof});
+        Field{"grace_period_ms", node.grace_period_ms}, Field{"challenge", message.challenge},
+        Field{"proof", message.proof});
 }
 
 std::string line_of(const auto& message, Json json) {
@@ -159,7 +162,10 @@ Hello decode_hello(const std::string& line) {
     }
     auto hello = read<Hello>(json);
     constexpr int most = 1'000'000;
-    if (hello.node.ranks < 1 || hello.node.ranks > most || hello.node.node_rank.value_or(0) < 0) {
+    constexpr std::int64_t longest = std::int64_t{25} * 3600 * 1000;  // more than any grace period
+    const auto& node = hello.node;
+    if (node.ranks < 1 || node.ranks > most || node.node_rank.value_or(0) < 0 || node.grace_period_ms < 0 ||
+        node.grace_period_ms > longest) {
       throw LaunchError("a launcher's first message has numbers that are out of range");
     }
     return hello;

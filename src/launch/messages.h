@@ -21,7 +21,8 @@ struct NodeInfo {
   int ranks = 1;
   std::string role = "default";
   std::string host{};
-  bool is_host = false;  // the coordinator runs in its launcher
+  bool is_host = false;                 // the coordinator runs in its launcher
+  std::int64_t grace_period_ms = 5000;  // from a Stop to SIGKILL for its ranks
 };
 
 // Messages from a node. `attempt` is that of the Start to which the message refers.
@@ -74,6 +75,10 @@ struct Stop {
   std::string notice{};
   int signal = 0;
 };
+// For the user.
+struct Notice {
+  std::string text{};
+};
 // The run has succeeded, or failed with this failure. `signal`: as in Stop.
 struct End {
   std::optional<FailureReport> failure{};
@@ -83,7 +88,7 @@ struct End {
 struct Refused {
   std::string reason{};
 };
-using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, End, Refused>;
+using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused>;
 
 // The first message of a launcher.
 struct Hello {

@@ -32,14 +32,19 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConfirmLimit{300};
 constexpr milliseconds kLeftoverLimit{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
+// For the Stop that answers Failed within a second. A frozen coordinator keeps its connections.
+constexpr milliseconds kAnswerLimit{60'000};
 
 std::string in_seconds(milliseconds span) {
   return fmt::format("{:g} s", static_cast<double>(span.count()) / 1000);
 }
 
 std::unique_ptr<CoordinatorClient> make_client(const LaunchOptions& options, bool is_host) {
-  NodeInfo info{
-      .ranks = options.nproc_per_node, .role = options.role, .host = host_name(), .is_host = is_host};
+  NodeInfo info{.ranks = options.nproc_per_node,
+                .role = options.role,
+                .host = host_name(),
+                .is_host = is_host,
+                .grace_period_ms = options.grace_period.count()};
   if (!options.nodes) {
     return std::make_unique<LocalCoordinatorClient>(coordinator_options(options), info, options.master_addr);
   }
@@ -99,9 +104,11 @@ class NodeSupervisor : private RankSupervisor {
   void on(const Reserve& reserve);
   void on(const Start& start);
   void on(const Stop& stop);
+  void on(const Notice& notice) { logs_.print(notice.text); }
   void on(const End& end);
   [[noreturn]] void on(const Refused& refused);
   void log_waiting();
+  void check_coordinator();
 
   std::optional<FailureReport> failure() const {
     return failures().summary(end_ ? end_->failure : std::nullopt);
@@ -125,7 +132,8 @@ class NodeSupervisor : private RankSupervisor {
   bool waiting_logged_ = false;
   bool stdout_error_logged_ = false;
   bool file_error_logged_ = false;
-  bool stop_requested_ = false;  // by a Stop that has no answer yet
+  std::optional<Deadline> answer_due_;  // after a Failed
+  bool stop_requested_ = false;         // by a Stop that has no answer yet
   int stop_signal_ = 0;
   std::optional<End> end_;
   bool end_is_known_to_all_ = false;  // the coordinator has sent it
@@ -167,8 +175,18 @@ void NodeSupervisor::loop() {
     advance();
     client_->advance();
     handle_messages();
+    check_coordinator();
     log_waiting();
   }
+}
+
+void NodeSupervisor::check_coordinator() {
+  if (!answer_due_ || !answer_due_->expired()) return;
+  answer_due_.reset();
+  logs_.print(fmt::format(
+      "the launcher at {}, which coordinates the nodes, did not answer for {}: its processes may be frozen",
+      to_text(options_.nodes->endpoint), in_seconds(kAnswerLimit)));
+  on(End{});
 }
 
 milliseconds NodeSupervisor::poll_timeout() const {
@@ -176,6 +194,7 @@ milliseconds NodeSupervisor::poll_timeout() const {
   if (phase() == Phase::idle && !waiting_logged_) {
     limit = shorter(limit, log_waiting_at_.remaining() + milliseconds(1));
   }
+  if (answer_due_) limit = shorter(limit, answer_due_->remaining() + milliseconds(1));
   return control_ ? shorter(limit, control_->poll_timeout()) : limit;
 }
 
@@ -214,6 +233,7 @@ void NodeSupervisor::on_first_failure() {
   client_->send(Failed{.attempt = workers_->assignment().attempt,
                        .consequence = options_.nodes && failures().may_be_consequence(),
                        .report = failures().first()});
+  if (options_.nodes) answer_due_.emplace(kAnswerLimit);
 }
 
 // The grace period is for ranks: after a failure nothing needs what they left behind.
@@ -292,6 +312,7 @@ void NodeSupervisor::on(const Start& start) {
 }
 
 void NodeSupervisor::on(const Stop& stop) {
+  answer_due_.reset();
   const bool ours = failures().any() && workers_ && workers_->assignment().attempt == stop.attempt;
   const bool others_run = workers_ && !workers_->alive().empty();
   const char* others = !others_run ? "" : ours ? "; stopping the other ranks" : "; stopping all ranks";
@@ -305,6 +326,7 @@ void NodeSupervisor::on(const Stop& stop) {
 }
 
 void NodeSupervisor::on(const End& end) {
+  answer_due_.reset();
   end_ = end;
   begin_stop(end.signal != 0 ? end.signal : SIGTERM);
 }

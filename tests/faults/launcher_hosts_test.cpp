@@ -104,6 +104,18 @@ TEST_F(LauncherHosts, EndWhenOneHasNoLockstep) {
   EXPECT_THAT(lines_of(launcher.err()).back(), HasSubstr("set --lockstep"));
 }
 
+// ssh and a shell have the same codes for a connection and a program that failed.
+TEST_F(LauncherHosts, DoNotTakeTheExitCodeOfARankForThatOfSsh) {
+  for (const int code : {127, 255}) {
+    auto launcher = run(kTwoHosts, fmt::format("test $RANK = 2 && exit {}; exec sleep 1000", code));
+    EXPECT_EQ(launcher.finish(), code) << launcher.err();
+    EXPECT_THAT(launcher.err(),
+                AllOf(HasSubstr(fmt::format("rank 2 failed first: it exited with code {}", code)),
+                      Not(HasSubstr("could not connect")), Not(HasSubstr("--lockstep"))));
+    EXPECT_EQ(launcher.out(), "");
+  }
+}
+
 TEST_F(LauncherHosts, EndWhenTheLauncherOfOneIsKilled) {
   const auto go = folder_.file("go");
   auto launcher = run(
@@ -149,6 +161,12 @@ TEST_F(LauncherHosts, RejectContradictions) {
   }
 }
 
+TEST_F(LauncherHosts, CannotGetAnArgumentThatIsNotUtf8) {
+  auto launcher = run(kTwoHosts, "echo caf\xe9");
+  EXPECT_EQ(launcher.finish(), 2);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr(R"(the argument "echo caf\ufffd")"), Not(HasSubstr("json"))));
+}
+
 // The launcher of one host, whose stdin ends or has a line for SIGTERM.
 std::string end_of_node(const std::string& last_words) {
   const TempFolder folder;
@@ -165,8 +183,8 @@ std::string end_of_node(const std::string& last_words) {
 }
 
 TEST(LauncherNode, EndsWithItsConnectionAndOnItsSignals) {
-  EXPECT_EQ(end_of_node("true"), "code 129\n");
-  EXPECT_EQ(end_of_node("echo 15; exec sleep 1000"), "code 143\n");
+  EXPECT_EQ(end_of_node("true"), "[lockstep node]\ncode 129\n");
+  EXPECT_EQ(end_of_node("echo 15; exec sleep 1000"), "[lockstep node]\ncode 143\n");
 }
 
 LauncherProcess pod(std::map<std::string, std::string> env, const std::string& script) {

@@ -13,8 +13,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Under a launcher, which leaves nothing behind whatever happens here.
-LauncherProcess two_nodes(const std::string& script) {
-  return LauncherProcess({"run", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES, LOCKSTEP_PROGRAM, script});
+LauncherProcess two_nodes(const std::string& script, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> words{"run", "--", "unshare", "-Urn", LOCKSTEP_TWO_NODES, LOCKSTEP_PROGRAM,
+                                 script};
+  words.insert(words.end(), more.begin(), more.end());
+  return LauncherProcess(words);
 }
 
 // Some containers forbid it; a machine of one's own does not.
@@ -33,6 +36,14 @@ TEST(LauncherNamespaces, TwoNodesStartFailRestartAndFinish) {
   EXPECT_THAT(nodes.err(), AllOf(HasSubstr("rank 1 was killed by SIGKILL; restart 1 of 1"),
                                  HasSubstr("each rank is on a host of its own")));
   nodes.wait_for_no_family();
+}
+
+TEST(LauncherNamespaces, TheFirstNodesOwnNameMayBeALoopbackAddressThere) {
+  if (!may_make_namespaces()) GTEST_SKIP() << "this system lets nobody make namespaces";
+  auto nodes = two_nodes("echo $RANK of $WORLD_SIZE", {"1", "0", "node0"});
+  EXPECT_EQ(nodes.finish(), 0) << nodes.err();
+  EXPECT_THAT(nodes.out(), AllOf(HasSubstr("0 of 2"), HasSubstr("1 of 2")));
+  EXPECT_THAT(nodes.err(), HasSubstr("any program that can connect to port 29500 of this host"));
 }
 
 TEST(LauncherNamespaces, BothNodesNameTheRankThatFailed) {

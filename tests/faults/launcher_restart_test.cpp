@@ -324,7 +324,7 @@ TEST(LauncherNodes, AreNotDisturbedByStrangers) {
     strangers.push_back(connect_to(loopback(std::stoi(port)), Deadline(std::chrono::seconds(60))));
     std::string bytes(std::array<std::size_t, 4>{0, 10, 1000, 100'000}[static_cast<std::size_t>(i % 4)], 'x');
     for (auto& byte : bytes) byte = static_cast<char>(random());
-    if (i % 3 == 0) bytes = R"({"kind":"hello","protocol":3,"ranks":)" + bytes;
+    if (i % 3 == 0) bytes = R"({"kind":"hello","protocol":4,"ranks":)" + bytes;
     if (i % 2 == 0) bytes += '\n';
     // It may close the connection at once.
     (void)::send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -356,6 +356,50 @@ TEST(LauncherNodes, DropAStrangerThatSendsTooMuch) {
   ASSERT_EQ(::send(loud.get(), line.data(), line.size(), MSG_NOSIGNAL), static_cast<ssize_t>(line.size()));
   EXPECT_TRUE(ends(loud, deadline));
   EXPECT_FALSE(ends(silent, Deadline(std::chrono::milliseconds(0))));
+}
+
+// The coordinator's node, started under `limit`: an argument of ulimit.
+LauncherProcess node_with_few_files(const std::string& limit, const std::string& port) {
+  return LauncherProcess(
+      {"-c", fmt::format("ulimit {} 64; exec {} run --nnodes 2 --node-rank 0 --master-port {} -- "
+                         "/bin/sh -c 'echo limit $(ulimit -Sn)'",
+                         limit, LOCKSTEP_PROGRAM, port)},
+      {.program = "/bin/sh"});
+}
+
+std::vector<UniqueFd> silent_strangers(int count, const std::string& port) {
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < count; ++i) {
+    strangers.push_back(connect_to(loopback(std::stoi(port)), Deadline(std::chrono::seconds(60))));
+  }
+  return strangers;
+}
+
+TEST(LauncherNodes, DropTheOldestStrangersWhenDescriptorsRunOut) {
+  const auto port = free_port();
+  auto first = node_with_few_files("-n", port);
+  wait_for_listener(port);
+  const auto strangers = silent_strangers(100, port);
+  EXPECT_TRUE(ends(strangers.front(), Deadline(std::chrono::seconds(60))));
+  auto second = node(numbered(1, port), "true");
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  std::size_t told = 0;
+  for (const auto& line : lines_of(first.err()))
+    told += line.find("cannot accept") != std::string::npos ? 1 : 0;
+  EXPECT_EQ(told, 1U) << first.err();
+}
+
+TEST(LauncherNodes, RaiseTheLimitOfDescriptorsButNotThatOfRanks) {
+  const auto port = free_port();
+  auto first = node_with_few_files("-Sn", port);
+  wait_for_listener(port);
+  const auto strangers = silent_strangers(100, port);
+  auto second = node(numbered(1, port), "true");
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_EQ(first.finish(), 0) << first.err();
+  EXPECT_THAT(first.err(), Not(HasSubstr("cannot accept")));
+  EXPECT_THAT(first.out(), HasSubstr("limit 64"));
 }
 
 TEST(LauncherNodes, NameMissingNodes) {

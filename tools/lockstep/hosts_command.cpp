@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `lockstep run --hosts`, and `lockstep node` on the hosts.
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
@@ -65,6 +66,8 @@ void enter(const std::string& folder) {
 }
 
 int run_order() {
+  fmt::print("{}\n", launch::kNodeGreeting);
+  std::fflush(stdout);
   const auto order = launch::read_node_order(STDIN_FILENO, Deadline(kOrderLimit));
   ::unsetenv("LOCKSTEP_SECRET_FILE");
   for (const auto& [name, value] : order.environment) set_variable(name, value);

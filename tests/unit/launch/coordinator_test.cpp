@@ -284,14 +284,19 @@ TEST(Coordinator, DoesNotWaitForFinishedNodes) {
 
 TEST(Coordinator, DoesNotWaitForeverForANodeThatDoesNotStop) {
   FakeRun run({.min_nodes = 2, .max_nodes = 2});
-  run.join(0);
-  run.join(1);
+  run.join(0, {.host = "frozen", .grace_period_ms = 20'000});
+  run.join(1, {.host = "b", .grace_period_ms = 5'000});
   run.handle(0, Reserved{});
   run.handle(1, kFailure);
   run.handle(1, Stopped{0});
-  ASSERT_TRUE(run.poll_timeout());
-  run.wait(*run.poll_timeout());
+  ASSERT_EQ(run.poll_timeout(), 20s + 30s) << "the longest grace period, and time for SIGKILL";
+  run.wait(49s);
+  EXPECT_FALSE(run.ended());
+  run.wait(1s);
   EXPECT_TRUE(run.ended());
+  EXPECT_THAT(run.told<Notice>(), ElementsAre(1));
+  EXPECT_THAT(run.last<Notice>().text, HasSubstr("node 0 (frozen) did not stop its ranks within 50 s"));
+  EXPECT_EQ(run.last<End>().failure->first.rank, 3);
 }
 
 TEST(Coordinator, RemovesOnlyNodesThatDoNotStop) {
@@ -304,6 +309,7 @@ TEST(Coordinator, RemovesOnlyNodesThatDoNotStop) {
   run.forget();
   run.wait(*run.poll_timeout());
   EXPECT_THAT(run.told<Refused>(), ElementsAre(1));
+  EXPECT_THAT(run.told<Notice>(), ElementsAre(0, 2));
   EXPECT_THAT(run.told<Reserve>(), ElementsAre(0));
   run.handle(0, Reserved{});
   EXPECT_THAT(run.told<Start>(), ElementsAre(0, 2));
@@ -351,6 +357,7 @@ TEST(Coordinator, DoesNotWaitForeverForThePort) {
   ASSERT_TRUE(run.poll_timeout());
   run.wait(*run.poll_timeout());
   EXPECT_THAT(run.last<Stop>().notice, HasSubstr("does not answer"));
+  EXPECT_THAT(run.told<Refused>(), ElementsAre(0)) << "it would never end";
 }
 
 TEST(Coordinator, DoesNotRestartFinishedNodesForANewNode) {

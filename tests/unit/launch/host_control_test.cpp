@@ -16,8 +16,10 @@ namespace lockstep::launch {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class HostControlStream : public ::testing::Test {
  protected:
@@ -79,6 +81,20 @@ TEST_F(HostControlStream, RefusesWhatIsNotAnOrder) {
   write("without an end");
   EXPECT_THAT([&] { read_node_order(in_.get(), Deadline(milliseconds(10))); },
               ::testing::ThrowsMessage<LaunchError>(HasSubstr("no complete line")));
+}
+
+TEST(NodeOrders, NameWhatIsNotUtf8) {
+  const auto complaint_about = [](const NodeOrder& order) -> std::string {
+    try {
+      return encode(order);
+    } catch (const ArgumentError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_THAT(complaint_about({.arguments = {"run", "caf\xe9"}}), HasSubstr(R"(the argument "caf\ufffd")"));
+  EXPECT_THAT(complaint_about({.folder = "/\xff"}), HasSubstr(R"(the working directory "/\ufffd")"));
+  EXPECT_THAT(complaint_about({.environment = {{"KEY", "secret\xff"}}}),
+              AllOf(HasSubstr("the variable \"KEY\""), Not(HasSubstr("secret"))));
 }
 
 std::vector<std::string> texts_of(const std::string& list) {

@@ -14,12 +14,16 @@ namespace lockstep::launch {
 namespace {
 
 TEST(Messages, TravelBothWays) {
-  const auto hello =
-      decode_hello(encode(Hello{.run_id = "r \"1\"", .node = {.node_rank = 2, .ranks = 4, .host = "h"}}));
+  const auto hello = decode_hello(encode(
+      Hello{.run_id = "r \"1\"", .node = {.node_rank = 2, .ranks = 4, .host = "h", .grace_period_ms = 70}}));
   EXPECT_EQ(hello.run_id, "r \"1\"");
   EXPECT_EQ(hello.node.node_rank, 2);
   EXPECT_EQ(hello.node.ranks, 4);
+  EXPECT_EQ(hello.node.grace_period_ms, 70);
   EXPECT_EQ(decode_hello(encode(Hello{})).node.node_rank, std::nullopt);
+
+  const Hello endless{.node = {.grace_period_ms = std::int64_t{1} << 62}};
+  EXPECT_THROW(decode_hello(encode(endless)), LaunchError);
 
   const auto start =
       std::get<Start>(decode_to_node(encode(ToNode(Start{{.attempt = 3, .restarts = 2, .world_size = 9}}))));
