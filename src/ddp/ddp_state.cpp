@@ -20,6 +20,7 @@
 #include "ddp/module_sync.h"
 #include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
+#include "nn/storage_guard.h"
 #include "runtime/run.h"
 
 namespace lockstep::ddp {
@@ -231,6 +232,12 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
   }
   if (trained.empty()) return;
   const auto& mixed = options.mixed_precision;
+  if (mixed &&
+      std::ranges::any_of(parameters_, [](const auto& each) { return nn::has_guard(each.tensor); })) {
+    throw ArgumentError(
+        "DistributedDataParallel: mixed_precision does not take parameters of parallelize_module(); use "
+        "autocast, or convert the module before it");
+  }
   if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
   reducer_ = std::make_shared<Reducer>(
       trained, group_,

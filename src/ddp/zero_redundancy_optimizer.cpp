@@ -17,6 +17,7 @@
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
 #include "ddp/module_sync.h"
+#include "nn/storage_guard.h"
 #include "optim/group_entries.h"
 #include "runtime/run.h"
 
@@ -181,6 +182,11 @@ void ZeroShards::check_can_share(Where where) const {
       throw_error<ArgumentError>("{}: share_parameters() needs parameters on the CPU; one is on {}",
                                  place_of(where), parameter.device().str());
     }
+    if (nn::has_guard(parameter)) {
+      throw_error<ArgumentError>(
+          "{}: share_parameters() does not take parameters of parallelize_module() or fully_shard()",
+          place_of(where));
+    }
     if (!parameter.is_non_overlapping_and_dense()) {
       throw_error<ArgumentError>("{}: share_parameters() needs dense parameters; one has strides [{}]",
                                  place_of(where), fmt::join(parameter.strides(), ", "));
@@ -188,63 +194,106 @@ void ZeroShards::check_can_share(Where where) const {
   }
 }
 
-void ZeroShards::share_parameters(Where where) {
-  if (shared_) throw_error<ArgumentError>("{}: share_parameters() was called before", place_of(where));
+std::vector<ZeroShards::Owned> ZeroShards::distinct_parameters() {
   partition();
-  share_new_parameters(where);
+  std::vector<Owned> all;
+  std::unordered_set<const void*> seen;
+  const auto parameters = all_parameters(optimizer_);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (seen.insert(parameters[i].unsafeGetTensorImpl()).second)
+      all.push_back({.index = i, .parameter = parameters[i], .owner = owners_[i]});
+  }
+  return all;
 }
 
-// Those of a rank lie in one block of its memory.
-void ZeroShards::share_new_parameters(Where where) {
+bool ZeroShards::is_shared(const at::Tensor& parameter) const {
+  const auto found = shared_.find(parameter.unsafeGetTensorImpl());
+  return found != shared_.end() && found->second.memory == parameter.const_data_ptr();
+}
+
+void ZeroShards::share_parameters(Where where) {
   check_can_share(where);
-  const auto parameters = all_parameters(optimizer_);
-  std::vector<std::vector<at::Tensor>> of_rank(static_cast<std::size_t>(group_.size()));
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const bool is_new =
-        entries_->shared_parameters.emplace(parameters[i].unsafeGetTensorImpl(), owners_[i] == group_.rank())
-            .second;
-    if (is_new && parameters[i].numel() > 0)
-      of_rank[static_cast<std::size_t>(owners_[i])].push_back(parameters[i]);
-  }
+  move_to_shared_memory(where);
+}
+
+// What lies elsewhere on some rank. The parameters of an owner lie in one block of its memory.
+void ZeroShards::move_to_shared_memory(Where where) {
+  const auto parameters = distinct_parameters();
+  const auto moves = at::zeros({static_cast<std::int64_t>(parameters.size())}, at::kInt);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    moves[static_cast<std::int64_t>(i)] = is_shared(parameters[i].parameter) ? 0 : 1;
+  group_.all_reduce(moves, ReduceOp::MAX, where);
   for (int owner = 0; owner < group_.size(); ++owner) {
-    auto& owned = of_rank[static_cast<std::size_t>(owner)];
+    std::vector<at::Tensor> owned;
     std::int64_t bytes = 0;
-    for (const auto& parameter : owned) bytes += aligned_bytes(parameter);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].owner != owner || moves[static_cast<std::int64_t>(i)].item<int>() == 0) continue;
+      owned.push_back(parameters[i].parameter);
+      bytes += aligned_bytes(owned.back());
+    }
     if (bytes == 0) continue;
     const auto block = comm::map_on_all_ranks(group_, {owner}, bytes, where).front();
     move_into(block, owned, owner == group_.rank());
   }
+  shared_.clear();
+  entries_->shared_parameters.clear();
   entries_->sharing_ranks = group_.size();
-  shared_ = parameters.size();
+  for (const auto& [index, parameter, owner] : parameters) {
+    auto* const key = parameter.unsafeGetTensorImpl();
+    shared_[key] = {.parameter = parameter, .memory = parameter.const_data_ptr()};
+    entries_->shared_parameters[key] = owner == group_.rank();
+  }
   group_.barrier(where);
 }
 
+// Before a step, which sends nothing. Also a barrier: the backward of other ranks may read what this rank
+// writes.
+void ZeroShards::check_shared() {
+  enum : int { kFine, kNew, kElsewhere };
+  const auto worst = at::zeros({1}, at::kInt);
+  auto& own = *worst.data_ptr<int>();
+  std::size_t elsewhere = 0;
+  for (const auto& each : distinct_parameters()) {
+    if (is_shared(each.parameter)) continue;
+    const bool is_new = !shared_.contains(each.parameter.unsafeGetTensorImpl());
+    if (!is_new) elsewhere = each.index;
+    own = std::max<int>(own, is_new ? kNew : kElsewhere);
+  }
+  const bool is_here = own == kElsewhere;
+  group_.all_reduce(worst, ReduceOp::MAX, where_);
+  if (own == kElsewhere) {
+    throw_error<Error>(
+        "{}: {}; after what replaces the memory of parameters, such as to() and torch::load(), call "
+        "share_parameters() again",
+        place_of(where_),
+        is_here ? fmt::format("parameter {} no longer lies in shared memory", elsewhere)
+                : "a parameter of another rank no longer lies in shared memory");
+  }
+  if (own == kNew) share_parameters(where_);
+}
+
 void ZeroShards::step(const std::function<void()>& step_all) {
-  partition();
+  const auto parameters = distinct_parameters();
   forget_states_of_others();
   set_complete(false);
-  if (shared_) {
-    if (*shared_ < owners_.size()) share_new_parameters(where_);
-    group_.barrier(where_);  // the backward of other ranks may read what this rank writes
-  }
-  const auto parameters = all_parameters(optimizer_);
+  const bool shares = !shared_.empty();
+  if (shares) check_shared();
   std::vector<at::Tensor> of_others;
   std::vector<std::vector<NamedTensor>> of_rank(static_cast<std::size_t>(group_.size()));
-  std::unordered_set<const void*> seen;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (!seen.insert(parameters[i].unsafeGetTensorImpl()).second) continue;
-    if (owners_[i] != group_.rank()) of_others.push_back(parameters[i]);
+  for (const auto& [index, parameter, owner] : parameters) {
+    if (owner != group_.rank()) of_others.push_back(parameter);
     // An optimizer also steps a parameter that was frozen after it got a gradient.
-    if (parameters[i].requires_grad() || parameters[i].grad().defined())
-      of_rank[static_cast<std::size_t>(owners_[i])].push_back({std::to_string(i), parameters[i]});
+    if (parameter.requires_grad() || parameter.grad().defined())
+      of_rank[static_cast<std::size_t>(owner)].push_back({std::to_string(index), parameter});
   }
   {
     const HiddenGradients hidden(of_others);
     step_all();
   }
-  if (shared_) {
+  if (shares) {
     // So that autograd notices the change.
-    for (const auto& parameter : of_others) torch::autograd::impl::bump_version(parameter);
+    for (const auto& parameter : of_others)
+      if (parameter.grad().defined()) torch::autograd::impl::bump_version(parameter);
     return group_.barrier(where_);
   }
   for (int rank = 0; rank < group_.size(); ++rank)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/tensor.h>
 
 #include "base/throw_error.h"
 #include "fsdp/sharded_state_dict.h"
@@ -31,11 +32,20 @@ bool have_same_ranks(const std::vector<ProcessGroup>& left, const std::vector<Pr
 double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,
                      const ProcessGroup* others, std::source_location where) {
   const bool is_max = std::isinf(norm_type);
-  const auto add = [&](double& total, double part) { total = is_max ? std::max(total, part) : total + part; };
+  const auto add = [&](double& total, double part) {
+    if (!is_max) {
+      total += part;
+    } else if (part > total || std::isnan(part)) {  // std::max() drops NaN
+      total = part;
+    }
+  };
+  // Backends may drop NaN from a maximum, too.
   const auto over_ranks = [&](const ProcessGroup& ranks, double own) {
-    const auto sum = at::full({1}, own, at::kDouble);
-    ranks.all_reduce(sum, is_max ? ReduceOp::MAX : ReduceOp::SUM, where);
-    return sum.item<double>();
+    const bool is_nan = std::isnan(own);
+    const auto all = at::tensor({is_max && is_nan ? 0.0 : own, is_nan ? 1.0 : 0.0}, at::kDouble);
+    ranks.all_reduce(all, is_max ? ReduceOp::MAX : ReduceOp::SUM, where);
+    const bool has_nan = all[1].item<double>() > 0;
+    return has_nan ? std::numeric_limits<double>::quiet_NaN() : all[0].item<double>();
   };
   std::vector<std::pair<std::vector<ProcessGroup>, double>> parts;  // for each list of groups
   for (const auto& entry : parameters) {

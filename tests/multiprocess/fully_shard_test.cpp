@@ -181,6 +181,11 @@ const Scenario clipping("fsdp_clipping", [] {
         const auto rows = rows_of(plain->parameters()[i].grad(), context.rank(), context.world_size());
         EXPECT_TRUE(shards[i].grad().allclose(rows, 1e-6, 1e-12));
       }
+      if (context.rank() == 1) {
+        for (const auto& shard : shards)
+          if (shard.grad().defined() && shard.numel() > 0) shard.grad().fill_(std::nan(""));
+      }
+      EXPECT_TRUE(std::isnan(clip_grad_norm_(step.sharded, 0.1, {.norm_type = type})));
     }
   }
 });

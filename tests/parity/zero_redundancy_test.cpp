@@ -16,6 +16,8 @@
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/rendezvous/init.h>
+#include <lockstep/runtime/device_mesh.h>
+#include <lockstep/tensor_parallel/parallelize_module.h>
 #include <lockstep/training/trainer.h>
 
 #include "support/error_of.h"
@@ -243,13 +245,36 @@ const Scenario zero_one_memory("zero one memory", [] {
   optimizer.step();
   EXPECT_TRUE(added.eq(0.5).all().item<bool>());
   EXPECT_TRUE(is_in_one_memory(context, added));
-  EXPECT_THAT(error_of<ArgumentError>([&] { optimizer.share_parameters(); }), HasSubstr("was called before"));
+  // The memory of a parameter is replaced on one rank.
+  if (context.is_main()) second.set_data(torch::full({5}, 8.0));
+  EXPECT_THAT(error_of<Error>([&] { optimizer.step(); }), HasSubstr("call share_parameters() again"));
+  optimizer.share_parameters();
+  EXPECT_TRUE(is_in_one_memory(context, second));
+  EXPECT_TRUE(is_in_one_memory(context, first));
+  optimizer.step();
   const auto gloo = context.new_group({0, 1}, {.backend = "gloo"});
   ZeroRedundancyOptimizer<SGD> other({added}, SGDOptions(0.5), gloo);
   EXPECT_THAT(error_of<ArgumentError>([&] { other.share_parameters(); }),
               AllOf(HasSubstr("zero_redundancy_test.cpp:"), HasSubstr("needs a group of backend shm"),
                     HasSubstr("gloo")));
 });
+const Scenario zero_of_parts("zero of tensor parallel parts", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 1}, {.mesh_dim_names = {"dp", "tp"}});
+  torch::nn::Sequential net(torch::nn::Linear(4, 4));
+  tensor_parallel::parallelize_module(*net, mesh["tp"], {{"0", tensor_parallel::ColwiseParallel()}});
+  ZeroRedundancyOptimizer<SGD> optimizer(net->parameters(), SGDOptions(0.5), mesh["dp"].get_group());
+  EXPECT_THAT(error_of<ArgumentError>([&] { optimizer.share_parameters(); }),
+              HasSubstr("does not take parameters of parallelize_module()"));
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                DistributedDataParallel<torch::nn::Sequential>(
+                    net, {.process_group = mesh["dp"].get_group(),
+                          .mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+              }),
+              HasSubstr("mixed_precision does not take parameters of parallelize_module()"));
+});
+TEST(ZeroRedundancy, ParametersWithGuardsKeepTheirMemory) { expect_all_passed(run_ranks(zero_of_parts)); }
+
 TEST(ZeroRedundancy, SharedParametersAreInOneMemory) { expect_all_passed(run_ranks(zero_one_memory)); }
 
 const Scenario zero_differs("zero differs", [] {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <source_location>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,16 @@ class ZeroShards {
   void partition();
   void check_parameters(Where where) const;
   void check_can_share(Where where) const;
-  void share_new_parameters(Where where);
+  // A parameter, once, however often it is tied.
+  struct Owned {
+    std::size_t index = 0;  // in the parameter groups
+    at::Tensor parameter;
+    int owner = 0;
+  };
+  std::vector<Owned> distinct_parameters();
+  bool is_shared(const at::Tensor& parameter) const;
+  void move_to_shared_memory(Where where);
+  void check_shared();
   void forget_states_of_others();
   void set_complete(bool complete);
 
@@ -47,7 +57,12 @@ class ZeroShards {
   ProcessGroup group_;
   Where where_;
   std::vector<int> owners_;
-  std::optional<std::size_t> shared_;  // by share_parameters(): so many of the parameters
+  // By share_parameters(): where a parameter lies, by its implementation.
+  struct Shared {
+    at::Tensor parameter;
+    const void* memory;
+  };
+  std::unordered_map<const void*, Shared> shared_;
   std::shared_ptr<optim::GroupEntries> entries_;
 };
 
@@ -108,11 +123,14 @@ class ZeroRedundancyOptimizer : public Base {
   void consolidate_state_dict(int to = 0, Where where = Where::current()) { shards_.consolidate(to, where); }
 
   /// Moves the parameters to memory that all ranks of the group map, so that a host has them once. step()
-  /// then updates them in place and sends nothing. All ranks call it, once, and get the values that each
-  /// parameter's owner has. Parameters stay the same tensors; views and `data()` of before keep the old
-  /// memory. From then on, a rank that writes to a parameter writes for all ranks: initialize or load on one
-  /// rank only, or the same values on all. After an error in step(), parameters may be of two steps: load the
-  /// last checkpoint. Throws ArgumentError unless the backend is shm and all parameters are on the CPU.
+  /// then updates them in place and sends nothing. It throws on all ranks if a parameter no longer lies
+  /// there, e.g. after `net->to(dtype)` or `torch::load(net, ...)`: call share_parameters() again. All ranks
+  /// call it, and get the values that each parameter's owner has. Parameters stay the same tensors; views and
+  /// `data()` of before keep the old memory. From then on, a rank that writes to a parameter writes for all
+  /// ranks: write the same values on all, or on one rank between two barriers. After an error in step(),
+  /// parameters may be of two steps: load the last checkpoint. All ranks make the same number of steps,
+  /// without Join. A host has one copy, also with several NUMA nodes. Throws ArgumentError unless the backend
+  /// is shm, and for parameters of a GPU, parallelize_module() or fully_shard().
   void share_parameters(Where where = Where::current()) { shards_.share_parameters(where); }
 
   /// The rank within the group that steps each parameter, in the order of the parameter groups: in each group

@@ -49,6 +49,15 @@ class KeptCall {
   std::vector<at::Tensor> inputs_, outputs_;
 };
 
+// nullptr: a call has failed, which closes its legs.
+c10::intrusive_ptr<c10d::Backend> backend_unless_closed(const comm::GroupState& leg) {
+  try {
+    return leg.backend();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 // The groups that the calls use.
 struct Parts {
   Parts(const HostLayout& layout, Legs legs_of_rank)
@@ -59,16 +68,19 @@ struct Parts {
   // For all legs, even if one throws.
   void for_each(const std::function<void(c10d::Backend&)>& action) const {
     std::exception_ptr failure;
-    const auto act = [&](const auto& backend_of_leg) {
+    const auto act = [&](const auto& backend) {
       try {
-        action(*backend_of_leg());
+        action(*backend);
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }
     };
-    act([this] { return legs.flat.backend; });
-    act([this] { return legs.host->backend(); });
-    for (const auto& lane : legs.lanes) act([&lane] { return lane->backend(); });
+    act(legs.flat.backend);
+    auto groups = legs.lanes;
+    groups.push_back(legs.host);
+    if (auto all = collectives.all_to_all_leg()) groups.push_back(std::move(all));
+    for (const auto& group : groups)
+      if (const auto backend = backend_unless_closed(*group)) act(backend);
     if (failure) std::rethrow_exception(failure);
   }
 
@@ -91,7 +103,7 @@ class QueuedCall final : public comm::Operation {
       failure = std::current_exception();
     }
     event_.end();
-    // Before the waiting thread goes on, which may end the process.
+    // Before the waiting thread continues, which may end the process.
     parts_.reset();
     const std::lock_guard lock(mutex_);
     failure_ = failure;

@@ -142,10 +142,10 @@ void HostCollectives::leave(const std::string& reason) noexcept {
   if (!reason.empty()) host_->node_group()->refuse(kLeft, reason, true);
   host_->close();
   auto legs = lanes_;
-  if (all_) legs.push_back(all_);
+  if (auto all = all_to_all_leg()) legs.push_back(std::move(all));
   // Waits a moment for calls that are under way, but the error should not.
   closing_ = std::jthread([legs = std::move(legs)] {
-    for (const auto& leg : legs) leg->close();
+    for (const auto& leg : legs) leg->break_off();
   });
 }
 
@@ -389,7 +389,11 @@ std::vector<Tensor> HostCollectives::all_gather(const Tensor& input, const Origi
 }
 
 void HostCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Origin& origin) {
-  if (!all_) all_ = connect_all_();
+  if (!all_) {
+    auto all = connect_all_();
+    const std::lock_guard lock(all_mutex_);
+    all_ = std::move(all);
+  }
   Tensors sent, to_host, from_host;
   std::vector<std::int64_t> to(inputs.size()), from(outputs.size());
   for (std::size_t rank = 0; rank < inputs.size(); ++rank) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -62,6 +63,11 @@ class HostCollectives {
   // Returns when the results are available, or throws at the latest at the call's timeout. Throws at once
   // after a call that has failed.
   void run(const comm::Call& call);
+  // That of the first all_to_all on; before it nullptr. Any thread.
+  Leg all_to_all_leg() const {
+    const std::lock_guard lock(all_mutex_);
+    return all_;
+  }
 
  private:
   using Tensor = at::Tensor;
@@ -95,6 +101,7 @@ class HostCollectives {
   std::vector<Leg> lanes_;
   std::function<Leg()> connect_all_;
   Peers peers_;
+  mutable std::mutex all_mutex_;
   Leg all_;
   bool has_failed_ = false;
   std::jthread closing_;
