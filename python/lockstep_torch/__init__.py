@@ -10,7 +10,6 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend as _C10dBackend
 
 from lockstep_torch._build import torch_version, version as __version__
 
@@ -19,6 +18,8 @@ if torch.__version__.split("+")[0] != torch_version:
     raise ImportError(
         f"lockstep_torch {__version__} was built for torch {torch_version}, but torch {torch.__version__} is "
         f"installed: install torch=={torch_version}, or the lockstep_torch of your torch")
+
+from torch._C._distributed_c10d import Backend as _C10dBackend  # noqa: E402
 
 from lockstep_torch import _C  # noqa: E402
 
