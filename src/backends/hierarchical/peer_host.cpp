@@ -82,7 +82,8 @@ std::string peer_of(int file) {
 PeerHost PeerHost::own() {
   PeerHost host{.name = host_name(), .addresses = {}};
   for (const auto& interface : network_interfaces()) {
-    if (interface.up && !interface.loopback)
+    // Also of those that are not up: the kernel may notice a second late that an interface runs.
+    if (!interface.loopback)
       host.addresses.insert(host.addresses.end(), interface.addresses.begin(), interface.addresses.end());
   }
   return host;
