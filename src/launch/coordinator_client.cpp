@@ -101,11 +101,28 @@ std::optional<ToNode> TcpCoordinatorClient::receive() {
     if (!std::holds_alternative<Welcome>(message)) return message;
   }
   if (connected_ && !connection_.broken().empty()) {
+    if (was_dropped()) {
+      start_over();
+      return std::nullopt;
+    }
     throw LaunchError(fmt::format("the launcher at {} is lost ({}); stopping this node's ranks",
                                   to_text(nodes_.endpoint), connection_.broken()));
   }
   check_welcome();
   return std::nullopt;
+}
+
+// A coordinator without descriptors closes connections on which no node has joined yet. Other programs send
+// no Challenge.
+bool TcpCoordinatorClient::was_dropped() const { return !welcome_ && !challenges_.client.empty(); }
+
+void TcpCoordinatorClient::start_over() {
+  const auto reason =
+      fmt::format("it closed the connection before this node joined ({})", connection_.broken());
+  connection_ = {};
+  connected_ = false;
+  challenges_ = {};
+  try_again(reason);
 }
 
 void TcpCoordinatorClient::answer(const Challenge& challenge) {

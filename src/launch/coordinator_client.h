@@ -71,6 +71,8 @@ class TcpCoordinatorClient : public CoordinatorClient {
   void begin_attempt();
   void finish_attempt();
   void try_again(const std::string& reason);
+  bool was_dropped() const;
+  void start_over();
   void check_welcome() const;
   void answer(const Challenge& challenge);
   void check_proof(const ToNode& first) const;

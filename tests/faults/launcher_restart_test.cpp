@@ -313,6 +313,20 @@ TEST(LauncherNodes, DoNotBelieveAServerThatDoesNotKnowTheSecret) {
   EXPECT_EQ(second.out(), "");
 }
 
+TEST(LauncherNodes, TryAgainWhenTheyAreDroppedBeforeTheyJoin) {
+  const auto listener = bound_socket(0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  auto second = node(numbered(1, std::to_string(bound_port(listener.get()))), "true");
+  const std::string challenge = "{\"kind\":\"challenge\",\"challenge\":\"1\"}\n";
+  for (int times = 0; times < 2; ++times) {
+    ASSERT_TRUE(wait_for(listener.get(), POLLIN, Deadline(std::chrono::seconds(60))));
+    const UniqueFd connection(::accept(listener.get(), nullptr, nullptr));
+    ASSERT_EQ(::send(connection.get(), challenge.data(), challenge.size(), 0),
+              static_cast<ssize_t>(challenge.size()));
+    ASSERT_TRUE(wait_for(connection.get(), POLLIN, Deadline(std::chrono::seconds(60)))) << "for its Hello";
+  }
+}
+
 // Oversized, malformed, cut short and silent.
 TEST(LauncherNodes, AreNotDisturbedByStrangers) {
   const auto port = free_port();
