@@ -117,8 +117,8 @@ bool is_eager(const Call& call, int size) {
 void fill(Request& request, const Call& call, int size) {
   const auto* tensor = comm::main_tensor(call);
   request.kind = kind_of(call.kind);
-  request.element = tensor != nullptr ? element_of(tensor->scalar_type()) : Request().element;
-  request.reduction = comm::has_operation(call.kind) ? reduction_of(call.op) : Request().reduction;
+  request.element = tensor != nullptr ? element_of(tensor->scalar_type()) : Element::u8;
+  request.reduction = comm::has_operation(call.kind) ? reduction_of(call.op) : Reduction::sum;
   request.root = call.root;
   request.log_number = call.number;
   request.fingerprint = comm::fingerprint(call);

@@ -25,6 +25,7 @@ class DirectRead {
 
  private:
   void read();
+  void reduce();
 
   const Communicator& communicator_;
   std::uint64_t number_;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -119,6 +120,32 @@ TEST_F(DirectReads, AnAllGatherStagesNothing) {
   for (const auto& output : outputs) {
     EXPECT_EQ(std::ranges::count(output, 1.F), kPart);
     EXPECT_EQ(std::ranges::count(std::span(output).subspan(kPart), 2.F), kPart);
+  }
+}
+
+// Of more than 2 MiB, which are not a multiple of any block, at addresses with and without alignment.
+TEST_F(DirectReads, ALongReduceScatterHasTheSums) {
+  const Communicator first = threads_.communicator(0);
+  constexpr std::size_t kLong = (std::size_t{1} << 19U) + 3;
+  std::vector<float> ours(2 * kLong), theirs(kLong), output(kLong + 2);
+  for (std::size_t i = 0; i < kLong; ++i) ours[i] = static_cast<float>(i);
+  for (std::size_t i = 0; i < kLong; ++i) theirs[i] = static_cast<float>(2 * i);
+  const auto part = [](std::span<float> floats) {
+    return Target{reinterpret_cast<std::byte*>(floats.data()), kLong * sizeof(float)};
+  };
+  for (const std::size_t start : {0, 1, 2}) {
+    std::ranges::fill(output, 0.F);
+    const auto halves = std::span(ours);
+    Request request{.kind = Kind::reduce_scatter, .element = Element::f32};
+    for (const auto& half : {part(halves.first(kLong)), part(halves.last(kLong))})
+      request.inputs.push_back({half.data, half.bytes});
+    request.outputs = {part(std::span(output).subspan(start))};
+    Plan plan;
+    plan_small(request, 0, 2, plan);
+    DirectRead(first, 1, {ours.data(), theirs.data()}, plan).advance();
+    for (std::size_t i = 0; i < kLong; ++i) ASSERT_EQ(output[start + i], 3.F * static_cast<float>(i)) << i;
+    EXPECT_EQ(std::accumulate(output.begin() + static_cast<std::ptrdiff_t>(start + kLong), output.end(), 0.F),
+              0.F);
   }
 }
 
