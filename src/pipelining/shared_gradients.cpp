@@ -20,6 +20,8 @@
 namespace lockstep::pipelining {
 namespace {
 
+constexpr std::size_t kBucketBytes = 25 * 1024 * 1024;  // as DDP's
+
 // Each once: modules repeat shared ones.
 Tensors parameters_of(const PipelineStage& stage) {
   Tensors parameters;
@@ -69,11 +71,23 @@ void average_alike(const Tensors& parameters, const ProcessGroup& group) {
   }
 }
 
-// One all-reduce for each element type.
+// By buckets, because each is a copy.
 void average(const Tensors& parameters, const ProcessGroup& group) {
-  std::map<at::ScalarType, Tensors> alike;
-  for (const auto& parameter : parameters) alike[parameter.scalar_type()].push_back(parameter);
-  for (const auto& [dtype, list] : alike) average_alike(list, group);
+  struct Bucket {
+    Tensors parameters;
+    std::size_t bytes = 0;
+  };
+  std::map<at::ScalarType, Bucket> buckets;
+  for (const auto& parameter : parameters) {
+    auto& bucket = buckets[parameter.scalar_type()];
+    if (!bucket.parameters.empty() && bucket.bytes + parameter.nbytes() > kBucketBytes) {
+      average_alike(bucket.parameters, group);
+      bucket = {};
+    }
+    bucket.parameters.push_back(parameter);
+    bucket.bytes += parameter.nbytes();
+  }
+  for (const auto& [dtype, bucket] : buckets) average_alike(bucket.parameters, group);
 }
 
 }  // namespace

@@ -149,18 +149,20 @@ TEST(Pipelining, TiedParametersOfShardedStages) {
   expect_all_passed(run_ranks(tied_shards, {.world_size = 4}));
 }
 
-// Uses a layer always, one if asked to, and one never.
+// Uses a layer always, one if asked to, and one never. The gradients of a replica fill two buckets.
 struct PartlyUsedImpl : torch::nn::Module {
   explicit PartlyUsedImpl(bool uses) : uses_rare(uses) {
     torch::manual_seed(50);
+    wide = register_parameter("wide", torch::ones({4 << 20}));
     for (const auto* name : {"used", "rare", "never"})
       layers.push_back(register_module(name, torch::nn::Linear(kWidth, kWidth)));
   }
   Tensor forward(const Tensor& x) {
-    const auto y = torch::tanh(layers[0](x));
+    const auto y = torch::tanh(layers[0](x)) * wide.mean();
     return uses_rare ? layers[1](y) : y;
   }
   bool uses_rare;
+  Tensor wide;
   std::vector<torch::nn::Linear> layers;
 };
 TORCH_MODULE(PartlyUsed);
