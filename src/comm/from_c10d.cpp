@@ -220,24 +220,29 @@ WorkPtr FromC10d::allreduce_of_sparse(at::Tensor tensor, const c10d::AllreduceOp
         .kind = CallKind::all_gather, .inputs = input, .outputs = outputs, .timeout = limit(options.timeout)};
     if (const auto operation = begin(call)) operation->wait(call.timeout);
   };
-  const auto size = static_cast<std::size_t>(getSize());
-  Tensors counts;
-  for (std::size_t i = 0; i < size; ++i) counts.push_back(at::zeros({1}, at::kLong));
-  gather(at::full({1}, own._nnz(), at::kLong), counts);
-  const auto indices = own.indices().contiguous();
-  const auto values = own.values().contiguous();
-  Tensors all_indices;
-  Tensors all_values;
-  for (const auto& count : counts) {
-    const auto entries = count.item<std::int64_t>();
-    auto shape = values.sizes().vec();
-    shape[0] = entries;
-    all_indices.push_back(at::empty({indices.size(0), entries}, indices.options()));
-    all_values.push_back(at::empty(shape, values.options()));
-  }
-  gather(indices, all_indices);
-  gather(values, all_values);
-  const auto sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values), tensor.sizes());
+  const auto like = [&](const at::Tensor& input) {
+    Tensors outputs;
+    for (int rank = 0; rank < getSize(); ++rank) outputs.push_back(at::empty_like(input));
+    return outputs;
+  };
+  const auto entries = at::full({1}, own._nnz(), at::kLong);
+  const auto counts = like(entries);
+  gather(entries, counts);
+  std::int64_t most = 0;
+  for (const auto& count : counts) most = std::max(most, count.item<std::int64_t>());
+  // With as many rows as the longest: not every backend gathers inputs of several sizes.
+  const auto all_rows_of = [&](const at::Tensor& rows) {
+    auto shape = rows.sizes().vec();
+    shape[0] = most;
+    const auto padded = at::zeros(shape, rows.options());
+    padded.narrow(0, 0, rows.size(0)).copy_(rows);
+    auto all = like(padded);
+    gather(padded, all);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i].narrow(0, 0, counts[i].item<std::int64_t>());
+    return at::cat(all);
+  };
+  const auto indices = all_rows_of(own.indices().t());
+  const auto sum = at::sparse_coo_tensor(indices.t(), all_rows_of(own.values()), tensor.sizes());
   tensor.copy_(sum.coalesce());
   return work_of(c10d::OpType::_ALLREDUCE_SPARSE, nullptr, {tensor}, {.timeout = limit(options.timeout)});
 }

@@ -84,6 +84,11 @@ const Scenario uneven("sums over uneven hosts", [] {
   const auto context = init();
   expect_sums(context, {{0, 1, 2}, {3, 4}});
   expect_parts(context, {{0, 1, 2}, {3, 4}});
+  // Of three entries, and of one.
+  const auto ones = torch::diag(context.is_main() ? torch::ones({3}) : torch::tensor({1.F, 0.F, 0.F}));
+  std::vector<at::Tensor> sparse{ones.to_sparse()};
+  context.group().backend()->allreduce(sparse)->wait();
+  EXPECT_TRUE(torch::equal(sparse[0].to_dense(), torch::diag(torch::tensor({5.F, 1.F, 1.F}))));
 });
 
 // Ranks of both hosts take turns.
