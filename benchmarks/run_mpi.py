@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""All-reduce over the backend mpi beside a plain MPI_Allreduce, both with MPI_THREAD_MULTIPLE, in alternating slices; and the
-step of DistributedDataParallel over mpi beside gloo. Two ranks under mpirun."""
+"""All-reduce over the backend mpi beside MPI_Allreduce and MPI_Iallreduce, in alternating slices of the same processes; and
+the step of DistributedDataParallel over mpi beside gloo. Two ranks under mpirun."""
 import json
 import os
 import statistics
 
 import bench_support as bench
 
-KB = 1024
-SIZES = (KB, 64 * KB, KB * KB, 25 * KB * KB)
 NETS = ("resnet18", "gpt")
 
 
@@ -22,17 +20,14 @@ def parse_flags():
 def mpirun(timeout, name, *arguments):
     """What a program prints under mpirun. It binds its ranks itself, or needs no binding."""
     command = ["mpirun", "--allow-run-as-root", "-n", "2", "--bind-to", "none", bench.program(name), *arguments]
-    env = {"LOCKSTEP_MPI_THREADS": "multiple", "LOCKSTEP_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"}
+    env = {"LOCKSTEP_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"}
     return bench.finished(command, timeout, os.environ | env, stderr=None)
 
 
-def all_reduces(timeout, name, *arguments):
-    """{bytes: microseconds} of the tensors or buffers that are reduced in place."""
-    sizes = ",".join(map(str, SIZES))
-    rows = json.loads(mpirun(timeout, name, "all-reduce", "--sizes", sizes, "--json", *arguments))
-    if any(row["wrong"] for row in rows):
-        raise SystemExit(f"{name}: wrong values")
-    return {row["bytes"]: row["microseconds"] for row in rows if row["memory"] == "ordinary"}
+def all_reduces(timeout):
+    """{(form, bytes): {side: microseconds}}"""
+    return {(row["form"], row["bytes"]): {side: row[f"{side}_microseconds"] for side in ("mpi", "lockstep")}
+            for row in bench.objects(mpirun(timeout, "mpi_all_reduce"))}
 
 
 def steps(flags, backend, net):
@@ -54,17 +49,17 @@ def table(head, rows):
 
 def main():
     flags = parse_flags()
-    calls = medians(bench.interleave({"MPI_Allreduce": lambda: all_reduces(flags.timeout, "mpi_collectives"),
-                                      "mpi": lambda: all_reduces(flags.timeout, "lockstep-bench", "--backend", "mpi",
-                                                                 "--memory", "ordinary")}, flags.rounds))
+    rounds = [all_reduces(flags.timeout) for _ in range(flags.rounds)]
+    calls = medians({key: [one[key] for one in rounds] for key in rounds[0]})
     training = medians(bench.interleave({f"{net} {backend}": lambda net=net, backend=backend: steps(flags, backend, net)
                                          for net in NETS for backend in ("gloo", "mpi")}, flags.rounds))
     if flags.json:
-        print(json.dumps({"all_reduce": calls, "ddp": training}))
+        rows = [{"form": form, "bytes": size, **times} for (form, size), times in calls.items()]
+        print(json.dumps({"all_reduce": rows, "ddp": training}))
         return
-    plain, ours = calls["MPI_Allreduce"], calls["mpi"]
-    table(["bytes", "MPI_Allreduce, us", "backend mpi, us", "ratio"],
-          [[size, f"{plain[size]:.2f}", f"{ours[size]:.2f}", f"{ours[size] / plain[size]:.2f}"] for size in SIZES])
+    table(["all-reduce", "bytes", "MPI, us", "backend mpi, us", "difference, us", "ratio"],
+          [[form, size, f"{plain:.2f}", f"{ours:.2f}", f"{ours - plain:.2f}", f"{ours / plain:.2f}"]
+           for (form, size), (plain, ours) in ((key, tuple(times.values())) for key, times in calls.items())])
     table(["net", "gloo: ms a step", "mpi: ms a step", "gloo: share exposed", "mpi: share exposed"],
           [[net, *(f"{training[f'{net} {backend}']['seconds'] * 1000:.1f}" for backend in ("gloo", "mpi")),
             *(f"{training[f'{net} {backend}']['exposed']:.2f}" for backend in ("gloo", "mpi"))] for net in NETS])

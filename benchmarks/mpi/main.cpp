@@ -4,7 +4,6 @@
 //   mpirun -n 2 --bind-to none mpi_collectives all-reduce,broadcast --sizes 1K:1M
 // It binds its ranks itself, as lockstep bench does.
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <mpi.h>
@@ -148,10 +147,7 @@ void run(const std::vector<std::string>& arguments) {
 }  // namespace mpi_bench
 
 int main(int argc, char** argv) {
-  // The mode of the backend mpi, to compare it in the same; MPI's own default is faster.
-  const bool multiple = std::getenv("LOCKSTEP_MPI_THREADS") != nullptr;
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Init_thread(&argc, &argv, multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
+  MPI_Init(&argc, &argv);
   try {
     mpi_bench::run({argv + 1, argv + argc});
   } catch (const lockstep::bench::HelpWanted& help) {

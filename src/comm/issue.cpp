@@ -34,7 +34,7 @@ CallRecord record_of(const Call& call) {
   const auto draft = draft_of(call);
   return {.kind = call.kind,
           .dtype = draft.dtype,
-          .shape = draft.shape.vec(),
+          .shape = {draft.shape.begin(), draft.shape.end()},
           .op = draft.op,
           .root = call.root,
           .where = call.where};

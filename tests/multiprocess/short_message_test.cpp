@@ -13,6 +13,7 @@ namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 at::Tensor message(int number) { return torch::full({200}, number); }
@@ -28,7 +29,7 @@ const testing::Scenario at_once("short: at once", [] {
     tensor.zero_();  // the other rank already has it
     EXPECT_TRUE(work.is_completed());
     EXPECT_EQ(work.record().kind, CallKind::send);
-    EXPECT_EQ(work.record().shape, std::vector<std::int64_t>{200});
+    EXPECT_THAT(work.record().shape, ElementsAre(200));
     EXPECT_EQ(last_call(group).number, work.record().number);
     EXPECT_EQ(last_call(group).state, CallState::completed);
     EXPECT_GT(last_call(group).issued_at.time_since_epoch().count(), 0);

@@ -7,9 +7,9 @@
 #include <source_location>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/DimVector.h>
 
 namespace lockstep {
 
@@ -55,7 +55,7 @@ struct CallRecord {
   std::uint64_t number = 0;  ///< 1, 2, ... in the order of issue on this rank; equal on all ranks that agree
   CallKind kind = CallKind::barrier;
   c10::ScalarType dtype = c10::ScalarType::Undefined;  ///< Undefined for a barrier
-  std::vector<std::int64_t> shape = {};                ///< of this rank's (first) tensor
+  c10::DimVector shape = {};                           ///< of this rank's (first) tensor
   std::optional<ReduceOp> op = {};                     ///< of calls that reduce
   int root = -1;  ///< src or dst of calls that have one for all ranks, else -1
   std::source_location where = {};
