@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Fuzzes the readers of files: scripts/fuzz.sh <checkpoint | datasets | images | tar> [libFuzzer option...]
+# Fuzzes the readers of files, and what launchers receive:
+#   scripts/fuzz.sh <checkpoint | datasets | images | launcher | tar> [libFuzzer option...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-Usage: scripts/fuzz.sh <checkpoint | datasets | images | tar> [libFuzzer option...]
+Usage: scripts/fuzz.sh <checkpoint | datasets | images | launcher | tar> [libFuzzer option...]
 
 Builds a fuzzer of tests/fuzz with clang 16 and the address sanitizer, and runs it on small files that Python writes:
-checkpoints, files of datasets, images or tar archives. The default is one hour; -runs=N and -max_total_time=SECONDS change it. The
-corpus stays in build/fuzz/<name>/corpus.
+checkpoints, files of datasets, images, tar archives, or messages and events of the launchers of a run. The default is one
+hour; -runs=N and -max_total_time=SECONDS change it. The corpus stays in build/fuzz/<name>/corpus.
 END
 }
 
@@ -19,6 +20,7 @@ case "${1:-}" in
   checkpoint) seeds=tests/fuzz/seeds.py ;;
   datasets) seeds=tests/fuzz/dataset_seeds.py ;;
   images) seeds=tests/fuzz/image_seeds.py ;;
+  launcher) seeds=tests/fuzz/launcher_seeds.py ;;
   tar) seeds=tests/fuzz/tar_seeds.py ;;
   *) usage >&2 && exit 2 ;;
 esac
