@@ -33,7 +33,7 @@ def run(*command):
 def install(build, stage):
     for component in ([], ["--component", "wheel"]):
         run("cmake", "--install", build, "--prefix", stage / "lockstep_torch", "--strip", *component)
-    for package in ("lockstep_torch", "lockstep_commands"):
+    for package in ("lockstep_torch", "lockstep_checkpoint", "lockstep_commands"):
         shutil.copytree(SOURCE / "python" / package, stage / package, dirs_exist_ok=True,
                         ignore=shutil.ignore_patterns("__pycache__"))
 

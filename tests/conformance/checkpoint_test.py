@@ -2,6 +2,8 @@
 """Checkpoint folders in Python: every kind of damage, and the calls of several ranks: checkpoint_test.py"""
 
 import errno
+import subprocess
+import sys
 import tempfile
 import warnings
 import zipfile
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from backend_test import RANKS, check_error, free_port, join, run
-from lockstep_torch.checkpoint import CheckpointError, CheckpointManager, TrainingState
+from lockstep_checkpoint import CheckpointError, CheckpointManager, TrainingState
 
 
 def flips(data):
@@ -112,6 +114,12 @@ def check_subgroup(rank, folder):
     dist.barrier()
 
 
+def check_import():
+    """The module is of Python alone: it needs no library of Lockstep, and so takes any torch."""
+    code = "import sys, lockstep_checkpoint; assert not [name for name in sys.modules if name.startswith('lockstep_torch')]"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
 def rank_main(rank, port, root):
     warnings.simplefilter("ignore")
     join(rank, "shm", port)
@@ -128,6 +136,7 @@ def main():
             warnings.simplefilter("ignore")  # one for each skipped checkpoint
             check_damage(root / "damage")
             check_unreadable(root / "damage")
+        check_import()
         run(rank_main, RANKS, free_port(), root, limit=60)
 
 

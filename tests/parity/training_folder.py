@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lockstep_torch.checkpoint import CheckpointError, CheckpointManager, TrainingState
+from lockstep_checkpoint import CheckpointError, CheckpointManager, TrainingState
 
 
 def train(folder, last):

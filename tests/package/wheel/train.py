@@ -4,6 +4,7 @@
 import torch
 import torch.distributed as dist
 
+import lockstep_checkpoint  # noqa: F401
 import lockstep_torch  # noqa: F401
 
 dist.init_process_group("shm")
