@@ -19,6 +19,7 @@
 #include "ddp/module_sync.h"
 #include "nn/storage_guard.h"
 #include "optim/group_entries.h"
+#include "optim/parameter_rows.h"
 #include "runtime/run.h"
 
 namespace lockstep::ddp {
@@ -123,6 +124,13 @@ void ZeroShards::check_parameters(Where where) const {
             "themselves",
             place, number, g, fmt::join(parameter.sizes(), ", "),
             parameter.is_leaf() ? "not dense" : "computed from others");
+      }
+      if (optim::rows_of(parameter) != nullptr) {
+        throw_error<ArgumentError>(
+            "{}: parameter {} of group {} is one of fully_shard(), which divides the states; use the "
+            "optimizer "
+            "itself",
+            place, number, g);
       }
       own.lines += describe(fmt::format("parameter of group {}", g),
                             {.name = std::to_string(number++), .tensor = parameter}) +

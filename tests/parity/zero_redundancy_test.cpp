@@ -16,8 +16,6 @@
 #include <lockstep/optim/lr_scheduler.h>
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/rendezvous/init.h>
-#include <lockstep/runtime/device_mesh.h>
-#include <lockstep/tensor_parallel/parallelize_module.h>
 #include <lockstep/training/trainer.h>
 
 #include "support/error_of.h"
@@ -198,7 +196,7 @@ const Scenario zero_bits("zero bits", [] {
 TEST(ZeroRedundancy, TheBitsOfTheSameOptimizerOnEveryRank) {
   // Gloo's order of additions at three ranks depends on the place in a bucket, which changes after the first
   // step.
-  for (const auto& [backend, ranks] : {std::pair{"shm", 3}, std::pair{"gloo", 2}})
+  for (const auto& [backend, ranks] : {std::pair{"shm", 2}, std::pair{"shm", 4}, std::pair{"gloo", 2}})
     expect_all_passed(run_ranks(zero_bits, {.world_size = ranks, .env = {{"ZERO_BACKEND", backend}}}));
 }
 
@@ -208,74 +206,8 @@ const Scenario zero_shared("zero shared parameters", [] {
   compare<optim::FusedAdamW>(context, "FusedAdamW", optim::FusedAdamWOptions(0.01), true);
 });
 TEST(ZeroRedundancy, SharedParametersHaveTheSameBits) {
-  expect_all_passed(run_ranks(zero_shared, {.world_size = 3}));
+  for (const int ranks : {2, 4}) expect_all_passed(run_ranks(zero_shared, {.world_size = ranks}));
 }
-
-// Whether a write of one rank is seen by the other.
-bool is_in_one_memory(const Context& context, const Tensor& parameter) {
-  const torch::NoGradGuard no_grad;
-  context.barrier();
-  if (context.is_main()) parameter.fill_(42);
-  context.barrier();
-  return parameter.eq(42).all().item<bool>();
-}
-
-const Scenario zero_one_memory("zero one memory", [] {
-  const auto context = init({.backend = "shm"});
-  const auto first = torch::full({3, 2}, 1.0 + context.rank()).t().contiguous().t().requires_grad_();
-  const auto second = torch::full({5}, 1.0 + context.rank()).requires_grad_();
-  ZeroRedundancyOptimizer<SGD> optimizer({first, second}, SGDOptions(0.5));
-  EXPECT_FALSE(is_in_one_memory(context, second) && !context.is_main());
-  optimizer.share_parameters();
-  EXPECT_EQ(first.stride(0), 1);
-  EXPECT_TRUE(first.eq(1 + optimizer.owners()[0]).all().item<bool>()) << first;
-  const auto product = (first * first).sum() + (second * second).sum();
-  for (const auto& each : {first, second}) each.mutable_grad() = torch::ones_like(each);
-  optimizer.step();
-  EXPECT_TRUE(first.eq(0.5 + optimizer.owners()[0]).all().item<bool>()) << first;
-  // Also on the rank that did not write.
-  EXPECT_THAT(error_of<c10::Error>([&] { product.backward(); }),
-              HasSubstr("modified by an inplace operation"));
-  EXPECT_TRUE(is_in_one_memory(context, first));
-  EXPECT_TRUE(is_in_one_memory(context, second));
-  const auto added = torch::ones({4}).requires_grad_();
-  optimizer.add_param_group(OptimizerParamGroup({added}));
-  added.mutable_grad() = torch::ones_like(added);
-  EXPECT_EQ(optimizer.owners().size(), 3U);
-  optimizer.step();
-  EXPECT_TRUE(added.eq(0.5).all().item<bool>());
-  EXPECT_TRUE(is_in_one_memory(context, added));
-  // The memory of a parameter is replaced on one rank.
-  if (context.is_main()) second.set_data(torch::full({5}, 8.0));
-  EXPECT_THAT(error_of<Error>([&] { optimizer.step(); }), HasSubstr("call share_parameters() again"));
-  optimizer.share_parameters();
-  EXPECT_TRUE(is_in_one_memory(context, second));
-  EXPECT_TRUE(is_in_one_memory(context, first));
-  optimizer.step();
-  const auto gloo = context.new_group({0, 1}, {.backend = "gloo"});
-  ZeroRedundancyOptimizer<SGD> other({added}, SGDOptions(0.5), gloo);
-  EXPECT_THAT(error_of<ArgumentError>([&] { other.share_parameters(); }),
-              AllOf(HasSubstr("zero_redundancy_test.cpp:"), HasSubstr("needs a group of backend shm"),
-                    HasSubstr("gloo")));
-});
-const Scenario zero_of_parts("zero of tensor parallel parts", [] {
-  const auto context = init({.backend = "shm"});
-  const auto mesh = init_device_mesh({2, 1}, {.mesh_dim_names = {"dp", "tp"}});
-  torch::nn::Sequential net(torch::nn::Linear(4, 4));
-  tensor_parallel::parallelize_module(*net, mesh["tp"], {{"0", tensor_parallel::ColwiseParallel()}});
-  ZeroRedundancyOptimizer<SGD> optimizer(net->parameters(), SGDOptions(0.5), mesh["dp"].get_group());
-  EXPECT_THAT(error_of<ArgumentError>([&] { optimizer.share_parameters(); }),
-              HasSubstr("does not take parameters of parallelize_module()"));
-  EXPECT_THAT(error_of<ArgumentError>([&] {
-                DistributedDataParallel<torch::nn::Sequential>(
-                    net, {.process_group = mesh["dp"].get_group(),
-                          .mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
-              }),
-              HasSubstr("mixed_precision does not take parameters of parallelize_module()"));
-});
-TEST(ZeroRedundancy, ParametersWithGuardsKeepTheirMemory) { expect_all_passed(run_ranks(zero_of_parts)); }
-
-TEST(ZeroRedundancy, SharedParametersAreInOneMemory) { expect_all_passed(run_ranks(zero_one_memory)); }
 
 const Scenario zero_differs("zero differs", [] {
   const auto context = init({.backend = "shm"});
