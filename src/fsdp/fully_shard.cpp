@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <ranges>
+#include <utility>
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/fully_shard.h>
@@ -217,6 +218,7 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
     if (expert != experts.end()) entries_.back().expert_ranks = expert->ranks;
   }
   for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
+  aliases_ = nn::aliases_of(module);
 }
 
 std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {
@@ -263,6 +265,50 @@ void FSDPModule::unshard() const {
   auto& tree = *own_->tree();
   const std::lock_guard lock(tree.mutex);
   tree.make_current(*own_);
+}
+
+UnshardHandle FSDPModule::unshard_async() const {
+  UnshardHandle handle;
+  if (!own_) return handle;
+  const std::lock_guard lock(own_->tree()->mutex);
+  own_->tree()->check();
+  if (!own_->is_shared() && !own_->is_current()) own_->prefetch();
+  handle.group_ = own_;
+  return handle;
+}
+
+void UnshardHandle::wait() {
+  const auto group = std::exchange(group_, nullptr);
+  if (!group) return;
+  const std::lock_guard lock(group->tree()->mutex);
+  group->tree()->make_current(*group);
+}
+
+std::vector<std::weak_ptr<ParameterGroup>> FSDPModule::groups_to_prefetch(
+    const std::vector<FSDPModule>& modules, const char* function, std::source_location where) const {
+  std::vector<std::weak_ptr<ParameterGroup>> all;
+  for (const auto& module : modules) {
+    if (!own_ || !module.own_ || module.own_->tree() != own_->tree()) {
+      throw_error<ArgumentError>(
+          "{}:{}: {}: call it after fully_shard() of the module that has all of these modules, each with "
+          "parameters of its own",
+          where.file_name(), where.line(), function);
+    }
+    all.emplace_back(module.own_);
+  }
+  return all;
+}
+
+void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
+                                                 std::source_location where) const {
+  auto all = groups_to_prefetch(modules, "set_modules_to_forward_prefetch()", where);
+  if (own_) own_->forward_prefetch = std::move(all);
+}
+
+void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
+                                                  std::source_location where) const {
+  auto all = groups_to_prefetch(modules, "set_modules_to_backward_prefetch()", where);
+  if (own_) own_->backward_prefetch = std::move(all);
 }
 
 void FSDPModule::reshard() const {

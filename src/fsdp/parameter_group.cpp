@@ -247,6 +247,7 @@ bool ParameterGroup::is_current() const { return is_whole_ && has_last_values();
 
 void ParameterGroup::prefetch() {
   find_hosts();
+  if (prefetched_version_ != version_.current_version()) drop_prefetch();
   if (!has_last_values()) memory_->forget_part();
   prefetched_version_ = version_.current_version();
   memory_->prefetch();

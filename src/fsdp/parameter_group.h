@@ -92,6 +92,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool can_release(bool in_backward) const;
   bool requires_gradient_sync = true;
   bool reshard_after_backward = true;
+  // Empty: what the last step used next.
+  std::vector<std::weak_ptr<ParameterGroup>> forward_prefetch, backward_prefetch;
   void set_reshard_after_forward(bool reshard);
 
   // The tree's notes on the order of use.

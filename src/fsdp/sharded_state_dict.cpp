@@ -2,6 +2,8 @@
 #include "fsdp/sharded_state_dict.h"
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
 #include <utility>
 
 #include <ATen/ops/cat.h>
@@ -12,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/runtime/default_group.h>
+#include <lockstep/serialize/torch_file.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/row_states.h"
@@ -60,17 +63,22 @@ bool is_left_out(const StateDictOptions& options) {
   return options.full_state_dict && options.cpu_offload && get_rank() != 0;
 }
 
+// Throws CheckpointError for another shape.
+const at::Tensor& whole_tensor(const Value& value, const ParameterEntry& entry, const std::string& key) {
+  const auto& whole = value.as_tensor();
+  if (whole.sizes() != at::IntArrayRef(entry.sizes)) {
+    throw_error<CheckpointError>("{} has the shape {}, but the module's is {}", key,
+                                 repr(Size{whole.sizes().vec()}), repr(Size{entry.sizes}));
+  }
+  return whole;
+}
+
 // This rank's part of an entry of a state dict; the whole tensor if the parameter is not cut.
 at::Tensor part_of(const Value& value, const ParameterEntry& entry, const std::string& key) {
   const auto* const sharded = value.get_if<ShardedTensor>();
   const auto own = offsets_of(entry.cuts, entry.sizes.size());
   if (sharded == nullptr) {
-    const auto& whole = value.as_tensor();
-    if (whole.sizes() != at::IntArrayRef(entry.sizes)) {
-      throw_error<CheckpointError>("{} has the shape {}, but the module's is {}", key,
-                                   repr(Size{whole.sizes().vec()}), repr(Size{entry.sizes}));
-    }
-    return optim::narrow_to_part(whole, own, entry.part.sizes());
+    return optim::narrow_to_part(whole_tensor(value, entry, key), own, entry.part.sizes());
   }
   if (entry.part.numel() == 0) return at::empty(entry.part.sizes(), entry.part.options());
   for (const auto& [tensor, offsets] : sharded->local_shards)
@@ -81,9 +89,51 @@ at::Tensor part_of(const Value& value, const ParameterEntry& entry, const std::s
       key, repr(Size{entry.part.sizes().vec()}), repr(Size{own}));
 }
 
+// That of the first of its names which the dict has; nullptr: none.
+const Value* find_saved(const Dict& dict, const std::string& name, const StateEntries& entries) {
+  const auto* value = dict.find(name);
+  for (const auto& [alias, first] : entries.aliases)
+    if (value == nullptr && first == name) value = dict.find(alias);
+  return value;
+}
+
+// Throws CheckpointError for the first name.
+const Value& saved_value(const Dict& dict, const std::string& name, const StateEntries& entries) {
+  const auto* const value = find_saved(dict, name, entries);
+  return value != nullptr ? *value : dict.at(name);
+}
+
 void copy_part(const at::Tensor& part, const at::Tensor& target) {
   const c10::NoGradGuard no_gradients;
   if (part.data_ptr() != target.data_ptr() || part.numel() == 0) target.copy_(part);
+}
+
+// What `read` returns on rank 0, on all ranks. Throws its error on all of them.
+Value value_of_rank_0(const std::function<Value()>& read) {
+  constexpr char kValue = 'v', kError = 'e';
+  std::string text;
+  if (get_rank() == 0) {
+    try {
+      text = kValue + save_bytes(read());
+    } catch (const std::exception& error) {
+      text = kError + std::string(error.what());
+    }
+  }
+  text = default_group().broadcast_object(text, 0);
+  const auto content = std::string_view(text).substr(1);
+  if (text.front() == kValue) return load_bytes(content);
+  throw_error<CheckpointError>("rank 0: {}", content);
+}
+
+// The calls below are for parameters in rank 0's order.
+void refuse_other_parameters(const StateEntries& entries, const char* function) {
+  std::string names;
+  for (const auto& entry : entries.parameters) names += entry.name + "\n";
+  const auto all = default_group().all_gather_object(names);
+  const auto other = std::ranges::find_if(all, [&](const auto& each) { return each != all.front(); });
+  if (other == all.end()) return;
+  throw_error<ArgumentError>("{}: broadcast_from_rank0: rank {} has other parameters than rank 0", function,
+                             other - all.begin());
 }
 
 // Rank 0's tensor on all ranks. `sizes` and `options` are of the whole tensor.
@@ -96,6 +146,15 @@ at::Tensor broadcast(const at::Tensor& tensor, at::IntArrayRef sizes, const at::
 Value broadcast_entry(const Value* value, const ParameterEntry& entry) {
   return broadcast(value != nullptr ? value->as_tensor() : at::Tensor(), entry.sizes,
                    entry.part.options().requires_grad(false));
+}
+
+// Throws CheckpointError if set_model_state_dict() could not take the whole tensors.
+void check_whole(const StateEntries& entries, const Dict& model_state_dict) {
+  const auto check = [&](const ParameterEntry& entry) {
+    whole_tensor(saved_value(model_state_dict, entry.name, entries), entry, entry.name);
+  };
+  for (const auto& entry : entries.parameters) check(entry);
+  for (const auto& [name, buffer] : entries.buffers) check({name, buffer, buffer.sizes().vec()});
 }
 
 const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& parameter) {
@@ -196,6 +255,18 @@ Dict unflattened(const StateEntries& entries, const torch::optim::Optimizer& opt
   return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 
+// This rank's parts of a parameter's state.
+Dict own_state(const Dict& saved, const ParameterEntry& entry) {
+  Dict state;
+  for (const auto& [key, value] : saved) {
+    const auto* const whole = value.get_if<at::Tensor>();
+    const bool sharded = value.is<ShardedTensor>() || (whole != nullptr && key.as_string() != "step" &&
+                                                       !entry.cuts.empty() && whole->dim() > 0);
+    state.set(key, sharded ? Value(part_of(value, entry, entry.name + "." + key.as_string())) : value);
+  }
+  return state;
+}
+
 }  // namespace
 
 ParameterEntry entry_of_parameter(const std::string& name, const at::Tensor& tensor) {
@@ -216,6 +287,15 @@ void refuse_experts(const StateEntries& entries, const char* function) {
   }
 }
 
+at::Tensor full_tensor(const StateEntries& entries, const std::string& name) {
+  const auto alias = entries.aliases.find(name);
+  const auto& first = alias == entries.aliases.end() ? name : alias->second;
+  const auto entry = std::ranges::find(entries.parameters, first, &ParameterEntry::name);
+  if (entry == entries.parameters.end())
+    throw_error<ArgumentError>("full_tensor(): {} is none of {} parameters", name, entries.owner);
+  return gather_whole(entry->part.detach(), *entry);
+}
+
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options) {
   auto dict = ordered_dict();
   for (const auto& entry : entries.parameters) {
@@ -226,15 +306,24 @@ Dict model_state_dict(const StateEntries& entries, const StateDictOptions& optio
     if (is_left_out(options)) continue;
     dict.set(name, options.cpu_offload ? buffer.detach().to(at::kCPU) : buffer.detach());
   }
+  if (!is_left_out(options))
+    for (const auto& [name, first] : entries.aliases) dict.set(name, dict.at(first));
   return dict;
 }
 
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options) {
   const bool reads = !options.broadcast_from_rank0 || get_rank() == 0;
-  if (options.broadcast_from_rank0) refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
+  if (options.broadcast_from_rank0) {
+    refuse_experts(entries, "set_model_state_dict(): broadcast_from_rank0");
+    refuse_other_parameters(entries, "set_model_state_dict()");
+    value_of_rank_0([&] {
+      check_whole(entries, model_state_dict);
+      return Value();
+    });
+  }
   const auto set = [&](const ParameterEntry& entry) {
-    const auto* const value = reads ? &model_state_dict.at(entry.name) : nullptr;
+    const auto* const value = reads ? &saved_value(model_state_dict, entry.name, entries) : nullptr;
     const Value own = options.broadcast_from_rank0 ? broadcast_entry(value, entry) : *value;
     copy_part(part_of(own, entry, entry.name), entry.part.detach());
   };
@@ -265,40 +354,37 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options) {
-  if (options.flatten_optimizer_state_dict) {
-    auto nested = options;
-    nested.flatten_optimizer_state_dict = false;
-    return load_optimizer_state_dict(entries, optimizer, unflattened(entries, optimizer, optim_state_dict),
-                                     nested);
-  }
   if (options.broadcast_from_rank0) {
-    throw_error<ArgumentError>(
-        "set_optimizer_state_dict(): broadcast_from_rank0 is for models only; load whole tensors on every "
-        "rank, "
-        "or a folder with distributed_checkpoint::load()");
+    refuse_experts(entries, "set_optimizer_state_dict(): broadcast_from_rank0");
+    refuse_other_parameters(entries, "set_optimizer_state_dict()");
   }
+  const bool is_flat = options.flatten_optimizer_state_dict;
+  std::optional<Dict> nested;
+  const auto read = [&](const std::function<Value(const Dict&)>& part) {
+    const auto own = [&] {
+      if (!nested) nested = is_flat ? unflattened(entries, optimizer, optim_state_dict) : optim_state_dict;
+      return part(*nested);
+    };
+    return options.broadcast_from_rank0 ? value_of_rank_0(own) : own();
+  };
   const auto parameters = parameters_of(optimizer);
   Dict states;
   Dict indices;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& entry = entry_of(entries, parameters[i]);
     indices.set(entry.name, static_cast<std::int64_t>(i));
-    const auto* const saved = optim_state_dict.at("state").as_dict().find(entry.name);
-    if (saved == nullptr) continue;
-    Dict state;
-    for (const auto& [key, value] : saved->as_dict()) {
-      const auto* const whole = value.get_if<at::Tensor>();
-      const bool sharded = value.is<ShardedTensor>() || (whole != nullptr && key.as_string() != "step" &&
-                                                         !entry.cuts.empty() && whole->dim() > 0);
-      const auto path = entry.name + "." + key.as_string();
-      state.set(key, sharded ? Value(part_of(value, entry, path)) : value);
-    }
-    states.set(static_cast<std::int64_t>(i), std::move(state));
+    for (const auto& [alias, first] : entries.aliases)
+      if (first == entry.name) indices.set(alias, static_cast<std::int64_t>(i));
+    const auto saved = read([&](const Dict& all) {
+      const auto* const state = find_saved(all.at("state").as_dict(), entry.name, entries);
+      return state != nullptr ? *state : Value();
+    });
+    if (!saved.is<None>()) states.set(static_cast<std::int64_t>(i), own_state(saved.as_dict(), entry));
   }
+  const auto groups = read([](const Dict& all) { return all.at("param_groups"); });
   const auto index = [&](const Value& name) { return indices.at(name); };
   load_state_dict(optimizer,
-                  Dict{{"state", std::move(states)},
-                       {"param_groups", renamed_groups(optim_state_dict.at("param_groups"), index)}});
+                  Dict{{"state", std::move(states)}, {"param_groups", renamed_groups(groups, index)}});
 }
 
 }  // namespace lockstep::fsdp

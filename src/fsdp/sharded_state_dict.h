@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -27,6 +28,7 @@ struct StateEntries {
   const char* owner;  // of the parameters, for messages: "the module's"
   std::vector<ParameterEntry> parameters;
   std::vector<nn::NamedTensor> buffers;
+  std::map<std::string, std::string> aliases = {};  // nn::aliases_of() the module
 };
 
 // That of a module's parameter which fully_shard() does not have.
@@ -38,6 +40,7 @@ StateEntries entries_of(const torch::nn::Module& module, bool with_ignored = tru
 void refuse_experts(const StateEntries& entries, const char* function);
 
 // The functions of fsdp/state_dict.h.
+at::Tensor full_tensor(const StateEntries& entries, const std::string& name);
 Dict model_state_dict(const StateEntries& entries, const StateDictOptions& options);
 void load_model_state_dict(const StateEntries& entries, const Dict& model_state_dict,
                            const StateDictOptions& options);

@@ -31,6 +31,7 @@ struct Entries {
           {entry.name, parameter.shard, parameter.full_sizes, parameter.cuts, entry.expert_ranks});
     }
     for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
+    all.aliases = module.aliases_;
     return all;
   }
   // Returns when no rank reads the parameters.
@@ -49,6 +50,7 @@ StateEntries entries_of(const torch::nn::Module& module, bool with_ignored) {
     if (expert != experts.end()) all.parameters.back().expert_ranks = expert->ranks;
   }
   all.buffers = nn::distinct(module.named_buffers());
+  all.aliases = nn::aliases_of(module);
   return all;
 }
 
@@ -84,6 +86,10 @@ void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict
                           const StateDictOptions& options) {
   Entries::reshard(module);
   fsdp::load_model_state_dict(Entries::of(module), model_state_dict, options);
+}
+
+at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name) {
+  return fsdp::full_tensor(fsdp::entries_of(module), name);
 }
 
 void save_pretrained(const FSDPModule& module, const std::filesystem::path& save_directory,

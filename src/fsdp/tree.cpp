@@ -75,12 +75,18 @@ void Tree::switch_to(ParameterGroup& group) {
 }
 
 void Tree::prefetch_after(const ParameterGroup& group) {
+  const auto prefetch = [](ParameterGroup& next) {
+    if (!next.is_shared() && !next.is_current()) next.prefetch();
+  };
+  const auto& named = in_backward() ? group.backward_prefetch : group.forward_prefetch;
+  for (const auto& each : named)
+    if (const auto next = each.lock()) prefetch(*next);
+  if (!named.empty()) return;
   const auto& learned = in_backward() ? backward_order_ : forward_order_;
   // Where this pass is in the learned order.
   const auto here = std::min(order_.size(), learned.size());
   if (here == 0 || learned[here - 1] != &group || here == learned.size()) return;
-  auto* const next = learned[here];
-  if (!next->is_shared() && !next->is_current()) next->prefetch();
+  prefetch(*learned[here]);
 }
 
 void Tree::begin_backward() {

@@ -160,14 +160,13 @@ const Scenario no_shared_memory("fsdp_no_shared_memory", [] {
 });
 TEST(FullyShardErrors, NameTheBackendWithoutSharedMemory) { expect_all_passed(run_ranks(no_shared_memory)); }
 
-const Scenario clipping("fsdp_clipping", [] {
-  const auto context = init({.backend = "shm"});
+void check_clipping(const Context& context, const std::optional<DeviceMesh>& mesh, int rank, int ranks) {
   for (const bool shared : {true, false}) {
     for (const double type : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {
       OddNet plain;
       DistributedDataParallel<OddNet> ddp(plain);
       ddp->forward(draw_tokens(0, context.rank()), true).backward();
-      Step step({.share_memory = shared});
+      Step step({.mesh = mesh, .share_memory = shared});
       step.backward(context);
       const auto expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1, type);
       const auto norm = clip_grad_norm_(step.sharded, 0.1, {.norm_type = type});
@@ -178,18 +177,32 @@ const Scenario clipping("fsdp_clipping", [] {
       const auto shards = step.sharded.parameters();
       for (std::size_t i = 0; i < shards.size(); ++i) {
         if (!shards[i].grad().defined()) continue;
-        const auto rows = rows_of(plain->parameters()[i].grad(), context.rank(), context.world_size());
+        const auto rows = rows_of(plain->parameters()[i].grad(), rank, ranks);
         EXPECT_TRUE(shards[i].grad().allclose(rows, 1e-6, 1e-12));
       }
-      if (context.rank() == 1) {
+      if (rank == 1) {
         for (const auto& shard : shards)
           if (shard.grad().defined() && shard.numel() > 0) shard.grad().fill_(std::nan(""));
       }
       EXPECT_TRUE(std::isnan(clip_grad_norm_(step.sharded, 0.1, {.norm_type = type})));
     }
   }
+}
+
+const Scenario clipping("fsdp_clipping", [] {
+  const auto context = init({.backend = "shm"});
+  check_clipping(context, std::nullopt, context.rank(), context.world_size());
 });
 TEST(FullyShardClipping, HasTheNormOfAllShards) { expect_all_passed(run_ranks(clipping, {.world_size = 3})); }
+
+const Scenario clipping_replicas("fsdp_clipping_replicas", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
+  check_clipping(context, mesh, mesh.get_local_rank("shard"), 2);
+});
+TEST(FullyShardClipping, CountsReplicasOnce) {
+  expect_all_passed(run_ranks(clipping_replicas, {.world_size = 4}));
+}
 
 // Forward without backward reads the values of the last step, however the calls are mixed.
 const Scenario evaluation("fsdp_evaluation", [] {
@@ -257,6 +270,59 @@ const Scenario other_order("fsdp_other_order", [] {
   }
 });
 TEST(FullyShardPrefetch, IsDroppedWhenItIsNotNeeded) { expect_all_passed(run_ranks(other_order)); }
+
+const Scenario asked_prefetch("fsdp_asked_prefetch", [] {
+  const auto context = init({.backend = "shm"});
+  ThreeLayers plain, net;
+  DistributedDataParallel<ThreeLayers> ddp(plain);
+  const FullyShardOptions options{.reshard_after_forward = true, .share_memory = false};
+  std::vector<FSDPModule> layers;
+  for (const auto& layer : net->layers) layers.push_back(fully_shard(*layer, options));
+  EXPECT_THAT(error_of<ArgumentError>([&] { layers[0].set_modules_to_forward_prefetch({layers[1]}); }),
+              AllOf(HasSubstr("fully_shard_test.cpp:"), HasSubstr("call it after fully_shard()")));
+  const auto sharded = fully_shard(*net, options);
+  auto gathers = [&, seen = std::uint64_t{0}]() mutable {
+    const auto calls = context.group().recent_calls();
+    const auto is_new = [&](const CallRecord& each) {
+      return each.number > seen && each.kind == CallKind::all_gather_into_tensor;
+    };
+    const auto count = std::ranges::count_if(calls, is_new);
+    seen = calls.back().number;
+    return count;
+  };
+  gathers();
+  const auto x = torch::full({2, 6}, 0.1 * (context.rank() + 1));
+  layers[0].set_modules_to_forward_prefetch({layers[1], layers[2]});
+  layers[2].set_modules_to_backward_prefetch({layers[0]});
+  (void)net->layers[0](x);
+  EXPECT_EQ(gathers(), 3);
+  layers[0].set_modules_to_forward_prefetch({});
+  layers[2].reshard();
+  const auto y = net->layers[2](x.clone().requires_grad_());
+  layers[2].reshard();
+  gathers();
+  y.sum().backward();
+  EXPECT_EQ(gathers(), 2);
+  for (const auto& layer : layers) layer.reshard();
+  auto handle = layers[1].unshard_async();
+  EXPECT_EQ(gathers(), 1);
+  handle.wait();
+  handle.wait();
+  (void)net->layers[1](x);
+  EXPECT_EQ(gathers(), 0);
+  torch::optim::SGD reference(plain->parameters(), 0.5), optimizer(sharded.parameters(), 0.5);
+  for (int step = 0; step < 3; ++step) {
+    reference.zero_grad();
+    optimizer.zero_grad();
+    const auto expected = ddp->forward(x, false), loss = net->forward(x, false);
+    EXPECT_TRUE(loss.equal(expected)) << step;
+    expected.backward();
+    loss.backward();
+    reference.step();
+    optimizer.step();
+  }
+});
+TEST(FullyShardPrefetch, IsThatOfTheCaller) { expect_all_passed(run_ranks(asked_prefetch)); }
 
 // Of four ranks, two have a layer together between forward and backward.
 const Scenario parts("fsdp_parts", [] {

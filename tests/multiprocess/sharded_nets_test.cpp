@@ -10,6 +10,7 @@
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/models/language.h>
 #include <lockstep/models/vision.h>
+#include <lockstep/nn/sync_batch_norm.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "support/ranks.h"
@@ -81,12 +82,15 @@ struct RecomputedImpl : torch::nn::Module {
 TORCH_MODULE(Recomputed);
 
 struct RecurrentImpl : torch::nn::Module {
-  RecurrentImpl() : gru(torch::nn::GRUOptions(5, 7).num_layers(2).bidirectional(true)), head(14, 3) {
+  RecurrentImpl()
+      : gru(torch::nn::GRUOptions(5, 7).num_layers(2).bidirectional(true)), lstm(14, 6), head(6, 3) {
     register_module("gru", gru);
+    register_module("lstm", lstm);
     register_module("head", head);
   }
-  Tensor forward(const Tensor& x) { return head(std::get<0>(gru(x))); }
+  Tensor forward(const Tensor& x) { return head(std::get<0>(lstm(std::get<0>(gru(x))))); }
   torch::nn::GRU gru;
+  torch::nn::LSTM lstm;
   torch::nn::Linear head;
 };
 TORCH_MODULE(Recurrent);
@@ -97,6 +101,9 @@ const Scenario all_nets("sharded nets", [] {
   const auto square = [](const auto& x) { return [x](auto& net) { return net.forward(x()).pow(2).mean(); }; };
   compare(
       context, "resnet18", [] { return resnet18({.num_classes = 7}); }, square(images));
+  compare(
+      context, "resnet18 with SyncBatchNorm",
+      [] { return convert_sync_batchnorm(resnet18({.num_classes = 7})); }, square(images));
   compare(
       context, "mobilenet_v2", [] { return mobilenet_v2({.num_classes = 7}); }, square(images));
   compare(
@@ -140,7 +147,7 @@ const Scenario all_nets("sharded nets", [] {
       },
       square(tokens));
   compare(
-      context, "GRU", [] { return Recurrent(); }, square([] {
+      context, "GRU and LSTM", [] { return Recurrent(); }, square([] {
         return torch::randn({4, 2, 5});
       }));
   compare(

@@ -25,6 +25,8 @@ class OddNet(nn.Module):
         self.frozen = nn.Linear(5, 6)
         self.sometimes = nn.Linear(6, 3)
         self.norm = nn.LayerNorm(6)
+        self.head = nn.Module()
+        self.head.weight = self.embedding.weight
         self.scale = nn.Parameter(torch.ones(1))
         self.frozen.requires_grad_(False)
 

@@ -2,6 +2,7 @@
 // Checkpoints of sharded modules and their optimizers: 2 ranks of C++, 3 of Python, 4 and 1 of C++.
 #include <cstdlib>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -21,6 +22,7 @@ namespace lockstep::testing {
 namespace {
 
 using std::filesystem::path;
+using ::testing::StartsWith;
 
 constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
 constexpr StateDictOptions kFull{.full_state_dict = true, .cpu_offload = true};
@@ -121,8 +123,16 @@ const Scenario load_it("fully_shard checkpoint: load", [] {
       Sharded third(shared);
       const auto model = context.rank() == 0 ? expected.at("model").as_dict() : Dict();
       set_model_state_dict(third.module, model, {.broadcast_from_rank0 = true});
-      expect_equal(get_model_state_dict(third.module, {.full_state_dict = true}),
-                   expected.at("model").as_dict());
+      const auto optim = context.rank() == 0 ? expected.at("optim").as_dict() : Dict();
+      set_optimizer_state_dict(third.module, third.optimizer, optim, {.broadcast_from_rank0 = true});
+      expect_equal(third.state({.full_state_dict = true}), expected);
+      EXPECT_THAT(error_of<CheckpointError>([&] {
+                    set_optimizer_state_dict(third.module, third.optimizer, {},
+                                             {.broadcast_from_rank0 = true});
+                  }),
+                  StartsWith("rank 0: "));
+      for (const auto* name : {"head.weight", "lstm.weight_ih_l0"})
+        EXPECT_TRUE(full_tensor(*third.net, name).equal(expected.at("model")[name].as_tensor())) << name;
     }
     Sharded wrong(true);
     auto short_one = expected.at("model").as_dict();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
+
 #include <torch/torch.h>
 
 namespace lockstep::testing {
@@ -15,6 +17,8 @@ struct OddNetImpl : torch::nn::Module {
     frozen = register_module("frozen", torch::nn::Linear(5, 6));
     sometimes = register_module("sometimes", torch::nn::Linear(6, 3));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+    register_module("head", std::make_shared<torch::nn::Module>())
+        ->register_parameter("weight", embedding->weight);
     scale = register_parameter("scale", torch::ones({1}));
     for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
   }
@@ -25,6 +29,15 @@ struct OddNetImpl : torch::nn::Module {
     x = norm(frozen(twice(twice(x).tanh()))) * scale;
     auto loss = torch::matmul(x, embedding->weight.t()).logsumexp(-1).mean();
     return uses_all ? loss + sometimes(x).pow(2).mean() : loss;
+  }
+  /// Each once, as in Python.
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> once;
+    for (const auto& each : Module::parameters()) {
+      const auto is_same = [&](const auto& other) { return other.is_same(each); };
+      if (std::ranges::none_of(once, is_same)) once.push_back(each);
+    }
+    return once;
   }
   std::vector<std::shared_ptr<torch::nn::Module>> children_to_shard() const {
     return {lstm.ptr(), twice.ptr(), frozen.ptr(), sometimes.ptr()};

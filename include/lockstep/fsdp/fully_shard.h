@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -100,6 +101,18 @@ struct FSDPStats {
   std::vector<Group> groups = {};  ///< in the order of their first parameters
 };
 
+/// The gathering that FSDPModule::unshard_async() has started. PyTorch: `UnshardHandle`.
+class UnshardHandle {
+ public:
+  /// Returns when the parameters are there. Operators that use them wait by themselves. Collective. Later
+  /// calls do nothing.
+  void wait();
+
+ private:
+  friend class FSDPModule;
+  std::shared_ptr<fsdp::ParameterGroup> group_;
+};
+
 /// A module whose parameters are distributed by fully_shard(). Copies refer to the same state, which lives as
 /// long as the module's parameters. PyTorch: `FSDPModule`.
 class FSDPModule {
@@ -121,6 +134,9 @@ class FSDPModule {
   void zero_grad() const;
   /// Gathers the module's own parameters now; operators that use parameters do so by themselves. Collective.
   void unshard() const;
+  /// The same without waiting, e.g. for a module that is used later. Call it after the optimizer's step.
+  /// PyTorch: `unshard(async_op=True)`.
+  UnshardHandle unshard_async() const;
   /// Frees the module's gathered parameters. With shared parameters, returns when no rank reads them any
   /// more, which makes it safe to change shards outside of an optimizer's step after backward. Collective.
   void reshard() const;
@@ -132,6 +148,15 @@ class FSDPModule {
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;
   /// The option of fully_shard() for the following passes, without a number.
   void set_reshard_after_forward(bool reshard_after_forward, bool recurse = true) const;
+
+  /// The modules whose parameters are gathered ahead when forward uses this module's, in this order. Without
+  /// them it is the module that the last step used next; an empty list restores this default. The same on all
+  /// ranks. Call it after fully_shard() of the module that has all of them. Throws ArgumentError otherwise.
+  void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules,
+                                       std::source_location where = std::source_location::current()) const;
+  /// The same when backward uses them.
+  void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules,
+                                        std::source_location where = std::source_location::current()) const;
 
   /// Whether the ranks share one copy of the parameters, which is never freed.
   bool shares_memory() const;
@@ -162,10 +187,14 @@ class FSDPModule {
   };
 
   void set_entries(const torch::nn::Module& module);
+  std::vector<std::weak_ptr<fsdp::ParameterGroup>> groups_to_prefetch(const std::vector<FSDPModule>& modules,
+                                                                      const char* function,
+                                                                      std::source_location where) const;
   std::vector<std::shared_ptr<fsdp::ParameterGroup>> groups(bool recurse) const;
 
   std::vector<Entry> entries_;
   std::vector<NamedParameter> buffers_;
+  std::map<std::string, std::string> aliases_;  // other names of tied tensors, each with the first
   std::shared_ptr<fsdp::ParameterGroup> own_;
 };
 

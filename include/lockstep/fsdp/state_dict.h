@@ -17,9 +17,8 @@ struct StateDictOptions {
   bool full_state_dict = false;
   /// Tensors on the CPU. With full_state_dict, only rank 0 has entries.
   bool cpu_offload = false;
-  /// For set_model_state_dict(): rank 0 has whole tensors, and other ranks' dicts are not read. Set by all
-  /// ranks. set_optimizer_state_dict() refuses it with ArgumentError, and so does set_model_state_dict() for
-  /// experts on several ranks.
+  /// For set_model_state_dict() and set_optimizer_state_dict(): rank 0 has whole tensors, and other ranks'
+  /// dicts are not read. Set by all ranks. They throw ArgumentError for experts on several ranks.
   bool broadcast_from_rank0 = false;
   /// An optimizer's state dict has the entries "state.<parameter>.<name>" and
   /// "param_groups.<parameter>.<option>", so that the ranks of a pipeline, which have other parameters, can
@@ -27,10 +26,10 @@ struct StateDictOptions {
   bool flatten_optimizer_state_dict = false;
 };
 
-/// The parameters and buffers of a module by name, detached. A parameter that fully_shard() or
-/// parallelize_module() distributes is a ShardedTensor which shares this rank's part, or with full_state_dict
-/// whole. So distributed_checkpoint saves it and loads into it, on any mesh, in one process, and both ways
-/// with Python:
+/// The parameters and buffers of a module by name, detached; tied ones under each of their names. A parameter
+/// that fully_shard() or parallelize_module() distributes is a ShardedTensor which shares this rank's part,
+/// or with full_state_dict whole. So distributed_checkpoint saves it and loads into it, on any mesh, in one
+/// process, and both ways with Python:
 ///
 ///     auto weights = get_model_state_dict(sharded);
 ///     distributed_checkpoint::load(weights, folder, default_group());
@@ -39,12 +38,18 @@ struct StateDictOptions {
 /// is set. PyTorch: `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
 Dict get_model_state_dict(const torch::nn::Module& module, const StateDictOptions& options = {});
 Dict get_model_state_dict(const FSDPModule& module, const StateDictOptions& options = {});
-/// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Throws
-/// CheckpointError, naming the entry, for a missing one, another shape or other parts.
+/// Copies whole tensors, or ShardedTensors with this rank's parts, into the parameters and buffers. Tied ones
+/// may have any of their names. Throws CheckpointError, naming the entry, for a missing one, another shape or
+/// other parts.
 void set_model_state_dict(torch::nn::Module& module, const Dict& model_state_dict,
                           const StateDictOptions& options = {});
 void set_model_state_dict(const FSDPModule& module, const Dict& model_state_dict,
                           const StateDictOptions& options = {});
+
+/// The whole parameter of that name, detached. It is a copy where fully_shard() or parallelize_module() has
+/// distributed the parameter, else it shares its data. Collective, of the ranks that have the parameter.
+/// Throws ArgumentError for an unknown name. PyTorch: `DTensor.full_tensor()`.
+at::Tensor full_tensor(const torch::nn::Module& module, const std::string& name);
 
 /// Writes the whole parameters and buffers as `safetensors::save_torch_state_dict()` does. They are gathered
 /// for one file at a time, which rank 0 writes. Collective. Throws CheckpointError on all ranks, and
