@@ -13,6 +13,14 @@ foreach(file IN LISTS bundled)
 endforeach()
 execute_process(COMMAND "${patchelf}" --set-rpath "\$ORIGIN/lib/bundled:\$ORIGIN/../torch/lib" "${prefix}/_C.so"
   COMMAND_ERROR_IS_FATAL ANY)
+# The targets that Lockstep's link, which LockstepBundled.cmake defines.
+set(exported "${prefix}/lib/cmake/Lockstep/LockstepTargets.cmake")
+file(READ "${exported}" text)
+while(renamed)
+  list(POP_FRONT renamed target bundled_target)
+  string(REPLACE "LINK_ONLY:${target}>" "LINK_ONLY:${bundled_target}>" text "${text}")
+endwhile()
+file(WRITE "${exported}" "${text}")
 # mpi's module is made for the MPI of one machine.
 file(REMOVE "${prefix}/lib/liblockstep_mpi.so")
 file(REMOVE_RECURSE "${prefix}/share")

@@ -17,6 +17,7 @@ endif()
 set(component COMPONENT wheel EXCLUDE_FROM_ALL)
 
 set(targets "")
+set(renamed "")
 while(bundled)
   list(POP_FRONT bundled target file)
   file(REAL_PATH "${file}" real)
@@ -24,7 +25,9 @@ while(bundled)
   execute_process(COMMAND "${LOCKSTEP_PATCHELF}" --print-soname "${real}"
     OUTPUT_VARIABLE soname OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   install(FILES "${real}" DESTINATION lib/bundled RENAME "${soname}" ${component})
-  string(APPEND targets "  ${target} ${soname}\n")
+  string(REGEX REPLACE "^.*:" "" name "${target}")
+  string(APPEND targets "  Lockstep::bundled_${name} ${soname}\n")
+  list(APPEND renamed ${target} Lockstep::bundled_${name})
 endwhile()
 configure_file(LockstepBundled.cmake.in "${PROJECT_BINARY_DIR}/python/LockstepBundled.cmake" @ONLY)
 
@@ -39,6 +42,7 @@ install(TARGETS lockstep_python LIBRARY DESTINATION . ${component})
 install(FILES "${package}/_build.py" DESTINATION . ${component})
 install(CODE "
   set(patchelf \"${LOCKSTEP_PATCHELF}\")
+  set(renamed \"${renamed}\")
   include(\"${CMAKE_CURRENT_SOURCE_DIR}/relocate.cmake\")" ${component})
 
 # All that a wheel is made of.
