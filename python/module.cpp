@@ -50,9 +50,15 @@ c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
                                                  int size, std::chrono::milliseconds timeout,
                                                  const std::string& group_name) {
   const py::gil_scoped_release unlocked;
+  rendezvous::agree_on_backend(*store, name, rank, size);
   return rendezvous::create_with_python(
              name, {.store = store, .rank = rank, .size = size, .timeout = timeout, .group_name = group_name})
       .backend;
+}
+
+// PyTorch binds this for its own backends only.
+void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
+  backend->setTimeout(timeout);
 }
 
 // Runs Python's signal handlers while the main thread waits: Ctrl-C ends a call.
@@ -75,6 +81,7 @@ void leave_interpreter() {
 PYBIND11_MODULE(_C, module) {
   pybind11::register_exception_translator(lockstep::python::translate);
   module.def("create_backend", lockstep::python::create_backend);
+  module.def("set_timeout", lockstep::python::set_timeout);
   module.def("enable_caching_cpu_allocator", lockstep::enable_caching_cpu_allocator);
   lockstep::python::find_main_thread();
   // In a child the thread that forked is the main one.

@@ -123,6 +123,10 @@ StorePtr join_live_store(const Endpoint& server, const RankInfo& place, const De
 // torchrun's agent then listens at the address of rank 0.
 bool is_served_by_agent(const Env& env) { return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
 
+bool meets_at_agent(const InitMethod& method, const InitOptions& options) {
+  return method.kind != InitMethod::Kind::tcp && is_served_by_agent(options.env);
+}
+
 StorePtr store_over_tcp(const RankInfo& place, const Deadline& deadline, bool by_agent,
                         bool with_python = false) {
   if (place.rank == 0 && !by_agent) {
@@ -162,8 +166,14 @@ StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions
   if (options.store) return store_of_run(options.store, options.group_name, place.world_size);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
-  const bool by_agent = method.kind != InitMethod::Kind::tcp && is_served_by_agent(options.env);
-  return store_over_tcp(place, deadline, by_agent);
+  return store_over_tcp(place, deadline, meets_at_agent(method, options));
+}
+
+// What store_barrier() looks for in the store of find_store().
+std::function<void()> find_strangers(const StorePtr& store, const RankInfo& place, const InitMethod& method,
+                                     const InitOptions& options) {
+  if (options.store || method.kind == InitMethod::Kind::file || place.world_size == 1) return {};
+  return refuse_python_ranks(store, place.rank, place.world_size, meets_at_agent(method, options));
 }
 
 // A rank may still fail, and the store ends with rank 0.
@@ -242,7 +252,8 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   const Deadline deadline(options.timeout);
   auto ignored = std::make_unique<IgnoreSigpipe>();
   const StorePtr store = find_store(rank_info, method, options, deadline);
-  store_barrier(*store, rank_info.rank, rank_info.world_size, deadline);
+  store_barrier(*store, rank_info.rank, rank_info.world_size, deadline,
+                find_strangers(store, rank_info, method, options));
   auto session = open_session(options, backend, rank_info, store);
   session->keep(std::move(ignored));
   return session;

@@ -35,6 +35,9 @@ comm::FromC10d::Split split_of(const std::string& backend) {
   };
 }
 
+// Gloo's key of its address, below PyTorch's of the group and device.
+std::string gloo_key(int rank) { return fmt::format("0/{}", rank); }
+
 }  // namespace
 
 void check_backend_with_python(const backends::BackendSpec& backend, const std::string& what) {
@@ -46,12 +49,58 @@ void check_backend_with_python(const backends::BackendSpec& backend, const std::
                   what, name));
 }
 
+c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> run, const std::string& key,
+                                                const std::string& device_type) {
+  // PyTorch's name of the default group is "0", and the other groups' keys are below it.
+  auto group = c10::make_intrusive<c10d::PrefixStore>("0/", std::move(run));
+  if (!key.empty()) group = c10::make_intrusive<c10d::PrefixStore>(key + "/", group);
+  return c10::make_intrusive<c10d::PrefixStore>(device_type + "/", group);
+}
+
+void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int rank, int size) {
+  const bool is_ours = backend == "shm" || backend == "hierarchical";
+  const auto own = is_ours ? fmt::format("{} of Lockstep {}", backend, LOCKSTEP_VERSION) : backend;
+  const auto theirs = cpu_store.compareSet("backend", "", own);
+  if (theirs == own) return;
+  throw RendezvousError(
+      fmt::format("rank {} of {}: the backend is {} here and {} on another rank; give all ranks of the group "
+                  "the same backend{}",
+                  rank, size, own, theirs, is_ours ? " and version of Lockstep" : ""));
+}
+
+std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                                          bool shared) {
+  const auto refuse = [rank, world_size] {
+    throw RendezvousError(
+        fmt::format("rank {} of {}: Python ranks, or C++ ranks with InitOptions::with_python, use the store "
+                    "of this run. If they are its "
+                    "ranks, set with_python on all C++ ranks; otherwise choose another MASTER_PORT",
+                    rank, world_size));
+  };
+  if (!shared) {
+    return [store, refuse, looks = StrangeKeys()]() mutable {
+      if (looks.found(*store)) refuse();
+    };
+  }
+  const auto theirs = store_of_python(c10::make_intrusive<c10d::PrefixStore>("default_pg", store), "", "cpu");
+  return [theirs, refuse, next = (rank + 1) % world_size] {
+    if (theirs->check({gloo_key(next)}) || theirs->check({arrival_key(next)})) refuse();
+  };
+}
+
 backends::BackendHandle create_with_python(const std::string& backend, backends::BackendRequest request) {
   request.key = request.group_name;
   if (backend == "gloo" || backend == "nccl") {
     request.only_c10d_keys = true;
   } else {
-    store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout));
+    const int next = (request.rank + 1) % request.size;
+    store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout), [&] {
+      if (!request.store->check({gloo_key(next)})) return;
+      throw RendezvousError(
+          fmt::format("rank {} of {}: the backend is {} here and gloo on rank {}; give all ranks of the "
+                      "group the same backend",
+                      request.rank, request.size, backend, next));
+    });
     const auto map = read_host_map(*request.store);
     std::vector<int> ranks(static_cast<std::size_t>(request.size));
     std::iota(ranks.begin(), ranks.end(), 0);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "backends/registry.h"
@@ -10,6 +11,22 @@ namespace lockstep::rendezvous {
 // Throws ArgumentError unless C++ and Python ranks can share the backend. `what` begins the message:
 // "new_group: a run with Python ranks".
 void check_backend_with_python(const backends::BackendSpec& backend, const std::string& what);
+
+// The store in which torch.distributed and create_with_python() connect a group for a device type, "cpu" or
+// "cuda". `run`: PyTorch's store of the run, with its prefix. `key`: of the group; empty for the default
+// group.
+c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> run, const std::string& key,
+                                                const std::string& device_type);
+
+// Throws RendezvousError if another rank has called this with another backend, or, for shm and hierarchical,
+// with another version of Lockstep. `cpu_store`: store_of_python(..., "cpu"). One request.
+void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int rank, int size);
+
+// For the wait in the store of a run without Python ranks: throws RendezvousError when Python ranks join it,
+// or C++ ranks with with_python. `shared`: the store has keys of a launcher too, so only the next rank's keys
+// count.
+std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                                          bool shared);
 
 // Connects a group whose other ranks may run torch.distributed: over gloo with PyTorch's keys only; over shm
 // and hierarchical as the Python package does, which calls this too, and whose groups PyTorch can split.

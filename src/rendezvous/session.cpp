@@ -173,11 +173,11 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
                                    .nccl = nccl};
   backends::BackendHandle handle;
   if (config_.with_python) {
-    // PyTorch's name of the default group is "0", and the other groups' keys are below it.
-    c10::intrusive_ptr<c10d::Store> group = c10::make_intrusive<c10d::PrefixStore>("0/", config_.store);
-    if (key != "default") group = c10::make_intrusive<c10d::PrefixStore>(key + "/", group);
-    const auto device = backends::is_for_gpus(spec.name()) ? "cuda/" : "cpu/";
-    request.store = c10::make_intrusive<c10d::PrefixStore>(device, group);
+    const auto python_key = key == "default" ? "" : key;
+    const auto for_cpu = store_of_python(config_.store, python_key, "cpu");
+    agree_on_backend(*for_cpu, spec.name(), request.rank, request.size);
+    request.store =
+        backends::is_for_gpus(spec.name()) ? store_of_python(config_.store, python_key, "cuda") : for_cpu;
     handle = create_with_python(spec.name(), std::move(request));
   } else {
     request.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store);

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,22 +24,22 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
 constexpr auto kLogWaitingAfter = 10s;
+constexpr auto kLookForStrangers = 1s;
 constexpr milliseconds kLongestPoll = 10ms;
+constexpr int kMostThatPoll = 64;
 constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
 // The host map, when all ranks have arrived.
 constexpr const char* kHostsKey = "arrived/hosts";
 
-std::string key_of(int rank) { return fmt::format("arrived/{}", rank); }
-
 std::vector<std::string> keys_of(int begin, int end) {
   std::vector<std::string> keys;
-  for (int rank = begin; rank < end; ++rank) keys.push_back(key_of(rank));
+  for (int rank = begin; rank < end; ++rank) keys.push_back(arrival_key(rank));
   return keys;
 }
 
 void announce(c10d::Store& store, int rank, int world_size) {
-  store.set(key_of(rank), memory_identity());
+  store.set(arrival_key(rank), memory_identity());
   // At least: a rank may have arrived twice, so ranks after the last one check as well.
   if (store.add(kCountKey, 1) < world_size) return;
   const auto keys = keys_of(0, world_size);
@@ -85,24 +86,35 @@ std::string missing_ranks(c10d::Store& store, int world_size) {
 
 }  // namespace
 
-void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline) {
+std::string arrival_key(int rank) { return fmt::format("arrived/{}", rank); }
+
+void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline,
+                   const std::function<void()>& find_strangers) {
   std::string missing = "other ranks";
   const auto ask_store = [&](const auto& action) {
     try {
       return action();
+    } catch (const Error&) {
+      throw;
     } catch (const std::exception& error) {
       const std::string text = error.what();
       throw RendezvousError(fmt::format("rank {} of {}: rank 0 gave up or died while {} had not arrived ({})",
                                         rank, world_size, missing, text.substr(0, text.find('\n'))));
     }
   };
+  // c10d logs a warning when a short wait ends, and its wait does not end for a signal.
+  const bool polls = wait_check != nullptr || (find_strangers && world_size <= kMostThatPoll);
+  Deadline next_look(kLookForStrangers);
   const auto have_come = [&](milliseconds limit) {
-    if (wait_check == nullptr) return ask_store([&] { return have_all_arrived(store, limit); });
-    // A wait of the store neither ends for a signal nor, if it is short, without a warning of c10d's.
-    const Deadline look(limit);
-    for (milliseconds poll = 1ms; !look.expired(); poll = std::min(2 * poll, kLongestPoll)) {
+    if (!polls) return ask_store([&] { return have_all_arrived(store, limit); });
+    const Deadline end(limit);
+    for (milliseconds poll = 1ms; !end.expired(); poll = std::min(2 * poll, kLongestPoll)) {
       check_wait();
       if (ask_store([&] { return store.check({kHostsKey}); })) return true;
+      if (find_strangers && next_look.expired()) {
+        ask_store(find_strangers);
+        next_look = Deadline(kLookForStrangers);
+      }
       std::this_thread::sleep_for(poll);
     }
     return false;
@@ -114,6 +126,7 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
   ask_store([&] { announce(store, rank, world_size); });
   while (!deadline.expired()) {
     if (have_come(std::min(wait_limit, deadline.remaining()))) return;
+    if (find_strangers) ask_store(find_strangers);
     missing = ask_store([&] { return missing_ranks(store, world_size); });
     if (!said && wait_limit >= kLogWaitingAfter) {
       said = true;
@@ -125,6 +138,11 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
       fmt::format("rank {} of {}: {} did not arrive within {} ms. Were they started, with the same "
                   "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
                   rank, world_size, missing, deadline.timeout().count()));
+}
+
+bool StrangeKeys::found(c10d::Store& store) {
+  const auto count = store.getNumKeys() - store.add(kCountKey, 0) - 1;
+  return count > 0 && count == std::exchange(last_, count);
 }
 
 void simulate_barrier(c10d::Store& store, int world_size) {

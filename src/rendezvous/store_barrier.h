@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,7 +45,23 @@ inline constexpr const char* kLeftKey = "left";
 // Announces this rank in the store and waits for all others. Throws RendezvousError naming the ranks that
 // have not arrived by the deadline. Three requests per rank; the last rank makes three more. PyTorch:
 // _store_based_barrier.
-void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline);
+// While ranks are missing, calls `find_strangers` each second, or in pauses from 10 s for more than 64 ranks;
+// its error ends the wait. Ranks that call it poll the store, with more requests.
+void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline& deadline,
+                   const std::function<void()>& find_strangers = {});
+
+// Announces `rank` in the store of store_barrier().
+std::string arrival_key(int rank);
+
+// Looks for keys that no rank of store_barrier() has set, in a store that serves one run alone.
+class StrangeKeys {
+ public:
+  // Whether there are as many of them as in the last call: a rank that arrives sets one key before it counts.
+  bool found(c10d::Store& store);
+
+ private:
+  std::int64_t last_ = 0;
+};
 
 // Leaves the store as if all ranks had arrived on this host, and left.
 void simulate_barrier(c10d::Store& store, int world_size);

@@ -3,6 +3,7 @@
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import shlex
 import socket
@@ -241,6 +242,47 @@ def check_refused(program, backend, variables, words, folder):
     check(words in error, f"{backend}, {variables}: {error}")
 
 
+def check_mismatch(program, folder, ranks, words):
+    """Ranks that cannot be mixed are an error of at least one of them that names why, before their timeout of half an hour.
+    `ranks`: (language, backend, mode of the program) of each."""
+    port = free_port()
+    files = [os.path.join(folder, f"mismatch {rank}.pt") for rank in range(len(ranks))]
+    processes = []
+    try:
+        for rank, (language, backend, mode) in enumerate(ranks):
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(len(ranks)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            if language == "python":
+                processes.append(multiprocessing.get_context("fork").Process(
+                    target=python_rank, args=(rank, backend, environment, files[rank], "collectives"), daemon=True))
+                processes[-1].start()
+            else:
+                processes.append(subprocess.Popen(
+                    [program, backend, mode, "collectives", files[rank]], env=dict(os.environ, **environment)))
+        sentinels = [process.sentinel if ranks[i][0] == "python" else os.pidfd_open(process.pid)
+                     for i, process in enumerate(processes)]
+        ended = multiprocessing.connection.wait(sentinels, LIMIT)
+        check(ended, f"{ranks}: nothing ended within {LIMIT} s")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait() if isinstance(process, subprocess.Popen) else process.join()
+    errors = [torch.load(file).get("error", "") for file in files if os.path.exists(file)]
+    check(any(words in error for error in errors), f"{ranks}: {errors}")
+    for file in files:
+        if os.path.exists(file):
+            os.remove(file)
+
+
+def check_mismatches(program, folder):
+    python, cpp = ("python", "shm", ""), ("c++", "shm", "with_python")
+    forgotten = ("c++", "shm", "alone")
+    for ranks in ((python, forgotten), (forgotten, python), (("python", "gloo", ""), forgotten), (forgotten, cpp), (cpp, forgotten)):
+        check_mismatch(program, folder, ranks, "set with_python on all C++ ranks")
+    check_mismatch(program, folder, (python, ("c++", "gloo", "with_python")), " on another rank; give all ranks of the group")
+    check_mismatch(program, folder, (("python", "gloo", ""), cpp), "the backend is shm here and gloo on rank 0")
+    check_mismatch(program, folder, (python, ("c++", "hierarchical", "with_python")), "hierarchical of Lockstep")
+
+
 def main(program, *backends):
     with tempfile.TemporaryDirectory() as folder:
         for backend in backends or ("gloo", "shm", "hierarchical"):
@@ -251,6 +293,7 @@ def main(program, *backends):
                 check_other_model(program, backend, folder)
         if "nccl" not in backends:
             check_torchrun(program, folder)
+            check_mismatches(program, folder)
         check_refused(program, "auto", {}, "name the one of the Python ranks", folder)
         check_refused(program, "gloo", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL", folder)
         check_refused(program, "gloo", {"TORCH_DIST_INIT_BARRIER": "1"}, "TORCH_DIST_INIT_BARRIER=1", folder)
