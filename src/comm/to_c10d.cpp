@@ -55,6 +55,9 @@ std::vector<Tensors> lists(at::TensorList tensors) {
   return {plain(tensors)};
 }
 
+// The tensor of a message keeps its shape, which the backend's profiler events show, if it is contiguous.
+Tensors one(const Tensor& tensor) { return {tensor.is_contiguous() ? plain(tensor) : flat(tensor)}; }
+
 std::chrono::milliseconds timeout_of(const Call& call) {
   return call.timeout == kNoTimeout ? c10d::kUnsetTimeout : call.timeout;
 }
@@ -164,11 +167,11 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
       return backend.alltoall_base(to, from, to_rows, from_rows, {.timeout = timeout});
     }
     case CallKind::send: {
-      Tensors tensors{flat(in[0])};
+      auto tensors = one(in[0]);
       return backend.send(tensors, call.peer, call.tag);
     }
     case CallKind::recv: {
-      Tensors tensors{flat(out[0])};
+      auto tensors = one(out[0]);
       return call.peer == kAnyRank ? backend.recvAnysource(tensors, call.tag)
                                    : backend.recv(tensors, call.peer, call.tag);
     }

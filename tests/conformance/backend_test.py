@@ -212,6 +212,11 @@ def check_late(rank):
         check_error(dist.DistBackendError, "after a timeout of 1", work.get_future().wait)
         assert work.is_completed() and not work.is_success()
     check_sum()  # rank 1 has its groups until then
+    group = dist.new_group([0, 1])
+    dist.distributed_c10d._set_pg_timeout(timedelta(milliseconds=500), group)
+    if rank == 0:
+        check_error(dist.DistBackendError, "after a timeout of 500", lambda: dist.barrier(group))
+    check_sum()
 
 
 class Interrupted(Exception):
@@ -238,7 +243,18 @@ def join_alone():
     lockstep_torch._C.create_backend("shm", dist.HashStore(), 0, 2, timedelta(seconds=20), "alone")
 
 
+def check_keyboard_interrupt():
+    """Ctrl-C: a signal that another process sends, with Python's own handler."""
+    kill = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({os.getpid()}, {signal.SIGINT})"])
+    try:
+        join_alone()
+        raise AssertionError("nobody joins, but the call ended")
+    except KeyboardInterrupt:
+        kill.wait()
+
+
 def check_interrupt(rank):
+    check_keyboard_interrupt()
     groups = [dist.new_group([0, 1]) for _ in range(RANKS)]
     check_interrupted(lambda: dist.recv(torch.empty(3), 1 - rank, group=groups[rank]))
     check_interrupted(join_alone)
@@ -333,6 +349,28 @@ def check_hosts(rank, group):
     dist.monitored_barrier(group)
 
 
+def check_posted_receives(rank):
+    """A receive that is posted ahead does not wait for its sender, which may wait for this rank."""
+    for first, second, third in itertools.permutations(range(3)):
+        group = group_of_two_hosts(rank)
+        numbers = torch.zeros(2)
+        if rank == first:
+            receives = [dist.irecv(number, second, group=group) for number in numbers]
+            dist.send(torch.ones(1)[0], third, group=group)
+            for receive in receives:
+                receive.wait()
+            assert numbers.tolist() == [1, 2], numbers
+        elif rank == second:
+            dist.recv(numbers[0], third, group=group)
+            for send in [dist.isend(numbers[0] + i, first, group=group) for i in range(2)]:
+                send.wait()
+        elif rank == third:
+            dist.recv(numbers[0], first, group=group)
+            dist.send(numbers[0], second, group=group)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+
 def rank_of_four(rank, port):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # connects the two hosts
     join(rank, "shm", port, ranks=4)
@@ -340,6 +378,7 @@ def rank_of_four(rank, port):
     check_error(dist.DistBackendError, "run on different hosts", lambda: group_of_two_hosts(rank, "shm"))
     group = group_of_two_hosts(rank)
     check_hosts(rank, group)
+    check_posted_receives(rank)
     train(group)
     check_losses(group, 1e-5)
     dist.destroy_process_group()

@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
 
-#include <fmt/format.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
+#include "backends/hierarchical/call_queue.h"
 #include "backends/hierarchical/host_collectives.h"
 #include "backends/hierarchical/legs.h"
-#include "base/deadline.h"
+#include "backends/hierarchical/messages.h"
 #include "base/fork_mark.h"
-#include "base/wait_check.h"
 #include "comm/from_c10d.h"
 #include "comm/gil_use.h"
 #include "comm/profiler_event.h"
@@ -29,25 +26,6 @@ using comm::Call;
 using comm::CallStage;
 using comm::OperationPtr;
 using comm::Report;
-
-constexpr std::chrono::milliseconds kLook{20};  // of a wait, at what may end it
-
-// A copy of a call that keeps its tensors.
-class KeptCall {
- public:
-  explicit KeptCall(const Call& call)
-      : call_(call), inputs_(call.inputs.vec()), outputs_(call.outputs.vec()) {
-    call_.inputs = inputs_;
-    call_.outputs = outputs_;
-  }
-  KeptCall(const KeptCall&) = delete;
-  KeptCall& operator=(const KeptCall&) = delete;
-  const Call& call() const { return call_; }
-
- private:
-  Call call_;
-  std::vector<at::Tensor> inputs_, outputs_;
-};
 
 // nullptr: a call has failed, which closes its legs.
 c10::intrusive_ptr<c10d::Backend> backend_unless_closed(const comm::GroupState& leg) {
@@ -89,171 +67,34 @@ struct Parts {
   HostCollectives collectives;
 };
 
-// A call for the backend's thread.
-class QueuedCall final : public comm::Operation {
+// A collective on the backend's thread.
+class QueuedCollective final : public QueuedCall {
  public:
-  QueuedCall(const Call& call, std::shared_ptr<Parts> parts)
-      : kept_(call), parts_(std::move(parts)), event_("hierarchical", call) {}
-
-  void run() {
-    std::exception_ptr failure;
-    try {
-      parts_->collectives.run(kept_.call());
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    event_.end();
-    // Before the waiting thread continues, which may end the process.
-    parts_.reset();
-    const std::lock_guard lock(mutex_);
-    failure_ = failure;
-    is_done_ = true;
-    done_.notify_all();
-  }
-
-  // The call has a limit of its own, so it ends without one here.
-  void wait(std::chrono::milliseconds timeout) override { wait(timeout, timeout); }
-  void end_wait(std::chrono::milliseconds timeout) override { wait(std::chrono::milliseconds(0), timeout); }
-
-  bool is_completed() override {
-    if (mark_.is_in_child()) return true;
-    const std::lock_guard lock(mutex_);
-    return is_done_;
-  }
+  QueuedCollective(const Call& call, std::shared_ptr<Parts> parts)
+      : QueuedCall(call), parts_(std::move(parts)) {}
 
  private:
-  // The last part of a wait.
-  void wait(std::chrono::milliseconds rest, std::chrono::milliseconds whole) {
-    mark_.refuse_wait_in_child();
-    const Deadline deadline(rest);
-    std::unique_lock lock(mutex_);
-    while (!done_.wait_for(lock, whole == kNoTimeout ? kLook : std::min(kLook, deadline.remaining()),
-                           [this] { return is_done_; })) {
-      if (whole != kNoTimeout && deadline.expired())
-        throw TimeoutError(fmt::format("it is in progress after {} ms", whole.count()));
-      lock.unlock();
-      check_wait();
-      lock.lock();
-    }
-    if (failure_) std::rethrow_exception(failure_);
+  void make() override {
+    const auto parts = std::move(parts_);  // until the call has ended
+    const auto end = c10::make_scope_exit([this] { end_event(); });
+    parts->collectives.run(call());
   }
 
-  KeptCall kept_;
-  std::shared_ptr<Parts> parts_;  // until the call has ended
-  comm::ProfilerEvent event_;
-  ForkMark mark_;
-  std::mutex mutex_;
-  std::condition_variable done_;
-  bool is_done_ = false;
-  std::exception_ptr failure_;
+  std::shared_ptr<Parts> parts_;
 };
 
-// Makes calls one after another, in the order of add() and Turn(): those of add() on a thread, so that the
-// network is used while the caller computes.
-//
-// Dropping a call may drop a tensor that has a Python object, which needs Python's GIL. The thread does so
-// without the mutex, because a caller may have the GIL. For the same reason end() does not wait for it: DDP's
-// reducer drops its group with the GIL. So the thread shares the queue, and its calls share the parts.
-class CallQueue {
- public:
-  static std::shared_ptr<QueuedCall> add(const std::shared_ptr<CallQueue>& queue,
-                                         std::shared_ptr<QueuedCall> call) {
-    const std::lock_guard lock(queue->mutex_);
-    if (!queue->thread_.joinable()) queue->thread_ = std::thread([queue] { queue->serve(); });
-    queue->calls_.push_back(call);
-    queue->changed_.notify_all();
-    return call;
-  }
-
-  // The thread ends after the calls of the queue; no other is added.
-  void end() {
-    std::unique_lock lock(mutex_);
-    ends_ = true;
-    changed_.notify_all();
-    if (!thread_.joinable()) return;
-    const bool is_over = is_idle_ && calls_.empty();
-    lock.unlock();
-    is_over ? thread_.join() : thread_.detach();
-  }
-
-  // The place of a call that the caller's thread makes.
-  class Turn {
-   public:
-    explicit Turn(CallQueue& queue) : queue_(queue) {
-      const std::lock_guard lock(queue.mutex_);
-      place_ = &queue.calls_.emplace_back();
-    }
-    ~Turn() {
-      await();
-      const std::lock_guard lock(queue_.mutex_);
-      queue_.calls_.pop_front();
-      queue_.changed_.notify_all();
-    }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-
-    // Until the calls before it have ended.
-    void await() {
-      std::unique_lock lock(queue_.mutex_);
-      queue_.changed_.wait(lock, [this] { return &queue_.calls_.front() == place_; });
-    }
-
-   private:
-    CallQueue& queue_;
-    const std::shared_ptr<QueuedCall>* place_;
-  };
-
- private:
-  void serve() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      is_idle_ = true;
-      changed_.wait(lock, [this] { return ends_ || has_call(); });
-      if (!has_call()) return;
-      is_idle_ = false;
-      auto call = calls_.front();
-      lock.unlock();
-      call->run();
-      lock.lock();
-      calls_.pop_front();
-      changed_.notify_all();
-      lock.unlock();
-      if (!drop(std::move(call))) return;
-      lock.lock();
-    }
-  }
-
-  // False if the interpreter ends.
-  static bool drop(std::shared_ptr<QueuedCall> call) {
-    const comm::GilUse now;
-    if (!now.is_allowed()) {
-      new std::shared_ptr(std::move(call));
-      return false;
-    }
-    call.reset();
-    return true;
-  }
-
-  bool has_call() const { return !calls_.empty() && calls_.front(); }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // The first one is being made; null: by the caller's thread.
-  std::deque<std::shared_ptr<QueuedCall>> calls_;
-  std::thread thread_;  // started by the first asynchronous call
-  bool is_idle_ = false;
-  bool ends_ = false;
-};
-
-// See Note [Hierarchical collectives]. Messages and the calls that have nothing to gain from shared memory
-// use the network between all ranks: a receive from any rank could not wait for shared memory and the network
-// at once. Threads: as for shm.
+// See Note [Hierarchical collectives] and Note [Messages over Gloo]. Messages and the calls that have nothing
+// to gain from shared memory use the network between all ranks: a receive from any rank could not wait for
+// shared memory and the network at once. Threads: as for shm.
 class HierarchicalBackend final : public comm::FromC10d {
  public:
   HierarchicalBackend(const HostLayout& layout, Legs legs, BackendTraits traits,
                       std::chrono::milliseconds timeout)
       : FromC10d(layout.rank(), layout.size(), "hierarchical", std::move(traits), timeout),
-        parts_(std::make_shared<Parts>(layout, std::move(legs))) {}
+        parts_(std::make_shared<Parts>(layout, std::move(legs))) {
+    if (dynamic_cast<c10d::ProcessGroupGloo*>(parts_->legs.flat.backend.get()) == nullptr) return;
+    messages_ = std::make_shared<Messages>(parts_->flat, layout.rank(), layout.size());
+  }
 
   // Calls under way go on.
   ~HierarchicalBackend() override {
@@ -261,11 +102,13 @@ class HierarchicalBackend final : public comm::FromC10d {
       // The threads that the destructors would wait for do not exist here.
       new std::shared_ptr(std::move(parts_));
       new std::shared_ptr(std::move(queue_));
+      new std::shared_ptr(std::move(messages_));
       return;
     }
     // Gloo waits for its calls, but the interpreter must not.
     if (has_gathered_ && comm::GilUse::have_ended()) new c10::intrusive_ptr(parts_->legs.flat.backend);
     queue_->end();
+    if (messages_) messages_->end();
   }
   HierarchicalBackend(const HierarchicalBackend&) = delete;
   HierarchicalBackend& operator=(const HierarchicalBackend&) = delete;
@@ -287,13 +130,24 @@ class HierarchicalBackend final : public comm::FromC10d {
   }
 
   OperationPtr start(const Call& call, Report report) override {
-    if (!HostCollectives::can_run(call)) {
-      if (!comm::is_message(call.kind)) has_gathered_ = true;
-      return parts_->flat->start(call, report);
-    }
     auto limited = call;
     limited.timeout = limit_of(call);
-    if (!call.blocking) return CallQueue::add(queue_, std::make_shared<QueuedCall>(limited, parts_));
+    const bool is_message = comm::is_message(call.kind);
+    if (messages_ && (is_message || call.monitored)) {
+      report(CallStage::may_block);
+      if (is_message) return messages_->start(limited);
+      messages_->monitored_barrier(limited.timeout);
+      return nullptr;
+    }
+    if (!HostCollectives::can_run(call)) {
+      has_gathered_ = has_gathered_ || !is_message;
+      return parts_->flat->start(call, report);
+    }
+    if (!call.blocking) {
+      auto queued = std::make_shared<QueuedCollective>(limited, parts_);
+      CallQueue::add(queue_, queued);
+      return queued;
+    }
     CallQueue::Turn turn(*queue_);
     report(CallStage::may_block);
     const comm::ProfilerEvent event("hierarchical", call);
@@ -304,6 +158,7 @@ class HierarchicalBackend final : public comm::FromC10d {
 
  private:
   std::shared_ptr<Parts> parts_;
+  std::shared_ptr<Messages> messages_;  // over Gloo
   std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   ForkMark mark_;
   std::atomic<bool> has_gathered_{false};  // or made another collective over the network between all ranks

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/hierarchical/call_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/deadline.h"
+#include "base/wait_check.h"
+#include "comm/gil_use.h"
+
+namespace lockstep::backends {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{20};  // of a wait, at what may end it
+
+// False if the interpreter ends.
+bool drop(std::shared_ptr<QueuedCall> call) {
+  const comm::GilUse now;
+  if (!now.is_allowed()) {
+    new std::shared_ptr(std::move(call));
+    return false;
+  }
+  call.reset();
+  return true;
+}
+
+}  // namespace
+
+void QueuedCall::run() {
+  std::exception_ptr failure;
+  try {
+    make();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  failure_ = failure;
+  is_done_ = true;
+  done_.notify_all();
+}
+
+bool QueuedCall::is_completed() {
+  if (mark_.is_in_child()) return true;
+  const std::lock_guard lock(mutex_);
+  return is_done_;
+}
+
+void QueuedCall::await_run(std::chrono::milliseconds rest, std::chrono::milliseconds whole) {
+  mark_.refuse_wait_in_child();
+  const Deadline deadline(rest);
+  std::unique_lock lock(mutex_);
+  while (!done_.wait_for(lock, whole == kNoTimeout ? kLook : std::min(kLook, deadline.remaining()),
+                         [this] { return is_done_; })) {
+    if (whole != kNoTimeout && deadline.expired())
+      throw TimeoutError(fmt::format("it is in progress after {} ms", whole.count()));
+    lock.unlock();
+    check_wait();
+    lock.lock();
+  }
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void CallQueue::add(const std::shared_ptr<CallQueue>& queue, std::shared_ptr<QueuedCall> call) {
+  const std::lock_guard lock(queue->mutex_);
+  if (!queue->thread_.joinable()) queue->thread_ = std::thread([queue] { queue->serve(); });
+  queue->calls_.push_back(std::move(call));
+  queue->changed_.notify_all();
+}
+
+void CallQueue::end() {
+  std::unique_lock lock(mutex_);
+  ends_ = true;
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  const bool is_over = is_idle_ && calls_.empty();
+  lock.unlock();
+  is_over ? thread_.join() : thread_.detach();
+}
+
+CallQueue::Turn::Turn(CallQueue& queue) : queue_(queue) {
+  const std::lock_guard lock(queue.mutex_);
+  place_ = &queue.calls_.emplace_back();
+}
+
+CallQueue::Turn::~Turn() {
+  await();
+  const std::lock_guard lock(queue_.mutex_);
+  queue_.calls_.pop_front();
+  queue_.changed_.notify_all();
+}
+
+void CallQueue::Turn::await() {
+  std::unique_lock lock(queue_.mutex_);
+  queue_.changed_.wait(lock, [this] { return &queue_.calls_.front() == place_; });
+}
+
+void CallQueue::serve() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    is_idle_ = true;
+    changed_.wait(lock, [this] { return ends_ || has_call(); });
+    if (!has_call()) return;
+    is_idle_ = false;
+    auto call = calls_.front();
+    lock.unlock();
+    call->run();
+    lock.lock();
+    calls_.pop_front();
+    changed_.notify_all();
+    lock.unlock();
+    if (!drop(std::move(call))) return;
+    lock.lock();
+  }
+}
+
+}  // namespace lockstep::backends

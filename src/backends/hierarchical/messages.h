@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/hierarchical/call_queue.h"
+#include "comm/call.h"
+
+namespace lockstep::backends {
+
+// Note [Messages over Gloo]
+//
+// A connection of two ranks is made at their first message: the ranks of a large group talk to few others. A
+// rank connects to those with a lower number in Gloo's order, and waits for those with a higher one: its
+// call, also an asynchronous one, then returns when the other rank has begun a message too. That could be
+// one that waits for this rank:
+//
+//   rank 0:  irecv from 1;  send to 2           rank 1:  recv from 2;  send to 0
+//
+// So the messages to and from a rank start on a thread until one has started, which means that the ranks are
+// connected. Messages between the same ranks start in the order of their calls.
+
+// Thread-safe.
+class Messages {
+ public:
+  // `network`: c10d's Gloo.
+  Messages(std::shared_ptr<comm::CallBackend> network, int rank, int size);
+
+  // Does not block. The call has a limit.
+  comm::OperationPtr start(const comm::Call& call);
+  // Rank 0 throws comm::MissingRanks after `limit`; the others then throw TimeoutError.
+  void monitored_barrier(std::chrono::milliseconds limit);
+  // No message starts after it.
+  void end();
+
+ private:
+  class Message;
+  struct Channel;
+
+  comm::OperationPtr start_note(at::Tensor& note, bool is_send, int peer, std::chrono::milliseconds limit);
+  void await_all(std::chrono::milliseconds limit);
+  void report_to_first(std::chrono::milliseconds limit);
+
+  std::shared_ptr<comm::CallBackend> network_;
+  int rank_;
+  std::vector<std::shared_ptr<Channel>> channels_;  // [rank]
+};
+
+}  // namespace lockstep::backends
