@@ -9,7 +9,7 @@ usage() {
 Usage: scripts/nightly.sh [part]
 
 Runs one part or all of them (default), and reports every part that failed.
-  conformance  PyTorch's own distributed tests with shm in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
+  conformance  PyTorch's own distributed tests with shm and hierarchical in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
@@ -48,10 +48,12 @@ run_fuzzers() {
 }
 
 run_conformance() {
-  local rounds=${LOCKSTEP_FAULT_ROUNDS:-200} ranks round status=0
+  local rounds=${LOCKSTEP_FAULT_ROUNDS:-200} backend ranks round status=0
   local -x PYTHONPATH=$root/build/release/python
   bash scripts/build.sh release lockstep_python || return
-  for ranks in 2 3 4; do .venv/bin/python tests/conformance/compare.py "$ranks" || status=1; done
+  for backend in shm hierarchical; do
+    for ranks in 2 3 4; do .venv/bin/python tests/conformance/compare.py "$backend" "$ranks" || status=1; done
+  done
   LOCKSTEP_FAULT_ROUNDS=$rounds .venv/bin/python tests/conformance/backend_test.py || status=1
   for ((round = 0; round < (rounds + 19) / 20; ++round)); do .venv/bin/python tests/conformance/groups_test.py || status=1; done
   return "$status"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Steps of Python's DistributedDataParallel over shm and over gloo, in turn in the same ranks, the reduction of 25 MiB
-alone, and what a callback adds to a call."""
+"""Steps of Python's DistributedDataParallel over shm, over gloo and without a reduction, in turn in the same ranks, the
+reduction of 25 MiB alone, and what a callback adds to a call."""
 import argparse
 import json
 import pathlib
@@ -24,16 +24,23 @@ def make_steps(net, groups, view):
     make_net, draw = ALL_NETS[net]
     torch.manual_seed(1 + dist.get_rank())
     data = draw()
-    steps = {}
-    for name, group in groups.items():
+
+    def make_ddp(group):
         torch.manual_seed(0)
         model = make_net()
         for module in model.modules():
             if isinstance(module, (torch.nn.Dropout, torch.nn.Dropout2d)):
                 module.p = 0.0  # the sides would draw different numbers
-        ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=view)
-        steps[name] = make_step(ddp, data)
-    return steps
+        return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=view)
+
+    local = make_ddp(groups["shm"])
+    step = make_step(local, data)
+
+    def alone():
+        with local.no_sync():
+            return step()
+
+    return {**{name: make_step(make_ddp(group), data) for name, group in groups.items()}, "alone": alone}
 
 
 def make_reductions(groups):

@@ -122,6 +122,15 @@ def _read(file, map_location):
     return torch.load(file, map_location=map_location, weights_only=True)
 
 
+def _write(contents, file):
+    torch.save(contents, file)
+    file.flush()
+    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
+        raise CheckpointError(
+            f"{file.name}: torch.load() would refuse {', '.join(refused)} in it; save tensors, numbers, strings, lists and "
+            "dictionaries, or permit the type with torch.serialization.add_safe_globals()")
+
+
 class CheckpointManager:
     """Saves, retains and loads the checkpoints of a run in one folder: C++'s CheckpointManager.
 
@@ -237,7 +246,7 @@ class CheckpointManager:
                 f"checkpoint of step {later[-1]}: start with load_latest(), or use a new folder; to continue from "
                 "an older checkpoint, remove the newer ones with remove_after()")
         name = self.folder / f"step-{step:08d}.pt"
-        self._replace(name, lambda file: torch.save(contents, file))
+        self._replace(name, lambda file: _write(contents, file))
         if (same := name.with_suffix("")).is_dir():
             shutil.rmtree(same)
         self._damaged.discard(step)

@@ -48,18 +48,39 @@ def enable_caching_cpu_allocator():
     _C.enable_caching_cpu_allocator()
 
 
+def _is_ours(group):
+    """Whether `group` has one of our backends, and this rank is in it."""
+    return dist.get_rank(group) >= 0 and not _CPU.isdisjoint(dist.get_backend_config(group).split(","))
+
+
 def _extend_monitored_barrier():
     """PyTorch's function refuses every backend whose name is not gloo. This one also calls ours."""
     of_torch = dist.monitored_barrier
 
     @functools.wraps(of_torch)
     def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
-        if dist.get_rank(group) < 0 or _CPU.isdisjoint(dist.get_backend_config(group).split(",")):
+        if not _is_ours(group):
             return of_torch(group, timeout, wait_all_ranks)
         limit = {} if timeout is None else {"timeout": timeout}
         return (group or dist.group.WORLD).monitored_barrier(wait_all_ranks=wait_all_ranks, **limit)
 
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
+
+
+def _extend_set_pg_timeout():
+    """PyTorch's function sets the timeouts of gloo and nccl only. This one also sets ours."""
+    of_torch = dist.distributed_c10d._set_pg_timeout
+
+    @functools.wraps(of_torch)
+    def set_pg_timeout(timeout, group=None):
+        if _is_ours(group):
+            of_group = group or dist.group.WORLD
+            _C.set_timeout(of_group._get_backend(torch.device("cpu")), timeout)
+            if of_group._device_types == [torch.device("cpu")]:
+                return None
+        return of_torch(timeout, group)
+
+    dist.distributed_c10d._set_pg_timeout = set_pg_timeout
 
 
 def _set_default_backends():
@@ -88,4 +109,5 @@ _CPU = {f"cpu:{name}" for name in _NAMES}
 for _name in _NAMES:
     _register(_name)
 _extend_monitored_barrier()
+_extend_set_pg_timeout()
 _set_default_backends()

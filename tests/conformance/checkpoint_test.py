@@ -52,6 +52,14 @@ def check_damage(folder):
     file.write_bytes(data)
 
 
+def check_refused_types(folder):
+    """What torch.load() refuses without its types' permission is not saved, and the last checkpoint stays."""
+    manager = CheckpointManager(folder, sync=False)
+    before = manager.load_latest().info
+    check_error(CheckpointError, "pathlib.PosixPath", lambda: manager.save(before.step + 1, {"folder": Path("a")}))
+    assert manager.load_latest().info == before
+
+
 def check_unreadable(folder):
     """A checkpoint that cannot be read may be intact, so no older one takes its place."""
     manager = CheckpointManager(folder, sync=False)
@@ -135,6 +143,7 @@ def main():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one for each skipped checkpoint
             check_damage(root / "damage")
+            check_refused_types(root / "damage")
             check_unreadable(root / "damage")
         check_import()
         run(rank_main, RANKS, free_port(), root, limit=60)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs PyTorch's DistributedTest with Gloo and with shm in its place, and compares: compare.py <ranks> [test...]
+"""Runs PyTorch's DistributedTest with Gloo and with a backend of Lockstep in its place, and compares:
+compare.py shm|hierarchical <ranks> [test...]
 
-Fails when a test passes with Gloo but not with shm, and when too few pass with Gloo. PYTHONPATH holds lockstep_torch and expecttest.
+Fails when a test passes with Gloo but not with ours, and when too few pass with Gloo. PYTHONPATH holds lockstep_torch and expecttest.
 """
 
 import os
@@ -9,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 
-# What Gloo passes and shm need not.
+# What Gloo passes and ours need not.
 EXCEPTIONS = {
     "test_ddp_logging_data_cpu": "expects the number of Gloo's threads, which DDP's logger reads from Gloo's options",
 }
 
 # Seconds; PyTorch ends a single test after some minutes.
 TIMEOUT = 3600
-# With Gloo at least so many pass; fewer would say little about shm.
+# With Gloo at least so many pass; fewer would say little about ours.
 LEAST = 85
 
 
@@ -38,15 +39,15 @@ def run(backend, ranks, tests):
     return states
 
 
-def main(ranks, *tests):
+def main(backend, ranks, *tests):
     gloo = run("gloo", ranks, tests)
-    shm = run("shm", ranks, tests)
+    ours = run(backend, ranks, tests)
     expected = [name for name, state in gloo.items() if state == "passed"]
-    missing = [name for name in expected if shm.get(name) != "passed" and name not in EXCEPTIONS]
-    print(f"{ranks} ranks: {len(expected)} tests pass with gloo, {sum(shm.get(name) == 'passed' for name in expected)} of "
-          "them with shm")
+    missing = [name for name in expected if ours.get(name) != "passed" and name not in EXCEPTIONS]
+    print(f"{ranks} ranks: {len(expected)} tests pass with gloo, {sum(ours.get(name) == 'passed' for name in expected)} of "
+          f"them with {backend}")
     for name in missing:
-        print(f"not with shm: {name}")
+        print(f"not with {backend}: {name}")
     for name in EXCEPTIONS.keys() & set(expected):
         print(f"exception: {name} {EXCEPTIONS[name]}")
     least = len(tests) or LEAST

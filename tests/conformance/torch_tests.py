@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs tests of PyTorch's DistributedTest with Gloo, or with the shm backend in its place.
+"""Runs tests of PyTorch's DistributedTest with Gloo, or with a backend of Lockstep in its place.
 
-    CONFORMANCE=shm|gloo WORLD_SIZE=3 TEMP_DIR=<folder> torch_tests.py [test...]
+    CONFORMANCE=gloo|shm|hierarchical WORLD_SIZE=3 TEMP_DIR=<folder> torch_tests.py [test...]
 """
 
 import os
@@ -13,12 +13,15 @@ from types import SimpleNamespace
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 
+import torch.distributed as dist
 import torch.multiprocessing
 import torch.distributed.distributed_c10d as c10d
 from torch.testing._internal.distributed import distributed_test
 
-# PyTorch's checks of a backend's identity compare with these names, so shm takes Gloo's.
-if os.environ["CONFORMANCE"] == "shm":
+NAME = os.environ["CONFORMANCE"]
+
+# PyTorch's checks of a backend's identity compare with Gloo's names, so ours takes them.
+if NAME != "gloo":
     from lockstep_torch import _C
     from torch._C._distributed_c10d import Backend
 
@@ -29,17 +32,21 @@ if os.environ["CONFORMANCE"] == "shm":
         def __instancecheck__(cls, instance):
             return isinstance(instance, Backend)
 
-    class _ShmAsGloo(metaclass=_AnyBackend):
+    class _OursAsGloo(metaclass=_AnyBackend):
         def __new__(cls, store, rank, size, timeout=timedelta(minutes=30)):
-            return _C.create_backend("shm", store, rank, size, timeout, "default")
+            if NAME == "hierarchical":  # hosts of two ranks, and the last one of one or two; two ranks are on two hosts
+                own, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (rank, size)
+                os.environ["LOCKSTEP_HOST_ID"] = str(own // (2 if ranks > 2 else 1))
+                os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            return _C.create_backend(NAME, store, rank, size, timeout, "default")
 
-    c10d.ProcessGroupGloo = _ShmAsGloo
+    c10d.ProcessGroupGloo = _OursAsGloo
     find_events = distributed_test.get_profiling_event
 
     def find_renamed(name, *args, **kwargs):
-        events = find_events(name.replace("gloo:", "shm:"), *args, **kwargs)
+        events = find_events(name.replace("gloo:", NAME + ":"), *args, **kwargs)
         for event in events:
-            event.name = event.name.replace("shm:", "gloo:")
+            event.name = event.name.replace(NAME + ":", "gloo:")
         return events
 
     distributed_test.get_profiling_event = find_renamed
