@@ -7,6 +7,7 @@
 
 import functools
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -73,7 +74,7 @@ def _extend_set_pg_timeout():
 
     @functools.wraps(of_torch)
     def set_pg_timeout(timeout, group=None):
-        if _is_ours(group):
+        if isinstance(timeout, timedelta) and _is_ours(group):
             of_group = group or dist.group.WORLD
             _C.set_timeout(of_group._get_backend(torch.device("cpu")), timeout)
             if of_group._device_types == [torch.device("cpu")]:

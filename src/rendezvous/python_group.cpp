@@ -35,6 +35,8 @@ comm::FromC10d::Split split_of(const std::string& backend) {
   };
 }
 
+constexpr int kLooksAtSharedStore = 3;
+
 // Gloo's key of its address, below PyTorch's of the group and device.
 std::string gloo_key(int rank) { return fmt::format("0/{}", rank); }
 
@@ -65,7 +67,8 @@ void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int ra
   throw RendezvousError(
       fmt::format("rank {} of {}: the backend is {} here and {} on another rank; give all ranks of the group "
                   "the same backend{}",
-                  rank, size, own, theirs, is_ours ? " and version of Lockstep" : ""));
+                  rank, size, own, theirs,
+                  is_ours ? " and version of Lockstep, and each group a store or port of its own" : ""));
 }
 
 std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
@@ -78,13 +81,16 @@ std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store,
                     rank, world_size));
   };
   if (!shared) {
-    return [store, refuse, looks = StrangeKeys()]() mutable {
+    return [store, refuse, looks = StrangeKeys(world_size)]() mutable {
       if (looks.found(*store)) refuse();
     };
   }
   const auto theirs = store_of_python(c10::make_intrusive<c10d::PrefixStore>("default_pg", store), "", "cpu");
-  return [theirs, refuse, next = (rank + 1) % world_size] {
-    if (theirs->check({gloo_key(next)}) || theirs->check({arrival_key(next)})) refuse();
+  // An earlier program may have left its keys there, so the ranks have some time to arrive.
+  return [=, looks = 0, next = (rank + 1) % world_size]() mutable {
+    const bool is_strange = theirs->check({"backend"}) || theirs->check({gloo_key(next)});
+    looks = is_strange && !store->check({arrival_key(next)}) ? looks + 1 : 0;
+    if (looks == kLooksAtSharedStore) refuse();
   };
 }
 

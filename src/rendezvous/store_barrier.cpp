@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 
 constexpr auto kLogWaitingAfter = 10s;
 constexpr auto kLookForStrangers = 1s;
-constexpr milliseconds kLongestPoll = 10ms;
+constexpr milliseconds kLongestPoll = 50ms;
+constexpr milliseconds kLongestPollForSignals = 10ms;
 constexpr int kMostThatPoll = 64;
 constexpr std::size_t kMaxNames = 20;
 constexpr const char* kCountKey = "arrived/count";
@@ -104,11 +105,12 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
   };
   // c10d logs a warning when a short wait ends, and its wait does not end for a signal.
   const bool polls = wait_check != nullptr || (find_strangers && world_size <= kMostThatPoll);
+  const auto longest_poll = wait_check != nullptr ? kLongestPollForSignals : kLongestPoll;
   Deadline next_look(kLookForStrangers);
   const auto have_come = [&](milliseconds limit) {
     if (!polls) return ask_store([&] { return have_all_arrived(store, limit); });
     const Deadline end(limit);
-    for (milliseconds poll = 1ms; !end.expired(); poll = std::min(2 * poll, kLongestPoll)) {
+    for (milliseconds poll = 1ms; !end.expired(); poll = std::min(2 * poll, longest_poll)) {
       check_wait();
       if (ask_store([&] { return store.check({kHostsKey}); })) return true;
       if (find_strangers && next_look.expired()) {
@@ -126,7 +128,7 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
   ask_store([&] { announce(store, rank, world_size); });
   while (!deadline.expired()) {
     if (have_come(std::min(wait_limit, deadline.remaining()))) return;
-    if (find_strangers) ask_store(find_strangers);
+    if (find_strangers && !polls) ask_store(find_strangers);
     missing = ask_store([&] { return missing_ranks(store, world_size); });
     if (!said && wait_limit >= kLogWaitingAfter) {
       said = true;
@@ -141,7 +143,11 @@ void store_barrier(c10d::Store& store, int rank, int world_size, const Deadline&
 }
 
 bool StrangeKeys::found(c10d::Store& store) {
-  const auto count = store.getNumKeys() - store.add(kCountKey, 0) - 1;
+  auto count = store.getNumKeys() - 1 - store.add(kCountKey, 0);
+  if (count > 0) {  // some of them may be ranks that have not been counted yet
+    count = store.getNumKeys() - 1;
+    for (int rank = 0; rank < world_size_; ++rank) count -= store.check({arrival_key(rank)}) ? 1 : 0;
+  }
   return count > 0 && count == std::exchange(last_, count);
 }
 

@@ -56,10 +56,13 @@ std::string arrival_key(int rank);
 // Looks for keys that no rank of store_barrier() has set, in a store that serves one run alone.
 class StrangeKeys {
  public:
-  // Whether there are as many of them as in the last call: a rank that arrives sets one key before it counts.
+  explicit StrangeKeys(int world_size) : world_size_(world_size) {}
+
+  // Whether there are as many of them as in the last call: ranks may arrive while it looks.
   bool found(c10d::Store& store);
 
  private:
+  int world_size_;
   std::int64_t last_ = 0;
 };
 

@@ -245,6 +245,7 @@ def join_alone():
 
 def check_keyboard_interrupt():
     """Ctrl-C: a signal that another process sends, with Python's own handler."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     kill = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({os.getpid()}, {signal.SIGINT})"])
     try:
         join_alone()
@@ -369,6 +370,17 @@ def check_posted_receives(rank):
             dist.send(numbers[0], second, group=group)
         dist.barrier(group)
         dist.destroy_process_group(group)
+    group = group_of_two_hosts(rank)
+    numbers = torch.zeros(2)
+    if rank == 0:  # in the order of the calls, also from any rank
+        receives = [dist.irecv(numbers[0], 1, group=group), dist.irecv(numbers[1], group=group)]
+        for receive in receives:
+            receive.wait()
+        assert numbers.tolist() == [1, 2], numbers
+    elif rank == 1:
+        for number in (1.0, 2.0):
+            dist.send(torch.tensor(number), 0, group=group)
+    dist.barrier(group)
 
 
 def rank_of_four(rank, port):

@@ -258,19 +258,18 @@ def check_mismatch(program, folder, ranks, words):
             else:
                 processes.append(subprocess.Popen(
                     [program, backend, mode, "collectives", files[rank]], env=dict(os.environ, **environment)))
-        sentinels = [process.sentinel if ranks[i][0] == "python" else os.pidfd_open(process.pid)
-                     for i, process in enumerate(processes)]
-        ended = multiprocessing.connection.wait(sentinels, LIMIT)
-        check(ended, f"{ranks}: nothing ended within {LIMIT} s")
+        sentinels = {process.sentinel if ranks[i][0] == "python" else os.pidfd_open(process.pid): files[i]
+                     for i, process in enumerate(processes)}
+        errors = []
+        while sentinels and not any(words in error for error in errors):
+            ended = multiprocessing.connection.wait(sentinels, LIMIT)
+            check(ended, f"{ranks}: {errors}, and the others did not end within {LIMIT} s")
+            errors += [torch.load(sentinels.pop(each)).get("error", "") for each in ended]
     finally:
         for process in processes:
             process.kill()
             process.wait() if isinstance(process, subprocess.Popen) else process.join()
-    errors = [torch.load(file).get("error", "") for file in files if os.path.exists(file)]
     check(any(words in error for error in errors), f"{ranks}: {errors}")
-    for file in files:
-        if os.path.exists(file):
-            os.remove(file)
 
 
 def check_mismatches(program, folder):

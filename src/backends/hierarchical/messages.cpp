@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <set>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,24 +29,25 @@ constexpr milliseconds kGrace{1'000};  // for the answer of rank 0, which waits 
 
 }  // namespace
 
-// Those to and from one rank.
-struct Messages::Channel {
-  std::mutex mutex;
-  std::shared_ptr<CallQueue> queue;  // until the ranks are connected
-  std::atomic<bool> is_connected{false};
-};
-
 // A call of the network that starts on the caller's thread or on that of a queue.
 class Messages::Message final : public QueuedCall {
  public:
-  Message(const Call& call, std::shared_ptr<comm::CallBackend> network, std::shared_ptr<Channel> channel)
-      : QueuedCall(call), network_(std::move(network)), channel_(std::move(channel)) {}
+  // `after`: receives that start before this one. `is_connected`: set when the call has started.
+  Message(const Call& call, std::shared_ptr<comm::CallBackend> network, std::vector<Start> after,
+          std::shared_ptr<std::atomic<bool>> is_connected)
+      : QueuedCall(call),
+        network_(std::move(network)),
+        after_(std::move(after)),
+        is_connected_(std::move(is_connected)) {}
+
+  // When the call has started, or could not.
+  Start has_started() { return has_started_.get_future().share(); }
 
   void wait(milliseconds timeout) override {
     const Deadline deadline(timeout);
     await_run(timeout, timeout);
-    if (operation_)
-      operation_->wait(timeout == kNoTimeout ? timeout : std::max(deadline.remaining(), milliseconds(1)));
+    const auto rest = std::max(deadline.remaining(), milliseconds(1));
+    if (operation_) operation_->wait(timeout == kNoTimeout ? timeout : rest);
     end_event();
   }
   void end_wait(milliseconds timeout) override {
@@ -59,45 +62,67 @@ class Messages::Message final : public QueuedCall {
 
  private:
   void make() override {
-    operation_ = network_->start(call(), [](comm::CallStage) {});
-    if (channel_) channel_->is_connected = true;
+    // Before the waiting thread continues, which may end the process.
+    const auto network = std::move(network_);
+    const auto is_connected = std::move(is_connected_);
+    const auto end = c10::make_scope_exit([this] { has_started_.set_value(); });
+    for (const auto& other : after_) other.wait();
+    operation_ = network->start(call(), [](comm::CallStage) {});
+    *is_connected = true;
   }
 
   std::shared_ptr<comm::CallBackend> network_;
-  std::shared_ptr<Channel> channel_;
+  std::vector<Start> after_;
+  std::promise<void> has_started_;
+  std::shared_ptr<std::atomic<bool>> is_connected_;
   OperationPtr operation_;  // when the call has started
 };
 
 Messages::Messages(std::shared_ptr<comm::CallBackend> network, int rank, int size)
-    : network_(std::move(network)), rank_(rank), channels_(static_cast<std::size_t>(size)) {
-  for (auto& channel : channels_) channel = std::make_shared<Channel>();
+    : network_(std::move(network)), rank_(rank), channels_(static_cast<std::size_t>(size) + 1) {
+  *channels_.back().is_connected = true;  // a receive from any rank does not wait for connections
 }
 
 OperationPtr Messages::start(const Call& call) {
-  if (call.peer == comm::kAnyRank) {  // does not wait for connections
-    auto message = std::make_shared<Message>(call, network_, nullptr);
+  const std::lock_guard lock(mutex_);
+  end_idle_queues();
+  auto& channel =
+      call.peer == comm::kAnyRank ? channels_.back() : channels_[static_cast<std::size_t>(call.peer)];
+  const bool is_receive = call.kind == CallKind::recv;
+  std::vector<Start> after;
+  for (auto* other : waiting_) {
+    const bool has_any_rank = &channel == &channels_.back() || other == &channels_.back();
+    if (is_receive && has_any_rank && other != &channel && other->last_receive.valid())
+      after.push_back(other->last_receive);
+  }
+  const bool starts_now = *channel.is_connected && !channel.queue && after.empty();
+  auto message = std::make_shared<Message>(call, network_, std::move(after), channel.is_connected);
+  if (starts_now) {
     message->run();
     return message;
   }
-  const auto& channel = channels_[static_cast<std::size_t>(call.peer)];
-  auto message = std::make_shared<Message>(call, network_, channel);
-  const std::lock_guard lock(channel->mutex);
-  auto& queue = channel->queue;
-  if (channel->is_connected && (!queue || queue->is_empty())) {
-    if (queue) std::exchange(queue, nullptr)->end();
-    message->run();
-    return message;
+  if (!channel.queue) {
+    channel.queue = std::make_shared<CallQueue>();
+    waiting_.push_back(&channel);
   }
-  if (!queue) queue = std::make_shared<CallQueue>();
-  CallQueue::add(queue, message);
+  if (is_receive) channel.last_receive = message->has_started();
+  CallQueue::add(channel.queue, message);
   return message;
 }
 
+void Messages::end_idle_queues() {
+  std::erase_if(waiting_, [](Channel* channel) {
+    if (!*channel->is_connected || !channel->queue->is_empty()) return false;
+    std::exchange(channel->queue, nullptr)->end();
+    channel->last_receive = {};
+    return true;
+  });
+}
+
 void Messages::end() {
-  for (const auto& channel : channels_) {
-    const std::lock_guard lock(channel->mutex);
-    if (channel->queue) std::exchange(channel->queue, nullptr)->end();
-  }
+  const std::lock_guard lock(mutex_);
+  for (auto* channel : waiting_) std::exchange(channel->queue, nullptr)->end();
+  waiting_.clear();
 }
 
 OperationPtr Messages::start_note(at::Tensor& note, bool is_send, int peer, milliseconds limit) {
@@ -113,31 +138,28 @@ void Messages::monitored_barrier(milliseconds limit) {
 
 void Messages::await_all(milliseconds limit) {
   const Deadline deadline(limit);
-  const int size = static_cast<int>(channels_.size());
-  std::vector<at::Tensor> notes;
-  std::vector<OperationPtr> arrivals;
-  for (int rank = 1; rank < size; ++rank) {
-    notes.push_back(at::empty({1}, at::kLong));
-    arrivals.push_back(start_note(notes.back(), false, rank, limit));
-  }
-  std::vector<int> missing;
-  for (int rank = 1; rank < size; ++rank) {
-    try {
-      arrivals[static_cast<std::size_t>(rank - 1)]->wait(std::max(deadline.remaining(), milliseconds(1)));
-    } catch (const std::exception&) {
-      missing.push_back(rank);
+  const auto rest = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
+  auto note = at::zeros({1}, at::kLong);
+  std::set<int> missing;
+  for (int rank = 1; rank < size(); ++rank) missing.insert(rank);
+  try {
+    while (!missing.empty()) {
+      const auto arrival = start_note(note, false, comm::kAnyRank, limit);
+      arrival->wait(rest());
+      missing.erase(arrival->source_rank());
+      *channels_[static_cast<std::size_t>(arrival->source_rank())].is_connected = true;
     }
-  }
-  if (!missing.empty()) {
+    for (int rank = 1; rank < size(); ++rank) {
+      missing.insert(rank);
+      start_note(note, true, rank, limit)->wait(kGrace);
+      missing.clear();
+    }
+  } catch (const std::exception&) {
     throw comm::MissingRanks(
         fmt::format("rank{} {} {} not there after {} ms", missing.size() == 1 ? "" : "s",
                     fmt::join(missing, ", "), missing.size() == 1 ? "was" : "were", limit.count()),
-        missing);
+        {missing.begin(), missing.end()});
   }
-  auto answer = at::zeros({1}, at::kLong);
-  std::vector<OperationPtr> answers;
-  for (int rank = 1; rank < size; ++rank) answers.push_back(start_note(answer, true, rank, limit));
-  for (const auto& each : answers) each->wait(kGrace);
 }
 
 void Messages::report_to_first(milliseconds limit) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -21,7 +23,8 @@ namespace lockstep::backends {
 //   rank 0:  irecv from 1;  send to 2           rank 1:  recv from 2;  send to 0
 //
 // So the messages to and from a rank start on a thread until one has started, which means that the ranks are
-// connected. Messages between the same ranks start in the order of their calls.
+// connected. Messages between the same ranks start in the order of their calls, and a receive from any rank
+// in that of all receives: one that waits for its connection holds up a later one from any rank.
 
 // Thread-safe.
 class Messages {
@@ -38,15 +41,25 @@ class Messages {
 
  private:
   class Message;
-  struct Channel;
+  using Start = std::shared_future<void>;
+  // The messages to and from one rank.
+  struct Channel {
+    std::shared_ptr<std::atomic<bool>> is_connected = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<CallQueue> queue;  // while calls wait in it
+    Start last_receive;                // of those in the queue
+  };
 
+  int size() const { return static_cast<int>(channels_.size()) - 1; }
+  void end_idle_queues();
   comm::OperationPtr start_note(at::Tensor& note, bool is_send, int peer, std::chrono::milliseconds limit);
   void await_all(std::chrono::milliseconds limit);
   void report_to_first(std::chrono::milliseconds limit);
 
   std::shared_ptr<comm::CallBackend> network_;
   int rank_;
-  std::vector<std::shared_ptr<Channel>> channels_;  // [rank]
+  std::mutex mutex_;
+  std::vector<Channel> channels_;  // [rank]; the last one: receives from any rank
+  std::vector<Channel*> waiting_;  // those with a queue
 };
 
 }  // namespace lockstep::backends
