@@ -11,6 +11,7 @@ Usage: scripts/nightly.sh [part]
 Runs one part or all of them (default), and reports every part that failed.
   conformance  PyTorch's own distributed tests with shm and hierarchical in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
+  hosts    DDP's parity cases over hierarchical and mpi at 3 and 4 ranks
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32
@@ -34,6 +35,11 @@ run_faults() {
   bash scripts/build.sh release multiprocess_programs || return
   build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"
+}
+
+run_hosts() {
+  bash scripts/build.sh release parity_ddp || return
+  LOCKSTEP_DDP_GRID=1 build/release/bin/parity_ddp --gtest_filter='*DdpParity.*'
 }
 
 run_pipelines() {
@@ -111,6 +117,7 @@ run_part() {
   case $1 in
     conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
+    hosts) run_hosts ;;
     faults) run_faults ;;
     pipelines) run_pipelines ;;
     memory) run_memory ;;
@@ -122,11 +129,11 @@ run_part() {
   esac
 }
 
-parts=(conformance gpu faults pipelines memory mpi fuzz sharding shared wheel)
+parts=(conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
+  conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
@@ -21,13 +22,16 @@ inline constexpr const char* kBackendVariable = "LOCKSTEP_TEST_BACKEND";
 // In a rank: the backend that its test is about.
 inline std::string backend_under_test() { return Env().get(kBackendVariable).value_or("gloo"); }
 
-// The ranks of "hierarchical_<n>_<m>" are on two hosts: n on the first one, m on the second one.
+// The ranks of "hierarchical_<n>_<m>" are on two hosts, n on the first one and m on the second one; and so on
+// for more numbers.
 inline std::map<int, std::map<std::string, std::string>> hosts_of(const std::string& layout, int ranks) {
   std::map<int, std::map<std::string, std::string>> environment;
   if (!layout.starts_with("hierarchical_")) return environment;
-  const int first = layout[13] - '0';
-  for (int rank = 0; rank < ranks; ++rank)
-    environment[rank] = {{"GLOO_SOCKET_IFNAME", "lo"}, {"LOCKSTEP_HOST_ID", rank < first ? "0" : "1"}};
+  int rank = 0;
+  for (std::size_t place = 13; place < layout.size(); place += 2) {
+    for (const int end = rank + layout[place] - '0'; rank < std::min(end, ranks); ++rank)
+      environment[rank] = {{"GLOO_SOCKET_IFNAME", "lo"}, {"LOCKSTEP_HOST_ID", std::to_string(place)}};
+  }
   return environment;
 }
 

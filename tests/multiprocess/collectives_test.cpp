@@ -165,6 +165,8 @@ TEST_P(Collectives, Exchanges) { run(exchanges); }
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ways_and_ranks({1, 2, 3, 4}), testing::name_of_case);
 INSTANTIATE_TEST_SUITE_P(EvenHosts, Collectives, testing::two_hosts(2, 2), testing::name_of_case);
 INSTANTIATE_TEST_SUITE_P(UnevenHosts, Collectives, testing::two_hosts(3, 1), testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(ThreeHosts, Collectives, ::testing::Values(std::tuple("hierarchical_1_1_1", 3)),
+                         testing::name_of_case);
 
 class CollectiveKinds : public testing::EveryBackend {};
 class CollectiveKindsOfThree : public testing::EveryBackend {};

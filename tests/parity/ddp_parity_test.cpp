@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -16,6 +17,10 @@
 
 namespace lockstep::testing {
 namespace {
+
+// Of sums that are added in another order. A difference of one bit in a gradient grows in the steps after it.
+constexpr float kFirstStep = 1e-6F;
+constexpr float kTraining = 1e-2F;
 
 const Scenario kTrainAllCases("ddp_parity", [] {
   as_parity_ranks([](const Context& context) {
@@ -48,10 +53,26 @@ void expect_same_bits(const std::vector<Record>& python, const std::vector<Recor
   for (std::size_t i = 0; i < python.size(); ++i) EXPECT_EQ(first_difference(python[i], ours[i]), "");
 }
 
+void expect_close(const std::vector<Record>& python, const std::vector<Record>& ours) {
+  ASSERT_EQ(python.size(), ours.size());
+  for (std::size_t i = 0; i < python.size(); ++i) {
+    const auto expected = torch::tensor(python[i].values);
+    const auto actual = torch::tensor(ours[i].values);
+    ASSERT_EQ(actual.sizes(), expected.sizes()) << python[i].name;
+    if (expected.numel() == 0) continue;
+    const auto difference = (actual - expected).abs() / expected.abs().max().clamp_min(1e-12);
+    EXPECT_LE(difference.max().item<float>(), kTraining) << python[i].name;
+    if (i > 0) continue;
+    EXPECT_LE(difference.slice(0, 0, 2).max().item<float>(), kFirstStep)
+        << "the losses before and after a step";
+  }
+}
+
 class DdpParity : public ::testing::TestWithParam<std::pair<std::string, int>> {};
 
-TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
+TEST_P(DdpParity, LossesWeightsBuffersAndBuckets) {
   const auto& [backend, world_size] = GetParam();
+  const bool adds_in_another_order = world_size > 2 && (backend == "hierarchical" || backend == "mpi");
   const BothSides sides("parity/ddp_training.py", kTrainAllCases, words_of_all(), backend, world_size);
   ASSERT_FALSE(HasFailure());
   for (const auto& each : ddp_cases()) {
@@ -59,19 +80,26 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBucketsToTheLastBit) {
       SCOPED_TRACE(fmt::format("case {}, rank {} of {}", each.name, rank, world_size));
       const auto expected = read_records(sides.python_file(each.name, rank));
       expect_a_real_run(expected, each);
-      expect_same_bits(expected, read_records(sides.our_file(each.name, rank)));
+      const auto ours = read_records(sides.our_file(each.name, rank));
+      adds_in_another_order ? expect_close(expected, ours) : expect_same_bits(expected, ours);
     }
   }
 }
 
-// Three: sizes that are no power of two divide through the reciprocal. Python runs over Gloo. shm and MPI
-// add two summands to the same sum, and more of them in a different order.
+// Three: sizes that are no power of two divide through the reciprocal. Python runs over Gloo. The others add
+// two summands to the same sum, and more of them in a different order.
 std::vector<std::pair<std::string, int>> backends_and_sizes() {
-  std::vector<std::pair<std::string, int>> all{{"gloo", 1},         {"gloo", 2},       {"gloo", 3},
-                                               {"gloo", 4},         {"shm", 2},        {"threads_gloo", 2},
-                                               {"threads_gloo", 4}, {"threads_shm", 2}};
+  std::vector<std::pair<std::string, int>> all{{"gloo", 1},         {"gloo", 2},        {"gloo", 3},
+                                               {"gloo", 4},         {"shm", 2},         {"threads_gloo", 2},
+                                               {"threads_gloo", 4}, {"threads_shm", 2}, {"hierarchical", 2}};
   const auto built = backends::available_backends();
-  if (std::ranges::find(built, "mpi") != built.end()) all.emplace_back("mpi", 2);
+  const bool has_mpi = std::ranges::find(built, "mpi") != built.end();
+  if (has_mpi) all.emplace_back("mpi", 2);
+  if (std::getenv("LOCKSTEP_DDP_GRID") == nullptr) return all;
+  for (const int ranks : {3, 4}) {
+    all.emplace_back("hierarchical", ranks);
+    if (has_mpi) all.emplace_back("mpi", ranks);
+  }
   return all;
 }
 
