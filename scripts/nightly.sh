@@ -54,14 +54,16 @@ run_fuzzers() {
 }
 
 run_conformance() {
-  local rounds=${LOCKSTEP_FAULT_ROUNDS:-200} backend ranks round status=0
+  local rounds=${LOCKSTEP_FAULT_ROUNDS:-200} backend ranks round test status=0
   local -x PYTHONPATH=$root/build/release/python
   bash scripts/build.sh release lockstep_python || return
   for backend in shm hierarchical; do
     for ranks in 2 3 4; do .venv/bin/python tests/conformance/compare.py "$backend" "$ranks" || status=1; done
   done
   LOCKSTEP_FAULT_ROUNDS=$rounds .venv/bin/python tests/conformance/backend_test.py || status=1
-  for ((round = 0; round < (rounds + 19) / 20; ++round)); do .venv/bin/python tests/conformance/groups_test.py || status=1; done
+  for ((round = 0; round < (rounds + 19) / 20; ++round)); do
+    for test in groups hosts; do .venv/bin/python "tests/conformance/${test}_test.py" || status=1; done
+  done
   return "$status"
 }
 

@@ -125,7 +125,8 @@ def _read(file, map_location):
 def _write(contents, file):
     torch.save(contents, file)
     file.flush()
-    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
+    find_refused = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])  # since torch 2.6
+    if refused := find_refused(file.name):
         raise CheckpointError(
             f"{file.name}: torch.load() would refuse {', '.join(refused)} in it; save tensors, numbers, strings, lists and "
             "dictionaries, or permit the type with torch.serialization.add_safe_globals()")

@@ -10,7 +10,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import check_error, check_sum, free_port, group_of_two_hosts, join, run
+from backend_test import check_error, check_sum, free_port, join, run
+from hosts_test import group_of_two_hosts
 
 
 def total_of(group):
