@@ -7,7 +7,6 @@ import importlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,18 +23,17 @@ from torch._C import _distributed_c10d as distributed
 RANKS = 2
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+_joins = itertools.count()
 
 
 def join(rank, backend, port, ranks=RANKS):
+    """`port`: of the store of run(). Each group has keys of its own in it."""
     import lockstep_torch  # noqa: F401
 
     torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group(
-        backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+        backend, store=dist.PrefixStore(f"group {next(_joins)}", store), rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
 
 
 def in_thread(action):
@@ -215,7 +213,7 @@ def check_late(rank):
     group = dist.new_group([0, 1])
     dist.distributed_c10d._set_pg_timeout(timedelta(milliseconds=500), group)
     if rank == 0:
-        check_error(dist.DistBackendError, "after a timeout of 500", lambda: dist.barrier(group))
+        check_error(dist.DistBackendError, "after a timeout of 50", lambda: dist.barrier(group))
     check_sum()
 
 
@@ -327,7 +325,7 @@ def rank_with_leaks(rank, port, rounds):
     import lockstep_torch  # noqa: F401
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, RANKS, rank == 0)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     prefixes = itertools.count()
 
     def init():
@@ -351,9 +349,9 @@ def rank_with_leaks(rank, port, rounds):
     dist.destroy_process_group()
 
 
-def rank_in_detail(rank, ports):
+def rank_in_detail(rank, port):
     """TORCH_DISTRIBUTED_DEBUG=DETAIL compares the calls of the ranks before the backend gets them."""
-    for backend, port in zip(("shm", "cpu:shm"), ports):
+    for backend in ("shm", "cpu:shm"):
         join(rank, backend, port)
         check_sum()
         check_functional(rank)
@@ -364,10 +362,10 @@ def rank_in_detail(rank, ports):
         dist.destroy_process_group()
 
 
-def rank_main(rank, ports):
+def rank_main(rank, port):
     if rank == 1:
         in_thread(lambda: importlib.import_module("lockstep_torch"))
-    join(rank, "shm", ports[0])
+    join(rank, "shm", port)
     check_caching_allocator()
     check_sum()
     train(dist.group.WORLD)
@@ -385,10 +383,10 @@ def rank_main(rank, ports):
     check_interrupt(rank)
     check_late(rank)
     dist.destroy_process_group()
-    join(rank, "cpu:hierarchical", ports[1])
+    join(rank, "cpu:hierarchical", port)
     check_sum()
     dist.destroy_process_group()
-    join(rank, "shm", ports[2])
+    join(rank, "shm", port)
     check_sum()
     if rank == 0:  # ends with a call under way that cannot complete
         work = dist.all_reduce(torch.ones(10), async_op=True)
@@ -397,7 +395,9 @@ def rank_main(rank, ports):
 
 
 def run(function, ranks, *arguments, limit):
-    context = mp.spawn(function, arguments, nprocs=ranks, join=False)
+    """Runs function(rank, port of a store, *arguments)."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = mp.spawn(function, (store.port, *arguments), nprocs=ranks, join=False)
     end = time.monotonic() + limit
     while not context.join(1):
         assert time.monotonic() < end, "a rank does not end"
@@ -409,12 +409,12 @@ def main():
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() if rounds > 1 else 0)]
     try:
         for i in range(rounds):
-            run(rank_main, RANKS, [free_port() for _ in range(3)], limit=limit)
+            run(rank_main, RANKS, limit=limit)
             if (i + 1) % 20 == 0:
                 print(f"{i + 1} of {rounds} rounds", flush=True)
         with mock.patch.dict(os.environ, TORCH_DISTRIBUTED_DEBUG="DETAIL"):
-            run(rank_in_detail, RANKS, [free_port() for _ in range(2)], limit=limit)
-        run(rank_with_leaks, RANKS, free_port(), max(5, rounds), limit=limit)
+            run(rank_in_detail, RANKS, limit=limit)
+        run(rank_with_leaks, RANKS, max(5, rounds), limit=limit)
     finally:
         for process in load:
             process.kill()

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import RANKS, check_error, free_port, join, run
+from backend_test import RANKS, check_error, join, run
 from lockstep_checkpoint import CheckpointError, CheckpointManager, TrainingState
 
 
@@ -146,7 +146,7 @@ def main():
             check_refused_types(root / "damage")
             check_unreadable(root / "damage")
         check_import()
-        run(rank_main, RANKS, free_port(), root, limit=60)
+        run(rank_main, RANKS, root, limit=60)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import check_error, check_sum, free_port, join, run
+from backend_test import check_error, check_sum, join, run
 from hosts_test import group_of_two_hosts
 
 
@@ -133,9 +133,9 @@ def rank_of_four(rank, port, lock):
 
 
 def main():
-    run(rank_of_two, 2, free_port(), limit=60)
+    run(rank_of_two, 2, limit=60)
     with tempfile.TemporaryDirectory() as folder:
-        run(rank_of_four, 4, free_port(), os.path.join(folder, "lock"), limit=50)
+        run(rank_of_four, 4, os.path.join(folder, "lock"), limit=50)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from backend_test import check_error, check_losses, free_port, join, run, train
+from backend_test import check_error, check_losses, join, run, train
 
 
 def group_of_two_hosts(rank, backend="hierarchical"):
@@ -87,4 +87,4 @@ def rank_of_four(rank, port):
 
 
 if __name__ == "__main__":
-    run(rank_of_four, 4, free_port(), limit=90)
+    run(rank_of_four, 4, limit=90)
