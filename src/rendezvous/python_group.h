@@ -23,8 +23,9 @@ c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> 
 void agree_on_backend(c10d::Store& cpu_store, const std::string& backend, int rank, int size);
 
 // For the wait in the store of a run without Python ranks: throws RendezvousError when Python ranks join it,
-// or C++ ranks with with_python. `shared`: the store has keys of a launcher too, so only those of backends
-// for the CPU count, and those of an earlier program must not.
+// or C++ ranks with with_python. `shared`: the store has keys of a launcher too, and perhaps of an earlier
+// program. Only keys of backends for the CPU count then, when three looks find them and the next rank
+// missing.
 std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                                           bool shared);
 
