@@ -98,7 +98,7 @@ std::optional<ToNode> TcpCoordinatorClient::receive() {
     }
     if (!welcome_) check_proof(message);
     welcome_ = true;
-    if (!std::holds_alternative<Welcome>(message)) return message;
+    return message;
   }
   if (connected_ && !connection_.broken().empty()) {
     if (was_dropped()) {

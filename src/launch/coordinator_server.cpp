@@ -115,6 +115,7 @@ void CoordinatorServer::step(int stop) {
   }
   drop_clients_without_hello();
   send_messages();
+  send_alive();
 }
 
 // A launcher sends Hello immediately.
@@ -136,6 +137,10 @@ int CoordinatorServer::poll_timeout() const {
   for (const auto& [node, client] : clients_) {
     const auto end = Coordinator::Clock::now() + client.hello_limit.remaining();
     if (!client.has_joined) tick = std::min(tick.value_or(end), end);
+  }
+  if (!clients_.empty()) {
+    const auto end = Coordinator::Clock::now() + alive_pause_.remaining();
+    tick = std::min(tick.value_or(end), end);
   }
   if (!tick) return -1;
   const auto left = std::chrono::duration_cast<milliseconds>(*tick - Coordinator::Clock::now()).count();
@@ -216,7 +221,8 @@ void CoordinatorServer::handle_hello(Coordinator::Node node, const std::string& 
   }
   client.has_joined = true;
   client.connection.set_max_line(LineConnection::kMaxLine);
-  client.connection.send(encode(ToNode(Welcome{nodes_.secret.proof(Secret::Side::server, challenges)})));
+  client.connection.send(encode(
+      ToNode(Welcome{nodes_.secret.proof(Secret::Side::server, challenges), nodes_.silence_limit.count()})));
   coordinator_.join(node, hello.node, Coordinator::Clock::now());
 }
 
@@ -225,6 +231,14 @@ void CoordinatorServer::send_messages() {
     const auto client = clients_.find(message.to);
     if (client == clients_.end()) continue;
     client->second.connection.send(encode(message.what));
+  }
+}
+
+void CoordinatorServer::send_alive() {
+  if (!alive_pause_.expired()) return;
+  alive_pause_ = Deadline(nodes_.silence_limit / 3);
+  for (auto& [node, client] : clients_) {
+    if (client.has_joined) client.connection.send(encode(ToNode(Alive{})));
   }
 }
 

@@ -44,6 +44,7 @@ class CoordinatorServer {
   void handle_line(Coordinator::Node node, const std::string& line);
   void handle_hello(Coordinator::Node node, const std::string& line);
   void send_messages();
+  void send_alive();
   void finish_connections();
 
   NodesOptions nodes_;
@@ -53,6 +54,7 @@ class CoordinatorServer {
   std::map<Coordinator::Node, Client> clients_;
   Coordinator::Node next_ = 0;
   Deadline accept_pause_{std::chrono::milliseconds(0)};
+  Deadline alive_pause_{std::chrono::milliseconds(0)};
   bool exhaustion_told_ = false;
 };
 

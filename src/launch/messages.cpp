@@ -28,11 +28,12 @@ namespace {
 using Json = nlohmann::json;
 
 // Incremented with every incompatible change.
-constexpr int kProtocol = 4;
+constexpr int kProtocol = 5;
 
 // The kinds of messages, in the order of the variants.
 constexpr std::array kFromNode{"reserved", "failed", "stopped", "finished", "leaving"};
-constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop", "notice", "end", "refused"};
+constexpr std::array kToNode{"challenge", "welcome", "reserve", "start", "stop",
+                             "notice",    "end",     "refused", "alive"};
 
 template <typename Type, typename Message>
 concept Is = std::same_as<std::remove_const_t<Type>, Message>;
@@ -69,7 +70,9 @@ void visit_fields(Is<Challenge> auto& message, const auto& visit) {
   visit(Field{"challenge", message.challenge});
 }
 
-void visit_fields(Is<Welcome> auto& message, const auto& visit) { visit(Field{"proof", message.proof}); }
+void visit_fields(Is<Welcome> auto& message, const auto& visit) {
+  visit(Field{"proof", message.proof}, Field{"silence_limit_ms", message.silence_limit_ms});
+}
 
 void visit_fields(Is<Reserved> auto& message, const auto& visit) {
   visit(Field{"address", message.address}, Field{"port", message.port});

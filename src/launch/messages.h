@@ -62,6 +62,7 @@ struct Challenge {
 // The node has joined; further messages follow.
 struct Welcome {
   std::string proof{};  // see Secret
+  std::int64_t silence_limit_ms = 0;
 };
 // Reserve a port for rank 0 and answer with Reserved.
 struct Reserve {};
@@ -88,7 +89,9 @@ struct End {
 struct Refused {
   std::string reason{};
 };
-using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused>;
+// The coordinator works. It sends this to all nodes three times within the silence limit of its Welcome.
+struct Alive {};
+using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive>;
 
 // The first message of a launcher.
 struct Hello {

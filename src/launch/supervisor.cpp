@@ -32,8 +32,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConfirmLimit{300};
 constexpr milliseconds kLeftoverLimit{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
-// For the Stop that answers Failed within a second. A frozen coordinator keeps its connections.
-constexpr milliseconds kAnswerLimit{60'000};
+// A frozen coordinator keeps its connections, so a node that waits for it gives up after so many silence
+// limits. Each begins when the one before has been found to be over: a node that was frozen itself sees one
+// pass.
+constexpr int kSilences = 4;
 
 std::string in_seconds(milliseconds span) {
   return fmt::format("{:g} s", static_cast<double>(span.count()) / 1000);
@@ -73,6 +75,7 @@ class NodeSupervisor : private RankSupervisor {
                        parent),
         options_(options),
         file_(file),
+        is_host_(is_host),
         log_folder_(options.output, options.run_id),
         client_(make_client(options, is_host)) {
     if (options.has_host_control) control_.emplace(STDIN_FILENO);
@@ -100,14 +103,16 @@ class NodeSupervisor : private RankSupervisor {
   void handle_messages();
   std::optional<ToNode> receive();
   void on(const Challenge& /*challenge*/) {}
-  void on(const Welcome& /*welcome*/) {}
+  void on(const Welcome& welcome);
   void on(const Reserve& reserve);
   void on(const Start& start);
   void on(const Stop& stop);
   void on(const Notice& notice) { logs_.print(notice.text); }
   void on(const End& end);
   [[noreturn]] void on(const Refused& refused);
+  void on(const Alive& /*alive*/) {}
   void log_waiting();
+  void expect_answer();
   void check_coordinator();
 
   std::optional<FailureReport> failure() const {
@@ -122,6 +127,7 @@ class NodeSupervisor : private RankSupervisor {
 
   const LaunchOptions& options_;
   const std::string& file_;
+  bool is_host_;  // the coordinator is in this launcher
   LogMultiplexer logs_;
   LogFolder log_folder_;
   std::unique_ptr<CoordinatorClient> client_;
@@ -132,8 +138,10 @@ class NodeSupervisor : private RankSupervisor {
   bool waiting_logged_ = false;
   bool stdout_error_logged_ = false;
   bool file_error_logged_ = false;
-  std::optional<Deadline> answer_due_;  // after a Failed
-  bool stop_requested_ = false;         // by a Stop that has no answer yet
+  std::optional<milliseconds> silence_limit_;  // the coordinator's
+  std::optional<Deadline> answer_due_;         // while this node waits for the coordinator
+  int silences_ = 0;                           // answers that were due before, since its last message
+  bool stop_requested_ = false;                // by a Stop that has no answer yet
   int stop_signal_ = 0;
   std::optional<End> end_;
   bool end_is_known_to_all_ = false;  // the coordinator has sent it
@@ -180,13 +188,28 @@ void NodeSupervisor::loop() {
   }
 }
 
+// The launcher that coordinates the nodes watches its own node by other means.
+void NodeSupervisor::expect_answer() {
+  silences_ = 0;
+  if (silence_limit_ && !is_host_) answer_due_.emplace(*silence_limit_);
+}
+
 void NodeSupervisor::check_coordinator() {
+  if (stop_signal_ != 0) answer_due_.reset();
   if (!answer_due_ || !answer_due_->expired()) return;
-  answer_due_.reset();
-  logs_.print(fmt::format(
+  if (++silences_ < kSilences) {
+    answer_due_.emplace(*silence_limit_);
+    return;
+  }
+  const auto reason = fmt::format(
       "the launcher at {}, which coordinates the nodes, did not answer for {}: its processes may be frozen",
-      to_text(options_.nodes->endpoint), in_seconds(kAnswerLimit)));
-  on(End{});
+      to_text(options_.nodes->endpoint), in_seconds(kSilences * *silence_limit_));
+  if (failures().any()) {
+    logs_.print(reason);
+    on(End{});
+  } else {
+    on(End{FailureReport{.reason = reason, .host = host_name()}});
+  }
 }
 
 milliseconds NodeSupervisor::poll_timeout() const {
@@ -233,7 +256,7 @@ void NodeSupervisor::on_first_failure() {
   client_->send(Failed{.attempt = workers_->assignment().attempt,
                        .consequence = options_.nodes && failures().may_be_consequence(),
                        .report = failures().first()});
-  if (options_.nodes) answer_due_.emplace(kAnswerLimit);
+  expect_answer();
 }
 
 // The grace period is for ranks: after a failure nothing needs what they left behind.
@@ -259,6 +282,7 @@ void NodeSupervisor::on_all_gone() {
   } else if (!failures().any() && stop_signal_ == 0) {
     client_->send(Finished{attempt});
   }
+  expect_answer();
 }
 
 void NodeSupervisor::check_output() {
@@ -284,6 +308,7 @@ void NodeSupervisor::handle_messages() {
   while (stop_signal_ == 0) {
     const auto message = receive();
     if (!message) return;
+    if (answer_due_) expect_answer();
     std::visit([&](const auto& content) { on(content); }, *message);
   }
 }
@@ -301,12 +326,19 @@ std::optional<ToNode> NodeSupervisor::receive() {
   }
 }
 
+void NodeSupervisor::on(const Welcome& welcome) {
+  constexpr std::int64_t most = 24 * 3'600'000;  // no peer makes a Deadline overflow
+  silence_limit_ = milliseconds(std::clamp<std::int64_t>(welcome.silence_limit_ms, 1, most));
+  expect_answer();
+}
+
 void NodeSupervisor::on(const Reserve& /*reserve*/) {
   port_ = reserve_port(options_);
   client_->send(Reserved{.address = client_->address(), .port = port_->port()});
 }
 
 void NodeSupervisor::on(const Start& start) {
+  answer_due_.reset();
   begin_run();
   workers_.emplace(options_, file_, start.assignment, log_folder_, logs_);
 }
@@ -320,6 +352,7 @@ void NodeSupervisor::on(const Stop& stop) {
   begin_stop(stop.signal != 0 ? stop.signal : SIGTERM);
   if (phase() == Phase::idle) {
     client_->send(Stopped{stop.attempt});
+    expect_answer();
   } else {
     stop_requested_ = true;
   }

@@ -133,6 +133,33 @@ TEST(LauncherNodes, RunOneJob) {
               AllOf(HasSubstr(" rank 1] 1/3 1/2 0 127.0.0.1 "), HasSubstr(" rank 2] 2/3 1/2 1 ")));
 }
 
+// Its kernel keeps the connections of a frozen launcher.
+TEST(LauncherNodes, ANodeGivesUpAFrozenCoordinator) {
+  const auto port = free_port();
+  const Words conf{"--rdzv-conf", "keep_alive_interval=0.3,keep_alive_max_attempt=1"};
+  const std::string script = "echo up $RANK; test $RANK = 1 || exec sleep 1000";
+  auto first = node(numbered(0, port, conf), script);
+  auto second = node(numbered(1, port, conf), script);
+  first.wait_for("up 0");
+  second.wait_for("up 1");
+  first.send(SIGSTOP);
+  EXPECT_EQ(second.finish(), 1);
+  EXPECT_THAT(second.err(), HasSubstr("which coordinates the nodes, did not answer for 1.2 s"));
+  first.send(SIGCONT);
+  first.send(SIGTERM);
+  EXPECT_EQ(first.finish(), 128 + SIGTERM) << first.err();
+}
+
+TEST(LauncherNodes, ANodeWaitsForAnotherAsLongAsTheCoordinatorWorks) {
+  const auto port = free_port();
+  const Words conf{"--rdzv-conf", "keep_alive_interval=1.5,keep_alive_max_attempt=1"};
+  const std::string script = "test $RANK = 1 || exec sleep 7";  // four times 1.5 s, and more
+  auto first = node(numbered(0, port, conf), script);
+  auto second = node(numbered(1, port, conf), script);
+  EXPECT_EQ(second.finish(), 0) << second.err();
+  EXPECT_EQ(first.finish(), 0) << first.err();
+}
+
 TEST(LauncherNodes, AllNameTheRankThatFailedAndExitAlike) {
   const auto port = free_port();
   const std::string script = "test $RANK = 1 && { echo bad luck >&2; exit 7; }; exec sleep 1000";
@@ -305,7 +332,7 @@ TEST(LauncherNodes, DoNotBelieveAServerThatDoesNotKnowTheSecret) {
   const UniqueFd connection(::accept(listener.get(), nullptr, nullptr));
   const std::string lines = R"({"kind":"challenge","challenge":"1"})"
                             "\n"
-                            R"({"kind":"welcome","proof":"00"})"
+                            R"({"kind":"welcome","proof":"00","silence_limit_ms":15000})"
                             "\n";
   ASSERT_EQ(::send(connection.get(), lines.data(), lines.size(), 0), static_cast<ssize_t>(lines.size()));
   EXPECT_EQ(second.finish(), 1);
@@ -338,7 +365,7 @@ TEST(LauncherNodes, AreNotDisturbedByStrangers) {
     strangers.push_back(connect_to(loopback(std::stoi(port)), Deadline(std::chrono::seconds(60))));
     std::string bytes(std::array<std::size_t, 4>{0, 10, 1000, 100'000}[static_cast<std::size_t>(i % 4)], 'x');
     for (auto& byte : bytes) byte = static_cast<char>(random());
-    if (i % 3 == 0) bytes = R"({"kind":"hello","protocol":4,"ranks":)" + bytes;
+    if (i % 3 == 0) bytes = R"({"kind":"hello","protocol":5,"ranks":)" + bytes;
     if (i % 2 == 0) bytes += '\n';
     // It may close the connection at once.
     (void)::send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

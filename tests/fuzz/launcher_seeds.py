@@ -4,11 +4,11 @@ import json
 import pathlib
 import sys
 
-HELLO = {"kind": "hello", "protocol": 4, "run_id": "r", "node_rank": None, "ranks": 2, "role": "default", "host": "a",
+HELLO = {"kind": "hello", "protocol": 5, "run_id": "r", "node_rank": None, "ranks": 2, "role": "default", "host": "a",
          "is_host": True, "grace_period_ms": 5000, "challenge": "c", "proof": "p"}
 MESSAGES = [HELLO, {"kind": "reserved", "address": "a", "port": 1}, {"kind": "stopped", "attempt": 0},
             {"kind": "finished", "attempt": 0}, {"kind": "leaving", "reason": "r", "signal": 15}, {"kind": "reserve"},
-            {"kind": "notice", "text": "t"}, {"kind": "refused", "reason": "r"}, {"kind": "welcome", "proof": "p"},
+            {"kind": "notice", "text": "t"}, {"kind": "alive"}, {"kind": "refused", "reason": "r"}, {"kind": "welcome", "proof": "p", "silence_limit_ms": 1},
             {"kind": "stop", "attempt": 0, "notice": "n", "signal": 0}]
 # Two nodes, in one case three: a run that succeeds, one that restarts, one that loses a node, one that another joins.
 JOINED = ["j0", "j1", "+0\x1f"]
