@@ -4,7 +4,7 @@
      CHUNKS  number of chunks of an all-reduce, through two staging buffers
      SENT    number of chunks of a broadcast from rank 0, through two staging buffers
      PARTS   number of parts per share of one zero-copy all-reduce
-     READS   number of zero-copy all-gathers, through two slots; rank 0 may give up
+     READS   number of all-gathers read where the data lies, through two slots; rank 0 may give up
    The data of a call or chunk is its number. */
 
 #define RANKS 2
@@ -27,7 +27,7 @@ typedef Area {
   byte done;
   byte reduced[MOST];   /* reductions of each part of this rank's share */
   byte input[SLOTS];    /* tensors on the heap; 0: the caller has changed it */
-  bool has_read[SLOTS]; /* Share::done of a direct read */
+  byte read;            /* ControlBlock::read */
   bool sleeps;          /* ControlBlock::sleepers */
   byte bell;
 };
@@ -179,7 +179,6 @@ proctype rank(byte me) {
   :: posted < READS && (posted < SLOTS || (area[OTHER].completed + SLOTS > posted && area[me].completed + SLOTS > posted)) ->
        slot = (posted + 1) % SLOTS;
        area[me].input[slot] = posted + 1;
-       area[me].has_read[slot] = false;
        area[me].number[slot] = posted + 1;
        posted = posted + 1;
        ring()
@@ -192,17 +191,21 @@ proctype rank(byte me) {
        :: else -> break
        fi;
        got = area[OTHER].input[slot];
-       area[me].has_read[slot] = true;
-       ring();
        if
-       :: await(area[OTHER].has_read[slot] || failed)
-       :: me == 0 -> failed = true; ring()  /* a timeout */
-       fi;
-       if
-       :: failed -> area[me].input[slot] = 0; break
+       :: failed -> break
        :: else
        fi;
        assert(got == n);
+       area[me].read = n;
+       ring();
+       if
+       :: await(area[OTHER].read >= n || failed)
+       :: me == 0 -> failed = true; ring()  /* a timeout */
+       fi;
+       if
+       :: area[OTHER].read < n -> area[me].input[slot] = 0; break
+       :: else
+       fi;
        area[me].completed = n;
        ring();
        area[me].input[slot] = 0

@@ -3,24 +3,23 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
+#include <limits>
+#include <ranges>
 
+#include "backends/shm/peer_memory.h"
+#include "backends/shm/place.h"
 #include "backends/shm/prefetch.h"
 
 namespace lockstep::shm {
 namespace {
 
 constexpr std::size_t kWord = sizeof(std::uint64_t);
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 std::uint64_t word_at(const std::byte* table, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, table + index * kWord, kWord);
   return word;
-}
-
-bool overlap(const Target& a, const Source& b) {
-  const std::less<> before;
-  return before(a.data, b.data + b.bytes) && before(b.data, a.data + a.bytes);
 }
 
 std::byte* append(std::byte* to, std::uint64_t word) {
@@ -51,65 +50,75 @@ void Arrival::post(const Request& request, std::uint64_t number) {
   const auto bytes = size_of(request);
   const auto payload = table_bytes(request.kind, communicator_.size()) + staged_bytes(plan_);
   const auto longest = longest_lane(plan_);
-  const auto offset = offer_zero_copy(payload);
+  const auto at = payload > kSmallBytes ? offer() : 0;
   write_small(payload);
   auto& post = communicator_.own().descriptors[slot()];
   post.what = what;
   post.bytes = bytes;
   post.log_number = request.log_number;
-  post.heap_offset = offset;
+  post.place = at;
   post.payload = payload;
   post.longest_lane = longest;
   post.fingerprint = request.fingerprint;
   post.number.store(number, std::memory_order_release);
 }
 
-// The memory that other ranks read, and in an all-reduce also write; none if the call has it in several
-// pieces.
-Source Arrival::offered() const {
-  switch (request_->kind) {
-    case Kind::all_reduce:
-      return {request_->outputs.front().data, request_->outputs.front().bytes};
-    case Kind::all_gather:
-      return request_->inputs.front();
-    case Kind::reduce_scatter: {
-      auto whole = request_->inputs.front();
-      for (std::size_t i = 1; i < request_->inputs.size(); ++i) {
-        if (request_->inputs[i].data != whole.data + whole.bytes) return {};
-        whole.bytes += request_->inputs[i].bytes;
-      }
-      return whole;
-    }
-    default:
-      return {};
+// Whether this rank's outputs overwrite what other ranks may still read of its data. Its own result may lie
+// where its data for itself is.
+bool Arrival::overwrites_its_data() const {
+  const auto overwrites = [&](const Target& target) {
+    return std::ranges::any_of(plan_.stage, [&](const Source& lane) { return overlap(target, lane); });
+  };
+  const auto own = static_cast<std::size_t>(communicator_.rank());
+  for (std::size_t from = 0; from < plan_.take.size(); ++from) {
+    const auto& target = plan_.take[from];
+    if ((from != own || target.data != plan_.own.data) && overwrites(target)) return true;
   }
+  return plan_.result.data != plan_.own.data && overwrites(plan_.result);
 }
 
-// Whether this rank's outputs overwrite what other ranks may still read of its input. Its own result may lie
-// where its own part is: no other rank reads that part of a reduce-scatter, and an all-gather keeps it.
-bool Arrival::writes_into(const Source& memory) const {
-  if (request_->kind == Kind::all_reduce) return false;
-  for (std::size_t i = 0; i < request_->outputs.size(); ++i) {
-    const auto& output = request_->outputs[i];
-    const bool is_own =
-        request_->kind == Kind::reduce_scatter || i == static_cast<std::size_t>(communicator_.rank());
-    if (!(is_own && output.data == plan_.own.data) && overlap(output, memory)) return true;
-  }
-  return false;
+// Publishes where the data that does not lie beside the descriptor can be read. Returns the place of the only
+// lane; of several, the memory that their readers must be able to read.
+std::uint64_t Arrival::offer() const {
+  const auto& only = plan_.stage.front();
+  const auto at = plan_.lanes > 1 ? offer_lanes() : place_of(only, only.bytes);
+  if (at == 0 || overwrites_its_data()) return 0;
+  auto& share = communicator_.own().shares[slot()];
+  share.claimed.store(0, std::memory_order_relaxed);
+  share.done.store(0, std::memory_order_relaxed);
+  return at;
 }
 
-// The heap offset of the offered memory, whose parts can then be claimed, or -1.
-std::int64_t Arrival::offer_zero_copy(std::uint64_t payload) const {
-  if (payload <= kSmallBytes) return -1;
-  const auto memory = offered();
-  if (memory.data == nullptr || writes_into(memory)) return -1;
-  const auto offset = communicator_.heap_offset_of(memory.data, memory.bytes);
-  if (offset >= 0) {
-    auto& share = communicator_.own().shares[slot()];
-    share.claimed.store(0, std::memory_order_relaxed);
-    share.done.store(0, std::memory_order_relaxed);
+std::uint64_t Arrival::offer_lanes() const {
+  const auto before = table_bytes(request_->kind, communicator_.size());
+  if (before + plan_.lanes * kWord > kSmallBytes) return 0;
+  const auto is_read = [&](std::size_t rank) {
+    return plan_.stage[rank].bytes > 0 && rank != static_cast<std::size_t>(communicator_.rank());
+  };
+  std::size_t longest = 0;
+  for (std::size_t rank = 0; rank < plan_.lanes; ++rank)
+    longest = std::max(longest, is_read(rank) ? plan_.stage[rank].bytes : 0);
+  std::byte* to = communicator_.own().small[slot()] + before;
+  auto memory = Memory::heap;
+  for (std::size_t rank = 0; rank < plan_.lanes; ++rank) {
+    const auto at = is_read(rank) ? place_of(plan_.stage[rank], longest) : place(Memory::heap, 0);
+    if (memory_of(at) == Memory::unreachable) return 0;
+    memory = std::max(memory, memory_of(at));
+    to = append(to, at);
   }
-  return offset;
+  return place(memory, 0);
+}
+
+// Ordinary memory is offered only if each byte has one reader, and if one of them has enough of it that a
+// system call costs less than staging. Staged data is in the cache for all its readers, and the ranks of a
+// gather stage while the root copies, which is faster.
+std::uint64_t Arrival::place_of(const Source& lane, std::size_t longest) const {
+  const auto offset = communicator_.heap_offset_of(lane.data, lane.bytes);
+  if (offset >= 0) return place(Memory::heap, static_cast<std::uint64_t>(offset));
+  const bool has_one_reader =
+      plan_.lanes > 1 || (request_->kind == Kind::all_gather && communicator_.size() == 2);
+  if (has_reduction(request_->kind) || !has_one_reader || longest < kReadBytes) return 0;
+  return place(Memory::process, reinterpret_cast<std::uintptr_t>(lane.data));
 }
 
 void Arrival::write_small(std::uint64_t payload) const {
@@ -174,11 +183,48 @@ bool Arrival::is_small() const {
   return true;
 }
 
-bool Arrival::is_zero_copy() const {
+bool Arrival::is_in_place() const {
+  auto memory = Memory::heap;
   for (int rank = 0; rank < communicator_.size(); ++rank) {
-    if (descriptor_of(rank).heap_offset < 0) return false;
+    const auto& descriptor = descriptor_of(rank);
+    if (descriptor.payload <= kSmallBytes) continue;
+    if (memory_of(descriptor.place) == Memory::unreachable) return false;
+    memory = std::max(memory, memory_of(descriptor.place));
   }
-  return true;
+  return memory == Memory::heap || all_read_processes();
+}
+
+// Whether every rank can read the memory of all others' processes. A rank tries it once, in the first call
+// for which it matters. What it finds counts from its next call on, which no rank has looked at, so that all
+// ranks answer alike.
+bool Arrival::all_read_processes() const {
+  bool all = true;
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    const auto since = communicator_.control_block(rank).reads_processes.load(std::memory_order_relaxed);
+    all = all && since != 0 && since <= number_;
+  }
+  auto& own = communicator_.own();
+  if (own.reads_processes.load(std::memory_order_relaxed) != 0) return all;
+  bool can = true;
+  for (int rank = 0; can && rank < communicator_.size(); ++rank)
+    can = rank == communicator_.rank() || can_read_memory(communicator_, rank);
+  const auto numbers = std::views::transform(own.descriptors, [](const Descriptor& descriptor) {
+    return descriptor.number.load(std::memory_order_relaxed);
+  });
+  own.reads_processes.store(can ? std::ranges::max(numbers) + 1 : kNever, std::memory_order_relaxed);
+  return all;
+}
+
+Row Arrival::row_of(int from) const {
+  if (from == communicator_.rank()) return {.mapped = plan_.own.data};
+  const auto& descriptor = descriptor_of(from);
+  if (descriptor.payload == 0) return {};
+  if (descriptor.payload <= kSmallBytes) return {.mapped = small_of(from) + small_offset(from)};
+  const auto table = small_of(from) + table_bytes(request_->kind, communicator_.size());
+  const auto at =
+      plan_.lanes == 1 ? descriptor.place : word_at(table, static_cast<std::size_t>(communicator_.rank()));
+  if (memory_of(at) == Memory::process) return {.address = offset_of(at)};
+  return {.mapped = communicator_.heap(from) + offset_of(at)};
 }
 
 // The start of this rank's lane in another rank's small data.

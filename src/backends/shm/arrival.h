@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/shm/communicator.h"
+#include "backends/shm/direct_read.h"
 #include "backends/shm/plan.h"
 #include "backends/shm/request.h"
 
@@ -34,8 +35,12 @@ class Arrival {
 
   // Call it after all ranks have arrived.
   bool is_small() const;
-  bool is_zero_copy() const;
+  // Whether every rank's data can be read where it lies. The first call for which that matters tries to read
+  // the memory of the other processes.
+  bool is_in_place() const;
   void finish_small();
+  // What rank `from` has for this one, in a call in place.
+  Row row_of(int from) const;
 
   // Speeds up publishing the next call if it is similar.
   void prefetch_next() const;
@@ -49,9 +54,11 @@ class Arrival {
   std::size_t slot() const { return number_ % kSlots; }
   const std::byte* small_of(int rank) const { return communicator_.control_block(rank).small[slot()]; }
 
-  Source offered() const;
-  bool writes_into(const Source& memory) const;
-  std::int64_t offer_zero_copy(std::uint64_t payload) const;
+  bool overwrites_its_data() const;
+  std::uint64_t offer() const;
+  std::uint64_t offer_lanes() const;
+  std::uint64_t place_of(const Source& lane, std::size_t longest) const;
+  bool all_read_processes() const;
   void write_small(std::uint64_t payload) const;
   std::byte* write_tables(std::byte* to) const;
   std::uint64_t bytes_for(std::size_t rank) const;

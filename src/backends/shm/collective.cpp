@@ -2,8 +2,11 @@
 #include "backends/shm/collective.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <fmt/format.h>
+
+#include "backends/shm/place.h"
 
 namespace lockstep::shm {
 
@@ -28,7 +31,7 @@ bool Collective::advance() {
     if (!everybody_arrived()) return false;
     way_ = choose_way();
     if (way_ == Way::chunked) begin_chunks();
-    if (way_ == Way::zero_copy) begin_zero_copy();
+    if (way_ == Way::in_place) begin_in_place();
   }
   if (!finish() || is_in_doubt()) return false;
   communicator_.own().completed.value.store(number_, std::memory_order_release);
@@ -45,7 +48,7 @@ bool Collective::everybody_arrived() {
 
 Collective::Way Collective::choose_way() const {
   if (arrival_.is_small()) return Way::small;
-  return arrival_.is_zero_copy() ? Way::zero_copy : Way::chunked;
+  return arrival_.is_in_place() ? Way::in_place : Way::chunked;
 }
 
 bool Collective::finish() {
@@ -56,11 +59,20 @@ bool Collective::finish() {
   return true;
 }
 
-// Whether a rank whose tensor was read may have given up the call and changed its tensor meanwhile.
+// Whether a rank whose tensor was reduced may have given up the call and changed its tensor meanwhile.
 bool Collective::is_in_doubt() const {
-  if (!zero_copy_ && !direct_read_) return false;
+  if (!zero_copy_) return false;
   std::atomic_thread_fence(std::memory_order_acquire);
-  return communicator_.failure() != nullptr;
+  return communicator_.is_failing() || !deserters().empty();
+}
+
+// Ranks that have left without ending the call.
+std::vector<int> Collective::deserters() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    if (communicator_.has_left_before(rank, number_)) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 void Collective::begin_chunks() {
@@ -76,31 +88,44 @@ void Collective::begin_chunks() {
   *pipeline_start_ += chunks;
 }
 
-std::byte* Collective::offered_by(int rank) const {
-  return communicator_.heap(rank) + arrival_.descriptor_of(rank).heap_offset;
+void Collective::begin_in_place() {
+  const bool reduces_tensors = request_.kind == Kind::all_reduce || request_.kind == Kind::reduce;
+  return reduces_tensors ? begin_zero_copy() : begin_direct_read();
 }
 
 void Collective::begin_zero_copy() {
-  const auto& plan = arrival_.plan();
-  if (request_.kind == Kind::all_reduce) {
-    std::vector<std::byte*> rows;
-    for (int rank = 0; rank < communicator_.size(); ++rank) rows.push_back(offered_by(rank));
-    zero_copy_.emplace(communicator_, number_, std::move(rows), request_.outputs.front().bytes, plan.width,
-                       plan.kernel);
-    return;
+  std::vector<std::byte*> rows;
+  for (int rank = 0; rank < communicator_.size(); ++rank)
+    rows.push_back(communicator_.heap(rank) + offset_of(arrival_.descriptor_of(rank).place));
+  const int root = request_.kind == Kind::reduce ? request_.root : -1;
+  zero_copy_.emplace(communicator_, number_, std::move(rows), root, request_.outputs.front().bytes,
+                     size_of(request_.element), reduce_kernel(request_.element, request_.reduction));
+}
+
+void Collective::begin_direct_read() {
+  std::vector<Row> rows;
+  for (int rank = 0; rank < communicator_.size(); ++rank) rows.push_back(arrival_.row_of(rank));
+  direct_read_.emplace(communicator_, number_, std::move(rows), readers(), arrival_.plan());
+}
+
+// The ranks that read this one's data.
+std::vector<int> Collective::readers() const {
+  if (arrival_.plan().stage.empty()) return {};
+  if (request_.kind == Kind::gather) return {request_.root};
+  std::vector<int> others;
+  for (int rank = 0; rank < communicator_.size(); ++rank) {
+    if (rank != communicator_.rank()) others.push_back(rank);
   }
-  // An input of a reduce-scatter has a part for each rank.
-  const auto before = request_.kind == Kind::reduce_scatter
-                          ? static_cast<std::size_t>(communicator_.rank()) * plan.own.bytes
-                          : 0;
-  std::vector<const void*> rows;
-  for (int rank = 0; rank < communicator_.size(); ++rank) rows.push_back(offered_by(rank) + before);
-  direct_read_.emplace(communicator_, number_, std::move(rows), plan);
+  return others;
 }
 
 std::vector<int> Collective::awaited() const {
   if (pipeline_) return pipeline_->awaited();
-  if (zero_copy_) return zero_copy_->awaited();
+  if (zero_copy_) {
+    auto ranks = zero_copy_->awaited();
+    std::ranges::copy(deserters(), std::back_inserter(ranks));
+    return ranks;
+  }
   if (direct_read_) return direct_read_->awaited();
   std::vector<int> absent;
   for (int rank = 0; rank < communicator_.size(); ++rank) {

@@ -21,8 +21,9 @@ namespace lockstep::shm {
 //   arrival    all ranks have published, and agree;
 //   then one of three ways, which all ranks choose alike from the descriptors:
 //   small      all data is beside the descriptors: read it, done;
-//   zero-copy  every rank's data is in its heap: see ZeroCopy (all-reduce) and DirectRead (reduce-scatter,
-//              all-gather);
+//   in place   every rank's data can be read where it lies: see ZeroCopy (all-reduce, reduce) and DirectRead
+//   (all
+//              others);
 //   chunked    through the staging buffers, see Pipeline.
 class Collective : public Task {
  public:
@@ -44,15 +45,18 @@ class Collective : public Task {
   static std::string describe_descriptors(const Communicator& communicator, std::uint64_t number);
 
  private:
-  enum class Way : std::uint8_t { unknown, small, zero_copy, chunked };
+  enum class Way : std::uint8_t { unknown, small, in_place, chunked };
 
   bool everybody_arrived();
   Way choose_way() const;
   bool finish();
   bool is_in_doubt() const;
+  std::vector<int> deserters() const;
   void begin_chunks();
+  void begin_in_place();
   void begin_zero_copy();
-  std::byte* offered_by(int rank) const;
+  void begin_direct_read();
+  std::vector<int> readers() const;
 
   const Communicator& communicator_;
   Request request_;

@@ -62,10 +62,22 @@ void Communicator::fail(GroupFailure::Cause cause, int culprit, std::uint64_t ca
   failure.culprit = culprit;
   failure.call = call;
   failure.state.store(2, std::memory_order_release);
+  // Before the caller's next writes to tensors: see is_failing().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   for (auto* area : blocks_) {
     area->bell.fetch_add(1, std::memory_order_relaxed);
     futex_wake_all(area->bell);
   }
+}
+
+bool Communicator::is_failing() const {
+  return control_block(0).failure.state.load(std::memory_order_acquire) != 0;
+}
+
+bool Communicator::has_left_before(int rank, std::uint64_t number) const {
+  const auto& area = control_block(rank);
+  return area.left.load(std::memory_order_acquire) != 0 &&
+         area.completed.value.load(std::memory_order_acquire) < number;
 }
 
 const GroupFailure* Communicator::failure() const {

@@ -53,6 +53,12 @@ class Communicator {
   void fail(GroupFailure::Cause cause, int culprit, std::uint64_t call) const;
   // The failure that ended the group, or nullptr.
   const GroupFailure* failure() const;
+  // Whether a rank writes the failure, or has written it. Any rank may then have given up its calls and use
+  // their memory for something else.
+  bool is_failing() const;
+  // Whether the rank has left the group before it completed collective call `number`. The same holds for its
+  // memory.
+  bool has_left_before(int rank, std::uint64_t number) const;
 
  private:
   std::byte* segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }

@@ -5,6 +5,10 @@
 #include <atomic>
 #include <new>
 
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
 #include "base/host.h"
 
 namespace lockstep::shm {
@@ -35,6 +39,9 @@ Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
 }  // namespace
 
 node::NodeGroup::Part Connection::part(int size) {
+  if (static_cast<std::size_t>(size) > kMostRanks)
+    throw ArgumentError(
+        fmt::format("the shm backend joins at most {} ranks of a host, not {}", kMostRanks, size));
   const auto share = kAddressSpace / static_cast<std::size_t>(size);
   return {.bytes = Layout(size).heap_offset() + std::min(total_memory(), share) / kPage * kPage,
           .committed = sizeof(ControlBlock)};

@@ -3,90 +3,114 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cerrno>
 #include <utility>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+
+#include "backends/shm/peer_memory.h"
+#include "backends/shm/stream.h"
 
 namespace lockstep::shm {
 namespace {
 
-// Results of this size are written past the caches: an ordinary store first reads its line from memory, and
-// drives the inputs out of the caches.
+// Results of this size are written past the caches.
 constexpr std::size_t kStreamedBytes = std::size_t{2} << 20U;
 constexpr std::size_t kBlockBytes = std::size_t{16} << 10U;  // stays in the nearest cache
 
 using Block = std::array<std::byte, kBlockBytes>;
 
-#ifdef __SSE2__
-bool can_stream(const std::byte* to) { return reinterpret_cast<std::uintptr_t>(to) % sizeof(__m128i) == 0; }
-
-void stream(std::byte* to, const Block& block, std::size_t bytes) {
-  std::size_t i = 0;
-  for (; i + sizeof(__m128i) <= bytes; i += sizeof(__m128i)) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
-                     _mm_load_si128(reinterpret_cast<const __m128i*>(block.data() + i)));
-  }
-  std::memcpy(to + i, block.data() + i, bytes - i);
-}
-
-void end_stream() { _mm_sfence(); }
-#else
-bool can_stream(const std::byte* /*to*/) { return false; }
-void stream(std::byte* /*to*/, const Block& /*block*/, std::size_t /*bytes*/) {}
-void end_stream() {}
-#endif
-
 }  // namespace
 
-DirectRead::DirectRead(const Communicator& communicator, std::uint64_t number, std::vector<const void*> rows,
-                       const Plan& plan)
-    : communicator_(communicator), number_(number), rows_(std::move(rows)), plan_(plan) {}
+DirectRead::DirectRead(const Communicator& communicator, std::uint64_t number, std::vector<Row> rows,
+                       std::vector<int> readers, const Plan& plan)
+    : communicator_(communicator),
+      number_(number),
+      rows_(std::move(rows)),
+      readers_(std::move(readers)),
+      plan_(plan) {}
 
 bool DirectRead::advance() {
-  if (!std::exchange(has_read_, true)) {
-    read();
-    communicator_.own().shares[number_ % kSlots].done.store(1, std::memory_order_release);
+  if (!has_read_) {
+    has_read_ = read();
+    if (!has_read_) return false;
+    communicator_.own().read.value.store(number_, std::memory_order_release);
     communicator_.ring();
   }
   return awaited().empty();
 }
 
-void DirectRead::read() {
-  if (plan_.kernel != nullptr) return reduce();
+// False if the data cannot be trusted, because a rank may have given up the call.
+bool DirectRead::read() {
+  if (can_trust()) plan_.kernel != nullptr ? reduce() : take();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return can_trust();
+}
+
+bool DirectRead::can_trust() const { return !communicator_.is_failing() && deserters().empty(); }
+
+std::vector<int> DirectRead::deserters() const {
+  auto ranks = givers();
+  std::erase_if(ranks, [this](int rank) { return !communicator_.has_left_before(rank, number_); });
+  return ranks;
+}
+
+// The ranks that have data for this one. It starts at its neighbour, so that not all read one rank's memory
+// at the same time.
+std::vector<int> DirectRead::givers() const {
+  std::vector<int> ranks;
   const int size = communicator_.size();
-  take_own(plan_, communicator_.rank());
-  // Each rank starts at its neighbour, so that not all read one rank's memory at the same time.
   for (int step = 1; step < size; ++step) {
-    const auto from = static_cast<std::size_t>((communicator_.rank() + step) % size);
-    std::memcpy(plan_.take[from].data, rows_[from], plan_.take[from].bytes);
+    const int rank = (communicator_.rank() + step) % size;
+    const auto index = static_cast<std::size_t>(rank);
+    if (plan_.kernel != nullptr || (index < plan_.take.size() && plan_.take[index].bytes > 0))
+      ranks.push_back(rank);
   }
+  return ranks;
+}
+
+void DirectRead::take() {
+  take_own(plan_, communicator_.rank());
+  for (const int rank : givers()) {
+    const auto& row = rows_[static_cast<std::size_t>(rank)];
+    const auto& to = plan_.take[static_cast<std::size_t>(rank)];
+    if (row.mapped != nullptr) {
+      copy_part(to.data, row.mapped, to.bytes, to.bytes);
+    } else if (!read_memory(communicator_, rank, row.address, to)) {
+      return give_up(rank, errno == ESRCH);
+    }
+  }
+}
+
+void DirectRead::give_up(int rank, bool is_gone) {
+  using Cause = GroupFailure::Cause;
+  if (is_gone && communicator_.has_left_before(rank, number_)) return;
+  communicator_.fail(is_gone ? Cause::peer_lost : Cause::memory_refused, rank, number_);
 }
 
 void DirectRead::reduce() {
   const auto [to, bytes] = plan_.result;
+  std::vector<const void*> rows;
+  for (const auto& row : rows_) rows.push_back(row.mapped);
   if (bytes < kStreamedBytes || to == plan_.own.data || !can_stream(to)) {
     void* const out = to;
-    plan_.kernel(&out, 1, rows_.data(), communicator_.size(), bytes / plan_.width);
+    plan_.kernel(&out, 1, rows.data(), communicator_.size(), bytes / plan_.width);
     return;
   }
   alignas(kLine) Block block;
   void* const out = block.data();
   for (std::size_t start = 0; start < bytes; start += kBlockBytes) {
     const auto length = std::min(kBlockBytes, bytes - start);
-    plan_.kernel(&out, 1, rows_.data(), communicator_.size(), length / plan_.width);
-    stream(to + start, block, length);
-    for (auto& row : rows_) row = static_cast<const std::byte*>(row) + length;
+    plan_.kernel(&out, 1, rows.data(), communicator_.size(), length / plan_.width);
+    stream(to + start, block.data(), length);
+    for (auto& row : rows) row = static_cast<const std::byte*>(row) + length;
   }
   end_stream();
 }
 
 std::vector<int> DirectRead::awaited() const {
+  if (!has_read_) return deserters();
   std::vector<int> behind;
-  for (int rank = 0; rank < communicator_.size(); ++rank) {
-    const auto& share = communicator_.control_block(rank).shares[number_ % kSlots];
-    if (rank != communicator_.rank() && share.done.load(std::memory_order_acquire) == 0)
+  for (const int rank : readers_) {
+    if (communicator_.control_block(rank).read.value.load(std::memory_order_acquire) < number_)
       behind.push_back(rank);
   }
   return behind;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -9,27 +10,40 @@
 
 namespace lockstep::shm {
 
-// A reduce-scatter or an all-gather of inputs in the ranks' heaps: each rank reads its peers' inputs where
-// they lie and writes its own output. A call ends when all ranks have read, because the caller may then
-// change its input.
+// What a rank has for another one.
+struct Row {
+  const std::byte* mapped = nullptr;  // in memory that this rank maps; else
+  std::uint64_t address = 0;          // in the process of that rank
+};
+
+// A call other than one that reduces whole tensors, whose data is read where it lies: each rank reads what
+// the others have for it, and writes its own output. A rank whose data is read waits for its readers, because
+// the caller may then change it.
 class DirectRead {
  public:
-  // Construct it after all ranks have published call `number`. rows[i]: what rank i has for this one. `plan`
-  // is of plan_small() and outlives this object.
-  DirectRead(const Communicator& communicator, std::uint64_t number, std::vector<const void*> rows,
-             const Plan& plan);
+  // Construct it after all ranks have published call `number`. rows[i]: what rank i has for this one; in a
+  // reduction, mapped. `readers`: the ranks that read from this one. `plan` is of plan_small() and outlives
+  // this object.
+  DirectRead(const Communicator& communicator, std::uint64_t number, std::vector<Row> rows,
+             std::vector<int> readers, const Plan& plan);
 
   bool advance();  // as Task::advance()
-  // Ranks that have not read yet.
+  // Until this rank has read: ranks that have left with its data. Then those that have not read its own.
   std::vector<int> awaited() const;
 
  private:
-  void read();
+  bool read();
+  bool can_trust() const;
+  void take();
+  void give_up(int rank, bool is_gone);
   void reduce();
+  std::vector<int> givers() const;
+  std::vector<int> deserters() const;
 
   const Communicator& communicator_;
   std::uint64_t number_;
-  std::vector<const void*> rows_;
+  std::vector<Row> rows_;
+  std::vector<int> readers_;
   const Plan& plan_;
   bool has_read_ = false;
 };

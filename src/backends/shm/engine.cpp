@@ -374,6 +374,9 @@ void Engine::throw_failure(const GroupFailure& failure, const Wait* wait) const 
       throw DesyncError(
           fmt::format("{} received from {} a message whose size or element type differs from its tensor's",
                       reporter, culprit));
+    case Cause::memory_refused:
+      throw Error(fmt::format("the system refuses {} to read the memory of {}, which it allowed before",
+                              reporter, culprit));
     case Cause::aborted:
       throw Error(reporter + " aborted the group");
     case Cause::none:

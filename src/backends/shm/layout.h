@@ -7,14 +7,17 @@
 
 namespace lockstep::shm {
 
-inline constexpr std::size_t kLine = 64;          // bytes of a cache line
-inline constexpr std::size_t kSlots = 32;         // calls that may be in progress at once
-inline constexpr std::size_t kSmallBytes = 8192;  // data of a call beside its descriptor
-inline constexpr std::size_t kStages = 4;         // staging buffers of a rank
+inline constexpr std::size_t kLine = 64;                     // bytes of a cache line
+inline constexpr std::size_t kSlots = 32;                    // calls that may be in progress at once
+inline constexpr std::size_t kSmallBytes = 8192;             // data of a call beside its descriptor
+inline constexpr std::size_t kMostRanks = kSmallBytes / 16;  // see table_bytes()
+inline constexpr std::size_t kStages = 4;                    // staging buffers of a rank
 inline constexpr std::size_t kStageBytes = std::size_t{256} * 1024;
 inline constexpr std::size_t kMessages = 8;  // messages that may be in progress from one rank to another
 inline constexpr std::size_t kMessageChunks = 4;
 inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
+inline constexpr std::size_t kReadBytes =
+    std::size_t{64} * 1024;  // from which on data is read in another process
 
 // A rank's description of its next collective call. Only that rank writes it, `number` last (release); the
 // others read it after they have seen that number (acquire). Reused for call number + kSlots after all ranks
@@ -24,7 +27,7 @@ struct alignas(2 * kLine) Descriptor {
   std::uint64_t what = 0;                // kind, element, reduction, root: equal on all ranks
   std::uint64_t bytes = 0;               // size of the call; equal on all ranks unless the kind is uneven
   std::uint64_t log_number = 0;          // the call's number in the rank's log, for messages
-  std::int64_t heap_offset = -1;         // of the tensor within this rank's heap, or -1
+  std::uint64_t place = 0;               // where the data lies for other ranks: see place.h
   std::uint64_t payload = 0;             // bytes that this rank has for others to read
   std::uint64_t longest_lane = 0;        // of these, for one reader
   std::uint64_t fingerprint = 0;         // see comm::fingerprint(): equal on all ranks
@@ -49,6 +52,7 @@ struct alignas(kLine) GroupFailure {
     timeout,
     disagreement,
     message_mismatch,
+    memory_refused,
     aborted
   };
   std::atomic<std::uint32_t> state{0};  // 0 none, 1 being written, 2 complete
@@ -68,16 +72,17 @@ struct alignas(kLine) Message {
   std::uint64_t bytes = 0;
   std::uint64_t log_number = 0;
   std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, the first before it posts
-  std::uint64_t address = 0;             // of the data in the sender's process
+  std::uint64_t place = 0;  // of the data, if its sender waits until it is read there: see place.h
   // Chunks read by the receiver, of a message of more than kMessageChunks. The receiver leaves it at 0.
   alignas(kLine) std::atomic<std::uint64_t> drained{0};
 };
 
-// Whether the receiver reads messages of more than kMessageChunks where they lie.
+// Whether a rank can read the memory of another process.
 enum class MemoryReads : std::uint32_t { untried, work, refused };
 
 struct Channel {
-  alignas(kLine) std::atomic<MemoryReads> memory_reads{MemoryReads::untried};  // the receiver writes it
+  // Whether the receiver reads messages in the sender's process. It writes this.
+  alignas(kLine) std::atomic<MemoryReads> memory_reads{MemoryReads::untried};
   Message messages[kMessages];
   std::byte chunks[kMessages][kMessageChunks][kMessageChunkBytes];
 };
@@ -87,14 +92,16 @@ struct ControlBlock {
   alignas(kLine) std::atomic<std::uint32_t> sleepers{0};  // threads of this rank that sleep on the bell
   std::atomic<std::uint32_t> bell{0};
   alignas(kLine) std::atomic<std::uint32_t> left{0};  // 1: this rank has closed the group
-  std::int32_t process = 0;  // see peer_memory.h; written before this rank's first message
+  std::int32_t process = 0;  // see peer_memory.h; written before this rank's first message or call
   std::uint64_t token = 0;
   std::uint64_t token_address = 0;
-  Counter completed;     // collective calls that this rank has finished
-  Counter staged;        // pipeline chunks: written for others to read,
-  Counter combined;      // reduced by this rank,
-  Counter taken;         // and no longer needed by this rank
-  GroupFailure failure;  // rank 0's is the group's
+  std::atomic<std::uint64_t> reads_processes{0};  // see Arrival::all_read_processes()
+  Counter completed;                              // collective calls that this rank has finished
+  Counter read;                                   // the last call whose data this rank has read where it lies
+  Counter staged;                                 // pipeline chunks: written for others to read,
+  Counter combined;                               // reduced by this rank,
+  Counter taken;                                  // and no longer needed by this rank
+  GroupFailure failure;                           // rank 0's is the group's
   Descriptor descriptors[kSlots];
   Share shares[kSlots];
   alignas(4096) std::byte small[kSlots][kSmallBytes];

@@ -10,7 +10,8 @@ namespace lockstep::shm {
 
 // Reads of another rank's ordinary memory (process_vm_readv), where the system allows it.
 
-// Lets the other ranks read this process's memory. Call it before this rank posts its first message.
+// Lets the other ranks read this process's memory. Call it before this rank posts its first message
+// or call.
 void offer_memory(const Communicator& communicator);
 
 // Whether this rank can read the memory of rank `peer`, after offer_memory() there. Tries it.

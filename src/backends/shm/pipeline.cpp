@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/shm/stream.h"
+
 namespace lockstep::shm {
 namespace {
 
@@ -112,8 +114,12 @@ bool Pipeline::try_take() {
     const auto rank = static_cast<int>(from);
     const auto bytes = piece_of(plan_.take[from].bytes, taken_);
     if (bytes == 0 || rank == communicator_.rank()) continue;
-    std::memcpy(plan_.take[from].data + (taken_ - start_) * piece_,
-                lane(rank, taken_, plan_.share_result ? from : own_lane), bytes);
+    auto* const to = plan_.take[from].data + (taken_ - start_) * piece_;
+    if (plan_.share_result) {
+      std::memcpy(to, lane(rank, taken_, from), bytes);
+    } else {
+      copy_part(to, lane(rank, taken_, own_lane), bytes, plan_.take[from].bytes);
+    }
   }
   publish(communicator_, communicator_.own().taken, ++taken_);
   return true;

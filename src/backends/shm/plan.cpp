@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "backends/shm/layout.h"
+#include "backends/shm/stream.h"
 
 namespace lockstep::shm {
 namespace {
@@ -131,10 +133,20 @@ std::size_t table_bytes(Kind kind, int size) {
   return is_uneven(kind) ? 2 * static_cast<std::size_t>(size) * sizeof(std::uint64_t) : 0;
 }
 
+bool overlap(const Target& a, const Source& b) {
+  const std::less<> before;
+  return a.bytes > 0 && b.bytes > 0 && before(a.data, b.data + b.bytes) && before(b.data, a.data + a.bytes);
+}
+
 void take_own(const Plan& plan, int rank) {
   if (plan.take.empty() || plan.kernel != nullptr) return;
   const auto& to = plan.take[static_cast<std::size_t>(rank)];
-  if (to.bytes > 0 && to.data != plan.own.data) std::memmove(to.data, plan.own.data, plan.own.bytes);
+  if (to.bytes == 0 || to.data == plan.own.data) return;
+  if (overlap(to, plan.own)) {
+    std::memmove(to.data, plan.own.data, plan.own.bytes);
+  } else {
+    copy_part(to.data, plan.own.data, plan.own.bytes, plan.own.bytes);
+  }
 }
 
 std::uint64_t staged_bytes(const Plan& plan) {

@@ -32,6 +32,8 @@ Plan chunked_plan(const Request& request, int rank, int size);
 // and the bytes that it expects from each. Returns the bytes of both.
 std::size_t table_bytes(Kind kind, int size);
 
+bool overlap(const Target& a, const Source& b);
+
 // Copies a rank's data for itself.
 void take_own(const Plan& plan, int rank);
 

@@ -7,6 +7,12 @@
 
 namespace lockstep::shm {
 
+const char* name_of(Kind kind) {
+  constexpr std::array names{"all_reduce", "broadcast",      "reduce",     "all_gather", "gather",
+                             "scatter",    "reduce_scatter", "all_to_all", "barrier"};
+  return names.at(static_cast<std::size_t>(kind));
+}
+
 const char* name_of(Element element) {
   constexpr std::array names{"f32", "f64", "f16", "bf16", "i8",  "u8",  "i16",
                              "i32", "i64", "u16", "u32",  "u64", "bool"};
@@ -34,10 +40,8 @@ std::uint64_t packed(const Request& request) {
 }
 
 std::string describe(std::uint64_t packed, std::uint64_t bytes) {
-  constexpr std::array kinds{"all_reduce", "broadcast",      "reduce",     "all_gather", "gather",
-                             "scatter",    "reduce_scatter", "all_to_all", "barrier"};
   const auto kind = static_cast<Kind>(packed & 0xFFU);
-  std::string text = kinds.at(packed & 0xFFU);
+  std::string text = name_of(kind);
   if (kind == Kind::barrier) return text;
   const auto element = static_cast<Element>(packed >> 8U & 0xFFU);
   text += fmt::format(" of {} x {}", bytes / size_of(element), name_of(element));

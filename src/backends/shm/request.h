@@ -44,6 +44,7 @@ struct Request {
   std::uint64_t fingerprint = 0;  // see comm::fingerprint(): equal on all ranks
 };
 
+const char* name_of(Kind kind);            // "all_reduce"
 const char* name_of(Element element);      // "f32"
 const char* name_of(Reduction reduction);  // "sum"
 

@@ -7,7 +7,9 @@
 #include <fmt/format.h>
 
 #include "backends/shm/peer_memory.h"
+#include "backends/shm/place.h"
 #include "backends/shm/prefetch.h"
+#include "backends/shm/stream.h"
 
 namespace lockstep::shm {
 namespace {
@@ -31,27 +33,35 @@ void hand_over(Message& message) {
   message.posted.store(message.posted.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-// A message that the receiver may read from the sender's memory: the sender waits for it in any case.
+// The sender of such a message waits for the receiver in any case.
 bool is_long(std::uint64_t bytes) { return chunks_of(bytes) > kMessageChunks; }
 
-// Reads the whole of a long message from the sender's memory. False if the sender must send its chunks.
-bool tries_in_place(const Communicator& communicator, int from, const Message& message, Target target) {
+// Reads the whole message in the sender's process, if it is offered there. False if its chunks are needed.
+bool tries_in_process(const Communicator& communicator, int from, const Message& message, Target target) {
   auto& reads = communicator.channel(from, communicator.rank()).memory_reads;
   const auto known = reads.load(std::memory_order_relaxed);
+  const bool is_offered = memory_of(message.place) == Memory::process;
   const bool can =
       known == MemoryReads::work || (known == MemoryReads::untried && can_read_memory(communicator, from));
-  const bool done = can && read_memory(communicator, from, message.address, target);
-  const auto found = done ? MemoryReads::work : MemoryReads::refused;
+  const bool done = can && is_offered && read_memory(communicator, from, offset_of(message.place), target);
+  const auto found = can && (done || !is_offered) ? MemoryReads::work : MemoryReads::refused;
   if (known == found) return done;
   reads.store(found, std::memory_order_release);
   communicator.ring();
   return done;
 }
 
+bool tries_in_place(const Communicator& communicator, int from, const Message& message, Target target) {
+  if (target.bytes < kReadBytes) return false;
+  if (memory_of(message.place) != Memory::heap) return tries_in_process(communicator, from, message, target);
+  copy_part(target.data, communicator.heap(from) + offset_of(message.place), target.bytes, target.bytes);
+  return true;
+}
+
 // Whether the sender may have used its memory for something else while it was read.
 bool has_given_up(const Communicator& communicator, int from) {
   std::atomic_thread_fence(std::memory_order_acquire);
-  return communicator.failure() != nullptr ||
+  return communicator.is_failing() ||
          communicator.control_block(from).left.load(std::memory_order_acquire) != 0;
 }
 
@@ -61,7 +71,7 @@ bool drain(const Communicator& communicator, Mailbox& mailbox, int from, Incomin
   auto& message = *incoming.message;
   const auto chunks = chunks_of(target.bytes);
   const bool sender_waits = is_long(target.bytes);
-  if (sender_waits && !incoming.in_chunks && incoming.drained < chunks) {
+  if (!incoming.in_chunks && incoming.drained < chunks) {
     if (tries_in_place(communicator, from, message, target)) {
       if (has_given_up(communicator, from)) return false;
       incoming.drained = chunks;
@@ -144,8 +154,8 @@ bool Send::try_place(std::size_t slot) {
   slot_ = slot;
   message_ = &message;
   // Writes the header last and in one go: each poll of the receiver takes its cache line away.
+  message.place = offered();
   fill_up_to(is_read_in_place() ? 0 : std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
-  message.address = reinterpret_cast<std::uintptr_t>(source_.data);
   message.order = order_;
   message.tag = tag_;
   message.element = static_cast<std::uint64_t>(element_);
@@ -157,9 +167,23 @@ bool Send::try_place(std::size_t slot) {
   return true;
 }
 
+// The sender then waits until the receiver has read the message.
+std::uint64_t Send::offered() const {
+  if (source_.bytes < kReadBytes) return 0;
+  const auto offset = communicator_.heap_offset_of(source_.data, source_.bytes);
+  if (offset >= 0) return place(Memory::heap, static_cast<std::uint64_t>(offset));
+  if (!is_long(source_.bytes) && !receiver_reads_process()) return 0;
+  return place(Memory::process, reinterpret_cast<std::uintptr_t>(source_.data));
+}
+
 bool Send::is_read_in_place() const {
+  const auto memory = memory_of(message_->place);
+  return memory == Memory::heap || (memory == Memory::process && receiver_reads_process());
+}
+
+bool Send::receiver_reads_process() const {
   const auto& reads = communicator_.channel(communicator_.rank(), to_).memory_reads;
-  return is_long(source_.bytes) && reads.load(std::memory_order_acquire) == MemoryReads::work;
+  return reads.load(std::memory_order_acquire) == MemoryReads::work;
 }
 
 void Send::prefetch_next() const {

@@ -97,7 +97,9 @@ class Send : public Transfer {
  private:
   bool try_post();
   bool try_place(std::size_t slot);
+  std::uint64_t offered() const;
   bool is_read_in_place() const;
+  bool receiver_reads_process() const;
   void prefetch_next() const;
   void fill_up_to(std::uint64_t end);
 

@@ -17,10 +17,11 @@ constexpr int kLooksBeforeHelp = 16;
 }  // namespace
 
 ZeroCopy::ZeroCopy(const Communicator& communicator, std::uint64_t number, std::vector<std::byte*> rows,
-                   std::size_t bytes, std::size_t width, ReduceKernel kernel)
+                   int root, std::size_t bytes, std::size_t width, ReduceKernel kernel)
     : communicator_(communicator),
       number_(number),
       rows_(std::move(rows)),
+      root_(root),
       cursors_(rows_.size()),
       bytes_(bytes),
       width_(width),
@@ -71,7 +72,9 @@ void ZeroCopy::work_on(int owner) {
 void ZeroCopy::reduce(std::size_t begin, std::size_t end) {
   for (std::size_t i = 0; i < rows_.size(); ++i) cursors_[i] = rows_[i] + begin;
   const auto rows = static_cast<int>(rows_.size());
-  kernel_(cursors_.data(), rows, cursors_.data(), rows, (end - begin) / width_);
+  if (root_ < 0) return kernel_(cursors_.data(), rows, cursors_.data(), rows, (end - begin) / width_);
+  void* const result = cursors_[static_cast<std::size_t>(root_)];
+  kernel_(&result, 1, cursors_.data(), rows, (end - begin) / width_);
 }
 
 std::vector<int> ZeroCopy::awaited() const {

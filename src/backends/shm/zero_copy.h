@@ -10,14 +10,16 @@
 
 namespace lockstep::shm {
 
-// An all-reduce of tensors in the ranks' heaps: each part is read from and written to every rank's memory,
-// without a copy. Every rank starts with its own share. A rank that has finished its share and still finds
-// other shares incomplete after some polls claims parts that others have not started, so that a busy rank
-// does not delay them. The bits do not depend on the rank that reduces a part.
+// An all-reduce or a reduce of tensors in the ranks' heaps: each part is read from every rank's memory, and
+// written to that of all ranks or of the root, without a copy. Every rank starts with its own share. A rank
+// that has finished its share and still finds other shares incomplete after some polls claims parts that
+// others have not started, so that a busy rank does not delay them. The bits do not depend on the rank that
+// reduces a part.
 class ZeroCopy {
  public:
-  // Construct it after all ranks have published call `number`; rank i's tensor starts at rows[i].
-  ZeroCopy(const Communicator& communicator, std::uint64_t number, std::vector<std::byte*> rows,
+  // Construct it after all ranks have published call `number`; rank i's tensor starts at rows[i]. `root`: the
+  // rank whose tensor becomes the result, or -1: all.
+  ZeroCopy(const Communicator& communicator, std::uint64_t number, std::vector<std::byte*> rows, int root,
            std::size_t bytes, std::size_t width, ReduceKernel kernel);
 
   bool advance();  // as Task::advance()
@@ -34,6 +36,7 @@ class ZeroCopy {
   const Communicator& communicator_;
   std::uint64_t number_;
   std::vector<std::byte*> rows_;
+  int root_;
   std::vector<void*> cursors_;
   std::size_t bytes_;
   std::size_t width_;

@@ -2,7 +2,9 @@
 // Long messages, read from the sender's memory where the system allows it.
 #include "backends/shm/peer_memory.h"
 
+#include <algorithm>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -23,11 +25,12 @@ class LongMessages : public ::testing::Test {
   }
 
   Send send() {
-    return {zeroth_, from_, 1, 7, Element::u8, {reinterpret_cast<std::byte*>(data_.data()), kBytes}, 0};
+    const auto* const start = from_heap_ ? zeroth_.heap(0) : reinterpret_cast<std::byte*>(data_.data());
+    return {zeroth_, from_, 1, 7, Element::u8, {start, bytes_}, 0};
   }
   Receive receive() {
-    received_.assign(kBytes, 0);
-    return {first_, to_, 0, 7, Element::u8, {reinterpret_cast<std::byte*>(received_.data()), kBytes}};
+    received_.assign(bytes_, 0);
+    return {first_, to_, 0, 7, Element::u8, {reinterpret_cast<std::byte*>(received_.data()), bytes_}};
   }
   // Advances both until they end.
   void exchange() {
@@ -46,6 +49,8 @@ class LongMessages : public ::testing::Test {
   ThreadTeam threads_{2};
   Communicator zeroth_ = threads_.communicator(0), first_ = threads_.communicator(1);
   Mailbox from_{2}, to_{2};
+  std::size_t bytes_ = kBytes;
+  bool from_heap_ = false;
   std::vector<std::uint8_t> data_ = std::vector<std::uint8_t>(kBytes), received_;
 };
 
@@ -59,6 +64,33 @@ TEST_F(LongMessages, AreReadInPlaceFromTheSecondOn) {
   EXPECT_TRUE(receiving.advance());
   EXPECT_EQ(received_, data_);
   EXPECT_TRUE(sending.advance());
+}
+
+// Longer than a chunk, but not than the chunks of a slot: its sender does not wait before.
+TEST_F(LongMessages, AreReadInPlaceFrom64KiBOn) {
+  bytes_ = kReadBytes;
+  auto first = send();
+  EXPECT_TRUE(first.advance());
+  EXPECT_TRUE(receive().advance());
+  EXPECT_EQ(channel().memory_reads.load(), MemoryReads::work);
+  auto second = send();
+  EXPECT_FALSE(second.advance());
+  EXPECT_TRUE(receive().advance());
+  EXPECT_TRUE(second.advance());
+  EXPECT_TRUE(std::ranges::equal(received_, std::span(data_).first(bytes_)));
+  --bytes_;
+  EXPECT_TRUE(send().advance());
+}
+
+TEST_F(LongMessages, OnTheHeapAreReadInPlaceAtOnce) {
+  std::ranges::copy(std::as_bytes(std::span(data_)), zeroth_.heap(0));
+  from_heap_ = true;
+  auto sending = send();
+  EXPECT_FALSE(sending.advance());
+  EXPECT_EQ(channel().messages[0].filled.load(), 0);
+  EXPECT_TRUE(receive().advance());
+  EXPECT_TRUE(sending.advance());
+  EXPECT_EQ(received_, data_);
 }
 
 TEST_F(LongMessages, GoThroughChunksWhereTheProcessIsAnother) {

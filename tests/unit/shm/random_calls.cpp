@@ -87,10 +87,8 @@ Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std
     case Kind::all_reduce:
     case Kind::reduce:
       output = values(rank, call, 0, n);
-      if (drawn.kind == Kind::all_reduce || is_root) expected = sum_of_all(size, call, 0, n);
+      expected = drawn.kind == Kind::all_reduce || is_root ? sum_of_all(size, call, 0, n) : output;
       request.outputs = {target(output, 0, n)};
-      if (drawn.kind == Kind::all_reduce && drawn.on_heap) heap = put_on_heap(communicator, output, heap_end);
-      if (heap != nullptr) request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
       break;
     case Kind::broadcast:
       output = values(rank, call, 0, n);
@@ -147,10 +145,13 @@ Part prepare(const Communicator& communicator, const Drawn& drawn, int call, std
     case Kind::barrier:
       break;
   }
-  const bool reads_inputs = drawn.kind == Kind::all_gather || drawn.kind == Kind::reduce_scatter;
-  if (drawn.on_heap && reads_inputs) {
-    if (const auto* const place = put_on_heap(communicator, input, heap_end))
-      move_sources(request.inputs, input, place);
+  if (!drawn.on_heap) return part;
+  if (request.inputs.empty() && !output.empty() && drawn.kind != Kind::gather &&
+      drawn.kind != Kind::scatter) {
+    heap = put_on_heap(communicator, output, heap_end);
+    if (heap != nullptr) request.outputs = {{reinterpret_cast<std::byte*>(heap), n * 4}};
+  } else if (const auto* const place = put_on_heap(communicator, input, heap_end)) {
+    move_sources(request.inputs, input, place);
   }
   return part;
 }

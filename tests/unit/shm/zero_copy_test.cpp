@@ -11,6 +11,8 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/shm/peer_memory.h"
+#include "unit/shm/random_calls.h"
 #include "unit/shm/thread_communicator.h"
 
 namespace lockstep::shm {
@@ -43,6 +45,7 @@ class InPlaceOfTwo : public ::testing::Test {
     return {communicator,
             1,
             {communicator.heap(0), communicator.heap(1)},
+            -1,
             kCount * sizeof(float),
             sizeof(float),
             reduce_kernel(Element::f32, Reduction::sum)};
@@ -75,53 +78,68 @@ TEST_F(InPlaceOfTwo, AWaitingRankReducesTheShareOfABusyRank) {
   EXPECT_EQ(reduced_in_share_of(1), kCount);
 }
 
+// Calls of one kind whose data all ranks have on their heaps, or in ordinary memory.
+class WhereItLies : public ::testing::TestWithParam<Kind> {
+ protected:
+  static constexpr int kRanks = 3;
+  static constexpr std::size_t kCount = 40'000;
+
+  // Makes `calls` calls, checks their results, and returns how many of them used staging buffers.
+  static int staged_calls(Engine& engine, bool on_heap, int calls) {
+    const auto& communicator = engine.communicator();
+    int staged = 0;
+    for (int number = 0; number < calls; ++number) {
+      std::size_t heap_end = 0;
+      const auto before = communicator.own().staged.value.load();
+      const auto part =
+          prepare(communicator, {.kind = GetParam(), .count = kCount, .root = 1, .on_heap = on_heap}, number,
+                  heap_end);
+      const auto call = std::make_shared<Collective>(communicator, part.request);
+      engine.start(call, std::chrono::seconds(30));
+      engine.wait(*call, std::chrono::seconds(30));
+      part.check(number);
+      if (communicator.own().staged.value.load() != before) ++staged;
+    }
+    return staged;
+  }
+
+  void run(const std::function<void(Engine&)>& body) const {
+    threads_.run({.tries = 4, .spin = std::chrono::microseconds(20)}, body);
+  }
+
+  ThreadTeam threads_{kRanks};
+};
+
+TEST_P(WhereItLies, OnHeapsNothingIsStaged) {
+  run([](Engine& engine) { EXPECT_EQ(staged_calls(engine, true, 2), 0); });
+}
+
+TEST_P(WhereItLies, InOrdinaryMemoryDataOfOneReaderIsStagedInTheFirstCallOnly) {
+  const bool has_one_reader = GetParam() == Kind::scatter || GetParam() == Kind::all_to_all;
+  run([=](Engine& engine) { EXPECT_EQ(staged_calls(engine, false, 3), has_one_reader ? 1 : 3); });
+}
+
+TEST_P(WhereItLies, OrdinaryMemoryThatOneRankCannotReadIsStaged) {
+  run([](Engine& engine) {
+    if (engine.communicator().rank() == 2) engine.communicator().own().token ^= 1U;
+    EXPECT_EQ(staged_calls(engine, false, 3), 3);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, WhereItLies,
+                         ::testing::Values(Kind::all_reduce, Kind::broadcast, Kind::reduce, Kind::all_gather,
+                                           Kind::gather, Kind::scatter, Kind::reduce_scatter,
+                                           Kind::all_to_all),
+                         [](const auto& kind) { return std::string(name_of(kind.param)); });
+
 // Both ranks' inputs lie on their heaps; each has a part for each rank.
 class DirectReads : public ::testing::Test {
  protected:
   static constexpr std::size_t kPart = std::size_t{1} << 16U;
   static constexpr std::size_t kBytes = kPart * sizeof(float);
 
-  // Runs a call of this kind as both ranks, rank r's input being 1 + r everywhere. Returns the outputs.
-  std::vector<std::vector<float>> run(Kind kind) {
-    const bool scatters = kind == Kind::reduce_scatter;
-    std::vector<std::vector<float>> outputs(2, std::vector<float>(scatters ? kPart : 2 * kPart));
-    threads_.run({.tries = 4, .spin = std::chrono::microseconds(20)}, [&](Engine& engine) {
-      const auto& communicator = engine.communicator();
-      const auto rank = static_cast<std::size_t>(communicator.rank());
-      auto* const input = communicator.heap(communicator.rank());
-      std::fill_n(reinterpret_cast<float*>(input), scatters ? 2 * kPart : kPart,
-                  1.F + static_cast<float>(rank));
-      Request request{.kind = kind, .element = Element::f32, .inputs = {{input, kBytes}}};
-      auto* const output = reinterpret_cast<std::byte*>(outputs[rank].data());
-      request.outputs = {{output, kBytes}};
-      if (scatters) {
-        request.inputs.push_back({input + kBytes, kBytes});
-      } else {
-        request.outputs.push_back({output + kBytes, kBytes});
-      }
-      const auto call = std::make_shared<Collective>(communicator, request);
-      engine.start(call, std::chrono::seconds(30));
-      engine.wait(*call, std::chrono::seconds(30));
-      EXPECT_EQ(communicator.own().staged.value.load(), 0) << "data went through a staging buffer";
-    });
-    return outputs;
-  }
-
   ThreadTeam threads_{2};
 };
-
-TEST_F(DirectReads, AReduceScatterStagesNothing) {
-  const auto outputs = run(Kind::reduce_scatter);
-  for (const auto& output : outputs) EXPECT_EQ(std::ranges::count(output, 3.F), kPart);
-}
-
-TEST_F(DirectReads, AnAllGatherStagesNothing) {
-  const auto outputs = run(Kind::all_gather);
-  for (const auto& output : outputs) {
-    EXPECT_EQ(std::ranges::count(output, 1.F), kPart);
-    EXPECT_EQ(std::ranges::count(std::span(output).subspan(kPart), 2.F), kPart);
-  }
-}
 
 // Of more than 2 MiB, which are not a multiple of any block, at addresses with and without alignment.
 TEST_F(DirectReads, ALongReduceScatterHasTheSums) {
@@ -142,7 +160,10 @@ TEST_F(DirectReads, ALongReduceScatterHasTheSums) {
     request.outputs = {part(std::span(output).subspan(start))};
     Plan plan;
     plan_small(request, 0, 2, plan);
-    DirectRead(first, 1, {ours.data(), theirs.data()}, plan).advance();
+    const auto row = [](const std::vector<float>& floats) {
+      return Row{.mapped = reinterpret_cast<const std::byte*>(floats.data())};
+    };
+    DirectRead(first, 1, {row(ours), row(theirs)}, {1}, plan).advance();
     for (std::size_t i = 0; i < kLong; ++i) ASSERT_EQ(output[start + i], 3.F * static_cast<float>(i)) << i;
     EXPECT_EQ(std::accumulate(output.begin() + static_cast<std::ptrdiff_t>(start + kLong), output.end(), 0.F),
               0.F);
@@ -159,8 +180,8 @@ TEST_F(DirectReads, ACallEndsWhenAllRanksHaveRead) {
                   .outputs = {{reinterpret_cast<std::byte*>(output.data()), kBytes}}};
   Plan plan;
   plan_small(request, 0, 2, plan);
-  DirectRead zeroth(first, 1, {first.heap(0), first.heap(1)}, plan);
-  DirectRead other(second, 1, {second.heap(0) + kBytes, second.heap(1) + kBytes}, plan);
+  DirectRead zeroth(first, 1, {{first.heap(0)}, {first.heap(1)}}, {1}, plan);
+  DirectRead other(second, 1, {{second.heap(0) + kBytes}, {second.heap(1) + kBytes}}, {0}, plan);
   EXPECT_FALSE(zeroth.advance());
   EXPECT_EQ(zeroth.awaited(), std::vector{1});
   EXPECT_TRUE(other.advance());
@@ -195,6 +216,124 @@ TEST_F(DirectReads, AnOutputOverAnotherRanksPartIsStaged) {
     EXPECT_EQ(std::ranges::count(values.last(kPart), 2.F), kPart);
     EXPECT_EQ(std::ranges::count(values.first(kPart), 1.F), kPart);
     EXPECT_TRUE(run_into(Kind::all_gather, {{input, kBytes}}, {{input, kBytes}, {input + kBytes, kBytes}}));
+    EXPECT_TRUE(run_into(Kind::all_to_all, parts, {{input, kBytes}, {input + kBytes, kBytes}}));
+    EXPECT_EQ(std::ranges::count(values.last(kPart), 2.F), kPart);
+    EXPECT_EQ(std::ranges::count(values.first(kPart), 1.F), kPart);
+  });
+}
+
+TEST_F(DirectReads, OnlyTheRankWhoseDataIsReadWaits) {
+  const Communicator first = threads_.communicator(0);
+  const Communicator second = threads_.communicator(1);
+  std::uint64_t chunks = 0;
+  const auto request_of = [&](const Communicator& communicator) {
+    return Request{.kind = Kind::broadcast,
+                   .element = Element::f32,
+                   .outputs = {{communicator.heap(communicator.rank()), kBytes}}};
+  };
+  Collective root(first, request_of(first));
+  Collective leaf(second, request_of(second));
+  root.post(1, chunks);
+  leaf.post(1, chunks);
+  EXPECT_FALSE(root.advance());
+  EXPECT_EQ(root.awaited(), std::vector{1});
+  EXPECT_TRUE(leaf.advance());
+  EXPECT_TRUE(root.advance());
+}
+
+TEST_F(DirectReads, ARankDoesNotTrustTheDataOfOneThatHasLeft) {
+  const Communicator first = threads_.communicator(0);
+  const Communicator second = threads_.communicator(1);
+  std::vector<float> output(kPart);
+  const Request request{.kind = Kind::broadcast,
+                        .element = Element::f32,
+                        .outputs = {{reinterpret_cast<std::byte*>(output.data()), kBytes}}};
+  Plan plan;
+  plan_small(request, 1, 2, plan);
+  DirectRead leaf(second, 1, {{first.heap(0)}, {}}, {}, plan);
+  first.own().left.store(1);
+  EXPECT_FALSE(leaf.advance());
+  EXPECT_EQ(leaf.awaited(), std::vector{0});
+  EXPECT_EQ(second.own().read.value.load(), 0);
+}
+
+// It was late itself, so the report names nobody.
+TEST_F(DirectReads, ARankThatComesAfterAVerdictAwaitsNobody) {
+  const Communicator first = threads_.communicator(0);
+  std::vector<float> output(kPart);
+  const Request request{.kind = Kind::broadcast,
+                        .element = Element::f32,
+                        .root = 1,
+                        .outputs = {{reinterpret_cast<std::byte*>(output.data()), kBytes}}};
+  Plan plan;
+  plan_small(request, 0, 2, plan);
+  DirectRead late(first, 1, {{}, {first.heap(1)}}, {}, plan);
+  first.fail(GroupFailure::Cause::timeout, 0, 0);
+  EXPECT_FALSE(late.advance());
+  EXPECT_TRUE(late.awaited().empty());
+}
+
+TEST_F(DirectReads, MemoryThatIsRefusedLaterEndsTheGroup) {
+  const Communicator first = threads_.communicator(0);
+  const Communicator second = threads_.communicator(1);
+  offer_memory(second);
+  second.own().process = 1;  // no address of it is mapped here, or it may not be read
+  std::vector<float> output(kPart);
+  const Target target{reinterpret_cast<std::byte*>(output.data()), kBytes};
+  const Request request{.kind = Kind::scatter, .element = Element::f32, .root = 1, .outputs = {target}};
+  Plan plan;
+  plan_small(request, 0, 2, plan);
+  DirectRead call(first, 1, {{}, {.address = 8}}, {}, plan);
+  EXPECT_FALSE(call.advance());
+  ASSERT_NE(first.failure(), nullptr);
+  EXPECT_EQ(first.failure()->cause, GroupFailure::Cause::memory_refused);
+  EXPECT_EQ(first.failure()->culprit, 1);
+}
+
+// Its parts may be claimed by another rank after its memory has been freed.
+TEST_F(DirectReads, AReductionDoesNotEndIfARankHasLeftIt) {
+  const Communicator first = threads_.communicator(0);
+  const Communicator second = threads_.communicator(1);
+  std::uint64_t chunks = 0;
+  const auto request_of = [&](const Communicator& communicator) {
+    return Request{.kind = Kind::reduce,
+                   .element = Element::f32,
+                   .outputs = {{communicator.heap(communicator.rank()), kBytes}}};
+  };
+  Collective root(first, request_of(first));
+  Collective other(second, request_of(second));
+  root.post(1, chunks);
+  other.post(1, chunks);
+  second.own().left.store(1);
+  for (int look = 0; look < 100; ++look) EXPECT_FALSE(root.advance());
+  EXPECT_EQ(root.awaited(), std::vector{1});
+}
+
+// One part of each rank is on its heap, one in ordinary memory.
+TEST_F(DirectReads, PartsMayLieInDifferentMemories) {
+  threads_.run({.tries = 4, .spin = std::chrono::microseconds(20)}, [&](Engine& engine) {
+    const auto& communicator = engine.communicator();
+    const auto rank = static_cast<float>(communicator.rank());
+    auto* const on_heap = communicator.heap(communicator.rank());
+    std::vector<float> ordinary(kPart, 10.F + rank), output(2 * kPart);
+    std::fill_n(reinterpret_cast<float*>(on_heap), kPart, 20.F + rank);
+    auto* const to = reinterpret_cast<std::byte*>(output.data());
+    std::uint64_t staged = 0;
+    for (int number = 0; number < 2; ++number) {
+      staged = communicator.own().staged.value.load();
+      const auto call = std::make_shared<Collective>(
+          communicator,
+          Request{.kind = Kind::all_to_all,
+                  .element = Element::f32,
+                  .inputs = {{on_heap, kBytes}, {reinterpret_cast<std::byte*>(ordinary.data()), kBytes}},
+                  .outputs = {{to, kBytes}, {to + kBytes, kBytes}}});
+      engine.start(call, std::chrono::seconds(30));
+      engine.wait(*call, std::chrono::seconds(30));
+      const float base = communicator.rank() == 0 ? 20.F : 10.F;
+      EXPECT_EQ(std::ranges::count(std::span(output).first(kPart), base), kPart);
+      EXPECT_EQ(std::ranges::count(std::span(output).last(kPart), base + 1.F), kPart);
+    }
+    EXPECT_EQ(communicator.own().staged.value.load(), staged);
   });
 }
 
