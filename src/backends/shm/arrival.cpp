@@ -111,13 +111,14 @@ std::uint64_t Arrival::offer_lanes() const {
 
 // Ordinary memory is offered only if each byte has one reader, and if one of them has enough of it that a
 // system call costs less than staging. Staged data is in the cache for all its readers, and the ranks of a
-// gather stage while the root copies, which is faster.
+// gather stage while the root copies, which is faster. The root of a scatter would stage for all.
 std::uint64_t Arrival::place_of(const Source& lane, std::size_t longest) const {
   const auto offset = communicator_.heap_offset_of(lane.data, lane.bytes);
   if (offset >= 0) return place(Memory::heap, static_cast<std::uint64_t>(offset));
-  const bool has_one_reader =
-      plan_.lanes > 1 || (request_->kind == Kind::all_gather && communicator_.size() == 2);
-  if (has_reduction(request_->kind) || !has_one_reader || longest < kReadBytes) return 0;
+  const auto kind = request_->kind;
+  const bool has_one_reader = plan_.lanes > 1 || (kind == Kind::all_gather && communicator_.size() == 2);
+  const auto enough = kind == Kind::scatter ? kReadBytes / 2 : kReadBytes;
+  if (has_reduction(kind) || !has_one_reader || longest < enough) return 0;
   return place(Memory::process, reinterpret_cast<std::uintptr_t>(lane.data));
 }
 
