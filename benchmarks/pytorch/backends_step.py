@@ -41,21 +41,26 @@ def make_steps(net, groups, view):
 
 
 def make_reductions(groups):
-    """The reduction of one full bucket, in memory that the backend allocates as DDP's."""
-    reductions = {}
+    """The reduction of one full bucket, in memory that the backend allocates as DDP's, and what rewrites the buckets."""
+    reductions, buckets = {}, []
     for name, group in groups.items():
         backend = group._get_backend(torch.device("cpu"))
         cpu = torch.device("cpu")
         own = backend.supports_tensor_alloc(cpu)
         bucket = backend.allocate_tensor(BUCKET, dtype=torch.float, device=cpu) if own else torch.empty(BUCKET)
-        bucket.zero_()
+        buckets.append(bucket)
 
         def reduce(bucket=bucket, group=group):
             dist.all_reduce(bucket, group=group)
             return 0
 
         reductions[name] = reduce
-    return reductions
+
+    def rewrite():
+        for bucket in buckets:
+            bucket.fill_(1.0)
+
+    return reductions, rewrite
 
 
 def make_callbacks(group):
@@ -73,17 +78,20 @@ def make_callbacks(group):
     return {"direct": direct, "callback": callback}
 
 
-def measure(actions, count):
-    """{name: (median seconds, results)}; each side goes first in every other turn."""
+def measure(actions, count, barrier, prepare, block=1):
+    """{name: (median seconds, results)}; each side goes first in every other turn. The ranks start together. A turn is a
+    block of calls, of which the first is not counted if there are more: a core that slept in gloo's call is slow at first."""
     times = {name: [] for name in actions}
     results = {name: [] for name in actions}
     for i in range(-3, count):
         for name in list(actions)[::-1 if i % 2 else 1]:
-            dist.barrier()
-            seconds, result = seconds_of(actions[name])
-            results[name].append(result)
-            if i >= 0:
-                times[name].append(seconds)
+            for k in range(block):
+                prepare()
+                barrier()
+                seconds, result = seconds_of(actions[name])
+                results[name].append(result)
+                if i >= 0 and k >= min(1, block - 1):
+                    times[name].append(seconds)
     return {name: (statistics.median(times[name]), results[name]) for name in actions}
 
 
@@ -98,13 +106,18 @@ def main():
         lockstep_torch.enable_caching_cpu_allocator()
     dist.init_process_group("gloo")
     groups = {"gloo": dist.group.WORLD, "shm": dist.new_group(backend="shm")}
+    def prepare():
+        pass
+
+    block = 1
     if flags.net == "none":
-        actions = make_reductions(groups)
+        actions, prepare = make_reductions(groups)
+        block = 5
     elif flags.net == "callbacks":
         actions = make_callbacks(groups["shm"])
     else:
         actions = make_steps(flags.net, groups, flags.view)
-    measured = measure(actions, flags.steps)
+    measured = measure(actions, flags.steps, lambda: dist.barrier(group=groups["shm"]), prepare, block)
     if dist.get_rank() == 0:
         print(json.dumps({"seconds": {name: seconds for name, (seconds, _) in measured.items()},
                           "losses": {name: losses for name, (_, losses) in measured.items()}}), flush=True)
