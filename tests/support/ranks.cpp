@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <fstream>
 #include <poll.h>
+#include <sched.h>
 #include <set>
 #include <signal.h>
 #include <sstream>
@@ -76,9 +77,17 @@ std::map<std::string, std::string> rank_environment(const Scenario& scenario, co
   return env;
 }
 
+bool enter_network(const std::map<std::string, std::string>& env) {
+  const auto holder = env.find(kNetworkVariable);
+  if (holder == env.end()) return true;
+  const UniqueFd network(
+      ::open(fmt::format("/proc/{}/ns/net", holder->second).c_str(), O_RDONLY | O_CLOEXEC));
+  return ::setns(network.get(), CLONE_NEWNET) == 0;
+}
+
 [[noreturn]] void become_rank(const std::map<std::string, std::string>& env, const Child& child, int parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(127);
+  if (::getppid() != parent || !enter_network(env)) ::_exit(127);
   ::dup2(child.out.get(), STDOUT_FILENO);
   ::dup2(child.err.get(), STDERR_FILENO);
   for (const auto& [name, value] : env) {

@@ -39,6 +39,9 @@ struct RankResult {
   std::string err;         ///< its stderr
 };
 
+/// In a rank's environment: the process whose network namespace it enters.
+inline constexpr const char* kNetworkVariable = "LOCKSTEP_TEST_NETWORK";
+
 /// Starts `scenario` in world_size processes with the launcher's environment (MASTER_ADDR, MASTER_PORT,
 /// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, OMP_NUM_THREADS=1) and waits for all of them.
 /// The children die with this process.
