@@ -193,6 +193,11 @@ void Coordinator::end_pause() {
   messages_.push_back({.to = to, .what = std::move(message)});
 }
 
+bool Coordinator::is_waiting(Node node) const {
+  const auto found = nodes_.find(node);
+  return found != nodes_.end() && (state_ != State::running || found->second.state != NodeState::running);
+}
+
 std::vector<Coordinator::Message> Coordinator::take_messages() { return std::exchange(messages_, {}); }
 
 bool Coordinator::is_member(Node node) const { return std::ranges::find(members_, node) != members_.end(); }

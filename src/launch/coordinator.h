@@ -62,6 +62,8 @@ class Coordinator {
 
   // The latest time for the next tick().
   std::optional<Clock::time_point> next_tick() const { return next_tick_; }
+  // Whether the node waits for a message, so that it gives up if it gets none.
+  bool is_waiting(Node node) const;
   bool ended() const { return state_ == State::ended; }
   // Messages to send, in order.
   std::vector<Message> take_messages();

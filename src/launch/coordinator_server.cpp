@@ -238,7 +238,7 @@ void CoordinatorServer::send_alive() {
   if (!alive_pause_.expired()) return;
   alive_pause_ = Deadline(nodes_.silence_limit / 3);
   for (auto& [node, client] : clients_) {
-    if (client.has_joined) client.connection.send(encode(ToNode(Alive{})));
+    if (coordinator_.is_waiting(node)) client.connection.send(encode(ToNode(Alive{})));
   }
 }
 

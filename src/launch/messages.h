@@ -89,7 +89,8 @@ struct End {
 struct Refused {
   std::string reason{};
 };
-// The coordinator works. It sends this to all nodes three times within the silence limit of its Welcome.
+// The coordinator is not frozen. It sends this to waiting nodes three times within the silence limit of its
+// Welcome.
 struct Alive {};
 using ToNode = std::variant<Challenge, Welcome, Reserve, Start, Stop, Notice, End, Refused, Alive>;
 

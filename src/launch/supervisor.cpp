@@ -33,8 +33,8 @@ constexpr milliseconds kConfirmLimit{300};
 constexpr milliseconds kLeftoverLimit{1'000};
 constexpr milliseconds kLogWaitingAfter{10'000};
 // A frozen coordinator keeps its connections, so a node that waits for it gives up after so many silence
-// limits. Each begins when the one before has been found to be over: a node that was frozen itself sees one
-// pass.
+// limits. A limit starts only after the launcher has seen the one before expire, so a launcher that was
+// frozen itself counts one.
 constexpr int kSilences = 4;
 
 std::string in_seconds(milliseconds span) {

@@ -11,16 +11,17 @@ ip link set lo up
 ip link add switch type bridge
 ip link set switch up
 holders=
+trap 'kill $holders 2>/dev/null' EXIT INT TERM
 for host in $(seq "$count"); do
   unshare -n sleep 10000 &
   holder=$!
   holders=$holders${holders:+ }$holder
-  while [ "$(readlink "/proc/$holder/ns/net")" = "$own" ] || [ "$(cat "/proc/$holder/comm")" != sleep ]; do sleep 0.01; done
+  while [ "$(readlink "/proc/$holder/ns/net")" = "$own" ] || [ "$(cat "/proc/$holder/comm")" != sleep ]; do
+    kill -0 "$holder" || exit 1
+    sleep 0.01
+  done
   ip link add "port$host" type veth peer name network netns "$holder"
   ip link set "port$host" master switch up
   nsenter -t "$holder" -n sh -c "ip link set lo up; ip addr add 10.78.0.$host/24 dev network; ip link set network up"
 done
-status=0
-LOCKSTEP_TEST_NETWORKS=$holders "$@" || status=$?
-kill $holders
-exit "$status"
+LOCKSTEP_TEST_NETWORKS=$holders "$@"

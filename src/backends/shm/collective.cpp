@@ -63,16 +63,7 @@ bool Collective::finish() {
 bool Collective::is_in_doubt() const {
   if (!zero_copy_) return false;
   std::atomic_thread_fence(std::memory_order_acquire);
-  return communicator_.is_failing() || !deserters().empty();
-}
-
-// Ranks that have left without ending the call.
-std::vector<int> Collective::deserters() const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < communicator_.size(); ++rank) {
-    if (communicator_.has_left_before(rank, number_)) ranks.push_back(rank);
-  }
-  return ranks;
+  return communicator_.is_failing() || !communicator_.left_before(others(), number_).empty();
 }
 
 void Collective::begin_chunks() {
@@ -110,20 +101,28 @@ void Collective::begin_direct_read() {
 
 // The ranks that read this one's data.
 std::vector<int> Collective::readers() const {
-  if (arrival_.plan().stage.empty()) return {};
+  const auto& plan = arrival_.plan();
+  if (plan.stage.empty()) return {};
   if (request_.kind == Kind::gather) return {request_.root};
-  std::vector<int> others;
+  auto ranks = others();
+  if (plan.lanes > 1)
+    std::erase_if(ranks, [&](int rank) { return plan.stage[static_cast<std::size_t>(rank)].bytes == 0; });
+  return ranks;
+}
+
+std::vector<int> Collective::others() const {
+  std::vector<int> ranks;
   for (int rank = 0; rank < communicator_.size(); ++rank) {
-    if (rank != communicator_.rank()) others.push_back(rank);
+    if (rank != communicator_.rank()) ranks.push_back(rank);
   }
-  return others;
+  return ranks;
 }
 
 std::vector<int> Collective::awaited() const {
   if (pipeline_) return pipeline_->awaited();
   if (zero_copy_) {
     auto ranks = zero_copy_->awaited();
-    std::ranges::copy(deserters(), std::back_inserter(ranks));
+    std::ranges::copy(communicator_.left_before(others(), number_), std::back_inserter(ranks));
     return ranks;
   }
   if (direct_read_) return direct_read_->awaited();

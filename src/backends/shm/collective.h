@@ -22,8 +22,7 @@ namespace lockstep::shm {
 //   then one of three ways, which all ranks choose alike from the descriptors:
 //   small      all data is beside the descriptors: read it, done;
 //   in place   every rank's data can be read where it lies: see ZeroCopy (all-reduce, reduce) and DirectRead
-//   (all
-//              others);
+//              (all others);
 //   chunked    through the staging buffers, see Pipeline.
 class Collective : public Task {
  public:
@@ -51,12 +50,12 @@ class Collective : public Task {
   Way choose_way() const;
   bool finish();
   bool is_in_doubt() const;
-  std::vector<int> deserters() const;
   void begin_chunks();
   void begin_in_place();
   void begin_zero_copy();
   void begin_direct_read();
   std::vector<int> readers() const;
+  std::vector<int> others() const;
 
   const Communicator& communicator_;
   Request request_;

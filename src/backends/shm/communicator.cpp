@@ -74,10 +74,13 @@ bool Communicator::is_failing() const {
   return control_block(0).failure.state.load(std::memory_order_acquire) != 0;
 }
 
-bool Communicator::has_left_before(int rank, std::uint64_t number) const {
-  const auto& area = control_block(rank);
-  return area.left.load(std::memory_order_acquire) != 0 &&
-         area.completed.value.load(std::memory_order_acquire) < number;
+std::vector<int> Communicator::left_before(std::vector<int> ranks, std::uint64_t number) const {
+  std::erase_if(ranks, [&](int rank) {
+    const auto& area = control_block(rank);
+    return area.left.load(std::memory_order_acquire) == 0 ||
+           area.completed.value.load(std::memory_order_acquire) >= number;
+  });
+  return ranks;
 }
 
 const GroupFailure* Communicator::failure() const {

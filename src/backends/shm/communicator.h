@@ -56,9 +56,9 @@ class Communicator {
   // Whether a rank writes the failure, or has written it. Any rank may then have given up its calls and use
   // their memory for something else.
   bool is_failing() const;
-  // Whether the rank has left the group before it completed collective call `number`. The same holds for its
-  // memory.
-  bool has_left_before(int rank, std::uint64_t number) const;
+  // Those of `ranks` that have left the group before they completed collective call `number`. They may then
+  // use their memory for something else.
+  std::vector<int> left_before(std::vector<int> ranks, std::uint64_t number) const;
 
  private:
   std::byte* segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }

@@ -41,7 +41,7 @@ Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
 node::NodeGroup::Part Connection::part(int size) {
   if (static_cast<std::size_t>(size) > kMostRanks)
     throw ArgumentError(
-        fmt::format("the shm backend joins at most {} ranks of a host, not {}", kMostRanks, size));
+        fmt::format("the shm backend joins at most {} ranks of a host, not {}; use gloo", kMostRanks, size));
   const auto share = kAddressSpace / static_cast<std::size_t>(size);
   return {.bytes = Layout(size).heap_offset() + std::min(total_memory(), share) / kPage * kPage,
           .committed = sizeof(ControlBlock)};

@@ -12,7 +12,7 @@
 namespace lockstep::shm {
 namespace {
 
-// Results of this size are written past the caches.
+// A reduced part of this size is written past the caches, which its inputs need.
 constexpr std::size_t kStreamedBytes = std::size_t{2} << 20U;
 constexpr std::size_t kBlockBytes = std::size_t{16} << 10U;  // stays in the nearest cache
 
@@ -45,12 +45,8 @@ bool DirectRead::read() {
   return can_trust();
 }
 
-bool DirectRead::can_trust() const { return !communicator_.is_failing() && deserters().empty(); }
-
-std::vector<int> DirectRead::deserters() const {
-  auto ranks = givers();
-  std::erase_if(ranks, [this](int rank) { return !communicator_.has_left_before(rank, number_); });
-  return ranks;
+bool DirectRead::can_trust() const {
+  return !communicator_.is_failing() && communicator_.left_before(givers(), number_).empty();
 }
 
 // The ranks that have data for this one. It starts at its neighbour, so that not all read one rank's memory
@@ -75,15 +71,16 @@ void DirectRead::take() {
     if (row.mapped != nullptr) {
       copy_part(to.data, row.mapped, to.bytes, to.bytes);
     } else if (!read_memory(communicator_, rank, row.address, to)) {
-      return give_up(rank, errno == ESRCH);
+      return fail_for(rank, errno == ESRCH);
     }
   }
 }
 
-void DirectRead::give_up(int rank, bool is_gone) {
+void DirectRead::fail_for(int rank, bool is_gone) {
   using Cause = GroupFailure::Cause;
-  if (is_gone && communicator_.has_left_before(rank, number_)) return;
-  communicator_.fail(is_gone ? Cause::peer_lost : Cause::memory_refused, rank, number_);
+  if (!communicator_.left_before({rank}, number_).empty()) return;
+  const bool is_dead = is_gone || communicator_.find_dead() == rank;
+  communicator_.fail(is_dead ? Cause::peer_lost : Cause::memory_refused, rank, number_);
 }
 
 void DirectRead::reduce() {
@@ -107,7 +104,7 @@ void DirectRead::reduce() {
 }
 
 std::vector<int> DirectRead::awaited() const {
-  if (!has_read_) return deserters();
+  if (!has_read_) return communicator_.left_before(givers(), number_);
   std::vector<int> behind;
   for (const int rank : readers_) {
     if (communicator_.control_block(rank).read.value.load(std::memory_order_acquire) < number_)

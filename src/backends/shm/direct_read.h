@@ -28,17 +28,17 @@ class DirectRead {
              std::vector<int> readers, const Plan& plan);
 
   bool advance();  // as Task::advance()
-  // Until this rank has read: ranks that have left with its data. Then those that have not read its own.
+  // Until this rank has read: ranks that have left although it needs their data. Then those that have not
+  // read its own.
   std::vector<int> awaited() const;
 
  private:
   bool read();
   bool can_trust() const;
   void take();
-  void give_up(int rank, bool is_gone);
+  void fail_for(int rank, bool is_gone);
   void reduce();
   std::vector<int> givers() const;
-  std::vector<int> deserters() const;
 
   const Communicator& communicator_;
   std::uint64_t number_;

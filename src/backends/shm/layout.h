@@ -16,10 +16,8 @@ inline constexpr std::size_t kStageBytes = std::size_t{256} * 1024;
 inline constexpr std::size_t kMessages = 8;  // messages that may be in progress from one rank to another
 inline constexpr std::size_t kMessageChunks = 4;
 inline constexpr std::size_t kMessageChunkBytes = std::size_t{32} * 1024;
-inline constexpr std::size_t kReadBytes =
-    std::size_t{64} * 1024;  // from which on data is read in another process
-
-// A rank's description of its next collective call. Only that rank writes it, `number` last (release); the
+// Messages and parts of this size or more are read where they lie.
+inline constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
 // others read it after they have seen that number (acquire). Reused for call number + kSlots after all ranks
 // have completed this one.
 struct alignas(2 * kLine) Descriptor {
@@ -72,7 +70,8 @@ struct alignas(kLine) Message {
   std::uint64_t bytes = 0;
   std::uint64_t log_number = 0;
   std::atomic<std::uint64_t> filled{0};  // chunks written by the sender, the first before it posts
-  std::uint64_t place = 0;  // of the data, if its sender waits until it is read there: see place.h
+  // Where the data lies, if its sender waits until it is read there (see place.h). See Send::withdraws().
+  std::atomic<std::uint64_t> place{0};
   // Chunks read by the receiver, of a message of more than kMessageChunks. The receiver leaves it at 0.
   alignas(kLine) std::atomic<std::uint64_t> drained{0};
 };

@@ -36,14 +36,26 @@ void hand_over(Message& message) {
 // The sender of such a message waits for the receiver in any case.
 bool is_long(std::uint64_t bytes) { return chunks_of(bytes) > kMessageChunks; }
 
+// The place of a message whose receiver reads it there: its sender can no longer withdraw it.
+constexpr std::uint64_t kClaimed = place(Memory::unreachable, 1);
+
+// For how long a sender that could copy its message waits for the receiver to read it.
+constexpr std::chrono::microseconds kWithdrawAfter{200};
+
+std::uint64_t claim(Message& message) {
+  auto at = message.place.load(std::memory_order_relaxed);
+  if (memory_of(at) == Memory::unreachable || is_long(message.bytes)) return at;
+  return message.place.compare_exchange_strong(at, kClaimed, std::memory_order_acq_rel) ? at : 0;
+}
+
 // Reads the whole message in the sender's process, if it is offered there. False if its chunks are needed.
-bool tries_in_process(const Communicator& communicator, int from, const Message& message, Target target) {
+bool tries_in_process(const Communicator& communicator, int from, std::uint64_t at, Target target) {
   auto& reads = communicator.channel(from, communicator.rank()).memory_reads;
   const auto known = reads.load(std::memory_order_relaxed);
-  const bool is_offered = memory_of(message.place) == Memory::process;
+  const bool is_offered = memory_of(at) == Memory::process;
   const bool can =
       known == MemoryReads::work || (known == MemoryReads::untried && can_read_memory(communicator, from));
-  const bool done = can && is_offered && read_memory(communicator, from, offset_of(message.place), target);
+  const bool done = can && is_offered && read_memory(communicator, from, offset_of(at), target);
   const auto found = can && (done || !is_offered) ? MemoryReads::work : MemoryReads::refused;
   if (known == found) return done;
   reads.store(found, std::memory_order_release);
@@ -51,10 +63,10 @@ bool tries_in_process(const Communicator& communicator, int from, const Message&
   return done;
 }
 
-bool tries_in_place(const Communicator& communicator, int from, const Message& message, Target target) {
+bool tries_in_place(const Communicator& communicator, int from, std::uint64_t at, Target target) {
   if (target.bytes < kReadBytes) return false;
-  if (memory_of(message.place) != Memory::heap) return tries_in_process(communicator, from, message, target);
-  copy_part(target.data, communicator.heap(from) + offset_of(message.place), target.bytes, target.bytes);
+  if (memory_of(at) != Memory::heap) return tries_in_process(communicator, from, at, target);
+  copy_part(target.data, communicator.heap(from) + offset_of(at), target.bytes, target.bytes);
   return true;
 }
 
@@ -72,7 +84,9 @@ bool drain(const Communicator& communicator, Mailbox& mailbox, int from, Incomin
   const auto chunks = chunks_of(target.bytes);
   const bool sender_waits = is_long(target.bytes);
   if (!incoming.in_chunks && incoming.drained < chunks) {
-    if (tries_in_place(communicator, from, message, target)) {
+    const auto at = claim(message);
+    if (memory_of(at) != Memory::unreachable && has_given_up(communicator, from)) return false;
+    if (tries_in_place(communicator, from, at, target)) {
       if (has_given_up(communicator, from)) return false;
       incoming.drained = chunks;
     } else {
@@ -154,7 +168,8 @@ bool Send::try_place(std::size_t slot) {
   slot_ = slot;
   message_ = &message;
   // Writes the header last and in one go: each poll of the receiver takes its cache line away.
-  message.place = offered();
+  place_ = offered();
+  message.place.store(place_, std::memory_order_relaxed);
   fill_up_to(is_read_in_place() ? 0 : std::min<std::uint64_t>(chunks_of(source_.bytes), kMessageChunks));
   message.order = order_;
   message.tag = tag_;
@@ -177,13 +192,23 @@ std::uint64_t Send::offered() const {
 }
 
 bool Send::is_read_in_place() const {
-  const auto memory = memory_of(message_->place);
+  const auto memory = memory_of(place_);
   return memory == Memory::heap || (memory == Memory::process && receiver_reads_process());
 }
 
 bool Send::receiver_reads_process() const {
   const auto& reads = communicator_.channel(communicator_.rank(), to_).memory_reads;
   return reads.load(std::memory_order_acquire) == MemoryReads::work;
+}
+
+// Copies a message of few chunks that its receiver does not read soon, so that send() ends without it.
+bool Send::withdraws() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!withdraw_at_) withdraw_at_ = now + kWithdrawAfter;
+  if (now < *withdraw_at_) return false;
+  fill_up_to(chunks_of(source_.bytes));
+  auto offered = place_;
+  return message_->place.compare_exchange_strong(offered, 0, std::memory_order_acq_rel);
 }
 
 void Send::prefetch_next() const {
@@ -205,7 +230,7 @@ void Send::fill_up_to(std::uint64_t end) {
 bool Send::advance() {
   if (message_ == nullptr && !try_post()) return false;
   if (message_->posted.load(std::memory_order_acquire) != posted_) return true;
-  if (is_read_in_place()) return false;
+  if (is_read_in_place()) return !is_long(source_.bytes) && withdraws();
   const auto chunks = chunks_of(source_.bytes);
   while (filled_ < chunks && filled_ < message_->drained.load(std::memory_order_acquire) + kMessageChunks) {
     fill_up_to(filled_ + 1);

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "backends/shm/communicator.h"
@@ -21,7 +21,7 @@ struct Incoming {
   Message* message = nullptr;  // nullptr: none
   std::size_t slot = 0;
   std::uint64_t drained = 0;
-  bool in_chunks = false;  // although it is long
+  bool in_chunks = false;  // although it could be read where it lies
 };
 
 // A message that is moved out of its channel before a receive requested it, so that later messages can be
@@ -100,6 +100,7 @@ class Send : public Transfer {
   std::uint64_t offered() const;
   bool is_read_in_place() const;
   bool receiver_reads_process() const;
+  bool withdraws();
   void prefetch_next() const;
   void fill_up_to(std::uint64_t end);
 
@@ -115,6 +116,8 @@ class Send : public Transfer {
   std::size_t slot_ = 0;
   std::uint64_t filled_ = 0;
   std::uint64_t posted_ = 0;  // Message::posted while the message is there
+  std::uint64_t place_ = 0;   // Message::place when it was posted
+  std::optional<std::chrono::steady_clock::time_point> withdraw_at_{};
 };
 
 class Receive : public Transfer {

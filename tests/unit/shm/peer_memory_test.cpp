@@ -3,12 +3,14 @@
 #include "backends/shm/peer_memory.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "base/deadline.h"
 #include "unit/shm/thread_communicator.h"
 
 namespace lockstep::shm {
@@ -80,6 +82,23 @@ TEST_F(LongMessages, AreReadInPlaceFrom64KiBOn) {
   EXPECT_TRUE(std::ranges::equal(received_, std::span(data_).first(bytes_)));
   --bytes_;
   EXPECT_TRUE(send().advance());
+}
+
+// The receiver may compute meanwhile.
+TEST_F(LongMessages, OfFewChunksAreCopiedIfNobodyReadsThem) {
+  exchange();
+  bytes_ = kReadBytes;
+  const auto expected = std::vector(data_.begin(), data_.begin() + static_cast<std::ptrdiff_t>(bytes_));
+  auto sending = send();
+  while (!sending.advance()) {
+  }
+  std::ranges::fill(data_, std::uint8_t{0});
+  EXPECT_TRUE(receive().advance());
+  EXPECT_EQ(received_, expected);
+  bytes_ = kBytes;
+  auto longer = send();
+  const Deadline deadline(std::chrono::milliseconds(20));
+  while (!deadline.expired()) ASSERT_FALSE(longer.advance()) << "it has more chunks than a slot";
 }
 
 TEST_F(LongMessages, OnTheHeapAreReadInPlaceAtOnce) {
