@@ -207,13 +207,13 @@ def check_late(rank):
     if rank == 0:
         check_error(dist.DistBackendError, "rank 1 (pid", lambda: dist.barrier(groups[0]))
         work = dist.all_reduce(torch.ones(3), group=groups[1], async_op=True)
-        check_error(dist.DistBackendError, "after a timeout of 1", work.get_future().wait)
+        check_error(dist.DistBackendError, "after a timeout of ", work.get_future().wait)
         assert work.is_completed() and not work.is_success()
     check_sum()  # rank 1 has its groups until then
     group = dist.new_group([0, 1])
     dist.distributed_c10d._set_pg_timeout(timedelta(milliseconds=500), group)
     if rank == 0:
-        check_error(dist.DistBackendError, "after a timeout of 50", lambda: dist.barrier(group))
+        check_error(dist.DistBackendError, "after a timeout of ", lambda: dist.barrier(group))
     check_sum()
 
 
