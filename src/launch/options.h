@@ -57,8 +57,8 @@ struct NodesOptions {
   // Limit for more than min_nodes to join.
   std::chrono::milliseconds last_call_timeout{30'000};
   // A node that is silent for so long is lost: its power or network failed. The end of a launcher is detected
-  // immediately. A node that waits for a coordinator gives it up after four times the coordinator's limit:
-  // its launcher may be frozen.
+  // immediately. A node that waits for the coordinator gives up after four times the coordinator's limit: the
+  // coordinator's launcher may be frozen.
   std::chrono::milliseconds silence_limit{15'000};
   // Authenticates the connections between launchers.
   Secret secret{};

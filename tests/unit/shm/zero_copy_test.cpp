@@ -138,12 +138,27 @@ class DirectReads : public ::testing::Test {
   static constexpr std::size_t kPart = std::size_t{1} << 16U;
   static constexpr std::size_t kBytes = kPart * sizeof(float);
 
+  static Plan plan_of(const Request& request, int rank) {
+    Plan plan;
+    plan_small(request, rank, 2, plan);
+    return plan;
+  }
+  static Request on_heap(Kind kind, const Communicator& communicator) {
+    return {
+        .kind = kind, .element = Element::f32, .outputs = {{communicator.heap(communicator.rank()), kBytes}}};
+  }
+  Request into_output(Kind kind, int root) {
+    return {.kind = kind, .element = Element::f32, .root = root, .outputs = {output()}};
+  }
+  Target output() { return {reinterpret_cast<std::byte*>(output_.data()), kBytes}; }
+
   ThreadTeam threads_{2};
+  const Communicator first_ = threads_.communicator(0), second_ = threads_.communicator(1);
+  std::vector<float> output_ = std::vector<float>(kPart);
 };
 
 // Of more than 2 MiB, which are not a multiple of any block, at addresses with and without alignment.
 TEST_F(DirectReads, ALongReduceScatterHasTheSums) {
-  const Communicator first = threads_.communicator(0);
   constexpr std::size_t kLong = (std::size_t{1} << 19U) + 3;
   std::vector<float> ours(2 * kLong), theirs(kLong), output(kLong + 2);
   for (std::size_t i = 0; i < kLong; ++i) ours[i] = static_cast<float>(i);
@@ -158,12 +173,11 @@ TEST_F(DirectReads, ALongReduceScatterHasTheSums) {
     for (const auto& half : {part(halves.first(kLong)), part(halves.last(kLong))})
       request.inputs.push_back({half.data, half.bytes});
     request.outputs = {part(std::span(output).subspan(start))};
-    Plan plan;
-    plan_small(request, 0, 2, plan);
+    const auto plan = plan_of(request, 0);
     const auto row = [](const std::vector<float>& floats) {
       return Row{.mapped = reinterpret_cast<const std::byte*>(floats.data())};
     };
-    DirectRead(first, 1, {row(ours), row(theirs)}, {1}, plan).advance();
+    DirectRead(first_, 1, {row(ours), row(theirs)}, {1}, plan).advance();
     for (std::size_t i = 0; i < kLong; ++i) ASSERT_EQ(output[start + i], 3.F * static_cast<float>(i)) << i;
     EXPECT_EQ(std::accumulate(output.begin() + static_cast<std::ptrdiff_t>(start + kLong), output.end(), 0.F),
               0.F);
@@ -171,17 +185,13 @@ TEST_F(DirectReads, ALongReduceScatterHasTheSums) {
 }
 
 TEST_F(DirectReads, ACallEndsWhenAllRanksHaveRead) {
-  const Communicator first = threads_.communicator(0);
-  const Communicator second = threads_.communicator(1);
-  std::vector<float> output(kPart);
-  Request request{.kind = Kind::reduce_scatter,
-                  .element = Element::f32,
-                  .inputs = {{first.heap(0), kBytes}, {first.heap(0) + kBytes, kBytes}},
-                  .outputs = {{reinterpret_cast<std::byte*>(output.data()), kBytes}}};
-  Plan plan;
-  plan_small(request, 0, 2, plan);
-  DirectRead zeroth(first, 1, {{first.heap(0)}, {first.heap(1)}}, {1}, plan);
-  DirectRead other(second, 1, {{second.heap(0) + kBytes}, {second.heap(1) + kBytes}}, {0}, plan);
+  const auto plan = plan_of({.kind = Kind::reduce_scatter,
+                             .element = Element::f32,
+                             .inputs = {{first_.heap(0), kBytes}, {first_.heap(0) + kBytes, kBytes}},
+                             .outputs = {output()}},
+                            0);
+  DirectRead zeroth(first_, 1, {{first_.heap(0)}, {first_.heap(1)}}, {1}, plan);
+  DirectRead other(second_, 1, {{second_.heap(0) + kBytes}, {second_.heap(1) + kBytes}}, {0}, plan);
   EXPECT_FALSE(zeroth.advance());
   EXPECT_EQ(zeroth.awaited(), std::vector{1});
   EXPECT_TRUE(other.advance());
@@ -223,16 +233,9 @@ TEST_F(DirectReads, AnOutputOverAnotherRanksPartIsStaged) {
 }
 
 TEST_F(DirectReads, OnlyTheRankWhoseDataIsReadWaits) {
-  const Communicator first = threads_.communicator(0);
-  const Communicator second = threads_.communicator(1);
   std::uint64_t chunks = 0;
-  const auto request_of = [&](const Communicator& communicator) {
-    return Request{.kind = Kind::broadcast,
-                   .element = Element::f32,
-                   .outputs = {{communicator.heap(communicator.rank()), kBytes}}};
-  };
-  Collective root(first, request_of(first));
-  Collective leaf(second, request_of(second));
+  Collective root(first_, on_heap(Kind::broadcast, first_));
+  Collective leaf(second_, on_heap(Kind::broadcast, second_));
   root.post(1, chunks);
   leaf.post(1, chunks);
   EXPECT_FALSE(root.advance());
@@ -242,125 +245,44 @@ TEST_F(DirectReads, OnlyTheRankWhoseDataIsReadWaits) {
 }
 
 TEST_F(DirectReads, ARankDoesNotTrustTheDataOfOneThatHasLeft) {
-  const Communicator first = threads_.communicator(0);
-  const Communicator second = threads_.communicator(1);
-  std::vector<float> output(kPart);
-  const Request request{.kind = Kind::broadcast,
-                        .element = Element::f32,
-                        .outputs = {{reinterpret_cast<std::byte*>(output.data()), kBytes}}};
-  Plan plan;
-  plan_small(request, 1, 2, plan);
-  DirectRead leaf(second, 1, {{first.heap(0)}, {}}, {}, plan);
-  first.own().left.store(1);
+  const auto plan = plan_of(into_output(Kind::broadcast, 0), 1);
+  DirectRead leaf(second_, 1, {{first_.heap(0)}, {}}, {}, plan);
+  first_.own().left.store(1);
   EXPECT_FALSE(leaf.advance());
   EXPECT_EQ(leaf.awaited(), std::vector{0});
-  EXPECT_EQ(second.own().read.value.load(), 0);
+  EXPECT_EQ(second_.own().read.value.load(), 0);
 }
 
 // It was late itself, so the report names nobody.
 TEST_F(DirectReads, ARankThatComesAfterAVerdictAwaitsNobody) {
-  const Communicator first = threads_.communicator(0);
-  std::vector<float> output(kPart);
-  const Request request{.kind = Kind::broadcast,
-                        .element = Element::f32,
-                        .root = 1,
-                        .outputs = {{reinterpret_cast<std::byte*>(output.data()), kBytes}}};
-  Plan plan;
-  plan_small(request, 0, 2, plan);
-  DirectRead late(first, 1, {{}, {first.heap(1)}}, {}, plan);
-  first.fail(GroupFailure::Cause::timeout, 0, 0);
+  const auto plan = plan_of(into_output(Kind::broadcast, 1), 0);
+  DirectRead late(first_, 1, {{}, {first_.heap(1)}}, {}, plan);
+  first_.fail(GroupFailure::Cause::timeout, 0, 0);
   EXPECT_FALSE(late.advance());
   EXPECT_TRUE(late.awaited().empty());
 }
 
 TEST_F(DirectReads, MemoryThatIsRefusedLaterEndsTheGroup) {
-  const Communicator first = threads_.communicator(0);
-  const Communicator second = threads_.communicator(1);
-  offer_memory(second);
-  second.own().process = 1;  // no address of it is mapped here, or it may not be read
-  std::vector<float> output(kPart);
-  const Target target{reinterpret_cast<std::byte*>(output.data()), kBytes};
-  const Request request{.kind = Kind::scatter, .element = Element::f32, .root = 1, .outputs = {target}};
-  Plan plan;
-  plan_small(request, 0, 2, plan);
-  DirectRead call(first, 1, {{}, {.address = 8}}, {}, plan);
+  offer_memory(second_);
+  second_.own().process = 1;  // no address of it is mapped here, or it may not be read
+  const auto plan = plan_of(into_output(Kind::scatter, 1), 0);
+  DirectRead call(first_, 1, {{}, {.address = 8}}, {}, plan);
   EXPECT_FALSE(call.advance());
-  ASSERT_NE(first.failure(), nullptr);
-  EXPECT_EQ(first.failure()->cause, GroupFailure::Cause::memory_refused);
-  EXPECT_EQ(first.failure()->culprit, 1);
+  ASSERT_NE(first_.failure(), nullptr);
+  EXPECT_EQ(first_.failure()->cause, GroupFailure::Cause::memory_refused);
+  EXPECT_EQ(first_.failure()->culprit, 1);
 }
 
 // Its parts may be claimed by another rank after its memory has been freed.
 TEST_F(DirectReads, AReductionDoesNotEndIfARankHasLeftIt) {
-  const Communicator first = threads_.communicator(0);
-  const Communicator second = threads_.communicator(1);
   std::uint64_t chunks = 0;
-  const auto request_of = [&](const Communicator& communicator) {
-    return Request{.kind = Kind::reduce,
-                   .element = Element::f32,
-                   .outputs = {{communicator.heap(communicator.rank()), kBytes}}};
-  };
-  Collective root(first, request_of(first));
-  Collective other(second, request_of(second));
+  Collective root(first_, on_heap(Kind::reduce, first_));
+  Collective other(second_, on_heap(Kind::reduce, second_));
   root.post(1, chunks);
   other.post(1, chunks);
-  second.own().left.store(1);
+  second_.own().left.store(1);
   for (int look = 0; look < 100; ++look) EXPECT_FALSE(root.advance());
   EXPECT_EQ(root.awaited(), std::vector{1});
-}
-
-// One part of each rank is on its heap, one in ordinary memory.
-TEST_F(DirectReads, PartsMayLieInDifferentMemories) {
-  threads_.run({.tries = 4, .spin = std::chrono::microseconds(20)}, [&](Engine& engine) {
-    const auto& communicator = engine.communicator();
-    const auto rank = static_cast<float>(communicator.rank());
-    auto* const on_heap = communicator.heap(communicator.rank());
-    std::vector<float> ordinary(kPart, 10.F + rank), output(2 * kPart);
-    std::fill_n(reinterpret_cast<float*>(on_heap), kPart, 20.F + rank);
-    auto* const to = reinterpret_cast<std::byte*>(output.data());
-    std::uint64_t staged = 0;
-    for (int number = 0; number < 2; ++number) {
-      staged = communicator.own().staged.value.load();
-      const auto call = std::make_shared<Collective>(
-          communicator,
-          Request{.kind = Kind::all_to_all,
-                  .element = Element::f32,
-                  .inputs = {{on_heap, kBytes}, {reinterpret_cast<std::byte*>(ordinary.data()), kBytes}},
-                  .outputs = {{to, kBytes}, {to + kBytes, kBytes}}});
-      engine.start(call, std::chrono::seconds(30));
-      engine.wait(*call, std::chrono::seconds(30));
-      const float base = communicator.rank() == 0 ? 20.F : 10.F;
-      EXPECT_EQ(std::ranges::count(std::span(output).first(kPart), base), kPart);
-      EXPECT_EQ(std::ranges::count(std::span(output).last(kPart), base + 1.F), kPart);
-    }
-    EXPECT_EQ(communicator.own().staged.value.load(), staged);
-  });
-}
-
-// A rank that has given up may use its tensor for something else, so what was read of it cannot be trusted.
-TEST_F(DirectReads, ACallThatAnotherRankGaveUpDoesNotEnd) {
-  std::vector<Communicator> teams{threads_.communicator(0), threads_.communicator(1)};
-  const auto call_of = [&](std::size_t rank, Kind kind) {
-    const auto& communicator = teams[rank];
-    auto* const start = communicator.heap(communicator.rank());
-    const Source first{start, kBytes}, second{start + kBytes, kBytes};
-    const Target output{start + 2 * kBytes, kBytes};
-    if (kind == Kind::all_reduce) return Request{.kind = kind, .outputs = {output}};
-    return Request{.kind = kind, .inputs = {first, second}, .outputs = {output}};
-  };
-  std::uint64_t chunks = 0;
-  std::deque<Collective> calls;
-  for (const auto kind : {Kind::reduce_scatter, Kind::all_reduce}) {
-    const auto number = calls.size() / 2 + 1;
-    auto& late = calls.emplace_back(teams[1], call_of(1, kind));
-    auto& early = calls.emplace_back(teams[0], call_of(0, kind));
-    late.post(number, chunks);
-    early.post(number, chunks);
-    EXPECT_FALSE(early.advance());
-  }
-  teams[0].fail(GroupFailure::Cause::timeout, 1, 0);
-  EXPECT_FALSE(calls[0].advance());
-  EXPECT_FALSE(calls[2].advance());
 }
 
 }  // namespace
