@@ -11,7 +11,7 @@ Usage: scripts/nightly.sh [part]
 Runs one part or all of them (default), and reports every part that failed.
   conformance  PyTorch's own distributed tests with shm and hierarchical in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
-  hosts    DDP's parity cases over hierarchical and mpi at 3 and 4 ranks; collectives between hosts with networks of their own
+  hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
   pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32
@@ -40,7 +40,7 @@ run_faults() {
 run_hosts() {
   bash scripts/build.sh release parity_ddp multiprocess_comm || return
   local status=0
-  LOCKSTEP_DDP_GRID=1 build/release/bin/parity_ddp --gtest_filter='*DdpParity.*' || status=1
+  LOCKSTEP_DDP_GRID=1 unshare -Urn tests/multiprocess/networks.sh 3 build/release/bin/parity_ddp --gtest_filter='*DdpParity.*' || status=1
   unshare -Urn tests/multiprocess/networks.sh 3 build/release/bin/multiprocess_comm --gtest_filter='*Hosts/Collective*' || status=1
   return "$status"
 }

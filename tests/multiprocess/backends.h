@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <algorithm>
-#include <iterator>
 #include <map>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -15,6 +12,7 @@
 
 #include <lockstep/base/env.h>
 
+#include "support/hosts.h"
 #include "support/ranks.h"
 
 namespace lockstep::testing {
@@ -23,27 +21,6 @@ inline constexpr const char* kBackendVariable = "LOCKSTEP_TEST_BACKEND";
 
 // In a rank: the backend that its test is about.
 inline std::string backend_under_test() { return Env().get(kBackendVariable).value_or("gloo"); }
-
-// Host `index`, with a network of its own if networks.sh runs the tests.
-inline std::map<std::string, std::string> host(std::size_t index) {
-  std::istringstream networks(Env().get("LOCKSTEP_TEST_NETWORKS").value_or(""));
-  const std::vector<std::string> holders(std::istream_iterator<std::string>(networks), {});
-  if (holders.empty()) return {{"GLOO_SOCKET_IFNAME", "lo"}, {"LOCKSTEP_HOST_ID", std::to_string(index)}};
-  return {{kNetworkVariable, holders.at(index)}, {"MASTER_ADDR", "10.78.0.1"}};
-}
-
-// The ranks of "hierarchical_<n>_<m>" are on two hosts, n on the first one and m on the second one; and so on
-// for more numbers.
-inline std::map<int, std::map<std::string, std::string>> hosts_of(const std::string& layout, int ranks) {
-  std::map<int, std::map<std::string, std::string>> environment;
-  if (!layout.starts_with("hierarchical_")) return environment;
-  int rank = 0;
-  for (std::size_t place = 13; place < layout.size(); place += 2) {
-    for (const int end = rank + layout[place] - '0'; rank < std::min(end, ranks); ++rank)
-      environment[rank] = host((place - 13) / 2);
-  }
-  return environment;
-}
 
 // Ranks that are bound to NUMA nodes. [rank]: its node.
 inline std::map<int, std::map<std::string, std::string>> numa_nodes(const std::vector<int>& nodes) {
@@ -58,7 +35,7 @@ class EveryBackend : public ::testing::TestWithParam<std::tuple<std::string, int
  protected:
   static void run(const Scenario& scenario, std::map<std::string, std::string> env = {}) {
     const auto& [backend, ranks] = GetParam();
-    env[kBackendVariable] = backend.starts_with("hierarchical_") ? "hierarchical" : backend;
+    env[kBackendVariable] = backend_of(backend);
     expect_all_passed(run_ranks(
         scenario, {.world_size = ranks, .env = std::move(env), .rank_env = hosts_of(backend, ranks)}));
   }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-3-Clause
-# Hosts with networks of their own, 10.78.0.1 and on, joined by a switch: networks.sh <number> <program of tests> [argument...]
+# Hosts with networks of their own, joined by a switch for each of their two cards: networks.sh <number> <program of tests>
+# [argument...]. Host h has 10.78.0.h on the card network and 10.79.0.h on the card network2.
 # To be run in user and network namespaces of its own: unshare -Urn networks.sh ... The program gets LOCKSTEP_TEST_NETWORKS, the
 # processes whose networks they are.
 set -eu
@@ -8,8 +9,10 @@ count=$1
 shift
 own=$(readlink /proc/self/ns/net)
 ip link set lo up
-ip link add switch type bridge
-ip link set switch up
+for card in "" 2; do
+  ip link add "switch$card" type bridge
+  ip link set "switch$card" up
+done
 holders=
 trap 'kill $holders 2>/dev/null' EXIT INT TERM
 for host in $(seq "$count"); do
@@ -20,8 +23,12 @@ for host in $(seq "$count"); do
     kill -0 "$holder" || exit 1
     sleep 0.01
   done
-  ip link add "port$host" type veth peer name network netns "$holder"
-  ip link set "port$host" master switch up
-  nsenter -t "$holder" -n sh -c "ip link set lo up; ip addr add 10.78.0.$host/24 dev network; ip link set network up"
+  nsenter -t "$holder" -n ip link set lo up
+  for card in "" 2; do
+    ip link add "port$host.$card" type veth peer name "network$card" netns "$holder"
+    ip link set "port$host.$card" master "switch$card" up
+    nsenter -t "$holder" -n ip addr add "10.7$((8 + ${card:-1} / 2)).0.$host/24" dev "network$card"
+    nsenter -t "$holder" -n ip link set "network$card" up
+  done
 done
 LOCKSTEP_TEST_NETWORKS=$holders "$@"

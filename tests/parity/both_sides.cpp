@@ -12,6 +12,7 @@
 #include <lockstep/spawn/spawn.h>
 
 #include "parity/ddp_record.h"
+#include "support/hosts.h"
 #include "support/mpi_ranks.h"
 #include "support/python.h"
 
@@ -70,13 +71,10 @@ void as_parity_ranks(const std::function<void(const Context&)>& body) {
 BothSides::BothSides(const std::string& script, const Scenario& scenario,
                      const std::vector<std::string>& cases, const std::string& backend, int world_size)
     : python_(run_python_side(script, cases, world_size)) {
-  RunOptions options{.world_size = backend.starts_with(kThreadsPrefix) ? 1 : world_size,
-                     .env = environment(ours_.path(), backend, world_size),
-                     .timeout = kWatchdog};
-  for (int rank = 0; rank < world_size && backend == "hierarchical"; ++rank) {
-    const int host = rank / (world_size > 3 ? 2 : 1);
-    options.rank_env[rank] = {{"GLOO_SOCKET_IFNAME", "lo"}, {"LOCKSTEP_HOST_ID", std::to_string(host)}};
-  }
+  const RunOptions options{.world_size = backend.starts_with(kThreadsPrefix) ? 1 : world_size,
+                           .env = environment(ours_.path(), backend_of(backend), world_size),
+                           .rank_env = hosts_of(backend, world_size),
+                           .timeout = kWatchdog};
   if (backend == "mpi") {
     expect_all_passed(run_mpi_ranks({scenario.name()}, options));
   } else {

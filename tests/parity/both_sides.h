@@ -24,9 +24,9 @@ void as_parity_ranks(const std::function<void(const Context&)>& body);
 // files of records, which are then compared.
 class BothSides {
  public:
-  // `backend`: "gloo", "shm", "mpi", or "threads_gloo", "threads_shm" for ranks that are threads of one
-  // process. `cases`: a line of name=value words for each; Python's script gets a folder with them in its
-  // file `cases`.
+  // `backend`: "gloo", "shm", "mpi", a layout of hosts_of(), or "threads_gloo", "threads_shm" for ranks
+  // that are threads of one process. `cases`: a line of name=value words for each; Python's script gets a
+  // folder with them in its file `cases`.
   BothSides(const std::string& script, const Scenario& scenario, const std::vector<std::string>& cases,
             const std::string& backend, int world_size);
 
