@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Interleaves runs of `lockstep bench` and its MPI counterpart and merges their rows into
-{(collective, bytes, ranks, who): median microseconds}, where `who` is a value of WHO."""
+{(collective, bytes, ranks, who): [microseconds of each round]}, where `who` is a value of WHO."""
 import json
 import os
 import shutil
@@ -31,9 +31,9 @@ def options(collectives, sizes):
     return [",".join(collectives), "--sizes", ",".join(map(str, sizes)), "--json"]
 
 
-def lockstep(collectives, sizes, ranks, backends, timeout):
+def lockstep(collectives, sizes, ranks, backends, memories, timeout):
     command = [bench.program("lockstep"), "bench", "--nproc", str(ranks), *options(collectives, sizes),
-               "--backend", ",".join(backends)]
+               "--backend", ",".join(backends), "--memory", memories]
     return rows_of(bench.finished(command, timeout, os.environ | {"LOCKSTEP_LOG_LEVEL": "error"}, stderr=None))
 
 
@@ -54,22 +54,33 @@ def mpi(collectives, sizes, ranks, timeout):
     return rows_of(bench.finished(command, timeout, stderr=None))
 
 
+def runs_of(backends):
+    """The kinds of memory of each run. Beside Open MPI alone a run has one, as Open MPI's: two sets of tensors evict each other from
+    the caches."""
+    return ["ordinary", "zero-copy"] if backends == ["shm"] else ["ordinary,zero-copy"]
+
+
 def slices_for(size):
     """Slices per round. Short calls get more, because machines have phases of seconds in which they take twice as long."""
     return 5 if size <= 1024 else 1
 
 
 def interleave(collectives, sizes, ranks, backends, rounds, timeout):
-    """Medians over the rounds. Each round alternates slices of a few seconds of both programs, size by size."""
+    """Each round alternates slices of a few seconds of both programs, size by size; its figure is the median of the slices."""
     taken = {}
     for number in range(rounds):
+        slices = {}
         for size in (size for size in sizes for _ in range(slices_for(size))):
             bench.progress(f"round {number + 1} of {rounds}: {', '.join(collectives)}; {ranks} ranks, {size} bytes")
             # Long calls run one collective per slice, so that a slice takes seconds.
             for slice_of in [[name] for name in collectives] if size >= 1 << 20 else [collectives]:
-                rows = lockstep(slice_of, [size], ranks, backends, timeout)
+                rows = {}
+                for memories in runs_of(backends):
+                    rows |= lockstep(slice_of, [size], ranks, backends, memories, timeout)
                 if has_mpi():
                     rows |= mpi(slice_of, [size], ranks, timeout)
                 for key, microseconds in rows.items():
-                    taken.setdefault(key, []).append(microseconds)
-    return {key: statistics.median(all_rounds) for key, all_rounds in taken.items()}
+                    slices.setdefault(key, []).append(microseconds)
+        for key, times in slices.items():
+            taken.setdefault(key, []).append(statistics.median(times))
+    return taken

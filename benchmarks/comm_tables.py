@@ -78,3 +78,12 @@ def collectives_table(rows, collectives):
                                                                          for name in who),
                           held(best / times["ordinary"], OTHERS_GOAL if size > KB else OTHERS_GOAL_1_KB)])
     return markdown(["2 ranks", "size", *(NAMES[name] for name in who), "shm vs the fastest other"], lines)
+
+
+def rounds_table(rounds, collectives):
+    """The figures of each round, in microseconds."""
+    lines = [[collective, size_text(size) if size else "", *(" ".join(f"{time:.0f}" if time >= 100 else f"{time:.3g}"
+                                                                      for time in rounds[collective, size, 2, who])
+                                                             for who in ("ordinary", "mpi"))]
+             for collective in collectives for size in sorted({key[1] for key in rounds if key[0] == collective})]
+    return markdown(["2 ranks", "size", f"{NAMES['ordinary']}, us", f"{NAMES['mpi']}, us"], lines)

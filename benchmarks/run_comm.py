@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import sys
 
 import bench_support as bench
@@ -26,7 +27,7 @@ def parse_flags():
     parser = bench.parser(__doc__, rounds=3, timeout=900)
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--quick", action="store_true", help="one round, fewer sizes, no picture")
-    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI; no picture")
+    part.add_argument("--others", action="store_true", help="only calls other than all-reduce, beside Open MPI, with the figures of each round; no picture")
     parser.add_argument("--plot", type=pathlib.Path, default=bench.ROOT / "docs" / "all_reduce.svg",
                         help="file for the picture of the all-reduce")
     return parser.parse_args()
@@ -51,7 +52,7 @@ def machine():
             "mpi": comm_runs.mpi_version() if comm_runs.has_mpi() else None}
 
 
-def print_tables(rows, where):
+def print_tables(rounds, rows, where):
     print(f"{where['processor']}, {where['cores']} cores; {where['mpi'] or 'without Open MPI'}. Medians, one core per rank.")
     parts = [comm_tables.collectives_table(rows, OTHERS)]
     if any(key[0] == "all-reduce" for key in rows):
@@ -59,6 +60,8 @@ def print_tables(rows, where):
             parts.insert(0, comm_tables.many_ranks_ratios(rows, MANY, SIZES[:4]))
         parts = [comm_tables.all_reduce_times(rows, 2, SIZES), comm_tables.all_reduce_ratios(rows, SIZES),
                  comm_tables.all_reduce_times(rows, MANY, SIZES[:4]), *parts]
+    else:
+        parts.append(comm_tables.rounds_table(rounds, OTHERS))
     for part in parts:
         print("\n" + "\n".join(part))
 
@@ -74,14 +77,15 @@ def main():
     if os.getloadavg()[0] > 1:
         print(f"The machine is busy (load {os.getloadavg()[0]:.1f}): times will be too high", file=sys.stderr)
     where = machine()
-    rows = measure(flags)
+    rounds = measure(flags)
+    rows = {key: statistics.median(times) for key, times in rounds.items()}
     if not (flags.quick or flags.others):
         flags.plot.write_text(plot_comm.svg(rows, where), encoding="utf-8")
     if flags.json:
         names = "collective", "bytes", "ranks", "who", "microseconds"
         print(json.dumps({"machine": where, "rows": [dict(zip(names, (*key, time))) for key, time in rows.items()]}))
     else:
-        print_tables(rows, where)
+        print_tables(rounds, rows, where)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Training steps with AdamW under DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard(): time of
-// a step, and memory of all ranks. The Python counterpart is pytorch/sharded_step.py.
+// a step, and memory of all ranks. Mode "trap": what it costs that operators find their parameters. The
+// Python counterpart is pytorch/sharded_step.py.
 #include <iostream>
 
 #include <CLI/CLI.hpp>
@@ -51,15 +52,32 @@ double operator_microseconds(const at::Tensor& parameter) {
 }
 
 // What an operator on a parameter of fully_shard() takes longer than on another one.
-double trap_microseconds(const lockstep::FullyShardOptions& options) {
+double trap_microseconds() {
   const torch::nn::Linear plain(1, 1), sharded(1, 1);
-  lockstep::fully_shard(*sharded, options);
+  lockstep::fully_shard(*sharded);
   std::vector<double> differences;
   for (int i = 0; i < 9; ++i) {
     const auto without = operator_microseconds(plain->weight);
     differences.push_back(operator_microseconds(sharded->weight) - without);
   }
   return median(differences);
+}
+
+// A forward without gradients after fully_shard(), which has no communication on one rank, beside one before.
+template <class Net>
+double trap_ratio(const Net& plain, const Net& sharded, const at::Tensor& input, int rounds) {
+  const torch::NoGradGuard no_grad;
+  std::vector<double> ratios;
+  double sum = 0;
+  const auto seconds = [&](const Net& net) {
+    return seconds_of([&] { return Net(net)->forward(input).sum().template item<double>(); }, sum);
+  };
+  for (int i = 0; i < 3 + rounds; ++i) {
+    const auto without = seconds(plain);
+    const auto with = seconds(sharded);
+    if (i >= 3) ratios.push_back(with / without);
+  }
+  return median(ratios);
 }
 
 template <class Model, class Optimizer>
@@ -114,15 +132,25 @@ nlohmann::json measure(const Flags& flags) {
     const auto with_cache = megabytes_of_all_ranks(context) - base;
     lockstep::empty_cpu_cache();
     const auto megabytes = megabytes_of_all_ranks(context) - base;
-    nlohmann::json result{{"rank", context.rank()},
-                          {"parameters", parameters},
-                          {"seconds", median(times)},
-                          {"megabytes", megabytes},
-                          {"bytes_per_parameter", megabytes * 1024 * 1024 / static_cast<double>(parameters)},
-                          {"bytes_with_cache", with_cache * 1024 * 1024 / static_cast<double>(parameters)},
-                          {"loss", loss}};
-    if (flags.mode == "shared") result["trap_microseconds"] = trap_microseconds({.share_memory = true});
-    return result;
+    return {{"rank", context.rank()},
+            {"parameters", parameters},
+            {"seconds", median(times)},
+            {"megabytes", megabytes},
+            {"bytes_per_parameter", megabytes * 1024 * 1024 / static_cast<double>(parameters)},
+            {"bytes_with_cache", with_cache * 1024 * 1024 / static_cast<double>(parameters)},
+            {"loss", loss}};
+  });
+}
+
+nlohmann::json measure_trap(const Flags& flags) {
+  return with_net(flags.net, 1, [&](const auto& make_net, const at::Tensor& input) -> nlohmann::json {
+    const auto context = lockstep::init({.backend = flags.backend});
+    const auto plain = make_net();
+    const auto sharded = make_net();
+    shard(*sharded, {});
+    return {{"rank", context.rank()},
+            {"microseconds", trap_microseconds()},
+            {"forward", trap_ratio(plain, sharded, input, flags.steps) - 1}};
   });
 }
 
@@ -133,13 +161,13 @@ int main(int argc, char** argv) {
   Flags flags;
   app.add_option("--net", flags.net)->check(CLI::IsMember(net_names()))->capture_default_str();
   app.add_option("--mode", flags.mode)
-      ->check(CLI::IsMember({"plain", "ddp", "zero1", "zero1-shared", "shared", "gathered"}))
+      ->check(CLI::IsMember({"plain", "ddp", "zero1", "zero1-shared", "shared", "gathered", "trap"}))
       ->capture_default_str();
   app.add_option("--backend", flags.backend)->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
-    const auto result = measure(flags);
+    const auto result = flags.mode == "trap" ? measure_trap(flags) : measure(flags);
     if (result["rank"] == 0) std::cout << result << std::endl;
   } catch (const std::exception& error) {
     std::cerr << "sharded_step: " << error.what() << std::endl;
