@@ -173,7 +173,7 @@ SMALL = 32 << 10
 
 
 def chunk_bytes(hosts):
-    return max(4 << 20, hosts << 20)
+    return max(8 << 20, hosts << 20)
 
 
 def hierarchical_seconds(size, hosts, local, rate, costs, chunk=None):

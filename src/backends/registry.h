@@ -33,6 +33,7 @@ struct BackendRequest {
   std::vector<int> hosts = {};            // [rank]: number of its host
   bool connect_on_use = false;            // gloo: two ranks connect when they first exchange data
   bool can_end_calls = false;             // mpi: errors end blocking calls too
+  bool has_network = false;               // shm: each rank also has a network's thread, which needs a core
   bool only_c10d_keys = false;            // gloo, nccl: other ranks run c10d's own, without our keys
   Env env = {};                           // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process

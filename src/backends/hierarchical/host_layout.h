@@ -14,7 +14,7 @@ inline constexpr std::int64_t kSmallBytes = std::int64_t{32} * 1024;
 // of the ring, whose steps grow with the hosts, so the chunk grows too.
 constexpr std::int64_t chunk_bytes(std::int64_t hosts) {
   constexpr std::int64_t kMebibyte = std::int64_t{1024} * 1024;
-  return std::max(4 * kMebibyte, hosts * kMebibyte);
+  return std::max(8 * kMebibyte, hosts * kMebibyte);
 }
 
 // Where the ranks of a group are, as one of them sees it. Hosts are numbered in the order of their first

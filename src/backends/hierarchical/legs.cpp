@@ -60,6 +60,7 @@ Leg connect_host(const BackendRequest& request, const HostLayout& layout) {
   const auto& ranks = layout.members(layout.host());
   auto part = leg_request(request, fmt::format("host {}", layout.host()), ranks);
   part.one_host = true;
+  part.has_network = true;
   const auto handle = create_shm(part);
   handle.node_group->set_shown_ranks(ranks);
   return leg_of(handle, part, ranks);

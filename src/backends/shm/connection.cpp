@@ -9,8 +9,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/host.h"
-
 namespace lockstep::shm {
 namespace {
 
@@ -47,10 +45,10 @@ node::NodeGroup::Part Connection::part(int size) {
           .committed = sizeof(ControlBlock)};
 }
 
-Connection::Connection(std::shared_ptr<node::NodeGroup> group)
+Connection::Connection(std::shared_ptr<node::NodeGroup> group, WaitPolicy wait_policy)
     : group_(std::move(group)),
       heap_(group_->own_memory(), node::NodeGroup::backend_offset() + Layout(group_->size()).heap_offset()),
-      engine_(communicator_of(group_), WaitPolicy::for_cores(group_->ranks_on_own_cores(), usable_cores())) {}
+      engine_(communicator_of(group_), wait_policy) {}
 
 std::int64_t Connection::allocate_mapped(std::size_t bytes) {
   const std::lock_guard lock(mapped_mutex_);

@@ -16,7 +16,7 @@ namespace lockstep::shm {
 // alive.
 class Connection {
  public:
-  explicit Connection(std::shared_ptr<node::NodeGroup> group);
+  Connection(std::shared_ptr<node::NodeGroup> group, WaitPolicy wait_policy);
 
   Engine& engine() { return engine_; }
   Heap& heap() { return heap_; }

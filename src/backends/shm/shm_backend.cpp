@@ -10,6 +10,7 @@
 #include "backends/factories.h"
 #include "backends/join_node_group.h"
 #include "backends/shm/call_request.h"
+#include "base/host.h"
 #include "comm/profiler_event.h"
 
 namespace lockstep::backends {
@@ -185,7 +186,10 @@ BackendHandle create_shm(const BackendRequest& request) {
                     request.rank, request.size, request.group_name));
   }
   const auto node_group = join_node_group(request, shm::Connection::part(request.size));
-  auto connection = std::make_shared<shm::Connection>(node_group);
+  const int ranks = node_group->ranks_on_own_cores();
+  const auto policy = request.has_network ? shm::WaitPolicy::beside_network(ranks, usable_cores())
+                                          : shm::WaitPolicy::for_cores(ranks, usable_cores());
+  auto connection = std::make_shared<shm::Connection>(node_group, policy);
   return {.backend = c10::make_intrusive<ShmBackend>(request.rank, request.size, std::move(connection),
                                                      request.timeout),
           .traits = ShmBackend::traits(),

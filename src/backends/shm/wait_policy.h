@@ -15,9 +15,14 @@ struct WaitPolicy {
 
   // For ranks that each have their own core, or that share cores.
   static WaitPolicy for_cores(int ranks, int cores) {
-    using std::chrono::microseconds;
     if (ranks <= cores) return {};
-    return {.tries = 2, .spin = microseconds(0), .yields = 200, .nap = microseconds(5'000)};
+    return {.tries = 2, .spin = std::chrono::microseconds(0), .yields = 200};
+  }
+
+  // For ranks that each have a thread of a network beside them, which gets the core at once.
+  static WaitPolicy beside_network(int ranks, int cores) {
+    if (2 * ranks <= cores) return {};
+    return {.tries = 2, .spin = std::chrono::microseconds(0)};
   }
 };
 

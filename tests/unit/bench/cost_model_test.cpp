@@ -25,7 +25,7 @@ std::vector<CostSample> samples_of(const CostModel& model, const std::string& ba
 TEST(CostModel, CountsMessagesAndBytes) {
   EXPECT_THAT(all_reduce_terms("hierarchical", 1000, kCluster), ElementsAre(6, 1500, 1000));
   EXPECT_THAT(all_reduce_terms("hierarchical", std::size_t{10} << 20U, kCluster),
-              ElementsAre(18, 15.0 * (1U << 20U), 4.0 * (1U << 20U)));
+              ElementsAre(12, 15.0 * (1U << 20U), 8.0 * (1U << 20U)));
   EXPECT_THAT(all_reduce_terms("hierarchical", std::size_t{10} << 20U, {.hosts = 16, .ranks = 16}),
               ElementsAre(30, 18.75 * (1U << 20U), 10.0 * (1U << 20U)));
   EXPECT_THAT(all_reduce_terms("gloo", 1000, kCluster), ElementsAre(14, 1750, 0));
