@@ -14,7 +14,7 @@ Runs one part or all of them (default), and reports every part that failed.
   hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
   faults   the fault tests with LOCKSTEP_FAULT_ROUNDS=500: killed and stopped ranks, launchers and saves; the programs of
            examples/ killed at random steps, 20 times
-  pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32
+  pipelines  PyTorch's action lists of all schedules for every p to 8, v to 4 and m to 32; 50 steps on 2 x 2 x 2 ranks
   memory   fully_shard() trains a GPT that the kernel kills under DistributedDataParallel: memory cgroups, so as root
   mpi      the mpi backend over Open MPI 5 from PyPI, where killed ranks are errors of the others (ULFM)
   fuzz     scripts/fuzz.sh: fuzzes the readers of checkpoints, datasets, images and tar archives, and what launchers
@@ -46,8 +46,11 @@ run_hosts() {
 }
 
 run_pipelines() {
-  bash scripts/build.sh release parity_pipelining_schedules || return
-  LOCKSTEP_PIPELINING_GRID=1 build/release/bin/parity_pipelining_schedules
+  bash scripts/build.sh release parity_pipelining_schedules multiprocess_pipelining || return
+  local status=0
+  LOCKSTEP_PIPELINING_GRID=1 build/release/bin/parity_pipelining_schedules || status=1
+  LOCKSTEP_MESH_STEPS=50 build/release/bin/multiprocess_pipelining --gtest_filter='ThreeDimensions.Train*' || status=1
+  return "$status"
 }
 
 run_fuzzers() {

@@ -42,8 +42,8 @@ std::int64_t growth(const FullyShardOptions& options) {
     }
     return private_bytes();
   };
-  const auto first = steps(5);
-  return steps(30) - first;
+  const auto first = steps(3);
+  return steps(12) - first;
 }
 
 const Scenario many_steps("fsdp many steps", [] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Data, pipeline and tensor parallel on one mesh, beside one process; checkpoints that continue on
-// others, in one process and in Python.
+// others, in one process and in Python. LOCKSTEP_MESH_STEPS=50 for a long run.
 #include <cstdlib>
 #include <limits>
 
@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/amp/grad_scaler.h>
+#include <lockstep/base/env.h>
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 #include <lockstep/checkpoint/state_dict.h>
 #include <lockstep/data/sampler.h>
@@ -32,10 +33,12 @@ namespace {
 using at::Tensor;
 using torch::optim::AdamW;
 
-constexpr int kSteps = 50, kFurtherSteps = 3, kSamples = 8, kFeatures = 16, kBlocks = 4;
+constexpr int kFurtherSteps = 3, kSamples = 8, kFeatures = 16, kBlocks = 4;
 // The stages of a pipeline have other parameters.
 constexpr StateDictOptions kFlat{.flatten_optimizer_state_dict = true};
 constexpr double kMaxNorm = 0.05, kRate = 1e-3;
+
+int first_steps() { return Env().get_int("LOCKSTEP_MESH_STEPS").value_or(10); }
 
 torch::nn::Sequential whole_net(int seed = 60) {
   torch::manual_seed(static_cast<std::uint64_t>(seed));
@@ -186,7 +189,7 @@ void check_one_process(Rank& ranks, const std::string& folder) {
   const auto loaded =
       save_bytes(Dict{{"model", get_model_state_dict(*alone.net)},
                       {"optimizer", get_optimizer_state_dict(*alone.net, alone.optimizer, kFlat)}});
-  ranks.train_beside(alone, kSteps, kSteps + kFurtherSteps, 1e-6);
+  ranks.train_beside(alone, first_steps(), first_steps() + kFurtherSteps, 1e-6);
   ranks.save(folder + "_after");
   const auto after = distributed_checkpoint::load(folder + "_after").at("model").as_dict();
   for (const auto& parameter : alone.net->named_parameters()) {
@@ -198,7 +201,7 @@ void check_one_process(Rank& ranks, const std::string& folder) {
   }
   if (get_rank() != 0) return;
   List samples;
-  for (int step = kSteps; step < kSteps + kFurtherSteps; ++step) {
+  for (int step = first_steps(); step < first_steps() + kFurtherSteps; ++step) {
     const auto [x, target] = samples_of(step);
     samples.items.emplace_back(List{x, target});
   }
@@ -214,7 +217,7 @@ const Scenario three_dimensions("data, pipeline and tensor parallel", [] {
     const auto folder = std::string(std::getenv("TEST_FOLDER")) + (shards ? "/sharded" : "/replicas");
     OneProcess expected;
     Rank cube(2, 2, 2, shards);
-    cube.train_beside(expected, 0, kSteps);
+    cube.train_beside(expected, 0, first_steps());
     cube.save(folder);
     const auto weights = state_dict(expected.net);
     const auto moments = state_dict(expected.optimizer);
@@ -225,7 +228,7 @@ const Scenario three_dimensions("data, pipeline and tensor parallel", [] {
       OneProcess continued;
       load_state_dict(continued.net, weights);
       load_state_dict(continued.optimizer, moments);
-      other.train_beside(continued, kSteps, kSteps + 2);
+      other.train_beside(continued, first_steps(), first_steps() + 2);
     }
     check_one_process(cube, folder);
     if (::testing::Test::HasFailure()) return;

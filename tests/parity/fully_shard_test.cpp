@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// fully_shard() beside PyTorch's: the bits of 5 steps, or of LOCKSTEP_SHARDING_STEPS.
+// fully_shard() beside PyTorch's: the bits of 3 steps, or of LOCKSTEP_SHARDING_STEPS.
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -167,7 +167,7 @@ Case words_of(const std::string& line) {
 std::vector<std::string> cases(int ranks) {
   const auto* const steps = std::getenv("LOCKSTEP_SHARDING_STEPS");
   const auto defaults =
-      fmt::format("steps={} ", steps == nullptr ? "5" : steps) +
+      fmt::format("steps={} ", steps == nullptr ? "3" : steps) +
       "groups=children reshard=default accumulate=1 dtype=float optimizer=adamw mesh=flat placement=rows "
       "sync=last keep=false ignored=none unshard=false ";
   std::vector<std::string> all;
