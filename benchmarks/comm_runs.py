@@ -55,9 +55,9 @@ def mpi(collectives, sizes, ranks, timeout):
 
 
 def runs_of(backends):
-    """The kinds of memory of each run. Beside Open MPI alone a run has one, as Open MPI's: two sets of tensors evict each other from
-    the caches."""
-    return ["ordinary", "zero-copy"] if backends == ["shm"] else ["ordinary,zero-copy"]
+    """(memory, backends) of each run. A run has one kind of memory, as Open MPI's: two sets of tensors evict each other from the
+    caches."""
+    return [("ordinary", [name for name in backends if name != "memory"]), ("zero-copy", [name for name in backends if name != "gloo"])]
 
 
 def slices_for(size):
@@ -66,7 +66,7 @@ def slices_for(size):
 
 
 def interleave(collectives, sizes, ranks, backends, rounds, timeout):
-    """Each round alternates slices of a few seconds of both programs, size by size; its figure is the median of the slices."""
+    """Each round alternates slices of a few seconds of both programs, size by size. A round's figure is the median of its slices."""
     taken = {}
     for number in range(rounds):
         slices = {}
@@ -74,12 +74,10 @@ def interleave(collectives, sizes, ranks, backends, rounds, timeout):
             bench.progress(f"round {number + 1} of {rounds}: {', '.join(collectives)}; {ranks} ranks, {size} bytes")
             # Long calls run one collective per slice, so that a slice takes seconds.
             for slice_of in [[name] for name in collectives] if size >= 1 << 20 else [collectives]:
-                rows = {}
-                for memories in runs_of(backends):
-                    rows |= lockstep(slice_of, [size], ranks, backends, memories, timeout)
+                runs = [lockstep(slice_of, [size], ranks, names, memory, timeout) for memory, names in runs_of(backends)]
                 if has_mpi():
-                    rows |= mpi(slice_of, [size], ranks, timeout)
-                for key, microseconds in rows.items():
+                    runs.append(mpi(slice_of, [size], ranks, timeout))
+                for key, microseconds in (item for rows in runs for item in rows.items()):
                     slices.setdefault(key, []).append(microseconds)
         for key, times in slices.items():
             taken.setdefault(key, []).append(statistics.median(times))

@@ -82,8 +82,8 @@ def main():
     if not (flags.quick or flags.others):
         flags.plot.write_text(plot_comm.svg(rows, where), encoding="utf-8")
     if flags.json:
-        names = "collective", "bytes", "ranks", "who", "microseconds"
-        print(json.dumps({"machine": where, "rows": [dict(zip(names, (*key, time))) for key, time in rows.items()]}))
+        names = "collective", "bytes", "ranks", "who", "microseconds", "rounds"
+        print(json.dumps({"machine": where, "rows": [dict(zip(names, (*key, time, rounds[key]))) for key, time in rows.items()]}))
     else:
         print_tables(rounds, rows, where)
 

@@ -202,7 +202,7 @@ def main():
     parser = bench.parser(__doc__, rounds=1)
     parser.add_argument("--hosts", default="2,4,8,16")
     parser.add_argument("--local", type=int, default=2, help="ranks on each host")
-    parser.add_argument("--sizes", default="16K,256K,1M,4M,8M")
+    parser.add_argument("--sizes", default="16K,256K,1M,4M,20M")
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--curves", metavar="FOLDER")
     flags = parser.parse_args()

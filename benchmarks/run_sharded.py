@@ -10,7 +10,7 @@ import statistics
 import bench_support as bench
 
 STEPS = {"mlp": 8, "gpt": 30}
-# Beside "plain": ranks that train by themselves, without communication.
+# A step is also timed in mode "plain": ranks that train alone, without communication.
 MODES = ["ddp", "zero1", "zero1-shared", "shared", "gathered"]
 MEMORY_NET = "mlp"
 # Bytes a parameter of a host with 2 ranks: parameters, gradients and two states of AdamW in float32. `shared` has one group's
@@ -55,7 +55,8 @@ def print_steps(net, sides):
 
 def measure_trap(flags):
     """One rank, whose parameters are shared with nobody, beside a module that is not sharded."""
-    return run(flags, "gpt", "trap", "--backend", "shm", ranks=1)
+    runs = [run(flags, "gpt", "trap", "--backend", "shm", ranks=1) for _ in range(max(flags.rounds, 5))]
+    return {key: statistics.median(each[key] for each in runs) for key in ("microseconds", "forward")}
 
 
 def print_trap(trap):

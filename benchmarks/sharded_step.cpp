@@ -73,9 +73,10 @@ double trap_ratio(const Net& plain, const Net& sharded, const at::Tensor& input,
     return seconds_of([&] { return Net(net)->forward(input).sum().template item<double>(); }, sum);
   };
   for (int i = 0; i < 3 + rounds; ++i) {
-    const auto without = seconds(plain);
-    const auto with = seconds(sharded);
-    if (i >= 3) ratios.push_back(with / without);
+    const bool first = i % 2 == 0;
+    const auto one = seconds(first ? plain : sharded);
+    const auto other = seconds(first ? sharded : plain);
+    if (i >= 3) ratios.push_back(first ? other / one : one / other);
   }
   return median(ratios);
 }
@@ -145,6 +146,7 @@ nlohmann::json measure(const Flags& flags) {
 nlohmann::json measure_trap(const Flags& flags) {
   return with_net(flags.net, 1, [&](const auto& make_net, const at::Tensor& input) -> nlohmann::json {
     const auto context = lockstep::init({.backend = flags.backend});
+    if (context.world_size() > 1) throw lockstep::ArgumentError("mode trap is for one rank");
     const auto plain = make_net();
     const auto sharded = make_net();
     shard(*sharded, {});

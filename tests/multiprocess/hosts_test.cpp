@@ -41,7 +41,7 @@ at::Tensor sum_in_order(const std::vector<std::vector<int>>& hosts, std::int64_t
 
 // Small, in lanes, and in several chunks, which the last element does not fill.
 void expect_sums(const Context& context, const std::vector<std::vector<int>>& hosts) {
-  for (const std::int64_t count : {0, 1, 1000, 30'001, 3'000'001}) {
+  for (const std::int64_t count : {0, 1, 1000, 30'001, 5'000'001}) {
     const auto expected = sum_in_order(hosts, count);
     auto tensor = numbers_of(context.rank(), count);
     context.group().all_reduce(tensor);
@@ -194,7 +194,7 @@ const Scenario over_a_cable("sums over a cable", [] {
     group.barrier();
     return static_cast<double>(sent_bytes() - before);
   };
-  constexpr std::int64_t kCount = 2'000'000;
+  constexpr std::int64_t kCount = 3'000'000;  // in several chunks
   constexpr double kBytes = 4.0 * kCount;
   const auto expected = sum_in_order({{0, 1}, {2, 3}}, kCount);
   auto sum = numbers_of(context.rank(), kCount);

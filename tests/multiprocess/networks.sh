@@ -9,14 +9,14 @@ count=$1
 shift
 own=$(readlink /proc/self/ns/net)
 ip link set lo up
-for card in "" 2; do
-  ip link add "switch$card" type bridge
-  ip link set "switch$card" up
+for card in network network2; do
+  ip link add "$card" type bridge
+  ip link set "$card" up
 done
 holders=
 trap 'kill $holders 2>/dev/null' EXIT INT TERM
 for host in $(seq "$count"); do
-  unshare -n sleep 10000 &
+  setpriv --pdeathsig KILL unshare -n sleep 10000 &
   holder=$!
   holders=$holders${holders:+ }$holder
   while [ "$(readlink "/proc/$holder/ns/net")" = "$own" ] || [ "$(cat "/proc/$holder/comm")" != sleep ]; do
@@ -24,11 +24,12 @@ for host in $(seq "$count"); do
     sleep 0.01
   done
   nsenter -t "$holder" -n ip link set lo up
-  for card in "" 2; do
-    ip link add "port$host.$card" type veth peer name "network$card" netns "$holder"
-    ip link set "port$host.$card" master "switch$card" up
-    nsenter -t "$holder" -n ip addr add "10.7$((8 + ${card:-1} / 2)).0.$host/24" dev "network$card"
-    nsenter -t "$holder" -n ip link set "network$card" up
+  for card in network:78 network2:79; do
+    name=${card%:*}
+    ip link add "$name.$host" type veth peer name "$name" netns "$holder"
+    ip link set "$name.$host" master "$name" up
+    nsenter -t "$holder" -n ip addr add "10.${card#*:}.0.$host/24" dev "$name"
+    nsenter -t "$holder" -n ip link set "$name" up
   done
 done
 LOCKSTEP_TEST_NETWORKS=$holders "$@"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What ranks send between hosts that have networks of their own. networks.sh runs this program.
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -43,6 +44,7 @@ std::int64_t sent_by(const ProcessGroup& group, const Call& call) {
 }
 
 void run_on_two_hosts(const Scenario& scenario, const std::string& backend, const std::string& cards) {
+  ASSERT_NE(std::getenv("LOCKSTEP_TEST_NETWORKS"), nullptr) << "networks.sh runs this program";
   expect_all_passed(run_ranks(scenario, {.world_size = 2,
                                          .env = {{kBackendVariable, backend}, {"GLOO_SOCKET_IFNAME", cards}},
                                          .rank_env = hosts_of("hierarchical_1_1", 2)}));
@@ -59,6 +61,11 @@ const Scenario all_reduces("all-reduces over the named cards", [] {
   context.barrier();
   EXPECT_GT(sent_on("network") - first, 3 * bytes);
   EXPECT_GT(sent_on("network2") - second, 3 * bytes);
+  if (backend_under_test() != "hierarchical") return;
+  const auto before = sent_on("network2");
+  context.group().all_reduce(torch::ones({8 << 20}));  // in four chunks
+  context.barrier();
+  EXPECT_GT(sent_on("network2") - before, 3 * bytes);
 });
 
 class Networks : public ::testing::TestWithParam<std::string> {};

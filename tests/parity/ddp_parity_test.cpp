@@ -19,10 +19,11 @@
 namespace lockstep::testing {
 namespace {
 
-// Of sums that are added in another order. A difference of one bit in a gradient grows in the steps after it:
-// to 1.4e-2 in 100 steps of mnist.
+// Of sums that are added in another order. A difference of one bit in a gradient grows in the steps after it.
 constexpr float kFirstStep = 1e-6F;
-constexpr float kTraining = 5e-2F;
+float after_training(const DdpCase& each) {
+  return each.name == "mnist" ? 5e-2F : 1e-2F;
+}  // mnist: 100 steps
 
 const Scenario kTrainAllCases("ddp_parity", [] {
   as_parity_ranks([](const Context& context) {
@@ -55,7 +56,7 @@ void expect_same_bits(const std::vector<Record>& python, const std::vector<Recor
   for (std::size_t i = 0; i < python.size(); ++i) EXPECT_EQ(first_difference(python[i], ours[i]), "");
 }
 
-void expect_close(const std::vector<Record>& python, const std::vector<Record>& ours) {
+void expect_close(const std::vector<Record>& python, const std::vector<Record>& ours, float tolerance) {
   ASSERT_EQ(python.size(), ours.size());
   for (std::size_t i = 0; i < python.size(); ++i) {
     const auto expected = torch::tensor(python[i].values);
@@ -63,7 +64,7 @@ void expect_close(const std::vector<Record>& python, const std::vector<Record>& 
     ASSERT_EQ(actual.sizes(), expected.sizes()) << python[i].name;
     if (expected.numel() == 0) continue;
     const auto difference = (actual - expected).abs() / expected.abs().max().clamp_min(1e-12);
-    EXPECT_LE(difference.max().item<float>(), kTraining) << python[i].name;
+    EXPECT_LE(difference.max().item<float>(), tolerance) << python[i].name;
     if (i > 0) continue;
     EXPECT_LE(difference.slice(0, 0, 2).max().item<float>(), kFirstStep)
         << "the losses before and after a step";
@@ -84,7 +85,8 @@ TEST_P(DdpParity, LossesWeightsBuffersAndBuckets) {
       const auto expected = read_records(sides.python_file(each.name, rank));
       expect_a_real_run(expected, each);
       const auto ours = read_records(sides.our_file(each.name, rank));
-      adds_in_another_order ? expect_close(expected, ours) : expect_same_bits(expected, ours);
+      adds_in_another_order ? expect_close(expected, ours, after_training(each))
+                            : expect_same_bits(expected, ours);
     }
   }
 }

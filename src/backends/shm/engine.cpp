@@ -267,12 +267,16 @@ bool Engine::wait_shortly(const Task& call) {
   return spin([&] { return is_ready(wait); });
 }
 
+// Looks around once a nap, not whenever a bell ends one early.
 void Engine::wait_until(Wait& wait) {
+  auto next_look = Clock::now() + wait_policy_.nap;
   while (true) {
     if (spin([&] { return is_ready(wait); }) || yield_until_ready(wait)) return;
     nap(wait);
     if (is_ready(wait)) return;
+    if (communicator_.failure() == nullptr && !closed_ && Clock::now() < next_look) continue;
     look_around(wait);
+    next_look = Clock::now() + wait_policy_.nap;
   }
 }
 

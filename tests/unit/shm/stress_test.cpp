@@ -66,13 +66,13 @@ class Stress : public ::testing::TestWithParam<std::tuple<int, unsigned>> {};
 TEST_P(Stress, EveryRankGetsTheCorrectValues) {
   const auto [size, seed] = GetParam();
   const ThreadTeam ranks(size);
-  const auto wait_policy =
-      seed % 2 == 0 ? WaitPolicy::for_cores(size, 1) : WaitPolicy{.tries = 4, .spin = 20us};
-  ranks.run(wait_policy, [seed = seed](Engine& engine) { stress(engine, seed); });
+  const std::array policies{WaitPolicy{.tries = 4, .spin = 20us}, WaitPolicy::for_cores(size, 1),
+                            WaitPolicy::beside_network(size, 1)};
+  ranks.run(policies.at(seed - 1), [seed = seed](Engine& engine) { stress(engine, seed); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Stress,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 8), ::testing::Values(1U, 2U)));
+                         ::testing::Combine(::testing::Values(1, 2, 3, 8), ::testing::Values(1U, 2U, 3U)));
 
 // Messages of all lengths with few tags, received in an order that differs from the one of sending.
 void exchange(Engine& engine, unsigned seed) {
@@ -129,7 +129,8 @@ void exchange(Engine& engine, unsigned seed) {
 
 TEST(StressOfMessages, ArriveCompleteAndByTag) {
   for (const int size : {2, 3}) {
-    ThreadTeam(size).run(WaitPolicy::for_cores(size, 1), [](Engine& engine) { exchange(engine, 5); });
+    for (const auto& policy : {WaitPolicy::for_cores(size, 1), WaitPolicy::beside_network(size, 1)})
+      ThreadTeam(size).run(policy, [](Engine& engine) { exchange(engine, 5); });
   }
 }
 

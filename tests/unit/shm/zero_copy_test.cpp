@@ -285,5 +285,57 @@ TEST_F(DirectReads, AReductionDoesNotEndIfARankHasLeftIt) {
   EXPECT_EQ(root.awaited(), std::vector{1});
 }
 
+// One part of each rank is on its heap, one in ordinary memory.
+TEST_F(DirectReads, PartsMayLieInDifferentMemories) {
+  threads_.run({.tries = 4, .spin = std::chrono::microseconds(20)}, [&](Engine& engine) {
+    const auto& communicator = engine.communicator();
+    const auto rank = static_cast<float>(communicator.rank());
+    auto* const on_heap = communicator.heap(communicator.rank());
+    std::vector<float> ordinary(kPart, 10.F + rank), output(2 * kPart);
+    std::fill_n(reinterpret_cast<float*>(on_heap), kPart, 20.F + rank);
+    auto* const to = reinterpret_cast<std::byte*>(output.data());
+    std::uint64_t staged = 0;
+    for (int number = 0; number < 2; ++number) {
+      staged = communicator.own().staged.value.load();
+      const auto call = std::make_shared<Collective>(
+          communicator,
+          Request{.kind = Kind::all_to_all,
+                  .element = Element::f32,
+                  .inputs = {{on_heap, kBytes}, {reinterpret_cast<std::byte*>(ordinary.data()), kBytes}},
+                  .outputs = {{to, kBytes}, {to + kBytes, kBytes}}});
+      engine.start(call, std::chrono::seconds(30));
+      engine.wait(*call, std::chrono::seconds(30));
+      const float base = communicator.rank() == 0 ? 20.F : 10.F;
+      EXPECT_EQ(std::ranges::count(std::span(output).first(kPart), base), kPart);
+      EXPECT_EQ(std::ranges::count(std::span(output).last(kPart), base + 1.F), kPart);
+    }
+    EXPECT_EQ(communicator.own().staged.value.load(), staged);
+  });
+}
+
+// A rank that has given up may use its tensor for something else, so what was read of it cannot be trusted.
+TEST_F(DirectReads, ACallThatAnotherRankGaveUpDoesNotEnd) {
+  const auto call_of = [&](const Communicator& communicator, Kind kind) {
+    auto* const start = communicator.heap(communicator.rank());
+    const Source first{start, kBytes}, second{start + kBytes, kBytes};
+    const Target output{start + 2 * kBytes, kBytes};
+    if (kind == Kind::all_reduce) return Request{.kind = kind, .outputs = {output}};
+    return Request{.kind = kind, .inputs = {first, second}, .outputs = {output}};
+  };
+  std::uint64_t chunks = 0;
+  std::deque<Collective> calls;
+  for (const auto kind : {Kind::reduce_scatter, Kind::all_reduce}) {
+    const auto number = calls.size() / 2 + 1;
+    auto& late = calls.emplace_back(second_, call_of(second_, kind));
+    auto& early = calls.emplace_back(first_, call_of(first_, kind));
+    late.post(number, chunks);
+    early.post(number, chunks);
+    EXPECT_FALSE(early.advance());
+  }
+  first_.fail(GroupFailure::Cause::timeout, 1, 0);
+  EXPECT_FALSE(calls[0].advance());
+  EXPECT_FALSE(calls[2].advance());
+}
+
 }  // namespace
 }  // namespace lockstep::shm
