@@ -194,7 +194,7 @@ class HostRound {
 
 TEST(LostHosts, AreReportedAndLeaveNothing) {
   const Env env;
-  const auto rounds = env.get_int("LOCKSTEP_FAULT_ROUNDS").value_or(4);
+  const auto rounds = env.get_int("LOCKSTEP_FAULT_ROUNDS").value_or(2);
   const auto first = env.get_int("LOCKSTEP_FAULT_SEED").value_or(std::random_device()());
   std::vector<double> delays;
   for (std::int64_t i = 0; i < rounds && !HasFailure(); ++i) {
