@@ -21,9 +21,8 @@ namespace {
 
 // Of sums that are added in another order. A difference of one bit in a gradient grows in the steps after it.
 constexpr float kFirstStep = 1e-6F;
-float after_training(const DdpCase& each) {
-  return each.name == "mnist" ? 5e-2F : 1e-2F;
-}  // mnist: 100 steps
+// The case mnist has 100 steps.
+float after_training(const DdpCase& each) { return each.name == "mnist" ? 5e-2F : 1e-2F; }
 
 const Scenario kTrainAllCases("ddp_parity", [] {
   as_parity_ranks([](const Context& context) {
