@@ -18,7 +18,6 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr const char* kMarkVariable = "LOCKSTEP_TEST_FAMILY";
 constexpr std::chrono::seconds kFamilyPatience{60};
 
 std::string new_mark() {
@@ -51,14 +50,14 @@ Stat stat_of(pid_t pid) {
 
 }  // namespace
 
-Family::Family() : mark_{{kMarkVariable, new_mark()}} {}
+Family::Family() : mark_{{kFamilyVariable, new_mark()}} {}
 
 Family::~Family() {
   for (const pid_t pid : members()) ::kill(pid, SIGKILL);
 }
 
 std::vector<pid_t> Family::members() const {
-  const auto entry_wanted = fmt::format("{}={}", kMarkVariable, mark_.at(kMarkVariable));
+  const auto entry_wanted = fmt::format("{}={}", kFamilyVariable, mark_.at(kFamilyVariable));
   std::vector<pid_t> pids;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {

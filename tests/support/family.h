@@ -9,6 +9,9 @@
 
 namespace lockstep::testing {
 
+/// In the environment with which a process was started: its Family.
+inline constexpr const char* kFamilyVariable = "LOCKSTEP_TEST_FAMILY";
+
 /// The living processes that carry a mark in the environment with which they, or those that they were forked
 /// off, were started. Waits end with an exception, which fails the test, after a minute. The destructor kills
 /// what is left.

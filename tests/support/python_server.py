@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs the scripts of run_python(): python_server.py <socket>. Each runs in a fork of this process, which has imported
-what takes seconds. A request is three descriptors: words that end with a zero byte each (the script, the number of its
-arguments, these, name=value pairs for its environment), its stdout and its stderr. The answer is its wait status."""
+what takes seconds. Requests are those of fork_server.h; the words are the script, the number of its arguments, these,
+and name=value pairs for its environment."""
 
 import ctypes
 import gc
@@ -57,12 +57,16 @@ def main():
         message, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
         if not message:
             os._exit(0)
-        child = os.fork()
-        if child == 0:
-            become(*descriptors)
+        number = int.from_bytes(message, sys.byteorder)
+        if number == 0:
+            answer = os.fork()
+            if answer == 0:
+                become(*descriptors)
+        else:
+            answer = os.waitpid(number, 0)[1]
         for descriptor in descriptors:
             os.close(descriptor)
-        connection.send(os.waitpid(child, 0)[1].to_bytes(4, sys.byteorder))
+        connection.send(answer.to_bytes(4, sys.byteorder))
 
 
 main()

@@ -2,19 +2,19 @@
 #include "support/ranks.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <fstream>
-#include <poll.h>
+#include <random>
 #include <sched.h>
 #include <set>
 #include <signal.h>
 #include <sstream>
 #include <stdexcept>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,42 +24,24 @@
 #include "base/deadline.h"
 #include "base/sockets.h"
 #include "base/unique_fd.h"
+#include "support/family.h"
+#include "support/fork_server.h"
 
 namespace lockstep::testing {
 namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+// In the environment of the server that forks ranks: its socket.
+constexpr const char* kServerVariable = "LOCKSTEP_TEST_SERVER";
 
 std::map<std::string, std::function<void()>>& scenarios() {
   static std::map<std::string, std::function<void()>> all;
   return all;
 }
 
-struct Child {
-  int pid = -1;
-  UniqueFd handle{};  // pidfd
-  UniqueFd out{};
-  UniqueFd err{};
-};
-
-// Processes that a rank forks write to the same open file, and only O_APPEND keeps their writes apart: a
-// memfd has no lock for its file offset.
-UniqueFd memory_file() {
-  UniqueFd file(::memfd_create("lockstep-test", MFD_CLOEXEC));
-  ::fcntl(file.get(), F_SETFL, O_APPEND);
-  return file;
-}
-
-std::string contents(int fd) {
-  std::string text;
-  char buffer[4096];
-  ::lseek(fd, 0, SEEK_SET);
-  for (ssize_t n = 0; (n = ::read(fd, buffer, sizeof(buffer))) > 0;)
-    text.append(buffer, static_cast<std::size_t>(n));
-  return text;
-}
-
-std::map<std::string, std::string> rank_environment(const Scenario& scenario, const RunOptions& options,
-                                                    int rank, int port) {
-  std::map<std::string, std::string> env{
+Environment rank_environment(const Scenario& scenario, const RunOptions& options, int rank, int port) {
+  Environment env{
       {kScenarioVariable, scenario.name()},
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(port)},
@@ -77,53 +59,49 @@ std::map<std::string, std::string> rank_environment(const Scenario& scenario, co
   return env;
 }
 
-bool enter_network(const std::map<std::string, std::string>& env) {
-  const auto holder = env.find(kNetworkVariable);
-  if (holder == env.end()) return true;
-  const UniqueFd network(
-      ::open(fmt::format("/proc/{}/ns/net", holder->second).c_str(), O_RDONLY | O_CLOEXEC));
+bool enter_network() {
+  const char* const holder = std::getenv(kNetworkVariable);
+  if (holder == nullptr) return true;
+  const UniqueFd network(::open(fmt::format("/proc/{}/ns/net", holder).c_str(), O_RDONLY | O_CLOEXEC));
   return ::setns(network.get(), CLONE_NEWNET) == 0;
 }
 
-[[noreturn]] void become_rank(const std::map<std::string, std::string>& env, const Child& child, int parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent || !enter_network(env)) ::_exit(127);
-  ::dup2(child.out.get(), STDOUT_FILENO);
-  ::dup2(child.err.get(), STDERR_FILENO);
+// This program, which loads LibTorch once for all ranks: that takes 0.2 s.
+ForkServer& rank_server() {
+  static ForkServer server([](int socket) {
+    ::setenv(kServerVariable, std::to_string(socket).c_str(), 1);
+    ::setenv("OMP_NUM_THREADS", "1", 1);
+    ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
+  });
+  return server;
+}
+
+Environment environment_of_this_process() {
+  Environment variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string entry = *variable;
+    const auto equals = entry.find('=');
+    variables.emplace(entry.substr(0, equals), entry.substr(equals + 1));
+  }
+  return variables;
+}
+
+std::vector<std::string> words_of(Environment env) {
+  env.merge(environment_of_this_process());
+  std::vector<std::string> words;
   for (const auto& [name, value] : env) {
-    if (value.empty()) {
-      ::unsetenv(name.c_str());
-    } else {
-      ::setenv(name.c_str(), value.c_str(), 1);
-    }
+    if (!value.empty()) words.push_back(fmt::format("{}={}", name, value));
   }
-  ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
-  ::_exit(127);
+  return words;
 }
 
-Child start(const std::map<std::string, std::string>& env) {
-  Child child{.out = memory_file(), .err = memory_file()};
-  const int parent = ::getpid();
-  child.pid = ::fork();
-  if (child.pid < 0) throw std::runtime_error("fork failed");
-  if (child.pid == 0) become_rank(env, child, parent);
-  child.handle.reset(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
-  return child;
-}
+Child start(const Environment& env) { return rank_server().start(words_of(env)); }
 
-RankResult finish(Child& child, const Deadline& deadline) {
-  RankResult result;
-  pollfd event{.fd = child.handle.get(), .events = POLLIN, .revents = 0};
-  if (::poll(&event, 1, static_cast<int>(deadline.remaining().count())) == 0) {
-    result.timed_out = true;
-    ::kill(child.pid, SIGKILL);
-  }
-  int status = 0;
-  ::waitpid(child.pid, &status, 0);
-  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
-  if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
-  result.out = contents(child.out.get());
-  result.err = contents(child.err.get());
+RankResult finish(const Child& child, const Deadline& deadline) {
+  auto end = rank_server().finish(child, deadline);
+  RankResult result{.timed_out = end.timed_out, .out = std::move(end.out), .err = std::move(end.err)};
+  if (WIFEXITED(end.status)) result.exit_code = WEXITSTATUS(end.status);
+  if (WIFSIGNALED(end.status)) result.signal = WTERMSIG(end.status);
   return result;
 }
 
@@ -139,26 +117,26 @@ Scenario::Scenario(std::string name, std::function<void()> body) : name_(std::mo
 std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& options) {
   const ReservedPort port;
   const Deadline deadline(options.timeout);
-  std::vector<Child> children(static_cast<std::size_t>(options.world_size));
+  std::vector<Child> ranks(static_cast<std::size_t>(options.world_size));
   std::vector<int> pids;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    auto& child = children[static_cast<std::size_t>(rank)];
+    auto& started = ranks[static_cast<std::size_t>(rank)];
     if (std::ranges::find(options.absent, rank) == options.absent.end()) {
-      child = start(rank_environment(scenario, options, rank, port.port()));
+      started = start(rank_environment(scenario, options, rank, port.port()));
     }
-    pids.push_back(child.pid);
+    pids.push_back(started.pid);
   }
   if (options.while_running) options.while_running(pids);
-  std::vector<RankResult> results(children.size());
+  std::vector<RankResult> results(ranks.size());
   const auto finish_rank = [&](std::size_t rank) {
-    if (children[rank].pid > 0) results[rank] = finish(children[rank], deadline);
+    if (ranks[rank].pid > 0) results[rank] = finish(ranks[rank], deadline);
   };
   const std::set<std::size_t> stuck(options.stuck.begin(), options.stuck.end());
-  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!stuck.contains(rank)) finish_rank(rank);
   }
   for (const auto rank : stuck) {
-    ::kill(children[rank].pid, SIGKILL);
+    ::kill(ranks[rank].pid, SIGKILL);
     finish_rank(rank);
   }
   return results;
@@ -195,6 +173,7 @@ int run_scenario(const std::string& name) {
 }
 
 int run_scenarios(const std::string& names) {
+  if (!enter_network()) return 127;
   std::istringstream lines(names);
   for (std::string line; std::getline(lines, line);) {
     const auto bar = line.find('|');
@@ -217,9 +196,39 @@ int run_scenarios_into(const std::string& folder, const std::string& names) {
   return code;
 }
 
+// Executed processes have different addresses. Forked ones would hide that a rank uses another's.
+void move_next_memory() {
+  std::random_device random;
+  const long page = ::sysconf(_SC_PAGESIZE);
+  ::sbrk(page * static_cast<long>(random() % 4096));
+  ::mmap(nullptr, static_cast<std::size_t>(page) * (1 + random() % (1 << 16)), PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+// The variables that libraries and the allocator read before main(), and Family in /proc.
+Environment read_at_start(Environment variables) {
+  constexpr std::array kPrefixes{"OMP_", "MALLOC_", "LD_", "GLIBC_", kFamilyVariable};
+  std::erase_if(variables, [&](const auto& variable) {
+    return std::ranges::none_of(kPrefixes,
+                                [&](const char* each) { return variable.first.starts_with(each); });
+  });
+  return variables;
+}
+
+// In a fork of the server. Starts the program again if it must read its environment from the start.
+void become_rank(const std::vector<std::string>& words) {
+  const auto of_server = environment_of_this_process();
+  ::clearenv();
+  for (const auto& word : words) ::putenv(::strdup(word.c_str()));
+  if (read_at_start(of_server) != read_at_start(environment_of_this_process()))
+    ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
+  move_next_memory();
+}
+
 }  // namespace
 
 int run_scenario_if_asked() {
+  if (const char* const socket = std::getenv(kServerVariable)) become_rank(serve_forks(std::atoi(socket)));
   const char* const names = std::getenv(kScenarioVariable);
   if (names == nullptr) return -1;
   const char* const folder = std::getenv(kOutputVariable);

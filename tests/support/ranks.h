@@ -10,7 +10,7 @@
 namespace lockstep::testing {
 
 /// A function that a test runs in several real processes. Define one at namespace scope beside its test;
-/// run_ranks() starts this same test program again once a rank, and main() runs the scenario there.
+/// run_ranks() starts this same test program for each rank, and main() runs the scenario there.
 /// A scenario that throws (or whose gtest expectations fail) makes its process exit with 1.
 class Scenario {
  public:
@@ -44,7 +44,8 @@ inline constexpr const char* kNetworkVariable = "LOCKSTEP_TEST_NETWORK";
 
 /// Starts `scenario` in world_size processes with the launcher's environment (MASTER_ADDR, MASTER_PORT,
 /// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, OMP_NUM_THREADS=1) and waits for all of them.
-/// The children die with this process.
+/// The children die with this process. They are forks of one process that has loaded LibTorch, unless their
+/// environment has variables that a process reads before main().
 std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& options = {});
 
 /// Fails the calling test, showing every rank's stderr, unless all ranks exited with 0.
