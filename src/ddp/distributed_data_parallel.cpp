@@ -38,7 +38,6 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 
 at::Tensor DistributedDataParallelModule::prepare(const at::Tensor& argument) const {
-  if (!argument.defined()) return argument;
   const auto moved = device_ ? argument.to(*device_) : argument;
   return input_dtype_ && moved.is_floating_point() ? moved.to(*input_dtype_) : moved;
 }

@@ -11,6 +11,7 @@
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
 #include "ddp/module_sync.h"
+#include "fsdp/forward_policy.h"
 #include "fsdp/host_split.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
@@ -130,9 +131,10 @@ std::string text_of(const fsdp::GroupOptions& options) {
   };
   return fmt::format(
       "options of fully_shard\tranks={} replicas={} reshard_after_forward={} param_dtype={} reduce_dtype={} "
-      "share_memory={} gathers_on_hosts={}\n",
+      "output_dtype={} cast_forward_inputs={} share_memory={} gathers_on_hosts={}\n",
       options.shard_group.size(), options.replicas ? options.replicas->size() : 1, reshards(),
-      dtype(options.mp_policy.param_dtype), dtype(options.mp_policy.reduce_dtype), options.share_memory,
+      dtype(options.mp_policy.param_dtype), dtype(options.mp_policy.reduce_dtype),
+      dtype(options.mp_policy.output_dtype), options.mp_policy.cast_forward_inputs, options.share_memory,
       options.gathers_on_hosts);
 }
 
@@ -201,6 +203,11 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     tree->outermost = result.own_.get();
   }
   result.set_entries(module);
+  result.forward_ = std::make_shared<fsdp::ForwardPolicy>(fsdp::ForwardPolicy{
+      .module = &module,
+      .mp_policy = options.mp_policy,
+      .describe = fmt::format("{}:{}: fully_shard(): {}", where.file_name(), where.line(), module.name())});
+  for (const auto& each : result.groups(true)) each->forward_policies.push_back(result.forward_);
   return result;
 }
 
@@ -228,6 +235,10 @@ std::optional<FSDPModule> FSDPModule::find(const torch::nn::Module& module) {
   if (all.empty()) return std::nullopt;
   const auto own = std::ranges::find_if(all, [&](const auto& group) { return group->module() == &module; });
   if (own != all.end()) found.own_ = *own;
+  const auto& policies = all.front()->forward_policies;
+  const auto policy =
+      std::ranges::find_if(policies, [&](const auto& each) { return each->module == &module; });
+  if (policy != policies.end()) found.forward_ = *policy;
   return found;
 }
 

@@ -225,6 +225,8 @@ nn::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writ
   }
   const nn::WithoutGuards here;
   const std::lock_guard lock(tree_->mutex);
+  if (tree_->is_in_forward())
+    for (const auto& policy : forward_policies) policy->check();
   tree_->use(*this);
   if (is_recurrent(op)) stays_whole = true;
   return is_shared() || stays_whole ? nn::MemoryGuard::Views::plain : nn::MemoryGuard::Views::guarded;

@@ -8,6 +8,7 @@
 
 #include <lockstep/comm/process_group.h>
 
+#include "fsdp/forward_policy.h"
 #include "fsdp/group_options.h"
 #include "fsdp/memory_count.h"
 #include "fsdp/parameter_memory.h"
@@ -95,6 +96,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Empty: what the last step used next.
   std::vector<std::weak_ptr<ParameterGroup>> forward_prefetch, backward_prefetch;
   void set_reshard_after_forward(bool reshard);
+
+  // Of the modules that have the parameters, the innermost first.
+  std::vector<std::shared_ptr<ForwardPolicy>> forward_policies;
 
   // The tree's notes on the order of use.
   int runs = 0;          // of operators on this group, in this forward or backward

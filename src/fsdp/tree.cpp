@@ -37,12 +37,19 @@ void Tree::check() const {
 
 void Tree::use(ParameterGroup& group) {
   check();
-  if (torch::autograd::get_current_graph_task_id() != -1) begin_backward();
-  if (!in_backward()) begin_forward(group);
+  if (is_in_forward()) {
+    begin_forward(group);
+  } else {
+    begin_backward();
+  }
   if (current_ == &group && group.is_current()) return;
   if (current_ != &group) switch_to(group);
   make_current(group);
   prefetch_after(group);
+}
+
+bool Tree::is_in_forward() const {
+  return !in_backward() && torch::autograd::get_current_graph_task_id() == -1;
 }
 
 void Tree::make_current(ParameterGroup& group) {

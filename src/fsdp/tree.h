@@ -27,7 +27,9 @@ struct Tree {
 
   // Before an operator uses the group's parameters.
   void use(ParameterGroup& group);
-  // The same without an effect on the learned order.
+  // Whether such an operator is one of a forward, also of one without gradients.
+  bool is_in_forward() const;
+  // The same as use() without an effect on the learned order.
   void make_current(ParameterGroup& group);
   // Before the first gradient, or the first use, in a backward pass.
   void begin_backward();

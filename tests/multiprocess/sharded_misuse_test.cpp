@@ -188,6 +188,45 @@ const Scenario called_twice("fsdp called twice", [] {
 });
 TEST(ShardedMisuse, AnErrorSaysThatAModuleIsSharded) { expect_all_passed(run_ranks(called_twice)); }
 
+struct Opaque {
+  Tensor tensor;
+};
+
+struct OpaqueOutputImpl : torch::nn::Module {
+  OpaqueOutputImpl() { layer = register_module("layer", Linear(4, 3)); }
+  Opaque forward(const Tensor& x) { return {layer(x)}; }
+  Linear layer{nullptr};
+};
+TORCH_MODULE(OpaqueOutput);
+
+const Scenario converted("fsdp forward conversions", [] {
+  const auto context = init({.backend = "shm"});
+  const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
+  const auto x = input_of(0, context.rank());
+  for (const bool of_children : {false, true}) {
+    Sequential net(Linear(4, 3));
+    if (of_children) fully_shard(*net[0]);
+    const auto sharded = fully_shard(*net, {.mp_policy = policy});
+    EXPECT_THAT(error_of([&] { net->forward(x.to(at::kBFloat16)); }),
+                AllOf(HasSubstr("sharded_misuse_test.cpp:"), HasSubstr("call sharded.forward(net, ...)")));
+    EXPECT_THAT(error_of([&] { sharded.forward(three_layers(), x); }), HasSubstr("another module"));
+    if (of_children) continue;  // the child's policy is another
+    EXPECT_EQ(sharded.forward(net, x).scalar_type(), at::kFloat);
+    EXPECT_EQ(FSDPModule::find(*net)->forward(net, x).scalar_type(), at::kFloat);
+    EXPECT_EQ(net->forward(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  }
+  Linear net(4, 3);
+  const auto as_given =
+      fully_shard(*net, {.mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
+  EXPECT_EQ(as_given.forward(net, x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  EXPECT_NE(error_of<std::exception>([&] { as_given.forward(net, x); }), "");
+  OpaqueOutput opaque;
+  const auto sharded = fully_shard(*opaque, {.mp_policy = policy});
+  EXPECT_THAT(error_of([&] { sharded.forward(opaque, x); }),
+              AllOf(HasSubstr("Opaque"), HasSubstr("visit_tensors")));
+});
+TEST(ShardedMisuse, AnErrorSaysThatForwardCannotConvert) { expect_all_passed(run_ranks(converted)); }
+
 // Modules that live longer than the group, and a prefetch that nothing waits for.
 const Scenario outliving("fsdp outliving", [] {
   Sequential shared = three_layers(), gathered = three_layers();

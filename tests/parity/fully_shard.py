@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """fully_shard_test.cpp in Python: fully_shard.py <folder> <world size>, like ddp_training.py."""
+import dataclasses
 import sys
 import warnings
 
@@ -72,6 +73,31 @@ class Wide(nn.Module):
         return [self.out]
 
 
+class Residual(nn.Module):
+    """Float inputs and outputs in dictionaries, whatever the parameters' type is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(9)
+        self.first = nn.Linear(8, 6)
+        self.second = nn.Linear(6, 8)
+
+    def forward(self, inputs, uses_all):
+        x = inputs["x"] + self.second(self.first(inputs["x"]).tanh())
+        return {"x": x, "sum": x.sum(-1)} if uses_all else {"x": x}
+
+    def children_to_shard(self):
+        return [self.first]
+
+
+def loss_of(net, tokens, uses_all):
+    if not isinstance(net, Residual):
+        return net(tokens, uses_all)
+    outputs = net({"x": tokens.repeat(1, 2) / 11}, uses_all)
+    assert all(each.dtype == torch.float32 for each in outputs.values())
+    return sum(each.pow(2).mean() for each in outputs.values())
+
+
 def columns(parameter):
     return {1: None, 2: Shard(-1), 3: Shard(1)}[parameter.dim()]
 
@@ -83,19 +109,21 @@ def run_case(case):
     policy = {"float": MixedPrecisionPolicy(),
               "half": MixedPrecisionPolicy(param_dtype=torch.float16),
               "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
-              "bf16_float": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}[case["dtype"]]
+              "bf16_float": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+              "bf16_output": MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)}[case["dtype"]]
     reshard = {"default": None, "true": True, "false": False, "2": 2}[case["reshard"]]
-    net = {"odd": OddNet, "stack": Stack, "wide": Wide}[case["net"]]()
+    net = {"odd": OddNet, "stack": Stack, "wide": Wide, "residual": Residual}[case["net"]]()
+    children_policy = dataclasses.replace(policy, output_dtype=None)
     options = {"mesh": mesh, "reshard_after_forward": reshard, "mp_policy": policy,
                "shard_placement_fn": columns if case["placement"] == "columns" else None,
                "ignored_params": {p for name, p in net.named_parameters() if name == case["ignored"]}}
     if case["groups"] == "children":
         for child in net.children_to_shard():
-            fully_shard(child, **options)
+            fully_shard(child, **{**options, "mp_policy": children_policy})
     elif case["groups"] == "nested":
-        fully_shard(net.children_to_shard()[0], **options)
+        fully_shard(net.children_to_shard()[0], **{**options, "mp_policy": children_policy})
         for child in net.children():
-            fully_shard(child, **options)
+            fully_shard(child, **{**options, "mp_policy": children_policy})
     fully_shard(net, **options)
     shards = [p for p in net.parameters() if isinstance(p, DTensor)]
     optimizer = (torch.optim.AdamW(shards, lr=1e-2, fused=True) if case["optimizer"] == "adamw"
@@ -114,7 +142,7 @@ def run_case(case):
             net.set_requires_gradient_sync(is_last or case["sync"] == "always")
             net.set_reshard_after_backward(is_last or case["keep"] == "false")
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
-            loss = net(torch.randint(11, (2, 4)), (step + part) % 2 == 1)
+            loss = loss_of(net, torch.randint(11, (2, 4)), (step + part) % 2 == 1)
             loss.backward()
             losses.append(loss.detach().float())
         optimizer.step()

@@ -65,6 +65,41 @@ struct WideImpl : torch::nn::Module {
 };
 TORCH_MODULE(Wide);
 
+// Float inputs and outputs in maps, whatever the parameters' type is.
+struct ResidualImpl : torch::nn::Module {
+  using Tensors = std::map<std::string, Tensor>;
+
+  ResidualImpl() {
+    torch::manual_seed(9);
+    first = register_module("first", torch::nn::Linear(8, 6));
+    second = register_module("second", torch::nn::Linear(6, 8));
+  }
+  Tensors forward(const Tensors& inputs, bool uses_all) {
+    const auto x = inputs.at("x") + second(first(inputs.at("x")).tanh());
+    return uses_all ? Tensors{{"x", x}, {"sum", x.sum(-1)}} : Tensors{{"x", x}};
+  }
+  std::vector<std::shared_ptr<torch::nn::Module>> children_to_shard() const { return {first.ptr()}; }
+
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Residual);
+
+template <class Net>
+Tensor loss_of(const FSDPModule& sharded, const Net& net, const Tensor& tokens, bool uses_all) {
+  return sharded.forward(net, tokens, uses_all);
+}
+
+Tensor loss_of(const FSDPModule& sharded, const Residual& net, const Tensor& tokens, bool uses_all) {
+  const auto outputs =
+      sharded.forward(net, ResidualImpl::Tensors{{"x", tokens.repeat({1, 2}) / 11}}, uses_all);
+  auto loss = at::zeros({});
+  for (const auto& [name, tensor] : outputs) {
+    EXPECT_EQ(tensor.scalar_type(), at::kFloat) << name;
+    loss = loss + tensor.pow(2).mean();
+  }
+  return loss;
+}
+
 std::vector<float> floats_of(const Tensor& tensor) {
   const auto flat = tensor.detach().to(at::kFloat).contiguous();
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
@@ -78,6 +113,7 @@ FullyShardOptions options_of(const Case& words, const Context& context) {
   if (words.at("dtype") != "float")
     options.mp_policy.param_dtype = words.at("dtype") == "half" ? at::kHalf : at::kBFloat16;
   if (words.at("dtype") == "bf16_float") options.mp_policy.reduce_dtype = at::kFloat;
+  if (words.at("dtype") == "bf16_output") options.mp_policy.output_dtype = at::kFloat;
   const auto& reshard = words.at("reshard");
   if (reshard == "2") {
     options.reshard_after_forward = 2;
@@ -103,11 +139,13 @@ FSDPModule shard(const Net& net, const Case& words, const Context& context) {
   auto options = options_of(words, context);
   if (const auto ignored = ignored_of(*net, words)) options.ignored_params = {*ignored};
   const auto children = net->children_to_shard();
+  auto of_children = options;
+  of_children.mp_policy.output_dtype = std::nullopt;
   if (words.at("groups") == "children") {
-    for (const auto& child : children) fully_shard(*child, options);
+    for (const auto& child : children) fully_shard(*child, of_children);
   } else if (words.at("groups") == "nested") {  // leaves no parameter to the net itself
-    fully_shard(*children.front(), options);
-    for (const auto& child : net->children()) fully_shard(*child, options);
+    fully_shard(*children.front(), of_children);
+    for (const auto& child : net->children()) fully_shard(*child, of_children);
   }
   return fully_shard(*net, options);
 }
@@ -140,7 +178,7 @@ std::vector<Record> train(const Case& words, const Context& context) {
       sharded.set_requires_gradient_sync(is_last || words.at("sync") == "always");
       sharded.set_reshard_after_backward(is_last || words.at("keep") == "false");
       torch::manual_seed(static_cast<std::uint64_t>(1000 * step + 10 * part + context.rank()));
-      const auto loss = net->forward(torch::randint(11, {2, 4}), (step + part) % 2 == 1);
+      const auto loss = loss_of(sharded, net, torch::randint(11, {2, 4}), (step + part) % 2 == 1);
       loss.backward();
       losses.values.push_back(loss.template item<float>());
       EXPECT_TRUE(std::isfinite(losses.values.back()));
@@ -197,11 +235,13 @@ std::vector<std::string> cases(int ranks) {
   add("net=stack dtype=half optimizer=sgd");
   add("net=stack groups=nested reshard=true");
   add("net=odd reshard=true unshard=true");
+  add("net=residual dtype=bf16_output reshard=true accumulate=2" + mesh);
   return all;
 }
 
 std::vector<Record> train(const Case& words, const Context& context) {
   if (words.at("net") == "odd") return train<OddNet>(words, context);
+  if (words.at("net") == "residual") return train<Residual>(words, context);
   return words.at("net") == "wide" ? train<Wide>(words, context) : train<Stack>(words, context);
 }
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <source_location>
 #include <string>
-#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -133,16 +131,8 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   // Moves and casts an argument of forward as the options require.
   template <typename Argument>
   decltype(auto) prepared(Argument&& argument) const {
-    using Plain = std::remove_cvref_t<Argument>;
-    if constexpr (std::same_as<Plain, at::Tensor>) {
-      return prepare(argument);
-    } else if constexpr (PyTree<Plain> && !NonTensorLeaf<Plain> && std::copy_constructible<Plain>) {
-      Plain copy = std::forward<Argument>(argument);
-      visit_tensors(copy, [this](at::Tensor& tensor) { tensor = prepare(tensor); });
-      return copy;
-    } else {
-      return std::forward<Argument>(argument);
-    }
+    return map_tensors(std::forward<Argument>(argument),
+                       [this](const at::Tensor& tensor) { return prepare(tensor); });
   }
 
  private:

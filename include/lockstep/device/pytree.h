@@ -45,7 +45,7 @@ concept NonTensorLeaf = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_
 template <typename T>
 concept HasVisitTensors = requires(T& value, void (*f)(at::Tensor&)) { value.visit_tensors(f); };
 
-/// Calls `f(at::Tensor&)` for each tensor in `value`. PyTorch: `torch.utils._pytree.tree_map_only`.
+/// Calls `f(at::Tensor&)` for each tensor in `value`. PyTorch: `torch.utils._pytree.tree_map_only_`.
 template <typename T, typename F>
 void visit_tensors(T& value, F&& f) {
   TensorVisitor<T>::visit(value, f);
@@ -170,5 +170,24 @@ struct TensorVisitor<c10::IValue> {
     }
   }
 };
+
+/// A type of which a copy can have other tensors.
+template <typename T>
+concept MapsTensors = PyTree<T> && !NonTensorLeaf<T> && std::copy_constructible<T>;
+
+/// Forwards the value if its type holds no tensors that can be replaced; otherwise returns a copy with
+/// `f(const at::Tensor&)` in place of each defined tensor. PyTorch: `torch.utils._pytree.tree_map_only`.
+template <typename T, typename F>
+decltype(auto) map_tensors(T&& value, const F& f) {
+  if constexpr (MapsTensors<std::remove_cvref_t<T>>) {
+    std::remove_cvref_t<T> copy = std::forward<T>(value);
+    visit_tensors(copy, [&](at::Tensor& tensor) {
+      if (tensor.defined()) tensor = f(tensor);
+    });
+    return copy;
+  } else {
+    return std::forward<T>(value);
+  }
+}
 
 }  // namespace lockstep

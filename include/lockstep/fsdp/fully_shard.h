@@ -8,6 +8,8 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <typeinfo>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -15,6 +17,8 @@
 
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/ddp/utils.h>
+#include <lockstep/device/pytree.h>
+#include <lockstep/nn/wrapped_module.h>
 #include <lockstep/runtime/device_mesh.h>
 #include <lockstep/serialize/value.h>
 
@@ -23,15 +27,22 @@ namespace lockstep {
 namespace fsdp {
 class ParameterGroup;
 struct Entries;
+struct ForwardPolicy;
 }  // namespace fsdp
 
 /// The types of parameters and gradients between steps of the optimizer, which always steps shards of the
-/// original type. PyTorch: `MixedPrecisionPolicy`; forward's inputs and outputs are not converted.
+/// original type. Modules of LibTorch have no hooks: FSDPModule::forward() converts the inputs and outputs of
+/// the module, and `module->forward()` does not. PyTorch: `MixedPrecisionPolicy`.
 struct MixedPrecisionPolicy {
   /// The parameters' dtype in forward and backward; default: their own.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// The dtype in which gradients are reduced; default: the parameters' dtype in backward.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  /// The dtype of floating tensors that forward returns; default: the module's own. A module of which
+  /// `module->forward()` is called instead of FSDPModule::forward() is an Error.
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
+  /// Whether forward gets floating tensors as param_dtype.
+  bool cast_forward_inputs = true;
 };
 
 /// Shards, their gradients and the optimizer's states lie in memory of the host. PyTorch:
@@ -122,6 +133,29 @@ class FSDPModule {
     at::Tensor parameter;  ///< this rank's rows; a leaf
   };
 
+  /// Calls the module's forward, with its argument and return types and the conversions of
+  /// MixedPrecisionPolicy:
+  ///
+  ///     auto sharded = fully_shard(*net, {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype =
+  ///     at::kFloat}}); auto loss = cross_entropy(sharded.forward(net, x), target);
+  ///
+  /// `module` is the holder or shared_ptr of the module that was given to fully_shard(). Tensors within the
+  /// arguments and the result are converted if TensorVisitor visits them. Throws ArgumentError for another
+  /// module, and for a result without a TensorVisitor if output_dtype is set.
+  template <typename Module, typename... Arguments>
+  auto forward(const Module& module, Arguments&&... arguments) const {
+    const auto wrapped = nn::WrappedBy<Module>::pointer(module);
+    begin_forward(wrapped.get());
+    auto output = wrapped->forward(map_tensors(
+        std::forward<Arguments>(arguments), [this](const at::Tensor& tensor) { return input(tensor); })...);
+    if constexpr (PyTree<decltype(output)>) {
+      visit_tensors(output, [this](at::Tensor& tensor) { tensor = this->output(tensor); });
+    } else {
+      refuse_output(typeid(output).name());
+    }
+    return output;
+  }
+
   /// This rank's rows of all parameters of the module and its children, for optimizers: `[rows, ...]`, where
   /// rank r has rows r * ceil(n / size) and on, so that the last ranks may have fewer rows or none. With
   /// shard_placement_fn the rows are those of another dimension; the tensors are contiguous. After a
@@ -187,6 +221,10 @@ class FSDPModule {
   };
 
   void set_entries(const torch::nn::Module& module);
+  void begin_forward(const torch::nn::Module* module) const;
+  at::Tensor input(const at::Tensor& tensor) const;
+  at::Tensor output(const at::Tensor& tensor) const;
+  void refuse_output(const char* type) const;
   std::vector<std::weak_ptr<fsdp::ParameterGroup>> groups_to_prefetch(const std::vector<FSDPModule>& modules,
                                                                       const char* function,
                                                                       std::source_location where) const;
@@ -196,6 +234,7 @@ class FSDPModule {
   std::vector<NamedParameter> buffers_;
   std::map<std::string, std::string> aliases_;  // other names of tied tensors, each with the first
   std::shared_ptr<fsdp::ParameterGroup> own_;
+  std::shared_ptr<fsdp::ForwardPolicy> forward_;
 };
 
 /// Distributes the parameters of a module over the ranks of a group: each rank has 1 / size() of the

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -54,10 +53,7 @@ struct DataParallelOptions {
 
 namespace nn {
 class Replicas;
-
-template <typename T>
-concept Scattered = PyTree<T> && !NonTensorLeaf<T> && std::copy_constructible<T>;
-}  // namespace nn
+}
 
 /// The functions of DataParallel that do not depend on the type of the wrapped module.
 class DataParallelModule : public nn::WrapperModule {
@@ -162,7 +158,7 @@ class DataParallelImpl : public DataParallelModule {
  private:
   // A replica's form of an argument: a copy with its part of the tensors, or the argument itself.
   template <typename Argument>
-  using Own = std::conditional_t<nn::Scattered<std::remove_cvref_t<Argument>>, std::remove_cvref_t<Argument>,
+  using Own = std::conditional_t<MapsTensors<std::remove_cvref_t<Argument>>, std::remove_cvref_t<Argument>,
                                  const std::remove_cvref_t<Argument>&>;
 
   template <typename Value>
@@ -182,24 +178,13 @@ class DataParallelImpl : public DataParallelModule {
     });
   }
 
-  template <typename Argument, typename Change>
-  static Own<Argument> changed(const std::remove_cvref_t<Argument>& argument, const Change& change) {
-    if constexpr (nn::Scattered<std::remove_cvref_t<Argument>>) {
-      auto copy = argument;
-      replace(copy, change);
-      return copy;
-    } else {
-      return argument;
-    }
-  }
-
   // Copies of the arguments in which `parts` replace `inputs`.
   template <typename... Arguments>
   static std::tuple<Own<Arguments>...> own_of(const Tensors& inputs, const Tensors& parts,
                                               const std::remove_cvref_t<Arguments>&... arguments) {
     std::size_t next = 0;
     const auto change = [&](const at::Tensor&) { return parts[next++]; };
-    std::tuple<Own<Arguments>...> own{changed<Arguments>(arguments, change)...};
+    std::tuple<Own<Arguments>...> own{map_tensors(arguments, change)...};
     Tensors placed;
     std::apply([&](const auto&... each) { (collect_scattered<Arguments>(each, placed), ...); }, own);
     check_placed(placed, parts, "the arguments");
@@ -215,13 +200,13 @@ class DataParallelImpl : public DataParallelModule {
 
   template <typename Argument>
   static void collect_scattered(const std::remove_cvref_t<Argument>& argument, Tensors& found) {
-    if constexpr (nn::Scattered<std::remove_cvref_t<Argument>>) collect(argument, found);
+    if constexpr (MapsTensors<std::remove_cvref_t<Argument>>) collect(argument, found);
   }
 
   template <typename Argument>
   static void restore(const std::remove_cvref_t<Argument>& argument, const Tensors& inputs,
                       std::size_t& position) {
-    if constexpr (nn::Scattered<std::remove_cvref_t<Argument>>) {
+    if constexpr (MapsTensors<std::remove_cvref_t<Argument>>) {
       replace(const_cast<std::remove_cvref_t<Argument>&>(argument),  // NOLINT: as it was
               [&](const at::Tensor&) { return inputs[position++]; });
     }
@@ -231,7 +216,7 @@ class DataParallelImpl : public DataParallelModule {
   Output run_module(Arguments&&... arguments) {
     if (!moves_tensors()) return module_->forward(std::forward<Arguments>(arguments)...);
     const auto there = [this](const at::Tensor& tensor) { return to_device(tensor); };
-    std::tuple<Own<Arguments>...> own{changed<Arguments>(arguments, there)...};
+    std::tuple<Own<Arguments>...> own{map_tensors(arguments, there)...};
     auto output = std::apply(
         [&](auto&... each) -> Output { return module_->forward(std::forward<Own<Arguments>>(each)...); },
         own);
