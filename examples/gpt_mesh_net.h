@@ -64,14 +64,17 @@ struct Block : torch::nn::Module {
 // What tensor parallel does with a layer; empty: nothing.
 inline lockstep::tensor_parallel::ParallelizePlan plan_of(const torch::nn::Module& layer) {
   using namespace lockstep::tensor_parallel;
+  const PrepareModuleInput once{.input_layouts = Replicate()};  // one reduction in backward for q, k and v
   if (const auto* const block = layer.as<Block>()) {
-    ParallelizePlan plan{{"[qkv]", ColwiseParallel()}, {"o", RowwiseParallel()}};
+    ParallelizePlan plan{{"", once}, {"[qkv]", ColwiseParallel()}, {"o", RowwiseParallel()}};
     if (!block->moe) plan.insert(plan.end(), {{"mlp.0", ColwiseParallel()}, {"mlp.2", RowwiseParallel()}});
     return plan;
   }
   if (layer.name() != "LlamaDecoderLayer") return {};
-  return {{"self_attn.[qkv]_proj", ColwiseParallel()},
+  return {{"self_attn", once},
+          {"self_attn.[qkv]_proj", ColwiseParallel()},
           {"self_attn.o_proj", RowwiseParallel()},
+          {"mlp", once},
           {"mlp.[gu]*_proj", ColwiseParallel()},
           {"mlp.down_proj", RowwiseParallel()}};
 }

@@ -75,6 +75,14 @@ void check_layouts(const RowwiseParallel& style, const std::string& name, const 
   refuse_partial(style.input_layouts, "RowwiseParallel{.input_layouts", name, ranks);
 }
 
+void check_layouts(const PrepareModuleInput& style, const std::string& name, const Ranks& ranks) {
+  refuse_partial(style.input_layouts, "PrepareModuleInput{.input_layouts", name, ranks);
+  if (style.desired_input_layouts == Replicate()) return;
+  refuse(ranks, name,
+         "has a PrepareModuleInput whose desired_input_layouts are not Replicate(), which is what "
+         "ColwiseParallel layers compute with");
+}
+
 void cut(const at::Tensor& parameter, const std::string& name, std::optional<std::int64_t> dim, Rule rule,
          const Ranks& ranks) {
   if (!is_cut_alike(parameter, name, dim, ranks)) {
@@ -96,9 +104,9 @@ void cut(const at::Tensor& parameter, const std::string& name, std::optional<std
 }
 
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
-                const ColwiseParallel& style, const Ranks& ranks) {
+                const ColwiseParallel& style, const Ranks& ranks, std::shared_ptr<SharedInput> shared) {
   const Layouts layouts{style.input_layouts.value_or(Replicate()), style.output_layouts.value_or(Shard(-1))};
-  cut(weight, name + "weight", 0, colwise_linear(layouts), ranks);
+  cut(weight, name + "weight", 0, colwise_linear(layouts, std::move(shared)), ranks);
   if (bias.defined()) cut(bias, name + "bias", 0, colwise_bias(layouts.output), ranks);
 }
 

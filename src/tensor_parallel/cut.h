@@ -23,6 +23,7 @@ struct Ranks {
 // Throws for layouts that the style does not have. `name`: of what has the style, for errors.
 void check_layouts(const ColwiseParallel& style, const std::string& name, const Ranks& ranks);
 void check_layouts(const RowwiseParallel& style, const std::string& name, const Ranks& ranks);
+void check_layouts(const PrepareModuleInput& style, const std::string& name, const Ranks& ranks);
 
 // Makes the tensor this rank's part along `dim`; without a dimension it stays whole, and operators for
 // which it has no rule sum its gradient. A parameter that an earlier call cut alike gets the rule too.
@@ -31,8 +32,10 @@ void cut(const at::Tensor& parameter, const std::string& name, std::optional<std
          const Ranks& ranks);
 
 // The layer's parameters, of which the bias may be undefined. `name`: of the layer, with a dot if not empty.
+// `shared`: see colwise_linear().
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
-                const ColwiseParallel& style, const Ranks& ranks);
+                const ColwiseParallel& style, const Ranks& ranks,
+                std::shared_ptr<SharedInput> shared = nullptr);
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
                 const RowwiseParallel& style, const Ranks& ranks);
 

@@ -105,15 +105,18 @@ Rule added(std::function<Tensor(const Tensor& bias, const Call& call)> term) {
 
 }  // namespace
 
-Rule colwise_linear(Layouts layouts) {
+Route colwise_input(Placement layout) {
+  return {.from = layout, .to = Replicate(), .gradient_from = Partial(), .gradient_to = layout};
+}
+
+Rule colwise_linear(Layouts layouts, std::shared_ptr<SharedInput> shared) {
   return [=](const Call& call) -> std::optional<Tensor> {
     const auto product = product_of(call);
     if (!product) return std::nullopt;
     const auto& group = call.parameter.group();
     const auto features = call.parameter.sizes()[0];
-    const auto input = redistribute(
-        product->input, group,
-        {.from = layouts.input, .to = Replicate(), .gradient_from = Partial(), .gradient_to = layouts.input});
+    const auto input = shared ? shared->convert(product->input, group)
+                              : redistribute(product->input, group, colwise_input(layouts.input));
     check_features(input, call.parameter.sizes()[1], call, "ColwiseParallel");
     const auto output = product->compute(input, nn::without_operator_guard(product->bias));
     return redistribute(output, group,

@@ -24,9 +24,12 @@ namespace lockstep::tensor_parallel {
 namespace {
 
 struct Target {
-  const nn::NamedModule& named;
+  nn::NamedModule named;
   const std::string& pattern;  // that matches its name
+  const ParallelStyle& style;
   const Ranks& ranks;
+  std::shared_ptr<SharedInput> input =
+      nullptr;  // of the module with PrepareModuleInput that this is, or is in
 
   std::string prefix() const { return named.name.empty() ? "" : named.name + "."; }
 };
@@ -56,14 +59,58 @@ void check(const SequenceParallel&, const Target& target) {
     refuse_module(target, "has neither parameters nor a Dropout, so SequenceParallel changes nothing");
 }
 
-template <class Style>
-void apply(const Style& style, const Target& target) {
+void check(const PrepareModuleInput& style, const Target& target) {
+  check_layouts(style, fmt::format("\"{}\"", target.pattern), target.ranks);
+}
+
+bool takes_whole_input(const Target& target) {
+  const auto* const style = std::get_if<ColwiseParallel>(&target.style);
+  return style != nullptr && style->input_layouts.value_or(Replicate()) == Replicate() &&
+         target.named.module->as<torch::nn::LinearImpl>() != nullptr;
+}
+
+// Gives each layer the input of the innermost module around it that has PrepareModuleInput.
+void share_inputs(std::vector<Target>& targets) {
+  std::vector<const Target*> prepared;
+  for (auto& target : targets) {
+    const auto* const style = std::get_if<PrepareModuleInput>(&target.style);
+    if (style == nullptr) continue;
+    target.input = std::make_shared<SharedInput>(colwise_input(style->input_layouts));
+    prepared.push_back(&target);
+  }
+  std::ranges::stable_sort(prepared, {}, [](const auto* each) { return each->named.name.size(); });
+  for (auto& target : targets) {
+    if (!takes_whole_input(target)) continue;
+    for (const auto* const outer : prepared)
+      if (target.prefix().starts_with(outer->prefix())) target.input = outer->input;
+    if (target.input) target.input->add_layer();
+  }
+  for (const auto* const each : prepared) {
+    if (each->input->layers() > 0) continue;
+    refuse_module(
+        *each,
+        "has PrepareModuleInput, but the plan has no Linear in it with ColwiseParallel whose input_layouts "
+        "are Replicate()");
+  }
+}
+
+void apply(const ColwiseParallel& style, const Target& target) {
+  if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
+    cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks, target.input);
+  } else {
+    cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, target.ranks);
+  }
+}
+
+void apply(const RowwiseParallel& style, const Target& target) {
   if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
     cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks);
   } else {
     cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, target.ranks);
   }
 }
+
+void apply(const PrepareModuleInput&, const Target&) {}  // is part of the layers' rules
 
 void apply(const SequenceParallel&, const Target& target) {
   for (const auto& module : target.named.module->modules()) {
@@ -122,20 +169,16 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const c10::NoGradGuard no_gradients;
   check_not_sharded(module, where);
   check_experts(module, ranks);
-  std::vector<std::vector<nn::NamedModule>> matches;
+  std::vector<Target> targets;
   for (const auto& [pattern, style] : plan) {
-    matches.push_back(nn::matching_modules(module, pattern, "parallelize_module()", where));
-    for (const auto& named : matches.back())
-      std::visit([&](const auto& each) { check(each, Target{named, pattern, ranks}); }, style);
+    for (const auto& named : nn::matching_modules(module, pattern, "parallelize_module()", where)) {
+      targets.push_back({named, pattern, style, ranks});
+      std::visit([&](const auto& each) { check(each, targets.back()); }, style);
+    }
   }
-  for (std::size_t i = 0; i < plan.size(); ++i) {
-    for (const auto& named : matches[i])
-      std::visit(
-          [&](const auto& style) {
-            apply(style, Target{named, plan[i].first, ranks});
-          },
-          plan[i].second);
-  }
+  share_inputs(targets);
+  for (const auto& target : targets)
+    std::visit([&](const auto& style) { apply(style, target); }, target.style);
   broadcast_rest(module, ranks);
   broadcast_generator(default_generator(), ranks);
   const auto parameters = module.parameters();

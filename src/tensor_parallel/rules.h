@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include <lockstep/tensor_parallel/parallelize_module.h>
 
 #include "tensor_parallel/parallel_parameter.h"
+#include "tensor_parallel/shared_input.h"
 
 // What operators do with cut parameters of layers.
 namespace lockstep::tensor_parallel {
@@ -15,8 +17,11 @@ struct Layouts {
   Placement input, output;
 };
 
-// Rules for a Linear's weight, [out, in].
-Rule colwise_linear(Layouts layouts);
+// The way of the input of a ColwiseParallel Linear.
+Route colwise_input(Placement layout);
+
+// Rules for a Linear's weight, [out, in]. `shared`: converts the input; nullptr: the layer does so itself.
+Rule colwise_linear(Layouts layouts, std::shared_ptr<SharedInput> shared);
 Rule rowwise_linear(Layouts layouts);
 // The rule for its cut bias, which is added to an output of that layout.
 Rule colwise_bias(Placement output);

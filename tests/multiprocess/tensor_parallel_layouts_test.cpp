@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums that a net leaves to redistribute(): Partial() layouts beside one process, and where they are refused.
+// Layouts beside one process, and where they are refused: sums that a net leaves to redistribute(), and
+// inputs that layers share.
+#include <functional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -142,6 +145,66 @@ void compare_second_gradients(const DeviceMesh& mesh) {
   EXPECT_TRUE(norm_of(norm, part).allclose(norm_of(expected, x), 1e-10, 0));
 }
 
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    for (auto* const each : {&first, &second}) {
+      *each = torch::nn::Linear(4, 6);
+      (*each)->to(torch::kDouble);
+    }
+    register_module("first", first);
+    register_module("second", second);
+  }
+  Tensor forward(const Tensor& x) { return first(x) * second(x); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Pair);
+
+std::size_t calls_of(const DeviceMesh& mesh, const std::function<void()>& action) {
+  const auto before = mesh.get_group().recent_calls();
+  const auto first = before.empty() ? 0 : before.back().number;
+  action();
+  return mesh.get_group().recent_calls().back().number - first;
+}
+
+// Layers that get one tensor gather it once, and scatter its gradient once.
+void compare_prepared(const DeviceMesh& mesh) {
+  torch::manual_seed(11);
+  Pair net, expected;
+  {
+    const torch::NoGradGuard no_gradients;
+    for (const auto& item : net->named_parameters())
+      expected->named_parameters()[item.key()].copy_(item.value());
+  }
+  const tp::ColwiseParallel whole{.output_layouts = tp::Replicate()};
+  const tp::PrepareModuleInput rows{.input_layouts = tp::Shard(0)};
+  tp::parallelize_module(*net, mesh, {{"", rows}, {"*", whole}});
+  auto x = torch::randn({6, 4}, torch::kDouble).requires_grad_();
+  auto part =
+      x.detach().chunk(mesh.size())[static_cast<std::size_t>(mesh.get_local_rank())].clone().requires_grad_();
+  const std::size_t calls = 3;  // of the input and two outputs
+  for (int step = 0; step < 2; ++step) {
+    Tensor output;
+    EXPECT_EQ(calls_of(mesh, [&] { output = net->forward(part); }), calls) << step;
+    EXPECT_TRUE(output.allclose(expected->forward(x), 0, 1e-12));
+    EXPECT_EQ(calls_of(mesh, [&] { output.pow(2).sum().backward(); }), 1U) << step;
+    expected->forward(x).pow(2).sum().backward();
+    EXPECT_TRUE(part.grad().allclose(part_like(x.grad(), part, mesh), 0, 1e-10));
+    const torch::NoGradGuard no_gradients;
+    EXPECT_EQ(calls_of(mesh, [&] { output = net->forward(part); }), calls) << "without gradients";
+    part.add_(1);  // another value in the same tensor
+    x.add_(1);
+    EXPECT_TRUE(net->forward(part).allclose(expected->forward(x), 0, 1e-12));
+  }
+  const auto refused = [&](const tp::ParallelizePlan& plan) {
+    Pair other;
+    return error_of<ArgumentError>([&] { tp::parallelize_module(*other, mesh, plan); });
+  };
+  EXPECT_THAT(refused({{"", rows}}), HasSubstr("has PrepareModuleInput, but the plan has no Linear"));
+  EXPECT_THAT(refused({{"", tp::PrepareModuleInput{tp::Shard(0), tp::Shard(1)}}, {"*", whole}}),
+              HasSubstr("desired_input_layouts"));
+  EXPECT_THAT(refused({{"", tp::PrepareModuleInput{tp::Partial()}}, {"*", whole}}), HasSubstr("Partial()"));
+}
+
 const Scenario partial_layouts("tensor parallel sums", [] {
   const auto context = init({.backend = "shm"});
   const auto mesh = init_device_mesh({context.world_size()});
@@ -158,6 +221,7 @@ const Scenario partial_layouts("tensor parallel sums", [] {
   EXPECT_TRUE(x.grad().equal(torch::ones({3})));
   check_refused_layouts(mesh);
   compare_second_gradients(mesh);
+  compare_prepared(mesh);
 });
 
 TEST(TensorParallelLayouts, SumsOfBranches) {

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel, SequenceParallel, loss_parallel,
-                                               parallelize_module)
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+                                               loss_parallel, parallelize_module)
 from torch.nn import functional as F
 
 from ddp_training import run_everywhere
@@ -62,6 +62,16 @@ class MLP(nn.Module):
         return self.fc2(torch.tanh(self.fc1(x)))
 
 
+class Gated(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.gate, self.up = (nn.Linear(WIDTH, 24, bias=bias) for _ in range(2))
+        self.down = nn.Linear(24, VOCABULARY, bias=bias)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 def gpt_plan(sequence):
     whole = Replicate()
     if not sequence:
@@ -87,13 +97,16 @@ def own_part(tensor, placements):
 def run_case(case):
     shards = int(case["shards"])
     mesh = init_device_mesh("cpu", (shards, dist.get_world_size() // shards), mesh_dim_names=("dp", "tp"))
-    is_mlp, sequence = case["net"] == "mlp", case["sequence"] == "1"
+    is_gpt, sequence = case["net"] == "gpt", case["sequence"] == "1"
     torch.manual_seed(40)
-    net = (MLP if is_mlp else Net)(case["bias"] == "1")
-    plan = {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()} if is_mlp else gpt_plan(sequence)
+    net = {"mlp": MLP, "gpt": Net, "gated": Gated}[case["net"]](case["bias"] == "1")
+    rows = Shard(0) if sequence else Replicate()
+    plan = {"mlp": {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}, "gpt": gpt_plan(sequence),
+            "gated": {"": PrepareModuleInput(input_layouts=rows, desired_input_layouts=Replicate()),
+                      "gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}}[case["net"]]
     parallelize_module(net, mesh["tp"], plan)
     if shards > 1:
-        for layer in [] if is_mlp else net.layers:
+        for layer in net.layers if is_gpt else []:
             fully_shard(layer, mesh=mesh["dp"])
         fully_shard(net, mesh=mesh["dp"])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -101,15 +114,19 @@ def run_case(case):
     for step in range(2):
         torch.manual_seed(step + 10 * mesh.get_local_rank("dp"))
         optimizer.zero_grad()
-        if is_mlp:
-            x, target = torch.randn(6, WIDTH), torch.randint(VOCABULARY, (6,))
+        if not is_gpt:
+            x, target = torch.randn(8, WIDTH), torch.randint(VOCABULARY, (8,))
+            if sequence:
+                x = x.chunk(mesh["tp"].size())[mesh.get_local_rank("tp")]
+            x.requires_grad_()
         else:
             tokens = torch.randint(VOCABULARY, (3, LENGTH + 1))
             x, target = tokens[:, :-1], tokens[:, 1:].reshape(-1)
-        with loss_parallel() if sequence else contextlib.nullcontext():
+        with loss_parallel() if sequence and is_gpt else contextlib.nullcontext():
             loss = F.cross_entropy(net(x).reshape(-1, VOCABULARY), target)
             loss.backward()
         records += [("loss", own_part(loss, [Replicate()]).reshape(1))]
+        records += [] if is_gpt else [("x", x.grad)]
         records += [(name, own_part(p.grad, getattr(p, "placements", None)).clone()) for name, p in net.named_parameters()]
         optimizer.step()
     return records

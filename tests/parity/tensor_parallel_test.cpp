@@ -30,6 +30,7 @@ struct Case {
 
 std::vector<Case> cases_for(int world_size) {
   std::vector<Case> cases{{"mlp", "mlp", false, false},         {"mlp_bias", "mlp", true, false},
+                          {"gated", "gated", false, false},     {"gated_sequence", "gated", false, true},
                           {"gpt", "gpt", false, false},         {"gpt_bias", "gpt", true, false},
                           {"gpt_sequence", "gpt", false, true}, {"gpt_sequence_bias", "gpt", true, true}};
   if (world_size == 4) {
@@ -40,21 +41,43 @@ std::vector<Case> cases_for(int world_size) {
   return cases;
 }
 
-torch::nn::Sequential make_mlp(bool bias) {
-  const auto linear = [&](int in, int out) {
-    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
-  };
-  torch::nn::Linear fc1 = linear(ParallelNetImpl::kWidth, 24), fc2 = linear(24, ParallelNetImpl::kVocabulary);
-  return torch::nn::Sequential({{"fc1", torch::nn::AnyModule(fc1)},
-                                {"tanh", torch::nn::AnyModule(torch::nn::Tanh())},
-                                {"fc2", torch::nn::AnyModule(fc2)}});
-}
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(bool bias) {
+    const auto linear = [&](const char* name, int in, int out) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias)));
+    };
+    fc1 = linear("fc1", ParallelNetImpl::kWidth, 24);
+    fc2 = linear("fc2", 24, ParallelNetImpl::kVocabulary);
+  }
+  Tensor forward(const Tensor& x) { return fc2(torch::tanh(fc1(x))); }
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+};
+TORCH_MODULE(Mlp);
 
-std::pair<Tensor, Tensor> draw_batch(const Case& each, int step) {
-  torch::manual_seed(static_cast<std::uint64_t>(step));
-  if (each.net == std::string("mlp")) {
-    const auto x = torch::randn({6, ParallelNetImpl::kWidth});
-    return {x, torch::randint(ParallelNetImpl::kVocabulary, {6})};
+struct GatedImpl : torch::nn::Module {
+  explicit GatedImpl(bool bias) {
+    const auto linear = [&](const char* name, int in, int out) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias)));
+    };
+    gate = linear("gate", ParallelNetImpl::kWidth, 24);
+    up = linear("up", ParallelNetImpl::kWidth, 24);
+    down = linear("down", 24, ParallelNetImpl::kVocabulary);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto gated = torch::silu(gate(x));
+    return down(gated * up(x));
+  }
+  torch::nn::Linear gate{nullptr}, up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Gated);
+
+std::pair<Tensor, Tensor> draw_batch(const Case& each, int step, const DeviceMesh& mesh) {
+  torch::manual_seed(static_cast<std::uint64_t>(step + 10 * mesh.get_local_rank("dp")));
+  if (each.net != std::string("gpt")) {
+    auto x = torch::randn({8, ParallelNetImpl::kWidth});
+    const auto target = torch::randint(ParallelNetImpl::kVocabulary, {8});
+    if (each.sequence) x = x.chunk(mesh["tp"].size())[static_cast<std::size_t>(mesh.get_local_rank("tp"))];
+    return {x.requires_grad_(), target};
   }
   const auto tokens = torch::randint(ParallelNetImpl::kVocabulary, {3, ParallelNetImpl::kLength + 1});
   return {tokens.slice(1, 0, -1), tokens.slice(1, 1).reshape({-1})};
@@ -84,40 +107,45 @@ std::vector<Tensor> tensors_of(const Parameters& parameters) {
   return all;
 }
 
+tp::ParallelizePlan plan_of(const Case& each) {
+  if (each.net == std::string("gpt")) return each.sequence ? sequence_plan() : tensor_plan();
+  if (each.net == std::string("mlp")) return {{"fc1", tp::ColwiseParallel()}, {"fc2", tp::RowwiseParallel()}};
+  return {{"", tp::PrepareModuleInput{.input_layouts = each.sequence ? tp::Shard(0) : tp::Replicate()}},
+          {"gate", tp::ColwiseParallel()},
+          {"up", tp::ColwiseParallel()},
+          {"down", tp::RowwiseParallel()}};
+}
+
 // Two steps.
-std::vector<Record> train(const Case& each) {
-  const auto mesh =
-      init_device_mesh({each.shards, get_world_size() / each.shards}, {.mesh_dim_names = {"dp", "tp"}});
-  const bool is_mlp = each.net == std::string("mlp");
-  torch::manual_seed(40);
-  torch::nn::Sequential mlp{nullptr};
-  ParallelNet gpt{nullptr};
-  if (is_mlp) {
-    mlp = make_mlp(each.bias);
-  } else {
-    gpt = ParallelNet(0, each.bias);
-  }
-  torch::nn::Module& net = is_mlp ? static_cast<torch::nn::Module&>(*mlp) : *gpt;
-  const tp::ParallelizePlan mlp_plan{{"fc1", tp::ColwiseParallel()}, {"fc2", tp::RowwiseParallel()}};
-  tp::parallelize_module(net, mesh["tp"],
-                         is_mlp          ? mlp_plan
-                         : each.sequence ? sequence_plan()
-                                         : tensor_plan());
-  const auto parameters = parameters_of(net, each, mesh["dp"]);
+template <class Net>
+std::vector<Record> train(const Case& each, Net net, const DeviceMesh& mesh) {
+  tp::parallelize_module(*net, mesh["tp"], plan_of(each));
+  const bool is_gpt = each.net == std::string("gpt");
+  const auto parameters = parameters_of(*net, each, mesh["dp"]);
   torch::optim::SGD optimizer(tensors_of(parameters), 0.1);
   std::vector<Record> records;
   for (int step = 0; step < 2; ++step) {
-    const auto [x, target] = draw_batch(each, step + 10 * mesh.get_local_rank("dp"));
+    const auto [x, target] = draw_batch(each, step, mesh);
     optimizer.zero_grad();
-    const auto logits = (is_mlp ? mlp->forward(x) : gpt->forward(x)).flatten(0, -2);
-    const auto loss = each.sequence ? tp::loss_parallel(logits, target, mesh["tp"])
-                                    : torch::nn::functional::cross_entropy(logits, target);
+    const auto logits = net->forward(x).flatten(0, -2);
+    const auto loss = each.sequence && is_gpt ? tp::loss_parallel(logits, target, mesh["tp"])
+                                              : torch::nn::functional::cross_entropy(logits, target);
     loss.backward();
     records.push_back(record_of("loss", loss));
+    if (!is_gpt) records.push_back(record_of("x", x.grad()));
     for (const auto& [name, parameter] : parameters) records.push_back(record_of(name, parameter.grad()));
     optimizer.step();
   }
   return records;
+}
+
+std::vector<Record> train(const Case& each) {
+  const auto mesh =
+      init_device_mesh({each.shards, get_world_size() / each.shards}, {.mesh_dim_names = {"dp", "tp"}});
+  torch::manual_seed(40);
+  if (each.net == std::string("mlp")) return train(each, Mlp(each.bias), mesh);
+  if (each.net == std::string("gated")) return train(each, Gated(each.bias), mesh);
+  return train(each, ParallelNet(0, each.bias), mesh);
 }
 
 const Scenario tensor_parallel_cases("tensor parallel", [] {

@@ -46,7 +46,19 @@ struct RowwiseParallel {
 /// `options.p()` changes by less than 1e-9.
 struct SequenceParallel {};
 
-using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel>;
+/// Converts the input of a module once for its Linear layers, such as that of an attention for its query, key
+/// and value projections: ColwiseParallel layers below the module whose own input_layouts are
+/// desired_input_layouts. Layers that get the same tensor share the converted one, and backward converts the
+/// sum of its gradients. Modules of LibTorch have no hooks, so the module's other code gets the tensor as it
+/// is; sizes that depend on the layout are those of the layers' outputs. For a module within another one of
+/// the plan, its own entry counts. There is no PrepareModuleOutput: set the output_layouts of the layer whose
+/// output the module returns.
+struct PrepareModuleInput {
+  Placement input_layouts;                        ///< of what the module gets
+  Placement desired_input_layouts = Replicate();  ///< nothing else
+};
+
+using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput>;
 /// Names of modules, in which each component may have the wildcards *, ? and [] of Python's `fnmatch`. ""
 /// is the module itself.
 using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
@@ -75,8 +87,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
                         std::source_location where = std::source_location::current());
 
 /// The tensor, of which this rank has `current`, as `target`. Its gradient takes the way back. Sizes that are
-/// cut are multiples of the mesh's size. Takes the place of `PrepareModuleInput` and `PrepareModuleOutput`,
-/// since modules of LibTorch have no hooks. Collective. Throws ArgumentError. PyTorch: `DTensor.from_local`,
+/// cut are multiples of the mesh's size. Collective. Throws ArgumentError. PyTorch: `DTensor.from_local`,
 /// `redistribute` and `to_local`.
 at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, Placement current, Placement target,
                         std::source_location where = std::source_location::current());
