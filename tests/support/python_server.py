@@ -61,6 +61,7 @@ def main():
         if number == 0:
             answer = os.fork()
             if answer == 0:
+                connection.close()
                 become(*descriptors)
         else:
             answer = os.waitpid(number, 0)[1]

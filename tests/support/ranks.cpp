@@ -66,14 +66,17 @@ bool enter_network() {
   return ::setns(network.get(), CLONE_NEWNET) == 0;
 }
 
-// This program, which loads LibTorch once for all ranks: that takes 0.2 s.
-ForkServer& rank_server() {
-  static ForkServer server([](int socket) {
-    ::setenv(kServerVariable, std::to_string(socket).c_str(), 1);
-    ::setenv("OMP_NUM_THREADS", "1", 1);
-    ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
-  });
-  return server;
+void become_server(int socket) {
+  ::setenv(kServerVariable, std::to_string(socket).c_str(), 1);
+  ::setenv("OMP_NUM_THREADS", "1", 1);
+  ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
+}
+
+// This program, which loads LibTorch once for all ranks: that takes 0.2 s. Two of them, for even and odd
+// ranks, since forks of one have its addresses: they would hide that a rank uses those of another.
+ForkServer& server_of(std::size_t rank) {
+  static ForkServer even(become_server), odd(become_server);
+  return rank % 2 == 0 ? even : odd;
 }
 
 Environment environment_of_this_process() {
@@ -95,10 +98,8 @@ std::vector<std::string> words_of(Environment env) {
   return words;
 }
 
-Child start(const Environment& env) { return rank_server().start(words_of(env)); }
-
-RankResult finish(const Child& child, const Deadline& deadline) {
-  auto end = rank_server().finish(child, deadline);
+RankResult finish(std::size_t rank, const Child& child, const Deadline& deadline) {
+  auto end = server_of(rank).finish(child, deadline);
   RankResult result{.timed_out = end.timed_out, .out = std::move(end.out), .err = std::move(end.err)};
   if (WIFEXITED(end.status)) result.exit_code = WEXITSTATUS(end.status);
   if (WIFSIGNALED(end.status)) result.signal = WTERMSIG(end.status);
@@ -120,16 +121,15 @@ std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& op
   std::vector<Child> ranks(static_cast<std::size_t>(options.world_size));
   std::vector<int> pids;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    auto& started = ranks[static_cast<std::size_t>(rank)];
-    if (std::ranges::find(options.absent, rank) == options.absent.end()) {
-      started = start(rank_environment(scenario, options, rank, port.port()));
-    }
-    pids.push_back(started.pid);
+    const auto index = static_cast<std::size_t>(rank);
+    if (std::ranges::find(options.absent, rank) == options.absent.end())
+      ranks[index] = server_of(index).start(words_of(rank_environment(scenario, options, rank, port.port())));
+    pids.push_back(ranks[index].pid);
   }
   if (options.while_running) options.while_running(pids);
   std::vector<RankResult> results(ranks.size());
   const auto finish_rank = [&](std::size_t rank) {
-    if (ranks[rank].pid > 0) results[rank] = finish(ranks[rank], deadline);
+    if (ranks[rank].pid > 0) results[rank] = finish(rank, ranks[rank], deadline);
   };
   const std::set<std::size_t> stuck(options.stuck.begin(), options.stuck.end());
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -173,7 +173,10 @@ int run_scenario(const std::string& name) {
 }
 
 int run_scenarios(const std::string& names) {
-  if (!enter_network()) return 127;
+  if (!enter_network()) {
+    std::perror("the test's network cannot be entered");
+    return 2;
+  }
   std::istringstream lines(names);
   for (std::string line; std::getline(lines, line);) {
     const auto bar = line.find('|');
@@ -196,7 +199,7 @@ int run_scenarios_into(const std::string& folder, const std::string& names) {
   return code;
 }
 
-// Executed processes have different addresses. Forked ones would hide that a rank uses another's.
+// So that forks of one server have different addresses of what they allocate.
 void move_next_memory() {
   std::random_device random;
   const long page = ::sysconf(_SC_PAGESIZE);
@@ -207,7 +210,8 @@ void move_next_memory() {
 
 // The variables that libraries and the allocator read before main(), and Family in /proc.
 Environment read_at_start(Environment variables) {
-  constexpr std::array kPrefixes{"OMP_", "MALLOC_", "LD_", "GLIBC_", kFamilyVariable};
+  constexpr std::array kPrefixes{"OMP_",  "MALLOC_", "LD_",    "GLIBC_",       "TORCH_",
+                                 "ASAN_", "TSAN_",   "UBSAN_", kFamilyVariable};
   std::erase_if(variables, [&](const auto& variable) {
     return std::ranges::none_of(kPrefixes,
                                 [&](const char* each) { return variable.first.starts_with(each); });
@@ -220,8 +224,10 @@ void become_rank(const std::vector<std::string>& words) {
   const auto of_server = environment_of_this_process();
   ::clearenv();
   for (const auto& word : words) ::putenv(::strdup(word.c_str()));
-  if (read_at_start(of_server) != read_at_start(environment_of_this_process()))
+  if (read_at_start(of_server) != read_at_start(environment_of_this_process())) {
     ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
   move_next_memory();
 }
 

@@ -44,7 +44,7 @@ inline constexpr const char* kNetworkVariable = "LOCKSTEP_TEST_NETWORK";
 
 /// Starts `scenario` in world_size processes with the launcher's environment (MASTER_ADDR, MASTER_PORT,
 /// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, OMP_NUM_THREADS=1) and waits for all of them.
-/// The children die with this process. They are forks of one process that has loaded LibTorch, unless their
+/// The children die with this process. They are forks of processes that have loaded LibTorch, unless their
 /// environment has variables that a process reads before main().
 std::vector<RankResult> run_ranks(const Scenario& scenario, const RunOptions& options = {});
 
