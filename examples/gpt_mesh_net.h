@@ -67,7 +67,9 @@ inline lockstep::tensor_parallel::ParallelizePlan plan_of(const torch::nn::Modul
   const PrepareModuleInput once{.input_layouts = Replicate()};  // one reduction in backward for q, k and v
   if (const auto* const block = layer.as<Block>()) {
     ParallelizePlan plan{{"", once}, {"[qkv]", ColwiseParallel()}, {"o", RowwiseParallel()}};
-    if (!block->moe) plan.insert(plan.end(), {{"mlp.0", ColwiseParallel()}, {"mlp.2", RowwiseParallel()}});
+    if (!block->moe)
+      plan.insert(plan.end(),
+                  {{"mlp.0", ColwiseParallel{.input_layouts = Replicate()}}, {"mlp.2", RowwiseParallel()}});
     return plan;
   }
   if (layer.name() != "LlamaDecoderLayer") return {};

@@ -111,7 +111,7 @@ void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::str
 }
 
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
-                const RowwiseParallel& style, const Ranks& ranks) {
+                const RowwiseParallel& style, const Ranks& ranks, const std::shared_ptr<SharedInput>&) {
   const Layouts layouts{style.input_layouts.value_or(Shard(-1)), style.output_layouts.value_or(Replicate())};
   if (bias.defined() && layouts.output == Shard(-1))
     refuse(

@@ -37,7 +37,8 @@ void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::str
                 const ColwiseParallel& style, const Ranks& ranks,
                 std::shared_ptr<SharedInput> shared = nullptr);
 void cut_linear(const at::Tensor& weight, const at::Tensor& bias, const std::string& name,
-                const RowwiseParallel& style, const Ranks& ranks);
+                const RowwiseParallel& style, const Ranks& ranks,
+                const std::shared_ptr<SharedInput>& = nullptr);
 
 void cut_embedding(torch::nn::EmbeddingImpl& embedding, const std::string& name, const ColwiseParallel& style,
                    const Ranks& ranks);

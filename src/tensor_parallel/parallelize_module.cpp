@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -63,9 +64,9 @@ void check(const PrepareModuleInput& style, const Target& target) {
   check_layouts(style, fmt::format("\"{}\"", target.pattern), target.ranks);
 }
 
-bool takes_whole_input(const Target& target) {
+bool shares_input(const Target& target) {
   const auto* const style = std::get_if<ColwiseParallel>(&target.style);
-  return style != nullptr && style->input_layouts.value_or(Replicate()) == Replicate() &&
+  return style != nullptr && !style->input_layouts &&
          target.named.module->as<torch::nn::LinearImpl>() != nullptr;
 }
 
@@ -79,32 +80,25 @@ void share_inputs(std::vector<Target>& targets) {
     prepared.push_back(&target);
   }
   std::ranges::stable_sort(prepared, {}, [](const auto* each) { return each->named.name.size(); });
+  std::set<const torch::nn::Module*> counted;  // an earlier entry of the plan may have the same layer
   for (auto& target : targets) {
-    if (!takes_whole_input(target)) continue;
+    if (!shares_input(target)) continue;
     for (const auto* const outer : prepared)
       if (target.prefix().starts_with(outer->prefix())) target.input = outer->input;
-    if (target.input) target.input->add_layer();
+    if (target.input && counted.insert(target.named.module).second) target.input->add_layer();
   }
   for (const auto* const each : prepared) {
     if (each->input->layers() > 0) continue;
-    refuse_module(
-        *each,
-        "has PrepareModuleInput, but the plan has no Linear in it with ColwiseParallel whose input_layouts "
-        "are Replicate()");
+    refuse_module(*each,
+                  "has PrepareModuleInput, but the plan has no Linear in it with ColwiseParallel without "
+                  "input_layouts, which would share the input");
   }
 }
 
-void apply(const ColwiseParallel& style, const Target& target) {
+template <class Style>
+void apply(const Style& style, const Target& target) {
   if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
     cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks, target.input);
-  } else {
-    cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, target.ranks);
-  }
-}
-
-void apply(const RowwiseParallel& style, const Target& target) {
-  if (const auto* const linear = target.named.module->as<torch::nn::LinearImpl>()) {
-    cut_linear(linear->weight, linear->bias, target.prefix(), style, target.ranks);
   } else {
     cut_embedding(*target.named.module->as<torch::nn::EmbeddingImpl>(), target.prefix(), style, target.ranks);
   }

@@ -4,31 +4,23 @@
 #include <c10/core/GradMode.h>
 
 namespace lockstep::tensor_parallel {
-namespace {
 
-std::int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
-
-}  // namespace
-
-at::Tensor SharedInput::earlier_result(const at::Tensor& input) const {
-  if (!source_) return {};
-  const bool is_same = source_->lock() == input.getIntrusivePtr() && version_ == version_of(input) &&
-                       has_history_ == c10::GradMode::is_enabled();
-  return is_same ? at::Tensor(result_->lock()) : at::Tensor();
+bool SharedInput::is_result_of(const at::Tensor& input) const {
+  const bool records = c10::GradMode::is_enabled() && input.requires_grad();
+  return result_.defined() && source_.is_same(input) && version_ == input._version() &&
+         result_.requires_grad() == records;
 }
 
 at::Tensor SharedInput::convert(const at::Tensor& input, const ProcessGroup& group) {
-  auto result = earlier_result(input);
-  if (!result.defined()) {
-    result = redistribute(input, group, route_);
-    source_.emplace(input.getIntrusivePtr());
-    version_ = version_of(input);
-    has_history_ = c10::GradMode::is_enabled();
-    result_.emplace(result.getIntrusivePtr());
+  if (input.is_inference()) return redistribute(input, group, route_);  // without a version
+  if (!is_result_of(input)) {
+    result_ = redistribute(input, group, route_);
+    source_ = input;
+    version_ = static_cast<std::uint32_t>(input._version());
     uses_ = 0;
   }
-  const bool is_needed = !has_history_ && ++uses_ < layers_;
-  kept_ = is_needed ? result : at::Tensor();
+  const auto result = result_;
+  if (++uses_ >= layers_) source_ = result_ = at::Tensor();
   return result;
 }
 

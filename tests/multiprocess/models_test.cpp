@@ -221,9 +221,11 @@ const Scenario llama_in_parts("a Llama cut by tensor parallelism", [] {
   const auto mesh = init_device_mesh({2});
   const tp::ParallelizePlan plan{
       {"model.embed_tokens", tp::RowwiseParallel{.input_layouts = tp::Replicate()}},
+      {"model.layers.*.self_attn", tp::PrepareModuleInput{.input_layouts = tp::Replicate()}},
       {"model.layers.*.self_attn.[qkv]_proj", tp::ColwiseParallel()},
       {"model.layers.*.self_attn.o_proj", tp::RowwiseParallel()},
       {"model.layers.*.self_attn.attention_dropout", tp::SequenceParallel()},
+      {"model.layers.*.mlp", tp::PrepareModuleInput{.input_layouts = tp::Replicate()}},
       {"model.layers.*.mlp.[gu]*_proj", tp::ColwiseParallel()},
       {"model.layers.*.mlp.down_proj", tp::RowwiseParallel()},
       {"lm_head", tp::ColwiseParallel()}};

@@ -147,15 +147,13 @@ void compare_second_gradients(const DeviceMesh& mesh) {
 
 struct PairImpl : torch::nn::Module {
   PairImpl() {
-    for (auto* const each : {&first, &second}) {
-      *each = torch::nn::Linear(4, 6);
-      (*each)->to(torch::kDouble);
+    for (const auto* name : {"first", "second"}) {
+      layers.push_back(register_module(name, torch::nn::Linear(4, 6)));
+      layers.back()->to(torch::kDouble);
     }
-    register_module("first", first);
-    register_module("second", second);
   }
-  Tensor forward(const Tensor& x) { return first(x) * second(x); }
-  torch::nn::Linear first{nullptr}, second{nullptr};
+  Tensor forward(const Tensor& x, const Tensor& y) { return layers[0](x) * layers[1](y); }
+  std::vector<torch::nn::Linear> layers;
 };
 TORCH_MODULE(Pair);
 
@@ -165,6 +163,8 @@ std::size_t calls_of(const DeviceMesh& mesh, const std::function<void()>& action
   action();
   return mesh.get_group().recent_calls().back().number - first;
 }
+
+constexpr std::size_t kShared = 3, kEach = 4;  // calls of a forward: of one or two inputs, and of two outputs
 
 // Layers that get one tensor gather it once, and scatter its gradient once.
 void compare_prepared(const DeviceMesh& mesh) {
@@ -177,29 +177,41 @@ void compare_prepared(const DeviceMesh& mesh) {
   }
   const tp::ColwiseParallel whole{.output_layouts = tp::Replicate()};
   const tp::PrepareModuleInput rows{.input_layouts = tp::Shard(0)};
-  tp::parallelize_module(*net, mesh, {{"", rows}, {"*", whole}});
+  tp::parallelize_module(*net, mesh, {{"", rows}, {"*", whole}, {"first", whole}});
   auto x = torch::randn({6, 4}, torch::kDouble).requires_grad_();
-  auto part =
-      x.detach().chunk(mesh.size())[static_cast<std::size_t>(mesh.get_local_rank())].clone().requires_grad_();
-  const std::size_t calls = 3;  // of the input and two outputs
-  for (int step = 0; step < 2; ++step) {
-    Tensor output;
-    EXPECT_EQ(calls_of(mesh, [&] { output = net->forward(part); }), calls) << step;
-    EXPECT_TRUE(output.allclose(expected->forward(x), 0, 1e-12));
-    EXPECT_EQ(calls_of(mesh, [&] { output.pow(2).sum().backward(); }), 1U) << step;
-    expected->forward(x).pow(2).sum().backward();
+  auto part = x.detach().chunk(mesh.size())[static_cast<std::size_t>(mesh.get_local_rank())].clone();
+  Tensor output;
+  const auto forward_calls = [&](const Tensor& other) {
+    return calls_of(mesh, [&] { output = net->forward(part, other); });
+  };
+  EXPECT_EQ(forward_calls(part), kShared) << "an input without gradients";
+  part.requires_grad_();
+  for (const bool trained : {true, false}) {
+    for (const auto& layer : net->layers) layer->weight.requires_grad_(trained);
+    EXPECT_EQ(forward_calls(part), kShared) << "trained " << trained;
+    EXPECT_TRUE(output.allclose(expected->forward(x, x), 0, 1e-12));
+    EXPECT_EQ(calls_of(mesh, [&] { output.pow(2).sum().backward(); }), 1U) << "trained " << trained;
+    expected->forward(x, x).pow(2).sum().backward();
     EXPECT_TRUE(part.grad().allclose(part_like(x.grad(), part, mesh), 0, 1e-10));
     const torch::NoGradGuard no_gradients;
-    EXPECT_EQ(calls_of(mesh, [&] { output = net->forward(part); }), calls) << "without gradients";
+    EXPECT_EQ(forward_calls(part), kShared) << "without gradients";
+    EXPECT_EQ(forward_calls(part.clone()), kEach) << "two tensors";
     part.add_(1);  // another value in the same tensor
     x.add_(1);
-    EXPECT_TRUE(net->forward(part).allclose(expected->forward(x), 0, 1e-12));
+    EXPECT_EQ(forward_calls(part), kShared);
+    EXPECT_TRUE(output.allclose(expected->forward(x, x), 0, 1e-12));
+    const c10::InferenceMode inference;
+    const auto fixed = part + 0;
+    EXPECT_EQ(calls_of(mesh, [&] { output = net->forward(fixed, fixed); }), kEach);
+    EXPECT_TRUE(output.allclose(expected->forward(x, x), 0, 1e-12));
   }
   const auto refused = [&](const tp::ParallelizePlan& plan) {
     Pair other;
     return error_of<ArgumentError>([&] { tp::parallelize_module(*other, mesh, plan); });
   };
   EXPECT_THAT(refused({{"", rows}}), HasSubstr("has PrepareModuleInput, but the plan has no Linear"));
+  EXPECT_THAT(refused({{"", rows}, {"*", tp::ColwiseParallel{.input_layouts = tp::Replicate()}}}),
+              HasSubstr("without input_layouts"));
   EXPECT_THAT(refused({{"", tp::PrepareModuleInput{tp::Shard(0), tp::Shard(1)}}, {"*", whole}}),
               HasSubstr("desired_input_layouts"));
   EXPECT_THAT(refused({{"", tp::PrepareModuleInput{tp::Partial()}}, {"*", whole}}), HasSubstr("Partial()"));

@@ -65,11 +65,11 @@ class MLP(nn.Module):
 class Gated(nn.Module):
     def __init__(self, bias):
         super().__init__()
-        self.gate, self.up = (nn.Linear(WIDTH, 24, bias=bias) for _ in range(2))
+        self.gate, self.up, self.shift = (nn.Linear(WIDTH, 24, bias=bias) for _ in range(3))
         self.down = nn.Linear(24, VOCABULARY, bias=bias)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.silu(self.gate(x)) * self.up(x) + self.shift(x))
 
 
 def gpt_plan(sequence):
@@ -103,7 +103,8 @@ def run_case(case):
     rows = Shard(0) if sequence else Replicate()
     plan = {"mlp": {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}, "gpt": gpt_plan(sequence),
             "gated": {"": PrepareModuleInput(input_layouts=rows, desired_input_layouts=Replicate()),
-                      "gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}}[case["net"]]
+                      "gate": ColwiseParallel(), "up": ColwiseParallel(), "shift": ColwiseParallel(),
+                      "down": RowwiseParallel()}}[case["net"]]
     parallelize_module(net, mesh["tp"], plan)
     if shards > 1:
         for layer in net.layers if is_gpt else []:

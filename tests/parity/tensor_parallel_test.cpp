@@ -61,13 +61,15 @@ struct GatedImpl : torch::nn::Module {
     };
     gate = linear("gate", ParallelNetImpl::kWidth, 24);
     up = linear("up", ParallelNetImpl::kWidth, 24);
+    shift = linear("shift", ParallelNetImpl::kWidth, 24);
     down = linear("down", 24, ParallelNetImpl::kVocabulary);
   }
   Tensor forward(const Tensor& x) {
     const auto gated = torch::silu(gate(x));
-    return down(gated * up(x));
+    const auto scaled = gated * up(x);
+    return down(scaled + shift(x));
   }
-  torch::nn::Linear gate{nullptr}, up{nullptr}, down{nullptr};
+  torch::nn::Linear gate{nullptr}, up{nullptr}, shift{nullptr}, down{nullptr};
 };
 TORCH_MODULE(Gated);
 
@@ -113,6 +115,7 @@ tp::ParallelizePlan plan_of(const Case& each) {
   return {{"", tp::PrepareModuleInput{.input_layouts = each.sequence ? tp::Shard(0) : tp::Replicate()}},
           {"gate", tp::ColwiseParallel()},
           {"up", tp::ColwiseParallel()},
+          {"shift", tp::ColwiseParallel()},
           {"down", tp::RowwiseParallel()}};
 }
 

@@ -46,16 +46,17 @@ struct RowwiseParallel {
 /// `options.p()` changes by less than 1e-9.
 struct SequenceParallel {};
 
-/// Converts the input of a module once for its Linear layers, such as that of an attention for its query, key
-/// and value projections: ColwiseParallel layers below the module whose own input_layouts are
-/// desired_input_layouts. Layers that get the same tensor share the converted one, and backward converts the
-/// sum of its gradients. Modules of LibTorch have no hooks, so the module's other code gets the tensor as it
-/// is; sizes that depend on the layout are those of the layers' outputs. For a module within another one of
-/// the plan, its own entry counts. There is no PrepareModuleOutput: set the output_layouts of the layer whose
-/// output the module returns.
+/// Converts the input of a module once for its ColwiseParallel Linear layers, such as that of an attention
+/// for its query, key and value projections. Backward converts the sum of the gradients once. Layers of the
+/// same plan take part whose own input_layouts are not set. They get the module's input itself; of a layer
+/// that gets another tensor, set input_layouts. A tensor that some of the layers never use is kept until the
+/// next forward.
+///
+/// Modules of LibTorch have no hooks, so the module's other code gets the input as it is. There is no
+/// PrepareModuleOutput: set output_layouts of the layer whose output the module returns.
 struct PrepareModuleInput {
   Placement input_layouts;                        ///< of what the module gets
-  Placement desired_input_layouts = Replicate();  ///< nothing else
+  Placement desired_input_layouts = Replicate();  ///< no other layout is supported
 };
 
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput>;
