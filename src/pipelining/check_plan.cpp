@@ -162,6 +162,30 @@ bool needs_microbatch(ComputationType type) {
   return type != UNSHARD && type != RESHARD && type != REDUCE_GRAD;
 }
 
+// Each stage has one REDUCE_GRAD, after its last backward, or no stage has one.
+void check_reductions(const Plan& plan) {
+  using enum ComputationType;
+  std::vector<bool> reduced(static_cast<std::size_t>(plan.num_stages), false);
+  for (const auto& actions : plan.pipeline_order) {
+    for (const auto& action : actions) {
+      if (!action) continue;
+      for_each_part(*action, [&](const Action& part) {
+        const auto type = part.computation_type;
+        if (type != REDUCE_GRAD && type != FULL_BACKWARD && type != BACKWARD_WEIGHT) return;
+        auto&& done = reduced.at(static_cast<std::size_t>(part.stage_index));
+        if (done)
+          throw_error<ArgumentError>("the plan has {} after {}REDUCE_GRAD, which must be the last",
+                                     part.str(), part.stage_index);
+        done = type == REDUCE_GRAD;
+      });
+    }
+  }
+  const auto missing = std::ranges::find(reduced, false);
+  if (missing != reduced.end() && std::ranges::find(reduced, true) != reduced.end())
+    throw_error<ArgumentError>("the plan has REDUCE_GRAD of other stages, but not {}REDUCE_GRAD",
+                               missing - reduced.begin());
+}
+
 }  // namespace
 
 void check_plan(const Plan& plan) {
@@ -190,6 +214,7 @@ void check_plan(const Plan& plan) {
   }
   check_complete(plan, all, rank_of, messages);
   order.check();
+  check_reductions(plan);
 }
 
 void check_order_of_pairs(const Plan& plan) {

@@ -62,28 +62,12 @@ Plan with_messages(const Plan& plan) {
   return has_messages(plan) ? plan : add_comms(plan);
 }
 
-// Each stage has one REDUCE_GRAD, after its last backward.
-void check_reductions(const Plan& plan) {
-  std::vector<bool> reduced(static_cast<std::size_t>(plan.num_stages), false);
-  for (const auto& actions : plan.pipeline_order) {
-    for (const auto& action : actions) {
-      if (!action) continue;
-      for_each_part(*action, [&](const Action& part) {
-        const auto type = part.computation_type;
-        if (type != REDUCE_GRAD && type != FULL_BACKWARD && type != BACKWARD_WEIGHT) return;
-        auto&& done = reduced.at(static_cast<std::size_t>(part.stage_index));
-        if (done)
-          throw_error<ArgumentError>("the plan has {} after {}REDUCE_GRAD, which must be the last",
-                                     part.str(), part.stage_index);
-        done = type == REDUCE_GRAD;
-      });
-    }
-  }
-  const auto missing = std::find(reduced.begin(), reduced.end(), false);
-  if (missing != reduced.end())
-    throw_error<ArgumentError>(
-        "the plan has messages, but not {}REDUCE_GRAD; add_reduce_grad() adds it, and add_comms() everything",
-        missing - reduced.begin());
+void require_reductions(const Plan& plan) {
+  for (const auto& actions : plan.pipeline_order)
+    for (const auto& action : actions)
+      if (action && action->computation_type == REDUCE_GRAD) return;
+  throw_error<ArgumentError>(
+      "the plan has messages, but no REDUCE_GRAD; add_reduce_grad() adds them, and add_comms() everything");
 }
 
 // The same on all ranks of a host, and roughly on all hosts.
@@ -105,7 +89,7 @@ class PipelineSchedule::Runtime {
         shared_(group_, stages, 2 * plan_.num_stages * plan_.n_microbatches * 16) {
     simulate(plan_);
     if (device_of(stages.front()).is_cuda()) check_order_of_pairs(plan_);
-    check_reductions(plan_);
+    require_reductions(plan_);
     check_stages(stages);
     for (auto& stage : stages) stages_.emplace(stage.stage_index(), LocalStage(stage, plan_.n_microbatches));
   }

@@ -402,7 +402,7 @@ TEST(Pipelining, StagesThatDoNotFit) {
                 split_sequential(sharded, 2, {1, 1, NAN});
               }),
               HasSubstr("layer 2 has the cost nan"));
-  EXPECT_THAT(refused_plan(add_send_recv(plan)), HasSubstr("not 0REDUCE_GRAD; add_reduce_grad() adds it"));
+  EXPECT_THAT(refused_plan(add_send_recv(plan)), HasSubstr("no REDUCE_GRAD; add_reduce_grad() adds them"));
   auto early = add_comms(plan);
   auto& actions = early.pipeline_order.front();
   actions.insert(actions.begin(), Action{.stage_index = 0, .computation_type = ComputationType::REDUCE_GRAD});
@@ -418,6 +418,16 @@ TEST(Pipelining, StagesThatDoNotFit) {
   EXPECT_THAT(
       error_of<ArgumentError>([&] { schedule.register_custom_function(ComputationType::FORWARD, {}); }),
       HasSubstr("not F"));
+}
+
+TEST(Pipelining, BatchesHaveOneShape) {
+  const auto context = init({.backend = "fake", .world_size = 2, .rank = 0});
+  ScheduleGPipe schedule(PipelineStage(torch::nn::Linear(3, 3), 0, 2), 2, loss_of);
+  schedule.eval({torch::ones({4, 3})});
+  EXPECT_THAT(error_of<ArgumentError>([&] {
+                schedule.eval({torch::ones({8, 3})});
+              }),
+              HasSubstr("the outputs are Float [4, 3], those of the first micro-batch were Float [2, 3]"));
 }
 
 TEST(Pipelining, ALossHasOneElementAndAHistory) {

@@ -107,7 +107,8 @@ struct Timeline {
 
 /// Throws ArgumentError unless every stage has each micro-batch's F once, then B once or I once and W once,
 /// in an order that is possible. With SEND and RECV: each message has both sides, and messages between two
-/// ranks are sent and received in one order. The message names rank, step, stage, micro-batch and action.
+/// ranks are sent and received in one order. With REDUCE_GRAD: each stage has one, after its last backward.
+/// The message names rank, step, stage, micro-batch and action.
 void check_plan(const Plan& plan);
 
 /// Runs check_plan(), then the plan with these times, one entry for all stages or one for each stage.

@@ -53,6 +53,10 @@ TEST(PipelinePlans, HaveTheMessagesOfTwoRanksInOneOrder) {
       "0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0RECV_B1,0B0,0B1,0REDUCE_GRAD\n"
       "1RECV_F0,1F0,1B0,1RECV_F1,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n");
   EXPECT_NO_THROW(check_plan(crossed));
+  for (const auto& [refused, message] : std::vector<std::pair<std::string, std::string>>{
+           {"0F0,0F1,0B0,0REDUCE_GRAD,0B1\n1F0,1F1,1B0,1B1,1REDUCE_GRAD\n", "0B1 after 0REDUCE_GRAD"},
+           {"0F0,0F1,0B0,0B1,0REDUCE_GRAD\n1F0,1F1,1B0,1B1\n", "not 1REDUCE_GRAD"}})
+    EXPECT_THAT(error_of<ArgumentError>([&] { check_plan(plan_from_csv(refused)); }), HasSubstr(message));
   EXPECT_THAT(
       error_of<ArgumentError>([&] { check_order_of_pairs(crossed); }),
       HasSubstr(
