@@ -36,4 +36,13 @@ void manual_seed(std::uint64_t seed) {
   seed_generator(at::globalContext().defaultGenerator(run->device()), seed);
 }
 
+void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart) {
+  std::uint64_t stream = 0;
+  for (const auto& dim : apart) {
+    stream = stream * static_cast<std::uint64_t>(mesh.size(dim)) +
+             static_cast<std::uint64_t>(mesh.get_local_rank(dim));
+  }
+  manual_seed(seed + 1 + stream);
+}
+
 }  // namespace lockstep

@@ -195,25 +195,25 @@ const Scenario dropout_like_one_process("tensor_parallel_dropout", [] {
   EXPECT_TRUE(first.equal(after));
 });
 
-// The lines of docs/tensor-parallel.md: one stream for the ranks of "tp", another for each replica.
+// The lines of docs/tensor-parallel.md: one stream for the ranks of "tp", another for each replica and stage.
 const Scenario streams_of_dimensions("tensor_parallel_streams", [] {
   const auto context = init({.backend = "shm"});
-  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "tp"}});
+  const auto mesh = init_device_mesh({2, 2, 2}, {.mesh_dim_names = {"dp", "pp", "tp"}});
   torch::manual_seed(static_cast<std::uint64_t>(60 + context.rank()));
   torch::nn::Sequential net(torch::nn::Dropout(0.5));
-  lockstep::manual_seed(static_cast<std::uint64_t>(80 + mesh.get_local_rank("dp")));
+  EXPECT_THAT(error_of<ArgumentError>([&] { manual_seed(80, mesh, {"dp", "cp"}); }), HasSubstr("cp"));
+  manual_seed(80, mesh, {"dp", "pp"});
   tp::parallelize_module(*net, mesh["tp"], {});
   const auto output = net->forward(torch::ones({64}));
   std::vector<Tensor> all;
-  for (int rank = 0; rank < 4; ++rank) all.push_back(torch::empty_like(output));
+  for (int rank = 0; rank < 8; ++rank) all.push_back(torch::empty_like(output));
   default_group().all_gather(all, output);
-  EXPECT_TRUE(all[0].equal(all[1]));
-  EXPECT_TRUE(all[2].equal(all[3]));
-  EXPECT_FALSE(all[0].equal(all[2]));
+  for (std::size_t i = 0; i < 8; ++i)
+    for (std::size_t j = 0; j < 8; ++j) EXPECT_EQ(all[i].equal(all[j]), i / 2 == j / 2) << i << ' ' << j;
 });
 
 TEST(TensorParallelDropout, HasAStreamForEachReplica) {
-  expect_all_passed(run_ranks(streams_of_dimensions, {.world_size = 4}));
+  expect_all_passed(run_ranks(streams_of_dimensions, {.world_size = 8}));
 }
 
 TEST(TensorParallelDropout, HasTheMasksOfOneProcess) {
@@ -308,6 +308,9 @@ void compare_losses(const DeviceMesh& mesh) {
       (loss * factors).sum().backward();
       EXPECT_TRUE(own.grad().allclose(part(whole.grad()), 0, 1e-12));
     }
+    const auto before = mesh.get_group().recent_calls().back().number;
+    tp::loss_parallel(part(logits), target, mesh);
+    EXPECT_EQ(mesh.get_group().recent_calls().back().number - before, 3) << "small all-reduces";
     EXPECT_THAT(error_of([&] { tp::loss_parallel(part(logits), target + classes, mesh); }),
                 HasSubstr("class"));
     const auto short_weight = Options().weight(weight.slice(0, 1)).label_smoothing(0.1);
