@@ -63,15 +63,12 @@ double trap_microseconds() {
   return median(differences);
 }
 
-// A forward without gradients after fully_shard(), which has no communication on one rank, beside one before.
-template <class Net>
-double trap_ratio(const Net& plain, const Net& sharded, const at::Tensor& input, int rounds) {
-  const torch::NoGradGuard no_grad;
+// The time of `run` after fully_shard(), which has no communication on one rank, beside that before.
+template <class Net, class Run>
+double trap_ratio(const Net& plain, const Net& sharded, int rounds, const Run& run) {
   std::vector<double> ratios;
   double sum = 0;
-  const auto seconds = [&](const Net& net) {
-    return seconds_of([&] { return Net(net)->forward(input).sum().template item<double>(); }, sum);
-  };
+  const auto seconds = [&](const Net& net) { return seconds_of([&] { return run(Net(net)); }, sum); };
   for (int i = 0; i < 3 + rounds; ++i) {
     const bool first = i % 2 == 0;
     const auto one = seconds(first ? plain : sharded);
@@ -149,10 +146,21 @@ nlohmann::json measure_trap(const Flags& flags) {
     if (context.world_size() > 1) throw lockstep::ArgumentError("mode trap is for one rank");
     const auto plain = make_net();
     const auto sharded = make_net();
-    shard(*sharded, {});
+    shard(*sharded, {}).set_requires_gradient_sync(false);  // without the copies of a reduction by one rank
+    const auto forward = [&](auto net) {
+      const torch::NoGradGuard no_grad;
+      return net->forward(input).sum().template item<double>();
+    };
+    const auto step = [&](auto net) {
+      net->zero_grad();
+      const auto loss = net->forward(input).pow(2).mean();
+      loss.backward();
+      return loss.template item<double>();
+    };
     return {{"rank", context.rank()},
             {"microseconds", trap_microseconds()},
-            {"forward", trap_ratio(plain, sharded, input, flags.steps) - 1}};
+            {"forward", trap_ratio(plain, sharded, flags.steps, forward) - 1},
+            {"step", trap_ratio(plain, sharded, flags.steps, step) - 1}};
   });
 }
 
