@@ -268,7 +268,7 @@ void ZeroShards::check_shared() {
     own = std::max<int>(own, is_new ? kNew : kElsewhere);
   }
   const bool is_here = own == kElsewhere;
-  group_.all_reduce(worst, ReduceOp::MAX, where_);
+  call_together([&] { group_.all_reduce(worst, ReduceOp::MAX, where_); });
   if (own == kElsewhere) {
     throw_error<Error>(
         "{}: {}; after what replaces the memory of parameters, such as to() and torch::load(), call "
@@ -278,6 +278,16 @@ void ZeroShards::check_shared() {
                 : "a parameter of another rank no longer lies in shared memory");
   }
   if (own == kNew) share_parameters(where_);
+}
+
+void ZeroShards::call_together(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    for (const auto& [key, shared] : shared_)
+      nn::forbid_access(shared.parameter, nn::why_forbidden(error.what()));
+    throw;
+  }
 }
 
 void ZeroShards::step(const std::function<void()>& step_all) {
@@ -302,7 +312,7 @@ void ZeroShards::step(const std::function<void()>& step_all) {
     // So that autograd notices the change.
     for (const auto& parameter : of_others)
       if (parameter.grad().defined()) torch::autograd::impl::bump_version(parameter);
-    return group_.barrier(where_);
+    return call_together([&] { group_.barrier(where_); });
   }
   for (int rank = 0; rank < group_.size(); ++rank)
     broadcast_from(group_, rank, of_rank[static_cast<std::size_t>(rank)], where_);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <string>
+#include <utility>
 
 #include <lockstep/fsdp/fully_shard.h>
 
@@ -9,13 +11,16 @@ namespace lockstep::fsdp {
 
 // What FSDPModule::forward() converts for the module of a call of fully_shard().
 struct ForwardPolicy {
+  ForwardPolicy(const void* of_module, const MixedPrecisionPolicy& policy, std::string description)
+      : module(of_module), mp_policy(policy), describe(std::move(description)) {}
+
   const void* module;
   MixedPrecisionPolicy mp_policy;
-  std::string describe;  // "net.cpp:7: fully_shard(): Net"
-  bool is_used = false;  // by a call of FSDPModule::forward()
+  std::string describe;               // "net.cpp:7: fully_shard(): Net"
+  std::atomic<bool> is_used = false;  // by a call of FSDPModule::forward()
 
-  // Throws if an operator in a forward of the module uses a parameter, and that forward cannot convert its
-  // output.
+  // Called before an operator in a forward uses a parameter of the module. Throws if nothing would convert
+  // the output.
   void check() const;
 };
 

@@ -203,10 +203,9 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
     tree->outermost = result.own_.get();
   }
   result.set_entries(module);
-  result.forward_ = std::make_shared<fsdp::ForwardPolicy>(fsdp::ForwardPolicy{
-      .module = &module,
-      .mp_policy = options.mp_policy,
-      .describe = fmt::format("{}:{}: fully_shard(): {}", where.file_name(), where.line(), module.name())});
+  result.forward_ = std::make_shared<fsdp::ForwardPolicy>(
+      &module, options.mp_policy,
+      fmt::format("{}:{}: fully_shard(): {}", where.file_name(), where.line(), module.name()));
   for (const auto& each : result.groups(true)) each->forward_policies.push_back(result.forward_);
   return result;
 }
@@ -275,7 +274,7 @@ void FSDPModule::unshard() const {
   if (!own_) return;
   auto& tree = *own_->tree();
   const std::lock_guard lock(tree.mutex);
-  tree.make_current(*own_);
+  tree.hold(*own_);
 }
 
 UnshardHandle FSDPModule::unshard_async() const {
@@ -292,7 +291,7 @@ void UnshardHandle::wait() {
   const auto group = std::exchange(group_, nullptr);
   if (!group) return;
   const std::lock_guard lock(group->tree()->mutex);
-  group->tree()->make_current(*group);
+  group->tree()->hold(*group);
 }
 
 std::vector<std::weak_ptr<ParameterGroup>> FSDPModule::groups_to_prefetch(
@@ -330,7 +329,19 @@ void FSDPModule::reshard() const {
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) const {
-  for (const auto& group : groups(recurse)) group->requires_gradient_sync = requires_gradient_sync;
+  for (const auto& group : groups(recurse)) {
+    group->requires_gradient_sync = requires_gradient_sync;
+    group->requires_all_reduce = requires_gradient_sync;
+  }
+}
+
+void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse) const {
+  for (const auto& group : groups(recurse)) group->requires_all_reduce = requires_all_reduce;
+}
+
+void FSDPModule::set_gradient_divide_factor(double factor) const {
+  if (!(factor > 0)) throw_error<ArgumentError>("set_gradient_divide_factor(): the factor is {}", factor);
+  if (own_) own_->gradient_divide_factor = factor;
 }
 
 void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) const {

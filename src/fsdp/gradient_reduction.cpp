@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cmath>
+#include <optional>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -22,12 +24,14 @@ struct Division {
   double after = 1;
 };
 
-Division division(at::ScalarType dtype, int ranks) {
-  if (ranks == 1) return {.op = ReduceOp::SUM};
-  if (dtype == at::kFloat || dtype == at::kBFloat16) return {};
-  int before = 1;
-  while (ranks % before == 0 && ranks / before > before) before *= 2;
-  return {.op = ReduceOp::SUM, .before = double(before), .after = double(ranks) / before};
+Division division(at::ScalarType dtype, int ranks, std::optional<double> factor) {
+  const bool overflows = dtype != at::kFloat && dtype != at::kBFloat16;
+  if (!factor && ranks == 1) return {.op = ReduceOp::SUM};
+  if (!factor && !overflows) return {};
+  const auto divisor = factor.value_or(ranks);
+  double before = 1;
+  while (overflows && std::fmod(divisor, before) == 0 && divisor / before > before) before *= 2;
+  return {.op = ReduceOp::SUM, .before = before, .after = divisor / before};
 }
 
 }  // namespace
@@ -91,6 +95,7 @@ void ParameterGroup::note_gradients() {
 }
 
 void ParameterGroup::zero_grad() {
+  partial_.reset();
   for (auto& parameter : parameters_) {
     parameter.shard.mutable_grad().reset();
     parameter.unreduced.reset();
@@ -163,7 +168,7 @@ void ParameterGroup::reduce() {
   if (reshard_after_backward && !stays_whole) release();
 
   const auto replicas = options_.replicas ? options_.replicas->size() : 1;
-  const auto divided = division(dtype, group.size() * replicas);
+  const auto divided = division(dtype, group.size() * replicas, gradient_divide_factor);
   if (divided.before != 1) reduction.input.div_(divided.before);
   reduction.divisor = divided.after;
   reduction.launched = tree_->launch_reduction();
@@ -179,15 +184,34 @@ void ParameterGroup::finish_reduction() {
   call.bytes = static_cast<std::int64_t>(reduction.input.nbytes());
   reduction.work->wait();
   reduction.input.reset();
-  if (options_.replicas) {
-    const auto ranks = options_.shard_group.size() * options_.replicas->size();
-    options_.replicas->all_reduce(reduction.output, division(reduction.output.scalar_type(), ranks).op,
-                                  options_.where);
-  }
+  const bool is_complete = reduce_over_replicas(reduction);
   call.done = CallTimes::Clock::now();
   record_reduction(call);
+  if (!is_complete) return;
   if (reduction.divisor != 1) reduction.output.div_(reduction.divisor);
   accumulate(reduction, reduction.output.to(parameters_.front().shard.options()));
+}
+
+// Whether the reduction is of all ranks; otherwise it waits for a later one.
+bool ParameterGroup::reduce_over_replicas(Reduction& reduction) {
+  if (!options_.replicas) return true;
+  if (const auto earlier = std::exchange(partial_, std::nullopt)) {
+    if (earlier->parameters != reduction.parameters) {
+      throw_error<ArgumentError>(
+          "{}: a backward pass has gradients of other parameters than the one before, whose gradients "
+          "set_requires_all_reduce(false) kept from the replicas",
+          describe());
+    }
+    reduction.output.add_(earlier->output);
+  }
+  if (!requires_all_reduce) {
+    partial_ = std::move(reduction);
+    return false;
+  }
+  const auto ranks = options_.shard_group.size() * options_.replicas->size();
+  const auto op = division(reduction.output.scalar_type(), ranks, gradient_divide_factor).op;
+  options_.replicas->all_reduce(reduction.output, op, options_.where);
+  return true;
 }
 
 void ParameterGroup::record_reduction(const CallTimes& call) {

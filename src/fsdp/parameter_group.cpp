@@ -31,12 +31,12 @@ class NoGradient final : public nn::MemoryGuard {
     if (op == "aten::zero_") {
       if (const auto group = group_.lock()) group->fill_gradients_with_zeros();
     } else if (op != "aten::detach") {  // both are what the module's zero_grad() calls
+      const auto group = group_.lock();
       throw_error<ArgumentError>(
-          "{}: after backward, the parameters of a module of fully_shard() have no gradients; give "
-          "optimizers the "
+          "{}: after backward, the module's parameters in {} have no gradients; give optimizers the "
           "parameters() of the FSDPModule that it returned, and clip its gradients with "
           "lockstep::clip_grad_norm_()",
-          op);
+          op, group ? group->describe() : "a group of fully_shard()");
     }
     return Views::guarded;
   }
@@ -212,15 +212,15 @@ void ParameterGroup::watch_gradients() {
 }
 
 std::string ParameterGroup::describe() const {
-  return "fully_shard()'s group of " + parameters_.front().name;
+  return fmt::format("the group of {} of fully_shard() in {}:{}", parameters_.front().name,
+                     options_.where.file_name(), options_.where.line());
 }
 
 nn::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writes) {
   if (writes && op != "aten::requires_grad_") {
     throw_error<ArgumentError>(
         "{} writes to a parameter in {}; optimizers and other code that changes parameters get the "
-        "parameters() "
-        "of the FSDPModule that fully_shard() returned",
+        "parameters() of the FSDPModule that it returned",
         op, describe());
   }
   const nn::WithoutGuards here;
@@ -289,6 +289,7 @@ void ParameterGroup::record_gathering() {
 }
 
 void ParameterGroup::release() {
+  is_held = false;
   drop_prefetch();
   memory_->release();
   is_whole_ = is_shared();
@@ -298,6 +299,13 @@ void ParameterGroup::release_after_forward() {
   if (options_.ranks_after_forward > 0 && has_last_values())
     memory_->keep_part(tree_->split(shard_group(), options_.ranks_after_forward));
   release();
+}
+
+void ParameterGroup::forbid_access(const std::string& why) const {
+  if (!is_shared()) return;
+  for (const auto& parameter : parameters_)
+    for (const auto& tensor : {parameter.lock_whole(), parameter.shard})
+      if (tensor.defined()) nn::forbid_access(tensor, why);
 }
 
 void ParameterGroup::invalidate() {

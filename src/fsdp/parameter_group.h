@@ -43,7 +43,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const void* module() const { return options_.module; }
   bool is_shared() const { return options_.share_memory; }
-  std::string describe() const;  // "the group of layers.0.weight"
+  std::string describe() const;  // "the group of layers.0.weight of fully_shard() in net.cpp:7"
 
   // Whether the parameters are on device meta.
   bool is_deferred() const { return parameters_.front().shard.is_meta(); }
@@ -69,6 +69,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void release_after_forward();
   // FSDPModule::reshard(). Called without the mutex.
   void reshard();
+  // If it is shared: later uses of parameters and shards throw.
+  void forbid_access(const std::string& why) const;
   // The shards may have changed, also without a change of their version.
   void invalidate();
   bool is_whole() const { return is_whole_; }
@@ -92,18 +94,21 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // Between uses in forward, or in backward.
   bool can_release(bool in_backward) const;
   bool requires_gradient_sync = true;
+  bool requires_all_reduce = true;               // over the replicas
+  std::optional<double> gradient_divide_factor;  // none: the mean
   bool reshard_after_backward = true;
   // Empty: what the last step used next.
   std::vector<std::weak_ptr<ParameterGroup>> forward_prefetch, backward_prefetch;
   void set_reshard_after_forward(bool reshard);
 
-  // Of the modules that have the parameters, the innermost first.
+  // The policies of the modules that have the parameters, the innermost first.
   std::vector<std::shared_ptr<ForwardPolicy>> forward_policies;
 
   // The tree's notes on the order of use.
   int runs = 0;          // of operators on this group, in this forward or backward
   int forward_runs = 0;  // in the last one
   int backward_runs = 0;
+  bool is_held = false;      // whole by FSDPModule::unshard(), and not used since
   bool stays_whole = false;  // until the end of backward, because it has views without guards
 
  private:
@@ -133,6 +138,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void record_gathering();
   void record_reduction(const CallTimes& call);
   void accumulate(const Reduction& reduction, const at::Tensor& mean);
+  bool reduce_over_replicas(Reduction& reduction);
 
   GroupOptions options_;
   std::shared_ptr<Tree> tree_;
@@ -142,7 +148,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int ready_ = 0;
   std::vector<bool> is_ready_;
   std::optional<Reduction> reduction_;
-  c10::VariableVersion version_;  // of all shards
+  std::optional<Reduction> partial_;  // over the shards, of backward passes without set_requires_all_reduce()
+  c10::VariableVersion version_;      // of all shards
   std::uint32_t whole_version_ = 0;
   std::uint32_t prefetched_version_ = 0;
   bool is_valid_ = false;

@@ -7,6 +7,7 @@
 #include "base/throw_error.h"
 #include "fsdp/parameter_group.h"
 #include "fsdp/sharded_state_dict.h"
+#include "fsdp/tree.h"
 #include "nn/experts.h"
 
 namespace lockstep {
@@ -23,6 +24,7 @@ struct Entries {
         continue;
       }
       const auto& parameter = entry.group->parameters()[entry.index];
+      entry.group->tree()->check();
       if (entry.group->is_deferred()) {
         throw_error<ArgumentError>("{} is on device meta and has no values; call lockstep::to_empty() before",
                                    entry.name);
@@ -98,7 +100,8 @@ void save_pretrained(const FSDPModule& module, const std::filesystem::path& save
 }
 
 void load_pretrained(const FSDPModule& module, const std::filesystem::path& checkpoint_path) {
-  set_model_state_dict(module, safetensors::load_torch_state_dict(checkpoint_path));
+  set_model_state_dict(
+      module, safetensors::load_torch_state_dict(checkpoint_path, {.mmap = true}));  // this rank's rows only
 }
 
 Dict get_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer& optimizer,

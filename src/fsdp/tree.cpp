@@ -27,12 +27,12 @@ constexpr std::size_t kMostUses = 100'000;
 }  // namespace
 
 void Tree::check() const {
-  if (!failure_.empty()) {
-    throw_error<Error>(
-        "the parameters may have values of two steps, because the ranks did not finish the last one together "
-        "({}); load the last checkpoint into a new module",
-        failure_);
-  }
+  if (!failure_.empty()) throw Error(failure_);
+}
+
+void Tree::fail(const std::string& failure) {
+  failure_ = nn::why_forbidden(failure);
+  for (auto* const group : groups) group->forbid_access(failure_);
 }
 
 void Tree::use(ParameterGroup& group) {
@@ -42,6 +42,7 @@ void Tree::use(ParameterGroup& group) {
   } else {
     begin_backward();
   }
+  group.is_held = false;
   if (current_ == &group && group.is_current()) return;
   if (current_ != &group) switch_to(group);
   make_current(group);
@@ -62,6 +63,11 @@ void Tree::make_current(ParameterGroup& group) {
   }
 }
 
+void Tree::hold(ParameterGroup& group) {
+  make_current(group);
+  group.is_held = true;
+}
+
 void Tree::switch_to(ParameterGroup& group) {
   current_ = &group;
   const bool learns = in_backward() || c10::GradMode::is_enabled();
@@ -70,7 +76,8 @@ void Tree::switch_to(ParameterGroup& group) {
     order_.push_back(&group);
   }
   for (auto* const other : groups) {
-    if (other == &group || !other->is_whole() || !other->can_release(in_backward())) continue;
+    if (other == &group || !other->is_whole() || other->is_held || !other->can_release(in_backward()))
+      continue;
     const auto learned = in_backward() ? other->backward_runs : other->forward_runs;
     if (learns && other->runs < learned) continue;
     if (in_backward()) {
@@ -161,7 +168,7 @@ void Tree::wait_for_ranks_of(const ParameterGroup& group) {
     barrier_wait_total_ += call.wait();
     trace_wait("waiting for all ranks", call);
   } catch (const std::exception& error) {
-    failure_ = error.what();
+    fail(error.what());
     throw;
   }
 }

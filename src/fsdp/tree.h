@@ -29,6 +29,8 @@ struct Tree {
   void use(ParameterGroup& group);
   // Whether such an operator is one of a forward, also of one without gradients.
   bool is_in_forward() const;
+  // Makes the group current until an operator has used it.
+  void hold(ParameterGroup& group);
   // The same as use() without an effect on the learned order.
   void make_current(ParameterGroup& group);
   // Before the first gradient, or the first use, in a backward pass.
@@ -52,6 +54,8 @@ struct Tree {
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
   void check() const;
+  // Such a failure.
+  void fail(const std::string& failure);
   // A barrier of all ranks that share memory, whose failure may leave parameters of two steps.
   void wait_for_ranks();
 

@@ -159,6 +159,17 @@ at::Tensor guarded_memory(const at::Tensor& tensor) {
   return guards == nullptr ? at::Tensor() : guards->points_at;
 }
 
+void forbid_access(const at::Tensor& tensor, const std::string& why) {
+  tensor.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
+std::string why_forbidden(const std::string& failure) {
+  return fmt::format(
+      "the parameters may have values of two steps, because the ranks did not finish the last one together "
+      "({}); load the last checkpoint into a new module",
+      failure);
+}
+
 OperatorGuard* operator_guard_of(const at::Tensor& tensor) {
   const auto* const guards = guards_of(tensor);
   return guards == nullptr ? nullptr : guards->operators.get();

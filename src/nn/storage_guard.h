@@ -48,6 +48,11 @@ void set_guarded_memory(const at::Tensor& tensor, const at::Tensor& memory);
 // What set_guarded_memory() got; undefined: nothing.
 at::Tensor guarded_memory(const at::Tensor& tensor);
 
+// Every access to the memory of the tensor's storage throws from then on, also without an operator.
+void forbid_access(const at::Tensor& tensor, const std::string& why);
+// Why, for parameters that ranks share, after a failure in a step.
+std::string why_forbidden(const std::string& failure);
+
 // The guard of the tensor's storage, or nullptr.
 OperatorGuard* operator_guard_of(const at::Tensor& tensor);
 MemoryGuard* memory_guard_of(const at::Tensor& tensor);

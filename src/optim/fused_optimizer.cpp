@@ -265,6 +265,7 @@ at::Tensor laid_out(const at::Tensor& tensor, const ParameterName& name, const c
   }
   if (tensor.device() != parameter.device() || tensor.scalar_type() != parameter.scalar_type() ||
       tensor.sizes() != parameter.sizes()) {
+    (void)tensor.flatten();  // throws for what takes the place of a gradient of fully_shard()
     throw_error<ArgumentError>(
         "{} has the {} {}; when a parameter has become another kind of tensor, make a new optimizer and load "
         "the old one's state_dict() into it",

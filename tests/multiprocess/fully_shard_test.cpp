@@ -3,6 +3,7 @@
 #include <csignal>
 #include <limits>
 #include <set>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +13,8 @@
 #include <lockstep/ddp/distributed_data_parallel.h>
 #include <lockstep/fsdp/fully_shard.h>
 #include <lockstep/fsdp/memory_report.h>
+#include <lockstep/fsdp/state_dict.h>
+#include <lockstep/optim/fused.h>
 #include <lockstep/rendezvous/init.h>
 
 #include "multiprocess/backends.h"
@@ -42,13 +45,14 @@ Tensor rows_of(const Tensor& whole, int rank, int ranks) {
   return whole.detach().narrow(0, first, std::min(chunk, whole.size(0) - first));
 }
 
-void expect_same(const FSDPModule& ours, const OddNet& net, const OddNet& expected, const Context& context) {
+// `rank` has the rank-th part of the rows.
+void expect_same(const FSDPModule& ours, const OddNet& net, const OddNet& expected, int rank, int ranks) {
   const auto shards = ours.named_parameters();
   const auto whole = net->parameters(), reference = expected->parameters();
   ASSERT_EQ(shards.size(), reference.size());
   for (std::size_t i = 0; i < shards.size(); ++i) {
     SCOPED_TRACE(shards[i].name);
-    const auto rows = [&](const Tensor& each) { return rows_of(each, context.rank(), context.world_size()); };
+    const auto rows = [&](const Tensor& each) { return rows_of(each, rank, ranks); };
     EXPECT_TRUE(shards[i].parameter.detach().equal(rows(reference[i])));
     EXPECT_TRUE(whole[i].detach().equal(reference[i].detach()));
     const auto gradient = shards[i].parameter.grad(), expected_gradient = reference[i].grad();
@@ -63,6 +67,7 @@ void compare_with_ddp(const Context& context, const FullyShardOptions& options) 
   AdamW reference(plain->parameters(), 1e-2);
   const auto sharded = shard(net, options);
   AdamW optimizer(sharded.parameters(), 1e-2);
+  const auto ranks = options.mesh ? options.mesh->get_group("shard") : context.group();
   for (int step = 0; step < 5; ++step) {
     SCOPED_TRACE(step);
     const bool uses_all = step % 2 == 0;
@@ -81,7 +86,7 @@ void compare_with_ddp(const Context& context, const FullyShardOptions& options) 
     loss.backward();
     reference.step();
     optimizer.step();
-    expect_same(sharded, net, plain, context);
+    expect_same(sharded, net, plain, ranks.rank(), ranks.size());
   }
 }
 
@@ -92,6 +97,10 @@ const Scenario fsdp_like_ddp("fsdp_like_ddp", [] {
   compare_with_ddp(context, {.reshard_after_forward = false, .share_memory = false});
   if (context.world_size() == 4)
     compare_with_ddp(context, {.reshard_after_forward = 2, .share_memory = false});
+  if (context.group().backend_name() == "hierarchical") {
+    const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
+    compare_with_ddp(context, {.mesh = mesh, .share_memory = true});  // one copy a host
+  }
 });
 
 class FullyShard : public EveryBackend {};
@@ -129,10 +138,13 @@ const Scenario mistakes("fsdp_mistakes", [] {
     EXPECT_EQ(step.sharded.shares_memory(), shared);
     torch::optim::SGD wrong(step.net->parameters(), 1e-2);
     step.backward(context);
-    const auto no_gradients =
-        AllOf(HasSubstr("have no gradients"), HasSubstr("parameters() of the FSDPModule"));
-    EXPECT_THAT(error_of([&] { wrong.step(); }), AllOf(HasSubstr("aten::add_ writes to a parameter"),
-                                                       HasSubstr("parameters() of the FSDPModule")));
+    const auto names_the_call =
+        AllOf(HasSubstr("fully_shard_test.cpp:"), HasSubstr("parameters() of the FSDPModule"));
+    const auto no_gradients = AllOf(HasSubstr("have no gradients"), names_the_call);
+    EXPECT_THAT(error_of([&] { wrong.step(); }),
+                AllOf(HasSubstr("aten::add_ writes to a parameter"), names_the_call));
+    optim::FusedAdamW fused(step.net->parameters(), 1e-2);
+    EXPECT_THAT(error_of([&] { fused.step(); }), no_gradients);
     EXPECT_THAT(error_of([&] { torch::nn::utils::clip_grad_norm_(step.net->parameters(), 1.0); }),
                 no_gradients);
     step.net->zero_grad(false);
@@ -404,6 +416,9 @@ const Scenario freeing("fsdp_freeing", [] {
   EXPECT_EQ(bytes_of(*net), 0);
   twice.unshard();
   EXPECT_EQ(bytes_of(*net->twice), 30 * sizeof(float));
+  (void)net->frozen->forward(torch::ones({2, 5}));
+  EXPECT_EQ(bytes_of(*net->twice), 30 * sizeof(float)) << "after an operator on another group";
+  EXPECT_EQ(net->twice->weight.data_ptr<float>()[0], OddNet()->twice->weight.data_ptr<float>()[0]);
   twice.reshard();
   EXPECT_EQ(bytes_of(*net->twice), 0);
   for (int number = 0; number < 3; ++number) {
@@ -417,6 +432,28 @@ const Scenario freeing("fsdp_freeing", [] {
 });
 TEST(FullyShardFreeing, LeavesNothingGathered) { expect_all_passed(run_ranks(freeing)); }
 
+const Scenario divided("fsdp_divided", [] {
+  const auto context = init({.backend = "shm"});
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kDouble}) {
+    torch::nn::Linear net(2, 1);
+    net->to(dtype);
+    const auto sharded = fully_shard(*net);
+    EXPECT_THAT(error_of<ArgumentError>([&] { sharded.set_gradient_divide_factor(0); }),
+                HasSubstr("factor is 0"));
+    for (const double factor : {1.0, 8.0, 3.0}) {
+      sharded.set_gradient_divide_factor(factor);
+      sharded.zero_grad();
+      net->forward(torch::full({1, 2}, 3.0 * (context.rank() + 1), dtype)).sum().backward();
+      for (const auto& parameter : sharded.parameters()) {
+        if (parameter.dim() < 2 || parameter.numel() == 0) continue;
+        EXPECT_TRUE(parameter.grad().allclose(torch::full({1, 2}, 9 / factor, dtype), 1e-3))
+            << parameter.grad();
+      }
+    }
+  }
+});
+TEST(FullyShardReduction, HasTheDivisorThatIsSet) { expect_all_passed(run_ranks(divided)); }
+
 const Scenario lost("fsdp_lost", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});
   Step step;
@@ -428,8 +465,16 @@ const Scenario lost("fsdp_lost", [] {
   const auto forward = [&] { step.backward(context, 3); };
   EXPECT_THAT(error_of<PeerLost>(forward),
               AllOf(HasSubstr("fully_shard_test.cpp:"), HasSubstr("rank 1 (pid "), HasSubstr("is dead")));
-  EXPECT_THAT(error_of(forward), AllOf(HasSubstr("values of two steps"), HasSubstr("rank 1 (pid "),
-                                       HasSubstr("load the last checkpoint")));
+  const auto mixed = AllOf(HasSubstr("values of two steps"), HasSubstr("rank 1 (pid "),
+                           HasSubstr("load the last checkpoint"));
+  EXPECT_THAT(error_of(forward), mixed);
+  EXPECT_THAT(error_of([&] { get_model_state_dict(step.sharded); }), mixed);
+  EXPECT_THAT(error_of<std::exception>([&] {
+                std::ostringstream file;
+                torch::save(step.net, file);
+              }),
+              mixed);
+  EXPECT_THAT(error_of<std::exception>([&] { (void)(step.sharded.parameters()[0] + 1); }), mixed);
 });
 TEST(FullyShardLostRank, MakesSharedParametersUnusable) {
   const auto results = run_ranks(lost, {.world_size = 3});

@@ -189,20 +189,28 @@ const Scenario loads_rows("meta loaded", [] {
   const auto folder = context.group().broadcast_object(own.path().string(), 0) + "/step";
   torch::manual_seed(1);
   auto plain = make_wide();
-  distributed_checkpoint::save(get_model_state_dict(shard_layers(plain, {})), folder, {}, context.group());
+  const auto saved = shard_layers(plain, {});
+  distributed_checkpoint::save(get_model_state_dict(saved), folder, {}, context.group());
+  save_pretrained(saved, folder + "/hub", {.max_shard_size = kWideBytes / 2});
 
-  const auto memory = std::make_shared<PeakOfTensors>();
-  std::optional<c10::DebugInfoGuard> counting(std::in_place, c10::DebugInfoKind::PROFILER_STATE, memory);
-  auto net = on_meta(make_wide);
-  const auto sharded = shard_layers(net, {});
-  to_empty(*net);
-  auto weights = get_model_state_dict(sharded);
-  distributed_checkpoint::load(weights, folder, context.group());
-  counting.reset();
-  EXPECT_LE(memory->peak(), kWideBytes / context.world_size() + kWideBytes / kWideLayers);
-  EXPECT_GE(memory->peak(), kWideBytes / context.world_size());
   const auto x = torch::ones({2, kWideWidth});
-  EXPECT_TRUE(net->forward(x).equal(plain->forward(x)));
+  const auto check = [&](const std::function<void(const FSDPModule&)>& load) {
+    const auto memory = std::make_shared<PeakOfTensors>();
+    std::optional<c10::DebugInfoGuard> counting(std::in_place, c10::DebugInfoKind::PROFILER_STATE, memory);
+    auto net = on_meta(make_wide);
+    const auto sharded = shard_layers(net, {});
+    to_empty(*net);
+    load(sharded);
+    counting.reset();
+    EXPECT_LE(memory->peak(), kWideBytes / context.world_size() + kWideBytes / kWideLayers);
+    EXPECT_GE(memory->peak(), kWideBytes / context.world_size());
+    EXPECT_TRUE(net->forward(x).equal(plain->forward(x)));
+  };
+  check([&](const FSDPModule& sharded) {
+    auto weights = get_model_state_dict(sharded);
+    distributed_checkpoint::load(weights, folder, context.group());
+  });
+  check([&](const FSDPModule& sharded) { load_pretrained(sharded, folder + "/hub"); });
 });
 TEST(MetaDevice, LoadsItsRowsOnly) { expect_all_passed(run_ranks(loads_rows)); }
 

@@ -23,6 +23,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
@@ -46,6 +47,14 @@ struct Stacked {
   FSDPModule sharded;
 };
 
+// The number of calls of each kind since `number`.
+std::map<CallKind, int> calls_after(const ProcessGroup& group, std::uint64_t number) {
+  std::map<CallKind, int> calls;
+  for (const auto& call : group.recent_calls())
+    if (call.number > number) ++calls[call.kind];
+  return calls;
+}
+
 const Scenario counted_traffic("fsdp stats", [] {
   const auto context = init({.backend = "shm"});
   for (const bool shared : {true, false}) {
@@ -54,7 +63,14 @@ const Scenario counted_traffic("fsdp stats", [] {
     EXPECT_EQ(stacked.sharded.stats().steps, 0);
     stacked.step(false);
     EXPECT_EQ(stacked.sharded.stats().steps, 0);
-    for (int step = 0; step < 3; ++step) stacked.step();
+    for (int step = 0; step < 2; ++step) stacked.step();
+    const auto before = context.group().recent_calls().back().number;
+    stacked.step();
+    // The counts below are all that the group carries: shared parameters are never gathered.
+    EXPECT_THAT(calls_after(context.group(), before),
+                UnorderedElementsAre(
+                    Pair(CallKind::reduce_scatter_tensor, 3),
+                    shared ? Pair(CallKind::barrier, 2) : Pair(CallKind::all_gather_into_tensor, 4)));
     const auto stats = stacked.sharded.stats();
     EXPECT_EQ(stats.steps, 3);
     EXPECT_GT(stats.last.forward, 0);

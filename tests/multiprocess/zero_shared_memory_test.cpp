@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // ZeroRedundancyOptimizer::share_parameters(): where the parameters lie, and what is refused.
+#include <chrono>
+#include <csignal>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -72,6 +75,29 @@ const Scenario zero_one_memory("zero one memory", [] {
                     HasSubstr("gloo")));
 });
 TEST(ZeroSharedMemory, SharedParametersAreInOneMemory) { expect_all_passed(run_ranks(zero_one_memory)); }
+
+// Rank 1 dies when the other one may have changed its parameters.
+const Scenario zero_lost("zero lost rank", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});
+  const auto first = torch::ones({3}).requires_grad_(), second = torch::ones({3}).requires_grad_();
+  ZeroRedundancyOptimizer<SGD> optimizer({first, second}, SGDOptions(0.5));
+  optimizer.share_parameters();
+  for (const auto& each : {first, second}) each.mutable_grad() = torch::ones_like(each);
+  optimizer.step();
+  const auto dies = [&]() -> Tensor {
+    if (!context.is_main()) ::raise(SIGKILL);
+    return {};
+  };
+  EXPECT_THAT(error_of<PeerLost>([&] { optimizer.step(dies); }), HasSubstr("rank 1 (pid "));
+  for (const auto& each : {first, second})
+    EXPECT_THAT(error_of<std::exception>([&] { (void)(each + 1); }),
+                AllOf(HasSubstr("values of two steps"), HasSubstr("rank 1 (pid ")));
+});
+TEST(ZeroSharedMemory, ALostRankMakesParametersUnusable) {
+  const auto results = run_ranks(zero_lost);
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].err;
+  EXPECT_EQ(results[1].signal, SIGKILL);
+}
 
 const Scenario zero_of_parts("zero of tensor parallel parts", [] {
   const auto context = init({.backend = "shm"});

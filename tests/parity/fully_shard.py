@@ -140,9 +140,14 @@ def run_case(case):
         for part in range(accumulated):
             is_last = part == accumulated - 1
             net.set_requires_gradient_sync(is_last or case["sync"] == "always")
+            if case["all_reduce"] == "last":
+                net.set_requires_all_reduce(is_last)
             net.set_reshard_after_backward(is_last or case["keep"] == "false")
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
-            loss = loss_of(net, torch.randint(11, (2, 4)), (step + part) % 2 == 1)
+            uses_all = (step + part) % 2 == 1
+            loss = loss_of(net, torch.randint(11, (2, 4)), uses_all)
+            if case["forwards"] == "2":
+                loss = loss + loss_of(net, torch.randint(11, (2, 4)), uses_all)
             loss.backward()
             losses.append(loss.detach().float())
         optimizer.step()

@@ -176,9 +176,13 @@ std::vector<Record> train(const Case& words, const Context& context) {
     for (int part = 0; part < accumulated; ++part) {
       const bool is_last = part == accumulated - 1;
       sharded.set_requires_gradient_sync(is_last || words.at("sync") == "always");
+      if (words.at("all_reduce") == "last") sharded.set_requires_all_reduce(is_last);
       sharded.set_reshard_after_backward(is_last || words.at("keep") == "false");
       torch::manual_seed(static_cast<std::uint64_t>(1000 * step + 10 * part + context.rank()));
-      const auto loss = loss_of(sharded, net, torch::randint(11, {2, 4}), (step + part) % 2 == 1);
+      const bool uses_all = (step + part) % 2 == 1;
+      auto loss = loss_of(sharded, net, torch::randint(11, {2, 4}), uses_all);
+      if (words.at("forwards") == "2")
+        loss = loss + loss_of(sharded, net, torch::randint(11, {2, 4}), uses_all);
       loss.backward();
       losses.values.push_back(loss.template item<float>());
       EXPECT_TRUE(std::isfinite(losses.values.back()));
@@ -207,7 +211,7 @@ std::vector<std::string> cases(int ranks) {
   const auto defaults =
       fmt::format("steps={} ", steps == nullptr ? "3" : steps) +
       "groups=children reshard=default accumulate=1 dtype=float optimizer=adamw mesh=flat placement=rows "
-      "sync=last keep=false ignored=none unshard=false ";
+      "sync=last all_reduce=sync keep=false ignored=none unshard=false forwards=1 ";
   std::vector<std::string> all;
   const auto add = [&](const std::string& changes) {
     std::string line = fmt::format("name=case{}", all.size());
@@ -235,6 +239,8 @@ std::vector<std::string> cases(int ranks) {
   add("net=stack dtype=half optimizer=sgd");
   add("net=stack groups=nested reshard=true");
   add("net=odd reshard=true unshard=true");
+  add("net=odd reshard=true forwards=2");
+  add("net=stack accumulate=3 sync=always all_reduce=last" + mesh);
   add("net=residual dtype=bf16_output reshard=true accumulate=2" + mesh);
   return all;
 }

@@ -50,6 +50,8 @@ class ZeroShards {
   bool is_shared(const at::Tensor& parameter) const;
   void move_to_shared_memory(Where where);
   void check_shared();
+  // Calls what the ranks do together in a step. If it fails, shared parameters may have values of two steps.
+  void call_together(const std::function<void()>& call);
   void forget_states_of_others();
   void set_complete(bool complete);
 

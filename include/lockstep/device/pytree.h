@@ -176,7 +176,8 @@ template <typename T>
 concept MapsTensors = PyTree<T> && !NonTensorLeaf<T> && std::copy_constructible<T>;
 
 /// Forwards the value if its type holds no tensors that can be replaced; otherwise returns a copy with
-/// `f(const at::Tensor&)` in place of each defined tensor. PyTorch: `torch.utils._pytree.tree_map_only`.
+/// `f(const at::Tensor&)` in place of each defined tensor. A copied shared_ptr points at the same value,
+/// whose tensors are replaced. PyTorch: `torch.utils._pytree.tree_map_only`.
 template <typename T, typename F>
 decltype(auto) map_tensors(T&& value, const F& f) {
   if constexpr (MapsTensors<std::remove_cvref_t<T>>) {

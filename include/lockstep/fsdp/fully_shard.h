@@ -38,8 +38,8 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// The dtype in which gradients are reduced; default: the parameters' dtype in backward.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
-  /// The dtype of floating tensors that forward returns; default: the module's own. A module of which
-  /// `module->forward()` is called instead of FSDPModule::forward() is an Error.
+  /// The dtype of floating tensors that forward returns; default: the module's own. The first use of the
+  /// module's parameters before any FSDPModule::forward() is an Error.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// Whether forward gets floating tensors as param_dtype.
   bool cast_forward_inputs = true;
@@ -136,8 +136,9 @@ class FSDPModule {
   /// Calls the module's forward, with its argument and return types and the conversions of
   /// MixedPrecisionPolicy:
   ///
-  ///     auto sharded = fully_shard(*net, {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype =
-  ///     at::kFloat}}); auto loss = cross_entropy(sharded.forward(net, x), target);
+  ///     const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
+  ///     auto sharded = fully_shard(*net, {.mp_policy = policy});
+  ///     auto loss = cross_entropy(sharded.forward(net, x), target);
   ///
   /// `module` is the holder or shared_ptr of the module that was given to fully_shard(). Tensors within the
   /// arguments and the result are converted if TensorVisitor visits them. Throws ArgumentError for another
@@ -166,7 +167,8 @@ class FSDPModule {
   /// Undefines all gradients, as the optimizer's zero_grad() does. `module->zero_grad()` has this effect at
   /// the next backward.
   void zero_grad() const;
-  /// Gathers the module's own parameters now; operators that use parameters do so by themselves. Collective.
+  /// Gathers the module's own parameters now, e.g. for code that reads them by data_ptr(); operators that use
+  /// parameters do so by themselves. They stay until an operator has used them, or reshard(). Collective.
   void unshard() const;
   /// The same without waiting, e.g. for a module that is used later. Call it after the optimizer's step.
   /// PyTorch: `unshard(async_op=True)`.
@@ -178,6 +180,13 @@ class FSDPModule {
   /// Whether backward reduces gradients. Without, they accumulate in the module's parameters. PyTorch: the
   /// same, and DDP's `no_sync()`.
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true) const;
+  /// Whether backward also reduces gradients over the replicas of a mesh with two dimensions. Without, it
+  /// reduces them over the shards only, and the shards have no gradients until a backward that does; each
+  /// backward in between has gradients of the same parameters. PyTorch: the same.
+  void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true) const;
+  /// The gradients of this module's own parameters become the sum over the ranks divided by `factor`, instead
+  /// of the mean. Throws ArgumentError unless it is positive. PyTorch: the same.
+  void set_gradient_divide_factor(double factor) const;
   /// Whether parameters are freed during backward when their gradients are ready.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;
   /// The option of fully_shard() for the following passes, without a number.
