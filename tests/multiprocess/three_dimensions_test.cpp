@@ -181,8 +181,9 @@ class Rank {
   std::optional<pipelining::ScheduleInterleavedZeroBubble> schedule_;
 };
 
-// The model of a checkpoint has the parameters of `net`.
+// The model of a checkpoint has the parameters of `net`. Rank 0 looks.
 void expect_parameters(const std::string& folder, const torch::nn::Module& net, double tolerance) {
+  if (get_rank() != 0) return;
   const auto model = distributed_checkpoint::load(folder).at("model").as_dict();
   for (const auto& parameter : net.named_parameters()) {
     // Attention does not depend on the bias of its keys, whose gradient is what rounding leaves of zero.
@@ -225,7 +226,8 @@ const Scenario three_dimensions("data, pipeline and tensor parallel", [] {
     cube.train_beside(expected, 0, first_steps());
     cube.save(folder);
     expect_parameters(folder, *expected.net, 1e-5);
-    for (const auto& [dp, pp, tp] : {std::tuple{1, 4, 2}, {4, 1, 2}, {2, 4, 1}}) {
+    using Mesh = std::tuple<int, int, int>;
+    for (const auto& [dp, pp, tp] : {shards ? Mesh{4, 1, 2} : Mesh{1, 4, 2}, Mesh{2, 4, 1}}) {
       SCOPED_TRACE(fmt::format("{} x {} x {}", dp, pp, tp));
       Rank other(dp, pp, tp, !shards);
       other.load(folder);
