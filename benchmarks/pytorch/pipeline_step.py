@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import statistics
 import warnings
 
@@ -89,7 +90,8 @@ def main():
     dist.all_reduce(total_loss)
     if rank == 0:
         print(json.dumps({"rank": 0, "seconds": statistics.median(times), "loss": total_loss.item()}), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # as in gpt.py; threads of the mesh can end the interpreter by std::terminate
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """The Python twin of benchmarks/sharded_step.cpp: the same nets, data and steps with fully_shard, over Gloo."""
 import argparse
 import json
+import os
 import statistics
 import warnings
 
@@ -67,7 +68,8 @@ def main():
     if dist.get_rank() == 0:
         print(json.dumps({"rank": 0, "seconds": statistics.median(times), "megabytes": megabytes,
                           "bytes_per_parameter": megabytes * 1024 * 1024 / parameters, "loss": loss}), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # as in gpt.py; threads of the mesh can end the interpreter by std::terminate
 
 
 if __name__ == "__main__":
