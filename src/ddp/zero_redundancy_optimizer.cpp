@@ -304,11 +304,13 @@ void ZeroShards::step(const std::function<void()>& step_all) {
     if (parameter.requires_grad() || parameter.grad().defined())
       of_rank[static_cast<std::size_t>(owner)].push_back({std::to_string(index), parameter});
   }
-  {
+  const auto step_own = [&] {
     const HiddenGradients hidden(of_others);
     step_all();
-  }
+  };
+  if (!shares) step_own();
   if (shares) {
+    call_together(step_own);
     // So that autograd notices the change.
     for (const auto& parameter : of_others)
       if (parameter.grad().defined()) torch::autograd::impl::bump_version(parameter);

@@ -19,8 +19,8 @@ struct ForwardPolicy {
   std::string describe;               // "net.cpp:7: fully_shard(): Net"
   std::atomic<bool> is_used = false;  // by a call of FSDPModule::forward()
 
-  // Called before an operator in a forward uses a parameter of the module. Throws if nothing would convert
-  // the output.
+  // Called before an operator in a forward uses a parameter of the module. Throws if the module has an
+  // output_dtype and FSDPModule::forward() was never called.
   void check() const;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <cmath>
 #include <ranges>
 #include <utility>
 
@@ -340,7 +341,8 @@ void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse)
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) const {
-  if (!(factor > 0)) throw_error<ArgumentError>("set_gradient_divide_factor(): the factor is {}", factor);
+  if (!(factor > 0) || std::isinf(factor))
+    throw_error<ArgumentError>("FSDPModule::set_gradient_divide_factor(): the factor is {}", factor);
   if (own_) own_->gradient_divide_factor = factor;
 }
 

@@ -195,17 +195,16 @@ void ParameterGroup::finish_reduction() {
 // Whether the reduction is of all ranks; otherwise it waits for a later one.
 bool ParameterGroup::reduce_over_replicas(Reduction& reduction) {
   if (!options_.replicas) return true;
-  if (const auto earlier = std::exchange(partial_, std::nullopt)) {
-    if (earlier->parameters != reduction.parameters) {
-      throw_error<ArgumentError>(
-          "{}: a backward pass has gradients of other parameters than the one before, whose gradients "
-          "set_requires_all_reduce(false) kept from the replicas",
-          describe());
-    }
-    reduction.output.add_(earlier->output);
+  if (partial_ && partial_->parameters != reduction.parameters) {
+    throw_error<ArgumentError>(
+        "{}: this backward pass has gradients of other parameters than an earlier one, whose gradients "
+        "set_requires_all_reduce(false) keeps from the replicas",
+        describe());
   }
+  if (partial_) reduction.output.add_(partial_->sum);
+  partial_.reset();
   if (!requires_all_reduce) {
-    partial_ = std::move(reduction);
+    partial_ = Partial{reduction.parameters, reduction.output};
     return false;
   }
   const auto ranks = options_.shard_group.size() * options_.replicas->size();

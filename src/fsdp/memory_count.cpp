@@ -29,6 +29,7 @@ void ParameterGroup::count_memory(MemoryCount& count) const {
     count.gradients.add(reduction_->input);
     count.gradients.add(reduction_->output);
   }
+  if (partial_) count.gradients.add(partial_->sum);
 }
 
 }  // namespace lockstep::fsdp

@@ -148,8 +148,13 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   int ready_ = 0;
   std::vector<bool> is_ready_;
   std::optional<Reduction> reduction_;
-  std::optional<Reduction> partial_;  // over the shards, of backward passes without set_requires_all_reduce()
-  c10::VariableVersion version_;      // of all shards
+  // The sums over the shards of backward passes that did not reduce over the replicas.
+  struct Partial {
+    std::vector<std::size_t> parameters;
+    at::Tensor sum;
+  };
+  std::optional<Partial> partial_;
+  c10::VariableVersion version_;  // of all shards
   std::uint32_t whole_version_ = 0;
   std::uint32_t prefetched_version_ = 0;
   bool is_valid_ = false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <mutex>
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/state_dict.h>
@@ -24,6 +25,7 @@ struct Entries {
         continue;
       }
       const auto& parameter = entry.group->parameters()[entry.index];
+      const std::lock_guard lock(entry.group->tree()->mutex);
       entry.group->tree()->check();
       if (entry.group->is_deferred()) {
         throw_error<ArgumentError>("{} is on device meta and has no values; call lockstep::to_empty() before",

@@ -153,6 +153,7 @@ void Tree::synchronize() {
 }
 
 void Tree::wait_for_ranks() {
+  check();
   // Has the ranks of the others, which are experts.
   const auto ranks = [](const auto* group) { return group->is_shared() ? group->shard_group().size() : 0; };
   wait_for_ranks_of(**std::ranges::max_element(groups, {}, ranks));

@@ -54,7 +54,7 @@ struct Tree {
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
   void check() const;
-  // Such a failure.
+  // Records such a failure. Later uses of shared parameters throw.
   void fail(const std::string& failure);
   // A barrier of all ranks that share memory, whose failure may leave parameters of two steps.
   void wait_for_ranks();

@@ -42,7 +42,8 @@ void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<s
     stream = stream * static_cast<std::uint64_t>(mesh.size(dim)) +
              static_cast<std::uint64_t>(mesh.get_local_rank(dim));
   }
-  manual_seed(seed + 1 + stream);
+  // Far apart, also from the streams of the next seeds.
+  manual_seed(seed + (stream + 1) * 0x9E3779B97F4A7C15);
 }
 
 }  // namespace lockstep

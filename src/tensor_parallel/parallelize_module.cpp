@@ -29,8 +29,8 @@ struct Target {
   const std::string& pattern;  // that matches its name
   const ParallelStyle& style;
   const Ranks& ranks;
-  std::shared_ptr<SharedInput> input =
-      nullptr;  // of the module with PrepareModuleInput that this is, or is in
+  // PrepareModuleInput: its own. A layer: that of such an entry around it, or nullptr.
+  std::shared_ptr<SharedInput> input = nullptr;
 
   std::string prefix() const { return named.name.empty() ? "" : named.name + "."; }
 };
@@ -80,12 +80,13 @@ void share_inputs(std::vector<Target>& targets) {
     prepared.push_back(&target);
   }
   std::ranges::stable_sort(prepared, {}, [](const auto* each) { return each->named.name.size(); });
-  std::set<const torch::nn::Module*> counted;  // an earlier entry of the plan may have the same layer
+  std::set<const torch::nn::Module*> seen;  // the first entry of a layer decides
   for (auto& target : targets) {
-    if (!shares_input(target)) continue;
+    if (std::holds_alternative<PrepareModuleInput>(target.style)) continue;
+    if (!seen.insert(target.named.module).second || !shares_input(target)) continue;
     for (const auto* const outer : prepared)
       if (target.prefix().starts_with(outer->prefix())) target.input = outer->input;
-    if (target.input && counted.insert(target.named.module).second) target.input->add_layer();
+    if (target.input) target.input->add_layer();
   }
   for (const auto* const each : prepared) {
     if (each->input->layers() > 0) continue;

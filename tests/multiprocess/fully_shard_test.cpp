@@ -421,6 +421,10 @@ const Scenario freeing("fsdp_freeing", [] {
   EXPECT_EQ(net->twice->weight.data_ptr<float>()[0], OddNet()->twice->weight.data_ptr<float>()[0]);
   twice.reshard();
   EXPECT_EQ(bytes_of(*net->twice), 0);
+  twice.unshard_async().wait();
+  (void)net->frozen->forward(torch::ones({2, 5}));
+  EXPECT_EQ(bytes_of(*net->twice), 30 * sizeof(float));
+  twice.reshard();
   for (int number = 0; number < 3; ++number) {
     const auto loss = net->forward(draw_tokens(number, context.rank()), true);
     EXPECT_EQ(bytes_of(*net->twice), 0);
@@ -453,6 +457,36 @@ const Scenario divided("fsdp_divided", [] {
   }
 });
 TEST(FullyShardReduction, HasTheDivisorThatIsSet) { expect_all_passed(run_ranks(divided)); }
+
+// Two backward passes over the shards, of which the second is over the replicas, too.
+const Scenario kept_from_replicas("fsdp_kept_from_replicas", [] {
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
+  torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+  const auto sharded = fully_shard(*net, {.mesh = mesh});
+  sharded.set_gradient_divide_factor(2);
+  const auto backward = [&](std::size_t layers, bool all) {
+    sharded.set_requires_all_reduce(all);
+    auto loss = at::zeros({});
+    for (std::size_t i = 0; i < layers; ++i)
+      loss = loss + net[i]->as<torch::nn::Linear>()->forward(torch::full({1, 2}, context.rank() + 1.0)).sum();
+    loss.backward();
+  };
+  const auto gradient = [&] { return sharded.parameters()[0].grad(); };
+  backward(2, false);
+  EXPECT_FALSE(gradient().defined());
+  backward(2, true);
+  EXPECT_TRUE(gradient().equal(torch::full({1, 2}, 10.0))) << "1 + 2 + 3 + 4, twice, halved";
+  backward(2, false);
+  sharded.zero_grad();
+  backward(2, true);
+  EXPECT_TRUE(gradient().equal(torch::full({1, 2}, 5.0)));
+  backward(1, false);
+  EXPECT_THAT(error_of([&] { backward(2, true); }), HasSubstr("gradients of other parameters"));
+});
+TEST(FullyShardReduction, KeepsGradientsFromReplicas) {
+  expect_all_passed(run_ranks(kept_from_replicas, {.world_size = 4}));
+}
 
 const Scenario lost("fsdp_lost", [] {
   const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(20)});

@@ -205,6 +205,12 @@ void compare_prepared(const DeviceMesh& mesh) {
     EXPECT_EQ(calls_of(mesh, [&] { output = net->forward(fixed, fixed); }), kEach);
     EXPECT_TRUE(output.allclose(expected->forward(x, x), 0, 1e-12));
   }
+  Pair own_first;  // the first entry of a layer decides, so that only one layer shares
+  tp::parallelize_module(
+      *own_first, mesh,
+      {{"", rows}, {"first", tp::ColwiseParallel{tp::Shard(0), tp::Replicate()}}, {"*", whole}});
+  for (int step = 0; step < 2; ++step)
+    EXPECT_EQ(calls_of(mesh, [&] { own_first->forward(part, part); }), kEach) << step;
   const auto refused = [&](const tp::ParallelizePlan& plan) {
     Pair other;
     return error_of<ArgumentError>([&] { tp::parallelize_module(*other, mesh, plan); });

@@ -62,8 +62,10 @@ std::vector<std::string> words_in(int fd) {
   return words;
 }
 
+constexpr int kNoStatus = 0xff00;  // as of a process that exits with 255
+
 int wait_status(int pid) {
-  int status = 0;
+  int status = kNoStatus;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
   return status;
 }
@@ -80,8 +82,8 @@ ForkServer::ForkServer(const std::function<void(int socket)>& become) {
   const UniqueFd theirs(ends[1]);
   pid_ = ::fork();
   if (pid_ < 0) throw std::runtime_error("fork failed");
+  ::setpgid(pid_, pid_);  // in both processes; to end with the server: what children have forked
   if (pid_ > 0) return;
-  ::setpgid(0, 0);  // to end with the server: what children have forked
   ::fcntl(theirs.get(), F_SETFD, 0);
   become(theirs.get());
   ::_exit(127);

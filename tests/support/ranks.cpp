@@ -72,11 +72,15 @@ void become_server(int socket) {
   ::execl("/proc/self/exe", "/proc/self/exe", static_cast<char*>(nullptr));
 }
 
-// This program, which loads LibTorch once for all ranks: that takes 0.2 s. Two of them, for even and odd
-// ranks, since forks of one have its addresses: they would hide that a rank uses those of another.
+// This program, which loads LibTorch once for all ranks: that takes 0.2 s. Forks of one server have the same
+// addresses, which would hide that a rank uses those of another. Therefore odd ranks have their own server.
 ForkServer& server_of(std::size_t rank) {
-  static ForkServer even(become_server), odd(become_server);
-  return rank % 2 == 0 ? even : odd;
+  if (rank % 2 == 1) {
+    static ForkServer odd(become_server);
+    return odd;
+  }
+  static ForkServer even(become_server);
+  return even;
 }
 
 Environment environment_of_this_process() {
@@ -210,8 +214,8 @@ void move_next_memory() {
 
 // The variables that libraries and the allocator read before main(), and Family in /proc.
 Environment read_at_start(Environment variables) {
-  constexpr std::array kPrefixes{"OMP_",  "MALLOC_", "LD_",    "GLIBC_",       "TORCH_",
-                                 "ASAN_", "TSAN_",   "UBSAN_", kFamilyVariable};
+  constexpr std::array kPrefixes{"OMP_", "MALLOC_", "LD_",   "GLIBC_", "TORCH_", "GOMP_",
+                                 "KMP_", "MKL_",    "ASAN_", "TSAN_",  "UBSAN_", kFamilyVariable};
   std::erase_if(variables, [&](const auto& variable) {
     return std::ranges::none_of(kPrefixes,
                                 [&](const char* each) { return variable.first.starts_with(each); });

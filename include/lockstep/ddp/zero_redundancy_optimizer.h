@@ -130,9 +130,10 @@ class ZeroRedundancyOptimizer : public Base {
   /// call it, and get the values that each parameter's owner has. Parameters stay the same tensors; views and
   /// `data()` of before keep the old memory. From then on, a rank that writes to a parameter writes for all
   /// ranks: write the same values on all, or on one rank between two barriers. After an error in step(),
-  /// parameters may be of two steps: load the last checkpoint. All ranks make the same number of steps,
-  /// without Join. A host has one copy, also with several NUMA nodes. Throws ArgumentError unless the backend
-  /// is shm, and for parameters of a GPU, parallelize_module() or fully_shard().
+  /// parameters may be of two steps, so every later access throws: load the last checkpoint into a new
+  /// module. All ranks make the same number of steps, without Join. A host has one copy, also with several
+  /// NUMA nodes. Throws ArgumentError unless the backend is shm, and for parameters of a GPU,
+  /// parallelize_module() or fully_shard().
   void share_parameters(Where where = Where::current()) { shards_.share_parameters(where); }
 
   /// The rank within the group that steps each parameter, in the order of the parameter groups: in each group

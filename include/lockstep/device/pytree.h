@@ -171,7 +171,7 @@ struct TensorVisitor<c10::IValue> {
   }
 };
 
-/// A type of which a copy can have other tensors.
+/// A type whose copies can hold other tensors.
 template <typename T>
 concept MapsTensors = PyTree<T> && !NonTensorLeaf<T> && std::copy_constructible<T>;
 

@@ -39,7 +39,8 @@ struct MixedPrecisionPolicy {
   /// The dtype in which gradients are reduced; default: the parameters' dtype in backward.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   /// The dtype of floating tensors that forward returns; default: the module's own. The first use of the
-  /// module's parameters before any FSDPModule::forward() is an Error.
+  /// module's parameters is an Error unless FSDPModule::forward() was called before. Later calls of
+  /// `module->forward()` return what the module computes.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// Whether forward gets floating tensors as param_dtype.
   bool cast_forward_inputs = true;
@@ -133,15 +134,15 @@ class FSDPModule {
     at::Tensor parameter;  ///< this rank's rows; a leaf
   };
 
-  /// Calls the module's forward, with its argument and return types and the conversions of
-  /// MixedPrecisionPolicy:
+  /// Calls the module's forward with the conversions of MixedPrecisionPolicy:
   ///
   ///     const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
   ///     auto sharded = fully_shard(*net, {.mp_policy = policy});
   ///     auto loss = cross_entropy(sharded.forward(net, x), target);
   ///
   /// `module` is the holder or shared_ptr of the module that was given to fully_shard(). Tensors within the
-  /// arguments and the result are converted if TensorVisitor visits them. Throws ArgumentError for another
+  /// arguments and the result are converted if TensorVisitor visits them. The caller's arguments stay as they
+  /// are, except for tensors behind a shared_ptr, which are replaced. Throws ArgumentError for another
   /// module, and for a result without a TensorVisitor if output_dtype is set.
   template <typename Module, typename... Arguments>
   auto forward(const Module& module, Arguments&&... arguments) const {
@@ -164,8 +165,8 @@ class FSDPModule {
   std::vector<at::Tensor> parameters() const;
   std::vector<NamedParameter> named_parameters() const;
 
-  /// Undefines all gradients, as the optimizer's zero_grad() does. `module->zero_grad()` has this effect at
-  /// the next backward.
+  /// Undefines all gradients, as the optimizer's zero_grad() does, and forgets those that
+  /// set_requires_all_reduce() keeps. `module->zero_grad()` undefines gradients at the next backward.
   void zero_grad() const;
   /// Gathers the module's own parameters now, e.g. for code that reads them by data_ptr(); operators that use
   /// parameters do so by themselves. They stay until an operator has used them, or reshard(). Collective.
@@ -181,11 +182,12 @@ class FSDPModule {
   /// same, and DDP's `no_sync()`.
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true) const;
   /// Whether backward also reduces gradients over the replicas of a mesh with two dimensions. Without, it
-  /// reduces them over the shards only, and the shards have no gradients until a backward that does; each
-  /// backward in between has gradients of the same parameters. PyTorch: the same.
+  /// reduces them over the shards only and keeps the result, which the next backward that reduces over the
+  /// replicas adds. These backward passes have gradients of the same parameters, otherwise they throw
+  /// ArgumentError. set_requires_gradient_sync() sets this, too. PyTorch: the same.
   void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true) const;
   /// The gradients of this module's own parameters become the sum over the ranks divided by `factor`, instead
-  /// of the mean. Throws ArgumentError unless it is positive. PyTorch: the same.
+  /// of the mean. Throws ArgumentError unless it is positive and finite. PyTorch: the same.
   void set_gradient_divide_factor(double factor) const;
   /// Whether parameters are freed during backward when their gradients are ready.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true) const;

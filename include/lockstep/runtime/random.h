@@ -19,15 +19,15 @@ at::Generator default_generator();
 /// does not affect other ranks that are threads of this process. PyTorch: `torch.manual_seed`.
 void manual_seed(std::uint64_t seed);
 
-/// The same with a seed that differs between ranks whose coordinates in one of the mesh's dimensions `apart`
-/// differ, and is equal on the others: so that dropout on a mesh draws apart where ranks have other samples,
-/// positions or layers, and alike where they have the same. The seed is never `seed` itself, with which ranks
-/// make their module. Throws ArgumentError for a dimension that the mesh does not have. PyTorch:
-/// `torch.distributed.tensor._random.manual_seed`.
+/// Seeds a rank of a mesh. Ranks draw apart if their coordinates differ in one of the dimensions `apart`, and
+/// alike otherwise. On a mesh, dropout draws apart on ranks with other samples, positions or layers. No rank
+/// gets `seed` itself, so the streams differ from that of a module made with it:
 ///
 ///     torch::manual_seed(seed);
 ///     Net net;
 ///     manual_seed(seed, mesh, {"dp", "pp"});
+///
+/// Throws ArgumentError for a dimension that the mesh does not have. Not in PyTorch.
 void manual_seed(std::uint64_t seed, const DeviceMesh& mesh, const std::vector<std::string>& apart);
 
 }  // namespace lockstep

@@ -48,12 +48,12 @@ struct SequenceParallel {};
 
 /// Converts the input of a module once for its ColwiseParallel Linear layers, such as that of an attention
 /// for its query, key and value projections. Backward converts the sum of the gradients once. Layers of the
-/// same plan take part whose own input_layouts are not set. They get the module's input itself; of a layer
-/// that gets another tensor, set input_layouts. A tensor that some of the layers never use is kept until the
-/// next forward.
+/// same plan share the input unless they set input_layouts; set it for a layer that gets another tensor. A
+/// tensor that only some of the layers use is kept until the next forward.
 ///
 /// Modules of LibTorch have no hooks, so the module's other code gets the input as it is. There is no
-/// PrepareModuleOutput: set output_layouts of the layer whose output the module returns.
+/// PrepareModuleOutput: set output_layouts of the layer whose output the module returns. parallelize_module()
+/// throws ArgumentError for a module without a layer that shares the input. PyTorch: `PrepareModuleInput`.
 struct PrepareModuleInput {
   Placement input_layouts;                        ///< of what the module gets
   Placement desired_input_layouts = Replicate();  ///< no other layout is supported
