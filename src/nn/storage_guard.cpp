@@ -9,6 +9,7 @@
 #include <ATen/ops/alias.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
+#include <fmt/format.h>
 #include <torch/library.h>
 
 namespace lockstep::nn {
