@@ -15,6 +15,7 @@
 #include <lockstep/serialize/safetensors.h>
 #include <lockstep/serialize/torch_file.h>
 
+#include "optim/unaveraged.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
@@ -319,6 +320,7 @@ void add_tied_names(Dict& dict, const torch::nn::Module& module) {
 }  // namespace
 
 Dict state_dict(const torch::nn::Module& module) {
+  optim::refuse_unaveraged("state_dict", module.parameters());
   auto dict = ordered_dict();
   for (auto& entry : module_tensors(module)) dict.set(std::move(entry.name), entry.tensor.detach());
   auto versions = ordered_dict();

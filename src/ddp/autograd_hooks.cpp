@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ddp/autograd_hooks.h"
 
+#include <algorithm>
 #include <exception>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -66,6 +67,13 @@ GradientHooks::GradientHooks(const std::vector<TrainedParameter>& parameters,
 
 GradientHooks::~GradientHooks() {
   for (auto& [accumulator, key] : hooks_) accumulator->del_post_hook(key);
+}
+
+bool GradientHooks::are_shared(std::size_t i) const {
+  const auto is_ready_hook = [](const auto& hook) {
+    return dynamic_cast<const ReadyHook*>(hook.get()) != nullptr;
+  };
+  return std::ranges::count_if(hooks_[i].first->post_hooks(), is_ready_hook) > 1;
 }
 
 std::unordered_set<const Node*> visit_graph(const std::vector<at::Tensor>& outputs,

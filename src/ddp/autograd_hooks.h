@@ -26,6 +26,8 @@ class GradientHooks {
   std::size_t size() const { return hooks_.size(); }
   // The graph's node that accumulates the gradient of parameter i.
   torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
+  // Whether another object has a hook on this parameter, too.
+  bool are_shared(std::size_t i) const;
 
  private:
   // A shared_ptr or an intrusive_ptr, by LibTorch's version.

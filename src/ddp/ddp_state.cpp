@@ -141,11 +141,6 @@ ModuleText text_of(const std::vector<NamedTensor>& parameters, const std::vector
           .advice = "Build the same module with the same options on every rank"};
 }
 
-std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 std::vector<NamedTensor> without(std::vector<NamedTensor> tensors, const std::vector<std::string>& names) {
   std::erase_if(tensors,
                 [&](const NamedTensor& each) { return std::ranges::find(names, each.name) != names.end(); });
@@ -166,17 +161,6 @@ std::vector<NamedTensor> find_all(const std::vector<NamedTensor>& tensors,
   return found;
 }
 
-c10::Device common_device(const std::vector<NamedTensor>& parameters) {
-  const auto device = parameters.front().tensor.device();
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.device().type() == device.type()) continue;
-    throw_error<ArgumentError>(
-        "DistributedDataParallel: the parameters are on devices of several types: {} is on {}, {} on {}",
-        parameters.front().name, device.str(), name, tensor.device().str());
-  }
-  return device;
-}
-
 std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
   auto parameters = distinct(module.named_parameters());
   const auto trained =
@@ -190,9 +174,27 @@ std::vector<NamedTensor> some_parameters(const torch::nn::Module& module) {
 
 }  // namespace
 
+std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+c10::Device common_device(const std::vector<NamedTensor>& parameters) {
+  const auto device = parameters.front().tensor.device();
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.device().type() == device.type()) continue;
+    throw_error<ArgumentError>(
+        "DistributedDataParallel: the parameters are on devices of several types: {} is on {}, {} on {}",
+        parameters.front().name, device.str(), name, tensor.device().str());
+  }
+  return device;
+}
+
 DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
-                   std::source_location where)
-    : group_(options.process_group ? *options.process_group : default_group()),
+                   const bool& sync, std::source_location where)
+    : module_(module),
+      options_(options),
+      group_(options.process_group ? *options.process_group : default_group()),
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
       skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
       where_(where),
@@ -201,37 +203,60 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
   check_mixed_precision(options);
   check_with_python(options, comm::state_of(group_));
   const auto limits = limits_from(options);
-  const auto& ignored = options.params_and_buffers_to_ignore;
   const auto all = distinct(module.named_parameters());
-  const auto all_buffers = distinct(module.named_buffers());
-  find_all(joined(all, all_buffers), ignored, "params_and_buffers_to_ignore");
-  parameters_ = without(all, ignored);
-  buffers_ = without(all_buffers, ignored);
+  find_all(joined(all, distinct(module.named_buffers())), options.params_and_buffers_to_ignore,
+           "params_and_buffers_to_ignore");
+  auto trained = look_at_module();
   const auto delayed =
       find_all(parameters_, options.delay_all_reduce_named_params, "delay_all_reduce_named_params");
-  const auto trained =
-      trained_parameters(module, without(parameters_, options.delay_all_reduce_named_params));
   if (trained.empty() && delayed.empty()) {
     throw ArgumentError(
         "DistributedDataParallel: params_and_buffers_to_ignore leaves no parameter to reduce");
   }
-  if (std::ranges::any_of(trained, &TrainedParameter::sparse))
-    comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
-  if (options.init_sync && group_.size() > 1) {
-    if (comm::state_of(group_).info().with_python) {
-      verify_with_python(group_, trained, where_);
-    } else {
-      check_same_on_all_ranks(group_, text_of(parameters_, buffers_, options), where_);
-    }
-    const bool with_buffers = options.broadcast_buffers || options.forward_sync_buffers.has_value();
-    broadcast_from(group_, 0, with_buffers ? joined(parameters_, buffers_) : parameters_, where_);
-  }
+  start_equal(trained);
   if (!delayed.empty()) {
     const auto trigger = find_all(all, {options.param_to_hook_all_reduce}, "param_to_hook_all_reduce");
     delayed_ = std::make_unique<DelayedReduction>(delayed, trigger.front().tensor, group_, where_);
   }
-  if (trained.empty()) return;
-  const auto& mixed = options.mixed_precision;
+  if (!trained.empty()) make_reducer(std::move(trained), limits, sync);
+  watch_.emplace(module_);
+}
+
+std::vector<TrainedParameter> DdpState::look_at_module() {
+  parameters_ = without(distinct(module_.named_parameters()), options_.params_and_buffers_to_ignore);
+  buffers_ = without(distinct(module_.named_buffers()), options_.params_and_buffers_to_ignore);
+  untrained_ = without(parameters_, options_.delay_all_reduce_named_params);
+  auto trained = trained_parameters(module_, untrained_);
+  std::erase_if(untrained_, [](const NamedTensor& each) { return each.tensor.requires_grad(); });
+  if (std::ranges::any_of(trained, &TrainedParameter::sparse))
+    comm::refuse_with_python(comm::state_of(group_), "a sparse gradient", "use dense ones");
+  return trained;
+}
+
+// At construction.
+void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
+  const bool with_buffers = options_.broadcast_buffers || options_.forward_sync_buffers.has_value();
+  const auto sent = with_buffers || sync_buffers_ ? joined(parameters_, buffers_) : parameters_;
+  const bool syncs = options_.init_sync && group_.size() > 1;
+  if (syncs && comm::state_of(group_).info().with_python) verify_with_python(group_, trained, where_);
+  if (syncs && !comm::state_of(group_).info().with_python)
+    check_same_on_all_ranks(group_, text_of_module(), where_);
+  // All ranks throw: their modules are the same.
+  check_can_be_sent(group_, "DistributedDataParallel", sent);
+  if (syncs) broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
+}
+
+ModuleText DdpState::text_of_module(const std::string& more) const {
+  const auto& ignored = options_.params_and_buffers_to_ignore;
+  auto text = text_of(without(distinct(module_.named_parameters()), ignored),
+                      without(distinct(module_.named_buffers()), ignored), options_);
+  text.lines += more;
+  return text;
+}
+
+void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits,
+                            const bool& sync) {
+  const auto& mixed = options_.mixed_precision;
   if (mixed &&
       std::ranges::any_of(parameters_, [](const auto& each) { return nn::has_guard(each.tensor); })) {
     throw ArgumentError(
@@ -240,22 +265,23 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
   }
   if (mixed) precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *mixed);
   reducer_ = std::make_shared<Reducer>(
-      trained, group_,
+      std::move(trained), group_,
       ReducerOptions{
           .limits = limits,
-          .gradient_as_bucket_view = options.gradient_as_bucket_view,
-          .find_unused_parameters = options.find_unused_parameters,
-          .static_graph = options.static_graph,
-          .skip_all_reduce_unused_params = options.skip_all_reduce_unused_params,
-          .batched_grad_copy = options.batched_grad_copy,
-          .optimizer_in_backward = options.optimizer_in_backward,
+          .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+          .find_unused_parameters = options_.find_unused_parameters,
+          .static_graph = options_.static_graph,
+          .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
+          .batched_grad_copy = options_.batched_grad_copy,
+          .optimizer_in_backward = options_.optimizer_in_backward,
           .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
           .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,
-          .no_recovery = options.optimizer_in_backward               ? "optimizer_in_backward"
+          .no_recovery = options_.optimizer_in_backward              ? "optimizer_in_backward"
                          : comm::state_of(group_).info().with_python ? "Python ranks"
-                         : delayed.empty()                           ? ""
+                         : delayed_ == nullptr                       ? ""
                                                                      : "delay_all_reduce_named_params",
-          .where = where});
+          .sync = &sync,
+          .where = where_});
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
 }
 
@@ -322,12 +348,16 @@ DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) co
 }
 
 void DdpState::prepare_for_forward(bool sync, bool in_join) {
-  if (!reducer_) return;
-  if (!in_join) reducer_->write_trace_if_complete();
-  if (!reducer_->recover_if_failed() && sync && c10::GradMode::is_enabled()) reducer_->check_last_backward();
+  const bool reduces = sync && c10::GradMode::is_enabled();
+  if (reducer_) {
+    if (!in_join) reducer_->write_trace_if_complete();
+    if (!reducer_->recover_if_failed() && reduces) reducer_->check_last_backward();
+  }
+  if (reduces) follow_changes(!in_join);
 }
 
 void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
+  follow_changes(false);  // so that ranks without any data follow, too
   const auto refuse = [](bool set, const char* name) {
     if (set) throw_error<ArgumentError>("DistributedDataParallel: join() does not support {}", name);
   };
@@ -356,23 +386,30 @@ void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
 void DdpState::before_forward(bool sync, const std::optional<Joined>& in_join) {
   const bool training = c10::GradMode::is_enabled();
   if (delayed_) refuse_in_graph("DistributedDataParallel with delay_all_reduce_named_params", "leave it out");
-  if (reducer_) {
-    reducer_->enter_graph(in_join.has_value());
-    reducer_->clock().begin_forward();
-    if (training && sync) reducer_->begin_forward();
-    const bool counts = in_join && in_join->notice && !in_join->options.divide_by_initial_world_size;
-    reducer_->set_divisor(counts ? std::function<int()>([notice = *in_join->notice]() mutable {
-      notice.work.wait();
-      return notice.active.item().toInt();
-    })
-                                 : nullptr);
-    if (training || in_join) reducer_->rebuild_buckets_if_due();
-  }
+  if (reducer_) begin_forward(training, sync, in_join);
   sync_buffers(in_join.has_value(), true);
-  if (in_join && agree_on_iteration(true, training && sync).announces) {
+  if (in_join && agree_on_iteration(true, training && sync && has_trained_).announces) {
     comm::begin_announcing(group_, device_);
   }
   if (precision_ && precision_->lower()) reducer_->renew_hooks();
+}
+
+void DdpState::begin_forward(bool training, bool sync, const std::optional<Joined>& in_join) {
+  reducer_->enter_graph(in_join.has_value());
+  reducer_->clock().begin_forward();
+  if (training && sync) {
+    reducer_->begin_listening();
+    if (!has_trained_) reducer_->throw_if_changed_elsewhere();
+  }
+  if (training && sync && has_trained_) reducer_->begin_forward();
+  if (training && !sync) reducer_->begin_local_forward();
+  const bool counts = in_join && in_join->notice && !in_join->options.divide_by_initial_world_size;
+  reducer_->set_divisor(counts ? std::function<int()>([notice = *in_join->notice]() mutable {
+    notice.work.wait();
+    return notice.active.item().toInt();
+  })
+                               : nullptr);
+  if (training || in_join) reducer_->rebuild_buckets_if_due();
 }
 
 void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) {
@@ -381,8 +418,9 @@ void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) 
   buffers_may_differ_ = training && sync;
   if (delayed_ && training) delayed_->prepare(sync);
   if (!reducer_) return;
+  if (training && sync) reducer_->end_listening();
   reducer_->clock().end_forward();
-  if (buffers_may_differ_) reducer_->expect_backward(outputs);
+  if (training && sync && has_trained_) reducer_->expect_backward(outputs);
 }
 
 void DdpState::shadow_iteration() {

@@ -10,7 +10,9 @@
 #include <lockstep/ddp/join.h>
 #include <lockstep/ddp/options.h>
 
+#include "ddp/module_sync.h"
 #include "ddp/reducer.h"
+#include "nn/module_watch.h"
 #include "nn/synced_batch_norm.h"
 
 namespace lockstep::ddp {
@@ -56,6 +58,7 @@ class PrecisionSwitch {
   bool lower();
   // After backward.
   void raise();
+  bool is_low() const { return is_low_; }
 
  private:
   struct Parameter {
@@ -68,10 +71,15 @@ class PrecisionSwitch {
   bool is_low_ = false;
 };
 
+std::vector<NamedTensor> joined(std::vector<NamedTensor> first, const std::vector<NamedTensor>& second);
+// Throws ArgumentError if there are several types of devices.
+c10::Device common_device(const std::vector<NamedTensor>& parameters);
+
 // Keeps one rank's module equal to the others': parameters by equal gradients, buffers by broadcasts.
 class DdpState {
  public:
-  DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options,
+  // `module` outlives the calls. `sync`: false while no_sync() is open.
+  DdpState(const torch::nn::Module& module, const DistributedDataParallelOptions& options, const bool& sync,
            std::source_location where);
 
   // The surrounding Join and its notice of this iteration.
@@ -79,7 +87,8 @@ class DdpState {
     JoinOptions options;
     std::optional<Joinable::Notice> notice;
   };
-  // The first call of a forward: recovers from a failed step and reports parameters without a gradient.
+  // The first call of a forward: recovers from a failed step, reports parameters without a gradient and
+  // follows changes of the module, see note [Changes of the module].
   void prepare_for_forward(bool sync, bool in_join);
   void before_forward(bool sync, const std::optional<Joined>& joined);
   void after_forward(bool sync, const std::vector<at::Tensor>& outputs);
@@ -90,6 +99,9 @@ class DdpState {
   void finish_join(bool is_last_joiner);
 
   void sync_buffers();
+
+  // Whether every gradient is an average over all ranks.
+  bool has_averaged_gradients() const;
 
   // Without those of params_and_buffers_to_ignore.
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
@@ -102,6 +114,23 @@ class DdpState {
   bool has_reducer() const { return reducer_ != nullptr; }
 
  private:
+  // The module's parameters, its buffers and the parameters in buckets, as they are now.
+  std::vector<TrainedParameter> look_at_module();
+  void start_equal(const std::vector<TrainedParameter>& trained) const;
+  // What the ranks compare, with `more` lines.
+  ModuleText text_of_module(const std::string& more = "") const;
+  void make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits, const bool& sync);
+
+  // See ddp_changes.cpp.
+  void follow_changes(bool in_step);
+  std::vector<nn::ModuleChange> changes() const;
+  void agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step);
+  std::vector<std::string> announce_in_gradients(const std::string& change);
+  void check_can_follow(const std::vector<nn::ModuleChange>& changes) const;
+  void begin_anew(bool converted);
+  std::string whoami() const;
+
+  void begin_forward(bool training, bool sync, const std::optional<Joined>& in_join);
   bool will_sync_buffers() const;
   void sync_buffers(bool in_join, bool has_data);
   void broadcast_buffers(int source);
@@ -114,6 +143,8 @@ class DdpState {
   };
   Iteration agree_on_iteration(bool has_data, bool reduces) const;
 
+  const torch::nn::Module& module_;
+  DistributedDataParallelOptions options_;
   ProcessGroup group_;
   bool sync_buffers_;
   bool skips_found_unused_;
@@ -121,6 +152,7 @@ class DdpState {
   c10::Device device_;
   std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
+  std::vector<NamedTensor> untrained_;  // parameters without requires_grad when the reducer was built
   // In a join: those of SyncBatchNorm layers, and whether there are such layers.
   std::vector<NamedTensor> synced_buffers_;
   bool has_synced_layers_ = false;
@@ -129,6 +161,8 @@ class DdpState {
   std::unique_ptr<PrecisionSwitch> precision_;  // in mixed precision
   std::unique_ptr<DelayedReduction> delayed_;
   std::shared_ptr<Reducer> reducer_;  // null if all parameters are delayed
+  bool has_trained_ = true;           // false while all parameters are frozen; the reducer keeps its buckets
+  std::optional<nn::ModuleWatch> watch_;
 };
 
 }  // namespace lockstep::ddp

@@ -33,7 +33,8 @@ DistributedDataParallelModule::DistributedDataParallelModule(const std::shared_p
                        ? options.mixed_precision->param_dtype
                        : std::nullopt),
       output_device_(options.output_device),
-      state_(std::make_unique<ddp::DdpState>(moved_to_device(module, options.device), options, where)) {}
+      state_(
+          std::make_unique<ddp::DdpState>(moved_to_device(module, options.device), options, sync_, where)) {}
 
 DistributedDataParallelModule::~DistributedDataParallelModule() = default;
 
@@ -86,7 +87,7 @@ void DistributedDataParallelModule::register_comm_hook(CommHook hook) {
 }
 
 bool DistributedDataParallelModule::has_averaged_gradients() const {
-  return !state_->has_reducer() || state_->reducer().has_averaged_gradients();
+  return state_->has_averaged_gradients();
 }
 
 void DistributedDataParallelModule::sync_buffers() { state_->sync_buffers(); }

@@ -15,6 +15,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "ddp/python_sync.h"
+#include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
 
@@ -27,6 +28,7 @@ constexpr std::size_t kDirectBytes = std::size_t{1024} * 1024;
 
 // Buckets hold gradients in the memory order of the parameters.
 std::string strides_of(const at::Tensor& tensor) {
+  if (tensor.layout() != c10::kStrided) return " (not strided)";
   return tensor.is_contiguous() ? "" : fmt::format(" strides [{}]", fmt::join(tensor.strides(), ", "));
 }
 
@@ -42,6 +44,21 @@ std::string readable(const std::vector<std::string>& lines, std::size_t at) {
   std::string line = lines[at];
   std::ranges::replace(line, '\t', ' ');
   return line;
+}
+
+// Whether two elements may lie in one place: a dimension's steps are shorter than what lies within a step.
+bool has_shared_elements(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense() || tensor.numel() == 0) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride and size
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim));
+  std::ranges::sort(dims);
+  std::int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return true;
+    extent += stride * (size - 1);
+  }
+  return false;
 }
 
 // The first line in which some rank differs from rank 0.
@@ -82,6 +99,33 @@ void broadcast_flattened(const ProcessGroup& group, int source, const std::vecto
 }
 
 }  // namespace
+
+void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors) {
+  const auto& traits = comm::state_of(group).info().traits;
+  for (const auto& [name, tensor] : tensors) {
+    const auto refuse = [&, &name = name, &tensor = tensor](const std::string& complaint) {
+      throw_error<ArgumentError>("rank {} of {}: {}: {}, {}[{}], {}", group.rank(), group.size(), user, name,
+                                 c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                                 complaint);
+    };
+    const auto dtype = c10::isComplexType(tensor.scalar_type()) ? c10::toRealValueType(tensor.scalar_type())
+                                                                : tensor.scalar_type();
+    const auto& dtypes = traits.on(tensor.device().type()).dtypes;
+    if (tensor.layout() != c10::kStrided) refuse("is not a dense tensor; replace it by its to_dense()");
+    if (!dtypes.empty() && !dtypes.contains(dtype)) {
+      refuse(
+          fmt::format("is of a dtype that backend {} does not carry; convert it, or name it in "
+                      "params_and_buffers_to_ignore",
+                      comm::state_of(group).backend_name()));
+    }
+    if (has_shared_elements(tensor)) {
+      refuse(fmt::format(
+          "has several elements in one place of memory (strides [{}]), as after expand(); replace it "
+          "by its clone()",
+          fmt::join(tensor.strides(), ", ")));
+    }
+  }
+}
 
 std::string describe(const std::string& kind, const NamedTensor& item) {
   return fmt::format("{} {}\t{}[{}]{}", kind, item.name, c10::toString(item.tensor.scalar_type()),
@@ -154,7 +198,9 @@ void broadcast_module(const torch::nn::Module& module, int src, std::optional<Pr
   ddp::check_same_on_all_ranks(
       group, {.user = "broadcast_module", .lines = lines, .advice = "Build the same module on every rank"},
       where);
+  ddp::check_can_be_sent(group, "broadcast_module", tensors);
   ddp::broadcast_from(group, src, tensors, where);
+  for (const auto& each : tensors) optim::unmark_unaveraged(each.tensor);
 }
 
 }  // namespace lockstep

@@ -26,6 +26,9 @@ struct ModuleText {
 // differs and where.
 void check_same_on_all_ranks(const ProcessGroup& group, const ModuleText& own, std::source_location where);
 
+// Throws ArgumentError, which names the tensor, unless the group can carry each and write to it.
+void check_can_be_sent(const ProcessGroup& group, const char* user, const std::vector<NamedTensor>& tensors);
+
 // Makes the tensors equal to those of rank `source`: large ones each in a broadcast of its own, the others
 // flattened by type.
 void broadcast_from(const ProcessGroup& group, int source, const std::vector<NamedTensor>& tensors,

@@ -3,14 +3,19 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include <ATen/ops/isnan.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <lockstep/base/log.h>
+
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "graphs/graph_phase.h"
+#include "nn/node_pointer.h"
+#include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
 
@@ -22,17 +27,25 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
       used_(parameters_.size(), parameters_.front().tensor.device()),
       abort_(group_),
       arrived_last_(static_cast<std::size_t>(group_.size()), 0) {
-  step_.ready.resize(parameters_.size());
-  learned_.hook_counts.resize(parameters_.size());
-  if (options_.static_graph) learned_.graph = Learned::Graph::first_step;
+  forget_steps();
   if (options_.optimizer_in_backward) {
     for (const auto& parameter : parameters_) {
       optimizers_.push_back(options_.optimizer_in_backward({parameter.tensor}));
     }
   }
-  for (const auto& parameter : parameters_) dtypes_.push_back(parameter.tensor.scalar_type());
   renew_hooks();
   set_buckets(first_plan());
+}
+
+void Reducer::forget_steps() {
+  step_ = {};
+  step_.ready.resize(parameters_.size());
+  step_.is_local.resize(parameters_.size());
+  learned_ = {};
+  learned_.hook_counts.resize(parameters_.size());
+  if (options_.static_graph) learned_.graph = Learned::Graph::first_step;
+  dtypes_.clear();
+  for (const auto& parameter : parameters_) dtypes_.push_back(parameter.tensor.scalar_type());
 }
 
 void Reducer::enter(Phase next) {
@@ -102,7 +115,15 @@ void Reducer::renew_hooks() {
 
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
-  return !step_.has_local_gradients && (in(Phase::idle) || in(Phase::forward) || in(Phase::awaiting));
+  if (!in(Phase::idle) && !in(Phase::forward) && !in(Phase::awaiting)) return false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].tensor.grad().defined()) continue;
+    // A conversion drops the node of a parameter's gradient, and a forward of the bare module makes another.
+    const auto* const accumulator = nn::accumulator_of(parameters_[i].tensor);
+    const bool is_hooked = accumulator == nullptr || accumulator == hooks_->node(i);
+    if (step_.is_local[i] || !is_hooked) return false;
+  }
+  return true;
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
@@ -120,8 +141,14 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (had_no_buckets) set_buckets(first_plan());
 }
 
+void Reducer::begin_local_forward() {
+  const std::lock_guard lock(mutex_);
+  step_.may_be_local = true;
+}
+
 void Reducer::begin_forward() {
   const std::lock_guard lock(mutex_);
+  step_.may_be_local = false;
   step_.before_forward = step_.phase;
   enter(Phase::forward);
 }
@@ -163,7 +190,7 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
   // The new forward has thrown, and this backward belongs to the one before.
   if (in(Phase::forward) && step_.before_forward == Phase::awaiting) enter(Phase::awaiting);
   if (in(Phase::idle) || in(Phase::forward)) {
-    step_.has_local_gradients = true;
+    take_local_gradient(parameter);
     return;
   }
   begin_backward();
@@ -181,6 +208,23 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
   }
   if (learns_order()) learned_.ready_order.push_back(static_cast<std::int64_t>(parameter));
   mark_ready(parameter);
+}
+
+void Reducer::take_local_gradient(std::size_t parameter) {
+  step_.is_local[parameter] = true;
+  const bool is_meant = step_.may_be_local || (options_.sync != nullptr && !*options_.sync);
+  if (is_meant || group_.size() == 1 || hooks_->are_shared(parameter)) return;
+  const auto& where = options_.where;
+  if (!unaveraged_) {
+    unaveraged_ = std::make_shared<const std::string>(fmt::format(
+        "{}, made at {}:{}: the gradient of {} came from a backward that is not averaged over the ranks. "
+        "Call the "
+        "wrapper's forward(), not the module's own; one backward for each; or no_sync(), where this is meant",
+        whoami(), std::filesystem::path(where.file_name()).filename().string(), where.line(),
+        parameters_[parameter].name));
+    log(LogLevel::warning, *unaveraged_);
+  }
+  optim::mark_unaveraged(parameters_[parameter].tensor, unaveraged_);
 }
 
 void Reducer::count_hook_call(std::size_t parameter) {
@@ -375,7 +419,10 @@ void Reducer::end_step() {
     learned_.order = Learned::Order::known;
   }
   if (in_first_static_step()) learned_.graph = Learned::Graph::fixed;
-  step_.has_local_gradients = false;
+  step_.is_local.assign(parameters_.size(), false);
+  if (unaveraged_) {
+    for (const auto& parameter : parameters_) optim::unmark_unaveraged(parameter.tensor);
+  }
   enter(Phase::idle);
 }
 

@@ -85,6 +85,7 @@ struct ReducerOptions {
   std::optional<at::ScalarType> gradient_dtype = {};
   std::function<void()> after_reduction = {};
   std::string no_recovery = {};     // the option that makes a failed backward final, if any
+  const bool* sync = nullptr;       // false while no_sync() is open; nullptr: always true
   std::source_location where = {};  // for call records
 };
 
@@ -106,6 +107,41 @@ class Reducer {
   void begin_forward();
   // Once, when the order of gradients is known; a collective call.
   void rebuild_buckets_if_due();
+
+  // A forward whose backward is not reduced, by no_sync().
+  void begin_local_forward();
+
+  // When the module has changed. See reducer_change.cpp.
+
+  // Between these two, in a forward that will be reduced, calls on the group end if a rank reports a change.
+  // A forward and its backward are different steps of StepAbort, since a forward may have no backward.
+  void begin_listening() const { abort_.begin_listening(); }
+  void end_listening() {
+    abort_.end_listening();
+    abort_.end_step();
+  }
+  // Throws DesyncError if another rank has reported a change of this step. Needs begin_listening().
+  void throw_if_changed_elsewhere() const { abort_.throw_if_aborted(); }
+  // How the ranks learn of a change on some of them.
+  enum class ChangeNews {
+    on_host,       // from the node-local group
+    in_gradients,  // as of a failed step, see note [Failed steps]; costs the calls of a step
+    by_a_call      // from a call that only they make
+  };
+  ChangeNews change_news();
+  // Before begin_forward(), instead of the step's calls: reports a change on_host or in_gradients. Returns
+  // [rank] = its change, empty for ranks without one. If all have one, end_change() follows.
+  std::vector<std::string> exchange_changes(const std::string& change);
+  void end_change() { abort_.end_step(); }
+  bool has_same(const std::vector<TrainedParameter>& parameters) const;
+  // A parameter that has been converted since: its gradients have no hook. Not in mixed precision.
+  std::optional<std::string> parameter_without_hook() const;
+  // Throws ArgumentError if a registered communication hook may depend on the present buckets.
+  void check_hook_can_follow() const;
+  // Begins anew with these parameters, which keep their gradients.
+  void rebuild(std::vector<TrainedParameter> parameters);
+  // The same parameters, of which `tensors` stand for those that have changed, until the result is destroyed.
+  [[nodiscard]] std::shared_ptr<void> stand_in(const std::function<at::Tensor(std::size_t)>& tensor);
 
   // Ends begin_forward(). `outputs`: the tensors that forward returned.
   void expect_backward(const std::vector<at::Tensor>& outputs);
@@ -139,7 +175,7 @@ class Reducer {
   const std::vector<std::int64_t>& arrived_last() const { return arrived_last_; }
   // With optimizer_in_backward: one for each parameter.
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const { return optimizers_; }
-  // False during a reduced backward, and after one that was not reduced or not completed.
+  // False during a reduced backward, after one that was not completed, and if a gradient was not reduced.
   bool has_averaged_gradients() const;
 
  private:
@@ -154,7 +190,8 @@ class Reducer {
     std::vector<int> hooks_left = {};  // [parameter], of a static graph
     std::size_t next_bucket = 0;       // the first whose reduction has not begun
     int divisor = 0;                   // 0: not asked for yet
-    bool has_local_gradients = false;  // gradients have been added that no backward reduces
+    std::vector<bool> is_local = {};   // [parameter]: a gradient has been added that no backward has reduced
+    bool may_be_local = false;         // the last forward was made in no_sync()
   };
   using Phase = Step::Phase;
 
@@ -174,12 +211,14 @@ class Reducer {
     std::size_t slot;
   };
 
+  void forget_steps();
   void enter(Phase next);  // throws Error unless it may follow
   bool in(Phase phase) const { return step_.phase == phase; }
 
   // From hooks to buckets.
   void begin_backward();
   void on_gradient_ready(std::size_t parameter);
+  void take_local_gradient(std::size_t parameter);
   void count_hook_call(std::size_t parameter);
   void mark_ready(std::size_t parameter);
   void step_in_backward(std::size_t parameter);
@@ -251,8 +290,9 @@ class Reducer {
   mutable std::mutex mutex_;
   Step step_;
   Learned learned_;
-  std::optional<c10::Stream> hooks_stream_;  // on which the hooks were made for a graph
-  std::unique_ptr<GradientHooks> hooks_;     // last: destroyed before what they use
+  std::shared_ptr<const std::string> unaveraged_;  // the warning of the first backward past the wrapper
+  std::optional<c10::Stream> hooks_stream_;        // on which the hooks were made for a graph
+  std::unique_ptr<GradientHooks> hooks_;           // last: destroyed before what they use
 };
 
 }  // namespace lockstep::ddp

@@ -11,6 +11,7 @@ namespace lockstep::ddp {
 
 void Reducer::shadow_backward() {
   const std::lock_guard lock(mutex_);
+  abort_.end_step();  // the forward
   const auto listening = abort_.listen();
   begin_buckets();
   finish_shadow();
@@ -19,6 +20,7 @@ void Reducer::shadow_backward() {
 void Reducer::shadow_announced_calls() {
   const std::lock_guard lock(mutex_);
   const auto device = parameters_.front().tensor.device();
+  abort_.end_step();  // the forward
   begin_buckets();
   while (true) {
     const auto listening = abort_.listen();

@@ -2,6 +2,7 @@
 #include "ddp/step_abort.h"
 
 #include <algorithm>
+#include <string_view>
 #include <thread>
 
 #include "base/deadline.h"
@@ -12,6 +13,10 @@ namespace lockstep::ddp {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestDelay{2000};
+constexpr int kEagerLooks = 200;
+constexpr std::chrono::microseconds kPause{50};
+// Marks the reason of a rank whose module has changed, which has failed in nothing.
+constexpr std::string_view kChange = "its module has changed: ";
 
 }  // namespace
 
@@ -59,6 +64,46 @@ std::string StepAbort::reasons_of_others() const {
                         host->refuses(rank, scope()) ? host->reason_of(rank) : "none");
   }
   return text;
+}
+
+std::vector<std::string> StepAbort::exchange_changes(const std::string& change) const {
+  const auto host = comm::state_of(group_).node_group();
+  host->refuse(scope(), std::string(kChange) + change, true);
+  std::vector<std::string> changes(static_cast<std::size_t>(host->size()), change);
+  const Deadline deadline(comm::state_of(group_).info().timeout);
+  for (int rank = 0; rank < host->size(); ++rank) {
+    if (rank == host->rank()) continue;
+    await_arrival(*host, rank, deadline);
+    const auto reason = host->refuses(rank, scope()) ? host->reason_of(rank) : std::string();
+    changes[static_cast<std::size_t>(rank)] =
+        reason.starts_with(kChange) ? reason.substr(kChange.size()) : "";
+  }
+  return changes;
+}
+
+void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadline& deadline) const {
+  for (int look = 0;; ++look) {
+    if (host.refuses(rank, scope()) || host.board(rank).scope.load(std::memory_order_acquire) == scope())
+      return;
+    const auto whoami = comm::state_of(group_).whoami();
+    if (const int dead = host.find_dead(); dead >= 0) {
+      throw_error<PeerLost>(
+          "{}: DistributedDataParallel: {} died while this rank waited for it to agree on a change "
+          "of the module",
+          whoami, host.name_of(dead));
+    }
+    if (deadline.expired()) {
+      throw_error<TimeoutError>(
+          "{}: DistributedDataParallel: the module has changed here, and {} has not come to its "
+          "next forward in time",
+          whoami, host.name_of(rank));
+    }
+    if (look < kEagerLooks) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
 }
 
 std::vector<std::string> StepAbort::exchange_reasons(const std::string& own) const {

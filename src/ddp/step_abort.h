@@ -9,6 +9,9 @@
 
 #include <lockstep/comm/process_group.h>
 
+#include "base/deadline.h"
+#include "node/node_group.h"
+
 namespace lockstep::ddp {
 
 // How ranks learn that another rank's step of one DistributedDataParallel failed: on one host through the
@@ -28,6 +31,10 @@ class StepAbort {
     return c10::make_scope_exit([this] { set_scope(0); });
   }
 
+  // While this rank is in the step, by listen() without an end.
+  void begin_listening() const { set_scope(scope()); }
+  void end_listening() const { set_scope(0); }
+
   // All ranks have left the step.
   void end_step() { ++step_; }
 
@@ -42,6 +49,11 @@ class StepAbort {
   // yet.
   std::string reasons_of_others() const;
 
+  // Aborts the step, which this rank has not begun, because its module has changed. Waits until each other
+  // rank has done the same or has begun the step. Returns [rank] = the change, empty for ranks without one.
+  // Throws PeerLost and TimeoutError. Needs the node-local group.
+  std::vector<std::string> exchange_changes(const std::string& change) const;
+
   // Collective. Returns [rank] = that rank's reason; empty if no rank has one.
   std::vector<std::string> exchange_reasons(const std::string& own) const;
   // Throws DesyncError unless `reasons` is empty.
@@ -55,6 +67,7 @@ class StepAbort {
   int last_to_issue(std::uint64_t call) const;
 
  private:
+  void await_arrival(const node::NodeGroup& host, int rank, const Deadline& deadline) const;
   void set_scope(std::uint64_t scope) const;
   void throw_with(const std::string& lines) const;
   std::uint64_t scope() const { return (number_ << 40U) + step_; }

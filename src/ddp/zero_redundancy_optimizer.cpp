@@ -20,6 +20,7 @@
 #include "nn/storage_guard.h"
 #include "optim/group_entries.h"
 #include "optim/parameter_rows.h"
+#include "optim/unaveraged.h"
 #include "runtime/run.h"
 
 namespace lockstep::ddp {
@@ -292,6 +293,7 @@ void ZeroShards::call_together(const std::function<void()>& call) {
 
 void ZeroShards::step(const std::function<void()>& step_all) {
   const auto parameters = distinct_parameters();
+  optim::refuse_unaveraged("ZeroRedundancyOptimizer", optimizer_.param_groups());
   forget_states_of_others();
   set_complete(false);
   const bool shares = !shared_.empty();

@@ -8,6 +8,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace lockstep::nn {
 
@@ -27,6 +28,18 @@ NodePointer<Node> make_node(Args&&... args) {
     return std::shared_ptr<Node>(new Node(std::forward<Args>(args)...), [](Node* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+  }
+}
+
+// The node that accumulates the tensor's gradient, without making one; nullptr if there is none. Its address
+// stays unique as long as something holds the node, as hooks do.
+inline const void* accumulator_of(const at::Tensor& tensor) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr) return nullptr;
+  if constexpr (kNodesAreShared) {
+    return meta->grad_accumulator_.lock().get();
+  } else {
+    return meta->grad_accumulator_._unsafe_get_target();
   }
 }
 

@@ -10,6 +10,7 @@
 #include <lockstep/optim/fused.h>
 
 #include "optim/fused_lists.h"
+#include "optim/unaveraged.h"
 
 namespace lockstep::optim {
 namespace {
@@ -180,6 +181,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     const c10::AutoGradMode with_gradients(true);
     loss = closure();
   }
+  refuse_unaveraged(name(), param_groups());
   update_lr_tensors();
   const c10::NoGradGuard no_grad;
   std::vector<std::function<void()>> kernels;

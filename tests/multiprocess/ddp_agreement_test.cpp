@@ -100,6 +100,32 @@ TEST(DdpAgreement, DifferentTypesOrdersAndFrozenParametersAreNamed) {
   testing::expect_all_passed(testing::run_ranks(other_modules));
 }
 
+const testing::Scenario unsendable("ddp of tensors that cannot be sent", [] {
+  const auto context = init();
+  const auto error_of = [&](const at::Tensor& buffer) -> std::string {
+    torch::nn::Linear net(2, 2);
+    net->register_buffer("mask", buffer);
+    try {
+      DistributedDataParallel ddp(net);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(error_of(torch::ones({1}).expand({3})), AllOf(HasSubstr("mask"), HasSubstr("clone()")));
+  EXPECT_THAT(error_of(torch::ones({3}).as_strided({2, 2}, {1, 1})), HasSubstr("mask"));
+  EXPECT_THAT(error_of(torch::ones({2, 2}).to_sparse()), AllOf(HasSubstr("mask"), HasSubstr("to_dense()")));
+  EXPECT_THAT(error_of(torch::ones({3}).to(at::kFloat8_e5m2)),
+              AllOf(HasSubstr("mask"), HasSubstr("does not carry")));
+  EXPECT_THAT(error_of(context.rank() == 0 ? torch::ones({3}) : torch::ones({1}).expand({3})),
+              HasSubstr("mask"));
+  EXPECT_EQ(error_of(torch::ones({4, 6}).narrow(1, 1, 2)), "");
+});
+
+TEST(DdpAgreement, TensorsThatCannotBeSentAreNamed) {
+  testing::expect_all_passed(testing::run_ranks(unsendable));
+}
+
 // A user's own, beside a DDP: each counts its iterations over all ranks.
 class Counter : public Joinable {
  public:

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+
+// Note [Changes of the module]
+//
+// Before a forward that will be reduced, DistributedDataParallel compares the module with what its buckets
+// were built on (nn::ModuleWatch). If nothing has changed, no call is made. A rank whose module has changed
+// must learn whether the others' have changed as well, while a rank without a change runs its step:
+//
+// - on_host: it abandons the step in the node-local group, with the change as the reason, and waits until
+// each
+//   other rank has done the same or has entered its forward. The waits of ranks without the change end.
+// - in_gradients: it makes the step's calls with zeros and announces a failed step (note [Failed steps]).
+// - by_a_call: it makes the call by which the ranks compare their new modules; a rank without the change
+// makes
+//   another one, which ends with an error of the backend, at the latest at the timeout.
+//
+// If all ranks have changed, they compare the new modules and begin anew with new buckets.
+#include <algorithm>
+
+#include "base/throw_error.h"
+#include "ddp/reducer.h"
+#include "nn/node_pointer.h"
+
+namespace lockstep::ddp {
+
+Reducer::ChangeNews Reducer::change_news() {
+  const std::lock_guard lock(mutex_);
+  if (abort_.is_local()) return ChangeNews::on_host;
+  begin_buckets();
+  return can_announce() ? ChangeNews::in_gradients : ChangeNews::by_a_call;
+}
+
+std::vector<std::string> Reducer::exchange_changes(const std::string& change) {
+  if (abort_.is_local()) return abort_.exchange_changes(change);
+  const std::lock_guard lock(mutex_);
+  begin_buckets();
+  auto changes = announce(change);
+  changes.resize(static_cast<std::size_t>(group_.size()));
+  return changes;
+}
+
+bool Reducer::has_same(const std::vector<TrainedParameter>& parameters) const {
+  return std::ranges::equal(parameters_, parameters, [](const auto& one, const auto& other) {
+    return one.tensor.is_same(other.tensor);
+  });
+}
+
+std::optional<std::string> Reducer::parameter_without_hook() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (nn::accumulator_of(parameters_[i].tensor) != hooks_->node(i)) return parameters_[i].name;
+  return std::nullopt;
+}
+
+void Reducer::check_hook_can_follow() const {
+  using Function = BucketWork (*)(GradBucket&);
+  if (!hook_ || options_.after_reduction || hook_.target<Function>() != nullptr) return;
+  throw ArgumentError(
+      "a communication hook is registered, which may keep a state for each bucket; wrap the module anew "
+      "after the "
+      "change");
+}
+
+void Reducer::rebuild(std::vector<TrainedParameter> parameters) {
+  const std::lock_guard lock(mutex_);
+  parameters_ = std::move(parameters);
+  locations_.assign(parameters_.size(), {});
+  used_ = UsedParameters(parameters_.size(), parameters_.front().tensor.device());
+  forget_steps();
+  hooks_stream_.reset();
+  renew_hooks();
+  set_buckets(first_plan());
+}
+
+std::shared_ptr<void> Reducer::stand_in(const std::function<at::Tensor(std::size_t)>& tensor) {
+  auto own = parameters_;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor = tensor(i);
+  return {nullptr, [this, own = std::move(own)](void*) mutable { parameters_ = std::move(own); }};
+}
+
+}  // namespace lockstep::ddp

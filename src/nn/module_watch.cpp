@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "nn/module_watch.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <ATen/ops/empty_strided.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::nn {
+namespace {
+
+constexpr const char* kParameter = "parameter";
+constexpr const char* kBuffer = "buffer";
+// How far ahead memory is fetched: the tensors of a module lie apart, and a training step has evicted them.
+constexpr std::size_t kAhead = 8;
+
+void prefetch(const at::Tensor& tensor) {
+  constexpr std::ptrdiff_t kLine = 64;
+  const auto* const impl = reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl());
+  for (std::ptrdiff_t offset = 0; offset < static_cast<std::ptrdiff_t>(sizeof(c10::TensorImpl));
+       offset += kLine)
+    __builtin_prefetch(impl + offset);
+}
+
+}  // namespace
+
+ModuleWatch::Seen ModuleWatch::look(const char* kind, std::string name, const at::Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  return {.name = std::move(name),
+          .kind = kind,
+          .tensor = tensor,
+          .dtype = tensor.scalar_type(),
+          .device = tensor.device(),
+          .requires_grad = tensor.requires_grad(),
+          .sizes = {sizes.begin(), sizes.end()},
+          .strides = {strides.begin(), strides.end()}};
+}
+
+ModuleWatch::ModuleWatch(const torch::nn::Module& module)
+    : module_(&module), identities_(module, device::ModuleSnapshot::Content::parameters_and_buffers) {
+  for (const auto& item : module.named_parameters())
+    if (item.value().defined()) seen_.push_back(look(kParameter, item.key(), item.value()));
+  for (const auto& item : module.named_buffers())
+    if (item.value().defined()) seen_.push_back(look(kBuffer, item.key(), item.value()));
+}
+
+bool ModuleWatch::has_same_types(const Seen& seen) {
+  const auto& tensor = seen.tensor;
+  return tensor.scalar_type() == seen.dtype && tensor.device() == seen.device &&
+         tensor.strides() == c10::IntArrayRef(seen.strides);
+}
+
+bool ModuleWatch::is_same(const Seen& seen, bool types) {
+  return seen.tensor.requires_grad() == seen.requires_grad &&
+         seen.tensor.sizes() == c10::IntArrayRef(seen.sizes) && (!types || has_same_types(seen));
+}
+
+bool ModuleWatch::is_unchanged(bool types) const {
+  for (std::size_t i = 0; i < seen_.size(); ++i) {
+    if (i + kAhead < seen_.size()) prefetch(seen_[i + kAhead].tensor);
+    if (!is_same(seen_[i], types)) return false;
+  }
+  return identities_.matches(*module_);
+}
+
+// Empty if nothing differs.
+std::string ModuleWatch::difference(const Seen& seen, bool types) {
+  const auto& tensor = seen.tensor;
+  const auto was_is = [](const char* what, const auto& was, const auto& is) {
+    return fmt::format("{} was {}, is {}", what, was, is);
+  };
+  if (tensor.sizes() != c10::IntArrayRef(seen.sizes)) {
+    return was_is("the shape", fmt::format("[{}]", fmt::join(seen.sizes, ", ")),
+                  fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")));
+  }
+  if (tensor.requires_grad() != seen.requires_grad)
+    return was_is("requires_grad", seen.requires_grad, tensor.requires_grad());
+  if (!types || has_same_types(seen)) return "";
+  if (tensor.scalar_type() != seen.dtype)
+    return was_is("the dtype", c10::toString(seen.dtype), c10::toString(tensor.scalar_type()));
+  if (tensor.device() != seen.device) return was_is("the device", seen.device.str(), tensor.device().str());
+  return was_is("the strides", fmt::format("[{}]", fmt::join(seen.strides, ", ")),
+                fmt::format("[{}]", fmt::join(tensor.strides(), ", ")));
+}
+
+void ModuleWatch::compare(const char* kind, const torch::OrderedDict<std::string, at::Tensor>& now,
+                          bool types, std::vector<ModuleChange>& changes) const {
+  const bool is_parameter = std::string_view(kind) == kParameter;
+  const auto add = [&](const std::string& name, const std::string& text, bool can_be_followed) {
+    changes.push_back({.name = name,
+                       .text = fmt::format("{} {}: {}", kind, name, text),
+                       .can_be_followed = can_be_followed || !is_parameter});
+  };
+  for (const auto& seen : seen_) {
+    if (std::string_view(seen.kind) != kind) continue;
+    const auto* const tensor = now.find(seen.name);
+    if (tensor == nullptr || !tensor->defined()) {
+      add(seen.name, "it has been removed", false);
+    } else if (!tensor->is_same(seen.tensor)) {
+      add(seen.name, "it has been replaced by another tensor", false);
+    } else if (const auto text = difference(seen, types); !text.empty()) {
+      add(seen.name, text, tensor->sizes() == c10::IntArrayRef(seen.sizes));
+      changes.back().is_conversion = types && !has_same_types(seen);
+    }
+  }
+  for (const auto& item : now) {
+    const auto is_this = [&](const Seen& seen) {
+      return std::string_view(seen.kind) == kind && seen.name == item.key();
+    };
+    if (item.value().defined() && std::ranges::none_of(seen_, is_this))
+      add(item.key(), "it has been added", false);
+  }
+}
+
+std::vector<ModuleChange> ModuleWatch::changes(bool types) const {
+  std::vector<ModuleChange> changes;
+  compare(kParameter, module_->named_parameters(), types, changes);
+  compare(kBuffer, module_->named_buffers(), types, changes);
+  if (!changes.empty()) return changes;
+  // A layer of LibTorch may compute with a member that is not the registered tensor.
+  if (const auto text = identities_.difference(*module_); !text.empty())
+    changes.push_back({.name = "", .text = text, .can_be_followed = false});
+  return changes;
+}
+
+at::Tensor ModuleWatch::like_before(const at::Tensor& tensor) const {
+  const auto seen =
+      std::ranges::find_if(seen_, [&](const Seen& each) { return each.tensor.is_same(tensor); });
+  const auto options = at::TensorOptions().dtype(seen->dtype).device(seen->device);
+  return at::empty_strided(seen->sizes, seen->strides, options).zero_();
+}
+
+}  // namespace lockstep::nn
