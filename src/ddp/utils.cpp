@@ -27,9 +27,10 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
                 ": with optimizer_in_backward gradients are gone when backward ends; clip inside of it");
   }
   if (!ddp.has_averaged_gradients()) {
-    throw Error(who +
-                ": the gradients are not averaged over the ranks, since the last backward was made in "
-                "no_sync() or did not finish; clip after the backward that reduces them");
+    throw Error(
+        who +
+        ": the gradients are not averaged over the ranks: a backward was made in no_sync() or from a forward "
+        "of the wrapped module itself, or did not finish; clip after the backward that reduces them");
   }
   return ddp::gradients_of(ddp.averaged_parameters());
 }

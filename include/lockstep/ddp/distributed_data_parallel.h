@@ -91,8 +91,8 @@ class DistributedDataParallelModule : public nn::WrapperModule, public Joinable 
   /// find_unused_parameters they stay.
   std::vector<BucketInfo> buckets() const;
 
-  /// Whether the gradients are the averages over all ranks: false after a backward in no_sync() or one that
-  /// failed.
+  /// Whether every gradient is the average over all ranks: false after a backward in no_sync(), one from a
+  /// forward of the wrapped module itself, or one that failed.
   bool has_averaged_gradients() const;
 
   /// Times, buckets and late ranks since construction.
@@ -205,7 +205,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelModule {
 /// forward and backward in the same order. Construction throws ArgumentError for a module without parameters
 /// that require gradients and for invalid options; DesyncError naming parameter, shapes and ranks if the
 /// ranks' modules differ. backward() throws the errors of reductions, and DesyncError with the reason if
-/// another rank's step failed.
+/// another rank's step failed. forward() follows changes of the module that all ranks make, such as frozen
+/// layers and conversions, and throws ArgumentError for replaced parameters, DesyncError if the ranks'
+/// changes differ: docs/ddp.md.
 template <typename Module>
 class DistributedDataParallel
     : public torch::nn::ModuleHolder<DistributedDataParallelImpl<typename nn::WrappedBy<Module>::type>> {
