@@ -191,8 +191,8 @@ void check_clipping(const Context& context, const std::optional<DeviceMesh>& mes
       for (std::size_t i = 0; i < shards.size(); ++i) {
         if (!shards[i].grad().defined()) continue;
         const auto rows = rows_of(plain->parameters()[i].grad(), rank, ranks);
-        // The error of DDP's norm, which is of float32, and the rounding of the scaled elements.
-        EXPECT_TRUE(shards[i].grad().allclose(rows, 2e-6, 1e-12)) << type;
+        // The error of DDP's norm, which is of float32, and that of the sums, scaled or not.
+        EXPECT_TRUE(shards[i].grad().allclose(rows, 2e-6, norm > 0.1 ? 1e-12 : 1e-9)) << type;
       }
       if (rank == 1) {
         for (const auto& shard : shards)
