@@ -16,6 +16,7 @@
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
 #include "comm/divide.h"
+#include "comm/peer_check.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
 
@@ -98,9 +99,7 @@ std::string MpiGroup::name_of(int rank) const {
 }
 
 void MpiGroup::look_around() const {
-  if (node && !node->refusals().empty()) throw DesyncError("another rank refuses it");
-  const int dead = node ? node->find_dead() : -1;
-  if (dead >= 0) throw PeerLost(node->name_of(dead) + " died");
+  comm::check_peers(node.get());
   if (comm::is_terminated()) throw PeerLost(comm::reason_of_termination(node.get()));
 }
 
