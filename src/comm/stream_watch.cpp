@@ -13,6 +13,7 @@
 
 #include "comm/failure.h"
 #include "comm/group_state.h"
+#include "comm/peer_check.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep::comm {
@@ -20,7 +21,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 20ms;
 constexpr auto kAbortLimit = 30s;
 
 std::string text_of(const std::exception_ptr& failure) {
@@ -134,7 +134,7 @@ void StreamWatch::run() {
       lock.unlock();
       look();
       lock.lock();
-      changed_.wait_for(lock, kLook, [&] { return stop_; });
+      changed_.wait_for(lock, kPeerCheckPeriod, [&] { return stop_; });
     }
   }
 }
@@ -181,16 +181,11 @@ void StreamWatch::drop_ended() {
 }
 
 void StreamWatch::look_at(const Entry& oldest) {
-  const auto others = group_.node_group();
-  if (others && !others->refusals().empty()) {
-    return fail(oldest, std::make_exception_ptr(DesyncError("another rank refuses it")));
-  }
-  const int dead = others ? others->find_dead() : -1;
-  if (dead >= 0) return fail(oldest, std::make_exception_ptr(PeerLost(others->name_of(dead) + " died")));
+  check_peers(group_.node_group().get());
   const auto age = std::chrono::steady_clock::now() - oldest.record.issued_at;
   if (age < group_.info().timeout) return;
-  fail(oldest, std::make_exception_ptr(TimeoutError(fmt::format("it has not ended on the device after {} ms",
-                                                                group_.info().timeout.count()))));
+  throw TimeoutError(
+      fmt::format("it has not ended on the device after {} ms", group_.info().timeout.count()));
 }
 
 void StreamWatch::fail(const Entry& entry, const std::exception_ptr& cause) {

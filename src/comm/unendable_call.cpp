@@ -17,6 +17,7 @@
 
 #include "base/deadline.h"
 #include "comm/failure.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,7 +25,6 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kTick = 20ms;
 constexpr auto kTimeToThrow = 500ms;  // of a wait for a call that can be ended, after SIGTERM
 constexpr auto kTimeToDie = 100ms;    // of the rank because of which SIGTERM was sent
 
@@ -69,7 +69,7 @@ class Watch {
     handle_termination();
     thread_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        sleep(stop, kTick);
+        sleep(stop, kPeerCheckPeriod);
         look(stop);
       }
     });
@@ -141,10 +141,12 @@ UnendableCall::UnendableCall(const GroupState& group, const CallRecord& call,
 UnendableCall::~UnendableCall() { Watch::get().remove(this); }
 
 void UnendableCall::check() const {
-  const auto others = group_.node_group();
-  if (const int dead = others ? others->find_dead() : -1; dead >= 0)
-    fail<PeerLost>(group_, call_, others->name_of(dead) + " died");
   throw_if_refused(group_, call_);
+  try {
+    check_peers(group_.node_group().get());
+  } catch (const Error&) {
+    rethrow_as_ours(std::current_exception(), group_, call_);
+  }
   if (Clock::now() - call_.issued_at < timeout_) return;
   fail<TimeoutError>(group_, call_, fmt::format("it has not ended after {} ms", timeout_.count()));
 }

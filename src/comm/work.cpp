@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
+#include <exception>
 #include <thread>
 
 #include <fmt/format.h>
@@ -9,16 +10,12 @@
 
 #include "base/deadline.h"
 #include "comm/failure.h"
+#include "comm/peer_check.h"
 #include "comm/pending_call.h"
 #include "graphs/graph_phase.h"
 
 namespace lockstep {
 namespace comm {
-namespace {
-
-constexpr auto kSlice = std::chrono::milliseconds(20);
-
-}  // namespace
 
 void PendingCall::wait(std::chrono::milliseconds timeout) {
   if (done_) return;
@@ -76,19 +73,17 @@ void PendingCall::wait_for_backend(std::chrono::milliseconds timeout) {
 void PendingCall::wait_watching(std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
   while (true) {
+    const auto slice = std::min(kPeerCheckPeriod, deadline.remaining());
+    std::exception_ptr failure;
     try {
-      return operation_->wait(std::max(std::chrono::milliseconds(1), std::min(kSlice, deadline.remaining())));
+      return operation_->wait(std::max(std::chrono::milliseconds(1), slice));
     } catch (const std::exception&) {
-      if (deadline.expired()) throw;
+      failure = std::current_exception();
     }
     // The call may have ended just after the slice: then this returns, or throws the actual failure.
     if (operation_->is_completed()) return operation_->wait(kNoTimeout);
-    const auto others = group_->node_group();
-    if (others && !others->refusals().empty()) {
-      throw DesyncError("another rank refuses it");
-    }
-    const int dead = others ? others->find_dead() : -1;
-    if (dead >= 0) throw PeerLost(others->name_of(dead) + " died");
+    check_peers(group_->node_group().get());
+    if (deadline.expired()) std::rethrow_exception(failure);
   }
 }
 

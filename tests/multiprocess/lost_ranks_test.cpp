@@ -3,6 +3,7 @@
 #include <csignal>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -12,7 +13,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
+#include "base/deadline.h"
+#include "comm/group_state.h"
 #include "multiprocess/backends.h"
+#include "node/node_group.h"
 
 namespace lockstep {
 namespace {
@@ -50,6 +54,39 @@ TEST_P(LostRanks, AKilledRankIsNamedOnEverySurvivor) {
         results[rank].err,
         AllOf(HasSubstr("all_reduce #2 of Float[1000] at lost_ranks_test.cpp:"), HasSubstr("rank 1 (pid "),
               HasSubstr("is dead; it had completed barrier #1 at "), HasSubstr("another rank is gone")));
+  }
+}
+
+// All of it is true when the wait begins: rank 1 has refused the call, it is dead, and the limit is over at
+// once.
+void wait_for_dead_rank(bool has_refused) {
+  const auto context = init({.backend = testing::backend_under_test(), .timeout = 20s});
+  constexpr std::uint64_t kStep = 7;
+  const auto others = comm::state_of(context.group()).node_group();
+  context.barrier();
+  if (context.rank() == 1) {
+    if (has_refused) others->refuse(kStep, "its data ended", true);
+    ::raise(SIGKILL);
+  }
+  const Deadline deadline(20s);
+  while (others->find_dead() < 0 && !deadline.expired()) std::this_thread::yield();
+  if (has_refused) others->own_status().scope = kStep;
+  context.group().all_reduce_async(torch::ones({1000})).wait(1ms);
+}
+
+const testing::Scenario is_dead_and_late("lost: dead and late", [] { wait_for_dead_rank(false); });
+const testing::Scenario has_refused_and_died("lost: refused, dead and late",
+                                             [] { wait_for_dead_rank(true); });
+
+TEST_P(LostRanks, ARefusalComesBeforeADeathAndADeathBeforeATimeout) {
+  for (const auto* scenario : {&is_dead_and_late, &has_refused_and_died}) {
+    const auto* const reason = scenario == &is_dead_and_late ? "another rank is gone" : "its data ended";
+    const auto results = results_of(*scenario);
+    for (std::size_t rank = 0; rank < results.size(); ++rank) {
+      if (rank == 1) continue;
+      EXPECT_EQ(results[rank].exit_code, 1);
+      EXPECT_THAT(results[rank].err, AllOf(HasSubstr("all_reduce #"), HasSubstr(reason)));
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 #include <lockstep/base/log.h>
 
 #include "backends/mpi/load.h"
+#include "comm/peer_check.h"
 
 namespace lockstep::mpi {
 namespace {
@@ -20,7 +21,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kSpin = 20us;      // of a wait, before it yields after each test
-constexpr auto kLook = 10ms;      // between two looks at the other ranks
 constexpr auto kBusyTest = 5us;   // a test that took longer moved data
 constexpr auto kFirstNap = 10us;  // of the engine's thread; each is twice as long as the one before,
 constexpr auto kLongestNap = 200us;
@@ -223,19 +223,20 @@ void Engine::wait(Task& task, std::chrono::milliseconds timeout, const std::func
     throw;
   }
   --waiting_;
+  if (!task.is_done()) look();
   if (!task.is_done()) throw TimeoutError(fmt::format("it has not ended after {} ms", timeout.count()));
   task.throw_if_failed();
 }
 
 void Engine::poll(Task& task, Clock::time_point end, const std::function<void()>& look) {
   const auto began = Clock::now();
-  auto next_look = began + kLook;
+  auto next_look = began + comm::kPeerCheckPeriod;
   while (!advance(task, std::unique_lock(task.mutex_))) {
     const auto now = Clock::now();
     if (now >= end) return;
     if (now >= next_look) {
       look();
-      next_look = now + kLook;
+      next_look = now + comm::kPeerCheckPeriod;
     }
     if (now - began > kSpin) std::this_thread::yield();
   }
@@ -245,7 +246,9 @@ void Engine::sleep_until_done(Task& task, Clock::time_point end, const std::func
   std::unique_lock lock(mutex_);
   wake_.notify_one();
   while (!task.is_done() && Clock::now() < end) {
-    if (ended_.wait_until(lock, std::min(end, Clock::now() + kLook)) == std::cv_status::no_timeout) continue;
+    if (ended_.wait_until(lock, std::min(end, Clock::now() + comm::kPeerCheckPeriod)) ==
+        std::cv_status::no_timeout)
+      continue;
     lock.unlock();
     look();
     lock.lock();

@@ -15,6 +15,8 @@
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
+#include "comm/divide.h"
+#include "comm/peer_check.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
 
@@ -50,8 +52,6 @@ bool divides(const Call& call, int rank) {
          (call.kind != CallKind::reduce || call.root == rank);
 }
 
-void divide(const at::Tensor& sum, int size) { sum.detach().div_(size); }
-
 class MpiOperation final : public mpi::Task, public comm::Operation {
  public:
   MpiOperation(const Call& call, std::shared_ptr<MpiGroup> group, int rank, int size,
@@ -75,7 +75,7 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
       throw;
     }
     const std::lock_guard lock(mutex_);
-    if (const auto sum = std::exchange(sum_, {}); sum.defined()) divide(sum, size_);
+    if (const auto sum = std::exchange(sum_, {}); sum.defined()) comm::divide(sum, size_);
   }
   bool is_completed() override { return group_->engine.test(*this); }
   int source_rank() const override { return source(); }
@@ -99,9 +99,7 @@ std::string MpiGroup::name_of(int rank) const {
 }
 
 void MpiGroup::look_around() const {
-  if (node && !node->refusals().empty()) throw DesyncError("another rank refuses it");
-  const int dead = node ? node->find_dead() : -1;
-  if (dead >= 0) throw PeerLost(node->name_of(dead) + " died");
+  comm::check_peers(node.get());
   if (comm::is_terminated()) throw PeerLost(comm::reason_of_termination(node.get()));
 }
 
@@ -231,7 +229,7 @@ void MpiBackend::run(const Call& call) {
   thread_local shm::Request request;
   fill_request(request, call, getSize());
   group_->ranks->run(request);
-  if (divides(call, getRank())) divide(call.outputs.front(), getSize());
+  if (divides(call, getRank())) comm::divide(call.outputs.front(), getSize());
 }
 
 OperationPtr MpiBackend::begin(const Call& call) {

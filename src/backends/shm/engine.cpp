@@ -305,8 +305,8 @@ void Engine::nap(Wait& wait) {
   area.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Throws if the wait can no longer succeed. Checks data that a rank published before its death before it
-// reports the loss.
+// Throws if the wait can no longer succeed, in the order of Note [Dead, refused or late?]. Checks data that a
+// rank published before its death before it reports the loss.
 void Engine::look_around(Wait& wait) {
   check_wait();
   if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
