@@ -104,7 +104,7 @@ class Issue {
 
   void compare() {
     report(CallStage::may_block);
-    compare_calls(*group_.backend(), group_, record_);
+    compare_calls(*group_.backend(), group_, call_, record_);
   }
 
   OperationPtr finish(OperationPtr operation) {
