@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "comm/composed_operations.h"
+#include "comm/inference_tensors.h"
 #include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
 #include "comm/profiler_event.h"
@@ -150,7 +151,9 @@ c10::intrusive_ptr<c10d::Backend> FromC10d::split(const c10::intrusive_ptr<c10d:
 OperationPtr FromC10d::begin(const Call& call) {
   rules_.check(call);
   if (!is_message(call.kind)) ++sequence_number_;
-  return start(call, [](CallStage) {});
+  auto taken = call;
+  const InferenceTensors ordinary(taken);
+  return start(taken, [](CallStage) {});
 }
 
 WorkPtr FromC10d::work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call) {

@@ -13,7 +13,8 @@ static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
 
 // Makes a CallBackend of any c10d::Backend: one virtual call for each Call. See Note [One call path].
 //
-// If the backend lacks AVG, the adapter requests a sum and divides it in wait().
+// If the backend lacks AVG, the adapter requests a sum and divides it in wait(). Gloo exchanges lists of
+// equal tensors only, so the adapter joins those of an all_to_all into one tensor.
 class ToC10d : public CallBackend {
  public:
   ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits)
@@ -23,6 +24,8 @@ class ToC10d : public CallBackend {
 
  private:
   c10::intrusive_ptr<c10d::Work> submit(const Call& call, c10d::ReduceOp op) const;
+  OperationPtr exchange_rows(const Call& call) const;
+  bool is_gloo() const { return backend_->getBackendName() == "gloo"; }
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   BackendTraits traits_;
