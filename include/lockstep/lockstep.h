@@ -30,6 +30,7 @@
 #include <lockstep/ddp/local_sgd.h>
 #include <lockstep/ddp/utils.h>
 #include <lockstep/ddp/zero_redundancy_optimizer.h>
+#include <lockstep/nn/clip_grad.h>
 #include <lockstep/nn/data_parallel.h>
 #include <lockstep/nn/functional.h>
 #include <lockstep/nn/mixture_of_experts.h>

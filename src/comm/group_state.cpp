@@ -43,7 +43,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       whoami_(fmt::format("rank {} of {} ({}group {}, {})", rank_, size_,
                           global_rank_text(rank_, info_.global_ranks), info_.name, backend_name_)),
       rules_(rank_, size_, whoami_, backend_name_, info_.traits),
-      calls_(calls_of(backend, info_.traits)),
+      calls_(calls_of(backend, info_.traits, info_.with_python)),
       log_(info_.node_group ? &info_.node_group->own_status() : nullptr),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {

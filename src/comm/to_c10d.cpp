@@ -11,6 +11,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 
+#include "comm/divide.h"
+#include "comm/ordered_bits.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -98,20 +101,40 @@ class C10dOperation : public Operation {
 
 }  // namespace
 
+ToC10d::ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits, bool with_python)
+    : backend_(std::move(backend)),
+      traits_(std::move(traits)),
+      adapts_gloo_(!with_python && backend_->getBackendName() == "gloo") {}
+
+// The call with integers in place of its numbers. wait() writes the numbers.
+OperationPtr ToC10d::start_ordered(const Call& call) const {
+  const auto& numbers = call.outputs.front();
+  Tensors inputs;
+  for (const auto& input : call.inputs) inputs.push_back(to_ordered_bits(input, call.op));
+  const auto ordered = to_ordered_bits(numbers, call.op);
+  auto with_integers = call;
+  with_integers.inputs = inputs;
+  with_integers.outputs = ordered;
+  return std::make_shared<C10dOperation>(submit(with_integers, c10d_op(call.op)),
+                                         [ordered, numbers] { from_ordered_bits(ordered, numbers); });
+}
+
 OperationPtr ToC10d::start(const Call& call, Report report) {
   report(CallStage::may_block);
   if (call.monitored) {
     backend_->monitoredBarrier(barrier_options(timeout_of(call)), call.wait_all_ranks);
     return nullptr;
   }
-  if (call.kind == CallKind::all_to_all && is_gloo()) return exchange_rows(call);
+  if (call.kind == CallKind::all_to_all && adapts_gloo_) return exchange_rows(call);
+  if (adapts_gloo_ && has_operation(call.kind) && compares_floats(call.op, call.outputs.front()))
+    return start_ordered(call);
   std::function<void()> finish;
   auto op = c10d_op(op_of(call));
   if (has_operation(call.kind) && call.op == ReduceOp::AVG) {
     const auto& result = call.outputs.front();
     if (!traits_.on(result.device().type()).averages) {
       op = c10d::ReduceOp::SUM;
-      finish = [result, size = backend_->getSize()] { result.detach().div_(size); };
+      finish = [result, size = backend_->getSize()] { divide(result, size); };
     }
   }
   return std::make_shared<C10dOperation>(submit(call, op), std::move(finish));
@@ -213,9 +236,9 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
 }
 
 std::shared_ptr<CallBackend> calls_of(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                      const BackendTraits& traits) {
+                                      const BackendTraits& traits, bool with_python) {
   auto* calls = dynamic_cast<CallBackend*>(backend.get());
-  if (calls == nullptr) return std::make_shared<ToC10d>(backend, traits);
+  if (calls == nullptr) return std::make_shared<ToC10d>(backend, traits, with_python);
   return {calls, [backend](CallBackend*) {}};
 }
 

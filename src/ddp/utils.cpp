@@ -1,23 +1,34 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <cmath>
 #include <fnmatch.h>
 #include <string_view>
 #include <unordered_set>
 
 #include <ATen/ops/clamp.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/ddp/utils.h>
 
 #include "base/throw_error.h"
-#include "ddp/clip_gradients.h"
+#include "nn/gradient_norm.h"
 #include "nn/storage_guard.h"
 
 namespace lockstep {
 namespace {
+
+// The gradients that exist, each once: LibTorch lists a parameter once for each of its names. Coalesces
+// sparse ones.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  std::unordered_set<const void*> known;
+  for (const auto& parameter : parameters) {
+    auto& gradient = parameter.mutable_grad();
+    if (!gradient.defined() || !known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (gradient.is_sparse()) gradient = gradient.coalesce();
+    gradients.push_back(gradient);
+  }
+  return gradients;
+}
 
 std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& ddp, const char* function) {
   const auto& group = ddp.process_group();
@@ -31,7 +42,7 @@ std::vector<at::Tensor> averaged_gradients(const DistributedDataParallelModule& 
                 ": the gradients are not averaged over the ranks, since the last backward was made in "
                 "no_sync() or did not finish; clip after the backward that reduces them");
   }
-  return ddp::gradients_of(ddp.averaged_parameters());
+  return gradients_of(ddp.averaged_parameters());
 }
 
 void refuse_parts(const DistributedDataParallelModule& ddp) {
@@ -43,12 +54,6 @@ void refuse_parts(const DistributedDataParallelModule& ddp) {
         "norm needs the other ranks; call clip_grad_norm_(module, max_norm) with the wrapped module",
         parameter.numel());
   }
-}
-
-at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
-  const bool half = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-  return at::linalg_vector_norm(tensor, norm_type, at::OptionalIntArrayRef(), false,
-                                half ? std::optional(at::kFloat) : std::nullopt);
 }
 
 // fnmatch()'s pattern for one in which only * and ? are special.
@@ -99,51 +104,26 @@ std::vector<std::string> freeze_where(torch::nn::Module& module, const std::vect
 
 }  // namespace
 
-namespace ddp {
-
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> gradients;
-  std::unordered_set<const void*> known;  // LibTorch lists a parameter once for each of its names
-  for (const auto& parameter : parameters) {
-    auto& gradient = parameter.mutable_grad();
-    if (!gradient.defined() || !known.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    if (gradient.is_sparse()) gradient = gradient.coalesce();
-    gradients.push_back(gradient.is_sparse() ? gradient.values() : gradient);
-  }
-  return gradients;
-}
-
-double clip_gradients(const std::vector<at::Tensor>& gradients, double max_norm,
-                      const ClipGradNormOptions& options) {
-  const c10::NoGradGuard no_grad;
-  if (gradients.empty()) return 0;
-  std::vector<at::Tensor> norms;
-  for (const auto& gradient : gradients) {
-    norms.push_back(norm_of(gradient, options.norm_type).to(gradients.front().device()));
-  }
-  const auto total = norm_of(at::stack(norms), options.norm_type);
-  const auto norm = total.item().toDouble();
-  if (options.error_if_nonfinite && !std::isfinite(norm)) {
-    throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped",
-                                norm);
-  }
-  const auto factor = at::clamp((total + 1e-6).reciprocal() * max_norm, std::nullopt, 1.0);
-  for (const auto& gradient : gradients) gradient.mul_(factor.to(gradient.device()));
-  return norm;
-}
-
-}  // namespace ddp
-
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
                        const ClipGradNormOptions& options) {
   refuse_parts(ddp);
-  return ddp::clip_gradients(averaged_gradients(ddp, "clip_grad_norm_"), max_norm, options);
+  std::vector<nn::CountedGradient> gradients;
+  for (auto& gradient : averaged_gradients(ddp, "clip_grad_norm_"))
+    gradients.push_back({std::move(gradient)});
+  return nn::clip_gradients(gradients, max_norm, options);
 }
 
 void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value) {
+  if (!(clip_value >= 0))
+    throw_error<ArgumentError>("clip_grad_value_: clip_value is {}; it must be 0 or more", clip_value);
   const c10::NoGradGuard no_grad;
-  for (const auto& gradient : averaged_gradients(ddp, "clip_grad_value_")) {
-    gradient.clamp_(-clip_value, clip_value);
+  const auto gradients = averaged_gradients(ddp, "clip_grad_value_");
+  if (std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.is_complex(); }))
+    throw ArgumentError(
+        "clip_grad_value_: a gradient is complex, and complex numbers have no order; call clip_grad_norm_");
+  for (const auto& gradient : gradients) {
+    const auto values = gradient.is_sparse() ? gradient.values() : gradient;
+    values.clamp_(-clip_value, clip_value);
   }
 }
 

@@ -4,14 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <vector>
 
-#include <lockstep/ddp/utils.h>
 #include <lockstep/fsdp/state_dict.h>
 
 #include "fsdp/cut.h"
+#include "nn/gradient_norm.h"
 #include "nn/named_tensors.h"
 
 namespace lockstep::fsdp {
@@ -51,11 +50,7 @@ Dict optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& 
 void load_optimizer_state_dict(const StateEntries& entries, torch::optim::Optimizer& optimizer,
                                const Dict& optim_state_dict, const StateDictOptions& options);
 
-// The norm of the whole gradients, with the same bits on all ranks. `others`: ranks with other parameters, as
-// the stages of a pipeline have; nullptr: none. Collective.
-double gradient_norm(const std::vector<ParameterEntry>& parameters, double norm_type,
-                     const ProcessGroup* others, std::source_location where);
-void clip_gradients(const std::vector<ParameterEntry>& parameters, double norm, double max_norm,
-                    const ClipGradNormOptions& options);
+// For nn::clip_gradients(), which takes the norm of whole gradients.
+nn::CountedGradient counted_gradient(const ParameterEntry& entry);
 
 }  // namespace lockstep::fsdp

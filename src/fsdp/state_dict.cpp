@@ -58,6 +58,22 @@ StateEntries entries_of(const torch::nn::Module& module, bool with_ignored) {
   return all;
 }
 
+nn::CountedGradient counted_gradient(const ParameterEntry& entry) {
+  nn::CountedGradient gradient{.part = entry.part.grad(), .other_ranks = entry.expert_ranks};
+  for (const auto& cut : entry.cuts) gradient.cuts.push_back(cut.ranks);
+  return gradient;
+}
+
+namespace {
+
+double clip(const StateEntries& entries, double max_norm, const ClipGradNormOptions& options,
+            std::source_location where) {
+  std::vector<nn::CountedGradient> gradients;
+  for (const auto& entry : entries.parameters) gradients.push_back(counted_gradient(entry));
+  return nn::clip_gradients(gradients, max_norm, options, nullptr, where);
+}
+
+}  // namespace
 }  // namespace fsdp
 
 using fsdp::Entries;
@@ -118,10 +134,12 @@ void set_optimizer_state_dict(const FSDPModule& module, torch::optim::Optimizer&
 
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options,
                        std::source_location where) {
-  const auto parameters = Entries::of(module, /*with_ignored=*/false).parameters;
-  const auto norm = fsdp::gradient_norm(parameters, options.norm_type, nullptr, where);
-  fsdp::clip_gradients(parameters, norm, max_norm, options);
-  return norm;
+  return fsdp::clip(Entries::of(module, /*with_ignored=*/false), max_norm, options, where);
+}
+
+double clip_grad_norm_(const torch::nn::Module& module, double max_norm, const ClipGradNormOptions& options,
+                       std::source_location where) {
+  return fsdp::clip(fsdp::entries_of(module, /*with_ignored=*/false), max_norm, options, where);
 }
 
 Dict FSDPModule::state_dict() const { return get_model_state_dict(*this); }

@@ -234,18 +234,16 @@ double SharedGradients::clip(double max_norm, const ClipGradNormOptions& options
       return tied.parameter.is_same(parameter) && tied.owners.front().rank != group_.rank();
     });
   };
-  std::vector<fsdp::ParameterEntry> all, counted;
+  std::set<const c10::TensorImpl*> seen;  // once for those tied on this rank
+  std::vector<nn::CountedGradient> gradients;
   for (const auto& stage : stages_) {
     for (const auto& entry : fsdp::entries_of(*stage.submodule(), /*with_ignored=*/false).parameters) {
-      const auto is_same = [&](const auto& each) { return each.part.is_same(entry.part); };
-      if (std::ranges::any_of(all, is_same)) continue;  // tied on this rank
-      all.push_back(entry);
-      if (!is_of_other_rank(entry.part)) counted.push_back(entry);
+      if (!seen.insert(entry.part.unsafeGetTensorImpl()).second) continue;
+      gradients.push_back(fsdp::counted_gradient(entry));
+      gradients.back().counts = !is_of_other_rank(entry.part);
     }
   }
-  const auto norm = fsdp::gradient_norm(counted, options.norm_type, &group_, where);
-  fsdp::clip_gradients(all, norm, max_norm, options);
-  return norm;
+  return nn::clip_gradients(gradients, max_norm, options, &group_, where);
 }
 
 }  // namespace lockstep::pipelining

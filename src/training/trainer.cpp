@@ -10,7 +10,6 @@
 #include <lockstep/training/trainer.h>
 
 #include "base/throw_error.h"
-#include "ddp/clip_gradients.h"
 #include "ddp/module_sync.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
@@ -207,7 +206,7 @@ void Trainer::clip() {
     } else if (ddp_ != nullptr) {
       grad_norm_ = clip_grad_norm_(*ddp_, most, options);
     } else {
-      grad_norm_ = ddp::clip_gradients(ddp::gradients_of(module_.parameters()), most, options);
+      grad_norm_ = clip_grad_norm_(module_, most, options);
     }
   } catch (const NonFiniteError&) {  // on all ranks
     training::throw_non_finite(loss_.item<double>(), module_, step_ + 1, group_);

@@ -43,7 +43,9 @@ Names for_any_size() {
           "async many",
           "async kinds",
           "async dropped",
-          "objects between all ranks"};
+          "objects between all ranks",
+          "special values",
+          "undefined reductions"};
 }
 
 Names with(Names names, const Names& more) {

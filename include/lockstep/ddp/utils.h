@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 #include <lockstep/ddp/distributed_data_parallel.h>
+#include <lockstep/nn/clip_grad.h>
 
 namespace lockstep {
 
@@ -47,28 +48,16 @@ std::vector<std::string> freeze(torch::nn::Module& module, const std::vector<std
 /// {"fc"})`.
 std::vector<std::string> freeze_all_but(torch::nn::Module& module, const std::vector<std::string>& patterns);
 
-/// A loss, a gradient or a parameter is infinite or NaN. All ranks throw it in the same step.
-class NonFiniteError : public Error {
- public:
-  using Error::Error;
-};
-
-/// Options of clip_grad_norm_ under PyTorch's names.
-struct ClipGradNormOptions {
-  double norm_type = 2;  ///< infinity is allowed
-  /// Throws NonFiniteError when the norm is infinite or NaN, before it scales the gradients.
-  bool error_if_nonfinite = false;
-};
-
-/// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before scaling.
-/// Call it after the backward that reduces. It needs no communication: the averaged gradients, and hence the
-/// norm, are equal on all ranks. Norms of half-precision gradients are computed in fp32. Throws Error if the
-/// gradients are not averaged (the last backward was in no_sync()) and with optimizer_in_backward, which
-/// leaves no gradients. PyTorch: `torch.nn.utils.clip_grad_norm_`.
+/// Scales all gradients so that their total norm is at most `max_norm`, and returns the norm before scaling
+/// (see ClipGradNormOptions). Call it after the backward that reduces. It needs no communication: the
+/// averaged gradients, and hence the norm, are equal on all ranks. Throws Error if the gradients are not
+/// averaged (the last backward was in no_sync()) and with optimizer_in_backward, which leaves no gradients.
+/// PyTorch: `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const DistributedDataParallelModule& ddp, double max_norm,
                        const ClipGradNormOptions& options = {});
 
-/// Clamps each element of the gradients to [-clip_value, clip_value], under the same rules. PyTorch:
+/// Clamps each element of the gradients to [-clip_value, clip_value], under the same rules. Throws
+/// ArgumentError if clip_value is negative or NaN, or if a gradient is complex. PyTorch:
 /// `torch.nn.utils.clip_grad_value_`.
 void clip_grad_value_(const DistributedDataParallelModule& ddp, double clip_value);
 

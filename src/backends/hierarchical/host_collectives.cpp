@@ -19,6 +19,7 @@
 #include "backends/hierarchical/origin.h"
 #include "backends/shm/call_request.h"
 #include "backends/shm/kernels.h"
+#include "comm/divide.h"
 
 namespace lockstep::backends {
 namespace {
@@ -192,7 +193,7 @@ void HostCollectives::all_reduce(const Tensor& row, ReduceOp op, const Origin& o
   } else {
     reduce_in_lanes(row, without_division(op), origin);
   }
-  if (op == ReduceOp::AVG) row.div_(layout_.size());
+  if (op == ReduceOp::AVG) comm::divide(row, layout_.size());
 }
 
 void HostCollectives::reduce_through_leader(const Tensor& row, ReduceOp op, const Origin& origin) const {
@@ -295,7 +296,7 @@ void HostCollectives::reduce_scatter(const Tensor& output, const Tensors& parts,
     before = std::move(next);
   }
   finish();
-  if (op == ReduceOp::AVG) output.div_(layout_.size());
+  if (op == ReduceOp::AVG) comm::divide(output, layout_.size());
 }
 
 // A rank is served by the lane of its own number, so it is the one that this lane has on its host.
@@ -369,7 +370,7 @@ void HostCollectives::reduce(const Tensor& row, int dst, ReduceOp op, const Orig
     origin.run_in_lane(first_lane(), {.kind = CallKind::reduce, .outputs = row, .op = sum, .root = target});
   if (target == layout_.host() && layout_.local_rank_of(dst) != 0)
     origin.run(host_, {.kind = CallKind::broadcast, .outputs = row, .root = 0});
-  if (op == ReduceOp::AVG && dst == layout_.rank()) row.div_(layout_.size());
+  if (op == ReduceOp::AVG && dst == layout_.rank()) comm::divide(row, layout_.size());
 }
 
 // Hosts with fewer ranks send as many bytes as the largest one.

@@ -15,6 +15,7 @@
 #include "backends/shm/call_request.h"
 #include "backends/shm/shm_backend.h"
 #include "base/deadline.h"
+#include "comm/divide.h"
 #include "comm/profiler_event.h"
 #include "comm/unendable_call.h"
 
@@ -50,8 +51,6 @@ bool divides(const Call& call, int rank) {
          (call.kind != CallKind::reduce || call.root == rank);
 }
 
-void divide(const at::Tensor& sum, int size) { sum.detach().div_(size); }
-
 class MpiOperation final : public mpi::Task, public comm::Operation {
  public:
   MpiOperation(const Call& call, std::shared_ptr<MpiGroup> group, int rank, int size,
@@ -75,7 +74,7 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
       throw;
     }
     const std::lock_guard lock(mutex_);
-    if (const auto sum = std::exchange(sum_, {}); sum.defined()) divide(sum, size_);
+    if (const auto sum = std::exchange(sum_, {}); sum.defined()) comm::divide(sum, size_);
   }
   bool is_completed() override { return group_->engine.test(*this); }
   int source_rank() const override { return source(); }
@@ -231,7 +230,7 @@ void MpiBackend::run(const Call& call) {
   thread_local shm::Request request;
   fill_request(request, call, getSize());
   group_->ranks->run(request);
-  if (divides(call, getRank())) divide(call.outputs.front(), getSize());
+  if (divides(call, getRank())) comm::divide(call.outputs.front(), getSize());
 }
 
 OperationPtr MpiBackend::begin(const Call& call) {
