@@ -9,6 +9,7 @@ usage() {
 Usage: scripts/nightly.sh [part]
 
 Runs one part or all of them (default), and reports every part that failed.
+  arguments  20,000 calls with random arguments over shm, gloo and hierarchical at 2 and 3 ranks, other ones every day
   conformance  PyTorch's own distributed tests with shm and hierarchical in Gloo's place, at 2, 3 and 4 ranks; 200 rounds of Python ranks under load
   gpu      scripts/cuda_build_check.sh: GPU checks on simulated GPUs
   hosts    DDP's parity cases and collectives between hosts with networks of their own; DDP's parity cases over mpi at 3 and 4 ranks
@@ -35,6 +36,11 @@ run_faults() {
   bash scripts/build.sh release multiprocess_programs || return
   build/release/bin/multiprocess_programs --gtest_repeat=$((rounds / 25)) || status=1
   return "$status"
+}
+
+run_arguments() {
+  bash scripts/build.sh release multiprocess_arguments || return
+  LOCKSTEP_FUZZ_DRAWS=${LOCKSTEP_FUZZ_DRAWS:-20000} LOCKSTEP_FUZZ_SEED=${LOCKSTEP_FUZZ_SEED:-$(date +%Y%m%d)} build/release/bin/multiprocess_arguments
 }
 
 run_hosts() {
@@ -123,6 +129,7 @@ run_wheel() (
 
 run_part() {
   case $1 in
+    arguments) run_arguments ;;
     conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
     hosts) run_hosts ;;
@@ -137,11 +144,11 @@ run_part() {
   esac
 }
 
-parts=(conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel)
+parts=(arguments conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
+  arguments | conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

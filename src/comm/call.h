@@ -49,7 +49,8 @@ struct Call {
   bool monitored = false;                          // a monitored_barrier
   bool wait_all_ranks = false;                     // of a monitored_barrier
   std::chrono::milliseconds timeout = kNoTimeout;  // kNoTimeout: the backend's
-  std::uint64_t number = 0;                        // in the group's flight recorder; 0: not recorded
+  std::uint64_t whole = 0;   // the fingerprint of the call that this one is a part of; 0: of none
+  std::uint64_t number = 0;  // in the group's flight recorder; 0: not recorded
   std::source_location where = {};
 };
 
@@ -58,6 +59,21 @@ constexpr bool is_message(CallKind kind) { return kind == CallKind::send || kind
 constexpr bool has_operation(CallKind kind) {
   return kind == CallKind::all_reduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter ||
          kind == CallKind::reduce_scatter_tensor;
+}
+
+constexpr bool has_root(CallKind kind) {
+  return kind == CallKind::broadcast || kind == CallKind::reduce || kind == CallKind::gather ||
+         kind == CallKind::scatter;
+}
+
+// Whether the outputs are one tensor for each rank.
+constexpr bool has_output_list(CallKind kind) {
+  return kind == CallKind::all_gather || kind == CallKind::gather || kind == CallKind::all_to_all;
+}
+
+// Whether the inputs are one tensor for each rank.
+constexpr bool has_input_list(CallKind kind) {
+  return kind == CallKind::scatter || kind == CallKind::reduce_scatter || kind == CallKind::all_to_all;
 }
 
 // Whether tensors may differ in shape from rank to rank.

@@ -9,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/memory_overlap.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -77,63 +79,75 @@ class CallCheck {
   void run() const {
     switch (call_.kind) {
       case CallKind::all_reduce:
-        dense(out_[0], "tensor");
+        dense(out_[0], {"tensor"});
         return operation(out_[0]);
       case CallKind::broadcast:
-        dense(out_[0], "tensor");
+        dense(out_[0], {"tensor"});
         return rank(call_.root, "src");
       case CallKind::reduce:
-        dense(out_[0], "tensor");
+        dense(out_[0], {"tensor"});
         rank(call_.root, "dst");
         return operation(out_[0]);
       case CallKind::all_gather:
         contiguous(in_[0], {"input"});
         one_per_rank(out_, "output");
-        return gathered();
+        gathered();
+        return apart();
       case CallKind::all_gather_into_tensor:
         contiguous(in_[0], {"input"});
         contiguous(out_[0], {"output"});
-        return whole_of(out_[0], "output", in_[0], "input");
+        whole_of(out_[0], "output", in_[0], "input");
+        return apart();
       case CallKind::gather:
         contiguous(in_[0], {"input"});
-        return rooted_list(out_, "output", "an output", in_[0], "input", "dst");
+        rooted_list(out_, "output", in_[0], "input", "dst");
+        return apart();
       case CallKind::scatter:
         contiguous(out_[0], {"output"});
-        return rooted_list(in_, "input", "an input", out_[0], "output", "src");
+        rooted_list(in_, "input", out_[0], "output", "src");
+        return apart();
       case CallKind::reduce_scatter:
         contiguous(out_[0], {"output"});
         one_per_rank(in_, "input");
-        for (const auto& tensor : in_) same_as(tensor, "an input", out_[0], "output");
-        return operation(out_[0]);
+        all_same_as(in_, "input", out_[0], {"output"});
+        operation(out_[0]);
+        return apart();
       case CallKind::reduce_scatter_tensor:
         contiguous(out_[0], {"output"});
         contiguous(in_[0], {"input"});
         whole_of(in_[0], "input", out_[0], "output");
-        return operation(out_[0]);
+        operation(out_[0]);
+        return apart();
       case CallKind::all_to_all:
-        return exchanged();
+        exchanged();
+        return apart();
       case CallKind::all_to_all_single:
         contiguous(out_[0], {"output"});
         contiguous(in_[0], {"input"});
-        same_dtype(out_[0], "output", in_[0], "input");
+        alike(out_[0], {"output"}, in_[0], {"input"});
         splits(call_.output_splits, "output_split_sizes", out_[0], "output");
-        return splits(call_.input_splits, "input_split_sizes", in_[0], "input");
+        splits(call_.input_splits, "input_split_sizes", in_[0], "input");
+        return apart();
       case CallKind::send:
-        dense(in_[0], "tensor");
+        dense(in_[0], {"tensor"});
         return message("dst");
       case CallKind::recv:
-        dense(out_[0], "tensor");
+        dense(out_[0], {"tensor"});
         return message("src");
       case CallKind::barrier:
         return;
     }
   }
 
- private:
+  void all_dense(at::TensorList tensors, const char* name) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i) dense(tensors[i], {name, static_cast<int>(i)});
+  }
+
   [[noreturn]] void refuse(std::string_view complaint) const {
     rules_.refuse(call_.kind, call_.where, complaint);
   }
 
+ private:
   void transportable(const at::Tensor& tensor, Name name) const {
     if (!tensor.defined()) refuse(fmt::format("{} is an undefined tensor", name.str()));
     if (tensor.layout() != c10::kStrided) {
@@ -157,17 +171,29 @@ class CallCheck {
     }
   }
 
+  // A storage can be resized below its tensors.
+  void whole_in_memory(const at::Tensor& tensor, Name name) const {
+    const auto numel = tensor.numel();
+    if (numel == 0 || !tensor.has_storage()) return;
+    const auto needed = static_cast<std::size_t>(tensor.storage_offset() + numel) * tensor.itemsize();
+    const auto held = tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
+    if (held >= needed) return;
+    refuse(fmt::format("{} needs {} bytes of its storage, which was resized to {}; give it memory first",
+                       name.str(), needed, held));
+  }
+
   // Any dense layout without holes or overlaps.
-  void dense(const at::Tensor& tensor, const char* name) const {
-    transportable(tensor, {name});
-    if (tensor.is_contiguous() || tensor.is_non_overlapping_and_dense()) return;
-    refuse(fmt::format("{} of shape {} and strides {} has holes or overlaps in memory; pass {}.contiguous()",
-                       name, text_of(tensor.sizes()), text_of(tensor.strides()), name));
+  void dense(const at::Tensor& tensor, Name name) const {
+    transportable(tensor, name);
+    if (tensor.is_contiguous() || tensor.is_non_overlapping_and_dense()) return whole_in_memory(tensor, name);
+    refuse(
+        fmt::format("{0} of shape {1} and strides {2} has holes or overlaps in memory; pass {0}.contiguous()",
+                    name.str(), text_of(tensor.sizes()), text_of(tensor.strides())));
   }
 
   void contiguous(const at::Tensor& tensor, Name name) const {
     transportable(tensor, name);
-    if (tensor.is_contiguous()) return;
+    if (tensor.is_contiguous()) return whole_in_memory(tensor, name);
     refuse(fmt::format("{} of shape {} and strides {} is not contiguous; pass {}.contiguous()", name.str(),
                        text_of(tensor.sizes()), text_of(tensor.strides()), name.str()));
   }
@@ -180,28 +206,40 @@ class CallCheck {
     for (std::size_t i = 0; i < tensors.size(); ++i) contiguous(tensors[i], {name, static_cast<int>(i)});
   }
 
-  void same_dtype(const at::Tensor& tensor, const char* name, const at::Tensor& model,
-                  const char* model_name) const {
+  void alike(const at::Tensor& tensor, Name name, const at::Tensor& model, Name model_name) const {
+    if (tensor.device() != model.device()) {
+      refuse(fmt::format("{} is on {} but {} is on {}; all tensors of a call must be on one device",
+                         name.str(), tensor.device().str(), model_name.str(), model.device().str()));
+    }
     if (tensor.scalar_type() == model.scalar_type()) return;
-    refuse(fmt::format("{} is {} but {} is {}; their dtypes must be the same", name, describe(tensor),
-                       model_name, describe(model)));
+    refuse(fmt::format("{} is {} but {} is {}; their dtypes must be the same", name.str(), describe(tensor),
+                       model_name.str(), describe(model)));
   }
 
-  void same_as(const at::Tensor& tensor, const char* name, const at::Tensor& model,
-               const char* model_name) const {
-    same_dtype(tensor, name, model, model_name);
+  void same_as(const at::Tensor& tensor, Name name, const at::Tensor& model, Name model_name) const {
+    alike(tensor, name, model, model_name);
     if (tensor.sizes() == model.sizes()) return;
-    refuse(fmt::format("{} is {} but {} is {}; their shapes must be the same", name, describe(tensor),
-                       model_name, describe(model)));
+    refuse(fmt::format("{} is {} but {} is {}; their shapes must be the same", name.str(), describe(tensor),
+                       model_name.str(), describe(model)));
+  }
+
+  void all_alike(at::TensorList tensors, const char* name, const at::Tensor& model, Name model_name) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      alike(tensors[i], {name, static_cast<int>(i)}, model, model_name);
+  }
+
+  void all_same_as(at::TensorList tensors, const char* name, const at::Tensor& model, Name model_name) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      same_as(tensors[i], {name, static_cast<int>(i)}, model, model_name);
   }
 
   // The list that only the root passes.
-  void rooted_list(at::TensorList list, const char* name, const char* one, const at::Tensor& model,
-                   const char* model_name, const char* root_name) const {
+  void rooted_list(at::TensorList list, const char* name, const at::Tensor& model, const char* model_name,
+                   const char* root_name) const {
     rank(call_.root, root_name);
     if (call_.root == rules_.rank_) {
       one_per_rank(list, name);
-      for (const auto& tensor : list) same_as(tensor, one, model, model_name);
+      all_same_as(list, name, model, {model_name});
     } else if (!list.empty()) {
       refuse(fmt::format("{} must be empty on every rank but {} ({})", name, root_name, call_.root));
     }
@@ -209,27 +247,24 @@ class CallCheck {
 
   // The outputs can take every rank's input.
   void gathered() const {
-    if (!rules_.traits_.on(in_[0].device().type()).uneven_all_gather) {
-      for (const auto& tensor : out_) same_as(tensor, "an output", in_[0], "input");
-      return;
-    }
-    for (const auto& tensor : out_) same_dtype(tensor, "an output", in_[0], "input");
-    same_as(out_[static_cast<std::size_t>(rules_.rank_)], "output[rank]", in_[0], "input");
+    if (!rules_.traits_.on(in_[0].device().type()).uneven_all_gather)
+      return all_same_as(out_, "output", in_[0], {"input"});
+    all_alike(out_, "output", in_[0], {"input"});
+    same_as(out_[own()], {"output", rules_.rank_}, in_[0], {"input"});
   }
 
   void exchanged() const {
     one_per_rank(out_, "output");
     one_per_rank(in_, "input");
-    for (const auto& tensor : in_) same_dtype(tensor, "an input", in_[0], "input[0]");
-    for (const auto& tensor : out_) same_dtype(tensor, "an output", in_[0], "input[0]");
-    const auto own = static_cast<std::size_t>(rules_.rank_);
-    same_as(out_[own], "output[rank]", in_[own], "input[rank]");
+    all_alike(in_, "input", in_[0], {"input", 0});
+    all_alike(out_, "output", in_[0], {"input", 0});
+    same_as(out_[own()], {"output", rules_.rank_}, in_[own()], {"input", rules_.rank_});
   }
 
   // `whole` has size() times the elements of `part`.
   void whole_of(const at::Tensor& whole, const char* whole_name, const at::Tensor& part,
                 const char* part_name) const {
-    same_dtype(whole, whole_name, part, part_name);
+    alike(whole, {whole_name}, part, {part_name});
     const auto needed = part.numel() * rules_.size_;
     if (whole.numel() == needed) return;
     refuse(fmt::format("{} has {} elements; {} ranks times the {} elements of {} are {}", whole_name,
@@ -285,6 +320,13 @@ class CallCheck {
     }
   }
 
+  std::size_t own() const { return static_cast<std::size_t>(rules_.rank_); }
+
+  void apart() const {
+    const auto complaint = overlap_complaint(call_, rules_.rank_);
+    if (!complaint.empty()) refuse(complaint);
+  }
+
   const CallRules& rules_;
   const Call& call_;
   const at::TensorList& in_;
@@ -299,6 +341,19 @@ void CallRules::check(const Call& call) const {
                     whoami_, name_of(call.kind), ::getpid()));
   }
   CallCheck(*this, call).run();
+}
+
+void CallRules::check_coalesced(
+    CallKind kind, at::TensorList outputs, at::TensorList inputs,
+    c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed) const {
+  const Call call{.kind = kind};
+  const CallCheck check(*this, call);
+  check.all_dense(outputs, "outputs");
+  check.all_dense(inputs, "inputs");
+  const auto overlap = find_overlap(outputs, inputs, is_allowed);
+  if (!overlap) return;
+  check.refuse(fmt::format("outputs[{}] and {}[{}] share memory; each output needs memory of its own",
+                           overlap->output, overlap->is_input ? "inputs" : "outputs", overlap->other));
 }
 
 }  // namespace lockstep::comm

@@ -26,6 +26,10 @@ class CallRules {
   // Throws ArgumentError that names rank, call, source line and argument, or Error in a forked child of the
   // rank.
   void check(const Call& call) const;
+  // Of tensors that one coalesced call moves: throws if one cannot be moved, or if an output shares memory
+  // with another, or with an input unless `is_allowed(output, input)`.
+  void check_coalesced(CallKind kind, at::TensorList outputs, at::TensorList inputs,
+                       c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed) const;
   [[noreturn]] void refuse(CallKind kind, const std::source_location& where,
                            std::string_view complaint) const;
 

@@ -2,6 +2,7 @@
 #include "comm/from_c10d.h"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "comm/composed_operations.h"
+#include "comm/inference_tensors.h"
 #include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
 #include "comm/profiler_event.h"
@@ -149,7 +151,9 @@ c10::intrusive_ptr<c10d::Backend> FromC10d::split(const c10::intrusive_ptr<c10d:
 OperationPtr FromC10d::begin(const Call& call) {
   rules_.check(call);
   if (!is_message(call.kind)) ++sequence_number_;
-  return start(call, [](CallStage) {});
+  auto taken = call;
+  const InferenceTensors ordinary(taken);
+  return start(taken, [](CallStage) {});
 }
 
 WorkPtr FromC10d::work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call) {
@@ -177,12 +181,20 @@ WorkPtr FromC10d::run_each(c10d::OpType op, Call call, const Tensors& outputs, c
     throw ArgumentError(fmt::format("a coalesced call needs as many outputs as inputs, not {} and {}",
                                     outputs.size(), inputs.size()));
   }
+  const auto for_each = [&](auto action) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      call.inputs = inputs[i];
+      call.outputs = outputs[i];
+      action(call);
+    }
+  };
+  // The other ranks wait for all parts, so none starts before all are right.
+  for_each([&](const Call& part) { rules_.check(part); });
+  rules_.check_coalesced(call.kind, outputs, inputs, std::equal_to<>());
   std::vector<OperationPtr> operations;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    call.inputs = inputs[i];
-    call.outputs = outputs[i];
-    if (auto operation = begin(call)) operations.push_back(std::move(operation));
-  }
+  for_each([&](const Call& part) {
+    if (auto operation = begin(part)) operations.push_back(std::move(operation));
+  });
   return work_of(op, std::make_shared<JointOperation>(std::move(operations)), outputs, call);
 }
 
@@ -197,6 +209,7 @@ WorkPtr FromC10d::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opti
 }
 
 WorkPtr FromC10d::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  rules_.check_coalesced(CallKind::all_reduce, tensors, {}, std::equal_to<>());
   const auto flat = flatten(tensors);
   return run(c10d::OpType::ALLREDUCE_COALESCED,
              {.kind = CallKind::all_reduce,
@@ -280,6 +293,12 @@ WorkPtr FromC10d::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr FromC10d::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                       const c10d::AllgatherOptions& options) {
+  Tensors all_outputs;
+  for (const auto& list : outputs) all_outputs.insert(all_outputs.end(), list.begin(), list.end());
+  rules_.check_coalesced(CallKind::all_gather, all_outputs, inputs,
+                         [&](std::size_t output, std::size_t input) {
+                           return output == static_cast<std::size_t>(getRank()) * inputs.size() + input;
+                         });
   const auto flat = flatten(inputs);
   Tensors flat_outputs;
   for (const auto& list : outputs) flat_outputs.push_back(flatten(list));

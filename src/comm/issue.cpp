@@ -10,6 +10,7 @@
 
 #include "comm/failure.h"
 #include "comm/fingerprint.h"
+#include "comm/inference_tensors.h"
 #include "comm/pending_call.h"
 #include "comm/unendable_call.h"
 #include "graphs/graph_phase.h"
@@ -104,7 +105,7 @@ class Issue {
 
   void compare() {
     report(CallStage::may_block);
-    compare_calls(*group_.backend(), group_, record_);
+    compare_calls(*group_.backend(), group_, call_, record_);
   }
 
   OperationPtr finish(OperationPtr operation) {
@@ -157,6 +158,7 @@ void check(GroupState& group, const Call& call) {
 
 Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
   check(*group, call);
+  const InferenceTensors ordinary(call);
   Issue issue(*group, call);
   auto operation = issue.start();
   return Work(
@@ -166,6 +168,7 @@ Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
 int run(const std::shared_ptr<GroupState>& group, Call&& call) {
   call.blocking = true;
   check(*group, call);
+  const InferenceTensors ordinary(call);
   Issue issue(*group, call);
   const auto operation = issue.start();
   if (!operation) return call.peer;

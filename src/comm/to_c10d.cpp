@@ -2,10 +2,13 @@
 #include "comm/to_c10d.h"
 
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 
 #include "comm/divide.h"
@@ -58,6 +61,12 @@ std::vector<Tensors> lists(at::TensorList tensors) {
   return {plain(tensors)};
 }
 
+std::vector<std::int64_t> lengths_of(at::TensorList tensors) {
+  std::vector<std::int64_t> lengths;
+  for (const auto& tensor : tensors) lengths.push_back(tensor.numel());
+  return lengths;
+}
+
 // The tensor of a message keeps its shape, which the backend's profiler events show, if it is contiguous.
 Tensors one(const Tensor& tensor) { return {tensor.is_contiguous() ? plain(tensor) : flat(tensor)}; }
 
@@ -78,7 +87,8 @@ class C10dOperation : public Operation {
 
   void wait(std::chrono::milliseconds timeout) override {
     if (!work_->wait(timeout)) throw std::runtime_error("it was aborted");
-    if (auto finish = std::exchange(finish_, nullptr)) finish();
+    if (finish_) finish_();
+    finish_ = nullptr;  // but not if it threw: the next wait must not succeed
   }
   bool is_completed() override { return work_->isCompleted(); }
   int source_rank() const override { return work_->sourceRank(); }
@@ -94,7 +104,7 @@ class C10dOperation : public Operation {
 ToC10d::ToC10d(c10::intrusive_ptr<c10d::Backend> backend, BackendTraits traits, bool with_python)
     : backend_(std::move(backend)),
       traits_(std::move(traits)),
-      orders_floats_(!with_python && backend_->getBackendName() == "gloo") {}
+      adapts_gloo_(!with_python && backend_->getBackendName() == "gloo") {}
 
 // The call with integers in place of its numbers. wait() writes the numbers.
 OperationPtr ToC10d::start_ordered(const Call& call) const {
@@ -115,7 +125,8 @@ OperationPtr ToC10d::start(const Call& call, Report report) {
     backend_->monitoredBarrier(barrier_options(timeout_of(call)), call.wait_all_ranks);
     return nullptr;
   }
-  if (orders_floats_ && has_operation(call.kind) && compares_floats(call.op, call.outputs.front()))
+  if (call.kind == CallKind::all_to_all && adapts_gloo_) return exchange_rows(call);
+  if (adapts_gloo_ && has_operation(call.kind) && compares_floats(call.op, call.outputs.front()))
     return start_ordered(call);
   std::function<void()> finish;
   auto op = c10d_op(op_of(call));
@@ -127,6 +138,24 @@ OperationPtr ToC10d::start(const Call& call, Report report) {
     }
   }
   return std::make_shared<C10dOperation>(submit(call, op), std::move(finish));
+}
+
+OperationPtr ToC10d::exchange_rows(const Call& call) const {
+  Tensors rows;
+  for (const auto& input : call.inputs) rows.push_back(input.detach().view({-1}));
+  auto sent_lengths = lengths_of(call.inputs);
+  auto lengths = lengths_of(call.outputs);
+  auto sent = plain(at::cat(rows));
+  const auto received =
+      at::empty({std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})}, rows[0].options());
+  auto to = plain(received);
+  auto taken_lengths = lengths;  // the backend moves from it
+  auto work = backend_->alltoall_base(to, sent, taken_lengths, sent_lengths, {.timeout = timeout_of(call)});
+  return std::make_shared<C10dOperation>(std::move(work), [received, lengths, outputs = call.outputs.vec()] {
+    const auto parts = received.split_with_sizes(lengths);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      outputs[i].detach().copy_(parts[i].view(outputs[i].sizes()));
+  });
 }
 
 WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
@@ -195,8 +224,10 @@ WorkPtr ToC10d::submit(const Call& call, c10d::ReduceOp op) const {
     }
     case CallKind::recv: {
       auto tensors = one(out[0]);
-      return call.peer == kAnyRank ? backend.recvAnysource(tensors, call.tag)
-                                   : backend.recv(tensors, call.peer, call.tag);
+      if (call.peer != kAnyRank) return backend.recv(tensors, call.peer, call.tag);
+      // Gloo needs a place for one byte there.
+      if (out[0].numel() == 0 && is_gloo()) tensors = {at::empty({1}, out[0].options())};
+      return backend.recvAnysource(tensors, call.tag);
     }
     case CallKind::barrier:
       return backend.barrier(barrier_options(timeout));

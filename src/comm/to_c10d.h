@@ -13,7 +13,8 @@ static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
 
 // Makes a CallBackend of any c10d::Backend: one virtual call for each Call. See Note [One call path].
 //
-// If the backend lacks AVG, the adapter requests a sum and divides it in wait(). For MIN and MAX of
+// If the backend lacks AVG, the adapter requests a sum and divides it in wait(). Gloo exchanges lists of
+// equal tensors only, so the adapter joins those of an all_to_all into one tensor. For MIN and MAX of
 // floating-point numbers over Gloo see Note [Minimum and maximum over Gloo].
 class ToC10d : public CallBackend {
  public:
@@ -23,11 +24,13 @@ class ToC10d : public CallBackend {
 
  private:
   c10::intrusive_ptr<c10d::Work> submit(const Call& call, c10d::ReduceOp op) const;
+  OperationPtr exchange_rows(const Call& call) const;
+  bool is_gloo() const { return backend_->getBackendName() == "gloo"; }
   OperationPtr start_ordered(const Call& call) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   BackendTraits traits_;
-  bool orders_floats_;  // sends them as integers where they are compared
+  bool adapts_gloo_;  // not with Python ranks, whose calls Gloo gets as they are
 };
 
 // The backend itself if it is a CallBackend, otherwise a ToC10d around it. Keeps the backend alive.

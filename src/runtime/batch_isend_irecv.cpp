@@ -3,6 +3,7 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "comm/memory_overlap.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -23,6 +24,25 @@ comm::Call call_of(const P2POp& message, std::source_location where) {
           .where = where};
 }
 
+// The messages move at one time, in any order.
+void check_memory(const std::vector<P2POp>& messages) {
+  std::vector<at::Tensor> sent, received;
+  std::vector<std::size_t> sends, receives;  // their places in the list
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const bool is_send = messages[i].op == P2POp::isend;
+    (is_send ? sent : received).push_back(messages[i].tensor);
+    (is_send ? sends : receives).push_back(i);
+  }
+  const auto overlap = comm::find_overlap(received, sent, [](std::size_t, std::size_t) { return false; });
+  if (!overlap) return;
+  throw_error<ArgumentError>(
+      "batch_isend_irecv: the tensors of messages {} and {} share memory, and message {} receives; each "
+      "receive "
+      "needs memory of its own",
+      receives[overlap->output], (overlap->is_input ? sends : receives)[overlap->other],
+      receives[overlap->output]);
+}
+
 // The other ranks wait for all messages, so none starts before all are right.
 void check(const std::vector<P2POp>& messages, const ProcessGroup& group, std::source_location where) {
   const auto& state = comm::state_of(group);
@@ -41,6 +61,7 @@ void check(const std::vector<P2POp>& messages, const ProcessGroup& group, std::s
           message.tensor.device().str(), group.backend_name());
     }
   }
+  check_memory(messages);
 }
 
 }  // namespace

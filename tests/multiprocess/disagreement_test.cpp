@@ -7,7 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/rendezvous/init.h>
 
-#include "support/ranks.h"
+#include "multiprocess/backends.h"
 
 namespace lockstep {
 namespace {
@@ -106,23 +106,105 @@ const testing::Scenario message_size("desync: message", [] {
 });
 TEST(Disagreement, Messages) { testing::expect_all_passed(testing::run_ranks(message_size)); }
 
-const testing::Scenario over_gloo("desync: gloo", [] {
-  const auto context = init({.backend = "gloo", .timeout = 20s, .check_calls = true});
-  context.barrier();
+// What ranks may do differently, as the error calls it. Each is found over every backend.
+struct Difference {
+  std::string what;
+  std::function<void(const ProcessGroup&)> usual;
+  std::function<void(const ProcessGroup&)> other;
+};
+
+at::Tensor column_major() { return torch::ones({4, 3}).t(); }
+
+std::vector<at::Tensor> each_of(const ProcessGroup& group, std::int64_t count) {
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < group.size(); ++i) tensors.push_back(torch::ones({count}));
+  return tensors;
+}
+
+std::vector<Difference> differences() {
+  const auto sum = [](const ProcessGroup& group) { group.all_reduce(torch::ones({3, 4})); };
+  return {
+      {"kind of call", sum,
+       [](const ProcessGroup& group) {
+         group.broadcast(torch::ones({3, 4}), 1);
+       }},
+      {"dtype", sum,
+       [](const ProcessGroup& group) {
+         group.all_reduce(torch::ones({3, 4}, at::kInt));
+       }},
+      {"operation", sum,
+       [](const ProcessGroup& group) {
+         group.all_reduce(torch::ones({3, 4}), ReduceOp::MAX);
+       }},
+      {"operation", sum,
+       [](const ProcessGroup& group) {
+         group.all_reduce(torch::ones({3, 4}), ReduceOp::AVG);
+       }},
+      {"root", [](const ProcessGroup& group) { group.reduce(torch::ones({3}), 0); },
+       [](const ProcessGroup& group) { group.reduce(torch::ones({3}), 1); }},
+      {"shape", sum,
+       [](const ProcessGroup& group) {
+         group.all_reduce(torch::ones({4, 3}));
+       }},
+      {"memory layout", sum, [](const ProcessGroup& group) { group.all_reduce(column_major()); }},
+      {"memory layout",
+       [](const ProcessGroup& group) {
+         group.broadcast(torch::ones({3, 4}), 0);
+       },
+       [](const ProcessGroup& group) { group.broadcast(column_major(), 0); }},
+      {"sizes", [](const ProcessGroup& group) { group.all_gather(each_of(group, 3), torch::ones({3})); },
+       [](const ProcessGroup& group) { group.all_gather(each_of(group, 2), torch::ones({2})); }},
+      {"sizes", [](const ProcessGroup& group) { group.gather(torch::ones({3}), each_of(group, 3), 0); },
+       [](const ProcessGroup& group) { group.gather(torch::ones({2}), {}, 0); }},
+      {"sizes",
+       [](const ProcessGroup& group) {
+         group.all_to_all_single(torch::ones({4}), torch::ones({4}), {1, 3}, {1, 3});
+       },
+       [](const ProcessGroup& group) {
+         group.all_to_all_single(torch::ones({4}), torch::ones({4}), {2, 2}, {2, 2});
+       }},
+  };
+}
+
+const testing::Scenario every_difference("desync: every difference", [] {
+  const auto backend = testing::backend_under_test();
+  // shm always compares calls.
+  const auto context = init({.backend = backend, .timeout = 20s, .check_calls = true});
+  for (const auto& [what, usual, other] : differences()) {
+    const auto group = context.new_group({0, 1});
+    const auto text = backend == "shm" ? std::string() : "They differ in " + what;
+    EXPECT_THAT(
+        [&] { (context.rank() == 0 ? usual : other)(*group); },
+        ThrowsMessage<DesyncError>(AllOf(HasSubstr("the ranks make different calls"), HasSubstr(text))))
+        << what;
+  }
   auto x = torch::ones({12});
   context.group().all_reduce(x);
   EXPECT_EQ(x[0].item<float>(), 2);
-  const auto call = [&] {
-    if (context.rank() == 0) context.group().all_reduce(x);
-    if (context.rank() == 1) context.group().broadcast(x, 1);
-  };
-  EXPECT_THAT(call, ThrowsMessage<DesyncError>(
-                        AllOf(HasSubstr("rank 0: all_reduce #3 of Float[12] at disagreement_test.cpp:"),
-                              HasSubstr("rank 1: broadcast #3 of Float[12] at disagreement_test.cpp:"),
-                              HasSubstr("root 1"))));
-  EXPECT_EQ(x[0].item<float>(), 2);
 });
-TEST(Disagreement, IsFoundOverGlooOnRequest) { testing::expect_all_passed(testing::run_ranks(over_gloo)); }
+
+class DisagreementOverEveryBackend : public testing::EveryBackend {};
+TEST_P(DisagreementOverEveryBackend, IsNamed) { run(every_difference); }
+INSTANTIATE_TEST_SUITE_P(Ranks, DisagreementOverEveryBackend, testing::backends_and_ranks({2}),
+                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Hosts, DisagreementOverEveryBackend, testing::two_hosts(1, 1),
+                         testing::name_of_case);
+
+// The ranks of a host compare the whole calls, not only the parts that they make of them.
+const testing::Scenario on_one_host("desync: on one host", [] {
+  const auto context = init({.backend = "hierarchical", .timeout = 20s});
+  context.barrier();
+  EXPECT_THAT(
+      [&] {
+        context.group().all_reduce(context.rank() == 0 ? column_major() : torch::ones({3, 4}));
+      },
+      ThrowsMessage<Error>(
+          HasSubstr(context.rank() < 2 ? "the ranks make different calls" : "another rank is gone")));
+});
+TEST(Disagreement, IsFoundOnEachHost) {
+  testing::expect_all_passed(testing::run_ranks(
+      on_one_host, {.world_size = 3, .rank_env = testing::hosts_of("hierarchical_2_1", 3)}));
+}
 
 const testing::Scenario starts_anew("desync: new group", [] {
   auto context = std::make_optional(init({.backend = "shm", .timeout = 20s}));

@@ -51,7 +51,13 @@ struct ProcessGroupInfo {
 /// - `src` and `dst` are ranks within this group, 0 .. size()-1 (PyTorch: `group_src`, `group_dst`).
 /// - Tensors are dense and contiguous, and the backend supports their device and dtype. In-place calls on one
 ///   tensor (all_reduce, broadcast, reduce, send, recv) also accept any non-overlapping dense layout, e.g.
-///   channels_last, which must be the same on all ranks. Tensors may be empty.
+///   channels_last, which must be the same on all ranks. Tensors may be empty. All tensors of a call are on
+///   one device.
+/// - Each output has memory of its own: it shares none with another output, or with an input except in the
+///   in-place form that a call describes. Inputs may share memory with each other. The check compares the
+///   bytes of the elements, whatever the storage.
+/// - From an `_async` call until its Work has ended, its outputs must be neither read, changed nor passed to
+///   another call, and its inputs must not be changed. This is not checked.
 /// - Wrong arguments throw ArgumentError before anything is sent. Blocking calls throw TimeoutError,
 ///   PeerLost or Error as Work::wait() does. The `_async` form returns a Work to wait() for.
 class ProcessGroup {
@@ -96,43 +102,45 @@ class ProcessGroup {
                     Where where = Where::current()) const;
 
   /// `output[i]` becomes rank i's `input`; size() outputs of input's shape and dtype. With shm, shapes may
-  /// differ between ranks. PyTorch: `all_gather`.
+  /// differ between ranks. In place: `input` is output[rank()]. PyTorch: `all_gather`.
   void all_gather(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
   Work all_gather_async(const Tensors& output, const Tensor& input, Where where = Where::current()) const;
 
-  /// `output` holds size() * input.numel() elements: the inputs in rank order.
-  /// PyTorch: `all_gather_into_tensor`.
+  /// `output` holds size() * input.numel() elements: the inputs in rank order. In place:
+  /// `input` is part rank() of `output`. PyTorch: `all_gather_into_tensor`.
   void all_gather_into_tensor(const Tensor& output, const Tensor& input,
                               Where where = Where::current()) const;
   Work all_gather_into_tensor_async(const Tensor& output, const Tensor& input,
                                     Where where = Where::current()) const;
 
-  /// On rank `dst`, output[i] becomes rank i's `input`. On other ranks `output` is empty. PyTorch: `gather`.
+  /// On rank `dst`, output[i] becomes rank i's `input`. On other ranks `output` is empty. In place: `input`
+  /// is output[rank()]. PyTorch: `gather`.
   void gather(const Tensor& input, const Tensors& output, int dst, Where where = Where::current()) const;
   Work gather_async(const Tensor& input, const Tensors& output, int dst,
                     Where where = Where::current()) const;
 
-  /// `output` becomes input[rank()] of rank `src`. On other ranks `input` is empty. PyTorch: `scatter`.
+  /// `output` becomes input[rank()] of rank `src`. On other ranks `input` is empty. In place: `output` is
+  /// input[rank()]. PyTorch: `scatter`.
   void scatter(const Tensor& output, const Tensors& input, int src, Where where = Where::current()) const;
   Work scatter_async(const Tensor& output, const Tensors& input, int src,
                      Where where = Where::current()) const;
 
   /// `output` becomes the reduction of all ranks' input[rank()]; size() inputs of output's shape and dtype.
-  /// PyTorch: `reduce_scatter`.
+  /// In place: `output` is input[rank()]. PyTorch: `reduce_scatter`.
   void reduce_scatter(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
                       Where where = Where::current()) const;
   Work reduce_scatter_async(const Tensor& output, const Tensors& input, ReduceOp op = ReduceOp::SUM,
                             Where where = Where::current()) const;
 
-  /// Like reduce_scatter(), with one `input` of size() * output.numel() elements. PyTorch:
-  /// `reduce_scatter_tensor`.
+  /// Like reduce_scatter(), with one `input` of size() * output.numel() elements. In place: `output` is
+  /// part rank() of `input`. PyTorch: `reduce_scatter_tensor`.
   void reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
                              Where where = Where::current()) const;
   Work reduce_scatter_tensor_async(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::SUM,
                                    Where where = Where::current()) const;
 
   /// output[i] becomes input[rank()] of rank i and must have its shape. Shapes may differ between pairs of
-  /// ranks. PyTorch: `all_to_all`.
+  /// ranks. In place: output[rank()] is input[rank()], and no other. PyTorch: `all_to_all`.
   void all_to_all(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
   Work all_to_all_async(const Tensors& output, const Tensors& input, Where where = Where::current()) const;
 

@@ -69,7 +69,7 @@ FakeBackend::WorkPtr FakeBackend::allgather(std::vector<Tensors>& outputs, Tenso
 
 FakeBackend::WorkPtr FakeBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::AllgatherOptions&) {
-  output.view({getSize(), -1}).copy_(input.view({1, -1}));
+  output.view({getSize(), -1}).copy_(input.clone().view({1, -1}));  // the input may be a part of the output
   return record(c10d::OpType::_ALLGATHER_BASE, input);
 }
 

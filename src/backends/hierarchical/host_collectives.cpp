@@ -10,6 +10,7 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -326,7 +327,9 @@ HostCollectives::Exchange HostCollectives::exchange(const Tensor& output, Tensor
 std::vector<Tensor> HostCollectives::sums_of_host(const Tensors& parts, ReduceOp op,
                                                   const Origin& origin) const {
   const auto count = parts[0].numel();
-  const auto spare = at::empty({count}, parts[0].options());  // where a lane has no rank on a host
+  // Where a lane has no rank on a host.
+  const auto spare = at::empty({count}, parts[0].options());
+  const auto unused = at::empty_like(spare);
   Tensors sums;
   for (int first = 0; first < layout_.lanes(); first += layout_.local_size()) {
     const int own = first + layout_.local_rank();
@@ -339,7 +342,7 @@ std::vector<Tensor> HostCollectives::sums_of_host(const Tensors& parts, ReduceOp
         const int rank = layout_.member(host, number);
         inputs.push_back(rank < 0 ? spare : parts[static_cast<std::size_t>(rank)]);
       }
-      const auto sum = layout_.member(host, own) < 0 ? spare : rows[next++];
+      const auto sum = layout_.member(host, own) < 0 ? unused : rows[next++];
       origin.run(host_, {.kind = CallKind::reduce_scatter, .inputs = inputs, .outputs = sum, .op = op});
     }
     sums.push_back(rows);

@@ -14,6 +14,7 @@
 
 #include "backends/hierarchical/peer_host.h"
 #include "base/deadline.h"
+#include "comm/fingerprint.h"
 #include "comm/issue.h"
 
 namespace lockstep::backends {
@@ -25,6 +26,7 @@ class Origin {
 
   Origin(const comm::Call& call, const Peers& peers)
       : where_(call.where),
+        whole_(comm::fingerprint(call)),
         deadline_(call.timeout),
         reserve_(std::min(kReserve, call.timeout / 10)),
         peers_(peers) {}
@@ -74,11 +76,13 @@ class Origin {
   }
   comm::Call&& completed(comm::Call&& part, std::chrono::milliseconds reserve) const {
     part.where = where_;
+    part.whole = whole_;
     part.timeout = remaining(reserve);
     return std::move(part);
   }
 
   std::source_location where_;
+  std::uint64_t whole_;
   Deadline deadline_;
   std::chrono::milliseconds reserve_;
   const Peers& peers_;

@@ -49,16 +49,23 @@ class StagedOperation final : public comm::Operation {
 
   void wait(std::chrono::milliseconds timeout) override {
     operation_->wait(timeout);
-    copy_back(std::exchange(outputs_, {}), std::exchange(host_, {}));
+    finish();
   }
   void end_wait(std::chrono::milliseconds timeout) override {
     operation_->end_wait(timeout);
-    copy_back(std::exchange(outputs_, {}), std::exchange(host_, {}));
+    finish();
   }
   bool is_completed() override { return operation_->is_completed(); }
   int source_rank() const override { return operation_->source_rank(); }
 
  private:
+  // Keeps what it has not copied: the next wait must not succeed.
+  void finish() {
+    copy_back(outputs_, host_);
+    outputs_.clear();
+    host_.clear();
+  }
+
   OperationPtr operation_;
   Tensors outputs_;
   Tensors host_;

@@ -114,6 +114,77 @@ TEST_F(ArgumentChecks, Operations) {
                  "BXOR needs integers");
 }
 
+TEST_F(ArgumentChecks, OutputsThatShareMemory) {
+  const std::string complaint = "output[0] and output[1] share memory; each output needs memory of its own";
+  const Tensors copies(3, torch::zeros({4}));
+  expect_refused([&] { group.all_gather(copies, x); }, complaint);
+  expect_refused([&] { group.all_gather_async(copies, x); }, complaint);
+  expect_refused([&] { group.gather(x, copies, 1); }, complaint);
+  expect_refused([&] { group.all_to_all(copies, {x, x, x}); }, complaint);
+  const auto nine = torch::zeros({9});
+  const auto part = [&](std::int64_t begin) { return nine.slice(0, begin, begin + 4); };
+  expect_refused([&] { group.all_gather({part(0), part(3), x.clone()}, x); }, complaint);
+  expect_refused(
+      [&] {
+        group.all_gather({part(3), x.clone(), part(0)}, x);
+      },
+      "output[0] and output[2] share");
+  // One memory in two storages.
+  const auto alias = torch::from_blob(nine.data_ptr<float>() + 3, {4});
+  expect_refused([&] { group.all_gather({part(0), alias, x.clone()}, x); }, complaint);
+  group.all_gather({part(5), x.clone(), part(1)}, x);
+}
+
+TEST_F(ArgumentChecks, OutputsThatShareMemoryWithInputs) {
+  const auto whole = torch::zeros({12});
+  const auto part = [&](std::int64_t i) { return whole.slice(0, 4 * i, 4 * i + 4); };
+  const Tensors parts{part(0), part(1), part(2)};
+  expect_refused([&] { group.all_gather(parts, part(0)); },
+                 "output[0] and input share memory; input may only be output[1] itself. Pass input.clone()");
+  expect_refused([&] { group.all_gather(parts, whole.slice(0, 5, 9)); }, "output[1] and input share memory");
+  expect_refused([&] { group.all_gather_into_tensor(whole, part(2)); },
+                 "output and input share memory; input may only be part [1] of output, elements 4 to 7");
+  expect_refused([&] { group.gather(part(2), parts, 1); }, "output[2] and input share memory");
+  expect_refused([&] { group.scatter(part(2), parts, 1); },
+                 "output and input[2] share memory; output may only be input[1] itself");
+  expect_refused([&] { group.reduce_scatter(part(0), parts); }, "output and input[0] share memory");
+  expect_refused([&] { group.reduce_scatter_tensor(part(0), whole); },
+                 "output may only be part [1] of input, elements 4 to 7");
+  expect_refused([&] { group.all_to_all(parts, parts); },
+                 "output[0] and input[0] share memory; only output[1] may be input[1] itself");
+  expect_refused([&] { group.all_to_all_single(whole, whole); }, "this call does not work in place");
+}
+
+// Rank 1's part of one argument is the other one.
+TEST_F(ArgumentChecks, InPlaceFormsPass) {
+  const auto whole = torch::zeros({12});
+  const auto part = [&](std::int64_t i) { return whole.slice(0, 4 * i, 4 * i + 4); };
+  const Tensors parts{part(0), part(1), part(2)};
+  const Tensors inputs(3, x);  // that share memory with each other
+  group.all_gather(parts, part(1));
+  group.all_gather_into_tensor(whole, part(1));
+  group.gather(part(1), parts, 1);
+  group.scatter(part(1), parts, 1);
+  group.reduce_scatter(part(1), parts);
+  group.reduce_scatter_tensor(part(1), whole);
+  group.all_to_all(parts, {x, part(1), x});
+  group.reduce_scatter(torch::zeros({4}), inputs);
+  // Nothing is shared where there are no elements, and the stride of one row has no meaning.
+  const auto none = torch::empty({0});
+  group.all_gather({none, none, none}, none);
+  group.all_to_all_single(whole.slice(0, 3, 3), whole.slice(0, 3, 3));
+  group.all_reduce(torch::ones({1}).expand({1, 1}).as_strided({1, 1}, {0, 7}));
+  EXPECT_EQ(backend->calls().size(), 11U);
+}
+
+TEST_F(ArgumentChecks, TensorsWithoutMemory) {
+  const auto freed = torch::ones({4});
+  freed.storage().unsafeGetStorageImpl()->set_nbytes(8);
+  expect_refused([&] { group.all_reduce(freed); },
+                 "tensor needs 16 bytes of its storage, which was resized to 8");
+  expect_refused([&] { group.all_gather_into_tensor(torch::ones({12}), freed); }, "input needs 16 bytes");
+}
+
 TEST_F(ArgumentChecks, ObjectsOfScatter) {
   expect_refused([&] { (void)group.scatter_object({"a", "b"}, 1); }, "objects has 2 entries");
   expect_refused(

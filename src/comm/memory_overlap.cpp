@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/memory_overlap.h"
+
+#include <algorithm>
+
+#include <c10/util/SmallVector.h>
+#include <fmt/format.h>
+
+namespace lockstep::comm {
+namespace {
+
+struct Written {
+  Extent memory;
+  std::size_t index;
+};
+
+using Sorted = c10::SmallVector<Written, 8>;  // by address
+
+Sorted sorted_by_address(at::TensorList outputs) {
+  Sorted sorted;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto memory = extent_of(outputs[i]);
+    if (memory.begin < memory.end) sorted.push_back({memory, i});
+  }
+  std::ranges::sort(sorted, {}, [](const Written& each) { return each.memory.begin; });
+  return sorted;
+}
+
+// Neighbours overlap if any two outputs do.
+std::optional<Overlap> among(const Sorted& outputs) {
+  const auto shared = std::ranges::adjacent_find(
+      outputs, [](const Written& a, const Written& b) { return a.memory.overlaps(b.memory); });
+  if (shared == outputs.end()) return std::nullopt;
+  const auto [first, second] = std::minmax(shared->index, std::next(shared)->index);
+  return Overlap{.output = first, .other = second};
+}
+
+// Part [rank] of `whole`, in equal parts of `bytes`.
+Extent part_of(const Extent& whole, std::size_t bytes, int rank) {
+  const auto begin = whole.begin + static_cast<std::size_t>(rank) * bytes;
+  return {begin, begin + bytes};
+}
+
+// Whether the output's part from this rank is the input's part for this rank, and all that they share.
+bool is_in_place(const Call& call, int rank, std::size_t output, std::size_t input) {
+  const auto own = static_cast<std::size_t>(rank);
+  const auto to = extent_of(call.outputs[output]);
+  const auto from = extent_of(call.inputs[input]);
+  switch (call.kind) {
+    case CallKind::all_gather:
+    case CallKind::gather:
+      return output == own && to == from;
+    case CallKind::scatter:
+    case CallKind::reduce_scatter:
+      return input == own && to == from;
+    case CallKind::all_to_all:
+      return output == own && input == own && to == from;
+    case CallKind::all_gather_into_tensor:
+      return from == part_of(to, call.inputs[0].nbytes(), rank);
+    case CallKind::reduce_scatter_tensor:
+      return to == part_of(from, call.outputs[0].nbytes(), rank);
+    default:
+      return false;
+  }
+}
+
+// The in-place form of the call.
+std::string in_place_form(const Call& call, int rank) {
+  const auto part = [rank](const char* name, const char* whole, std::int64_t numel) {
+    return fmt::format("{} may only be part [{}] of {}, elements {} to {}", name, rank, whole, rank * numel,
+                       (rank + 1) * numel - 1);
+  };
+  switch (call.kind) {
+    case CallKind::all_gather:
+    case CallKind::gather:
+      return fmt::format("input may only be output[{}] itself", rank);
+    case CallKind::scatter:
+    case CallKind::reduce_scatter:
+      return fmt::format("output may only be input[{}] itself", rank);
+    case CallKind::all_to_all:
+      return fmt::format("only output[{0}] may be input[{0}] itself", rank);
+    case CallKind::all_gather_into_tensor:
+      return part("input", "output", call.inputs[0].numel());
+    case CallKind::reduce_scatter_tensor:
+      return part("output", "input", call.outputs[0].numel());
+    default:
+      return "this call does not work in place";
+  }
+}
+
+// "output", or "output[2]".
+std::string name_of(const char* text, bool is_list, std::size_t index) {
+  return is_list ? fmt::format("{}[{}]", text, index) : text;
+}
+
+}  // namespace
+
+Extent extent_of(const at::Tensor& tensor) {
+  const auto bytes = tensor.has_storage() ? tensor.nbytes() : 0;
+  if (bytes == 0) return {};
+  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  return begin == 0 ? Extent{} : Extent{begin, begin + bytes};  // a meta tensor has no memory
+}
+
+std::optional<Overlap> find_overlap(
+    at::TensorList outputs, at::TensorList inputs,
+    c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed) {
+  const auto sorted = sorted_by_address(outputs);
+  if (auto overlap = among(sorted)) return overlap;
+  for (std::size_t input = 0; input < inputs.size() && !sorted.empty(); ++input) {
+    const auto read = extent_of(inputs[input]);
+    auto next =
+        std::ranges::upper_bound(sorted, read.begin, {}, [](const Written& each) { return each.memory.end; });
+    for (; next != sorted.end() && next->memory.overlaps(read); ++next) {
+      if (!is_allowed(next->index, input)) return Overlap{next->index, input, true};
+    }
+  }
+  return std::nullopt;
+}
+
+std::string overlap_complaint(const Call& call, int rank) {
+  const auto overlap = find_overlap(call.outputs, call.inputs, [&](std::size_t output, std::size_t input) {
+    return is_in_place(call, rank, output, input);
+  });
+  if (!overlap) return {};
+  const auto output = name_of("output", has_output_list(call.kind), overlap->output);
+  if (!overlap->is_input) {
+    return fmt::format(
+        "{} and output[{}] share memory; each output needs memory of its own. Make a tensor for each: a copy "
+        "of "
+        "an at::Tensor refers to the same memory",
+        output, overlap->other);
+  }
+  const auto input = name_of("input", has_input_list(call.kind), overlap->other);
+  return fmt::format("{} and {} share memory; {}. Pass {}.clone()", output, input, in_place_form(call, rank),
+                     input);
+}
+
+}  // namespace lockstep::comm
