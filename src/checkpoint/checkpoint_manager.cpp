@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/share.h"
+#include "runtime/run.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
@@ -67,7 +68,7 @@ class CheckpointManager::Implementation {
   Implementation(std::filesystem::path path, CheckpointManagerOptions options)
       : options_(std::move(options)),
         folder_(std::move(path)),
-        group_(checkpointing::group_or_default(options_.process_group)) {
+        group_(runtime::group_or_default(options_.process_group, "CheckpointManager")) {
     checkpointing::on_first(group_, [&] { folder_.make(options_.sync); });
     writer_ = options_.writing == CheckpointWriting::every_rank
                   ? checkpointing::write_on_every_rank(options_, folder_, group_)

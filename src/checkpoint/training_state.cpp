@@ -19,6 +19,7 @@
 #include "checkpoint/row_states.h"
 #include "checkpoint/share.h"
 #include "optim/group_entries.h"
+#include "runtime/run.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
@@ -188,7 +189,7 @@ data::LoaderPosition position_of(const Dict& dict) {
 }
 
 TrainingState::TrainingState(std::optional<ProcessGroup> process_group)
-    : group_(checkpointing::group_or_default(process_group)) {}
+    : group_(runtime::group_or_default(process_group, "TrainingState")) {}
 
 TrainingState& TrainingState::add_functions(std::string name, std::function<Value()> save,
                                             std::function<void(const Value&)> load) {

@@ -103,10 +103,6 @@ void remove_error_file(const fs::path& path) {
 }
 
 void write_error_file(const fs::path& path, const std::string& text) {
-  if (path.string().starts_with("/proc/")) {
-    std::ofstream(path, std::ios::binary) << text;
-    return;
-  }
   AtomicFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();

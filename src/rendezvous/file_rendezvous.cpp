@@ -29,8 +29,7 @@ constexpr auto kPause = 10ms;
 
 void write_whole(const std::string& path, const std::string& text) {
   try {
-    // A fixed suffix, so that killed runs do not accumulate files.
-    AtomicFile file(path, {.suffix = ".tmp", .sync = false});
+    AtomicFile file(path, {.sync = false});
     file.write(std::as_bytes(std::span(text)));
     file.commit();
   } catch (const std::system_error& error) {
@@ -63,8 +62,7 @@ std::vector<std::string> public_addresses() {
 }
 
 // Whether `ending` is one of a file that this class writes.
-bool is_rendezvous_file(std::string ending) {
-  if (ending.ends_with(".tmp")) ending.resize(ending.size() - 4);
+bool is_rendezvous_file(const std::string& ending) {
   if (ending == ".run") return true;
   const auto digits = ending.find_first_not_of("0123456789", 5);
   return ending.starts_with(".rank") && ending.size() > 5 && digits == std::string::npos;
