@@ -22,8 +22,8 @@ class UnfinishedFile {
 
   // Open for writing. give_name() may replace it.
   int fd() const { return fd_.get(); }
-  // Gives the file a unique name in its folder, if it has none. Call it before the last fsync(2): not every
-  // file system brings a file without a name to the disk.
+  // Gives the file a unique name in its folder, if it has none. Call it before the last fsync(2): some
+  // file systems do not write a file without a name to the disk.
   void give_name();
   // Gives the file its final name, which replaces a file that had the name. REQUIRES give_name().
   void rename_to(const std::filesystem::path& file);

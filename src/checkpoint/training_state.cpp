@@ -235,12 +235,14 @@ TrainingState& TrainingState::add_gradients(const std::string& name, const torch
 }
 
 Dict TrainingState::state_dict() const {
+  runtime::require_made_in_run(group_, "TrainingState");
   Dict dict;
   for (const auto& entry : entries_) dict.set(entry.name, entry.save());
   return dict;
 }
 
 void TrainingState::load_state_dict(const Dict& state_dict) const {
+  runtime::require_made_in_run(group_, "TrainingState");
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);
     if (value == nullptr) throw_error("the checkpoint has no '{}'", entry.name);

@@ -39,7 +39,8 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
   const auto of_sum = value.scalar_type() == at::kBool ? at::kLong : value.scalar_type();
   auto result = value.detach().to(is_mean && is_exact ? at::kDouble : of_sum,
                                   /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
-  if (const auto group = runtime::group_or_default(process_group, "reduce_value()")) group->all_reduce(result, op);
+  if (const auto group = runtime::group_or_default(process_group, "reduce_value()"))
+    group->all_reduce(result, op);
   return result;
 }
 

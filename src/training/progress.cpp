@@ -6,6 +6,7 @@
 #include <lockstep/metrics/metrics.h>
 #include <lockstep/training/progress.h>
 
+#include "base/launched_rank.h"
 #include "base/throw_error.h"
 #include "training/meter.h"
 #include "training/terminal.h"

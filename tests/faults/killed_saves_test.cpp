@@ -1,23 +1,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Processes that are killed in the middle of saving: what is on disk is the old checkpoint or the new one.
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <iostream>
 #include <random>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
 
 #include "base/unique_fd.h"
+#include "support/file_system_faults.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int kKills = 500;
 constexpr std::int64_t kNumbers = 60'000;
@@ -70,6 +80,23 @@ std::int64_t last_told(const Child& child, std::int64_t before) {
   return step;
 }
 
+// Stops the child first, to see whether it has a file open in `folder`. Returns that, after the kill.
+bool kill_and_see(pid_t pid, const fs::path& folder) {
+  ::kill(pid, SIGSTOP);
+  int status = 0;
+  ::waitpid(pid, &status, WUNTRACED);
+  EXPECT_TRUE(WIFSTOPPED(status)) << "it ended by itself";
+  bool writes = false;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(fmt::format("/proc/{}/fd", pid), code)) {
+    const auto target = fs::read_symlink(entry.path(), code).string();
+    writes = writes || target.starts_with(folder.string() + "/");
+  }
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  return writes;
+}
+
 TEST(KilledSaves, LeaveTheOldOrTheNewCheckpoint) {
   torch::set_num_threads(1);  // a fork has one thread
   const TempFolder temp;
@@ -79,12 +106,8 @@ TEST(KilledSaves, LeaveTheOldOrTheNewCheckpoint) {
   for (int kill = 0; kill < kKills; ++kill) {
     const auto child = start(temp.path(), written + 1, kill % 2 == 1);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 12'000));
-    ::kill(child.pid, SIGKILL);
-    ::waitpid(child.pid, nullptr, 0);
+    if (kill_and_see(child.pid, temp.path())) ++in_the_middle;
     const auto told = last_told(child, written);
-    for (const auto& entry : std::filesystem::directory_iterator(temp.path())) {
-      if (entry.path().extension() == ".part") ++in_the_middle;
-    }
     CheckpointManager manager(temp.path(), options(false));
     const auto latest = manager.load_latest();
     if (told > 0) {
@@ -97,6 +120,94 @@ TEST(KilledSaves, LeaveTheOldOrTheNewCheckpoint) {
     }
   }
   EXPECT_GT(in_the_middle, kKills / 20) << "hardly any kill hit a save";
+}
+
+int rounds() { return static_cast<int>(Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(40)); }
+
+Value save_of(int rank, std::int64_t number) {
+  return Dict{{"rank", rank}, {"number", number}, {"tensor", torch::full({2000 * (rank + 1)}, number)}};
+}
+
+// Three processes that save to one file until they are killed. A new one takes the place of each.
+class Savers {
+ public:
+  explicit Savers(fs::path file) : file_(std::move(file)) {
+    for (int rank = 0; rank < kRanks; ++rank) start(rank);
+  }
+  ~Savers() {
+    for (int rank = 0; rank < kRanks; ++rank) kill(rank);
+  }
+  Savers(const Savers&) = delete;
+  Savers& operator=(const Savers&) = delete;
+
+  // Returns whether the process was writing.
+  bool replace(int rank) {
+    const auto writes = kill(rank);
+    start(rank);
+    return writes;
+  }
+  std::int64_t saves() const { return *saves_; }
+
+  static constexpr int kRanks = 3;
+
+ private:
+  void start(int rank) {
+    const auto pid = ::fork();
+    if (pid == 0) save_until_killed(rank);
+    pids_[static_cast<std::size_t>(rank)] = pid;
+  }
+  [[noreturn]] void save_until_killed(int rank) const {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    try {
+      for (std::int64_t number = 0;; ++number) {
+        save(save_of(rank, number), file_, {.sync = number % 4 == 0});
+        ++*saves_;
+      }
+    } catch (const std::exception& error) {
+      std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+      ::_exit(1);
+    }
+  }
+  bool kill(int rank) { return kill_and_see(pids_[static_cast<std::size_t>(rank)], file_.parent_path()); }
+
+  fs::path file_;
+  std::array<pid_t, kRanks> pids_{};
+  std::atomic<std::int64_t>* saves_ = static_cast<std::atomic<std::int64_t>*>(
+      ::mmap(nullptr, sizeof(*saves_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+};
+
+void expect_whole_save(const fs::path& file) {
+  const auto found = load(file, {.verify = true});
+  const auto rank = static_cast<int>(found["rank"].as_int());
+  ASSERT_TRUE(equal(found, save_of(rank, found["number"].as_int())));
+}
+
+// Waits for the first save, and reads at any moment from then on.
+TEST(KilledSaves, OfSeveralRanksToOneFileLeaveItWhole) {
+  torch::set_num_threads(1);  // a fork has one thread
+  for (const bool unnamed : {true, false}) {
+    const ScopedFaults faults({.no_unnamed_files = !unnamed});
+    const TempFolder temp;
+    const auto file = temp.path() / "net.pt";
+    std::mt19937 random(13);
+    int in_the_middle = 0;
+    {
+      Savers savers(file);
+      while (!fs::exists(file)) std::this_thread::yield();
+      for (int kill = 0; kill < rounds(); ++kill) {
+        ASSERT_NO_FATAL_FAILURE(expect_whole_save(file)) << "kill " << kill;
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 6'000));
+        in_the_middle += savers.replace(static_cast<int>(random() % Savers::kRanks)) ? 1 : 0;
+        ASSERT_NO_FATAL_FAILURE(expect_whole_save(file)) << "kill " << kill;
+      }
+      EXPECT_GT(savers.saves(), rounds());
+    }
+    EXPECT_GT(in_the_middle, rounds() / 20) << "hardly any kill hit a save";
+    expect_whole_save(file);
+    save(save_of(0, 1), file);
+    expect_whole_save(file);
+    EXPECT_EQ(std::distance(fs::directory_iterator(temp.path()), fs::directory_iterator()), 1);
+  }
 }
 
 }  // namespace
