@@ -14,11 +14,14 @@
 Names and rules are those of the C++ classes; a run that one language began continues in the other.
 """
 
+import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import warnings
 import zipfile
@@ -87,6 +90,57 @@ def _sync_folder(path):
         os.close(handle)
 
 
+def _boot():
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return "00000000"
+
+
+def _lock(file):
+    """Whether the lock was taken, or there are no locks; False if somebody else holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def _unfinished_file(folder):
+    """A new file with a unique name, which nobody takes for a leftover; C++'s src/base/unfinished_file.cpp has a Note.
+
+    It is removed unless it has been renamed.
+    """
+    while True:
+        path = folder / f".lockstep-{_boot()}-{secrets.token_hex(8)}{_UNFINISHED}"
+        file = open(path, "xb")
+        if _lock(file) and path.exists():
+            break
+        file.close()
+        path.unlink(missing_ok=True)
+    try:
+        with file:
+            yield file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remove_dead(folder, new_file):
+    """Removes the unfinished files of dead writers of this boot, and of other ones a day later."""
+    now = os.fstat(new_file.fileno()).st_ctime
+    for path in folder.iterdir():
+        found = re.fullmatch(r"\.lockstep-([0-9a-f]{8})-[0-9a-f]{16}\.part", path.name)
+        if found is None or path.is_symlink() or not path.is_file():
+            continue
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if found[1] == _boot() or os.fstat(file.fileno()).st_mtime < now - 86400:
+                path.unlink()
+
+
 def _says_unreadable(error):
     # A damaged directory leads to a seek before the file, which is EINVAL.
     return isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno != errno.EINVAL
@@ -122,13 +176,13 @@ def _read(file, map_location):
     return torch.load(file, map_location=map_location, weights_only=True)
 
 
-def _write(contents, file):
+def _write(contents, file, name):
     torch.save(contents, file)
     file.flush()
     find_refused = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])  # since torch 2.6
     if refused := find_refused(file.name):
         raise CheckpointError(
-            f"{file.name}: torch.load() would refuse {', '.join(refused)} in it; save tensors, numbers, strings, lists and "
+            f"{name}: torch.load() would refuse {', '.join(refused)} in it; save tensors, numbers, strings, lists and "
             "dictionaries, or permit the type with torch.serialization.add_safe_globals()")
 
 
@@ -144,6 +198,11 @@ class CheckpointManager:
         for name, value in (("keep_last", keep_last), ("keep_best", keep_best), ("keep_every", keep_every)):
             if value < 0:
                 raise ValueError(f"CheckpointManager: {name} = {value} is negative; give 0 or more")
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.get("RANK"):
+            warnings.warn(
+                f"CheckpointManager: the environment says that this process is rank {os.environ['RANK']} of "
+                f"{os.environ['WORLD_SIZE']}, but torch.distributed is not initialized, so every rank saves alone; call "
+                "init_process_group() first")
         self.folder = Path(folder)
         self._keep = (keep_last, keep_best, keep_every)
         self._higher_is_better = higher_is_better
@@ -247,7 +306,7 @@ class CheckpointManager:
                 f"checkpoint of step {later[-1]}: start with load_latest(), or use a new folder; to continue from "
                 "an older checkpoint, remove the newer ones with remove_after()")
         name = self.folder / f"step-{step:08d}.pt"
-        self._replace(name, lambda file: _write(contents, file))
+        self._replace(name, lambda file: _write(contents, file, name))
         if (same := name.with_suffix("")).is_dir():
             shutil.rmtree(same)
         self._damaged.discard(step)
@@ -291,8 +350,7 @@ class CheckpointManager:
             if link not in wanted:
                 link.unlink(missing_ok=True)
                 continue
-            unfinished = Path(f"{link}{_UNFINISHED}")
-            unfinished.unlink(missing_ok=True)
+            unfinished = Path(f"{link}.{secrets.token_hex(8)}{_UNFINISHED}")
             unfinished.symlink_to(wanted[link])
             unfinished.rename(link)
 
@@ -302,14 +360,14 @@ class CheckpointManager:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def _replace(self, name, write):
-        """The old or the new file is there at any moment."""
-        unfinished = Path(f"{name}{_UNFINISHED}")
-        with open(unfinished, "wb") as file:
+        """The old or the new file is there at any moment, with any number of writers."""
+        with _unfinished_file(self.folder) as file:
+            _remove_dead(self.folder, file)
             write(file)
             file.flush()
             if self._sync:
                 os.fsync(file.fileno())
-        unfinished.rename(name)
+            os.rename(file.name, name)
         if self._sync:
             _sync_folder(self.folder)
 

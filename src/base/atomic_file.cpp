@@ -23,12 +23,14 @@ std::optional<mode_t> permissions_of(const std::filesystem::path& file) {
   return status.st_mode & permissions;
 }
 
-// Removes an older one first: a killed writer may have left a read-only file.
-UniqueFd make_file(const std::filesystem::path& file, mode_t permissions) {
-  if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail(file);
-  UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, permissions));
-  if (!fd) fail(file);
-  return fd;
+// Whether a new file must not take the place of `file`. /dev/stdout is a link to /proc.
+bool is_special(const std::filesystem::path& file) {
+  struct stat status {};
+  if (::stat(file.c_str(), &status) != 0) return false;
+  if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) return true;
+  std::error_code not_a_link;
+  const auto target = std::filesystem::read_symlink(file, not_a_link);
+  return file.string().starts_with("/proc/") || target.string().starts_with("/proc/");
 }
 
 // Keeps the permissions of the old file, if the file system has permissions.
@@ -41,32 +43,44 @@ void keep_mode(int fd, const std::filesystem::path& old_file) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path file, AtomicFileOptions options)
-    : file_(std::move(file)), options_(std::move(options)), part_(file_) {
-  part_ += options_.suffix;
+    : file_(std::move(file)), options_(options), others_(file_) {
+  if (is_special(file_)) {
+    special_.reset(::open(file_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC));
+    if (!special_) fail();
+    return;
+  }
   // Not readable by more users than the old file.
-  fd_ = make_file(part_, permissions_of(file_).value_or(0666));
+  unfinished_.emplace(file_.parent_path(), permissions_of(file_).value_or(0666));
+  remove_leftovers(file_.parent_path(), fd());
 }
 
-AtomicFile::~AtomicFile() {
-  if (!committed_) ::unlink(part_.c_str());
-}
+void AtomicFile::fail() const { lockstep::fail(file_); }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const auto count = ::write(fd_.get(), bytes.data(), bytes.size());
+    const auto count = ::write(fd(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(part_);
+    if (count < 0) fail();
     size_ += static_cast<std::uint64_t>(count);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
 }
 
+// NFS reports errors of earlier writes when a descriptor is closed. The lock stays with the other descriptor.
+void AtomicFile::flush() const {
+  if (options_.sync && ::fsync(fd()) != 0) fail();
+  const int copy = ::fcntl(fd(), F_DUPFD_CLOEXEC, 0);
+  if (copy < 0 || ::close(copy) != 0) fail();
+}
+
 void AtomicFile::commit() {
-  keep_mode(fd_.get(), file_);
-  if (options_.sync && ::fsync(fd_.get()) != 0) fail(part_);
-  if (::close(fd_.release()) != 0) fail(part_);
-  if (std::rename(part_.c_str(), file_.c_str()) != 0) fail(file_);
-  committed_ = true;
+  if (!unfinished_) return;
+  unfinished_->give_name();
+  keep_mode(fd(), file_);
+  flush();
+  if (options_.for_one_rank) others_.warn_if_any();
+  unfinished_->rename_to(file_);
+  others_.saved();
   if (!options_.sync) return;
   try {
     sync_folder(file_.parent_path());

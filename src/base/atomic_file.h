@@ -4,19 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
-#include <string>
 #include <system_error>
 
+#include "base/concurrent_saves.h"
+#include "base/unfinished_file.h"
 #include "base/unique_fd.h"
 
 namespace lockstep {
 
 struct AtomicFileOptions {
-  // What is appended to the final name while writing. A leftover of a killed writer is removed.
-  std::string suffix = ".part";
   // The data and the name have reached the disk when commit() returns.
   bool sync = true;
+  // One rank should write the file. commit() warns once per process if other ranks write it at the same time.
+  bool for_one_rank = false;
 };
 
 // The new file exists, but its folder could not be synced: after a power failure the old file may be back.
@@ -25,30 +27,36 @@ class NotOnDisk : public std::system_error {
   using std::system_error::system_error;
 };
 
-// A file that appears under its name whole or not at all, also when the process or the machine stops in the
-// middle: until commit() the old file stays as it is; the new one has its permissions. One writer at a time.
-// Every error is a std::system_error with errno's code.
+// A file that appears under its name whole or not at all, even if the process or the machine stops in the
+// middle: until commit() the old file stays as it is. Any number of processes and threads may write the same
+// file at the same time; the last commit() stays. What killed writers left in the folder is removed.
+//
+// The new file has the permissions of the old one, which may be read-only. A symbolic link is replaced, not
+// followed. A device, a pipe or a file of /proc, such as /dev/stdout, is written in place. Every error is a
+// std::system_error with errno's code. Not thread-safe.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path file, AtomicFileOptions options = {});
-  // Without commit() the unfinished file is removed.
-  ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
   // Bytes written so far.
   std::uint64_t size() const { return size_; }
-  // Throws NotOnDisk when only syncing the folder failed.
+  // Without it the destructor drops what was written. Throws NotOnDisk when only syncing the folder failed.
   void commit();
 
  private:
+  [[noreturn]] void fail() const;
+  int fd() const { return unfinished_ ? unfinished_->fd() : special_.get(); }
+  void flush() const;
+
   std::filesystem::path file_;
   AtomicFileOptions options_;
-  std::filesystem::path part_;
-  UniqueFd fd_;
+  ConcurrentSaves others_;
+  std::optional<UnfinishedFile> unfinished_;
+  UniqueFd special_;  // of a file that is written in place
   std::uint64_t size_ = 0;
-  bool committed_ = false;
 };
 
 // Creates a folder and its parents; with `sync` their names are on the disk. Throws

@@ -15,6 +15,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
+#include "base/text.h"
 #include "serialize/byte_source.h"
 #include "serialize/errors.h"
 
@@ -213,12 +214,13 @@ void CheckpointFolder::link(const std::string& name, const std::optional<fs::pat
   }
   if (!file) return;
   const auto link = with_ending(path_ / name, ending.string());
-  const auto unfinished = with_ending(link, kUnfinished);
-  fs::remove(unfinished, code);
+  // Unique, because other managers may write to the folder at the same time.
+  const auto unfinished = with_ending(link, fmt::format(".{}{}", random_hex(2), kUnfinished));
   fs::create_symlink(file->filename(), unfinished, code);
   if (!code) fs::rename(unfinished, link, code);
   if (code)
     log(LogLevel::warning, fmt::format("{}: the link cannot be made: {}", link.string(), code.message()));
+  if (code) fs::remove(unfinished, code);
 }
 
 void CheckpointFolder::remove(const CheckpointInfo& info) const {

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/distributed_metadata.h"
 #include "checkpoint/share.h"
+#include "runtime/run.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
@@ -67,14 +68,17 @@ class CheckpointManager::Implementation {
   Implementation(std::filesystem::path path, CheckpointManagerOptions options)
       : options_(std::move(options)),
         folder_(std::move(path)),
-        group_(checkpointing::group_or_default(options_.process_group)) {
+        group_(runtime::group_or_default(options_.process_group, "CheckpointManager")) {
     checkpointing::on_first(group_, [&] { folder_.make(options_.sync); });
     writer_ = options_.writing == CheckpointWriting::every_rank
                   ? checkpointing::write_on_every_rank(options_, folder_, group_)
                   : checkpointing::write_on_first_rank(options_, folder_, group_);
   }
 
+  void check_group() const { runtime::require_made_in_run(group_, "CheckpointManager"); }
+
   std::optional<Checkpoint> load_first_whole(bool by_metric, const LoadOptions& options) {
+    check_group();
     std::vector<CheckpointInfo> chosen;
     std::optional<Value> contents;
     writer_->drain();
@@ -96,6 +100,7 @@ class CheckpointManager::Implementation {
   }
 
   Checkpoint load(std::int64_t step, const LoadOptions& options) {
+    check_group();
     std::vector<CheckpointInfo> chosen;
     std::optional<Value> contents;
     writer_->drain();
@@ -108,6 +113,7 @@ class CheckpointManager::Implementation {
   }
 
   std::optional<CheckpointInfo> load_first_whole(bool by_metric, Dict& contents) {
+    check_group();
     std::vector<CheckpointInfo> candidates;
     writer_->drain();
     checkpointing::on_first(group_, [&] { candidates = candidates_for(by_metric); });
@@ -128,6 +134,7 @@ class CheckpointManager::Implementation {
   }
 
   CheckpointInfo load(std::int64_t step, Dict& contents) {
+    check_group();
     std::vector<CheckpointInfo> chosen;
     writer_->drain();
     checkpointing::on_first(group_, [&] { chosen.push_back(info_of(step)); });
@@ -270,11 +277,13 @@ CheckpointManager::~CheckpointManager() = default;
 
 void CheckpointManager::save(std::int64_t step, const Value& contents, std::optional<double> metric) {
   if (step < 0) throw_error<ArgumentError>("CheckpointManager: step {} is below 0", step);
+  implementation_->check_group();
   implementation_->writer_->save(step, contents, metric);
 }
 
 void CheckpointManager::remove_after(std::int64_t step) {
   auto& own = *implementation_;
+  own.check_group();
   own.writer_->drain();
   checkpointing::on_first(own.group_,
                           [&] { checkpointing::remove_after(own.options_, own.folder_, own.info_of(step)); });

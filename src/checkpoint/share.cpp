@@ -8,8 +8,8 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/checkpoint/checkpoint_manager.h>
-#include <lockstep/runtime/default_group.h>
 
+#include "runtime/run.h"
 #include "serialize/errors.h"
 #include "serialize/storage.h"
 #include "serialize/torch_format.h"
@@ -67,10 +67,6 @@ void check_all_read_the_same(const ProcessGroup& group, const Dict& weights,
 }
 
 }  // namespace
-
-Group group_or_default(const Group& group) {
-  return group || !is_initialized() ? group : Group(default_group());
-}
 
 std::size_t rank_of(const Group& group) { return group ? static_cast<std::size_t>(group->rank()) : 0; }
 
@@ -142,7 +138,7 @@ Value share_value(const Group& group, const Value& value, at::Device device) {
 
 Value load_on_all(const std::filesystem::path& file, const LoadOptions& options, CheckpointReading reading,
                   const std::optional<ProcessGroup>& process_group) {
-  const auto group = checkpointing::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "load_on_all()");
   const auto on_readers =
       reading == CheckpointReading::every_rank ? checkpointing::on_every : checkpointing::on_first;
   Value value;
@@ -153,7 +149,7 @@ Value load_on_all(const std::filesystem::path& file, const LoadOptions& options,
 
 void share_starting_weights(torch::nn::Module& module, const std::filesystem::path& file,
                             CheckpointReading reading, const std::optional<ProcessGroup>& process_group) {
-  const auto group = checkpointing::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "share_starting_weights()");
   checkpointing::on_first(group, [&] { save(state_dict(module), file); });
   const auto weights = load_on_all(file, {}, reading, group);
   if (reading != CheckpointReading::broadcast && group)

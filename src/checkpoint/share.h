@@ -16,9 +16,6 @@ namespace lockstep::checkpointing {
 
 using Group = std::optional<ProcessGroup>;
 
-// `group` if set, otherwise the default group, if any.
-Group group_or_default(const Group& group);
-
 bool is_first(const Group& group);
 // 0 without a group.
 std::size_t rank_of(const Group& group);

@@ -19,6 +19,7 @@
 #include "checkpoint/row_states.h"
 #include "checkpoint/share.h"
 #include "optim/group_entries.h"
+#include "runtime/run.h"
 #include "serialize/errors.h"
 
 namespace lockstep {
@@ -188,7 +189,7 @@ data::LoaderPosition position_of(const Dict& dict) {
 }
 
 TrainingState::TrainingState(std::optional<ProcessGroup> process_group)
-    : group_(checkpointing::group_or_default(process_group)) {}
+    : group_(runtime::group_or_default(process_group, "TrainingState")) {}
 
 TrainingState& TrainingState::add_functions(std::string name, std::function<Value()> save,
                                             std::function<void(const Value&)> load) {
@@ -234,12 +235,14 @@ TrainingState& TrainingState::add_gradients(const std::string& name, const torch
 }
 
 Dict TrainingState::state_dict() const {
+  runtime::require_made_in_run(group_, "TrainingState");
   Dict dict;
   for (const auto& entry : entries_) dict.set(entry.name, entry.save());
   return dict;
 }
 
 void TrainingState::load_state_dict(const Dict& state_dict) const {
+  runtime::require_made_in_run(group_, "TrainingState");
   for (const auto& entry : entries_) {
     const auto* value = state_dict.find(entry.name);
     if (value == nullptr) throw_error("the checkpoint has no '{}'", entry.name);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <span>
 #include <system_error>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -9,7 +8,6 @@
 #include <lockstep/data/subset.h>
 
 #include "base/atomic_file.h"
-#include "base/host.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 
@@ -34,12 +32,12 @@ void write_class_indices(const std::filesystem::path& file, const std::vector<st
   }
   text += classes.empty() ? "}" : "\n}";
   try {
-    // Every rank, a process or a thread, may write the same file at the same time.
-    AtomicFile out(file, {.suffix = fmt::format(".{}-{}.part", host_name(), ::gettid())});
+    AtomicFile out(file);
     out.write(std::as_bytes(std::span(text)));
     out.commit();
   } catch (const std::system_error& error) {
-    throw_error<DataError>("{}: the class indices cannot be written: {}", file.string(), error.what());
+    throw_error<DataError>("{}: the class indices cannot be written: {}", file.string(),
+                           error.code().message());
   }
 }
 

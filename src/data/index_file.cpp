@@ -4,7 +4,6 @@
 #include <chrono>
 #include <fstream>
 #include <span>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <zlib.h>
@@ -12,7 +11,6 @@
 #include <lockstep/base/log.h>
 
 #include "base/atomic_file.h"
-#include "base/host.h"
 
 namespace lockstep::data {
 namespace {
@@ -52,13 +50,12 @@ std::optional<std::string> read_index_parts(const std::filesystem::path& file, s
 void write_index_parts(IndexOutput output, const std::filesystem::path& file, std::string_view dataset) {
   output.put(checksum(output.text()));
   try {
-    // Every rank, a process or a thread, may write the same index at the same time.
-    AtomicFile out(file, {.suffix = fmt::format(".{}-{}.part", host_name(), ::gettid()), .sync = false});
+    AtomicFile out(file, {.sync = false});
     out.write(std::as_bytes(std::span(output.text())));
     out.commit();
   } catch (const std::system_error& error) {
-    log(LogLevel::warning,
-        fmt::format("{}: the index cache {} cannot be written: {}", dataset, file.string(), error.what()));
+    log(LogLevel::warning, fmt::format("{}: the index cache {} cannot be written: {}", dataset, file.string(),
+                                       error.code().message()));
   }
 }
 

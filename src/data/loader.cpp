@@ -9,6 +9,7 @@
 #include <lockstep/data/loader.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/launched_rank.h"
 #include "base/throw_error.h"
 #include "data/mix_seed.h"
 #include "data/worker_pool.h"
@@ -73,7 +74,14 @@ bool checked_pin_memory(const LoaderOptions& options) {
   return false;
 }
 
-World world_of(const LoaderOptions& options) { return options.distributed ? current_world() : World{}; }
+World world_of(const LoaderOptions& options) {
+  return options.distributed ? shared_world("make_loader") : World{};
+}
+
+// Whether the loader shares the samples itself.
+bool is_shared(const LoaderOptions& options) {
+  return options.distributed && !options.sampler && !options.batch_sampler;
+}
 
 std::shared_ptr<Sampler> default_sampler(std::int64_t dataset_size, const LoaderOptions& options) {
   const bool shuffle = options.shuffle.value_or(false);
@@ -172,6 +180,7 @@ LoaderBase::LoaderBase(std::optional<std::int64_t> dataset_size, const LoaderOpt
                        const std::type_info& batch_type, bool is_pytree)
     : options_((check_worker_options(options), options)),
       batch_sampler_(dataset_size ? make_batch_source(*dataset_size, options) : make_stream_source(options)),
+      made_in_(is_shared(options) ? std::optional(current_world()) : std::nullopt),
       progress_(options.generator, options.seed, options.persistent_workers),
       pin_memory_(checked_pin_memory(options)),
       transfer_(make_transfer(options.device)) {
@@ -214,7 +223,8 @@ BatchLoading LoaderBase::loading(const BatchSeeds& pass) const {
 }
 
 PassStart LoaderBase::pass_start(const LoaderProgress::Start& start) const {
-  const auto world = world_of(options_);
+  const auto world = made_in_ ? current_world() : World{};
+  if (made_in_) require_same_world("make_loader", *made_in_);
   return {.share = {.rank = world.rank, .num_replicas = world.size, .epoch = start.seeds.epoch},
           .skip = start.first_batch * options_.batch_size.value_or(1),
           .drop_last = options_.drop_last.value_or(false)};

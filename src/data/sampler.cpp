@@ -17,6 +17,7 @@
 #include <lockstep/base/world.h>
 #include <lockstep/data/sampler.h>
 
+#include "base/launched_rank.h"
 #include "base/throw_error.h"
 #include "device/thread_generator.h"
 
@@ -147,6 +148,26 @@ void check_weight_values(std::span<const double> weights) {
 }
 
 // The number of samples of each rank's share.
+// The options' number or, by default, the world's.
+template <typename Options>
+int size_of(const Options& options, const char* sampler) {
+  return options.num_replicas ? *options.num_replicas : shared_world(sampler).size;
+}
+
+template <typename Options>
+int rank_of(const Options& options, const char* sampler) {
+  return options.rank ? *options.rank : shared_world(sampler).rank;
+}
+
+// Numbers that came from the world must be those of the present one.
+template <typename Options>
+void check_world(const char* sampler, const Options& options, int rank, int num_replicas) {
+  if (options.num_replicas && options.rank) return;
+  const auto now = current_world();
+  require_same_world(sampler, {.rank = options.rank ? now.rank : rank,
+                               .size = options.num_replicas ? now.size : num_replicas});
+}
+
 std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
   return (drop_last ? count : count + num_replicas - 1) / num_replicas;
 }
@@ -276,8 +297,8 @@ std::int64_t BatchSampler::size() const {
 
 DistributedSampler::DistributedSampler(SampleCount dataset, DistributedSamplerOptions options)
     : count_(dataset.value),
-      num_replicas_(options.num_replicas.value_or(current_world().size)),
-      rank_(options.rank.value_or(current_world().rank)),
+      num_replicas_(size_of(options, "DistributedSampler")),
+      rank_(rank_of(options, "DistributedSampler")),
       options_(options) {
   check_rank("DistributedSampler", rank_, num_replicas_);
   num_samples_ = share_of(count_, num_replicas_, options_.drop_last);
@@ -288,6 +309,7 @@ at::Tensor DistributedSampler::order(std::uint64_t seed) const {
 }
 
 std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples) const {
+  check_world("DistributedSampler", options_, rank_, num_replicas_);
   const auto size = share_of(std::max<std::int64_t>(0, count_ - samples), num_replicas_, options_.drop_last);
   // Every num_replicas-th of the order, padded by repeating it from its front.
   auto share = at::arange(size, at::kLong).mul_(num_replicas_).add_(samples + rank_).remainder_(count_);
@@ -302,12 +324,14 @@ std::unique_ptr<IndexStream> DistributedSampler::iter_from(std::int64_t samples)
 
 DistributedEvalSampler::DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options)
     : count_(dataset.value),
-      num_replicas_(options.num_replicas.value_or(current_world().size)),
-      rank_(options.rank.value_or(current_world().rank)) {
+      num_replicas_(size_of(options, "DistributedEvalSampler")),
+      rank_(rank_of(options, "DistributedEvalSampler")),
+      options_(options) {
   check_rank("DistributedEvalSampler", rank_, num_replicas_);
 }
 
 std::unique_ptr<IndexStream> DistributedEvalSampler::iter_from(std::int64_t samples) const {
+  check_world("DistributedEvalSampler", options_, rank_, num_replicas_);
   return std::make_unique<StridedStream>(samples + rank_, num_replicas_, count_);
 }
 

@@ -12,8 +12,6 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/runtime/default_group.h>
-
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/group_state.h"
@@ -194,7 +192,7 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
                    const bool& sync, std::source_location where)
     : module_(module),
       options_(options),
-      group_(options.process_group ? *options.process_group : default_group()),
+      group_(runtime::required_group(options.process_group, "DistributedDataParallel")),
       sync_buffers_(options.forward_sync_buffers.value_or(options.broadcast_buffers)),
       skips_found_unused_(options.skip_all_reduce_unused_params && !options.static_graph),
       where_(where),
@@ -367,7 +365,7 @@ void DdpState::begin_join(const std::vector<nn::SyncedLayer>& synced) {
   has_synced_layers_ = false;
   synced_buffers_.clear();
   for (const auto& layer : synced) {
-    const auto group = runtime::group_or_default(layer.group);
+    const auto group = runtime::group_or_default(layer.group, "SyncBatchNorm");
     if (!group || group->size() == 1) continue;
     if (&comm::state_of(*group) != &comm::state_of(group_)) {
       throw_error<ArgumentError>(

@@ -3,10 +3,10 @@
 
 #include <lockstep/ddp/comm_hooks.h>
 #include <lockstep/ddp/local_sgd.h>
-#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "ddp/module_sync.h"
+#include "runtime/run.h"
 
 namespace lockstep {
 
@@ -36,7 +36,7 @@ BucketWork PostLocalSGD::operator()(GradBucket& bucket) const {
 }
 
 PeriodicModelAverager::PeriodicModelAverager(const PeriodicModelAveragerOptions& options)
-    : options_(options), group_(options.process_group ? *options.process_group : default_group()) {
+    : options_(options), group_(runtime::required_group(options.process_group, "PeriodicModelAverager")) {
   if (options.period < 1) {
     throw_error<ArgumentError>("PeriodicModelAverager: period is {}; it must be positive", options.period);
   }

@@ -10,12 +10,12 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/ddp/utils.h>
-#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "ddp/python_sync.h"
 #include "optim/unaveraged.h"
+#include "runtime/run.h"
 
 namespace lockstep::ddp {
 
@@ -187,7 +187,7 @@ namespace lockstep {
 
 void broadcast_module(const torch::nn::Module& module, int src, std::optional<ProcessGroup> process_group,
                       std::source_location where) {
-  const auto group = process_group ? *process_group : default_group();
+  const auto group = runtime::required_group(process_group, "broadcast_module()");
   auto tensors = nn::distinct(module.named_parameters());
   for (auto& buffer : nn::distinct(module.named_buffers())) tensors.push_back(std::move(buffer));
   std::string lines;

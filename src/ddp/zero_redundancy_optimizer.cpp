@@ -102,7 +102,7 @@ void move_states(States& from, States& into) {
 
 ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& process_group, Where where)
     : optimizer_(optimizer),
-      group_(process_group ? *process_group : runtime::require_run("ZeroRedundancyOptimizer").group()),
+      group_(runtime::required_group(process_group, "ZeroRedundancyOptimizer")),
       where_(where),
       entries_(optim::shared_entries(optimizer)) {
   comm::refuse_with_python(comm::state_of(group_), "ZeroRedundancyOptimizer", "use the optimizer itself");

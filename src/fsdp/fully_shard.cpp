@@ -6,7 +6,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/fsdp/fully_shard.h>
-#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
@@ -17,6 +16,7 @@
 #include "fsdp/parameter_group.h"
 #include "fsdp/tree.h"
 #include "nn/experts.h"
+#include "runtime/run.h"
 
 namespace lockstep {
 namespace {
@@ -48,7 +48,8 @@ fsdp::GroupOptions group_options(const FullyShardOptions& options, std::source_l
         "{}:{}: fully_shard(): a mesh of {} dimensions; it needs one (shards) or two (replicas, shards)",
         where.file_name(), where.line(), mesh->ndim());
   }
-  auto group = mesh ? mesh->get_group(static_cast<int>(mesh->ndim()) - 1) : default_group();
+  auto group = mesh ? mesh->get_group(static_cast<int>(mesh->ndim()) - 1)
+                    : runtime::required_group({}, "fully_shard()");
   comm::refuse_with_python(comm::state_of(group), "fully_shard()", "use DistributedDataParallel");
   std::optional<ProcessGroup> replicas;
   if (mesh && mesh->ndim() == 2) replicas = mesh->get_group(0);

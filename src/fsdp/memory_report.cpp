@@ -158,7 +158,7 @@ MemoryReport memory_report(const torch::nn::Module& module, const torch::optim::
                            const MemoryReportOptions& options) {
   const auto own = count_rank(module, optimizer, options.forward);
   MemoryReport report{.rank = own.bytes, .host = {}, .ranks = 0};
-  const auto group = runtime::group_or_default(std::nullopt);
+  const auto group = runtime::group_or_default(std::nullopt, "memory_report()");
   const auto text = to_text(own);
   const auto ranks = group ? group->all_gather_object(text) : std::vector{text};
   const auto host = memory_identity();

@@ -108,7 +108,7 @@ void Auroc::reset() {
 }
 
 Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group) const {
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "metric Auroc");
   const auto targets = of_all_ranks(joined(targets_, at::kLong), group);
   const auto scores = of_all_ranks(joined(scores_, at::kDouble), group);
   if (targets.numel() == 0 || scores.numel() == targets.numel())
@@ -119,7 +119,7 @@ Dict Auroc::state_dict(const std::optional<ProcessGroup>& process_group) const {
 void Auroc::load_state_dict(const Dict& state_dict, const std::optional<ProcessGroup>& process_group) {
   const auto& scores = state_dict.at("scores").as_tensor();
   const auto& targets = state_dict.at("targets").as_tensor();
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "metric Auroc");
   reset();
   if ((!group || group->rank() == 0) && targets.numel() != 0) update(scores, targets);
 }

@@ -39,13 +39,14 @@ at::Tensor reduce_value(const at::Tensor& value, ReduceOp op,
   const auto of_sum = value.scalar_type() == at::kBool ? at::kLong : value.scalar_type();
   auto result = value.detach().to(is_mean && is_exact ? at::kDouble : of_sum,
                                   /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
-  if (const auto group = runtime::group_or_default(process_group)) group->all_reduce(result, op);
+  if (const auto group = runtime::group_or_default(process_group, "reduce_value()"))
+    group->all_reduce(result, op);
   return result;
 }
 
 double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>& process_group) {
   check_operation(op);
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "reduce_value()");
   const auto sum = metrics::sum_over_ranks({value}, group).front();
   return op == ReduceOp::AVG && group ? sum / group->size() : sum;
 }
@@ -54,7 +55,7 @@ double reduce_value(double value, ReduceOp op, const std::optional<ProcessGroup>
 std::map<std::string, double> reduce_value(const std::map<std::string, double>& values, ReduceOp op,
                                            const std::optional<ProcessGroup>& process_group) {
   check_operation(op);
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "reduce_value()");
   if (!group) return values;
   const auto own = to_bytes(values);
   const auto names = own.substr(0, own.find('\0'));

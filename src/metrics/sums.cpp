@@ -19,7 +19,7 @@ void Sums::add(const at::Tensor& part) {
 }
 
 at::Tensor Sums::total(const std::optional<ProcessGroup>& process_group) const {
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "metric");
   if (!group) return local();
   auto sums = sums_.to(comm::device_for_objects(*group), sums_.scalar_type(), /*non_blocking=*/false,
                        /*copy=*/true);
@@ -37,7 +37,7 @@ void Sums::load_state_dict(const Dict& state_dict, const std::optional<ProcessGr
     throw_error<CheckpointError>(
         "metric: 'sums' has {} elements of {} instead of {} of {}; it is the state of another metric",
         sums.numel(), c10::toString(sums.scalar_type()), sums_.numel(), c10::toString(sums_.scalar_type()));
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "metric");
   reset();
   if (!group || group->rank() == 0) sums_.copy_(sums);
 }

@@ -81,8 +81,9 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& weight, const Optio
                   double momentum, double eps, bool cudnn_enabled) {
   const auto layer = weight && weight->defined() ? table().find(*weight) : std::nullopt;
   const auto own_weight = layer && !layer->affine ? OptionalTensor() : weight;
-  const auto group =
-      layer && layer->is_training && training ? runtime::group_or_default(layer->group) : std::nullopt;
+  const auto group = layer && layer->is_training && training
+                         ? runtime::group_or_default(layer->group, "SyncBatchNorm")
+                         : std::nullopt;
   if (!group || group->size() == 1) {
     return at::native::batch_norm(input, own_weight, bias, running_mean, running_var, training, momentum, eps,
                                   cudnn_enabled);

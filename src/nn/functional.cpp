@@ -24,10 +24,6 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-ProcessGroup group_or_throw(const Group& group, const char* caller) {
-  return group ? *group : runtime::require_run(caller).group();
-}
-
 class CommunicationBackward : public torch::autograd::Node {
  public:
   CommunicationBackward(const char* name, Gradient gradient) : name_(name), gradient_(std::move(gradient)) {}
@@ -107,7 +103,7 @@ void refuse_second_order(const char* caller) {
 }  // namespace
 
 Tensor all_reduce(const Tensor& tensor, ReduceOp op, const Group& given, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::all_reduce");
+  const auto group = runtime::required_group(given, "nn::functional::all_reduce");
   const auto output = copy_of(tensor);
   group.all_reduce(output, op, where);
   return record("AllReduceBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
@@ -116,7 +112,7 @@ Tensor all_reduce(const Tensor& tensor, ReduceOp op, const Group& given, Where w
 }
 
 Tensors all_gather(const Tensor& tensor, const Group& given, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::all_gather");
+  const auto group = runtime::required_group(given, "nn::functional::all_gather");
   const auto input = sent(tensor);
   Tensors outputs;
   for (int i = 0; i < group.size(); ++i) outputs.push_back(at::empty_like(input));
@@ -127,7 +123,7 @@ Tensors all_gather(const Tensor& tensor, const Group& given, Where where) {
 
 Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp op, const Group& given,
                       Where where) {
-  const auto group = group_or_throw(given, "nn::functional::reduce_scatter");
+  const auto group = runtime::required_group(given, "nn::functional::reduce_scatter");
   const auto result = written(output);
   group.reduce_scatter(result, each(input_list, sent), op, where);
   return record("ReduceScatterBackward", input_list, {result},
@@ -136,7 +132,7 @@ Tensor reduce_scatter(const Tensor& output, const Tensors& input_list, ReduceOp 
 
 Tensors all_to_all(const Tensors& output_tensor_list, const Tensors& input_tensor_list, const Group& given,
                    Where where) {
-  const auto group = group_or_throw(given, "nn::functional::all_to_all");
+  const auto group = runtime::required_group(given, "nn::functional::all_to_all");
   const auto results = each(output_tensor_list, written);
   group.all_to_all(results, each(input_tensor_list, sent), where);
   std::vector<std::vector<std::int64_t>> shapes;
@@ -152,7 +148,7 @@ Tensor all_to_all_single(const Tensor& output, const Tensor& input,
                          const std::vector<std::int64_t>& output_split_sizes,
                          const std::vector<std::int64_t>& input_split_sizes, const Group& given,
                          Where where) {
-  const auto group = group_or_throw(given, "nn::functional::all_to_all_single");
+  const auto group = runtime::required_group(given, "nn::functional::all_to_all_single");
   const auto result = written(output);
   group.all_to_all_single(result, sent(input), output_split_sizes, input_split_sizes, where);
   const auto shape = input.sizes().vec();
@@ -163,7 +159,7 @@ Tensor all_to_all_single(const Tensor& output, const Tensor& input,
 }
 
 Tensor broadcast(const Tensor& tensor, int src, const Group& given, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::broadcast");
+  const auto group = runtime::required_group(given, "nn::functional::broadcast");
   const auto output = copy_of(tensor);
   group.broadcast(output, src, where);
   return record("BroadcastBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
@@ -173,7 +169,7 @@ Tensor broadcast(const Tensor& tensor, int src, const Group& given, Where where)
 }
 
 Tensor reduce(const Tensor& tensor, int dst, ReduceOp op, const Group& given, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::reduce");
+  const auto group = runtime::required_group(given, "nn::functional::reduce");
   const auto output = copy_of(tensor);
   group.reduce(output, dst, op, where);
   return record("ReduceBackward", {tensor}, {output}, [=](Tensors gradients) -> Tensors {
@@ -182,7 +178,7 @@ Tensor reduce(const Tensor& tensor, int dst, ReduceOp op, const Group& given, Wh
 }
 
 Tensors gather(const Tensor& tensor, int dst, const Group& given, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::gather");
+  const auto group = runtime::required_group(given, "nn::functional::gather");
   const auto input = sent(tensor);
   Tensors outputs;
   for (int i = 0; i < group.size(); ++i) outputs.push_back(at::zeros_like(input));
@@ -192,7 +188,7 @@ Tensors gather(const Tensor& tensor, int dst, const Group& given, Where where) {
 }
 
 Tensor scatter(const Tensors& tensors, int src, const Group& given, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::scatter");
+  const auto group = runtime::required_group(given, "nn::functional::scatter");
   if (static_cast<int>(tensors.size()) != group.size()) {
     throw_error<ArgumentError>(
         "nn::functional::scatter: rank {} passes {} tensors; every rank passes one for each of the {} ranks",
@@ -205,7 +201,7 @@ Tensor scatter(const Tensors& tensors, int src, const Group& given, Where where)
 }
 
 Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::send");
+  const auto group = runtime::required_group(given, "nn::functional::send");
   const auto message = sent(tensor);
   group.send(message, dst, tag, where);
   const auto shape = tensor.sizes().vec();
@@ -219,7 +215,7 @@ Tensor send(const Tensor& tensor, int dst, const Group& given, int tag, Where wh
 }
 
 Tensor recv(const Tensor& tensor, int src, const Group& given, int tag, Where where) {
-  const auto group = group_or_throw(given, "nn::functional::recv");
+  const auto group = runtime::required_group(given, "nn::functional::recv");
   auto message = written(tensor);
   group.recv(message, src, tag, where);
   const bool differentiable = message.is_floating_point() || message.is_complex();

@@ -192,7 +192,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   _check_input_dim(input);
   const double momentum = next_momentum();
   if (is_training()) {
-    const auto group = runtime::group_or_default(group_);
+    const auto group = runtime::group_or_default(group_, "SyncBatchNorm");
     if (group && group->size() > 1) {
       comm::refuse_with_python(comm::state_of(*group), "SyncBatchNorm", "use BatchNorm");
       return nn::synced_batch_norm(

@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/pipelining/pipeline.h>
-#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "pipelining/action_errors.h"
@@ -20,6 +19,7 @@
 #include "pipelining/shared_gradients.h"
 #include "pipelining/stage_messages.h"
 #include "pipelining/timeline.h"
+#include "runtime/run.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -29,7 +29,7 @@ using enum ComputationType;
 ProcessGroup pipeline_group(const std::vector<PipelineStage>& stages) {
   if (stages.empty()) throw_error<ArgumentError>("a pipeline schedule needs a stage on each rank");
   const auto& group = stages.front().options().group;
-  return group ? *group : default_group();
+  return runtime::required_group(group, "a pipeline schedule");
 }
 
 at::Device device_of(const PipelineStage& stage) {

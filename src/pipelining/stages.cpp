@@ -4,10 +4,10 @@
 #include <limits>
 
 #include <lockstep/pipelining/pipeline.h>
-#include <lockstep/runtime/default_group.h>
 
 #include "base/throw_error.h"
 #include "pipelining/stage_cuts.h"
+#include "runtime/run.h"
 
 namespace lockstep::pipelining {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 Plan plan_for(const char* name, const std::vector<PipelineStage>& stages, int n_microbatches) {
   if (stages.empty()) throw_error<ArgumentError>("{}: no stage; each rank has at least one", name);
   const auto& group = stages.front().options().group;
-  return make_plan(name, (group ? *group : default_group()).size(), static_cast<int>(stages.size()),
+  return make_plan(name, runtime::required_group(group, name).size(), static_cast<int>(stages.size()),
                    n_microbatches);
 }
 

@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 ProcessGroup group_of(const P2POp& message) {
-  return message.group ? *message.group : runtime::require_run("batch_isend_irecv").group();
+  return runtime::required_group(message.group, "batch_isend_irecv");
 }
 
 comm::Call call_of(const P2POp& message, std::source_location where) {

@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/runtime/default_group.h>
 
+#include "base/launched_rank.h"
 #include "runtime/run.h"
 
 namespace lockstep {
@@ -29,6 +30,7 @@ Run* current_run() { return thread_run() != nullptr ? thread_run() : process_run
 
 Run& require_run(const char* caller) {
   if (auto* run = current_run()) return *run;
+  require_init(caller);
   throw ArgumentError(
       fmt::format("{}: there is no default process group; call lockstep::init() first and keep the "
                   "context that it returns",
@@ -58,20 +60,29 @@ void leave(Run& run) noexcept {
   if (process_run().compare_exchange_strong(self, nullptr)) set_current_world({});
 }
 
-std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given) {
+std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given, const char* what) {
   if (given) return given;
-  const auto* run = current_run();
-  return run == nullptr ? std::nullopt : std::optional(run->group());
+  if (const auto* const run = current_run()) return run->group();
+  require_init(what);
+  return std::nullopt;
+}
+
+ProcessGroup required_group(const std::optional<ProcessGroup>& given, const char* what) {
+  return given ? *given : require_run(what).group();
+}
+
+void require_made_in_run(const std::optional<ProcessGroup>& group, const char* what) {
+  if (!group) require_same_world(what, {});
 }
 
 }  // namespace runtime
 
 bool is_initialized() { return runtime::current_run() != nullptr; }
 ProcessGroup default_group() { return runtime::require_run("lockstep::default_group").group(); }
-int get_rank() { return current_world().rank; }
-int get_world_size() { return current_world().size; }
-int get_local_rank() { return current_world().local_rank; }
-bool is_main() { return get_rank() == 0; }
+int get_rank() { return shared_world("get_rank()").rank; }
+int get_world_size() { return shared_world("get_world_size()").size; }
+int get_local_rank() { return shared_world("get_local_rank()").local_rank; }
+bool is_main() { return shared_world("is_main()").rank == 0; }
 void barrier(std::source_location where) { default_group().barrier(where); }
 
 }  // namespace lockstep

@@ -44,7 +44,13 @@ void enter(Run& run, Scope scope);
 // Reverts enter(). Does nothing for a run that is not current.
 void leave(Run& run) noexcept;
 
-// `given`, or else the default group, or else nothing.
-std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given);
+// `given`, or else the default group, or else nothing. `what`: who asks, for messages. Throws ArgumentError
+// in a rank of a launcher that has not called init().
+std::optional<ProcessGroup> group_or_default(const std::optional<ProcessGroup>& given, const char* what);
+// `given`, or else the default group. Throws ArgumentError naming `what` without one.
+ProcessGroup required_group(const std::optional<ProcessGroup>& given, const char* what);
+// For what keeps the result of group_or_default(): throws ArgumentError if `group` is none, but the process
+// is in a run of several ranks now.
+void require_made_in_run(const std::optional<ProcessGroup>& group, const char* what);
 
 }  // namespace lockstep::runtime

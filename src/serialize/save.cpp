@@ -49,7 +49,7 @@ std::uint64_t zip_size(const Pickled& pickled) {
 void replace_file(const std::filesystem::path& file, bool sync,
                   const std::function<void(AtomicFile&)>& write) {
   try {
-    AtomicFile target(file, {.sync = sync});
+    AtomicFile target(file, {.sync = sync, .for_one_rank = true});
     write(target);
     target.commit();
   } catch (const NotOnDisk& error) {

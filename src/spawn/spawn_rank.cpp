@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/env.h>
+#include <lockstep/base/world.h>
 
 #include "base/host.h"
 #include "launch/environment.h"
@@ -114,6 +115,7 @@ void run_spawned_rank(const SpawnRequest& request, int rank, pid_t guard, const 
       ::setenv(name.c_str(), value.c_str(), 1);
     }
     runtime::IntraOpThreads::set(threads);
+    forget_worlds();  // the parent's
     request.body(rank);
   } catch (...) {
     record_current_exception(request.state.rank(rank));

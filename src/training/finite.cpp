@@ -70,7 +70,7 @@ void check_parameters_finite(const torch::nn::Module& module, std::int64_t step,
 
 void finite_or_stop(const at::Tensor& loss, const torch::nn::Module& module, std::int64_t step,
                     const std::optional<ProcessGroup>& process_group) {
-  const auto group = runtime::group_or_default(process_group);
+  const auto group = runtime::group_or_default(process_group, "finite_or_stop()");
   const auto number = loss.item<double>();
   const double is_bad = std::isfinite(number) ? 0 : 1;
   if (metrics::sum_over_ranks({is_bad}, group).front() > 0)

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/world.h>
 
+#include "base/launched_rank.h"
 #include "training/line_log.h"
 #include "training/terminal.h"
 
@@ -46,7 +47,8 @@ Logger::Logger(Write write, LoggerOptions options)
     : state_(std::make_shared<State>(std::move(write), options)) {}
 
 void Logger::log(std::int64_t step, const Scalars& scalars) const {
-  if (!state_->options.every_rank && current_world().rank != 0) return;
+  const auto world = shared_world("Logger");
+  if (!state_->options.every_rank && world.rank != 0) return;
   const std::lock_guard lock(state_->mutex);
   state_->write(step, scalars);
 }

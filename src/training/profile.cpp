@@ -172,7 +172,8 @@ void Profiler::Parts::finish(const Profiler& profiler) {
 
 Profiler::Profiler(ProfilerOptions options, const std::optional<ProcessGroup>& process_group,
                    std::source_location where)
-    : parts_(std::make_unique<Parts>(std::move(options), runtime::group_or_default(process_group), where)) {
+    : parts_(std::make_unique<Parts>(std::move(options), runtime::group_or_default(process_group, "Profiler"),
+                                     where)) {
   parts_->check_schedule();
   parts_->begin_step();
 }

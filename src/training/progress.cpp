@@ -4,9 +4,9 @@
 #include <mutex>
 
 #include <lockstep/metrics/metrics.h>
-#include <lockstep/runtime/default_group.h>
 #include <lockstep/training/progress.h>
 
+#include "base/launched_rank.h"
 #include "base/throw_error.h"
 #include "training/meter.h"
 #include "training/terminal.h"
@@ -48,7 +48,7 @@ void check_options(const ProgressOptions& options) {
 struct ProgressBar::State {
   explicit State(ProgressOptions given) : options(std::move(given)) {
     check_options(options);
-    enabled = !options.disable.value_or(!is_main());
+    enabled = options.disable ? !*options.disable : shared_world("ProgressBar").rank == 0;
     if (!options.clock) options.clock = steady_seconds;
     meter.desc = std::move(options.desc);
     meter.total = options.total;
@@ -148,7 +148,8 @@ void ProgressBar::set_description(std::string desc) {
 
 void ProgressBar::set_postfix(const Scalars& values) {
   const auto every = state_->options.average_every;
-  if (every == 0 || get_world_size() == 1) return set_postfix_str(training::postfix_text(values));
+  if (every == 0 || shared_world("ProgressBar").size == 1)
+    return set_postfix_str(training::postfix_text(values));
   if (state_->postfixes++ % every == 0) set_postfix_str(training::postfix_text(reduce_value(values)));
 }
 

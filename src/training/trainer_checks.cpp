@@ -30,7 +30,7 @@ TrainerOptions checked(TrainerOptions options) {
 }
 
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded) {
-  const auto group = ddp == nullptr ? runtime::group_or_default({}) : ddp->process_group();
+  const auto group = ddp == nullptr ? runtime::group_or_default({}, "Trainer") : ddp->process_group();
   if (ddp == nullptr && !is_sharded && group && group->size() > 1)
     throw_error<ArgumentError>(
         "Trainer: the module is not a DistributedDataParallel, nor of fully_shard(), so the {} ranks would "

@@ -1,23 +1,36 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Processes that are killed in the middle of saving: what is on disk is the old checkpoint or the new one.
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <functional>
+#include <iostream>
 #include <random>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "support/file_system_faults.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int kKills = 500;
 constexpr std::int64_t kNumbers = 60'000;
@@ -70,6 +83,23 @@ std::int64_t last_told(const Child& child, std::int64_t before) {
   return step;
 }
 
+// Stops the child first, to see whether it has a file open in `folder`. Returns that, after the kill.
+bool kill_and_see(pid_t pid, const fs::path& folder) {
+  ::kill(pid, SIGSTOP);
+  int status = 0;
+  ::waitpid(pid, &status, WUNTRACED);
+  EXPECT_TRUE(WIFSTOPPED(status)) << "it ended by itself";
+  bool writes = false;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(fmt::format("/proc/{}/fd", pid), code)) {
+    const auto target = fs::read_symlink(entry.path(), code).string();
+    writes = writes || target.starts_with(folder.string() + "/");
+  }
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  return writes;
+}
+
 TEST(KilledSaves, LeaveTheOldOrTheNewCheckpoint) {
   torch::set_num_threads(1);  // a fork has one thread
   const TempFolder temp;
@@ -79,12 +109,8 @@ TEST(KilledSaves, LeaveTheOldOrTheNewCheckpoint) {
   for (int kill = 0; kill < kKills; ++kill) {
     const auto child = start(temp.path(), written + 1, kill % 2 == 1);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 12'000));
-    ::kill(child.pid, SIGKILL);
-    ::waitpid(child.pid, nullptr, 0);
+    if (kill_and_see(child.pid, temp.path())) ++in_the_middle;
     const auto told = last_told(child, written);
-    for (const auto& entry : std::filesystem::directory_iterator(temp.path())) {
-      if (entry.path().extension() == ".part") ++in_the_middle;
-    }
     CheckpointManager manager(temp.path(), options(false));
     const auto latest = manager.load_latest();
     if (told > 0) {
@@ -97,6 +123,119 @@ TEST(KilledSaves, LeaveTheOldOrTheNewCheckpoint) {
     }
   }
   EXPECT_GT(in_the_middle, kKills / 20) << "hardly any kill hit a save";
+}
+
+int rounds() { return static_cast<int>(Env().get_int("LOCKSTEP_FAULT_ROUNDS").value_or(40)); }
+
+Value save_of(int rank, std::int64_t number) {
+  return Dict{{"rank", rank}, {"number", number}, {"tensor", torch::full({2000 * (rank + 1)}, number)}};
+}
+
+using Save = std::function<void(int rank, std::int64_t number)>;
+
+// Three processes that save to one place until they are killed. A new one takes the place of each.
+class Savers {
+ public:
+  Savers(fs::path folder, Save save) : folder_(std::move(folder)), save_(std::move(save)) {
+    for (int rank = 0; rank < kRanks; ++rank) start(rank);
+  }
+  ~Savers() {
+    for (int rank = 0; rank < kRanks; ++rank) kill(rank);
+  }
+  Savers(const Savers&) = delete;
+  Savers& operator=(const Savers&) = delete;
+
+  // Returns whether the process was writing.
+  bool replace(int rank) {
+    const auto writes = kill(rank);
+    start(rank);
+    return writes;
+  }
+  std::int64_t saves() const { return *saves_; }
+
+  static constexpr int kRanks = 3;
+
+ private:
+  void start(int rank) {
+    const auto pid = ::fork();
+    if (pid == 0) save_until_killed(rank);
+    pids_[static_cast<std::size_t>(rank)] = pid;
+  }
+  [[noreturn]] void save_until_killed(int rank) const {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    try {
+      for (std::int64_t number = 0;; ++number) {
+        save_(rank, number);
+        ++*saves_;
+      }
+    } catch (const std::exception& error) {
+      std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+      ::_exit(1);
+    }
+  }
+  bool kill(int rank) { return kill_and_see(pids_[static_cast<std::size_t>(rank)], folder_); }
+
+  fs::path folder_;
+  Save save_;
+  std::array<pid_t, kRanks> pids_{};
+  std::atomic<std::int64_t>* saves_ = static_cast<std::atomic<std::int64_t>*>(
+      ::mmap(nullptr, sizeof(*saves_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+};
+
+void expect_whole_save(const Value& found) {
+  const auto rank = static_cast<int>(found["rank"].as_int());
+  ASSERT_TRUE(equal(found, save_of(rank, found["number"].as_int())));
+}
+
+// Reads at any moment from the first save on.
+void kill_savers(const fs::path& folder, const Save& save, const std::function<Value()>& load_it) {
+  torch::set_num_threads(1);  // a fork has one thread
+  std::mt19937 random(13);
+  int in_the_middle = 0;
+  {
+    Savers savers(folder, save);
+    const Deadline deadline(std::chrono::seconds(60));
+    while (savers.saves() == 0 && !deadline.expired()) std::this_thread::yield();
+    ASSERT_GT(savers.saves(), 0);
+    for (int kill = 0; kill < rounds(); ++kill) {
+      ASSERT_NO_FATAL_FAILURE(expect_whole_save(load_it())) << "kill " << kill;
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 6'000));
+      in_the_middle += savers.replace(static_cast<int>(random() % Savers::kRanks)) ? 1 : 0;
+      ASSERT_NO_FATAL_FAILURE(expect_whole_save(load_it())) << "kill " << kill;
+    }
+    EXPECT_GT(savers.saves(), rounds());
+  }
+  EXPECT_GT(in_the_middle, rounds() / 20) << "hardly any kill hit a save";
+  expect_whole_save(load_it());
+  save(0, 1);
+  expect_whole_save(load_it());
+}
+
+std::ptrdiff_t files_in(const fs::path& folder) {
+  return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+}
+
+TEST(KilledSaves, OfSeveralRanksToOneFileLeaveItWhole) {
+  for (const bool unnamed : {true, false}) {
+    const ScopedFaults faults({.no_unnamed_files = !unnamed});
+    const TempFolder temp;
+    const auto file = temp.path() / "net.pt";
+    const auto to_file = [&](int rank, std::int64_t number) {
+      save(save_of(rank, number), file, {.sync = number % 4 == 0});
+    };
+    kill_savers(temp.path(), to_file, [&] { return load(file, {.verify = true}); });
+    EXPECT_EQ(files_in(temp.path()), 1);
+  }
+}
+
+// Each process saves alone.
+TEST(KilledSaves, OfSeveralRanksToOneFolderLeaveItWhole) {
+  const TempFolder temp;
+  const auto to_folder = [&](int rank, std::int64_t number) {
+    distributed_checkpoint::save(save_of(rank, number).as_dict(), temp.path(), {.sync = number % 4 == 0});
+  };
+  kill_savers(temp.path(), to_folder, [&] { return Value(distributed_checkpoint::load(temp.path())); });
+  EXPECT_EQ(files_in(temp.path()), 2);  // the metadata and one file of data
 }
 
 }  // namespace

@@ -141,8 +141,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& file, const LoadOptions&
 void write_checkpoint(const Value& value, const std::filesystem::path& file,
                       const safetensors::Metadata& metadata) {
   const auto kind = kind_to_write(file);
-  const Progress progress(fmt::format("writing {}", file.string()), total_bytes(leaves_of(value)),
-                          [&] { return bytes_written(file); });
+  const auto progress = writing_progress(file, total_bytes(leaves_of(value)));
   switch (kind) {
     case FileKind::folder:
       return write_folder(value, file);

@@ -11,8 +11,6 @@
 
 #include <fmt/format.h>
 
-#include "base/atomic_file.h"
-
 namespace lockstep::ckpt {
 namespace {
 
@@ -27,30 +25,24 @@ std::uint64_t size_of(const fs::path& file) {
   return code ? 0 : size;
 }
 
-template <typename Choose>
-std::uint64_t bytes_in(const fs::path& folder, const Choose& choose) {
-  std::uint64_t bytes = 0;
-  std::error_code code;
-  for (auto entry = fs::directory_iterator(folder, code); !code && entry != fs::directory_iterator();
-       entry.increment(code)) {
-    if (choose(entry->path())) bytes += size_of(entry->path());
-  }
-  return bytes;
-}
-
-// As the kernel counts them.
-std::uint64_t bytes_read() {
+// As the kernel counts them for this process: "rchar" (read) or "wchar" (written).
+std::uint64_t transferred(std::string_view counter) {
   std::ifstream counters("/proc/self/io");
   std::string name;
-  std::uint64_t count = 0;
-  counters >> name >> count;
-  return count;
+  for (std::uint64_t count = 0; counters >> name >> count;)
+    if (name.starts_with(counter)) return count;
+  return 0;
 }
 
 std::uint64_t bytes_at(const fs::path& path) {
   std::error_code code;
   if (!fs::is_directory(path, code)) return size_of(path);
-  return bytes_in(path, [](const fs::path&) { return true; });
+  std::uint64_t bytes = 0;
+  for (auto entry = fs::directory_iterator(path, code); !code && entry != fs::directory_iterator();
+       entry.increment(code)) {
+    bytes += size_of(entry->path());
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -107,16 +99,14 @@ std::string bytes_text(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", number, units[unit]);
 }
 
-std::uint64_t bytes_written(const fs::path& path) {
-  const auto suffix = AtomicFileOptions().suffix;
-  auto part = path;
-  part += suffix;
-  return size_of(part) + bytes_in(path, [&](const fs::path& file) { return file.extension() == suffix; });
+std::unique_ptr<Progress> writing_progress(const fs::path& path, std::uint64_t total) {
+  return std::make_unique<Progress>(fmt::format("writing {}", path.string()), total,
+                                    [start = transferred("wchar")] { return transferred("wchar") - start; });
 }
 
 std::unique_ptr<Progress> reading_progress(const fs::path& path) {
   return std::make_unique<Progress>(fmt::format("reading {}", path.string()), bytes_at(path),
-                                    [start = bytes_read()] { return bytes_read() - start; });
+                                    [start = transferred("rchar")] { return transferred("rchar") - start; });
 }
 
 }  // namespace lockstep::ckpt

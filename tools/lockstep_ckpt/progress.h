@@ -47,7 +47,7 @@ std::string bytes_text(std::uint64_t bytes);
 // The progress of reading a checkpoint, a file or a folder.
 std::unique_ptr<Progress> reading_progress(const std::filesystem::path& path);
 
-// The size of the unfinished files of the checkpoint `path`, a file or a folder.
-std::uint64_t bytes_written(const std::filesystem::path& path);
+// The progress of writing `total` bytes of a checkpoint. Everything that this process writes counts.
+std::unique_ptr<Progress> writing_progress(const std::filesystem::path& path, std::uint64_t total);
 
 }  // namespace lockstep::ckpt

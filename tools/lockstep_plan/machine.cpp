@@ -134,9 +134,7 @@ void write_machine(const Machine& machine, const std::filesystem::path& file) {
            {"memory", machine.memory},
            {"host", to_json(machine.host)}};
   if (machine.network) all["network"] = to_json(*machine.network);
-  std::ofstream stream(file);
-  stream << all.dump(2) << '\n';
-  if (!stream.flush()) throw_error<Error>("cannot write {}", file.string());
+  write_text(all.dump(2) + "\n", file);
 }
 
 }  // namespace lockstep::plan

@@ -2,7 +2,9 @@
 #include "lockstep_plan/model.h"
 
 #include <fstream>
+#include <span>
 #include <sstream>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
@@ -10,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/atomic_file.h"
 #include "base/throw_error.h"
 
 namespace lockstep::plan {
@@ -145,14 +148,25 @@ std::vector<Layer> read_layers(const std::filesystem::path& file) {
   return layers;
 }
 
+void write_text(const std::string& text, const std::filesystem::path& file) {
+  try {
+    AtomicFile target(file, {.sync = false});
+    target.write(std::as_bytes(std::span(text)));
+    target.commit();
+  } catch (const std::system_error& error) {
+    throw_error<Error>("cannot write {}: {}; check that its folder exists and has space", file.string(),
+                       error.code().message());
+  }
+}
+
 void write_layers(const std::vector<Layer>& layers, const std::filesystem::path& file) {
-  std::ofstream stream(file);
+  std::ostringstream stream;
   fmt::print(stream, "{}\n", header(kFields.size()));
   for (const auto& each : layers)
     fmt::print(stream, "{},{},{},{},{},{},{},{},{},{}\n", each.name, each.parameters, each.flops,
                each.activations, each.output, each.all_reduces, each.keys, each.experts,
                each.expert_parameters, each.dispatched);
-  if (!stream.flush()) throw_error<Error>("cannot write {}", file.string());
+  write_text(stream.str(), file);
 }
 
 }  // namespace lockstep::plan

@@ -40,6 +40,9 @@ std::vector<Layer> gpt_layers(const GptSizes& sizes);
 // expert_parameters,dispatched", of which the last four may be left out. Throws ArgumentError with the line
 // that is wrong.
 std::vector<Layer> read_layers(const std::filesystem::path& file);
+// Replaces `file` by `text`. Throws Error that names it.
+void write_text(const std::string& text, const std::filesystem::path& file);
+
 void write_layers(const std::vector<Layer>& layers, const std::filesystem::path& file);
 
 }  // namespace lockstep::plan

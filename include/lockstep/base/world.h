@@ -23,6 +23,12 @@ void set_current_world(const World& world);
 /// Called by a thread when it becomes a rank, and with nullopt when it stops being one.
 void set_thread_world(const std::optional<World>& world);
 
+/// Whether this process has ever had a world that was set, even if it has ended.
+bool has_had_world();
+
+/// Called by a process that becomes another one: has_had_world() is false again.
+void forget_worlds();
+
 /// Whether this thread is a rank of spawn_threads().
 bool is_thread_rank();
 

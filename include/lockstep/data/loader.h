@@ -9,6 +9,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include <lockstep/base/world.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/loader_iteration.h>
 #include <lockstep/data/loader_options.h>
@@ -56,6 +57,7 @@ class LoaderBase {
  private:
   LoaderOptions options_;
   std::shared_ptr<BatchSource> batch_sampler_;
+  std::optional<World> made_in_;  // whose ranks share the samples
   LoaderProgress progress_;
   bool pin_memory_;
   std::shared_ptr<const TransferStream> transfer_;

@@ -202,7 +202,8 @@ struct DistributedSamplerOptions {
 /// epoch has the same order.
 class DistributedSampler : public Sampler {
  public:
-  /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1.
+  /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
+  /// the current world before init() in a rank of a launcher.
   explicit DistributedSampler(SampleCount dataset, DistributedSamplerOptions options = {});
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   /// Shares the remaining samples among the current ranks: each sample of the epoch is visited once, and
@@ -236,7 +237,8 @@ struct DistributedEvalSamplerOptions {
 /// sampler; its DistributedSampler pads and counts some samples twice.
 class DistributedEvalSampler : public Sampler {
  public:
-  /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1.
+  /// Throws ArgumentError when the rank is not one of 0 .. num_replicas-1, and when a number is to come from
+  /// the current world before init() in a rank of a launcher.
   explicit DistributedEvalSampler(SampleCount dataset, DistributedEvalSamplerOptions options = {});
   std::unique_ptr<IndexStream> iter() const override { return iter_from(0); }
   std::unique_ptr<IndexStream> iter_from(std::int64_t samples) const override;
@@ -247,6 +249,7 @@ class DistributedEvalSampler : public Sampler {
   std::int64_t count_;
   int num_replicas_;
   int rank_;
+  DistributedEvalSamplerOptions options_;
 };
 
 }  // namespace lockstep::data

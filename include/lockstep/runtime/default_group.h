@@ -14,6 +14,7 @@ bool is_initialized();
 /// The default group. Throws ArgumentError without a context of init().
 ProcessGroup default_group();
 
+// Throw ArgumentError before init() in a process that a launcher started as one of several ranks.
 int get_rank();        ///< of the default group; 0 without a context
 int get_world_size();  ///< of the default group; 1 without a context
 int get_local_rank();  ///< on this host; 0 without a context

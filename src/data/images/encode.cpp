@@ -2,9 +2,10 @@
 #include "data/images/encode.h"
 
 #include <algorithm>
-#include <fstream>
 #include <initializer_list>
+#include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <ATen/ops/cat.h>
@@ -14,6 +15,7 @@
 
 #include <lockstep/data/images.h>
 
+#include "base/atomic_file.h"
 #include "base/throw_error.h"
 #include "data/bytes.h"
 
@@ -117,11 +119,14 @@ void save_image(const at::Tensor& images, const std::filesystem::path& file, con
   }
   const auto image = as_uint8(make_grid(images, options).cpu());
   const auto encoded = png ? encode_png(image) : encode_jpeg(image);
-  const auto bytes = as_bytes(encoded);
-  std::ofstream stream(file, std::ios::binary);
-  stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  stream.close();
-  if (!stream) throw_error<DataError>("save_image: {} cannot be written", file.string());
+  try {
+    AtomicFile out(file, {.sync = false, .for_one_rank = true});
+    out.write(std::as_bytes(as_bytes(encoded)));
+    out.commit();
+  } catch (const std::system_error& error) {
+    throw_error<DataError>("save_image: {} cannot be written: {}; check that the folder exists and has space",
+                           file.string(), error.code().message());
+  }
 }
 
 }  // namespace lockstep::data

@@ -6,6 +6,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/launched_rank.h"
+
 namespace lockstep::rendezvous {
 namespace {
 
@@ -18,6 +20,11 @@ using Values = std::map<std::string, std::string>;
 std::optional<RankInfo> found(const Values& values) {
   auto rank_info = from_environment(Env(values));
   if (rank_info) check(*rank_info);
+  // Whoever asks before init() sees the same numbers, but no rank of a job of one.
+  const auto launched = launched_rank(Env(values)).value_or(LaunchedRank{});
+  const bool several = rank_info && rank_info->world_size > 1;
+  EXPECT_EQ(launched.rank, several ? rank_info->rank : 0);
+  EXPECT_EQ(launched.world_size, several ? rank_info->world_size : 1);
   return rank_info;
 }
 

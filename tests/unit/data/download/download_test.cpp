@@ -242,9 +242,10 @@ TEST(Download, AKilledDownloadLeavesNoPartialFile) {
                                                  .while_running = kill_when_stuck});
   EXPECT_EQ(results[0].signal, SIGKILL) << results[0].err;
   EXPECT_FALSE(fs::exists(folder / "labels"));
-  write_file(folder / "labels.part", "half of a file that a killed writer left");
+  const auto left = folder / ".lockstep-ffffffff-0123456789abcdef.part";
+  write_file(left, "half of a file that a killed writer left");
   EXPECT_EQ(load(root.path(), {make_mirror(mirror.path())}).size(), 2U);
-  EXPECT_FALSE(fs::exists(folder / "labels.part"));
+  EXPECT_FALSE(fs::exists(left));
 }
 
 TEST(Download, TimesOutWhileAnotherProcessDownloads) {
