@@ -13,20 +13,17 @@ namespace {
 
 using torch::nn::Module;
 
-// Calls visit(object) for each module and tensor until it returns false. Returns whether it never did.
-template <typename Visit>
-bool walk(const Module& module, bool with_buffers, const Visit& visit) {
-  if (!visit(static_cast<const void*>(&module))) return false;
-  for (const auto& each : own_parameters(module))
-    if (!visit(static_cast<const void*>(each.value().unsafeGetTensorImpl()))) return false;
-  if (with_buffers) {
-    for (const auto& each : own_buffers(module))
-      if (!visit(static_cast<const void*>(each.value().unsafeGetTensorImpl()))) return false;
-  }
-  for (const auto& child : own_children(module))
-    if (child.value() && !walk(*child.value(), with_buffers, visit)) return false;
-  return true;
+// How many modules ahead memory is fetched.
+constexpr std::size_t kAhead = 6;
+constexpr std::size_t kLine = 64;
+
+void prefetch(const void* begin, std::size_t bytes) {
+  for (std::size_t offset = 0; offset < bytes; offset += kLine)
+    __builtin_prefetch(static_cast<const char*>(begin) + offset);
 }
+
+const void* object_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
+const void* object_of(const std::shared_ptr<Module>& module) { return module.get(); }
 
 struct LayerMembers {
   const at::Tensor* weight = nullptr;
@@ -77,10 +74,7 @@ void visit_members(const Module& module, const std::string& prefix, const Visit&
 }  // namespace
 
 ModuleSnapshot::ModuleSnapshot(const Module& module, Content content) : content_(content) {
-  walk(module, content_ == Content::parameters_and_buffers, [&](const void* object) {
-    objects_.push_back(object);
-    return true;
-  });
+  add(module);
   for (const auto& each : module.named_parameters())
     parameters_.push_back({each.key(), WeakTensor(each.value().getIntrusivePtr())});
   if (content_ == Content::parameters_and_buffers)
@@ -90,15 +84,49 @@ ModuleSnapshot::ModuleSnapshot(const Module& module, Content content) : content_
   });
 }
 
+template <typename Dict>
+ModuleSnapshot::List ModuleSnapshot::listed(const Dict& dict) {
+  const List list{dict.items().data(), dict.size(), objects_.size()};
+  for (const auto& each : dict) objects_.push_back(object_of(each.value()));
+  return list;
+}
+
+void ModuleSnapshot::add(const Module& module) {
+  const bool with_buffers = content_ == Content::parameters_and_buffers;
+  const auto parameters = listed(own_parameters(module));
+  const auto buffers = with_buffers ? listed(own_buffers(module)) : List{};
+  modules_.push_back({&module, parameters, buffers, listed(own_children(module))});
+  for (const auto& child : own_children(module))
+    if (child.value()) add(*child.value());
+}
+
+template <typename Dict>
+bool ModuleSnapshot::matches(const List& list, const Dict& dict) const {
+  if (dict.items().size() != list.size) return false;
+  auto known = objects_.begin() + static_cast<std::ptrdiff_t>(list.first);
+  return std::ranges::all_of(dict.items(),
+                             [&](const auto& each) { return object_of(each.value()) == *known++; });
+}
+
 bool ModuleSnapshot::matches(const Module& module) const {
-  auto known = objects_.begin();
-  const bool has_same = walk(module, content_ == Content::parameters_and_buffers, [&](const void* object) {
-    return known != objects_.end() && *known++ == object;
-  });
+  if (modules_.front().module != &module) return false;
+  const bool with_buffers = content_ == Content::parameters_and_buffers;
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    if (i + kAhead < modules_.size()) {
+      const auto& later = modules_[i + kAhead];
+      prefetch(later.module, sizeof(Module));
+      for (const auto& list : {later.parameters, later.buffers, later.children})
+        prefetch(list.entries, list.size * sizeof(torch::OrderedDict<std::string, at::Tensor>::Item));
+    }
+    const auto& seen = modules_[i];
+    const bool same = matches(seen.parameters, own_parameters(*seen.module)) &&
+                      (!with_buffers || matches(seen.buffers, own_buffers(*seen.module))) &&
+                      matches(seen.children, own_children(*seen.module));
+    if (!same) return false;
+  }
   // The layers live: their modules match.
-  return has_same && known == objects_.end() && std::ranges::all_of(members_, [](const Member& each) {
-           return each.tensor->unsafeGetTensorImpl() == each.expected;
-         });
+  return std::ranges::all_of(
+      members_, [](const Member& each) { return each.tensor->unsafeGetTensorImpl() == each.expected; });
 }
 
 std::string ModuleSnapshot::difference(const Module& module) const {

@@ -17,7 +17,8 @@ class ModuleSnapshot {
 
   explicit ModuleSnapshot(const torch::nn::Module& module, Content content = Content::parameters);
 
-  // Also false for other submodules. A few nanoseconds for each tensor and module.
+  // Also false for other submodules. A few nanoseconds for each tensor and module, also if a training step
+  // has evicted them from the caches.
   bool matches(const torch::nn::Module& module) const;
   // What has become of the parameters, for a message: "parameter 0.weight has been replaced by another
   // tensor". Empty: they are the same.
@@ -36,8 +37,28 @@ class ModuleSnapshot {
     const void* expected;
   };
 
+  // One list of a module: where its entries lie, and what they refer to.
+  struct List {
+    const void* entries;
+    std::size_t size;
+    std::size_t first;  // in objects_
+  };
+  // In the order of a walk, so that a module's parent has been compared when the module is looked at.
+  struct Seen {
+    const torch::nn::Module* module;
+    List parameters;
+    List buffers;
+    List children;
+  };
+  void add(const torch::nn::Module& module);
+  template <typename Dict>
+  List listed(const Dict& dict);
+  template <typename Dict>
+  bool matches(const List& list, const Dict& dict) const;
+
   Content content_;
-  std::vector<const void*> objects_;  // modules and tensors in the order of a walk
+  std::vector<Seen> modules_;
+  std::vector<const void*> objects_;  // tensors and modules
   std::vector<Named> parameters_;
   std::vector<WeakTensor> buffers_;
   std::vector<Member> members_;

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace lockstep::nn {
 namespace {
@@ -14,14 +15,12 @@ namespace {
 constexpr const char* kParameter = "parameter";
 constexpr const char* kBuffer = "buffer";
 // How far ahead memory is fetched: the tensors of a module lie apart, and a training step has evicted them.
-constexpr std::size_t kAhead = 8;
+constexpr std::size_t kAhead = 12;
 
-void prefetch(const at::Tensor& tensor) {
-  constexpr std::ptrdiff_t kLine = 64;
-  const auto* const impl = reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl());
-  for (std::ptrdiff_t offset = 0; offset < static_cast<std::ptrdiff_t>(sizeof(c10::TensorImpl));
-       offset += kLine)
-    __builtin_prefetch(impl + offset);
+void prefetch(const void* begin, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t offset = 0; offset < bytes; offset += kLine)
+    __builtin_prefetch(static_cast<const char*>(begin) + offset);
 }
 
 }  // namespace
@@ -32,6 +31,7 @@ ModuleWatch::Seen ModuleWatch::look(const char* kind, std::string name, const at
   return {.name = std::move(name),
           .kind = kind,
           .tensor = tensor,
+          .meta = torch::autograd::impl::get_autograd_meta(tensor),
           .dtype = tensor.scalar_type(),
           .device = tensor.device(),
           .requires_grad = tensor.requires_grad(),
@@ -60,7 +60,11 @@ bool ModuleWatch::is_same(const Seen& seen, bool types) {
 
 bool ModuleWatch::is_unchanged(bool types) const {
   for (std::size_t i = 0; i < seen_.size(); ++i) {
-    if (i + kAhead < seen_.size()) prefetch(seen_[i + kAhead].tensor);
+    if (i + kAhead < seen_.size()) {
+      const auto& later = seen_[i + kAhead];
+      prefetch(later.tensor.unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
+      prefetch(later.meta, sizeof(torch::autograd::AutogradMeta));
+    }
     if (!is_same(seen_[i], types)) return false;
   }
   return identities_.matches(*module_);

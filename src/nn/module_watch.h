@@ -42,6 +42,7 @@ class ModuleWatch {
     std::string name;
     const char* kind;
     at::Tensor tensor;
+    const void* meta;  // of autograd, to be fetched early
     at::ScalarType dtype;
     c10::Device device;
     bool requires_grad;
