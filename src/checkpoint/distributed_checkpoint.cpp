@@ -240,7 +240,11 @@ void Reader::verify(std::size_t share, std::size_t shares) const {
   }
 }
 
-Dict load(const fs::path& folder) { return Reader(folder).read_all(); }
+Dict load(const fs::path& folder) {
+  Dict contents;
+  read_again_if_replaced(folder, [&] { contents = Reader(folder).read_all(); });
+  return contents;
+}
 
 void Reader::check_fits(const std::string& key, const Value& value) const {
   if (is_empty_dict(value)) return;

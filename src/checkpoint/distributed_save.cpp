@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/distributed_save.h"
 
+#include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <random>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <c10/util/strides.h>
@@ -35,10 +38,19 @@ std::uint64_t saved_size(const at::Tensor& tensor) {
   return serialize::zip_size(serialize::pickle_value(at::empty(tensor.sizes(), tensor.scalar_type())));
 }
 
+bool names_any_of(const fs::path& metadata, const std::map<std::string, std::uint64_t>& files) {
+  std::ifstream stream(metadata, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  const auto is_named = [&](const auto& file) { return text.find(file.first) != std::string::npos; };
+  return files.empty() || std::ranges::any_of(files, is_named);
+}
+
 }  // namespace
 
-DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group,
-                                 const std::string& token, checkpointing::TensorCopies* copies) {
+DistributedSave::DistributedSave(const Dict& contents, const checkpointing::Group& group, SaveTicket ticket,
+                                 checkpointing::TensorCopies* copies)
+    : use_(std::move(ticket.use)) {
+  const auto& token = ticket.token;
   std::vector<Leaf> leaves;
   std::string own;
   checkpointing::on_every(group, [&] {
@@ -135,16 +147,20 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
   return true;
 }
 
-void DistributedSave::commit(const fs::path& folder, bool sync) const {
+void DistributedSave::commit(const fs::path& folder, bool sync) {
   write_metadata_file(metadata_, folder, sync);
+  auto use = std::exchange(use_, std::nullopt);
+  if (use && !use->be_the_last()) return;
   std::error_code code;
+  // Another save may have replaced the metadata meanwhile.
+  if (!names_any_of(folder / kMetadataName, files_)) return;
   for (const auto& name : data_files(folder)) {
     if (!files_.contains(name)) fs::remove(folder / name, code);
   }
 }
 
-std::string begin_save(const fs::path& folder, const checkpointing::Group& group, bool sync) {
-  std::string token;
+SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group, bool sync) {
+  SaveTicket ticket;
   checkpointing::on_first(group, [&] {
     try {
       make_folders(folder, sync);
@@ -152,14 +168,16 @@ std::string begin_save(const fs::path& folder, const checkpointing::Group& group
       throw_error("{}: the folder cannot be made: {}", folder.string(), error.code().message());
     }
     std::random_device source;
-    token = fmt::format("{:08x}{:08x}", source(), source());
+    ticket.token = fmt::format("{:08x}{:08x}", source(), source());
+    ticket.use.emplace(folder);
   });
-  return checkpointing::share_text(group, token);
+  ticket.token = checkpointing::share_text(group, ticket.token);
+  return ticket;
 }
 
 void save(const Dict& contents, const fs::path& folder, const SaveOptions& options,
           const std::optional<ProcessGroup>& process_group) {
-  const DistributedSave saving(contents, process_group, begin_save(folder, process_group, options.sync));
+  DistributedSave saving(contents, process_group, begin_save(folder, process_group, options.sync));
   checkpointing::on_every(process_group, [&] { saving.write(folder, options.sync); });
   checkpointing::on_first(process_group, [&] { saving.commit(folder, options.sync); });
 }

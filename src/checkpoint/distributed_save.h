@@ -4,17 +4,28 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <lockstep/serialize/value.h>
 
 #include "checkpoint/distributed_metadata.h"
+#include "checkpoint/folder_use.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/share.h"
 #include "checkpoint/tensor_copies.h"
 
 namespace lockstep::distributed_checkpoint {
+
+// What begins a save.
+struct SaveTicket {
+  std::string token;                              // unique
+  std::optional<checkpointing::FolderUse> use{};  // on rank 0
+};
+
+// Collective. Creates the folder.
+SaveTicket begin_save(const std::filesystem::path& folder, const checkpointing::Group& group, bool sync);
 
 // A distributed save in steps. The constructor agrees on what every rank writes; afterwards ranks only need
 // to know whether the others succeeded. File names contain `token`, so that a late writer of another save
@@ -23,7 +34,7 @@ class DistributedSave {
  public:
   // Collective; all ranks throw CheckpointError. With `copies`, tensors may change afterwards, otherwise only
   // after write().
-  DistributedSave(const Dict& contents, const checkpointing::Group& group, const std::string& token,
+  DistributedSave(const Dict& contents, const checkpointing::Group& group, SaveTicket ticket,
                   checkpointing::TensorCopies* copies = nullptr);
 
   // Writes this rank's file atomically. Throws CheckpointError.
@@ -36,8 +47,8 @@ class DistributedSave {
   // up.
   bool is_complete(const std::filesystem::path& folder) const;
   // On rank 0, after all ranks have written: writes the metadata, which replaces the old checkpoint, then
-  // removes files that belong to no checkpoint.
-  void commit(const std::filesystem::path& folder, bool sync) const;
+  // removes files that belong to no checkpoint, unless other saves to the folder are in progress.
+  void commit(const std::filesystem::path& folder, bool sync);
 
  private:
   struct Item {
@@ -50,13 +61,11 @@ class DistributedSave {
                   checkpointing::TensorCopies* copies);
   void place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks, const std::string& token);
 
+  std::optional<checkpointing::FolderUse> use_;  // on rank 0
   std::string file_;
   std::vector<Item> items_;
   Metadata metadata_;                           // on rank 0
   std::map<std::string, std::uint64_t> files_;  // on rank 0: with their sizes
 };
-
-// Collective. Creates the folder and returns a unique token for a save.
-std::string begin_save(const std::filesystem::path& folder, const checkpointing::Group& group, bool sync);
 
 }  // namespace lockstep::distributed_checkpoint

@@ -76,8 +76,8 @@ class EveryRankWriter : public CheckpointWriter {
   void begin_and_write(std::int64_t step, const Dict& contents, std::optional<double> metric) {
     const CheckpointInfo info{.step = step, .file = folder_.file_of(step, true), .metric = metric};
     begin(info);
-    const auto token = distributed_checkpoint::begin_save(place_, group_, options_.sync);
-    saving_.emplace(contents, group_, token, options_.async_save ? &copies_ : nullptr);
+    saving_.emplace(contents, group_, distributed_checkpoint::begin_save(place_, group_, options_.sync),
+                    options_.async_save ? &copies_ : nullptr);
     options_.async_save ? start(info) : write_now(info);
   }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
 #include <filesystem>
+#include <sys/stat.h>
+#include <tuple>
 
 #include <fmt/ranges.h>
 
@@ -225,16 +227,19 @@ Metadata parse_metadata(std::string_view text) {
 }
 
 void read_again_if_replaced(const std::filesystem::path& folder, const std::function<void()>& read) {
-  const auto metadata_time = [&] {
-    std::error_code code;
-    return std::filesystem::last_write_time(folder / kMetadataName, code);
+  const auto metadata = [&] {
+    struct stat status {};
+    ::stat((folder / kMetadataName).c_str(), &status);
+    return std::tuple(status.st_ino, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
   };
-  const auto before = metadata_time();
-  try {
-    read();
-  } catch (const CheckpointError&) {
-    if (metadata_time() == before) throw;
-    read();
+  constexpr int most_attempts = 20;  // several ranks may save all the time
+  for (int attempt = 1;; ++attempt) {
+    const auto before = metadata();
+    try {
+      return read();
+    } catch (const CheckpointError&) {
+      if (attempt == most_attempts || metadata() == before) throw;
+    }
   }
 }
 

@@ -37,12 +37,6 @@ std::string file_name_of(std::string run_id) {
       fmt::format("the log file or folder {} cannot be created: {}", path.string(), errno_text(code)));
 }
 
-void make_folders(const fs::path& path) {
-  std::error_code code;
-  fs::create_directories(path, code);
-  if (code) refuse_log(path, code.value());
-}
-
 std::string text_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text(static_cast<std::size_t>(kMaxRecorded), '\0');
@@ -53,6 +47,12 @@ std::string text_of(const fs::path& path) {
 
 }  // namespace
 
+void make_log_folder(const fs::path& path) {
+  std::error_code code;
+  fs::create_directories(path, code);
+  if (code) refuse_log(path, code.value());
+}
+
 LogFolder::LogFolder(const OutputOptions& options, std::string run_id)
     : base_(options.log_dir),
       run_id_(file_name_of(std::move(run_id))),
@@ -60,8 +60,12 @@ LogFolder::LogFolder(const OutputOptions& options, std::string run_id)
               !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty()) {}
 
 void LogFolder::make_run_folder() {
-  const fs::path base = base_.empty() ? fs::temp_directory_path() : fs::path(base_);
-  make_folders(base);
+  std::error_code code;
+  const fs::path base = base_.empty() ? fs::temp_directory_path(code) : fs::path(base_);
+  if (code)
+    throw LaunchError("the folder for temporary files, TMPDIR or /tmp, cannot be used for logs: " +
+                      code.message() + "; set --log-dir");
+  make_log_folder(base);
   std::string name =
       (base / fmt::format("{}_XXXXXX", base_.empty() ? "lockstep_" + run_id_ : run_id_)).string();
   if (::mkdtemp(name.data()) == nullptr) refuse_log(name, errno);
@@ -73,7 +77,7 @@ fs::path LogFolder::begin_attempt(int restarts) {
   auto folder = run_ / fmt::format("attempt_{}", restarts);
   std::error_code ignored;
   fs::remove_all(folder, ignored);
-  make_folders(folder);
+  make_log_folder(folder);
   return folder;
 }
 
@@ -91,7 +95,7 @@ std::string ErrorRecord::message() const {
 }
 
 UniqueFd open_log(const fs::path& path) {
-  make_folders(path.parent_path());
+  make_log_folder(path.parent_path());
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
   if (!file) refuse_log(path, errno);
   return file;

@@ -50,6 +50,9 @@ class ErrorRecord {
   std::filesystem::path path_;
 };
 
+// Creates a folder for logs and its parents. Throws LaunchError naming it.
+void make_log_folder(const std::filesystem::path& path);
+
 // Creates or truncates `path` for writing. Throws LaunchError naming it.
 UniqueFd open_log(const std::filesystem::path& path);
 

@@ -37,7 +37,7 @@ WorkerGroup::WorkerGroup(const LaunchOptions& options, const std::string& file,
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
     if (folder.wanted()) {
       const auto record = file_of(local_rank, "error.json");
-      std::filesystem::create_directories(record.parent_path());
+      make_log_folder(record.parent_path());
       records_.emplace(local_rank, ErrorRecord(record));
     } else {
       records_.emplace(local_rank, ErrorRecord());

@@ -35,7 +35,8 @@ void write_whole(const std::string& path, const std::string& text) {
   } catch (const std::system_error& error) {
     // Rank 0 has just removed it as a file of an earlier run; the caller retries.
     const bool was_removed = error.code() == std::errc::no_such_file_or_directory;
-    if (was_removed && fs::is_directory(fs::path(path).parent_path())) return;
+    std::error_code ignored;
+    if (was_removed && fs::is_directory(fs::path(path).parent_path(), ignored)) return;
     throw RendezvousError(
         fmt::format("the rendezvous file {} cannot be written: {}", path, error.code().message()));
   }
@@ -74,9 +75,10 @@ FileRendezvous::FileRendezvous(std::string path, int rank, int world_size)
     : path_(std::move(path)), rank_(rank), world_size_(world_size), ticket_(random_hex(3)) {
   for (int other = 0; other < world_size; ++other) never_seen_.insert(other);
   const auto folder = fs::path(path_).parent_path();
-  if (!fs::is_directory(folder)) {
-    throw RendezvousError(
-        fmt::format("the folder {} of the rendezvous file does not exist", folder.string()));
+  std::error_code code;
+  if (!fs::is_directory(folder, code)) {
+    throw RendezvousError(fmt::format("the folder {} of the rendezvous file does not exist{}{}",
+                                      folder.string(), code ? ": " : "", code ? code.message() : ""));
   }
   if (rank_ != 0) return;
   remove_leftovers();
@@ -86,13 +88,19 @@ FileRendezvous::FileRendezvous(std::string path, int rank, int world_size)
 void FileRendezvous::remove_leftovers() const {
   const auto name = fs::path(path_).filename().string();
   std::error_code code;
-  for (const auto& entry : fs::directory_iterator(fs::path(path_).parent_path())) {
-    const auto other = entry.path().filename().string();
+  const auto folder = fs::path(path_).parent_path();
+  for (auto entry = fs::directory_iterator(folder, code); !code && entry != fs::directory_iterator();
+       entry.increment(code)) {
+    const auto other = entry->path().filename().string();
     if (!other.starts_with(name) || !is_rendezvous_file(other.substr(name.size()))) continue;
-    fs::remove(entry.path(), code);
+    fs::remove(entry->path(), code);
     if (!code) continue;
     throw RendezvousError(fmt::format("{}, a file of an earlier run, cannot be removed: {}",
-                                      entry.path().string(), code.message()));
+                                      entry->path().string(), code.message()));
+  }
+  if (code) {
+    throw RendezvousError(fmt::format("the folder {} of the rendezvous file cannot be read: {}",
+                                      folder.string(), code.message()));
   }
 }
 
@@ -112,7 +120,8 @@ void FileRendezvous::write_ticket() const {
 bool FileRendezvous::all_there() {
   bool all = true;
   for (int rank = 0; rank < world_size_; ++rank) {
-    const bool is_there = fs::exists(rank_path(rank));
+    std::error_code ignored;
+    const bool is_there = fs::exists(rank_path(rank), ignored);
     if (is_there) never_seen_.erase(rank);
     all = all && is_there;
   }

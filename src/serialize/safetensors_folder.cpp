@@ -146,13 +146,14 @@ void save_torch_state_dict(const Dict& state_dict, const path& save_directory,
 }
 
 Dict load_torch_state_dict(const path& checkpoint_path, const LoadOptions& options) {
-  if (!std::filesystem::is_directory(checkpoint_path)) {
+  std::error_code unreadable;  // reported by the functions that open the file
+  if (!std::filesystem::is_directory(checkpoint_path, unreadable)) {
     const bool is_index = checkpoint_path.extension() == ".json";
     return is_index ? load_indexed(checkpoint_path, options) : load_file(checkpoint_path, options);
   }
   const auto index = checkpoint_path / kIndexFile;
-  return std::filesystem::exists(index) ? load_indexed(index, options)
-                                        : load_file(checkpoint_path / kSingleFile, options);
+  return std::filesystem::exists(index, unreadable) ? load_indexed(index, options)
+                                                    : load_file(checkpoint_path / kSingleFile, options);
 }
 
 }  // namespace lockstep::safetensors

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <random>
 #include <sys/mman.h>
@@ -19,7 +20,9 @@
 
 #include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpoint_manager.h>
+#include <lockstep/checkpoint/distributed_checkpoint.h>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "support/file_system_faults.h"
 #include "support/temp_folder.h"
@@ -128,10 +131,12 @@ Value save_of(int rank, std::int64_t number) {
   return Dict{{"rank", rank}, {"number", number}, {"tensor", torch::full({2000 * (rank + 1)}, number)}};
 }
 
-// Three processes that save to one file until they are killed. A new one takes the place of each.
+using Save = std::function<void(int rank, std::int64_t number)>;
+
+// Three processes that save to one place until they are killed. A new one takes the place of each.
 class Savers {
  public:
-  explicit Savers(fs::path file) : file_(std::move(file)) {
+  Savers(fs::path folder, Save save) : folder_(std::move(folder)), save_(std::move(save)) {
     for (int rank = 0; rank < kRanks; ++rank) start(rank);
   }
   ~Savers() {
@@ -160,7 +165,7 @@ class Savers {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
       for (std::int64_t number = 0;; ++number) {
-        save(save_of(rank, number), file_, {.sync = number % 4 == 0});
+        save_(rank, number);
         ++*saves_;
       }
     } catch (const std::exception& error) {
@@ -168,46 +173,69 @@ class Savers {
       ::_exit(1);
     }
   }
-  bool kill(int rank) { return kill_and_see(pids_[static_cast<std::size_t>(rank)], file_.parent_path()); }
+  bool kill(int rank) { return kill_and_see(pids_[static_cast<std::size_t>(rank)], folder_); }
 
-  fs::path file_;
+  fs::path folder_;
+  Save save_;
   std::array<pid_t, kRanks> pids_{};
   std::atomic<std::int64_t>* saves_ = static_cast<std::atomic<std::int64_t>*>(
       ::mmap(nullptr, sizeof(*saves_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
 };
 
-void expect_whole_save(const fs::path& file) {
-  const auto found = load(file, {.verify = true});
+void expect_whole_save(const Value& found) {
   const auto rank = static_cast<int>(found["rank"].as_int());
   ASSERT_TRUE(equal(found, save_of(rank, found["number"].as_int())));
 }
 
-// Waits for the first save, and reads at any moment from then on.
-TEST(KilledSaves, OfSeveralRanksToOneFileLeaveItWhole) {
+// Reads at any moment from the first save on.
+void kill_savers(const fs::path& folder, const Save& save, const std::function<Value()>& load_it) {
   torch::set_num_threads(1);  // a fork has one thread
+  std::mt19937 random(13);
+  int in_the_middle = 0;
+  {
+    Savers savers(folder, save);
+    const Deadline deadline(std::chrono::seconds(60));
+    while (savers.saves() == 0 && !deadline.expired()) std::this_thread::yield();
+    ASSERT_GT(savers.saves(), 0);
+    for (int kill = 0; kill < rounds(); ++kill) {
+      ASSERT_NO_FATAL_FAILURE(expect_whole_save(load_it())) << "kill " << kill;
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 6'000));
+      in_the_middle += savers.replace(static_cast<int>(random() % Savers::kRanks)) ? 1 : 0;
+      ASSERT_NO_FATAL_FAILURE(expect_whole_save(load_it())) << "kill " << kill;
+    }
+    EXPECT_GT(savers.saves(), rounds());
+  }
+  EXPECT_GT(in_the_middle, rounds() / 20) << "hardly any kill hit a save";
+  expect_whole_save(load_it());
+  save(0, 1);
+  expect_whole_save(load_it());
+}
+
+std::ptrdiff_t files_in(const fs::path& folder) {
+  return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+}
+
+TEST(KilledSaves, OfSeveralRanksToOneFileLeaveItWhole) {
   for (const bool unnamed : {true, false}) {
     const ScopedFaults faults({.no_unnamed_files = !unnamed});
     const TempFolder temp;
     const auto file = temp.path() / "net.pt";
-    std::mt19937 random(13);
-    int in_the_middle = 0;
-    {
-      Savers savers(file);
-      while (!fs::exists(file)) std::this_thread::yield();
-      for (int kill = 0; kill < rounds(); ++kill) {
-        ASSERT_NO_FATAL_FAILURE(expect_whole_save(file)) << "kill " << kill;
-        std::this_thread::sleep_for(std::chrono::microseconds(random() % 6'000));
-        in_the_middle += savers.replace(static_cast<int>(random() % Savers::kRanks)) ? 1 : 0;
-        ASSERT_NO_FATAL_FAILURE(expect_whole_save(file)) << "kill " << kill;
-      }
-      EXPECT_GT(savers.saves(), rounds());
-    }
-    EXPECT_GT(in_the_middle, rounds() / 20) << "hardly any kill hit a save";
-    expect_whole_save(file);
-    save(save_of(0, 1), file);
-    expect_whole_save(file);
-    EXPECT_EQ(std::distance(fs::directory_iterator(temp.path()), fs::directory_iterator()), 1);
+    const auto to_file = [&](int rank, std::int64_t number) {
+      save(save_of(rank, number), file, {.sync = number % 4 == 0});
+    };
+    kill_savers(temp.path(), to_file, [&] { return load(file, {.verify = true}); });
+    EXPECT_EQ(files_in(temp.path()), 1);
   }
+}
+
+// Each process saves alone.
+TEST(KilledSaves, OfSeveralRanksToOneFolderLeaveItWhole) {
+  const TempFolder temp;
+  const auto to_folder = [&](int rank, std::int64_t number) {
+    distributed_checkpoint::save(save_of(rank, number).as_dict(), temp.path(), {.sync = number % 4 == 0});
+  };
+  kill_savers(temp.path(), to_folder, [&] { return Value(distributed_checkpoint::load(temp.path())); });
+  EXPECT_EQ(files_in(temp.path()), 2);  // the metadata and one file of data
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ std::vector<ImplicitUse> implicit_uses() {
        [](auto&) {
          ZeroRedundancyOptimizer<torch::optim::SGD>(net()->parameters(), torch::optim::SGDOptions(0.1));
        }},
-      {"fully_shard()", [](auto&) { fully_shard(net()); }},
+      {"fully_shard()", [](auto&) { fully_shard(*net()); }},
       {"memory_report()",
        [=](auto&) { with_sgd([](auto& linear, auto& sgd) { memory_report(*linear, sgd); }); }},
       {"nn::functional::all_reduce", [=](auto&) { nn::functional::all_reduce(one()); }},
@@ -115,8 +115,8 @@ std::vector<ImplicitUse> implicit_uses() {
        [=](auto&) {
          with_sgd([](auto& linear, auto& sgd) {
            Trainer trainer(linear, sgd, {.epochs = 1});
-           trainer.fit(std::vector{torch::rand({1, 2})},
-                       [&](auto& batch) { return linear->forward(batch).sum(); });
+           std::vector batches{torch::rand({1, 2})};
+           trainer.fit(batches, [&](auto& batch) { return linear->forward(batch).sum(); });
          });
        }},
       {"finite_or_stop()", [=](auto&) { finite_or_stop(one().sum(), net(), 1); }},
@@ -153,11 +153,8 @@ void expect_refused(const std::string& folder, const std::string& numbers) {
 }
 
 std::vector<std::int64_t> all_of(data::Sampler& sampler) {
-  std::vector<std::int64_t> found;
-  const auto stream = sampler.iter();
-  for (auto more = stream->next(); more.defined(); more = stream->next()) {
-    for (std::int64_t i = 0; i < more.numel(); ++i) found.push_back(more.flatten()[i].item<std::int64_t>());
-  }
+  std::vector<std::int64_t> found(static_cast<std::size_t>(sampler.size() + 1));
+  found.resize(static_cast<std::size_t>(sampler.iter()->read(found)));
   return found;
 }
 

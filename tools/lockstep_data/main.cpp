@@ -73,7 +73,8 @@ int show(const ShowOptions& options) {
   auto loader = data::make_loader(folder, {.batch_size = std::min(options.count, folder.size()),
                                            .shuffle = !options.in_order,
                                            .seed = static_cast<std::int64_t>(options.seed),
-                                           .augmentation_seed = options.seed});
+                                           .augmentation_seed = options.seed,
+                                           .distributed = false});
   const auto [images, targets] = *loader.begin();
   data::save_image(images, options.out, {.nrow = options.nrow});
   print_classes(targets, folder.classes(), options.nrow);
