@@ -147,7 +147,7 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
   return true;
 }
 
-void DistributedSave::commit(const fs::path& folder, bool sync) {
+void DistributedSave::commit(const fs::path& folder, bool sync) const {
   write_metadata_file(metadata_, folder, sync);
   auto use = std::exchange(use_, std::nullopt);
   if (use && !use->be_the_last()) return;

@@ -48,7 +48,7 @@ class DistributedSave {
   bool is_complete(const std::filesystem::path& folder) const;
   // On rank 0, after all ranks have written: writes the metadata, which replaces the old checkpoint, then
   // removes files that belong to no checkpoint, unless other saves to the folder are in progress.
-  void commit(const std::filesystem::path& folder, bool sync);
+  void commit(const std::filesystem::path& folder, bool sync) const;
 
  private:
   struct Item {
@@ -61,7 +61,7 @@ class DistributedSave {
                   checkpointing::TensorCopies* copies);
   void place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks, const std::string& token);
 
-  std::optional<checkpointing::FolderUse> use_;  // on rank 0
+  mutable std::optional<checkpointing::FolderUse> use_;  // on rank 0, until commit()
   std::string file_;
   std::vector<Item> items_;
   Metadata metadata_;                           // on rank 0

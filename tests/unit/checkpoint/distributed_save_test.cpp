@@ -51,10 +51,11 @@ TEST(DistributedSave, IsCompleteOnlyWithTheFilesOfThisSave) {
     return dcp::DistributedSave({{"w", torch::ones({length})}}, {}, dcp::begin_save(temp.path(), {}, false));
   };
   // A late writer of a run that has ended.
-  const auto before = save(100);
+  auto before = std::optional(save(100));
   const auto now = save(100);
-  before.write(temp.path(), false);
-  EXPECT_TRUE(before.is_complete(temp.path()));
+  before->write(temp.path(), false);
+  EXPECT_TRUE(before->is_complete(temp.path()));
+  before.reset();
   EXPECT_FALSE(now.is_complete(temp.path()));
   now.write(temp.path(), false);
   EXPECT_TRUE(now.is_complete(temp.path()));
@@ -64,6 +65,23 @@ TEST(DistributedSave, IsCompleteOnlyWithTheFilesOfThisSave) {
   EXPECT_FALSE(now.is_complete(temp.path()));
   now.give_up(temp.path());
   EXPECT_THAT(error_of([&] { now.is_complete(temp.path()); }), ::testing::HasSubstr("could not write it"));
+}
+
+TEST(DistributedSave, KeepsTheFilesOfASaveInProgress) {
+  const TempFolder temp;
+  const auto save = [&](double value) {
+    return dcp::DistributedSave({{"w", torch::full({3}, value)}}, {},
+                                dcp::begin_save(temp.path(), {}, false));
+  };
+  const auto value = [&] { return dcp::load(temp.path())["w"].as_tensor()[0].item<double>(); };
+  const auto first = save(1), second = save(2);
+  first.write(temp.path(), false);
+  second.write(temp.path(), false);
+  first.commit(temp.path(), false);
+  EXPECT_EQ(value(), 1);
+  second.commit(temp.path(), false);
+  EXPECT_EQ(value(), 2);
+  only_data_file(temp.path());
 }
 
 TEST(DistributedSave, RemovesLeftoverFiles) {
