@@ -188,6 +188,10 @@ const testing::Scenario batches("async batches", [] {
   refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, size}}, "send at async_test.cpp:");
   refuses({{P2POp::irecv, whole, next}, {P2POp::irecv, whole.select(1, 0), next}}, "holes");
   refuses({{P2POp::irecv, whole, next}, {P2POp::isend, whole, next, other}}, "make a batch for each group");
+  const auto row = [&](std::int64_t index) { return whole.view(-1).slice(0, 4 * index, 4 * index + 5); };
+  refuses({{P2POp::irecv, row(0), next}, {P2POp::irecv, row(1), before}}, "messages 0 and 1 share memory");
+  refuses({{P2POp::isend, row(1), next}, {P2POp::irecv, row(0), before}},
+          "messages 1 and 0 share memory, and message 1 receives");
   for (const auto& call : context.group().recent_calls()) EXPECT_EQ(call.state, CallState::completed);
 });
 TEST_P(MessagesOfFour, ABatchIsInAnyOrder) { run(batches); }

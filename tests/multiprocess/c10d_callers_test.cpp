@@ -61,6 +61,21 @@ const testing::Scenario futures("c10d callers: futures", [] {
   EXPECT_TRUE(at::equal(shares.at(1), at::full({1}, 14, at::kLong)));
   joined.pop_back();
   EXPECT_THROW((void)backend->allgather_into_tensor_coalesced(joined, shares), ArgumentError);
+  // None starts: the calls of the other rank still meet these.
+  const auto refuses = [](auto call, const std::string& text) {
+    EXPECT_THAT(call, ::testing::ThrowsMessage<ArgumentError>(::testing::HasSubstr(text)));
+  };
+  std::vector<at::Tensor> twice(2, at::zeros({2}));
+  refuses([&] { (void)backend->allreduce_coalesced(twice); }, "outputs[0] and outputs[1] share memory");
+  std::vector<at::Tensor> expanded{at::zeros({1}).expand({2})};
+  refuses([&] { (void)backend->allreduce_coalesced(expanded); }, "outputs[0] of shape [2] and strides [0]");
+  std::vector<std::vector<at::Tensor>> lists{{twice[0]}, {twice[1]}};
+  std::vector<at::Tensor> one{at::ones({2})};
+  refuses([&] { (void)backend->allgather_coalesced(lists, one); }, "outputs[0] and outputs[1] share memory");
+  std::vector<at::Tensor> halves{at::ones({1}), twice[0].slice(0, 0, 1)};
+  std::vector<at::Tensor> wholes{twice[0], at::zeros({2})};
+  refuses([&] { (void)backend->allgather_into_tensor_coalesced(wholes, halves); },
+          "outputs[0] and inputs[1] share memory");
   // Of three entries, and of one.
   const auto ones = at::diag(context.is_main() ? at::ones({3}) : at::tensor({1.F, 0.F, 0.F}));
   std::vector<at::Tensor> sparse{ones.to_sparse()};

@@ -229,6 +229,36 @@ const testing::Scenario layouts("layouts", [] {
 });
 TEST_P(CollectiveKinds, Layouts) { run(layouts); }
 
+// Written by threads that are not in inference mode.
+const testing::Scenario inference("inference mode", [] {
+  const auto context = start();
+  const auto& group = context.group();
+  const c10::InferenceMode guard;
+  const auto x = torch::full({4}, group.rank() + 1.0F);
+  group.all_reduce(x, ReduceOp::AVG);
+  EXPECT_TRUE(torch::equal(x, torch::full({4}, 1.5F)));
+  const Tensors all{torch::zeros({4}), torch::zeros({4})};
+  group.all_gather(all, torch::full({4}, group.rank() + 1.0F));
+  EXPECT_TRUE(torch::equal(all[1], torch::full({4}, 2.0F)));
+  EXPECT_EQ(group.all_gather_object(std::to_string(group.rank())), (std::vector<std::string>{"0", "1"}));
+});
+TEST_P(CollectiveKinds, InferenceMode) { run(inference); }
+
+// Rank r sends r + i elements to rank i.
+const testing::Scenario uneven_lists("uneven lists", [] {
+  const auto context = start();
+  const auto& group = context.group();
+  Tensors sent, received;
+  for (int i = 0; i < group.size(); ++i) {
+    sent.push_back(torch::full({group.rank() + i}, 10.0F * group.rank() + i));
+    received.push_back(torch::zeros({group.rank() + i}));
+  }
+  group.all_to_all(received, sent);
+  for (int i = 0; i < group.size(); ++i)
+    EXPECT_TRUE(torch::equal(received[i], torch::full({group.rank() + i}, 10.0F * i + group.rank())));
+});
+TEST_P(CollectiveKindsOfThree, UnevenLists) { run(uneven_lists); }
+
 const testing::Scenario uneven("uneven exchange", [] {
   const auto context = start();
   const auto& group = context.group();

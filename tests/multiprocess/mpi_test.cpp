@@ -93,7 +93,9 @@ const testing::Scenario comes_late("mpi: comes late", [] {
 
 TEST(Mpi, TwoRanks) {
   testing::expect_all_passed(
-      run_over_mpi(with(for_any_size(), {"bitwise", "complex numbers", "layouts", "async messages"}), 2));
+      run_over_mpi(with(for_any_size(), {"bitwise", "complex numbers", "layouts", "inference mode",
+                                         "desync: every difference", "async messages"}),
+                   2));
 }
 
 // As where MPI takes calls of one thread only.
@@ -103,10 +105,10 @@ TEST(Mpi, TwoRanksWhoseCallsOneThreadMakes) {
 }
 
 TEST(Mpi, ThreeRanks) {
-  testing::expect_all_passed(run_over_mpi(
-      with(for_any_size(),
-           {"uneven exchange", "objects", "groups main first", "groups main throws", "mpi: comes late"}),
-      3));
+  testing::expect_all_passed(
+      run_over_mpi(with(for_any_size(), {"uneven exchange", "uneven lists", "objects", "groups main first",
+                                         "groups main throws", "mpi: comes late"}),
+                   3));
 }
 
 TEST(Mpi, FourRanks) {
