@@ -2,7 +2,9 @@
 #include "nn/gradient_norm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <utility>
 
@@ -66,11 +68,28 @@ at::Tensor norm_of_rank(const std::vector<CountedGradient>& gradients, double no
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
+// What all ranks must pass alike, and a number of 16 bits by which they see whether they do.
+struct Clipping {
+  Clipping(double max_norm, const ClipGradNormOptions& options)
+      : norm_type(options.norm_type), mark(mark_of(max_norm, options)) {}
+
+  double norm_type;
+  double mark;
+
+ private:
+  static double mark_of(double max_norm, const ClipGradNormOptions& options) {
+    std::uint64_t bits = options.error_if_nonfinite ? 1 : 0;
+    for (const double number : {options.norm_type + 0.0, max_norm + 0.0})  // -0 is 0
+      bits = (bits ^ std::bit_cast<std::uint64_t>(number)) * 0x9E37'79B9'7F4A'7C15U;
+    return static_cast<double>(bits >> 48U);
+  }
+};
+
 // What is reduced over ranks instead of norms: numbers that are added or, for the infinite types, of which
 // the largest counts.
 class Terms {
  public:
-  explicit Terms(double norm_type) : norm_type_(norm_type) {}
+  explicit Terms(const Clipping& clipping) : norm_type_(clipping.norm_type), mark_(clipping.mark) {}
 
   // Also for a gradient that has no elements here, because its terms lie at one place on all ranks.
   void add(const CountedGradient& gradient) {
@@ -93,9 +112,11 @@ class Terms {
     if (is_max() && has_nan) std::ranges::fill(row, none());
     row.push_back(has_nan ? 1 : 0);
     row.push_back(has_elements_ ? 1 : 0);
+    row.insert(row.end(), {mark_, is_max() ? -mark_ : mark_ * mark_});
     const auto all = at::tensor(row, at::kDouble);
     ranks.all_reduce(all, is_max() ? ReduceOp::MAX : ReduceOp::SUM, where);
     const auto* const reduced = all.const_data_ptr<double>();
+    check_marks(reduced + terms_.size() + 2, ranks);
     std::copy_n(reduced, terms_.size(), terms_.begin());
     if (reduced[terms_.size()] > 0) std::ranges::fill(terms_, kNaN);
     has_elements_ = reduced[terms_.size() + 1] > 0;
@@ -111,6 +132,15 @@ class Terms {
   }
 
  private:
+  // Equal sums of the marks and of their squares, or an equal maximum and minimum, need equal marks.
+  void check_marks(const double* reduced, const ProcessGroup& ranks) const {
+    const double count = is_max() ? 1 : ranks.size();
+    if (reduced[0] == count * mark_ && reduced[1] == (is_max() ? -mark_ : count * mark_ * mark_)) return;
+    throw_error<DesyncError>(
+        "rank {} of {}: clip_grad_norm_: another rank passes another norm_type, max_norm or "
+        "error_if_nonfinite than this rank's norm_type {}; pass the same on all ranks",
+        ranks.rank(), ranks.size(), norm_type_);
+  }
   bool is_max() const { return std::isinf(norm_type_); }
   double none() const { return is_max() ? -kInfinity : 0; }
   double term_of(double norm) const {
@@ -132,6 +162,7 @@ class Terms {
   }
 
   double norm_type_;
+  double mark_;
   std::vector<double> terms_;
   bool has_elements_ = false;
 };
@@ -145,25 +176,25 @@ bool have_same_ranks(const CountedGradient& one, const CountedGradient& other) {
   return std::ranges::equal(one.cuts, other.cuts, is_same);
 }
 
-double norm_over_ranks(const std::vector<CountedGradient>& gradients, double norm_type,
+double norm_over_ranks(const std::vector<CountedGradient>& gradients, const Clipping& clipping,
                        const ProcessGroup* others, std::source_location where) {
   std::vector<std::pair<const CountedGradient*, Terms>> parts;  // for each list of groups
   for (const auto& gradient : gradients) {
     if (!gradient.counts) continue;
     auto part =
         std::ranges::find_if(parts, [&](const auto& each) { return have_same_ranks(*each.first, gradient); });
-    if (part == parts.end()) part = parts.insert(parts.end(), {&gradient, Terms(norm_type)});
+    if (part == parts.end()) part = parts.insert(parts.end(), {&gradient, Terms(clipping)});
     part->second.add(gradient);
   }
-  Terms total(norm_type);
+  Terms total(clipping);
   for (auto& [first, terms] : parts) {
     for (auto cut = first->cuts.rbegin(); cut != first->cuts.rend(); ++cut) terms.reduce(*cut, true, where);
-    Terms sum(norm_type);
+    Terms sum(clipping);
     sum.add(terms);
     if (first->other_ranks) sum.reduce(*first->other_ranks, false, where);
     total.add(sum);
   }
-  Terms all(norm_type);
+  Terms all(clipping);
   all.add(total);
   if (others != nullptr) all.reduce(*others, false, where);
   return all.norm();
@@ -188,7 +219,7 @@ double clip_gradients(const std::vector<CountedGradient>& gradients, double max_
   const bool is_local = others == nullptr && std::ranges::all_of(gradients, is_of_one_rank);
   const auto total =
       is_local ? norm_of_rank(gradients, options.norm_type)
-               : at::tensor(norm_over_ranks(gradients, options.norm_type, others, where), at::kDouble);
+               : at::tensor(norm_over_ranks(gradients, {max_norm, options}, others, where), at::kDouble);
   const auto norm = total.item().toDouble();
   if (options.error_if_nonfinite && !std::isfinite(norm))
     throw_error<NonFiniteError>("clip_grad_norm_: the norm of the gradients is {}, so they cannot be clipped",

@@ -201,6 +201,9 @@ void check_clipping(const Context& context, const std::optional<DeviceMesh>& mes
       const auto spoiled = clip_grad_norm_(step.sharded, 0.1, {.norm_type = type});
       EXPECT_TRUE(type == 0 || std::isnan(spoiled)) << type;
       EXPECT_THAT(error_of([&] { clip_grad_norm_(step.sharded, -0.1); }), HasSubstr("max_norm is -0.1"));
+      const double other_norm = rank == 1 ? 0.2 : 0.1;
+      EXPECT_THAT(error_of([&] { clip_grad_norm_(step.sharded, other_norm, {.norm_type = type}); }),
+                  HasSubstr("pass the same on all ranks"));
     }
   }
 }

@@ -322,13 +322,14 @@ void to_empty(torch::nn::Module& module, const ToEmptyOptions& options = {});
 
 /// Scales the gradients of all shards of the module so that their norm over all ranks is at most `max_norm`.
 /// Returns the norm before, computed in float64, with the same bits on all ranks. Collective. Ignored
-/// parameters do not count. Experts of all ranks count. Throws NonFiniteError with error_if_nonfinite. To
+/// parameters do not count. Experts of all ranks count. See ClipGradNormOptions. To
 /// clamp each element, call `torch::nn::utils::clip_grad_value_(module.parameters(), value)`. PyTorch:
 /// `torch.nn.utils.clip_grad_norm_`.
 double clip_grad_norm_(const FSDPModule& module, double max_norm, const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());
-/// The same for any module, e.g. one that parallelize_module() changed or with MixtureOfExperts. Call it
-/// after the reduction of DistributedDataParallel.
+/// Scales the gradients of any module, e.g. one that parallelize_module() changed or with MixtureOfExperts.
+/// Call it after the reduction of DistributedDataParallel. A module whose parameters are all whole needs no
+/// communication, and its norm has PyTorch's bits.
 double clip_grad_norm_(const torch::nn::Module& module, double max_norm,
                        const ClipGradNormOptions& options = {},
                        std::source_location where = std::source_location::current());

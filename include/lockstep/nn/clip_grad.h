@@ -27,6 +27,7 @@ class NonFiniteError : public Error {
 /// dtypes. Gradients without elements, e.g. a rank's empty shard, do not count. The norm is 0 without
 /// gradients. Norms of half-precision gradients are computed in float32, those over several ranks in float64.
 /// Throws ArgumentError, before anything is sent, if norm_type is NaN, or if max_norm is negative or NaN.
+/// Throws DesyncError if ranks that have parts of one gradient, or other gradients, pass different options.
 struct ClipGradNormOptions {
   double norm_type = 2;
   /// Throws NonFiniteError when the norm is infinite or NaN, before it scales the gradients.
