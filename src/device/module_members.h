@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <torch/nn/module.h>
+
+namespace lockstep::device {
+
+// What a module has registered itself, without the copies that its own functions return.
+const torch::OrderedDict<std::string, at::Tensor>& own_parameters(const torch::nn::Module& module);
+const torch::OrderedDict<std::string, at::Tensor>& own_buffers(const torch::nn::Module& module);
+const torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>& own_children(
+    const torch::nn::Module& module);
+
+}  // namespace lockstep::device
