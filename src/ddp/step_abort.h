@@ -42,6 +42,10 @@ class StepAbort {
   // yet.
   std::string reasons_of_others() const;
 
+  // After abort(): whether every other rank of this host aborts the step, too. Waits up to two seconds for
+  // ranks that neither do so nor wait in a call that this rank has not made; they may still.
+  bool all_may_abort() const;
+
   // Collective. Returns [rank] = that rank's reason; empty if no rank has one.
   std::vector<std::string> exchange_reasons(const std::string& own) const;
   // Throws DesyncError unless `reasons` is empty.
