@@ -5,6 +5,7 @@
 #include <source_location>
 #include <string>
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/process_group.h>
 
 #include "ddp/module_sync.h"
@@ -22,12 +23,16 @@ class ChangeAgreement {
 
   const ProcessGroup& group() const { return group_; }
 
-  // Makes calls of a step. If they fail, those of the other ranks end, too.
+  // Makes calls of a step. If they fail, those of the other ranks end, too, unless a rank is lost or late.
   template <typename Calls>
   auto run(const Calls& calls) const {
     const auto listening = abort_.listen();
     try {
       return calls();
+    } catch (const PeerLost&) {  // the others notice it themselves
+      throw;
+    } catch (const TimeoutError&) {
+      throw;
     } catch (const std::exception& error) {
       end_others(error.what());
       throw;
