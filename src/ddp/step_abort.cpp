@@ -106,6 +106,20 @@ void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadl
   }
 }
 
+bool StepAbort::all_may_abort() const {
+  const auto host = comm::state_of(group_).node_group();
+  const Deadline deadline(kLongestDelay);
+  for (int rank = 0; host && rank < host->size(); ++rank) {
+    while (rank != host->rank() && !host->refuses(rank, scope()) && !deadline.expired()) {
+      // A rank aborts before it waits.
+      const bool waits = host->board(rank).awaited.load(std::memory_order_acquire) > last_call();
+      if (waits && !host->refuses(rank, scope())) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return true;
+}
+
 std::vector<std::string> StepAbort::exchange_reasons(const std::string& own) const {
   auto reasons = group_.all_gather_object(own);
   if (std::ranges::all_of(reasons, &std::string::empty)) reasons.clear();

@@ -54,6 +54,10 @@ class StepAbort {
   // Throws PeerLost and TimeoutError. Needs the node-local group.
   std::vector<std::string> exchange_changes(const std::string& change) const;
 
+  // After abort(): whether every other rank of this host aborts the step, too. Waits up to two seconds for
+  // ranks that neither do so nor wait in a call that this rank has not made; they may still.
+  bool all_may_abort() const;
+
   // Collective. Returns [rank] = that rank's reason; empty if no rank has one.
   std::vector<std::string> exchange_reasons(const std::string& own) const;
   // Throws DesyncError unless `reasons` is empty.

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/serialize/archive.h>
@@ -16,6 +17,7 @@
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "comm/mapped_memory.h"
+#include "ddp/change_agreement.h"
 #include "ddp/module_sync.h"
 #include "nn/storage_guard.h"
 #include "optim/group_entries.h"
@@ -28,6 +30,8 @@ namespace {
 
 using torch::optim::Optimizer;
 using States = std::remove_reference_t<decltype(std::declval<Optimizer&>().state())>;
+
+constexpr const char* kReplaced = "has been replaced by another tensor";
 
 std::vector<at::Tensor> all_parameters(const Optimizer& optimizer) {
   std::vector<at::Tensor> all;
@@ -107,15 +111,27 @@ ZeroShards::ZeroShards(Optimizer& optimizer, const std::optional<ProcessGroup>& 
       entries_(optim::shared_entries(optimizer)) {
   comm::refuse_with_python(comm::state_of(group_), "ZeroRedundancyOptimizer", "use the optimizer itself");
   check_parameters(where);
+  note_parameters();
+  agreement_ = std::make_unique<ChangeAgreement>(group_);
   entries_->consolidate = [this] { consolidate(0, where_); };
   set_complete(false);
 }
 
+ZeroShards::~ZeroShards() = default;
+
 void ZeroShards::check_parameters(Where where) const {
+  check_same_on_all_ranks(
+      group_,
+      {.user = place_of(where),
+       .lines = parameters_text(where),
+       .advice = "Build the optimizer from the same parameters in the same order on all ranks"},
+      where);
+}
+
+// Throws ArgumentError for a parameter that an optimizer must not own.
+std::string ZeroShards::parameters_text(Where where) const {
   const auto place = place_of(where);
-  ModuleText own{.user = place,
-                 .lines = {},
-                 .advice = "Build the optimizer from the same parameters in the same order on all ranks"};
+  std::string lines;
   std::size_t number = 0;
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
     for (const auto& parameter : optimizer_.param_groups()[g].params()) {
@@ -133,13 +149,70 @@ void ZeroShards::check_parameters(Where where) const {
             "itself",
             place, number, g);
       }
-      own.lines += describe(fmt::format("parameter of group {}", g),
-                            {.name = std::to_string(number++), .tensor = parameter}) +
-                   "\n";
+      lines += describe(fmt::format("parameter of group {}", g),
+                        {.name = std::to_string(number++), .tensor = parameter}) +
+               (parameter.requires_grad() ? "\n" : ", no gradient\n");
     }
   }
   if (number == 0) throw_error<ArgumentError>("{}: there are no parameters", place);
-  check_same_on_all_ranks(group_, own, where);
+  return lines;
+}
+
+std::string ZeroShards::change_of(const Seen& seen, const at::Tensor& parameter) const {
+  if (parameter.unsafeGetTensorImpl() != seen.tensor) return kReplaced;
+  if (parameter.sizes() != at::IntArrayRef(seen.sizes)) {
+    return fmt::format("had the shape [{}] and has [{}]", fmt::join(seen.sizes, ", "),
+                       fmt::join(parameter.sizes(), ", "));
+  }
+  if (parameter.scalar_type() != seen.dtype) {
+    return fmt::format("had the dtype {} and has {}", c10::toString(seen.dtype),
+                       c10::toString(parameter.scalar_type()));
+  }
+  if (parameter.requires_grad() == seen.trained) return "";
+  return seen.trained ? "has been frozen" : "has been unfrozen";
+}
+
+void ZeroShards::note_parameters() {
+  seen_.clear();
+  for (const auto& parameter : all_parameters(optimizer_)) {
+    seen_.push_back({.tensor = parameter.unsafeGetTensorImpl(),
+                     .dtype = parameter.scalar_type(),
+                     .trained = parameter.requires_grad(),
+                     .sizes = parameter.sizes().vec()});
+  }
+}
+
+// A step in which nothing has changed makes no call for it.
+void ZeroShards::agree_on_changes() {
+  std::string change, refused;
+  const auto parameters = all_parameters(optimizer_);
+  for (std::size_t i = 0; i < std::max(parameters.size(), seen_.size()); ++i) {
+    const std::string what = i >= seen_.size()        ? "has been added"
+                             : i >= parameters.size() ? "has been removed"
+                                                      : change_of(seen_[i], parameters[i]);
+    if (what.empty()) continue;
+    const auto text = fmt::format("parameter {} {}", i, what);
+    if (change.empty()) change = text;
+    // Its state has another shape, or other ranks get the parameters that remain.
+    const bool is_new = i >= seen_.size() || what == kReplaced;
+    const bool fits =
+        is_new || (i < parameters.size() && parameters[i].sizes() == at::IntArrayRef(seen_[i].sizes));
+    if (!fits && refused.empty()) refused = text;
+  }
+  if (change.empty()) return;
+  const auto lines = agreement_->run([&] { return parameters_text(where_); });
+  agreement_->confirm(change,
+                      {.user = place_of(where_),
+                       .lines = lines,
+                       .advice = "Make the same change on all ranks before the same step"},
+                      where_);
+  if (!refused.empty()) {
+    throw_error<ArgumentError>(
+        "{}: {} since the last step; construct a new optimizer when parameters get another shape or are "
+        "removed",
+        place_of(where_), refused);
+  }
+  note_parameters();
 }
 
 const std::vector<int>& ZeroShards::owners() {
@@ -292,6 +365,12 @@ void ZeroShards::call_together(const std::function<void()>& call) {
 }
 
 void ZeroShards::step(const std::function<void()>& step_all) {
+  const auto ends_step = c10::make_scope_exit([this] { agreement_->end_step(); });
+  agree_on_changes();
+  agreement_->run([&] { step_together(step_all); });
+}
+
+void ZeroShards::step_together(const std::function<void()>& step_all) {
   const auto parameters = distinct_parameters();
   optim::refuse_unaveraged("ZeroRedundancyOptimizer", optimizer_.param_groups());
   forget_states_of_others();

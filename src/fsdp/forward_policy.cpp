@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "fsdp/forward_policy.h"
 
+#include <algorithm>
+#include <mutex>
+
 #include <c10/util/Type.h>
 
 #include "base/throw_error.h"
+#include "fsdp/parameter_group.h"
+#include "fsdp/tree.h"
 
 namespace lockstep {
 namespace {
@@ -29,6 +34,11 @@ void FSDPModule::begin_forward(const torch::nn::Module* module) const {
                                module == nullptr ? "without a value" : module->name());
   }
   forward_->is_used = true;
+  const auto first = std::ranges::find_if(entries_, [](const auto& each) { return each.group != nullptr; });
+  if (first == entries_.end()) return;
+  const auto tree = first->group->tree();
+  const std::lock_guard lock(tree->mutex);
+  if (tree->is_between_steps()) tree->check_module();
 }
 
 at::Tensor FSDPModule::input(const at::Tensor& tensor) const {

@@ -86,6 +86,7 @@ void move_into(const std::shared_ptr<Tree>& tree, const GroupPointer& group) {
     each->move_to(tree);
   }
   old->groups.clear();
+  tree->adopt_agreements(*old);
 }
 
 bool has_ranks_of(const ProcessGroup& group, const ProcessGroup& other) {
@@ -209,6 +210,10 @@ FSDPModule fully_shard(const torch::nn::Module& module, const FullyShardOptions&
       &module, options.mp_policy,
       fmt::format("{}:{}: fully_shard(): {}", where.file_name(), where.line(), module.name()));
   for (const auto& each : result.groups(true)) each->forward_policies.push_back(result.forward_);
+  std::vector<ProcessGroup> ranks{group.shard_group};
+  if (group.replicas) ranks.push_back(*group.replicas);
+  if (!tree->groups.empty())
+    tree->watch(module, fmt::format("{}:{}: fully_shard()", where.file_name(), where.line()), ranks);
   return result;
 }
 
@@ -225,6 +230,7 @@ void FSDPModule::set_entries(const torch::nn::Module& module) {
     const auto expert = std::ranges::find_if(experts, is_same);
     if (expert != experts.end()) entries_.back().expert_ranks = expert->ranks;
   }
+  module_ = module.weak_from_this();
   for (const auto& [name, tensor] : nn::distinct(module.named_buffers())) buffers_.push_back({name, tensor});
   aliases_ = nn::aliases_of(module);
 }

@@ -44,8 +44,6 @@ void ParameterGroup::begin_backward() {
   for (auto& parameter : parameters_) {
     const auto whole = parameter.lock_whole();
     if (!whole.defined()) continue;
-    check_storage(parameter, whole);
-    set_trained(parameter, whole.requires_grad());
     auto& gradient = whole.mutable_grad();
     if (gradient.defined() &&
         gradient.storage().unsafeGetStorageImpl() == no_gradient_.storage().unsafeGetStorageImpl()) {
@@ -60,22 +58,6 @@ void ParameterGroup::drop_zeroed_gradients() {
     if (whole.defined() && !whole.mutable_grad().defined() && !parameter.unreduced.defined())
       parameter.shard.mutable_grad().reset();
   }
-}
-
-void ParameterGroup::check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const {
-  if (nn::memory_guard_of(whole) != nullptr) return;
-  throw_error<ArgumentError>(
-      "{}:{}: fully_shard(): parameter {} has got another memory since this call; call to(), set_data() and "
-      "torch::load() before fully_shard()",
-      options_.where.file_name(), options_.where.line(), parameter.name);
-}
-
-// The module's user freezes and thaws the module's parameter; the optimizer sees the shard.
-void ParameterGroup::set_trained(ShardedParameter& parameter, bool trained) {
-  if (parameter.trained == trained) return;
-  parameter.trained = trained;
-  parameter.shard.set_requires_grad(trained);
-  trained_ += trained ? 1 : -1;
 }
 
 void ParameterGroup::end_backward() {
@@ -172,8 +154,10 @@ void ParameterGroup::reduce() {
   if (divided.before != 1) reduction.input.div_(divided.before);
   reduction.divisor = divided.after;
   reduction.launched = tree_->launch_reduction();
-  reduction.work =
-      group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op, options_.where);
+  tree_->run(group, [&] {
+    reduction.work =
+        group.reduce_scatter_tensor_async(reduction.output, reduction.input, divided.op, options_.where);
+  });
   reduction_ = std::move(reduction);
 }
 
@@ -182,7 +166,7 @@ void ParameterGroup::finish_reduction() {
   auto reduction = std::move(*std::exchange(reduction_, std::nullopt));
   CallTimes call{.launched = reduction.launched, .waiting = CallTimes::Clock::now(), .done = {}};
   call.bytes = static_cast<std::int64_t>(reduction.input.nbytes());
-  reduction.work->wait();
+  tree_->run(options_.shard_group, [&] { reduction.work->wait(); });
   reduction.input.reset();
   const bool is_complete = reduce_over_replicas(reduction);
   call.done = CallTimes::Clock::now();
@@ -209,7 +193,8 @@ bool ParameterGroup::reduce_over_replicas(Reduction& reduction) {
   }
   const auto ranks = options_.shard_group.size() * options_.replicas->size();
   const auto op = division(reduction.output.scalar_type(), ranks, gradient_divide_factor).op;
-  options_.replicas->all_reduce(reduction.output, op, options_.where);
+  tree_->run(*options_.replicas,
+             [&] { options_.replicas->all_reduce(reduction.output, op, options_.where); });
   return true;
 }
 

@@ -22,6 +22,11 @@ bool is_recurrent(std::string_view op) {
   return op == "aten::lstm" || op == "aten::gru" || op == "aten::rnn_tanh" || op == "aten::rnn_relu";
 }
 
+// What a module's to() and clone() call, after which the module may be another one.
+bool is_copy(std::string_view op) {
+  return op == "aten::to" || op == "aten::_to_copy" || op == "aten::clone" || op == "aten::detach";
+}
+
 // The gradient of a parameter whose gradients are in its shard.
 class NoGradient final : public nn::MemoryGuard {
  public:
@@ -223,11 +228,21 @@ nn::MemoryGuard::Views ParameterGroup::before_use(std::string_view op, bool writ
         "parameters() of the FSDPModule that it returned",
         op, describe());
   }
+  if (op == "aten::_has_compatible_shallow_copy_type") return nn::MemoryGuard::Views::guarded;  // set_data()
   const nn::WithoutGuards here;
   const std::lock_guard lock(tree_->mutex);
+  if (tree_->is_in_forward() && !is_copy(op)) tree_->begin_forward(*this);
   if (tree_->is_in_forward())
     for (const auto& policy : forward_policies) policy->check();
-  tree_->use(*this);
+  try {
+    tree_->use(*this);
+  } catch (const DesyncError& error) {
+    if (!is_copy(op)) throw;
+    throw_error<DesyncError>(
+        "{} of a parameter in {} gathers it, so all ranks have to call it together. To convert or move the "
+        "module, do so before fully_shard(). {}",
+        op, describe(), error.what());
+  }
   if (is_recurrent(op)) stays_whole = true;
   return is_shared() || stays_whole ? nn::MemoryGuard::Views::plain : nn::MemoryGuard::Views::guarded;
 }
@@ -252,7 +267,7 @@ void ParameterGroup::prefetch() {
   if (prefetched_version_ != version_.current_version()) drop_prefetch();
   if (!has_last_values()) memory_->forget_part();
   prefetched_version_ = version_.current_version();
-  memory_->prefetch();
+  tree_->run(shard_group(), [&] { memory_->prefetch(); });
 }
 
 // Only here does the tree have the groups of the whole module, which need one split for all.
@@ -264,7 +279,7 @@ void ParameterGroup::make_whole() {
   find_hosts();
   if (prefetched_version_ != version_.current_version()) drop_prefetch();
   if (!has_last_values()) memory_->forget_part();
-  memory_->make_whole();
+  tree_->run(shard_group(), [&] { memory_->make_whole(); });
   record_gathering();
   is_whole_ = is_valid_ = true;
   whole_version_ = version_.current_version();
@@ -277,7 +292,7 @@ bool ParameterGroup::make_current_in_shared_memory() {
 }
 
 void ParameterGroup::drop_prefetch() {
-  memory_->drop_prefetch();
+  tree_->run(shard_group(), [&] { memory_->drop_prefetch(); });
   record_gathering();
 }
 

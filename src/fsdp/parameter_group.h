@@ -79,6 +79,17 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // The name of the first parameter in traces.
   void set_traced_name(std::string name) { traced_name_ = std::move(name); }
 
+  // The first parameters that have changed in the module.
+  struct Changes {
+    const ShardedParameter* moved = nullptr;      // to other memory
+    const ShardedParameter* retrained = nullptr;  // frozen or thawed
+  };
+  Changes changes() const;
+  // The optimizer's shards require gradients where the module's parameters do.
+  void follow_training();
+  // A line for each parameter: whether the module's requires a gradient.
+  std::string training_text() const;
+
   // Gradients.
   void begin_backward();
   void reduce();            // those that exist, also of earlier passes; nothing if there are none
@@ -129,8 +140,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void check(const nn::NamedTensor& named) const;
   std::int64_t shard_dim(const nn::NamedTensor& named) const;
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
-  void check_storage(const ShardedParameter& parameter, const at::Tensor& whole) const;
-  void set_trained(ShardedParameter& parameter, bool trained);
   void watch_gradients();
   void accumulate_in_reduce_dtype(ShardedParameter& parameter);
   bool has_gradient(const ShardedParameter& parameter) const;

@@ -162,8 +162,9 @@ const ParameterEntry& entry_of(const StateEntries& entries, const at::Tensor& pa
     if (entry.part.is_same(parameter)) return entry;
   }
   throw_error<ArgumentError>(
-      "the optimizer has a parameter that is none of {} parameters(); construct it from these",
-      entries.owner);
+      "the optimizer has a parameter of shape {} that is none of {} parameters(); if one has been replaced, "
+      "construct the optimizer anew from the parameters() as they are now",
+      repr(Size{parameter.sizes().vec()}), entries.owner);
 }
 
 std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {

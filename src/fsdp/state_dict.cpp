@@ -18,6 +18,7 @@ namespace fsdp {
 struct Entries {
   static StateEntries of(const FSDPModule& module, bool with_ignored = true) {
     StateEntries all{.owner = "the FSDPModule's", .parameters = {}, .buffers = {}};
+    check(module);
     for (const auto& entry : module.entries_) {
       if (!entry.group) {
         if (with_ignored) all.parameters.push_back(entry_of_parameter(entry.name, entry.ignored));
@@ -34,9 +35,22 @@ struct Entries {
       all.parameters.push_back(
           {entry.name, parameter.shard, parameter.full_sizes, parameter.cuts, entry.expert_ranks});
     }
-    for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
+    if (const auto now = module.module_.lock()) {
+      all.buffers = nn::distinct(now->named_buffers());
+    } else {
+      for (const auto& [name, buffer] : module.buffers_) all.buffers.push_back({name, buffer});
+    }
     all.aliases = module.aliases_;
     return all;
+  }
+  // The module still has the parameters that the entries are of.
+  static void check(const FSDPModule& module) {
+    const auto has_group = [](const auto& entry) { return entry.group != nullptr; };
+    const auto first = std::ranges::find_if(module.entries_, has_group);
+    if (first == module.entries_.end()) return;
+    const auto tree = first->group->tree();
+    const std::lock_guard lock(tree->mutex);
+    tree->check_parameters();
   }
   // Returns when no rank reads the parameters.
   static void reshard(const FSDPModule& module) {

@@ -14,6 +14,7 @@ using Lane = StepTrace::Lane;
 void Tree::begin_forward(const ParameterGroup& group) {
   if (trace_.is_complete()) write_trace(group);
   if (in_forward_ || !c10::GradMode::is_enabled()) return;
+  check_module();
   in_forward_ = true;
   clock_.begin_forward();
 }

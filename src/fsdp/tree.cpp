@@ -37,11 +37,7 @@ void Tree::fail(const std::string& failure) {
 
 void Tree::use(ParameterGroup& group) {
   check();
-  if (is_in_forward()) {
-    begin_forward(group);
-  } else {
-    begin_backward();
-  }
+  if (!is_in_forward()) begin_backward();
   group.is_held = false;
   if (current_ == &group && group.is_current()) return;
   if (current_ != &group) switch_to(group);
@@ -105,6 +101,7 @@ void Tree::prefetch_after(const ParameterGroup& group) {
 
 void Tree::begin_backward() {
   if (in_backward()) return;  // also in a pass that is nested in it
+  check_module();
   clock_.end_forward();
   forward_order_ = std::exchange(order_, {});
   current_ = nullptr;
@@ -163,7 +160,7 @@ void Tree::wait_for_ranks_of(const ParameterGroup& group) {
   CallTimes call{.launched = CallTimes::Clock::now(), .waiting = {}, .done = {}};
   call.waiting = call.launched;
   try {
-    group.barrier();
+    run(group.shard_group(), [&] { group.barrier(); });
     call.done = CallTimes::Clock::now();
     barrier_wait_ += call.wait();
     barrier_wait_total_ += call.wait();

@@ -3,12 +3,17 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <torch/nn/module.h>
+
 #include <lockstep/comm/process_group.h>
 
+#include "ddp/change_agreement.h"
 #include "ddp/step_trace.h"
+#include "device/module_snapshot.h"
 #include "fsdp/host_split.h"
 #include "fsdp/traffic.h"
 
@@ -29,6 +34,8 @@ struct Tree {
   void use(ParameterGroup& group);
   // Whether such an operator is one of a forward, also of one without gradients.
   bool is_in_forward() const;
+  // Before use() by an operator of a forward.
+  void begin_forward(const ParameterGroup& group);
   // Makes the group current until an operator has used it.
   void hold(ParameterGroup& group);
   // The same as use() without an effect on the learned order.
@@ -50,6 +57,8 @@ struct Tree {
   // FSDPModule::trace() and that of FSDPModule::stats() which no single group has.
   void begin_trace(const std::string& path, int steps) { trace_.begin(path, steps); }
   void add_to(FSDPStats& stats) const;
+  // Takes what ranks agree by from a tree whose groups are in this one now.
+  void adopt_agreements(Tree& other);
   // A group does not exist any more.
   void forget(const ParameterGroup& group);
   // Throws if an earlier failure left parameters of two steps.
@@ -59,9 +68,35 @@ struct Tree {
   // A barrier of all ranks that share memory, whose failure may leave parameters of two steps.
   void wait_for_ranks();
 
+  // From now on the module has to keep its parameters. `caller`: "net.cpp:7: fully_shard()". Collective.
+  void watch(const torch::nn::Module& module, const std::string& caller,
+             const std::vector<ProcessGroup>& ranks);
+  // Throws ArgumentError if the module's parameters are not those that the groups have. The other ranks' next
+  // calls in run() fail then.
+  void check_parameters();
+  // Follows parameters that were frozen or thawed, too. Throws DesyncError on all ranks unless they were on
+  // all. Collective if they were.
+  void check_module();
+  // Whether neither forward nor backward is under way.
+  bool is_between_steps() const { return !in_forward_ && !in_backward(); }
+  // Makes calls of a step over these ranks. If they fail, those of the other ranks end, too.
+  template <typename Calls>
+  auto run(const ProcessGroup& ranks, const Calls& calls) const {
+    const auto* const agreement = agreement_of(ranks);
+    return agreement == nullptr ? calls() : agreement->run(calls);
+  }
+
  private:
+  // The outermost module, unless it is in no shared_ptr.
+  struct Watched {
+    std::weak_ptr<const torch::nn::Module> module;
+    device::ModuleSnapshot known;
+  };
+
+  const ddp::ChangeAgreement* agreement_of(const ProcessGroup& ranks) const;
+  [[noreturn]] void refuse(const std::string& change) const;
+  void confirm(const std::string& change);
   void wait_for_ranks_of(const ParameterGroup& group);
-  void begin_forward(const ParameterGroup& group);
   void write_trace(const ParameterGroup& group);
   void trace_wait(const std::string& name, const CallTimes& call);
   void end_step();
@@ -79,6 +114,9 @@ struct Tree {
   };
 
   std::string failure_;
+  std::optional<Watched> watched_;
+  std::string caller_;                            // of watch()
+  std::vector<ddp::ChangeAgreement> agreements_;  // one for each group of ranks
   ddp::StepClock clock_;
   StepTrace trace_{{"compute", "reductions", "gathers"}};
   bool in_forward_ = false;  // that gradients follow

@@ -14,6 +14,7 @@
 #include <lockstep/graphs/graphed_step.h>
 
 #include "base/throw_error.h"
+#include "device/module_snapshot.h"
 #include "graphs/captured_step.h"
 #include "graphs/graph_phase.h"
 
@@ -109,6 +110,7 @@ class GraphedStep::Impl {
         step_(std::move(step)),
         options_(std::move(options)),
         parts_(options_.modules) {
+    note_modules();
     if (options_.enabled && !options_.graph_device) options_.graph_device = make_graph_device(device_);
   }
 
@@ -119,6 +121,7 @@ class GraphedStep::Impl {
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) check_input(i, inputs[i], device_);
     check_autocast(device_);
+    follow_modules();
     auto& entry = find_entry(input_signature(inputs, device_));
     graphs::sync_learning_rates(options_.optimizers);
     auto host = host_state();
@@ -136,6 +139,26 @@ class GraphedStep::Impl {
 
  private:
   HostState host_state() const { return {graphs::HyperParameters(options_.optimizers), parts_.modes()}; }
+
+  void note_modules() {
+    snapshots_.clear();
+    for (const auto& module : options_.modules)
+      snapshots_.emplace_back(*module, device::ModuleSnapshot::Content::parameters_and_buffers);
+  }
+
+  // Another tensor or submodule has taken the place of one that the graphs read.
+  void follow_modules() {
+    const auto matches = [](const auto& snapshot, const auto& module) { return snapshot.matches(*module); };
+    if (std::ranges::equal(snapshots_, options_.modules, matches)) return;
+    parts_ = graphs::ModuleParts(options_.modules);
+    note_modules();
+    for (auto& entry : entries_) drop_graph(entry);
+  }
+
+  void drop_graph(Entry& entry) const {
+    entry.captured.reset();
+    entry.warmup_runs = std::min(entry.warmup_runs, options_.warmup - 1);
+  }
 
   Entry& find_entry(std::string signature) {
     auto at = std::ranges::find(entries_, signature, &Entry::signature);
@@ -156,8 +179,7 @@ class GraphedStep::Impl {
       if (entry.captured) changes_ = 0;
       return;
     }
-    entry.captured.reset();
-    entry.warmup_runs = std::min(entry.warmup_runs, options_.warmup - 1);
+    drop_graph(entry);
     if (++changes_ != kMaxChanges) return;
     log(LogLevel::warning,
         fmt::format("GraphedStep: hyper-parameters, modes, parameters, optimizer state or gradients have "
@@ -197,6 +219,7 @@ class GraphedStep::Impl {
   Step step_;
   GraphedStepOptions options_;
   graphs::ModuleParts parts_;
+  std::vector<device::ModuleSnapshot> snapshots_;  // of options_.modules
   std::vector<Entry> entries_;
   GraphedStepStats stats_;
   std::int64_t calls_ = 0;

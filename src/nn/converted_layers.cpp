@@ -53,17 +53,37 @@ class Table {
   // The living layer that this weight belongs to, if any.
   std::optional<Found> find(const Tensor& weight) {
     if (!used_.load(std::memory_order_acquire)) return std::nullopt;
-    const std::shared_lock lock(mutex_);
-    const auto found = layers_.find(weight.unsafeGetTensorImpl());
-    if (found == layers_.end()) return std::nullopt;
-    const auto alive = found->second.module.lock();
-    // Otherwise the layer's weight is gone and another tensor has its address.
-    if (!alive || !found->second.weight->is_same(weight)) return std::nullopt;
-    return Found{
-        .is_training = alive->is_training(), .affine = found->second.affine, .group = found->second.group};
+    {
+      const std::shared_lock lock(mutex_);
+      if (const auto found = layers_.find(weight.unsafeGetTensorImpl()); found != layers_.end())
+        if (auto layer = layer_with(found->second, weight)) return layer;
+    }
+    return find_replaced(weight);
   }
 
  private:
+  // nullopt: the layer has another weight, and this one its address, or it is gone.
+  static std::optional<Found> layer_with(const Layer& layer, const Tensor& weight) {
+    const auto alive = layer.module.lock();
+    if (!alive || !layer.weight->is_same(weight)) return std::nullopt;
+    return Found{.is_training = alive->is_training(), .affine = layer.affine, .group = layer.group};
+  }
+
+  // A layer whose weight has been replaced since its conversion, which is its key from now on.
+  std::optional<Found> find_replaced(const Tensor& weight) {
+    const std::unique_lock lock(mutex_);
+    for (auto at = layers_.begin(); at != layers_.end(); ++at) {
+      const auto layer = layer_with(at->second, weight);
+      if (!layer) continue;
+      auto node = layers_.extract(at);
+      node.key() = weight.unsafeGetTensorImpl();
+      layers_.erase(node.key());
+      layers_.insert(std::move(node));
+      return layer;
+    }
+    return std::nullopt;
+  }
+
   std::atomic<bool> used_{false};
   std::shared_mutex mutex_;
   std::unordered_map<const void*, Layer> layers_;

@@ -103,7 +103,9 @@ class MoveGradient : public torch::autograd::PostAccumulateGradHook {
 
 Replicas::Replicas(std::shared_ptr<torch::nn::Module> original, const std::vector<c10::Device>& devices,
                    const Make& make, const std::function<bool(const torch::nn::Module&)>& is_replica)
-    : original_(std::move(original)), parameters_(distinct(original_->named_parameters())) {
+    : original_(std::move(original)),
+      known_(*original_),
+      parameters_(distinct(original_->named_parameters())) {
   device::ThreadGenerator::register_kernels();
   for (const auto& device : devices) add(device, new_replica(*original_, make, is_replica));
 }
@@ -127,18 +129,15 @@ void Replicas::add(c10::Device device, std::shared_ptr<torch::nn::Module> module
                        at::make_generator<at::CPUGeneratorImpl>(), std::make_unique<c10::ThreadPool>(1)});
 }
 
-void Replicas::check_parameters() const {
-  const auto now = distinct(original_->named_parameters());
-  const auto is_same = [](const NamedTensor& a, const NamedTensor& b) { return a.tensor.is_same(b.tensor); };
-  if (std::ranges::equal(now, parameters_, is_same)) return;
-  const auto [changed, before] = std::ranges::mismatch(now, parameters_, is_same);
-  throw_error<ArgumentError>(
-      "DataParallel: parameter {} has been replaced since the module was wrapped; wrap the module again",
-      changed == now.end() ? before->name : changed->name);
+void Replicas::check_module() const {
+  if (known_.matches(*original_)) return;
+  const auto change = known_.difference(*original_);
+  if (change.empty()) return;
+  throw_error<ArgumentError>("DataParallel: {} since the module was wrapped; wrap the module again", change);
 }
 
 void Replicas::update(std::size_t count) {
-  check_parameters();
+  check_module();
   const c10::AutoGradMode no_history(false);
   for (std::size_t i = 0; i < count; ++i) {
     auto& replica = replicas_[i];
@@ -158,7 +157,9 @@ bool Replicas::all_on_cpu() const {
 
 void Replicas::update_buffers(std::size_t i) {
   const auto originals = original_->named_buffers();
-  for (auto& item : replicas_[i].module->named_buffers()) {
+  auto own = replicas_[i].module->named_buffers();
+  check_same_names(originals, own, "buffers");
+  for (auto& item : own) {
     const auto& original = originals[item.key()];
     if (!original.defined()) continue;
     if (i == 0) {

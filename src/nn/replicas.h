@@ -13,6 +13,7 @@
 
 #include <lockstep/nn/data_parallel.h>
 
+#include "device/module_snapshot.h"
 #include "nn/named_tensors.h"
 
 namespace lockstep::nn {
@@ -87,12 +88,13 @@ class Replicas {
     std::unique_ptr<c10::ThreadPool> thread;
   };
   struct CallerState;
-  void check_parameters() const;
+  void check_module() const;
   void add(c10::Device device, std::shared_ptr<torch::nn::Module> module);
   void update_buffers(std::size_t i);
   void update_modes(torch::nn::Module& replica) const;
 
   std::shared_ptr<torch::nn::Module> original_;
+  device::ModuleSnapshot known_;
   std::vector<NamedTensor> parameters_;
   std::vector<Replica> replicas_;
   std::shared_ptr<GradientSums*> sums_ = std::make_shared<GradientSums*>(nullptr);  // shared with hooks

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <map>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include <lockstep/nn/swa_utils.h>
@@ -22,13 +24,40 @@ void check_decay(double decay) {
 
 bool is_inexact(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
 
-AveragedTensors parameters_and_buffers(const torch::nn::Module& module, bool with_buffers) {
-  auto tensors = module.torch::nn::Module::parameters();
-  if (with_buffers) {
-    const auto buffers = module.buffers();
-    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  }
+using NamedAverages = torch::OrderedDict<std::string, at::Tensor>;
+
+// Tied ones with all of their names.
+NamedAverages parameters_and_buffers(const torch::nn::Module& module, bool with_buffers) {
+  auto tensors = module.torch::nn::Module::named_parameters();
+  if (with_buffers) tensors.update(module.named_buffers());
   return tensors;
+}
+
+// The names in one of them may begin with "module.", as those of a DistributedDataParallel do.
+bool are_alike(const std::string& one, const std::string& other) {
+  const auto& longer = one.size() < other.size() ? other : one;
+  const auto& shorter = one.size() < other.size() ? one : other;
+  return longer == shorter || longer.ends_with("." + shorter);
+}
+
+[[noreturn]] void refuse_average(const std::string& name, const std::string& what) {
+  throw_error<ArgumentError>(
+      "AveragedModel: {} {}; the model has to keep the tensors of the copied one: construct a new "
+      "AveragedModel of the changed model",
+      name, what);
+}
+
+void check_same_names(const NamedAverages& averaged, const NamedAverages& current) {
+  for (std::size_t i = 0; i < std::max(averaged.size(), current.size()); ++i) {
+    if (i >= averaged.size()) refuse_average(current[i].key(), "is in the model, but not in the average");
+    const auto& [name, tensor] = averaged[i].pair();
+    if (i >= current.size() || !are_alike(name, current[i].key()))
+      refuse_average(name, "of the average has no counterpart in its place in the model");
+    const auto& now = current[i].value();
+    if (tensor.sizes() == now.sizes()) continue;
+    refuse_average(name, fmt::format("has the shape [{}] in the average and [{}] in the model",
+                                     fmt::join(tensor.sizes(), ", "), fmt::join(now.sizes(), ", ")));
+  }
 }
 
 // Tensors of the average and of the model.
@@ -37,20 +66,16 @@ struct Pairs {
   AveragedTensors current;
 };
 
-// Each tensor of the average once.
-Pairs pairs_of(const AveragedTensors& averaged, const AveragedTensors& current) {
-  if (averaged.size() != current.size()) {
-    throw_error<ArgumentError>("AveragedModel: the model has {} tensors, the average of it {}",
-                               current.size(), averaged.size());
-  }
+// Each tensor of the average once. The average keeps its dtypes and devices.
+Pairs pairs_of(const NamedAverages& averaged, const NamedAverages& current) {
+  check_same_names(averaged, current);
   Pairs pairs;
   std::unordered_set<const void*> known;
   for (std::size_t i = 0; i < averaged.size(); ++i) {
-    if (averaged[i].sizes() != current[i].sizes())
-      throw_error<ArgumentError>("AveragedModel: tensor {} of the model has another shape", i);
-    if (!known.insert(averaged[i].unsafeGetTensorImpl()).second) continue;
-    pairs.averaged.push_back(averaged[i].detach());
-    pairs.current.push_back(current[i].detach().to(averaged[i].device()));
+    const auto& average = averaged[i].value();
+    if (!known.insert(average.unsafeGetTensorImpl()).second) continue;
+    pairs.averaged.push_back(average.detach());
+    pairs.current.push_back(current[i].value().detach().to(average.device(), average.scalar_type()));
   }
   return pairs;
 }
@@ -168,7 +193,7 @@ void AveragedModelBase::update_parameters(const torch::nn::Module& model) {
   } else {
     average(pairs, options_, n_averaged_);
   }
-  if (!options_.use_buffers) copy_all(pairs_of(copy_->buffers(), model.buffers()));
+  if (!options_.use_buffers) copy_all(pairs_of(copy_->named_buffers(), model.named_buffers()));
   n_averaged_ += 1;
 }
 

@@ -159,6 +159,19 @@ std::vector<at::Tensor> NamedOptimizer::checked_parameters(const std::vector<at:
   return parameters;
 }
 
+// The state has the dtype and the shape of the parameter that it was made for.
+void NamedOptimizer::check_kept(const Member& member, std::size_t i, std::size_t group) const {
+  const auto& parameter = member.parameter;
+  auto& known = member.state->parameter;
+  if (!known) known.emplace(parameter.scalar_type(), parameter.sizes().vec());
+  if (known->first == parameter.scalar_type() && parameter.sizes() == at::IntArrayRef(known->second)) return;
+  throw_error<ArgumentError>(
+      "{}: parameter {} of group {} was {}[{}] in the last step and is {}[{}]; when a parameter has become "
+      "another kind of tensor, make a new optimizer and load the old one's state_dict() into it",
+      name(), i, group, c10::toString(known->first), fmt::join(known->second, ", "),
+      c10::toString(parameter.scalar_type()), fmt::join(parameter.sizes(), ", "));
+}
+
 std::vector<NamedOptimizer::Member> NamedOptimizer::members_of(std::size_t index) {
   auto& group = param_groups()[index];
   std::vector<Member> members;
@@ -176,6 +189,7 @@ std::vector<NamedOptimizer::Member> NamedOptimizer::members_of(std::size_t index
     if (!state) state = std::make_unique<NamedParamState>();
     Member member{parameter, gradient, &dynamic_cast<NamedParamState&>(*state)};
     if (member.state->tensors.empty()) begin_state(member, group.options());
+    check_kept(member, i, index);
     members.push_back(std::move(member));
   }
   return members;

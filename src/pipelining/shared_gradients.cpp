@@ -96,7 +96,11 @@ SharedGradients::SharedGradients(ProcessGroup group, std::vector<PipelineStage> 
     : group_(std::move(group)), stages_(std::move(stages)), first_tag_(first_tag) {}
 
 void SharedGradients::begin_run() {
-  if (std::exchange(is_prepared_, true)) return;
+  if (!checks_.empty()) {
+    for (const auto& check : checks_) check.check();
+    return;
+  }
+  for (const auto& stage : stages_) checks_.emplace_back(stage);
   const c10::NoGradGuard no_grad;
   copy_replicas();
   find_tied();

@@ -7,6 +7,8 @@
 
 #include <lockstep/pipelining/pipeline.h>
 
+#include "pipelining/stage_check.h"
+
 namespace lockstep::pipelining {
 
 // What happens to the gradients after the last backward of a stage: the mean over the ranks that train the
@@ -21,6 +23,7 @@ class SharedGradients {
   // After reduce() of all stages, with the same divisor.
   void sum_tied(double divisor);
   // Before the first run: replicas of a stage, and stages with the same parameter, have the same values.
+  // Later: throws ArgumentError for a stage with other parameters.
   void begin_run();
   void begin_step();
   // Returns the norm.
@@ -46,7 +49,7 @@ class SharedGradients {
   ProcessGroup group_;
   std::vector<PipelineStage> stages_;
   int first_tag_;
-  bool is_prepared_ = false;
+  std::vector<StageCheck> checks_;  // since the first run
   std::map<std::string, Tied> tied_;
   std::map<const c10::TensorImpl*, int> waiting_;  // local stages that have not been reduced
 };

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/throw_error.h"
+#include "tensor_parallel/module_check.h"
 #include "tensor_parallel/redistribute.h"
 
 namespace lockstep::tensor_parallel {
@@ -129,6 +130,7 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
     replace_arguments(stack, 1, schema.name() == "aten::detach" ? view.detach() : view);
     return true;
   }
+  if (check_) check_->check();
   if (std::ranges::find(kCopies, schema.name()) != kCopies.end()) {
     run_if_no_copy(op, stack, *this);
     return true;

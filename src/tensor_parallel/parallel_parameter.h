@@ -13,6 +13,7 @@
 
 namespace lockstep::tensor_parallel {
 
+class ModuleCheck;
 class ParallelParameter;
 
 // An operator that takes a cut parameter, or a view of it.
@@ -36,6 +37,8 @@ class ParallelParameter final : public fsdp::CutParameter {
 
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void add(Rule rule) { rules_.push_back(std::move(rule)); }
+  // Checks the module whenever an operator uses this parameter.
+  void set_check(std::shared_ptr<const ModuleCheck> check) { check_ = std::move(check); }
 
   const std::string& name() const { return name_; }
   const ProcessGroup& group() const { return group_; }
@@ -54,6 +57,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   std::vector<std::int64_t> part_sizes_;
   std::optional<fsdp::Cut> cut_;
   std::vector<Rule> rules_;
+  std::shared_ptr<const ModuleCheck> check_;  // may be nullptr
 };
 
 // That of the tensor, or nullptr.

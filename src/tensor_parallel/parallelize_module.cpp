@@ -18,6 +18,7 @@
 #include "nn/module_names.h"
 #include "nn/named_tensors.h"
 #include "tensor_parallel/cut.h"
+#include "tensor_parallel/module_check.h"
 #include "tensor_parallel/redistribute.h"
 #include "tensor_parallel/sharded_dropout.h"
 
@@ -174,6 +175,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   share_inputs(targets);
   for (const auto& target : targets)
     std::visit([&](const auto& style) { apply(style, target); }, target.style);
+  watch_module(module, where);
   broadcast_rest(module, ranks);
   broadcast_generator(default_generator(), ranks);
   const auto parameters = module.parameters();

@@ -26,6 +26,15 @@ c10::Device device_of(const torch::nn::Module& module) {
   return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
 }
 
+// What an optimizer of the module steps.
+std::vector<nn::NamedTensor> optimizable_parameters(const torch::nn::Module& module,
+                                                    const std::optional<FSDPModule>& sharded) {
+  if (!sharded) return nn::distinct(module.named_parameters());
+  std::vector<nn::NamedTensor> all;
+  for (const auto& [name, parameter] : sharded->named_parameters()) all.push_back({name, parameter});
+  return all;
+}
+
 template <typename Callbacks, typename... Arguments>
 void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
   for (const auto& callback : callbacks) callback(arguments...);
@@ -96,6 +105,7 @@ Trainer& Trainer::on_metric(const char* part, bool higher_is_better, std::functi
 std::shared_ptr<void> Trainer::begin_fit() {
   stopped_ = interrupted_ = false;
   accumulation_steps_ = options_.accumulation_steps;
+  if (!step_function_) training::check_optimizer(optimizable_parameters(module_, sharded_), optimizer_);
   if (options_.resume) {
     resume();
   } else if (manager_ && step_ == 0) {

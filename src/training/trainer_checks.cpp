@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "training/trainer_checks.h"
 
+#include <algorithm>
+#include <unordered_set>
+
 #include "base/throw_error.h"
 #include "metrics/sum_over_ranks.h"
 #include "runtime/run.h"
@@ -37,6 +40,35 @@ std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* d
         "train {} different models",
         group->size(), group->size());
   return group;
+}
+
+void check_optimizer(const std::vector<nn::NamedTensor>& parameters,
+                     const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> optimized, known;
+  for (const auto& each : parameters) known.insert(each.tensor.unsafeGetTensorImpl());
+  std::vector<at::Tensor> strangers;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& each : group.params()) {
+      optimized.insert(each.unsafeGetTensorImpl());
+      if (!known.contains(each.unsafeGetTensorImpl())) strangers.push_back(each);
+    }
+  }
+  if (strangers.empty()) return;
+  if (strangers.size() == optimized.size()) {
+    throw ArgumentError(
+        "Trainer: the optimizer has none of the module's parameters, so its steps would change nothing; "
+        "construct it from the parameters() of the module as it is now");
+  }
+  for (const auto& [name, tensor] : parameters) {
+    const auto is_alike = [&](const auto& other) { return other.sizes() == tensor.sizes(); };
+    if (!tensor.requires_grad() || optimized.contains(tensor.unsafeGetTensorImpl())) continue;
+    if (std::ranges::none_of(strangers, is_alike)) continue;
+    throw_error<ArgumentError>(
+        "Trainer: the optimizer does not have the module's parameter {}, but another tensor of its shape; if "
+        "the parameter has been replaced, construct the optimizer from the parameters() of the module as it "
+        "is now",
+        name);
+  }
 }
 
 void check_no_checkpoints(const CheckpointManager& manager, const std::optional<ProcessGroup>& group) {

@@ -133,8 +133,27 @@ TEST(AveragedModel, RefusesWhatDoesNotFit) {
               HasSubstr("is empty"));
   optim::AveragedModel average(torch::nn::Linear(2, 2));
   EXPECT_THAT(error_of([&] { average->update_parameters(torch::nn::Linear(2, 3)); }),
-              HasSubstr("tensor 0 of the model has another shape"));
-  EXPECT_THAT(error_of([&] { average->update_parameters(averaged_net()); }), HasSubstr("has 8 tensors"));
+              HasSubstr("weight has the shape [2, 2] in the average and [3, 2] in the model"));
+  EXPECT_THAT(error_of([&] { average->update_parameters(averaged_net()); }),
+              HasSubstr("weight of the average has no counterpart"));
+}
+
+TEST(AveragedModel, FollowsAnotherDtypeAndRefusesAnotherStructure) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+  optim::AveragedModel average(net, {.multi_avg_fn = optim::get_ema_multi_avg_fn(0.5)});
+  average->update_parameters(net);
+  net->to(torch::kDouble);
+  average->update_parameters(net);
+  EXPECT_EQ(average->parameters()[0].scalar_type(), torch::kFloat);
+  EXPECT_TRUE(average->parameters()[0].allclose(net->parameters()[0].to(torch::kFloat)));
+  net[1]->register_parameter("scale", torch::ones({2}, torch::kDouble));
+  EXPECT_THAT(error_of([&] { average->update_parameters(net); }),
+              HasSubstr("1.scale is in the model, but not in the average"));
+  // As many tensors, of the same shapes.
+  torch::nn::Sequential other(torch::nn::Named("a", torch::nn::Linear(2, 2)),
+                              torch::nn::Named("b", torch::nn::Linear(2, 2)));
+  EXPECT_THAT(error_of([&] { average->update_parameters(other); }),
+              HasSubstr("0.weight of the average has no counterpart"));
 }
 
 }  // namespace

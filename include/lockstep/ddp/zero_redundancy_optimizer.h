@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <source_location>
+#include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -23,6 +24,8 @@ struct GroupEntries;
 
 namespace ddp {
 
+class ChangeAgreement;
+
 /// The part of ZeroRedundancyOptimizer that all optimizers share.
 class ZeroShards {
  public:
@@ -30,6 +33,9 @@ class ZeroShards {
 
   ZeroShards(torch::optim::Optimizer& optimizer, const std::optional<ProcessGroup>& process_group,
              Where where);
+  ~ZeroShards();
+  ZeroShards(const ZeroShards&) = delete;
+  ZeroShards& operator=(const ZeroShards&) = delete;
   /// `step_all` steps every parameter of the optimizer that has a gradient.
   void step(const std::function<void()>& step_all);
   void consolidate(int to, Where where);
@@ -38,6 +44,7 @@ class ZeroShards {
 
  private:
   void partition();
+  std::string parameters_text(Where where) const;
   void check_parameters(Where where) const;
   void check_can_share(Where where) const;
   // A parameter, once, however often it is tied.
@@ -47,6 +54,17 @@ class ZeroShards {
     int owner = 0;
   };
   std::vector<Owned> distinct_parameters();
+  // A parameter in the last step.
+  struct Seen {
+    const void* tensor;
+    at::ScalarType dtype;
+    bool trained;
+    std::vector<std::int64_t> sizes;
+  };
+  std::string change_of(const Seen& seen, const at::Tensor& parameter) const;
+  void note_parameters();
+  void agree_on_changes();
+  void step_together(const std::function<void()>& step_all);
   bool is_shared(const at::Tensor& parameter) const;
   void move_to_shared_memory(Where where);
   void check_shared();
@@ -59,6 +77,8 @@ class ZeroShards {
   ProcessGroup group_;
   Where where_;
   std::vector<int> owners_;
+  std::vector<Seen> seen_;  // [index in the parameter groups]
+  std::unique_ptr<ChangeAgreement> agreement_;
   // By share_parameters(): where a parameter lies, by its implementation.
   struct Shared {
     at::Tensor parameter;
@@ -110,6 +130,9 @@ class ZeroRedundancyOptimizer : public Base {
   ZeroRedundancyOptimizer& operator=(const ZeroRedundancyOptimizer&) = delete;
 
   /// Steps this rank's parameters and makes every rank's parameters equal. `closure` runs once, before.
+  /// Parameters may be frozen, unfrozen or converted to another dtype between steps, on all ranks alike.
+  /// Throws on all ranks if one rank changes them, if the shape of one has changed, and if the step of one
+  /// rank throws; the error names the parameter.
   at::Tensor step(LossClosure closure = nullptr) override {
     at::Tensor loss;
     if (closure) {

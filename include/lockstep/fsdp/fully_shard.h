@@ -242,8 +242,9 @@ class FSDPModule {
   std::vector<std::shared_ptr<fsdp::ParameterGroup>> groups(bool recurse) const;
 
   std::vector<Entry> entries_;
-  std::vector<NamedParameter> buffers_;
-  std::map<std::string, std::string> aliases_;  // other names of tied tensors, each with the first
+  std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
+  std::vector<NamedParameter> buffers_;            // of the call of fully_shard()
+  std::map<std::string, std::string> aliases_;     // other names of tied tensors, each with the first
   std::shared_ptr<fsdp::ParameterGroup> own_;
   std::shared_ptr<fsdp::ForwardPolicy> forward_;
 };

@@ -47,7 +47,8 @@ struct GraphedStepOptions {
   /// The optimizers that the step calls: those of lockstep::optim, SGD, RMSprop, and Adagrad without
   /// lr_decay. Their hyper-parameters and state are compared before each replay.
   std::vector<torch::optim::Optimizer*> optimizers = {};
-  /// The modules that the step calls. Their modes, parameters and buffers are compared before each replay.
+  /// The modules that the step calls. Their submodules, modes, parameters and buffers are compared before
+  /// each replay.
   std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
   /// Number of eager calls before a capture, 2 or more; the last two are compared. PyTorch:
   /// `num_warmup_iters`.

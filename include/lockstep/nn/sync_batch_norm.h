@@ -55,7 +55,7 @@ TORCH_MODULE(SyncBatchNorm);
 ///
 /// Limits, because the layers stay the same objects:
 ///  - A copy made by clone() is not converted; convert the copy. That of optim::AveragedModel is converted.
-///  - A layer is found by its weight: after replacing that tensor or calling reset(), convert again.
+///  - A layer is found by its member `weight`, even after another tensor has been assigned to it.
 ///  - LibTorch's own layers throw for a batch of one value per channel in training before the ranks
 ///    communicate, and the other ranks wait until that rank exits. Use SyncBatchNorm if a rank may get one.
 ///

@@ -23,6 +23,8 @@ class Fields;
 /// The state of a parameter by Python's names, such as "exp_avg". PyTorch: `optimizer.state[parameter]`.
 struct NamedParamState : torch::optim::OptimizerCloneableParamState<NamedParamState> {
   std::map<std::string, at::Tensor> tensors;
+  /// Dtype and shape of the parameter in the last step. Not saved.
+  std::optional<std::pair<at::ScalarType, std::vector<std::int64_t>>> parameter = std::nullopt;
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
@@ -91,6 +93,7 @@ class NamedOptimizer : public torch::optim::Optimizer {
 
  private:
   void check_kind(const torch::optim::OptimizerOptions& options) const;
+  void check_kept(const Member& member, std::size_t index, std::size_t group) const;
   std::vector<at::Tensor> checked_parameters(const std::vector<at::Tensor>& given) const;
   std::vector<Member> members_of(std::size_t group);
   NamedParamState loaded_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options,

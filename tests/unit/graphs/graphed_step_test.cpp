@@ -136,6 +136,33 @@ TEST_F(GraphedStepTest, KeepsTheMostRecentlyUsedGraphs) {
   EXPECT_EQ(calls(2), 4);
 }
 
+// A graph would use the memory of the old tensors.
+TEST_F(GraphedStepTest, AChangedModuleIsCapturedAgain) {
+  using torch::nn::Linear;
+  torch::nn::Sequential net(Linear(2, 2), torch::nn::ReLU(), Linear(2, 2));
+  GraphedStep step(
+      torch::kCPU, [&](const Tensors& inputs) { return Tensors{net->forward(inputs[0])}; },
+      options({.modules = {net.ptr()}, .warmup = 2}));
+  for (int i = 0; i < 4; ++i) step(ones(2));
+  const auto captures_after = [&](const std::function<void()>& change) {
+    change();
+    const auto before = step.stats().captures;
+    for (int i = 0; i < 4; ++i) step(ones(2));
+    return step.stats().captures - before;
+  };
+  const auto leaf = [] { return torch::zeros({2, 2}).requires_grad_(); };
+  auto* const first = net[0]->as<Linear>();
+  EXPECT_EQ(captures_after([] {}), 0);
+  EXPECT_EQ(captures_after([&] { first->weight.set_requires_grad(false); }), 1);
+  EXPECT_EQ(captures_after([&] { first->weight.set_data(leaf().detach()); }), 1);
+  EXPECT_EQ(captures_after([&] { first->weight = leaf(); }), 1) << "the member only";
+  EXPECT_EQ(captures_after([&] { net->replace_module("2", Linear(2, 2).ptr()); }), 1);
+  EXPECT_EQ(captures_after([&] { net->replace_module("1", torch::nn::Tanh().ptr()); }), 1);
+  EXPECT_EQ(captures_after([&] { first->register_parameter("scale", leaf()); }), 1);
+  EXPECT_EQ(captures_after([&] { first->register_buffer("count", torch::ones({1})); }), 1);
+  EXPECT_EQ(captures_after([] {}), 0);
+}
+
 TEST_F(GraphedStepTest, AChangedHyperParameterIsCapturedAgain) {
   torch::optim::SGD optimizer({weight_}, 0.1);
   GraphedStep step(torch::kCPU, training(optimizer), options({.optimizers = {&optimizer}}));

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/pipelining/pipeline.h>
+
+#include "device/module_snapshot.h"
+
+namespace lockstep::pipelining {
+
+// Notices that a stage no longer has the parameters of its first run, from which the schedule knows the
+// shapes of messages, tied parameters and equal replicas.
+class StageCheck {
+ public:
+  explicit StageCheck(const PipelineStage& stage);
+  // Throws ArgumentError with the parameter's name. Parameters may be frozen and thawed.
+  void check() const;
+
+ private:
+  struct Known {
+    std::string name;
+    at::Tensor parameter;
+    at::ScalarType dtype;
+    std::vector<std::int64_t> sizes;
+  };
+  std::string change() const;
+
+  PipelineStage stage_;
+  device::ModuleSnapshot module_;
+  std::vector<Known> parameters_;
+};
+
+}  // namespace lockstep::pipelining

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tensor_parallel/module_check.h"
+
+#include "base/throw_error.h"
+#include "nn/named_tensors.h"
+#include "tensor_parallel/parallel_parameter.h"
+
+namespace lockstep::tensor_parallel {
+
+ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location where)
+    : module_(module.weak_from_this()), known_(module), where_(where) {
+  for (const auto& [name, tensor] : nn::distinct(module.named_parameters()))
+    if (parallel_parameter(tensor) != nullptr)
+      planned_.push_back({name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
+}
+
+void ModuleCheck::refuse(const std::string& change) const {
+  throw_error<ArgumentError>(
+      "{}:{}: parallelize_module(): {} since this call, so it would be whole on each rank; change the module "
+      "on all ranks before parallelize_module()",
+      where_.file_name(), where_.line(), change);
+}
+
+void ModuleCheck::check() const {
+  if (const auto module = module_.lock(); module && !known_.matches(*module)) {
+    const auto change = known_.difference(*module);
+    if (!change.empty()) refuse(change);
+  }
+  for (const auto& [name, weak] : planned_) {
+    auto impl = weak.lock();
+    if (impl && parallel_parameter(at::Tensor(std::move(impl))) == nullptr)
+      refuse(fmt::format("parameter {} has got another memory", name));
+  }
+}
+
+void watch_module(const torch::nn::Module& module, std::source_location where) {
+  const auto check = std::make_shared<ModuleCheck>(module, where);
+  ParallelParameter *first = nullptr, *last = nullptr;
+  for (const auto& tensor : module.parameters()) {
+    auto* const planned = parallel_parameter(tensor);
+    if (planned == nullptr) continue;
+    if (first == nullptr) first = planned;
+    last = planned;
+  }
+  for (auto* const each : {first, last})
+    if (each != nullptr) each->set_check(check);
+}
+
+}  // namespace lockstep::tensor_parallel
