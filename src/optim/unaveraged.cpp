@@ -59,9 +59,9 @@ void refuse(std::string_view user, const at::Tensor& parameter) {
 
 void mark_unaveraged(const at::Tensor& parameter, std::shared_ptr<const std::string> why) {
   const std::lock_guard lock(marks().mutex);
-  std::erase_if(marks().all, [](const auto& each) { return each.second.tensor.expired(); });
   const auto* const key = parameter.unsafeGetTensorImpl();
   if (marks().all.contains(key)) return;
+  std::erase_if(marks().all, [](const auto& each) { return each.second.tensor.expired(); });
   marks().all.emplace(key, Mark{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
                                 sum_of(parameter), std::move(why)});
   marks().any = true;
