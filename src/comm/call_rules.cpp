@@ -139,8 +139,13 @@ class CallCheck {
     }
   }
 
-  void all_dense(at::TensorList tensors, const char* name) const {
-    for (std::size_t i = 0; i < tensors.size(); ++i) dense(tensors[i], {name, static_cast<int>(i)});
+  // They may have holes: such calls copy them into one tensor and back.
+  void all_copied(at::TensorList tensors, const char* name) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const Name each{name, static_cast<int>(i)};
+      transportable(tensors[i], each);
+      if (has_shared_elements(tensors[i])) dense(tensors[i], each);
+    }
   }
 
   [[noreturn]] void refuse(std::string_view complaint) const {
@@ -348,8 +353,8 @@ void CallRules::check_coalesced(
     c10::function_ref<bool(std::size_t output, std::size_t input)> is_allowed) const {
   const Call call{.kind = kind};
   const CallCheck check(*this, call);
-  check.all_dense(outputs, "outputs");
-  check.all_dense(inputs, "inputs");
+  check.all_copied(outputs, "outputs");
+  check.all_copied(inputs, "inputs");
   const auto overlap = find_overlap(outputs, inputs, is_allowed);
   if (!overlap) return;
   check.refuse(fmt::format("outputs[{}] and {}[{}] share memory; each output needs memory of its own",

@@ -95,9 +95,24 @@ std::string name_of(const char* text, bool is_list, std::size_t index) {
 
 }  // namespace
 
+// A dimension's steps are shorter than what lies within a step.
+bool has_shared_elements(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense() || tensor.numel() == 0) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride and size
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim));
+  std::ranges::sort(dims);
+  std::int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return true;
+    extent += stride * (size - 1);
+  }
+  return false;
+}
+
 Extent extent_of(const at::Tensor& tensor) {
   const auto bytes = tensor.has_storage() ? tensor.nbytes() : 0;
-  if (bytes == 0) return {};
+  if (bytes == 0 || !(tensor.is_contiguous() || tensor.is_non_overlapping_and_dense())) return {};
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
   return begin == 0 ? Extent{} : Extent{begin, begin + bytes};  // a meta tensor has no memory
 }
@@ -129,8 +144,8 @@ std::string overlap_complaint(const Call& call, int rank) {
   if (!overlap->is_input) {
     return fmt::format(
         "{} and output[{}] share memory; each output needs memory of its own. Make a tensor for each: a copy "
-        "of "
-        "an at::Tensor refers to the same memory",
+        "of an "
+        "at::Tensor refers to the same memory",
         output, overlap->other);
   }
   const auto input = name_of("input", has_input_list(call.kind), overlap->other);

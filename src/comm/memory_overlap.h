@@ -14,7 +14,11 @@
 
 namespace lockstep::comm {
 
-// The bytes that a dense tensor occupies on its device, whatever its storage; none without elements.
+// Whether two elements of the tensor may lie in one place, as after expand().
+bool has_shared_elements(const at::Tensor& tensor);
+
+// The bytes that a dense tensor occupies on its device, whatever its storage; none without elements or with
+// holes.
 struct Extent {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;

@@ -30,6 +30,7 @@ void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
     operation_->wait(kNoTimeout);
   } catch (...) {
     if (const auto watch = group_->watch()) watch->throw_if_failed();
+    throw_if_refused(*group_, record_);
     rethrow_as_ours(std::current_exception(), *group_, record_);
   }
 }
@@ -40,6 +41,7 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
   const Deadline deadline(timeout);
   while (!operation_->is_completed()) {
     if (deadline.expired()) {
+      check_peers(group_->node_group().get());
       throw TimeoutError(fmt::format("it has not ended on the device after {} ms", timeout.count()));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

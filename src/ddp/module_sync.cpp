@@ -13,6 +13,7 @@
 
 #include "base/throw_error.h"
 #include "comm/group_state.h"
+#include "comm/memory_overlap.h"
 #include "ddp/python_sync.h"
 #include "optim/unaveraged.h"
 #include "runtime/run.h"
@@ -44,21 +45,6 @@ std::string readable(const std::vector<std::string>& lines, std::size_t at) {
   std::string line = lines[at];
   std::ranges::replace(line, '\t', ' ');
   return line;
-}
-
-// Whether two elements may lie in one place: a dimension's steps are shorter than what lies within a step.
-bool has_shared_elements(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense() || tensor.numel() == 0) return false;
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride and size
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
-    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim));
-  std::ranges::sort(dims);
-  std::int64_t extent = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride < extent) return true;
-    extent += stride * (size - 1);
-  }
-  return false;
 }
 
 // The first line in which some rank differs from rank 0.
@@ -118,7 +104,7 @@ void check_can_be_sent(const ProcessGroup& group, const char* user, const std::v
                       "params_and_buffers_to_ignore",
                       comm::state_of(group).backend_name()));
     }
-    if (has_shared_elements(tensor)) {
+    if (comm::has_shared_elements(tensor)) {
       refuse(fmt::format(
           "has several elements in one place of memory (strides [{}]), as after expand(); replace it "
           "by its clone()",

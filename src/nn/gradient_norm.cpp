@@ -28,9 +28,7 @@ void check_clipping(double max_norm, const ClipGradNormOptions& options) {
     throw_error<ArgumentError>(
         "clip_grad_norm_: norm_type is NaN; it must be a number, infinity or -infinity");
   if (!(max_norm >= 0))
-    throw_error<ArgumentError>(
-        "clip_grad_norm_: max_norm is {}; it must be 0 or more (infinity: measure, and do not scale)",
-        max_norm);
+    throw_error<ArgumentError>("clip_grad_norm_: max_norm is {}; it must be 0 or more", max_norm);
 }
 
 std::optional<c10::ScalarType> float32_for_half(c10::ScalarType dtype) {
