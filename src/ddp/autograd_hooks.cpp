@@ -60,13 +60,18 @@ GradientHooks::GradientHooks(const std::vector<TrainedParameter>& parameters,
     : on_ready_(std::move(on_ready)) {
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameters[index].tensor);
+    if (!accumulator) {  // a frozen parameter
+      hooks_.emplace_back();
+      continue;
+    }
     const auto key = accumulator->add_post_hook(std::make_unique<ReadyHook>(on_ready_, index));
     hooks_.emplace_back(std::move(accumulator), key);
   }
 }
 
 GradientHooks::~GradientHooks() {
-  for (auto& [accumulator, key] : hooks_) accumulator->del_post_hook(key);
+  for (auto& [accumulator, key] : hooks_)
+    if (accumulator) accumulator->del_post_hook(key);
 }
 
 bool GradientHooks::are_shared(std::size_t i) const {

@@ -25,6 +25,7 @@ class GradientHooks {
 
   std::size_t size() const { return hooks_.size(); }
   // The graph's node that accumulates the gradient of parameter i.
+  // nullptr if the parameter was frozen when the hooks were made.
   torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
   // Whether another object has a hook on this parameter, too.
   bool are_shared(std::size_t i) const;

@@ -137,12 +137,16 @@ void DdpState::begin_anew(bool converted) {
   buffers_may_differ_ = true;
   check_can_be_sent(group_, "DistributedDataParallel",
                     sync_buffers_ ? joined(parameters_, buffers_) : parameters_);
+  converted_ = converted_ || converted;
+  if (reducer_) reducer_->average_leaving(trained);
   has_trained_ = !trained.empty();
   if (!has_trained_) return;
   device_ = common_device(parameters_);
   if (precision_)
     precision_ = std::make_unique<PrecisionSwitch>(parameters_, buffers_, *options_.mixed_precision);
-  if (converted || !reducer_->has_same(trained)) reducer_->rebuild(std::move(trained));
+  const bool has_hooks = precision_ || !reducer_->parameter_without_hook();
+  if (!std::exchange(converted_, false) && has_hooks && reducer_->has_same(trained)) return;
+  reducer_->rebuild(std::move(trained));
 }
 
 bool DdpState::has_averaged_gradients() const {

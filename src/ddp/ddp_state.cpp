@@ -19,6 +19,7 @@
 #include "ddp/python_sync.h"
 #include "graphs/graph_phase.h"
 #include "nn/storage_guard.h"
+#include "optim/unaveraged.h"
 #include "runtime/run.h"
 
 namespace lockstep::ddp {
@@ -241,7 +242,9 @@ void DdpState::start_equal(const std::vector<TrainedParameter>& trained) const {
     check_same_on_all_ranks(group_, text_of_module(), where_);
   // All ranks throw: their modules are the same.
   check_can_be_sent(group_, "DistributedDataParallel", sent);
-  if (syncs) broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
+  if (!syncs) return;
+  broadcast_from(group_, 0, with_buffers ? sent : parameters_, where_);
+  for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
 }
 
 ModuleText DdpState::text_of_module(const std::string& more) const {
@@ -348,6 +351,7 @@ DdpState::Iteration DdpState::agree_on_iteration(bool has_data, bool reduces) co
 void DdpState::prepare_for_forward(bool sync, bool in_join) {
   const bool reduces = sync && c10::GradMode::is_enabled();
   if (reducer_) {
+    reducer_->end_listening();  // a forward that threw
     if (!in_join) reducer_->write_trace_if_complete();
     if (!reducer_->recover_if_failed() && reduces) reducer_->check_last_backward();
   }
@@ -397,9 +401,8 @@ void DdpState::begin_forward(bool training, bool sync, const std::optional<Joine
   reducer_->clock().begin_forward();
   if (training && sync) {
     reducer_->begin_listening();
-    if (!has_trained_) reducer_->throw_if_changed_elsewhere();
+    if (has_trained_) reducer_->begin_forward();
   }
-  if (training && sync && has_trained_) reducer_->begin_forward();
   if (training && !sync) reducer_->begin_local_forward();
   const bool counts = in_join && in_join->notice && !in_join->options.divide_by_initial_world_size;
   reducer_->set_divisor(counts ? std::function<int()>([notice = *in_join->notice]() mutable {
@@ -416,7 +419,7 @@ void DdpState::after_forward(bool sync, const std::vector<at::Tensor>& outputs) 
   buffers_may_differ_ = training && sync;
   if (delayed_ && training) delayed_->prepare(sync);
   if (!reducer_) return;
-  if (training && sync) reducer_->end_listening();
+  reducer_->end_listening();
   reducer_->clock().end_forward();
   if (training && sync && has_trained_) reducer_->expect_backward(outputs);
 }
@@ -437,6 +440,7 @@ void DdpState::shadow_iteration() {
 void DdpState::finish_join(bool is_last_joiner) {
   const int source = find_common_rank(is_last_joiner);
   broadcast_from(group_, source, joined(parameters_, sync_buffers_ ? buffers_ : synced_buffers_), where_);
+  for (const auto& each : parameters_) optim::unmark_unaveraged(each.tensor);
 }
 
 }  // namespace lockstep::ddp

@@ -162,6 +162,7 @@ class DdpState {
   std::unique_ptr<DelayedReduction> delayed_;
   std::shared_ptr<Reducer> reducer_;  // null if all parameters are delayed
   bool has_trained_ = true;           // false while all parameters are frozen; the reducer keeps its buckets
+  bool converted_ = false;            // parameters, while all are frozen
   std::optional<nn::ModuleWatch> watch_;
 };
 

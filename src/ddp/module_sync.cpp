@@ -90,9 +90,9 @@ void check_can_be_sent(const ProcessGroup& group, const char* user, const std::v
   const auto& traits = comm::state_of(group).info().traits;
   for (const auto& [name, tensor] : tensors) {
     const auto refuse = [&, &name = name, &tensor = tensor](const std::string& complaint) {
-      throw_error<ArgumentError>("rank {} of {}: {}: {}, {}[{}], {}", group.rank(), group.size(), user, name,
-                                 c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-                                 complaint);
+      throw_error<ArgumentError>("rank {} of {}: {}: the tensor {}, {}[{}], {}", group.rank(), group.size(),
+                                 user, name, c10::toString(tensor.scalar_type()),
+                                 fmt::join(tensor.sizes(), ", "), complaint);
     };
     const auto dtype = c10::isComplexType(tensor.scalar_type()) ? c10::toRealValueType(tensor.scalar_type())
                                                                 : tensor.scalar_type();

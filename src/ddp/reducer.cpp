@@ -96,6 +96,7 @@ void Reducer::enter_graph(bool in_join) {
   if (hooks_stream_ == stream) return;
   renew_hooks();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (hooks_->node(i) == nullptr) continue;
     const auto made_on = hooks_->node(i)->stream();
     if (!made_on || *made_on == stream) continue;
     throw_error<Error>(
@@ -143,12 +144,13 @@ void Reducer::register_comm_hook(CommHook hook) {
 
 void Reducer::begin_local_forward() {
   const std::lock_guard lock(mutex_);
-  step_.may_be_local = true;
+  ++step_.local_forwards;
+  step_.in_local_backward = false;
 }
 
 void Reducer::begin_forward() {
   const std::lock_guard lock(mutex_);
-  step_.may_be_local = false;
+  step_.local_forwards = 0;
   step_.before_forward = step_.phase;
   enter(Phase::forward);
 }
@@ -212,7 +214,12 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
 
 void Reducer::take_local_gradient(std::size_t parameter) {
   step_.is_local[parameter] = true;
-  const bool is_meant = step_.may_be_local || (options_.sync != nullptr && !*options_.sync);
+  if (step_.local_forwards > 0 && !std::exchange(step_.in_local_backward, true)) {
+    in_outer_backward([this] {
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
+    });
+  }
+  const bool is_meant = step_.in_local_backward || (options_.sync != nullptr && !*options_.sync);
   if (is_meant || group_.size() == 1 || hooks_->are_shared(parameter)) return;
   const auto& where = options_.where;
   if (!unaveraged_) {
@@ -225,6 +232,11 @@ void Reducer::take_local_gradient(std::size_t parameter) {
     log(LogLevel::warning, *unaveraged_);
   }
   optim::mark_unaveraged(parameters_[parameter].tensor, unaveraged_);
+}
+
+void Reducer::end_local_backward() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(step_.in_local_backward, false) && step_.local_forwards > 0) --step_.local_forwards;
 }
 
 void Reducer::count_hook_call(std::size_t parameter) {
@@ -421,7 +433,7 @@ void Reducer::end_step() {
   if (in_first_static_step()) learned_.graph = Learned::Graph::fixed;
   step_.is_local.assign(parameters_.size(), false);
   if (unaveraged_) {
-    for (const auto& parameter : parameters_) optim::unmark_unaveraged(parameter.tensor);
+    for (const auto& parameter : parameters_) optim::unmark_unless_changed(parameter.tensor);
   }
   enter(Phase::idle);
 }

@@ -114,14 +114,12 @@ class Reducer {
   // When the module has changed. See reducer_change.cpp.
 
   // Between these two, in a forward that will be reduced, calls on the group end if a rank reports a change.
-  // A forward and its backward are different steps of StepAbort, since a forward may have no backward.
-  void begin_listening() const { abort_.begin_listening(); }
-  void end_listening() {
-    abort_.end_listening();
-    abort_.end_step();
+  // The first throws DesyncError if one has.
+  void begin_listening() {
+    abort_.begin_forward();
+    abort_.throw_if_changed();
   }
-  // Throws DesyncError if another rank has reported a change of this step. Needs begin_listening().
-  void throw_if_changed_elsewhere() const { abort_.throw_if_aborted(); }
+  void end_listening() const { abort_.end_forward(); }
   // How the ranks learn of a change on some of them.
   enum class ChangeNews {
     on_host,       // from the node-local group
@@ -138,6 +136,8 @@ class Reducer {
   std::optional<std::string> parameter_without_hook() const;
   // Throws ArgumentError if a registered communication hook may depend on the present buckets.
   void check_hook_can_follow() const;
+  // Averages the gradients of no_sync() of parameters that are not among these. Collective.
+  void average_leaving(const std::vector<TrainedParameter>& parameters);
   // Begins anew with these parameters, which keep their gradients.
   void rebuild(std::vector<TrainedParameter> parameters);
   // The same parameters, of which `tensors` stand for those that have changed, until the result is destroyed.
@@ -191,7 +191,8 @@ class Reducer {
     std::size_t next_bucket = 0;       // the first whose reduction has not begun
     int divisor = 0;                   // 0: not asked for yet
     std::vector<bool> is_local = {};   // [parameter]: a gradient has been added that no backward has reduced
-    bool may_be_local = false;         // the last forward was made in no_sync()
+    int local_forwards = 0;            // in no_sync(), whose backwards are to come
+    bool in_local_backward = false;    // of one of them
   };
   using Phase = Step::Phase;
 
@@ -219,6 +220,7 @@ class Reducer {
   void begin_backward();
   void on_gradient_ready(std::size_t parameter);
   void take_local_gradient(std::size_t parameter);
+  void end_local_backward();
   void count_hook_call(std::size_t parameter);
   void mark_ready(std::size_t parameter);
   void step_in_backward(std::size_t parameter);

@@ -17,11 +17,21 @@
 // If all ranks have changed, they compare the new modules and begin anew with new buckets.
 #include <algorithm>
 
+#include <c10/core/GradMode.h>
+
 #include "base/throw_error.h"
 #include "ddp/reducer.h"
 #include "nn/node_pointer.h"
 
 namespace lockstep::ddp {
+namespace {
+
+auto find(const std::vector<TrainedParameter>& parameters, const TrainedParameter& parameter) {
+  return std::ranges::find_if(parameters,
+                              [&](const auto& each) { return each.tensor.is_same(parameter.tensor); });
+}
+
+}  // namespace
 
 Reducer::ChangeNews Reducer::change_news() {
   const std::lock_guard lock(mutex_);
@@ -46,8 +56,12 @@ bool Reducer::has_same(const std::vector<TrainedParameter>& parameters) const {
 }
 
 std::optional<std::string> Reducer::parameter_without_hook() const {
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (nn::accumulator_of(parameters_[i].tensor) != hooks_->node(i)) return parameters_[i].name;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& tensor = parameters_[i].tensor;
+    const auto* const node = hooks_->node(i);
+    if (tensor.requires_grad() && (node == nullptr || nn::accumulator_of(tensor) != node))
+      return parameters_[i].name;
+  }
   return std::nullopt;
 }
 
@@ -60,12 +74,39 @@ void Reducer::check_hook_can_follow() const {
       "change");
 }
 
+void Reducer::average_leaving(const std::vector<TrainedParameter>& parameters) {
+  const std::lock_guard lock(mutex_);
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = parameters_[i].tensor.mutable_grad();
+    if (!step_.is_local[i] || !gradient.defined() || find(parameters, parameters_[i]) != parameters.end())
+      continue;
+    step_.is_local[i] = false;
+    if (group_.size() == 1) continue;
+    if (gradient.is_sparse()) {
+      auto sum = sum_sparse(gradient, group_, options_.where);
+      gradient = sum.wait().div_(group_.size());
+    } else {
+      const auto mean = gradient.contiguous().div(group_.size());
+      group_.all_reduce(mean, ReduceOp::SUM, options_.where);
+      gradient.copy_(mean);
+    }
+  }
+}
+
 void Reducer::rebuild(std::vector<TrainedParameter> parameters) {
   const std::lock_guard lock(mutex_);
+  std::vector<bool> is_local;
+  for (const auto& parameter : parameters) {
+    const auto before = find(parameters_, parameter);
+    is_local.push_back(before != parameters_.end() &&
+                       step_.is_local[static_cast<std::size_t>(before - parameters_.begin())]);
+  }
   parameters_ = std::move(parameters);
   locations_.assign(parameters_.size(), {});
   used_ = UsedParameters(parameters_.size(), parameters_.front().tensor.device());
   forget_steps();
+  step_.is_local = std::move(is_local);
   hooks_stream_.reset();
   renew_hooks();
   set_buckets(first_plan());

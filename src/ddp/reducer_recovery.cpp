@@ -31,7 +31,6 @@ bool Reducer::recover_if_failed() {
   const std::lock_guard lock(mutex_);
   const bool forward_failed = in(Phase::forward);
   if (forward_failed) {
-    end_listening();
     begin_buckets();                              // none of the step's calls has been made
     if (!abort_.is_local() && !can_announce()) {  // as in PyTorch, this forward has had no effect
       enter(step_.before_forward);

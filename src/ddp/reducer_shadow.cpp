@@ -11,7 +11,6 @@ namespace lockstep::ddp {
 
 void Reducer::shadow_backward() {
   const std::lock_guard lock(mutex_);
-  abort_.end_step();  // the forward
   const auto listening = abort_.listen();
   begin_buckets();
   finish_shadow();
@@ -20,7 +19,6 @@ void Reducer::shadow_backward() {
 void Reducer::shadow_announced_calls() {
   const std::lock_guard lock(mutex_);
   const auto device = parameters_.front().tensor.device();
-  abort_.end_step();  // the forward
   begin_buckets();
   while (true) {
     const auto listening = abort_.listen();

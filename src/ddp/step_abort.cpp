@@ -15,6 +15,9 @@ namespace {
 constexpr std::chrono::milliseconds kLongestDelay{2000};
 constexpr int kEagerLooks = 200;
 constexpr std::chrono::microseconds kPause{50};
+constexpr unsigned kStepBits = 44;  // of step and forwards
+constexpr unsigned kForwardBits = 12;
+constexpr std::uint64_t kMostForwards = (1U << kForwardBits) - 1;
 // Marks the reason of a rank whose module has changed, which has failed in nothing.
 constexpr std::string_view kChange = "its module has changed: ";
 
@@ -30,6 +33,17 @@ void StepAbort::set_scope(std::uint64_t scope) const {
   if (host) host->own_status().scope.store(scope, std::memory_order_relaxed);
 }
 
+std::uint64_t StepAbort::progress(std::uint64_t forwards) const {
+  return (number_ << kStepBits) + (step_ << kForwardBits) + std::min(forwards, kMostForwards);
+}
+
+void StepAbort::begin_forward() {
+  const auto host = comm::state_of(group_).node_group();
+  if (!host) return;
+  set_scope(scope());
+  host->own_status().progress[place()].store(progress(++forwards_), std::memory_order_release);
+}
+
 void StepAbort::abort(const std::string& reason, bool is_final) const {
   if (const auto host = comm::state_of(group_).node_group()) host->refuse(scope(), reason, is_final);
 }
@@ -41,8 +55,7 @@ void StepAbort::throw_if_aborted() const {
 
 void StepAbort::throw_with(const std::string& lines) const {
   if (lines.empty()) return;
-  throw_error<DesyncError>("{}: other ranks aborted this backward:{}", comm::state_of(group_).whoami(),
-                           lines);
+  throw_error<DesyncError>("{}: other ranks aborted this step:{}", comm::state_of(group_).whoami(), lines);
 }
 
 std::string StepAbort::reasons_of_others() const {
@@ -66,6 +79,19 @@ std::string StepAbort::reasons_of_others() const {
   return text;
 }
 
+std::string StepAbort::change_of(const node::NodeGroup& host, int rank) const {
+  const auto reason = host.refuses(rank, scope()) ? host.reason_of(rank) : std::string();
+  return reason.starts_with(kChange) ? reason.substr(kChange.size()) : "";
+}
+
+void StepAbort::throw_if_changed() const {
+  const auto host = comm::state_of(group_).node_group();
+  for (int rank = 0; host && rank < host->size(); ++rank) {
+    if (const auto change = rank == host->rank() ? "" : change_of(*host, rank); !change.empty())
+      throw_with(fmt::format("\n  {}: {}{}", host->name_of(rank), kChange, change));
+  }
+}
+
 std::vector<std::string> StepAbort::exchange_changes(const std::string& change) const {
   const auto host = comm::state_of(group_).node_group();
   host->refuse(scope(), std::string(kChange) + change, true);
@@ -74,17 +100,17 @@ std::vector<std::string> StepAbort::exchange_changes(const std::string& change) 
   for (int rank = 0; rank < host->size(); ++rank) {
     if (rank == host->rank()) continue;
     await_arrival(*host, rank, deadline);
-    const auto reason = host->refuses(rank, scope()) ? host->reason_of(rank) : std::string();
-    changes[static_cast<std::size_t>(rank)] =
-        reason.starts_with(kChange) ? reason.substr(kChange.size()) : "";
+    changes[static_cast<std::size_t>(rank)] = change_of(*host, rank);
   }
   return changes;
 }
 
 void StepAbort::await_arrival(const node::NodeGroup& host, int rank, const Deadline& deadline) const {
   for (int look = 0;; ++look) {
-    if (host.refuses(rank, scope()) || host.board(rank).scope.load(std::memory_order_acquire) == scope())
-      return;
+    const auto reached = host.board(rank).progress[place()].load(std::memory_order_acquire);
+    const auto next = progress(forwards_ + 1);
+    const bool has_begun = reached >> kStepBits == next >> kStepBits && reached >= next;
+    if (has_begun || host.refuses(rank, scope())) return;
     const auto whoami = comm::state_of(group_).whoami();
     if (const int dead = host.find_dead(); dead >= 0) {
       throw_error<PeerLost>(

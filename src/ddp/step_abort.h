@@ -31,12 +31,15 @@ class StepAbort {
     return c10::make_scope_exit([this] { set_scope(0); });
   }
 
-  // While this rank is in the step, by listen() without an end.
-  void begin_listening() const { set_scope(scope()); }
-  void end_listening() const { set_scope(0); }
+  // listen() without an end, for the forward of a step; the other ranks see that this rank has begun it.
+  void begin_forward();
+  void end_forward() const { set_scope(0); }
 
   // All ranks have left the step.
-  void end_step() { ++step_; }
+  void end_step() {
+    ++step_;
+    forwards_ = 0;
+  }
 
   // Ends the other ranks' waits in this step with `reason`. Unless it is final, ranks that abort as well
   // complete the step's calls.
@@ -49,9 +52,11 @@ class StepAbort {
   // yet.
   std::string reasons_of_others() const;
 
-  // Aborts the step, which this rank has not begun, because its module has changed. Waits until each other
-  // rank has done the same or has begun the step. Returns [rank] = the change, empty for ranks without one.
-  // Throws PeerLost and TimeoutError. Needs the node-local group.
+  // Throws DesyncError if another rank has aborted this step by exchange_changes().
+  void throw_if_changed() const;
+  // Aborts the step before begin_forward(), because this rank's module has changed. Waits until each other
+  // rank has done the same or has begun this forward. Returns [rank] = the change, empty for ranks without
+  // one. Throws PeerLost and TimeoutError. Needs the node-local group.
   std::vector<std::string> exchange_changes(const std::string& change) const;
 
   // After abort(): whether every other rank of this host aborts the step, too. Waits up to two seconds for
@@ -71,7 +76,11 @@ class StepAbort {
   int last_to_issue(std::uint64_t call) const;
 
  private:
+  std::string change_of(const node::NodeGroup& host, int rank) const;
   void await_arrival(const node::NodeGroup& host, int rank, const Deadline& deadline) const;
+  // Grows with steps and forwards. In the high bits the number.
+  std::uint64_t progress(std::uint64_t forwards) const;
+  std::size_t place() const { return number_ % node::RankStatus::kProgress; }
   void set_scope(std::uint64_t scope) const;
   void throw_with(const std::string& lines) const;
   std::uint64_t scope() const { return (number_ << 40U) + step_; }
@@ -79,6 +88,7 @@ class StepAbort {
   ProcessGroup group_;
   std::uint64_t number_;  // of this DistributedDataParallel in the group
   std::uint64_t step_ = 0;
+  std::uint64_t forwards_ = 0;  // begun in this step
 };
 
 }  // namespace lockstep::ddp

@@ -86,8 +86,8 @@ std::string ModuleWatch::difference(const Seen& seen, bool types) {
   if (tensor.scalar_type() != seen.dtype)
     return was_is("the dtype", c10::toString(seen.dtype), c10::toString(tensor.scalar_type()));
   if (tensor.device() != seen.device) return was_is("the device", seen.device.str(), tensor.device().str());
-  return was_is("the strides", fmt::format("[{}]", fmt::join(seen.strides, ", ")),
-                fmt::format("[{}]", fmt::join(tensor.strides(), ", ")));
+  return fmt::format("it had the strides [{}], has [{}]", fmt::join(seen.strides, ", "),
+                     fmt::join(tensor.strides(), ", "));
 }
 
 void ModuleWatch::compare(const char* kind, const torch::OrderedDict<std::string, at::Tensor>& now,

@@ -2,14 +2,10 @@
 #include "optim/unaveraged.h"
 
 #include <atomic>
-#include <bit>
-#include <cstdint>
+#include <functional>
 #include <mutex>
 #include <unordered_map>
 
-#include <ATen/ops/sum.h>
-#include <ATen/ops/view_as_real.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "base/throw_error.h"
@@ -19,7 +15,7 @@ namespace {
 
 struct Mark {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that no other tensor gets the address
-  double sum;                                       // of its values then
+  std::size_t hash;                                 // of its values then
   std::shared_ptr<const std::string> why;
 };
 
@@ -35,14 +31,9 @@ Marks& marks() {
 }
 
 // Changes with the values. LibTorch's optimizers bypass the version counter.
-double sum_of(const at::Tensor& tensor) {
-  const c10::NoGradGuard no_grad;
-  const auto values = tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
-  return values.sum(at::kDouble).item<double>();
-}
-
-bool is_same(double one, double other) {
-  return std::bit_cast<std::uint64_t>(one) == std::bit_cast<std::uint64_t>(other);
+std::size_t hash_of(const at::Tensor& tensor) {
+  const auto values = tensor.detach().contiguous().cpu();
+  return std::hash<std::string_view>{}({static_cast<const char*>(values.const_data_ptr()), values.nbytes()});
 }
 
 void refuse(std::string_view user, const at::Tensor& parameter) {
@@ -51,7 +42,7 @@ void refuse(std::string_view user, const at::Tensor& parameter) {
   if (found == all.end()) return;
   // A gradient that was dropped before a step has done no harm.
   const auto& mark = found->second;
-  if (parameter.grad().defined() || !is_same(sum_of(parameter), mark.sum))
+  if (parameter.grad().defined() || hash_of(parameter) != mark.hash)
     throw_error<Error>("{}: {}", user, *mark.why);
 }
 
@@ -63,7 +54,7 @@ void mark_unaveraged(const at::Tensor& parameter, std::shared_ptr<const std::str
   if (marks().all.contains(key)) return;
   std::erase_if(marks().all, [](const auto& each) { return each.second.tensor.expired(); });
   marks().all.emplace(key, Mark{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
-                                sum_of(parameter), std::move(why)});
+                                hash_of(parameter), std::move(why)});
   marks().any = true;
 }
 
@@ -71,6 +62,15 @@ void unmark_unaveraged(const at::Tensor& parameter) {
   const std::lock_guard lock(marks().mutex);
   marks().all.erase(parameter.unsafeGetTensorImpl());
   marks().any = !marks().all.empty();
+}
+
+void unmark_unless_changed(const at::Tensor& parameter) {
+  {
+    const std::lock_guard lock(marks().mutex);
+    const auto found = marks().all.find(parameter.unsafeGetTensorImpl());
+    if (found == marks().all.end() || hash_of(parameter) != found->second.hash) return;
+  }
+  unmark_unaveraged(parameter);
 }
 
 void refuse_unaveraged(std::string_view user, const std::vector<at::Tensor>& parameters) {

@@ -17,6 +17,8 @@ namespace lockstep::optim {
 // `why`: the error's text.
 void mark_unaveraged(const at::Tensor& parameter, std::shared_ptr<const std::string> why);
 void unmark_unaveraged(const at::Tensor& parameter);
+// After an averaged backward, which mends gradients but not weights.
+void unmark_unless_changed(const at::Tensor& parameter);
 
 // Throw Error if a parameter is marked and still has that gradient, or has been changed by it. A few
 // nanoseconds if no parameter of the process is marked. `user`: the caller, for the message.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A module that changes after DistributedDataParallel has wrapped it: the change is followed, with the
 // weights of one process, or refused on all ranks.
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -77,6 +79,7 @@ struct Way {
   bool accumulates = false;  // the step before is in no_sync()
   double tolerance = 1e-5;
   std::function<void(DistributedDataParallel<Net>&)> prepare = {};
+  std::chrono::milliseconds delay{0};  // before the forward of the changed step
 };
 
 DistributedDataParallelOptions with_optimizer_in_backward() {
@@ -111,6 +114,22 @@ std::vector<Way> ways() {
       {"kept gradients", unfreeze, "", {}, freeze, true},
       {"kept gradients, double", to_double, "", {}, {}, true},
       {"accumulated", unfreeze, "", {}, {}, false, true},
+      {"accumulated, freeze", freeze, "", {}, {}, false, true},
+      {"accumulated, freeze all", freeze_all, "", {}, [](Net& net) { set_trained(*net, true); }, false, true},
+      {"converted while frozen",
+       [](Net& net) { freeze_all(net), to_double(net); },
+       "",
+       {},
+       [](Net& net) { set_trained(*net, true); }},
+      {"mixed precision, freeze all",
+       freeze_all,
+       "",
+       {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}},
+       [](Net& net) { set_trained(*net, true); },
+       false,
+       false,
+       5e-2},
+      {"no buffers", freeze, "", {.broadcast_buffers = false}, unfreeze},
       {"mixed precision",
        unfreeze,
        "",
@@ -184,8 +203,7 @@ Net train_in_one_process(const Way& way) {
   for (int step = 0; step < kSteps; ++step) {
     apply_change(way, net, step);
     if (!(way.accumulates && step == kChangedStep)) optimizer.zero_grad(!way.keeps_gradients);
-    if (!is_trained(net)) continue;
-    loss_of(net->forward(inputs(step))).backward();
+    if (is_trained(net)) loss_of(net->forward(inputs(step))).backward();
     if (!(way.accumulates && step == kChangedStep - 1)) optimizer.step();
   }
   return net;
@@ -202,6 +220,7 @@ Net train_wrapped(const Way& way, const ProcessGroup& group, bool changes) {
   torch::optim::SGD optimizer(ddp->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
     if (changes) apply_change(way, net, step);
+    if (step == kChangedStep) std::this_thread::sleep_for(way.delay);
     if (!(way.accumulates && step == kChangedStep)) optimizer.zero_grad(!way.keeps_gradients);
     std::optional<NoSync> alone;
     const bool accumulates = way.accumulates && step == kChangedStep - 1;
@@ -281,7 +300,7 @@ const testing::Scenario on_one_rank("modules changed on one rank", [] {
       {"unfreeze", unfreeze, "frozen.weight: requires_grad was false, is true"},
       {"freeze all", freeze_all, "first.weight: requires_grad was true"},
       {"to double", to_double, "first.weight: the dtype was Float, is Double"},
-      {"other strides", transpose_memory, "first.weight: the strides was"},
+      {"other strides", transpose_memory, "first.weight: it had the strides"},
       {"other shape", reshape_parameter, "norm.weight: the shape was"},
       {"replaced layer", replace_layer, "last.weight: it has been replaced"},
       {"added parameter", add_parameter, "added: it has been added"},
@@ -299,6 +318,18 @@ const testing::Scenario on_one_rank("modules changed on one rank", [] {
                   HasSubstr(way.refused))
           << way.name << " on rank " << changed;
     }
+  }
+  // Whichever rank comes first to the forward.
+  const Way silent{"no call before the buckets",
+                   freeze,
+                   "first.weight: requires_grad was true",
+                   {.broadcast_buffers = false}};
+  for (int late = 0; late < 2; ++late) {
+    auto way = silent;
+    way.delay = std::chrono::milliseconds(context.rank() == late ? 50 : 0);
+    EXPECT_THAT(error_of([&] { train_wrapped(way, group_for_one_way(), context.rank() == 1); }),
+                HasSubstr(way.refused))
+        << "rank " << late << " is late";
   }
   // Each rank another one.
   const auto group = group_for_one_way();
