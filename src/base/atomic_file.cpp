@@ -37,7 +37,7 @@ bool is_special(const std::filesystem::path& file) {
 void keep_mode(int fd, const std::filesystem::path& old_file) {
   const auto permissions = permissions_of(old_file);
   if (!permissions || ::fchmod(fd, *permissions) == 0) return;
-  if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) fail(old_file);
+  if (!has_no_modes(errno)) fail(old_file);
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ namespace lockstep {
 //   - A file that is created with a name is not locked for a moment, in which another process may take it for
 //   a leftover. A writer that cannot take the lock, or whose file is removed afterwards, creates another one.
 //   - A lock may be unknown to other hosts (or not exist) on a shared file system. Files of another boot of
-//   the kernel there are leftovers only when nobody has written to them for a day. On a file system that one
+//   the kernel there, and all files on FUSE, are leftovers only when nobody has written to them for a day. On
+//   a file system that one
 //   host alone can mount, a writer of another boot is dead.
 namespace {
 
@@ -89,25 +90,13 @@ fs::path link_of(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
 // Without an error if the file system has no locks.
 bool lock_or_skip(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
-// Whether one host at most has the file system mounted.
-bool is_of_one_host(int fd) {
-  constexpr std::array<std::uint32_t, 11> local{
-      0xEF53,      // ext2, ext3, ext4
-      0x58465342,  // XFS
-      0x9123683E,  // btrfs
-      0x01021994,  // tmpfs
-      0x858458F6,  // ramfs
-      0x794C7630,  // overlayfs
-      0xF2F52010,  // F2FS
-      0x2FC12FC1,  // ZFS
-      0xCA451A4E,  // bcachefs
-      0x3153464A,  // JFS
-      0x4D44,      // FAT
-  };
+std::uint32_t type_of(int fd) {
   struct statfs status {};
-  if (::fstatfs(fd, &status) != 0) return false;
-  return std::ranges::find(local, static_cast<std::uint32_t>(status.f_type)) != local.end();
+  return ::fstatfs(fd, &status) == 0 ? static_cast<std::uint32_t>(status.f_type) : 0;
 }
+
+// Each mount of it may have locks of its own, even on one host.
+bool is_of_fuse(int fd) { return type_of(fd) == 0x65735546; }
 
 // NFS needs a file that is open for writing to lock it, but a leftover may be read-only.
 UniqueFd open_leftover(const fs::path& file) {
@@ -124,7 +113,8 @@ void remove_if_dead(const fs::path& file, std::string_view boot, std::int64_t no
   if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   const bool locked = ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0;
   if (!locked && errno == EWOULDBLOCK) return;
-  const bool decides = locked && ((boot == own_boot() && boot != kNoBoot) || is_of_one_host(fd.get()));
+  const bool is_own = boot == own_boot() && boot != kNoBoot && !is_of_fuse(fd.get());
+  const bool decides = locked && (is_own || is_of_one_host(fd.get()));
   if (decides || status.st_mtime < now - kDay) ::unlink(file.c_str());
 }
 
@@ -176,6 +166,12 @@ ListingPlan& listing_plan() {
   return plan;
 }
 
+// Whether the file system, not the file or the disk, is the reason.
+bool cannot_link(int error) {
+  return error == ENOENT || error == EXDEV || error == EPERM || error == EOPNOTSUPP || error == ENOSYS ||
+         error == EACCES;
+}
+
 fs::path or_here(fs::path folder) { return folder.empty() ? fs::path(".") : folder; }
 
 }  // namespace
@@ -214,18 +210,21 @@ void UnfinishedFile::give_name() {
     const auto name = folder_ / unique_name();
     if (::linkat(AT_FDCWD, link_of(fd()).c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
       name_ = name;
-    } else if (errno != EEXIST) {
+    } else if (cannot_link(errno)) {
       copy_to_named();
+    } else if (errno != EEXIST) {
+      fail_at(name);
     }
   }
 }
 
-// Where links are not possible after all. Another error, such as a full disk, recurs here.
+// Where links are not possible after all.
 void UnfinishedFile::copy_to_named() {
   const auto source = std::move(fd_);
   open_named(S_IRUSR | S_IWUSR);
   struct stat status {};
-  if (::fstat(source.get(), &status) != 0 || ::fchmod(fd(), status.st_mode & 07777U) != 0) fail_at(name_);
+  if (::fstat(source.get(), &status) != 0) fail_at(name_);
+  if (::fchmod(fd(), status.st_mode & 07777U) != 0 && !has_no_modes(errno)) fail_at(name_);
   std::vector<char> buffer(std::size_t{1} << 20U);
   for (off_t done = 0; done < status.st_size;) {
     const auto count = ::pread(source.get(), buffer.data(), buffer.size(), done);
@@ -245,6 +244,25 @@ void UnfinishedFile::rename_to(const fs::path& file) {
   if (std::rename(name_.c_str(), file.c_str()) != 0) fail_at(file);
   name_.clear();
 }
+
+bool is_of_one_host(int fd) {
+  constexpr std::array<std::uint32_t, 11> local{
+      0xEF53,      // ext2, ext3, ext4
+      0x58465342,  // XFS
+      0x9123683E,  // btrfs
+      0x01021994,  // tmpfs
+      0x858458F6,  // ramfs
+      0x794C7630,  // overlayfs
+      0xF2F52010,  // F2FS
+      0x2FC12FC1,  // ZFS
+      0xCA451A4E,  // bcachefs
+      0x3153464A,  // JFS
+      0x4D44,      // FAT
+  };
+  return std::ranges::find(local, type_of(fd)) != local.end();
+}
+
+bool has_no_modes(int error) { return error == EPERM || error == EOPNOTSUPP || error == ENOSYS; }
 
 void remove_leftovers(const fs::path& folder, int fd) {
   struct stat status {};

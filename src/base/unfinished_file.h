@@ -38,6 +38,13 @@ class UnfinishedFile {
   std::filesystem::path name_;  // empty for a file without a name
 };
 
+// Whether fchmod(2) failed because the file system keeps no permissions of this user's.
+bool has_no_modes(int error);
+
+// Whether one host at most has the file system of an open file mounted, so that flock(2) reaches all its
+// users.
+bool is_of_one_host(int fd);
+
 // Removes from `folder` the UnfinishedFiles of writers that are dead. Leaves the files of live writers and of
 // other programs, and what it cannot remove. `fd`: a file that was just created in the folder; its time is
 // that of the file system. A process lists a folder of many files at some of its saves only.

@@ -41,12 +41,9 @@ void set_current_world(const World& world) {
   slot().world = world;
 }
 
-void set_thread_world(const std::optional<World>& world) {
-  has_had_one() = true;
-  thread_world() = world;
-}
+void set_thread_world(const std::optional<World>& world) { thread_world() = world; }
 
-bool has_had_world() { return has_had_one(); }
+bool has_had_world() { return thread_world() || has_had_one(); }
 
 void forget_worlds() { has_had_one() = false; }
 

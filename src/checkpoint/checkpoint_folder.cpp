@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
+#include <fcntl.h>
 #include <map>
 #include <ranges>
 #include <span>
@@ -79,6 +82,37 @@ fs::path with_ending(fs::path path, std::string_view ending) {
   return path;
 }
 
+// Unique, because other managers may write to the folder at the same time.
+fs::path unfinished_name(const fs::path& name) {
+  return with_ending(name, fmt::format(".{}{}", random_hex(2), kUnfinished));
+}
+
+// Another process finished a checkpoint of the name meanwhile. If it now replaces it in place, it would write
+// to a removed folder.
+std::error_code replace_folder(const fs::path& new_folder, const fs::path& name) {
+  constexpr std::chrono::milliseconds longest_wait{10'000};
+  FolderUse old(name);
+  if (old.be_the_last(longest_wait) == Others::some) {
+    throw_error(
+        "{}: not saved, because another process is saving the checkpoint; give each process that saves alone "
+        "a folder of its own",
+        name.string());
+  }
+  if (::renameat2(AT_FDCWD, new_folder.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0) {
+    std::error_code ignored;
+    fs::remove_all(new_folder, ignored);
+    return {};
+  }
+  // The file system cannot exchange names.
+  std::error_code code;
+  const auto gone = unfinished_name(name);
+  fs::rename(name, gone, code);
+  fs::rename(new_folder, name, code);
+  std::error_code ignored;
+  fs::remove_all(gone, ignored);
+  return code;
+}
+
 [[noreturn]] void fail(const fs::path& file, const std::string& what, const std::error_code& code) {
   throw_error("{}: {}: {}", file.string(), what, code.message());
 }
@@ -89,28 +123,34 @@ fs::path CheckpointFolder::file_of(std::int64_t step, bool in_parts) const {
   return path_ / name_of(step, in_parts);
 }
 
-fs::path CheckpointFolder::new_folder_for(std::int64_t step) const {
-  const auto folder = with_ending(file_of(step, true), kUnfinished);
-  std::error_code code;
-  fs::remove_all(folder, code);
-  if (code) fail(folder, "cannot be removed", code);
-  return folder;
+fs::path CheckpointFolder::new_folder_for(std::int64_t step) {
+  while (true) {
+    const auto folder = unfinished_name(file_of(step, true));
+    std::error_code code;
+    fs::create_directory(folder, code);
+    if (code) fail(folder, "the folder cannot be made", code);
+    unfinished_.emplace(folder);
+    // Otherwise another process removed it before it was locked.
+    if (unfinished_->is_at(folder)) return folder;
+  }
 }
 
-void CheckpointFolder::remove_unfinished(const fs::path& new_folder) const {
+void CheckpointFolder::remove_unfinished(const fs::path& new_folder) {
   std::error_code code;
   if (new_folder.parent_path() != path_ || new_folder.extension() != kUnfinished) return;
   fs::remove_all(new_folder, code);
   // Another rank may have removed its mark from the folder at the same time.
   if (code) fs::remove_all(new_folder, code);
+  unfinished_.reset();
 }
 
-void CheckpointFolder::finish(const fs::path& new_folder, bool sync) const {
-  auto name = new_folder;
-  name.replace_extension();
+void CheckpointFolder::finish(const fs::path& new_folder, const fs::path& name, bool sync) {
   std::error_code code;
   fs::rename(new_folder, name, code);
+  if (code == std::errc::directory_not_empty || code == std::errc::file_exists)
+    code = replace_folder(new_folder, name);
   if (code) fail(name, "the checkpoint cannot be renamed", code);
+  unfinished_.reset();
   try {
     if (sync) sync_folder(path_);
   } catch (const std::system_error& error) {
@@ -187,7 +227,7 @@ void CheckpointFolder::remove_leftovers() const {
                      name.starts_with("best.");
     if (own && name.ends_with(kUnfinished)) found.push_back(entry.path());
   }
-  for (const auto& file : found) fs::remove_all(file, code);
+  for (const auto& file : found) remove_if_unused(file);
 }
 
 void CheckpointFolder::write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const {
@@ -214,8 +254,7 @@ void CheckpointFolder::link(const std::string& name, const std::optional<fs::pat
   }
   if (!file) return;
   const auto link = with_ending(path_ / name, ending.string());
-  // Unique, because other managers may write to the folder at the same time.
-  const auto unfinished = with_ending(link, fmt::format(".{}{}", random_hex(2), kUnfinished));
+  const auto unfinished = unfinished_name(link);
   fs::create_symlink(file->filename(), unfinished, code);
   if (!code) fs::rename(unfinished, link, code);
   if (code)
@@ -227,8 +266,7 @@ void CheckpointFolder::remove(const CheckpointInfo& info) const {
   std::error_code code;
   if (fs::is_directory(info.file, code)) {
     // Renamed first, because a partly removed folder could be taken for a checkpoint.
-    const auto gone = with_ending(info.file, kUnfinished);
-    fs::remove_all(gone, code);
+    const auto gone = unfinished_name(info.file);
     fs::rename(info.file, gone, code);
     if (!code) fs::remove_all(gone, code);
   } else {

@@ -10,6 +10,8 @@
 
 #include <lockstep/checkpoint/checkpoint_manager.h>
 
+#include "checkpoint/folder_use.h"
+
 namespace lockstep::checkpointing {
 
 // The contents of a checkpoint folder. The directory listing determines which checkpoints exist; metrics.json
@@ -22,13 +24,14 @@ class CheckpointFolder {
   const std::filesystem::path& path() const { return path_; }
   // The path of a checkpoint: a file or, `in_parts`, the folder of a distributed checkpoint.
   std::filesystem::path file_of(std::int64_t step, bool in_parts = false) const;
-  // The temporary folder for a distributed checkpoint. Removes an existing one.
-  std::filesystem::path new_folder_for(std::int64_t step) const;
+  // Makes a temporary folder for a distributed checkpoint, which nobody takes for a leftover until finish()
+  // or remove_unfinished().
+  std::filesystem::path new_folder_for(std::int64_t step);
   // Oldest first.
   std::vector<CheckpointInfo> list() const;
   // Creates the folder if it does not exist. Throws if it existed in an earlier call.
   void make(bool sync);
-  // Removes the unfinished files of killed writers.
+  // Removes the unfinished files and folders of dead writers.
   void remove_leftovers() const;
   void write_metrics(const std::vector<CheckpointInfo>& infos, bool sync) const;
   // Points the link `name`, with the extension of `file`, at a checkpoint, or removes it.
@@ -40,14 +43,16 @@ class CheckpointFolder {
   void found_whole(std::int64_t step) { damaged_.erase(step); }
   const std::set<std::int64_t>& damaged() const { return damaged_; }
   // Removes a folder that new_folder_for() returned.
-  void remove_unfinished(const std::filesystem::path& new_folder) const;
-  // Renames a folder that new_folder_for() returned to its final name.
-  void finish(const std::filesystem::path& new_folder, bool sync) const;
+  void remove_unfinished(const std::filesystem::path& new_folder);
+  // Renames a folder that new_folder_for() returned to `name`. Replaces a checkpoint that another process
+  // finished meanwhile.
+  void finish(const std::filesystem::path& new_folder, const std::filesystem::path& name, bool sync);
 
  private:
   void check_has_not_vanished() const;
 
   std::filesystem::path path_;
+  std::optional<FolderUse> unfinished_;
   bool was_there_ = false;
   std::set<std::int64_t> damaged_;
 };

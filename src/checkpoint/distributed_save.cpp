@@ -38,11 +38,14 @@ std::uint64_t saved_size(const at::Tensor& tensor) {
   return serialize::zip_size(serialize::pickle_value(at::empty(tensor.sizes(), tensor.scalar_type())));
 }
 
-bool names_any_of(const fs::path& metadata, const std::map<std::string, std::uint64_t>& files) {
+std::string text_of(const fs::path& metadata) {
   std::ifstream stream(metadata, std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(stream), {});
-  const auto is_named = [&](const auto& file) { return text.find(file.first) != std::string::npos; };
-  return files.empty() || std::ranges::any_of(files, is_named);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// Files of a save in progress have names that no metadata contain yet.
+bool can_be_in_progress(const fs::path& file, const std::optional<checkpointing::FolderUse>& sole_use) {
+  return !(sole_use && sole_use->is_of_one_host()) && !checkpointing::is_a_day_old(file);
 }
 
 }  // namespace
@@ -147,15 +150,20 @@ bool DistributedSave::is_complete(const fs::path& folder) const {
   return true;
 }
 
-void DistributedSave::commit(const fs::path& folder, bool sync) const {
+void DistributedSave::commit(const fs::path& folder, bool sync) {
+  const auto replaced = text_of(folder / kMetadataName);
   write_metadata_file(metadata_, folder, sync);
   auto use = std::exchange(use_, std::nullopt);
-  if (use && !use->be_the_last()) return;
-  std::error_code code;
+  if (use && use->be_the_last() != checkpointing::Others::none) use.reset();
   // Another save may have replaced the metadata meanwhile.
-  if (!names_any_of(folder / kMetadataName, files_)) return;
+  const auto present = text_of(folder / kMetadataName);
+  if (present.empty()) return;
+  std::error_code code;
   for (const auto& name : data_files(folder)) {
-    if (!files_.contains(name)) fs::remove(folder / name, code);
+    const bool is_named = files_.contains(name) || present.find(name) != std::string::npos;
+    const bool was_named = replaced.find(name) != std::string::npos;
+    if (is_named || (!was_named && can_be_in_progress(folder / name, use))) continue;
+    fs::remove(folder / name, code);
   }
 }
 
@@ -163,13 +171,16 @@ SaveTicket begin_save(const fs::path& folder, const checkpointing::Group& group,
   SaveTicket ticket;
   checkpointing::on_first(group, [&] {
     try {
-      make_folders(folder, sync);
+      // Another save may remove or replace the folder before it is in use.
+      for (int tries = 0; tries < 10 && !(ticket.use && ticket.use->is_at(folder)); ++tries) {
+        make_folders(folder, sync);
+        ticket.use.emplace(folder);
+      }
     } catch (const std::system_error& error) {
       throw_error("{}: the folder cannot be made: {}", folder.string(), error.code().message());
     }
     std::random_device source;
     ticket.token = fmt::format("{:08x}{:08x}", source(), source());
-    ticket.use.emplace(folder);
   });
   ticket.token = checkpointing::share_text(group, ticket.token);
   return ticket;

@@ -47,8 +47,9 @@ class DistributedSave {
   // up.
   bool is_complete(const std::filesystem::path& folder) const;
   // On rank 0, after all ranks have written: writes the metadata, which replaces the old checkpoint, then
-  // removes files that belong to no checkpoint, unless other saves to the folder are in progress.
-  void commit(const std::filesystem::path& folder, bool sync) const;
+  // removes the old one's files, and those that belong to no checkpoint if no save in progress can have
+  // written them.
+  void commit(const std::filesystem::path& folder, bool sync);
 
  private:
   struct Item {
@@ -61,7 +62,7 @@ class DistributedSave {
                   checkpointing::TensorCopies* copies);
   void place_all(SavePlan plan, const std::vector<std::string>& sizes_of_ranks, const std::string& token);
 
-  mutable std::optional<checkpointing::FolderUse> use_;  // on rank 0, until commit()
+  std::optional<checkpointing::FolderUse> use_;  // on rank 0, until commit()
   std::string file_;
   std::vector<Item> items_;
   Metadata metadata_;                           // on rank 0

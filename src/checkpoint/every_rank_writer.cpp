@@ -151,7 +151,7 @@ class EveryRankWriter : public CheckpointWriter {
   void commit(const CheckpointInfo& info) {
     publish(options_, folder_, info, [&] {
       saving_->commit(place_, options_.sync);
-      if (place_ != info.file) folder_.finish(place_, options_.sync);
+      if (place_ != info.file) folder_.finish(place_, info.file, options_.sync);
     });
   }
 

@@ -170,6 +170,10 @@ const Scenario before_init("before init()", [] {
   auto given = data::make_loader(Numbers(),
                                  {.batch_size = 4, .sampler = std::make_shared<data::SequentialSampler>(4)});
   for (auto& batch : given) EXPECT_EQ(batch.numel(), 4);
+  // Threads that were ranks are not this process.
+  spawn_threads(2, [](Context&) { EXPECT_EQ(data::DistributedSampler(4).size(), 2); });
+  EXPECT_THAT(error_of<ArgumentError>([] { data::make_loader(Numbers(), {.batch_size = 2}); }),
+              HasSubstr("call lockstep::init() first"));
   metrics::AverageMeter meter;
   meter.update(std::stod(rank), 1);
   SyncBatchNorm layer(2);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <barrier>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,6 +13,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "checkpoint/checkpoint_folder.h"
 #include "support/error_of.h"
 #include "support/temp_folder.h"
 #include "unit/checkpoint/manager_test.h"
@@ -162,6 +165,42 @@ TEST_P(Manager, LeftoversOfKilledWritersAreRemovedAndOtherFilesAreNot) {
   EXPECT_FALSE(fs::exists(folder_ / "step-00000001.pt.part"));
   EXPECT_TRUE(fs::exists(folder_ / "notes.txt"));
   EXPECT_TRUE(fs::exists(folder_ / "other.part"));
+}
+
+TEST_P(Manager, ManagersThatSaveAtTheSameTimeKeepWholeCheckpoints) {
+  constexpr std::int64_t steps = 30;
+  std::barrier together(2);
+  const auto save_all = [&] {
+    auto given = options();
+    given.writing = CheckpointWriting::every_rank;
+    CheckpointManager manager(folder_, given);
+    for (std::int64_t step = 1; step <= steps; ++step) {
+      together.arrive_and_wait();
+      EXPECT_NO_THROW({
+        manager.save(step, contents(step), 0.5);
+        manager.wait();
+      });
+      together.arrive_and_wait();
+      EXPECT_TRUE(equal(manager.load(step).contents, contents(step)));
+    }
+  };
+  std::thread other(save_all);
+  save_all();
+  other.join();
+  for (const auto& entry : fs::directory_iterator(folder_)) EXPECT_NE(entry.path().extension(), ".part");
+}
+
+TEST_P(Manager, UnfinishedFoldersAreRemovedOnceTheirWriterIsDead) {
+  fs::create_directories(folder_);
+  checkpointing::CheckpointFolder other(folder_);
+  const auto living = other.new_folder_for(2);
+  const auto dead = checkpointing::CheckpointFolder(folder_).new_folder_for(2);
+  EXPECT_NE(living, dead);
+  CheckpointManager manager(folder_, options());
+  manager.save(2, contents(2));
+  manager.wait();
+  EXPECT_TRUE(fs::exists(living));
+  EXPECT_FALSE(fs::exists(dead));
 }
 
 // The loop of docs/checkpoints.md, which ends after the checkpoint of step `until`.

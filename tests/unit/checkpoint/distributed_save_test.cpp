@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/distributed_save.h"
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <lockstep/checkpoint/distributed_checkpoint.h>
 
 #include "support/error_of.h"
+#include "support/file_system_faults.h"
 #include "support/temp_folder.h"
 
 namespace lockstep::testing {
@@ -53,7 +55,7 @@ TEST(DistributedSave, IsCompleteOnlyWithTheFilesOfThisSave) {
   };
   // A late writer of a run that has ended.
   auto before = std::optional(save(100));
-  const auto now = save(100);
+  auto now = save(100);
   before->write(temp.path(), false);
   EXPECT_TRUE(before->is_complete(temp.path()));
   before.reset();
@@ -75,13 +77,29 @@ TEST(DistributedSave, KeepsTheFilesOfASaveInProgress) {
                                 dcp::begin_save(temp.path(), {}, false));
   };
   const auto value = [&] { return dcp::load(temp.path())["w"].as_tensor()[0].item<double>(); };
-  const auto first = save(1), second = save(2);
+  auto first = save(1), second = save(2);
   first.write(temp.path(), false);
   second.write(temp.path(), false);
   first.commit(temp.path(), false);
   EXPECT_EQ(value(), 1);
   second.commit(temp.path(), false);
   EXPECT_EQ(value(), 2);
+  only_data_file(temp.path());
+}
+
+// As on a folder that several hosts have mounted.
+TEST(DistributedSave, KeepsTheFilesOfASaveInProgressWithoutLocks) {
+  const ScopedFaults faults({.no_locks = true});
+  const TempFolder temp;
+  const auto leftover = temp.path() / "__0_0123456789abcdef.distcp";
+  std::ofstream(leftover) << "left";
+  fs::last_write_time(leftover, fs::file_time_type::clock::now() - std::chrono::hours(48));
+  dcp::DistributedSave first({{"w", torch::ones({3})}}, {}, dcp::begin_save(temp.path(), {}, false));
+  first.write(temp.path(), false);
+  for (int i = 0; i < 2; ++i) dcp::save({{"w", torch::zeros({3})}}, temp.path());
+  EXPECT_FALSE(fs::exists(leftover));
+  first.commit(temp.path(), false);
+  EXPECT_TRUE(dcp::load(temp.path())["w"].as_tensor().equal(torch::ones({3})));
   only_data_file(temp.path());
 }
 

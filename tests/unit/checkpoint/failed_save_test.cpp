@@ -210,7 +210,7 @@ TEST_P(FailedSave, AReadOnlyFolderKeepsItsCheckpoint) {
         manager.wait();
       });
       // The first file that a save writes.
-      const auto* file = writing == CheckpointWriting::first_rank ? "metrics.json" : "step-00000002.part";
+      const auto* file = writing == CheckpointWriting::first_rank ? "metrics.json" : "step-00000002.";
       EXPECT_THAT(error, AllOf(HasSubstr((folder_ / file).string()), HasSubstr("Permission denied")));
       EXPECT_THAT(error_of([&] { save(contents(2), folder_ / "net.pt"); }),
                   AllOf(HasSubstr((folder_ / "net.pt").string()), HasSubstr("Permission denied")));
