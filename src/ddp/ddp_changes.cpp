@@ -72,10 +72,11 @@ void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_st
   if (group_.size() == 1) return;
   const auto change = text_of(changes);
   if (comm::state_of(group_).info().with_python || graph_phase() == GraphPhase::capture) {
-    throw_error<Error>("{}: the module has changed since: {}. {}; wrap it anew after the change", whoami(),
-                       change,
-                       graph_phase() == GraphPhase::capture ? "A GraphedStep cannot capture that"
-                                                            : "Python ranks cannot follow");
+    throw_error<Error>(
+        "{}: the module has changed since it was wrapped: {}. {}; wrap the module anew after the change",
+        whoami(), change,
+        graph_phase() == GraphPhase::capture ? "A GraphedStep cannot capture this"
+                                             : "Python ranks cannot follow");
   }
   using News = Reducer::ChangeNews;
   const auto news = reducer_ && in_step ? reducer_->change_news() : News::by_a_call;
@@ -111,16 +112,15 @@ std::vector<std::string> DdpState::announce_in_gradients(const std::string& chan
 
 void DdpState::check_can_follow(const std::vector<nn::ModuleChange>& changes) const {
   const auto refuse = [&](const std::string& remedy) {
-    throw_error<ArgumentError>("{}: the module has changed since: {}. {}", whoami(), text_of(changes),
-                               remedy);
+    throw_error<ArgumentError>("{}: the module has changed since it was wrapped: {}. {}", whoami(),
+                               text_of(changes), remedy);
   };
   const auto first =
       std::ranges::find_if(changes, [](const nn::ModuleChange& each) { return !each.can_be_followed; });
   if (first != changes.end()) {
-    refuse(fmt::format(
-        "An optimizer still has the old tensors, so this cannot be followed ({}); change the module "
-        "first, then wrap it, then make the optimizer",
-        first->text));
+    refuse(
+        "An optimizer still has the old tensors: change the module first, then wrap it, then make the "
+        "optimizer");
   }
   if (delayed_) refuse("With delay_all_reduce_named_params this cannot be followed; wrap the module anew");
   if (options_.optimizer_in_backward)

@@ -6,13 +6,11 @@
 // were built on (nn::ModuleWatch). If nothing has changed, no call is made. A rank whose module has changed
 // must learn whether the others' have changed as well, while a rank without a change runs its step:
 //
-// - on_host: it abandons the step in the node-local group, with the change as the reason, and waits until
-// each
-//   other rank has done the same or has entered its forward. The waits of ranks without the change end.
+// - on_host: it abandons the step in the node-local group, with the change as the reason. It waits until each
+//   other rank has done so, too, or has entered its forward. The waits of ranks without the change end.
 // - in_gradients: it makes the step's calls with zeros and announces a failed step (note [Failed steps]).
-// - by_a_call: it makes the call by which the ranks compare their new modules; a rank without the change
-// makes
-//   another one, which ends with an error of the backend, at the latest at the timeout.
+// - by_a_call: it makes the call by which the ranks compare their new modules. A rank without the change makes
+//   another call, which ends with an error of the backend, at the latest at the timeout.
 //
 // If all ranks have changed, they compare the new modules and begin anew with new buckets.
 #include <algorithm>
@@ -69,7 +67,7 @@ void Reducer::check_hook_can_follow() const {
   using Function = BucketWork (*)(GradBucket&);
   if (!hook_ || options_.after_reduction || hook_.target<Function>() != nullptr) return;
   throw ArgumentError(
-      "a communication hook is registered, which may keep a state for each bucket; wrap the module anew "
+      "A communication hook is registered, which may keep a state for each bucket; wrap the module anew "
       "after the "
       "change");
 }
