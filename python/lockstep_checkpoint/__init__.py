@@ -23,6 +23,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -33,6 +34,8 @@ import torch.distributed as dist
 
 _UNFINISHED = ".part"
 _DOS_FOLDER = 0x10
+_NO_BOOT = "00000000"
+_DAY = 86400
 
 
 class CheckpointError(RuntimeError):
@@ -56,6 +59,11 @@ def _is_distributed(group):
 
 def _rank(group):
     return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def _launched_size():
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1  # init_process_group() reports another text
 
 
 def _on_first(group, action):
@@ -94,7 +102,7 @@ def _boot():
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
-        return "00000000"
+        return _NO_BOOT
 
 
 def _lock(file):
@@ -135,10 +143,28 @@ def _remove_dead(folder, new_file):
         found = re.fullmatch(r"\.lockstep-([0-9a-f]{8})-[0-9a-f]{16}\.part", path.name)
         if found is None or path.is_symlink() or not path.is_file():
             continue
-        with contextlib.suppress(OSError), open(path, "rb") as file:
+        # NFS locks only files that are open for writing.
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if found[1] == _boot() or os.fstat(file.fileno()).st_mtime < now - 86400:
+            is_own = found[1] == _boot() != _NO_BOOT
+            if is_own or os.fstat(file.fileno()).st_mtime < now - _DAY:
                 path.unlink()
+
+
+def _remove_if_unused(path):
+    """Removes a file or folder that nobody has locked; a link, and what has no locks, when it is a day old."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+        is_dead = path.lstat().st_mtime < time.time() - _DAY
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # its writer lives
+            is_dead = True
+        if is_dead:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _says_unreadable(error):
@@ -198,7 +224,7 @@ class CheckpointManager:
         for name, value in (("keep_last", keep_last), ("keep_best", keep_best), ("keep_every", keep_every)):
             if value < 0:
                 raise ValueError(f"CheckpointManager: {name} = {value} is negative; give 0 or more")
-        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.get("RANK"):
+        if not dist.is_initialized() and _launched_size() > 1 and os.environ.get("RANK"):
             warnings.warn(
                 f"CheckpointManager: the environment says that this process is rank {os.environ['RANK']} of "
                 f"{os.environ['WORLD_SIZE']}, but torch.distributed is not initialized, so every rank saves alone; call "
@@ -338,7 +364,7 @@ class CheckpointManager:
         self._link("best", self._by_metric(whole)[:1])
         for info in removed:
             if info.file.is_dir():
-                gone = info.file.with_name(info.file.name + _UNFINISHED)
+                gone = info.file.with_name(f"{info.file.name}.{secrets.token_hex(8)}{_UNFINISHED}")
                 info.file.rename(gone)
                 shutil.rmtree(gone)
             else:
@@ -357,7 +383,7 @@ class CheckpointManager:
     def _remove_leftovers(self):
         for path in self.folder.iterdir():
             if path.name.startswith(("step-", "metrics.json", "last.", "best.")) and path.suffix == _UNFINISHED:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _remove_if_unused(path)
 
     def _replace(self, name, write):
         """The old or the new file is there at any moment, with any number of writers."""
@@ -367,6 +393,7 @@ class CheckpointManager:
             file.flush()
             if self._sync:
                 os.fsync(file.fileno())
+            os.close(os.dup(file.fileno()))  # NFS reports errors of writes at close; the lock stays
             os.rename(file.name, name)
         if self._sync:
             _sync_folder(self.folder)

@@ -44,9 +44,11 @@ void ConcurrentSaves::warn_if_any() const {
   if (!now || now == before_ || warned.exchange(true)) return;
   log(LogLevel::warning,
       fmt::format(
-          "{}: every rank saves the same file (another process replaced it while this rank saved it); "
-          "the file stays whole, but only the last save remains. Save it on one rank: "
-          "`if (rank == 0) save(...)`, or give each rank a file of its own",
+          "{}: another process replaced it while this rank saved it; the file stays whole, but only the last "
+          "save remains. If every rank saves the same file, save it on one rank: `if (rank == 0) save(...)`, "
+          "or "
+          "give each rank a file of its own; if it is the part of a distributed checkpoint, give "
+          "distributed_checkpoint::save() the process group",
           file_.string()));
 }
 

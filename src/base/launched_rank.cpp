@@ -73,8 +73,9 @@ void require_same_world(const char* what, const World& made_in) {
   const auto now = current_world();
   if (now.size == 1 || (now.size == made_in.size && now.rank == made_in.rank)) return;
   throw_error<ArgumentError>(
-      "{}: it was made as rank {} of {}, and this process now is rank {} of {}; make it after init()", what,
-      made_in.rank, made_in.size, now.rank, now.size);
+      "{}: made as rank {} of {}, but this process now is rank {} of {}; make it anew after this run's "
+      "init()",
+      what, made_in.rank, made_in.size, now.rank, now.size);
 }
 
 }  // namespace lockstep

@@ -147,7 +147,6 @@ void check_weight_values(std::span<const double> weights) {
   }
 }
 
-// The number of samples of each rank's share.
 // The options' number or, by default, the world's.
 template <typename Options>
 int size_of(const Options& options, const char* sampler) {
@@ -168,6 +167,7 @@ void check_world(const char* sampler, const Options& options, int rank, int num_
                                .size = options.num_replicas ? now.size : num_replicas});
 }
 
+// The number of samples of each rank's share.
 std::int64_t share_of(std::int64_t count, int num_replicas, bool drop_last) {
   return (drop_last ? count : count + num_replicas - 1) / num_replicas;
 }

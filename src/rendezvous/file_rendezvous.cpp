@@ -120,8 +120,12 @@ void FileRendezvous::write_ticket() const {
 bool FileRendezvous::all_there() {
   bool all = true;
   for (int rank = 0; rank < world_size_; ++rank) {
-    std::error_code ignored;
-    const bool is_there = fs::exists(rank_path(rank), ignored);
+    std::error_code code;
+    const bool is_there = fs::exists(rank_path(rank), code);
+    if (code) {
+      throw RendezvousError(
+          fmt::format("the rendezvous file {} cannot be read: {}", rank_path(rank), code.message()));
+    }
     if (is_there) never_seen_.erase(rank);
     all = all && is_there;
   }

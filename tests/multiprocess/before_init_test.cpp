@@ -251,7 +251,7 @@ const Scenario made_early("made before init(), used after it", [] {
       {"TrainingState", [&] { state.state_dict(); }}};
   for (const auto& [name, use] : uses) {
     EXPECT_THAT(error_of<ArgumentError>(use),
-                AllOf(StartsWith(name + ": "), HasSubstr("make it after init()")));
+                AllOf(StartsWith(name + ": "), HasSubstr("make it anew after this run's init()")));
   }
 });
 TEST(BeforeInit, WhatWasMadeAsOneProcessIsRefusedInARun) {

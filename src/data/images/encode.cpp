@@ -124,8 +124,11 @@ void save_image(const at::Tensor& images, const std::filesystem::path& file, con
     out.write(std::as_bytes(as_bytes(encoded)));
     out.commit();
   } catch (const std::system_error& error) {
-    throw_error<DataError>("save_image: {} cannot be written: {}; check that the folder exists and has space",
-                           file.string(), error.code().message());
+    throw_error<DataError>(
+        "save_image: {} cannot be written: {}; check that its folder exists, has space and may be written "
+        "to: "
+        "a new file takes the place of an old one, which must not be a mount point",
+        file.string(), error.code().message());
   }
 }
 
