@@ -9,8 +9,8 @@
 // - on_host: it abandons the step in the node-local group, with the change as the reason. It waits until each
 //   other rank has done so, too, or has entered its forward. The waits of ranks without the change end.
 // - in_gradients: it makes the step's calls with zeros and announces a failed step (note [Failed steps]).
-// - by_a_call: it makes the call by which the ranks compare their new modules. A rank without the change makes
-//   another call, which ends with an error of the backend, at the latest at the timeout.
+// - by_a_call: it makes the call by which the ranks compare their new modules. A rank without the change
+//   makes another call, which ends with an error of the backend, at the latest at the timeout.
 //
 // If all ranks have changed, they compare the new modules and begin anew with new buckets.
 #include <algorithm>
