@@ -50,9 +50,10 @@ class ChangeAgreement {
   // this reason.
   void refuse(const std::string& why) const { abort_.abort(why, /*is_final=*/false); }
 
- private:
+  // Ends the calls in run() and confirm() of the other ranks, also of those that refuse something.
   void end_others(std::string why) const;
 
+ private:
   ProcessGroup group_;
   StepAbort abort_;
 };

@@ -159,7 +159,7 @@ std::string ZeroShards::parameters_text(Where where) const {
 }
 
 std::string ZeroShards::change_of(const Seen& seen, const at::Tensor& parameter) const {
-  if (parameter.unsafeGetTensorImpl() != seen.tensor) return kReplaced;
+  if (parameter.unsafeGetTensorImpl() != seen.tensor._unsafe_get_target()) return kReplaced;
   if (parameter.sizes() != at::IntArrayRef(seen.sizes)) {
     return fmt::format("had the shape [{}] and has [{}]", fmt::join(seen.sizes, ", "),
                        fmt::join(parameter.sizes(), ", "));
@@ -168,6 +168,8 @@ std::string ZeroShards::change_of(const Seen& seen, const at::Tensor& parameter)
     return fmt::format("had the dtype {} and has {}", c10::toString(seen.dtype),
                        c10::toString(parameter.scalar_type()));
   }
+  if (parameter.device() != seen.device)
+    return fmt::format("was on {} and is on {}", seen.device.str(), parameter.device().str());
   if (parameter.requires_grad() == seen.trained) return "";
   return seen.trained ? "has been frozen" : "has been unfrozen";
 }
@@ -175,8 +177,9 @@ std::string ZeroShards::change_of(const Seen& seen, const at::Tensor& parameter)
 void ZeroShards::note_parameters() {
   seen_.clear();
   for (const auto& parameter : all_parameters(optimizer_)) {
-    seen_.push_back({.tensor = parameter.unsafeGetTensorImpl(),
+    seen_.push_back({.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
                      .dtype = parameter.scalar_type(),
+                     .device = parameter.device(),
                      .trained = parameter.requires_grad(),
                      .sizes = parameter.sizes().vec()});
   }

@@ -25,50 +25,82 @@ void prefetch(const void* begin, std::size_t bytes) {
 const void* object_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 const void* object_of(const std::shared_ptr<Module>& module) { return module.get(); }
 
-struct LayerMembers {
-  const at::Tensor* weight = nullptr;
-  const at::Tensor* bias = nullptr;
+struct LayerMember {
+  const char* name;
+  const at::Tensor* tensor;
+  bool is_buffer = false;
 };
+using LayerMembers = std::vector<LayerMember>;
 
 template <typename Layer>
-bool find_members(const Module& module, LayerMembers& found) {
-  const auto* const layer = dynamic_cast<const Layer*>(&module);
-  if (layer == nullptr) return false;
-  found.weight = &layer->weight;
-  if constexpr (requires { layer->bias; }) found.bias = &layer->bias;
-  return true;
+void add_weight_and_bias(const Layer& layer, LayerMembers& members) {
+  members.push_back({"weight", &layer.weight});
+  if constexpr (requires { layer.bias; }) members.push_back({"bias", &layer.bias});
+  if constexpr (requires { layer.running_mean; }) {
+    members.push_back({"running_mean", &layer.running_mean, /*is_buffer=*/true});
+    members.push_back({"running_var", &layer.running_var, /*is_buffer=*/true});
+    members.push_back({"num_batches_tracked", &layer.num_batches_tracked, /*is_buffer=*/true});
+  }
 }
 
-template <typename... Layers>
-LayerMembers members_among(const Module& module) {
-  LayerMembers found;
-  (void)(find_members<Layers>(module, found) || ...);
-  return found;
+template <typename Cell>
+void add_cell(const Cell& cell, LayerMembers& members) {
+  members.push_back({"weight_ih", &cell.weight_ih});
+  members.push_back({"weight_hh", &cell.weight_hh});
+  members.push_back({"bias_ih", &cell.bias_ih});
+  members.push_back({"bias_hh", &cell.bias_hh});
 }
 
+void add_attention(const torch::nn::MultiheadAttentionImpl& layer, LayerMembers& members) {
+  members.push_back({"in_proj_weight", &layer.in_proj_weight});
+  members.push_back({"in_proj_bias", &layer.in_proj_bias});
+  members.push_back({"bias_k", &layer.bias_k});
+  members.push_back({"bias_v", &layer.bias_v});
+  members.push_back({"q_proj_weight", &layer.q_proj_weight});
+  members.push_back({"k_proj_weight", &layer.k_proj_weight});
+  members.push_back({"v_proj_weight", &layer.v_proj_weight});
+}
+
+// Calls add(layer) if the module is one of these layers.
+template <typename... Layers, typename Add>
+bool add_one_of(const Module& module, const Add& add) {
+  const auto add_if = [&](const auto* layer) {
+    if (layer != nullptr) add(*layer);
+    return layer != nullptr;
+  };
+  return (add_if(dynamic_cast<const Layers*>(&module)) || ...);
+}
+
+// The tensors that a layer of LibTorch computes with, whatever is registered.
 LayerMembers members_of(const Module& module) {
   using namespace torch::nn;
-  return members_among<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, BatchNorm1dImpl, BatchNorm2dImpl,
-                       BatchNorm3dImpl, LayerNormImpl, EmbeddingImpl, GroupNormImpl, ConvTranspose1dImpl,
-                       ConvTranspose2dImpl, ConvTranspose3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl,
-                       InstanceNorm3dImpl, EmbeddingBagImpl, BilinearImpl, PReLUImpl>(module);
+  LayerMembers members;
+  const auto plain = [&](const auto& layer) { add_weight_and_bias(layer, members); };
+  const auto cell = [&](const auto& layer) { add_cell(layer, members); };
+  const auto attention = [&](const auto& layer) { add_attention(layer, members); };
+  (void)(add_one_of<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, BatchNorm1dImpl, BatchNorm2dImpl,
+                    BatchNorm3dImpl, LayerNormImpl, EmbeddingImpl, GroupNormImpl, ConvTranspose1dImpl,
+                    ConvTranspose2dImpl, ConvTranspose3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl,
+                    InstanceNorm3dImpl, EmbeddingBagImpl, BilinearImpl, PReLUImpl>(module, plain) ||
+         add_one_of<RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module, cell) ||
+         add_one_of<MultiheadAttentionImpl>(module, attention));
+  return members;
 }
 
 // Calls visit(name, member, registered) for the layers' members that are registered.
 template <typename Visit>
-void visit_members(const Module& module, const std::string& prefix, const Visit& visit) {
-  const auto& own = own_parameters(module);
-  if (!own.is_empty()) {
-    const auto members = members_of(module);
-    const auto visit_one = [&](const char* name, const at::Tensor* member) {
-      const auto* const registered = member == nullptr ? nullptr : own.find(name);
-      if (registered != nullptr && registered->defined()) visit(prefix + name, *member, *registered);
-    };
-    visit_one("weight", members.weight);
-    visit_one("bias", members.bias);
+void visit_members(const Module& module, bool with_buffers, const std::string& prefix, const Visit& visit) {
+  const auto& parameters = own_parameters(module);
+  const auto& buffers = own_buffers(module);
+  if (!parameters.is_empty() || (with_buffers && !buffers.is_empty())) {
+    for (const auto& member : members_of(module)) {
+      if (member.is_buffer && !with_buffers) continue;
+      const auto* const registered = (member.is_buffer ? buffers : parameters).find(member.name);
+      if (registered != nullptr && registered->defined()) visit(prefix + member.name, member, *registered);
+    }
   }
   for (const auto& child : own_children(module))
-    if (child.value()) visit_members(*child.value(), prefix + child.key() + ".", visit);
+    if (child.value()) visit_members(*child.value(), with_buffers, prefix + child.key() + ".", visit);
 }
 
 }  // namespace
@@ -77,11 +109,13 @@ ModuleSnapshot::ModuleSnapshot(const Module& module, Content content) : content_
   add(module);
   for (const auto& each : module.named_parameters())
     parameters_.push_back({each.key(), WeakTensor(each.value().getIntrusivePtr())});
-  if (content_ == Content::parameters_and_buffers)
+  if (has_buffers())
     for (const auto& each : module.buffers()) buffers_.emplace_back(each.getIntrusivePtr());
-  visit_members(module, "", [&](const std::string& name, const auto& member, const auto& registered) {
-    if (member.is_same(registered)) members_.push_back({name, &member, member.unsafeGetTensorImpl()});
-  });
+  visit_members(module, has_buffers(), "",
+                [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
+                  if (member.tensor->is_same(registered))
+                    members_.push_back({name, member.tensor, registered.unsafeGetTensorImpl()});
+                });
 }
 
 template <typename Dict>
@@ -92,7 +126,7 @@ ModuleSnapshot::List ModuleSnapshot::listed(const Dict& dict) {
 }
 
 void ModuleSnapshot::add(const Module& module) {
-  const bool with_buffers = content_ == Content::parameters_and_buffers;
+  const bool with_buffers = has_buffers();
   const auto parameters = listed(own_parameters(module));
   const auto buffers = with_buffers ? listed(own_buffers(module)) : List{};
   modules_.push_back({&module, parameters, buffers, listed(own_children(module))});
@@ -110,7 +144,7 @@ bool ModuleSnapshot::matches(const List& list, const Dict& dict) const {
 
 bool ModuleSnapshot::matches(const Module& module) const {
   if (modules_.front().module != &module) return false;
-  const bool with_buffers = content_ == Content::parameters_and_buffers;
+  const bool with_buffers = has_buffers();
   for (std::size_t i = 0; i < modules_.size(); ++i) {
     if (i + kAhead < modules_.size()) {
       const auto& later = modules_[i + kAhead];
@@ -142,13 +176,15 @@ std::string ModuleSnapshot::difference(const Module& module) const {
       return fmt::format("parameter {} has been added", each.key());
   }
   std::string replaced;
-  visit_members(module, "", [&](const std::string& name, const auto& member, const auto& registered) {
-    const bool was_registered = std::ranges::find(members_, name, &Member::name) != members_.end();
-    if (!replaced.empty() || !was_registered || member.is_same(registered)) return;
-    replaced = fmt::format(
-        "parameter {} has been replaced by another tensor in the layer, but not in the module's parameters()",
-        name);
-  });
+  visit_members(
+      module, has_buffers(), "",
+      [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
+        const bool was_registered = std::ranges::find(members_, name, &Member::name) != members_.end();
+        if (!replaced.empty() || !was_registered || member.tensor->is_same(registered)) return;
+        replaced = fmt::format(
+            "{0} {1} has been replaced by another tensor in the layer, but not in the module's {0}s()",
+            member.is_buffer ? "buffer" : "parameter", name);
+      });
   return replaced;
 }
 

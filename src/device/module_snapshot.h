@@ -25,6 +25,7 @@ class ModuleSnapshot {
   std::string difference(const torch::nn::Module& module) const;
 
  private:
+  bool has_buffers() const { return content_ == Content::parameters_and_buffers; }
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
   struct Named {
     std::string name;

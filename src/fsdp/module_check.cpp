@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The module may change after fully_shard(). Parameters that are frozen or thawed on all ranks are followed;
-// what would train without reduction, or from other memory, is refused on all ranks before a gradient is
-// used.
+// The module may change after fully_shard(). Parameters that are frozen or unfrozen on all ranks are
+// followed; what would train without reduction, or from other memory, is refused on all ranks before a
+// gradient is used.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -89,8 +89,8 @@ void Tree::check_parameters() {
     const auto* const moved = group->changes().moved;
     if (moved == nullptr) continue;
     refuse(
-        fmt::format("parameter {} has got another memory since this call; call to(), set_data() and "
-                    "torch::load() before fully_shard()",
+        fmt::format("parameter {}: its data was replaced (to(), set_data()) since this call; call to(), "
+                    "set_data() and torch::load() before fully_shard()",
                     moved->name));
   }
 }
@@ -108,13 +108,12 @@ void Tree::check_module() {
 void Tree::confirm(const std::string& change) {
   std::string lines;
   for (const auto* const group : groups) lines += group->training_text();
-  for (auto& each : agreements_) {
-    each.confirm(change,
-                 {.user = caller_,
-                  .lines = lines,
-                  .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"},
-                 groups.front()->where());
-  }
+  const ddp::ModuleText now{
+      .user = caller_,
+      .lines = lines,
+      .advice = "Freeze and unfreeze the same parameters on all ranks before the same step"};
+  for (auto& each : agreements_)
+    end_all_on_failure_in(each, [&] { each.confirm(change, now, groups.front()->where()); });
   for (auto* const group : groups) group->follow_training();
 }
 

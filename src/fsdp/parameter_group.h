@@ -82,7 +82,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   // The first parameters that have changed in the module.
   struct Changes {
     const ShardedParameter* moved = nullptr;      // to other memory
-    const ShardedParameter* retrained = nullptr;  // frozen or thawed
+    const ShardedParameter* retrained = nullptr;  // frozen or unfrozen
   };
   Changes changes() const;
   // The optimizer's shards require gradients where the module's parameters do.

@@ -74,7 +74,7 @@ struct Tree {
   // Throws ArgumentError if the module's parameters are not those that the groups have. The other ranks' next
   // calls in run() fail then.
   void check_parameters();
-  // Follows parameters that were frozen or thawed, too. Throws DesyncError on all ranks unless they were on
+  // Follows parameters that were frozen or unfrozen, too. Throws DesyncError on all ranks unless they were on
   // all. Collective if they were.
   void check_module();
   // Whether neither forward nor backward is under way.
@@ -83,7 +83,8 @@ struct Tree {
   template <typename Calls>
   auto run(const ProcessGroup& ranks, const Calls& calls) const {
     const auto* const agreement = agreement_of(ranks);
-    return agreement == nullptr ? calls() : agreement->run(calls);
+    return agreement == nullptr ? calls()
+                                : end_all_on_failure_in(*agreement, [&] { return agreement->run(calls); });
   }
 
  private:
@@ -95,6 +96,21 @@ struct Tree {
 
   const ddp::ChangeAgreement* agreement_of(const ProcessGroup& ranks) const;
   [[noreturn]] void refuse(const std::string& change) const;
+  // A failure in one group of ranks ends the calls in all of them, such as the shard groups of HSDP.
+  template <typename Calls>
+  auto end_all_on_failure_in(const ddp::ChangeAgreement& failing, const Calls& calls) const {
+    try {
+      return calls();
+    } catch (const PeerLost&) {  // the others notice it themselves
+      throw;
+    } catch (const TimeoutError&) {
+      throw;
+    } catch (const std::exception& error) {
+      for (const auto& each : agreements_)
+        if (&each != &failing) each.end_others(error.what());
+      throw;
+    }
+  }
   void confirm(const std::string& change);
   void wait_for_ranks_of(const ParameterGroup& group);
   void write_trace(const ParameterGroup& group);

@@ -4,6 +4,7 @@
 // same object cannot get another one. But its forward calls at::batch_norm with its own weight, and the
 // kernel below finds the converted layer by that weight: one look-up per call once a layer has been
 // converted. Safe from any thread.
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -43,10 +44,10 @@ struct Found {
 
 class Table {
  public:
-  void add(const void* key, Layer layer) {
+  void add(const torch::nn::Module* module, Layer layer) {
     const std::unique_lock lock(mutex_);
-    std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
-    layers_.insert_or_assign(key, std::move(layer));
+    layers_.insert_or_assign(module, std::move(layer));
+    index();
     used_.store(true, std::memory_order_release);
   }
 
@@ -55,10 +56,14 @@ class Table {
     if (!used_.load(std::memory_order_acquire)) return std::nullopt;
     {
       const std::shared_lock lock(mutex_);
-      if (const auto found = layers_.find(weight.unsafeGetTensorImpl()); found != layers_.end())
-        if (auto layer = layer_with(found->second, weight)) return layer;
+      if (const auto found = by_weight_.find(weight.unsafeGetTensorImpl()); found != by_weight_.end())
+        if (auto layer = layer_with(*found->second, weight)) return layer;
+      if (!has_replaced(weight)) return std::nullopt;
     }
-    return find_replaced(weight);
+    const std::unique_lock lock(mutex_);
+    index();
+    const auto found = by_weight_.find(weight.unsafeGetTensorImpl());
+    return found == by_weight_.end() ? std::nullopt : layer_with(*found->second, weight);
   }
 
  private:
@@ -69,24 +74,24 @@ class Table {
     return Found{.is_training = alive->is_training(), .affine = layer.affine, .group = layer.group};
   }
 
-  // A layer whose weight has been replaced since its conversion, which is its key from now on.
-  std::optional<Found> find_replaced(const Tensor& weight) {
-    const std::unique_lock lock(mutex_);
-    for (auto at = layers_.begin(); at != layers_.end(); ++at) {
-      const auto layer = layer_with(at->second, weight);
-      if (!layer) continue;
-      auto node = layers_.extract(at);
-      node.key() = weight.unsafeGetTensorImpl();
-      layers_.erase(node.key());
-      layers_.insert(std::move(node));
-      return layer;
-    }
-    return std::nullopt;
+  // Whether a layer has got this weight since the last index().
+  bool has_replaced(const Tensor& weight) const {
+    return std::ranges::any_of(layers_,
+                               [&](const auto& item) { return layer_with(item.second, weight).has_value(); });
+  }
+
+  // Weights of layers may have been replaced or exchanged.
+  void index() {
+    std::erase_if(layers_, [](const auto& item) { return item.second.module.expired(); });
+    by_weight_.clear();
+    for (const auto& [module, layer] : layers_)
+      if (const auto alive = layer.module.lock()) by_weight_[layer.weight->unsafeGetTensorImpl()] = &layer;
   }
 
   std::atomic<bool> used_{false};
   std::shared_mutex mutex_;
-  std::unordered_map<const void*, Layer> layers_;
+  std::unordered_map<const torch::nn::Module*, Layer> layers_;
+  std::unordered_map<const void*, const Layer*> by_weight_;
 };
 
 // Never destroyed, like the kernels below.
@@ -130,7 +135,7 @@ void convert_layer(const std::shared_ptr<torch::nn::Module>& module,
     // A layer without a weight gets one for the look-up. It is no parameter, and nothing is multiplied by it.
     if (!layer.weight.defined()) layer.weight = at::ones({1});
     table().add(
-        layer.weight.unsafeGetTensorImpl(),
+        module.get(),
         {.module = module, .weight = &layer.weight, .affine = layer.options.affine(), .group = group});
   });
 }

@@ -159,17 +159,22 @@ std::vector<at::Tensor> NamedOptimizer::checked_parameters(const std::vector<at:
   return parameters;
 }
 
-// The state has the dtype and the shape of the parameter that it was made for.
+// The state has the dtype, the device and the shape of the parameter that it was made for.
 void NamedOptimizer::check_kept(const Member& member, std::size_t i, std::size_t group) const {
   const auto& parameter = member.parameter;
   auto& known = member.state->parameter;
-  if (!known) known.emplace(parameter.scalar_type(), parameter.sizes().vec());
-  if (known->first == parameter.scalar_type() && parameter.sizes() == at::IntArrayRef(known->second)) return;
+  if (!known) known.emplace(parameter.scalar_type(), parameter.device(), parameter.sizes().vec());
+  if (known->dtype == parameter.scalar_type() && known->device == parameter.device() &&
+      parameter.sizes() == at::IntArrayRef(known->sizes))
+    return;
+  const auto text = [](at::ScalarType dtype, at::IntArrayRef sizes, at::Device device) {
+    return fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
+  };
   throw_error<ArgumentError>(
-      "{}: parameter {} of group {} was {}[{}] in the last step and is {}[{}]; when a parameter has become "
-      "another kind of tensor, make a new optimizer and load the old one's state_dict() into it",
-      name(), i, group, c10::toString(known->first), fmt::join(known->second, ", "),
-      c10::toString(parameter.scalar_type()), fmt::join(parameter.sizes(), ", "));
+      "{}: parameter {} of group {} was {} in the last step and is {}; when a parameter has become another "
+      "kind of tensor, make a new optimizer and load the old one's state_dict() into it",
+      name(), i, group, text(known->dtype, known->sizes, known->device),
+      text(parameter.scalar_type(), parameter.sizes(), parameter.device()));
 }
 
 std::vector<NamedOptimizer::Member> NamedOptimizer::members_of(std::size_t index) {

@@ -99,6 +99,7 @@ class PipelineSchedule::Runtime {
                                bool backward) {
     if (backward_ && *backward_ != backward) messages_.forget_shapes();
     backward_ = backward;
+    const auto listening = shared_.listen();
     begin(args, target);
     for (const auto& action : plan_.pipeline_order[static_cast<std::size_t>(group_.rank())]) {
       if (!action) continue;

@@ -93,13 +93,24 @@ void average(const Tensors& parameters, const ProcessGroup& group) {
 }  // namespace
 
 SharedGradients::SharedGradients(ProcessGroup group, std::vector<PipelineStage> stages, int first_tag)
-    : group_(std::move(group)), stages_(std::move(stages)), first_tag_(first_tag) {}
+    : group_(std::move(group)), stages_(std::move(stages)), first_tag_(first_tag) {
+  aborts_.emplace_back(group_);
+  for (const auto& stage : stages_)
+    if (const auto& replicas = stage.options().data_parallel_group) aborts_.emplace_back(*replicas);
+}
+
+void SharedGradients::check_stages() const {
+  for (const auto& check : checks_) {
+    const auto change = check.change();
+    if (change.empty()) continue;
+    const auto message = fmt::format("rank {} of {}: {}", group_.rank(), group_.size(), change);
+    for (const auto& each : aborts_) each.abort(message, /*is_final=*/true);
+    throw ArgumentError(message);
+  }
+}
 
 void SharedGradients::begin_run() {
-  if (!checks_.empty()) {
-    for (const auto& check : checks_) check.check();
-    return;
-  }
+  if (!checks_.empty()) return check_stages();
   for (const auto& stage : stages_) checks_.emplace_back(stage);
   const c10::NoGradGuard no_grad;
   copy_replicas();

@@ -5,8 +5,11 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include <lockstep/pipelining/pipeline.h>
 
+#include "ddp/step_abort.h"
 #include "pipelining/stage_check.h"
 
 namespace lockstep::pipelining {
@@ -23,8 +26,16 @@ class SharedGradients {
   // After reduce() of all stages, with the same divisor.
   void sum_tied(double divisor);
   // Before the first run: replicas of a stage, and stages with the same parameter, have the same values.
-  // Later: throws ArgumentError for a stage with other parameters.
+  // Later: throws ArgumentError for a stage with other parameters, on the other ranks of this host
+  // DesyncError.
   void begin_run();
+  // While the result lives, this rank's waits end when begin_run() throws on another rank.
+  [[nodiscard]] auto listen() const {
+    for (const auto& each : aborts_) each.begin_listening();
+    return c10::make_scope_exit([this] {
+      for (const auto& each : aborts_) each.end_listening();
+    });
+  }
   void begin_step();
   // Returns the norm.
   double clip(double max_norm, const ClipGradNormOptions& options, std::source_location where) const;
@@ -40,6 +51,7 @@ class SharedGradients {
     at::Tensor before = {};     // the gradient of earlier steps, equal on all owners
   };
 
+  void check_stages() const;
   void copy_replicas() const;
   void find_tied();
   void copy_tied();
@@ -49,7 +61,8 @@ class SharedGradients {
   ProcessGroup group_;
   std::vector<PipelineStage> stages_;
   int first_tag_;
-  std::vector<StageCheck> checks_;  // since the first run
+  std::vector<StageCheck> checks_;      // since the first run
+  std::vector<ddp::StepAbort> aborts_;  // of the pipeline and of replicas of stages
   std::map<std::string, Tied> tied_;
   std::map<const c10::TensorImpl*, int> waiting_;  // local stages that have not been reduced
 };

@@ -16,17 +16,19 @@ namespace lockstep::pipelining {
 class StageCheck {
  public:
   explicit StageCheck(const PipelineStage& stage);
-  // Throws ArgumentError with the parameter's name. Parameters may be frozen and thawed.
-  void check() const;
+  // An error message with the parameter's name; empty if nothing has changed. Parameters may be frozen and
+  // unfrozen.
+  std::string change() const;
 
  private:
   struct Known {
     std::string name;
     at::Tensor parameter;
     at::ScalarType dtype;
+    at::Device device;
     std::vector<std::int64_t> sizes;
   };
-  std::string change() const;
+  std::string changed_parameter() const;
 
   PipelineStage stage_;
   device::ModuleSnapshot module_;

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tensor_parallel/module_check.h"
 
-#include "base/throw_error.h"
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
 #include "nn/named_tensors.h"
 #include "tensor_parallel/parallel_parameter.h"
 
@@ -10,15 +15,23 @@ namespace lockstep::tensor_parallel {
 ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location where)
     : module_(module.weak_from_this()), known_(module), where_(where) {
   for (const auto& [name, tensor] : nn::distinct(module.named_parameters()))
-    if (parallel_parameter(tensor) != nullptr)
+    if (const auto* const planned = parallel_parameter(tensor)) {
       planned_.push_back({name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
+      const auto is_same = [&](const auto& known) { return known.backend() == planned->group().backend(); };
+      if (std::ranges::none_of(groups_, is_same)) groups_.push_back(planned->group());
+    }
+  for (const auto& each : groups_) aborts_.emplace_back(each);
 }
 
 void ModuleCheck::refuse(const std::string& change) const {
-  throw_error<ArgumentError>(
-      "{}:{}: parallelize_module(): {} since this call, so it would be whole on each rank; change the module "
-      "on all ranks before parallelize_module()",
-      where_.file_name(), where_.line(), change);
+  const auto message = fmt::format(
+      "{}:{}: parallelize_module(): {}{} since this call, so it would be whole on each rank; change the "
+      "module on all ranks before parallelize_module()",
+      where_.file_name(), where_.line(),
+      groups_.empty() ? "" : fmt::format("rank {} of {}: ", groups_.front().rank(), groups_.front().size()),
+      change);
+  for (const auto& each : aborts_) each.abort(message, /*is_final=*/true);
+  throw ArgumentError(message);
 }
 
 void ModuleCheck::check() const {
@@ -29,7 +42,7 @@ void ModuleCheck::check() const {
   for (const auto& [name, weak] : planned_) {
     auto impl = weak.lock();
     if (impl && parallel_parameter(at::Tensor(std::move(impl))) == nullptr)
-      refuse(fmt::format("parameter {} has got another memory", name));
+      refuse(fmt::format("parameter {}: its data was replaced (to(), set_data())", name));
   }
 }
 
@@ -41,9 +54,10 @@ void watch_module(const torch::nn::Module& module, std::source_location where) {
     if (planned == nullptr) continue;
     if (first == nullptr) first = planned;
     last = planned;
+    planned->set_check(check, /*checks=*/false);
   }
   for (auto* const each : {first, last})
-    if (each != nullptr) each->set_check(check);
+    if (each != nullptr) each->set_check(check, /*checks=*/true);
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 
+#include "ddp/step_abort.h"
 #include "device/module_snapshot.h"
 
 namespace lockstep::tensor_parallel {
@@ -20,6 +22,13 @@ class ModuleCheck {
   ModuleCheck(const torch::nn::Module& module, std::source_location where);
   // Throws ArgumentError with the parameter's name. A few microseconds.
   void check() const;
+  // While the result lives, this rank's waits for ranks of its host end when one of them refuses a change.
+  [[nodiscard]] auto listen() const {
+    for (const auto& each : aborts_) each.begin_listening();
+    return c10::make_scope_exit([this] {
+      for (const auto& each : aborts_) each.end_listening();
+    });
+  }
 
  private:
   struct Planned {
@@ -31,10 +40,14 @@ class ModuleCheck {
   std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
   device::ModuleSnapshot known_;
   std::vector<Planned> planned_;
+  std::vector<ProcessGroup> groups_;    // of the planned parameters
+  std::vector<ddp::StepAbort> aborts_;  // one for each of the groups
   std::source_location where_;
 };
 
-// From now on, operators that use the first or the last parameter of the module's plan check the module.
+// From now on, operators that use the first or the last parameter of the module's plan check the module. All
+// operators that use one of them end when another rank refuses a change. All ranks of a group call it in the
+// same order.
 void watch_module(const torch::nn::Module& module, std::source_location where);
 
 }  // namespace lockstep::tensor_parallel

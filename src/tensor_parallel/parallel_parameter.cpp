@@ -130,7 +130,15 @@ bool ParallelParameter::run(const c10::OperatorHandle& op, torch::jit::Stack& st
     replace_arguments(stack, 1, schema.name() == "aten::detach" ? view.detach() : view);
     return true;
   }
-  if (check_) check_->check();
+  if (check_ == nullptr) return run_checked(op, stack);
+  const auto check = check_;  // an operator may replace the parameter
+  if (checks_) check->check();
+  const auto listening = check->listen();
+  return run_checked(op, stack);
+}
+
+bool ParallelParameter::run_checked(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
   if (std::ranges::find(kCopies, schema.name()) != kCopies.end()) {
     run_if_no_copy(op, stack, *this);
     return true;

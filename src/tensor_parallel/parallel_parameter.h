@@ -37,8 +37,12 @@ class ParallelParameter final : public fsdp::CutParameter {
 
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void add(Rule rule) { rules_.push_back(std::move(rule)); }
-  // Checks the module whenever an operator uses this parameter.
-  void set_check(std::shared_ptr<const ModuleCheck> check) { check_ = std::move(check); }
+  // Takes the place of an earlier call's. `checks`: whether operators that use this parameter check the
+  // module.
+  void set_check(std::shared_ptr<const ModuleCheck> check, bool checks) {
+    check_ = std::move(check);
+    checks_ = checks;
+  }
 
   const std::string& name() const { return name_; }
   const ProcessGroup& group() const { return group_; }
@@ -47,6 +51,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   const std::vector<std::int64_t>& part_sizes() const { return part_sizes_; }
 
  private:
+  bool run_checked(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   bool run_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
   // That of another argument, which takes this parameter with it.
   bool run_rule_of_other(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
@@ -58,6 +63,7 @@ class ParallelParameter final : public fsdp::CutParameter {
   std::optional<fsdp::Cut> cut_;
   std::vector<Rule> rules_;
   std::shared_ptr<const ModuleCheck> check_;  // may be nullptr
+  bool checks_ = false;
 };
 
 // That of the tensor, or nullptr.

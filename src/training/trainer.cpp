@@ -35,6 +35,12 @@ std::vector<nn::NamedTensor> optimizable_parameters(const torch::nn::Module& mod
   return all;
 }
 
+std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weak(const std::vector<nn::NamedTensor>& parameters) {
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> all;
+  for (const auto& each : parameters) all.emplace_back(each.tensor.getIntrusivePtr());
+  return all;
+}
+
 template <typename Callbacks, typename... Arguments>
 void call_all(const Callbacks& callbacks, const Arguments&... arguments) {
   for (const auto& callback : callbacks) callback(arguments...);
@@ -49,6 +55,7 @@ Trainer::Trainer(torch::nn::Module& module, torch::optim::Optimizer& optimizer, 
       ddp_(dynamic_cast<DistributedDataParallelModule*>(&module)),
       sharded_(FSDPModule::find(module)),
       optimizer_(optimizer),
+      first_parameters_(weak(optimizable_parameters(module_, sharded_))),
       group_(training::trainer_group(ddp_, sharded_.has_value())),
       device_(device_of(module)),
       state_(group_) {
@@ -105,7 +112,8 @@ Trainer& Trainer::on_metric(const char* part, bool higher_is_better, std::functi
 std::shared_ptr<void> Trainer::begin_fit() {
   stopped_ = interrupted_ = false;
   accumulation_steps_ = options_.accumulation_steps;
-  if (!step_function_) training::check_optimizer(optimizable_parameters(module_, sharded_), optimizer_);
+  if (!step_function_)
+    training::check_optimizer(optimizable_parameters(module_, sharded_), first_parameters_, optimizer_);
   if (options_.resume) {
     resume();
   } else if (manager_ && step_ == 0) {

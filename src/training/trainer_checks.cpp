@@ -43,30 +43,36 @@ std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* d
 }
 
 void check_optimizer(const std::vector<nn::NamedTensor>& parameters,
+                     const std::vector<c10::weak_intrusive_ptr<at::TensorImpl>>& first_parameters,
                      const torch::optim::Optimizer& optimizer) {
-  std::unordered_set<const void*> optimized, known;
+  std::unordered_set<const void*> known, first;
   for (const auto& each : parameters) known.insert(each.tensor.unsafeGetTensorImpl());
-  std::vector<at::Tensor> strangers;
+  for (const auto& each : first_parameters) first.insert(each._unsafe_get_target());
+  std::unordered_set<const void*> optimized;
+  std::vector<at::Tensor> old;
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& each : group.params()) {
-      optimized.insert(each.unsafeGetTensorImpl());
-      if (!known.contains(each.unsafeGetTensorImpl())) strangers.push_back(each);
+      const auto* const address = each.unsafeGetTensorImpl();
+      optimized.insert(address);
+      const bool was_parameter = first.contains(address) || each.use_count() == 1;
+      if (!known.contains(address) && was_parameter) old.push_back(each);
     }
   }
-  if (strangers.empty()) return;
-  if (strangers.size() == optimized.size()) {
+  if (old.empty()) return;
+  if (old.size() == optimized.size()) {
     throw ArgumentError(
         "Trainer: the optimizer has none of the module's parameters, so its steps would change nothing; "
         "construct it from the parameters() of the module as it is now");
   }
   for (const auto& [name, tensor] : parameters) {
-    const auto is_alike = [&](const auto& other) { return other.sizes() == tensor.sizes(); };
+    const auto is_alike = [&](const auto& other) {
+      return first.contains(other.unsafeGetTensorImpl()) || other.sizes() == tensor.sizes();
+    };
     if (!tensor.requires_grad() || optimized.contains(tensor.unsafeGetTensorImpl())) continue;
-    if (std::ranges::none_of(strangers, is_alike)) continue;
+    if (std::ranges::none_of(old, is_alike)) continue;
     throw_error<ArgumentError>(
-        "Trainer: the optimizer does not have the module's parameter {}, but another tensor of its shape; if "
-        "the parameter has been replaced, construct the optimizer from the parameters() of the module as it "
-        "is now",
+        "Trainer: the optimizer does not have the module's parameter {}, but a tensor that is no longer a "
+        "parameter of the module; construct the optimizer from the parameters() of the module as it is now",
         name);
   }
 }

@@ -17,9 +17,11 @@ TrainerOptions checked(TrainerOptions options);
 // nullptr for another module.
 std::optional<ProcessGroup> trainer_group(const DistributedDataParallelModule* ddp, bool is_sharded);
 
-// Throws ArgumentError if the optimizer has none of the parameters, or another tensor in the place of one, as
-// an optimizer has that was made before a parameter was replaced.
+// Throws ArgumentError if the optimizer has a tensor that was a parameter and is none of `parameters` now.
+// Such a tensor is one of `first_parameters`, or has the shape of a parameter and no other owner. An
+// optimizer may have tensors that never were parameters of the module, such as those of a loss.
 void check_optimizer(const std::vector<nn::NamedTensor>& parameters,
+                     const std::vector<c10::weak_intrusive_ptr<at::TensorImpl>>& first_parameters,
                      const torch::optim::Optimizer& optimizer);
 
 // Throws ArgumentError on all ranks if rank 0's folder has checkpoints: saving into it would fail, or mix two

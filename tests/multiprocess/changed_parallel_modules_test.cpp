@@ -80,14 +80,15 @@ struct Change {
 const std::vector<Change>& changes() {
   static const std::vector<Change> all{
       {"nothing", [](auto&) {}},
-      {"to double", [](auto& net) { net->to(torch::kDouble); }, "weight has got another memory"},
+      {"to double", [](auto& net) { net->to(torch::kDouble); }, "weight: its data was replaced"},
       {"to bfloat16 and back",
        [](auto& net) {
          net->to(torch::kBFloat16);
          net->to(torch::kFloat);
        },
-       "weight has got another memory"},
-      {"one layer to double", [](auto& net) { net->third->to(torch::kDouble); }, "weight has got"},
+       "weight: its data was replaced"},
+      {"one layer to double", [](auto& net) { net->third->to(torch::kDouble); },
+       "weight: its data was replaced"},
       {"freeze a layer", [](auto& net) { set_trained(*net->second, false); }},
       {"freeze the first layer", [](auto& net) { set_trained(*net->first, false); }},
       {"freeze a parameter", [](auto& net) { net->second->bias.set_requires_grad(false); }},
@@ -96,17 +97,17 @@ const std::vector<Change>& changes() {
        [](auto& net) {
          net->second->weight.set_data(torch::ones({6, 3}));
        },
-       "weight has got"},
+       "weight: its data was replaced"},
       {"set_data of equal shape",
        [](auto& net) {
          net->second->weight.set_data(torch::ones({6, 6}));
        },
-       "weight has got"},
+       "weight: its data was replaced"},
       {"set_data of another dtype",
        [](auto& net) {
          net->second->weight.set_data(torch::ones({6, 6}, torch::kDouble));
        },
-       "weight has got"},
+       "weight: its data was replaced"},
       {"replace the member only",
        [](auto& net) {
          net->second->weight = leaf({6, 6});
@@ -235,6 +236,28 @@ TEST(ChangedParallelModules, FullyShardFollowsOrRefuses) {
   expect_all_passed(run_ranks(changed_shards, {.timeout = std::chrono::seconds(120)}));
 }
 
+// A change of one rank ends the calls of all shard groups, not only of its own.
+const Scenario changed_hybrid("fully_shard over two dimensions, changed on one rank", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"replicate", "shard"}});
+  const auto errors_after = [&](const std::function<void(ChangingNet&)>& change) {
+    ChangingNet net;
+    const auto sharded = fully_shard(*net, {.mesh = mesh, .share_memory = false});
+    const auto step = [&] { net->forward(torch::ones({2, 4})).sum().backward(); };
+    step();
+    const auto error = error_of<std::exception>([&] {
+      if (context.rank() == 1) change(net);
+      step();
+    });
+    return context.group().all_gather_object(first_line(error));
+  };
+  const auto frozen = errors_after([](auto& net) { set_trained(*net->second, false); });
+  EXPECT_THAT(frozen, Each(HasSubstr("second.weight has been frozen")));
+});
+TEST(ChangedParallelModules, AChangeOnOneRankEndsAllShardGroups) {
+  expect_all_passed(run_ranks(changed_hybrid, {.world_size = 4}));
+}
+
 struct ParameterChange {
   const char* name;
   std::function<void(std::vector<Tensor>&, torch::optim::Optimizer&)> make;
@@ -352,6 +375,31 @@ TEST(ChangedParallelModules, AConvertedBatchNormStaysConverted) {
   expect_all_passed(run_ranks(replaced_norm));
 }
 
+const Scenario exchanged_norms("converted layers that exchange their weights", [] {
+  const auto context = init({.backend = "shm"});
+  std::vector<torch::nn::BatchNorm1d> layers, plain;
+  for (int i = 0; i < 3; ++i) {
+    for (auto* list : {&layers, &plain}) {
+      list->emplace_back(2);
+      torch::nn::init::constant_(list->back()->weight, i + 1);
+    }
+    convert_sync_batchnorm(layers.back());
+  }
+  for (auto* list : {&layers, &plain}) {
+    std::swap((*list)[0]->weight, (*list)[1]->weight);
+    std::swap((*list)[1]->weight, (*list)[2]->weight);
+  }
+  const auto batch = torch::arange(8.0).view({4, 2}).sin();
+  const auto rows = 2 * context.rank();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto expected = plain[i]->forward(batch).slice(0, rows, rows + 2);
+    EXPECT_TRUE(layers[i]->forward(batch.slice(0, rows, rows + 2)).allclose(expected, 1e-5, 1e-6)) << i;
+  }
+});
+TEST(ChangedParallelModules, ConvertedBatchNormsMayExchangeTheirWeights) {
+  expect_all_passed(run_ranks(exchanged_norms));
+}
+
 const Scenario changed_stages("changed pipeline stages", [] {
   using torch::nn::Linear;
   using torch::nn::Sequential;
@@ -378,6 +426,24 @@ const Scenario changed_stages("changed pipeline stages", [] {
   EXPECT_THAT(error_after([&](auto& stage) { stage[1]->register_parameter("scale", leaf({4})); }),
               HasSubstr("parameter 1.scale has been added"));
 });
+const Scenario changed_stage_of_one("a pipeline stage changed on one rank", [] {
+  using torch::nn::Linear;
+  using torch::nn::Sequential;
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+  const auto other = *context.new_group({0, 1});  // the ranks' calls differ after an error
+  Sequential stage(Linear(4, 4), Linear(4, 4));
+  pipelining::ScheduleGPipe schedule(pipelining::PipelineStage(stage, context.rank(), 2), 2,
+                                     [](const Tensor& a, const Tensor& b) { return torch::mse_loss(a, b); });
+  const auto step = [&] { schedule.step({torch::ones({4, 4})}, torch::zeros({4, 4})); };
+  step();
+  if (context.rank() == 1) stage[1]->register_parameter("scale", leaf({4}));
+  const auto errors = other.all_gather_object(first_line(error_of<std::exception>(step)));
+  EXPECT_THAT(errors, Each(HasSubstr("rank 1 of 2: stage 1: parameter 1.scale has been added")));
+});
+TEST(ChangedParallelModules, AChangeOfOneStageEndsTheRunOfAllRanks) {
+  expect_all_passed(run_ranks(changed_stage_of_one));
+}
+
 TEST(ChangedParallelModules, PipelinesRefuseOtherParameters) { expect_all_passed(run_ranks(changed_stages)); }
 
 const Scenario changed_plan("changed tensor parallel module", [] {
@@ -407,7 +473,7 @@ const Scenario changed_plan("changed tensor parallel module", [] {
   EXPECT_THAT(error_after([&](auto& net) {
                 net[2]->template as<Linear>()->weight.set_data(torch::ones({4, 4}));
               }),
-              HasSubstr("parameter 2.weight has got another memory"));
+              HasSubstr("parameter 2.weight: its data was replaced"));
   EXPECT_THAT(error_after([&](auto& net) { net[1]->register_parameter("scale", leaf({4})); }),
               HasSubstr("parameter 1.scale has been added"));
 });
@@ -415,18 +481,65 @@ TEST(ChangedParallelModules, ParallelizedModulesRefuseOtherParameters) {
   expect_all_passed(run_ranks(changed_plan));
 }
 
+const Scenario extended_plan("a module parallelized twice", [] {
+  using torch::nn::Linear;
+  const auto context = init({.backend = "shm"});
+  const auto mesh = init_device_mesh({2}, {.mesh_dim_names = {"tp"}});
+  const tensor_parallel::ColwiseParallel whole_output{.output_layouts = tensor_parallel::Replicate()};
+  torch::manual_seed(4);
+  torch::nn::Sequential net(Linear(4, 4), Linear(4, 4));
+  tensor_parallel::parallelize_module(*net, mesh, {{"0", whole_output}, {"1", whole_output}});
+  net->push_back("head", Linear(4, 4));
+  tensor_parallel::parallelize_module(*net, mesh, {{"head", whole_output}});
+  EXPECT_EQ(error_of<std::exception>([&] { net->forward(torch::ones({2, 4})).sum().backward(); }), "");
+  net[1]->register_parameter("scale", leaf({4}));
+  EXPECT_THAT(error_of<std::exception>([&] {
+                net->forward(torch::ones({2, 4}));
+              }),
+              HasSubstr("parameter 1.scale has been added"));
+});
+const Scenario changed_plan_of_one("a parallelized module changed on one rank", [] {
+  using torch::nn::Linear;
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+  const auto mesh = init_device_mesh({2}, {.mesh_dim_names = {"tp"}});
+  const auto other =
+      *context.new_group({0, 1});  // the ranks' calls in the mesh's group differ after an error
+  torch::nn::Sequential net(Linear(4, 4), Linear(4, 4));
+  tensor_parallel::parallelize_module(
+      *net, mesh, {{"0", tensor_parallel::ColwiseParallel{}}, {"1", tensor_parallel::RowwiseParallel{}}});
+  const auto step = [&] { net->forward(torch::ones({2, 4})).sum().backward(); };
+  step();
+  if (context.rank() == 1) net[0]->register_parameter("scale", leaf({4}));
+  const auto errors = other.all_gather_object(first_line(error_of<std::exception>(step)));
+  EXPECT_THAT(errors, Each(HasSubstr("rank 1 of 2: parameter 0.scale has been added")));
+});
+TEST(ChangedParallelModules, AChangeOnOneRankEndsTheOperatorsOfAParallelizedModule) {
+  expect_all_passed(run_ranks(changed_plan_of_one));
+}
+
+TEST(ChangedParallelModules, APlanMayBeExtendedByAnotherCall) { expect_all_passed(run_ranks(extended_plan)); }
+
 TEST(ChangedParallelModules, ATrainerRefusesAnOptimizerOfOldParameters) {
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
   torch::optim::SGD optimizer(net->parameters(), 0.1);
-  const auto error = [&] {
-    Trainer trainer(*net, optimizer, {});
-    return error_of<ArgumentError>([&] { (void)trainer.begin_fit(); });
-  };
+  Trainer trainer(*net, optimizer, {});
+  const auto error = [&] { return error_of<ArgumentError>([&] { (void)trainer.begin_fit(); }); };
   EXPECT_EQ(error(), "");
   net->replace_module("1", torch::nn::Linear(2, 2).ptr());
   EXPECT_THAT(error(), HasSubstr("does not have the module's parameter 1.weight"));
   net->replace_module("0", torch::nn::Linear(2, 2).ptr());
   EXPECT_THAT(error(), HasSubstr("none of the module's parameters"));
+}
+
+TEST(ChangedParallelModules, ATrainersOptimizerMayHoldParametersOfTheLoss) {
+  torch::nn::Linear head(2, 2), criterion(2, 2);
+  const auto error_with = [&](const std::vector<Tensor>& parameters) {
+    torch::optim::SGD optimizer(parameters, 0.1);
+    Trainer trainer(*head, optimizer, {});
+    return error_of<ArgumentError>([&] { (void)trainer.begin_fit(); });
+  };
+  EXPECT_EQ(error_with({criterion->weight}), "");
+  EXPECT_EQ(error_with({head->bias, criterion->weight}), "");
 }
 
 TEST(ChangedParallelModules, AnOptimizerRefusesAParameterOfAnotherKind) {
@@ -439,8 +552,9 @@ TEST(ChangedParallelModules, AnOptimizerRefusesAParameterOfAnotherKind) {
   EXPECT_EQ(step(), "");
   net->zero_grad();
   net->to(torch::kDouble);
-  EXPECT_THAT(step(),
-              HasSubstr("parameter 0 of group 0 was Float[2, 2] in the last step and is Double[2, 2]"));
+  EXPECT_THAT(
+      step(),
+      HasSubstr("parameter 0 of group 0 was Float[2, 2] on cpu in the last step and is Double[2, 2] on cpu"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// fully_shard() in unusual hands: modules that are cast, saved, thawed, sharded twice or used in pairs.
+// fully_shard() in unusual hands: modules that are cast, saved, unfrozen, sharded twice or used in pairs.
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ const Scenario frozen_groups("fsdp frozen groups", [] {
 });
 TEST(ShardedMemory, FrozenGroupsAreFreedInBackward) { expect_all_passed(run_ranks(frozen_groups)); }
 
-const Scenario thawed("fsdp thawed", [] {
+const Scenario unfrozen("fsdp unfrozen", [] {
   const auto context = init({.backend = "shm"});
   for (const bool shared : {true, false}) {
     auto plain = three_layers(), net = three_layers();
@@ -135,7 +135,7 @@ const Scenario thawed("fsdp thawed", [] {
     }
   }
 });
-TEST(ShardedParameters, CanBeFrozenAndThawed) { expect_all_passed(run_ranks(thawed)); }
+TEST(ShardedParameters, CanBeFrozenAndUnfrozen) { expect_all_passed(run_ranks(unfrozen)); }
 
 // An encoder and a decoder, sharded apart, in one backward; the decoder also alone.
 const Scenario pairs("fsdp pairs", [] {

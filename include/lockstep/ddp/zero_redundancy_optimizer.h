@@ -56,8 +56,9 @@ class ZeroShards {
   std::vector<Owned> distinct_parameters();
   // A parameter in the last step.
   struct Seen {
-    const void* tensor;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // weak: no other tensor gets the address
     at::ScalarType dtype;
+    c10::Device device;
     bool trained;
     std::vector<std::int64_t> sizes;
   };

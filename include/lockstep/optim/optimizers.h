@@ -23,8 +23,14 @@ class Fields;
 /// The state of a parameter by Python's names, such as "exp_avg". PyTorch: `optimizer.state[parameter]`.
 struct NamedParamState : torch::optim::OptimizerCloneableParamState<NamedParamState> {
   std::map<std::string, at::Tensor> tensors;
-  /// Dtype and shape of the parameter in the last step. Not saved.
-  std::optional<std::pair<at::ScalarType, std::vector<std::int64_t>>> parameter = std::nullopt;
+  /// Dtype, device and shape of the parameter in the last step. Not saved.
+  struct Kind {
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<std::int64_t> sizes;
+    bool operator==(const Kind& other) const = default;
+  };
+  std::optional<Kind> parameter = std::nullopt;
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };

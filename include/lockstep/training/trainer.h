@@ -235,6 +235,8 @@ class Trainer {
   DistributedDataParallelModule* ddp_;  // nullptr for another module
   std::optional<FSDPModule> sharded_;
   torch::optim::Optimizer& optimizer_;
+  // The module's, when the trainer was constructed.
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> first_parameters_;
   std::optional<ProcessGroup> group_;
   c10::Device device_;
   std::optional<amp::GradScaler> scaler_;
