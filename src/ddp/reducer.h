@@ -119,7 +119,7 @@ class Reducer {
     abort_.begin_forward();
     abort_.throw_if_changed();
   }
-  void end_listening() const { abort_.end_forward(); }
+  void end_listening() const { abort_.end_listening(); }
   // How the ranks learn of a change on some of them.
   enum class ChangeNews {
     on_host,       // from the node-local group

@@ -31,9 +31,11 @@ class StepAbort {
     return c10::make_scope_exit([this] { set_scope(0); });
   }
 
-  // listen() without an end, for the forward of a step; the other ranks see that this rank has begun it.
+  // listen() without an end.
+  void begin_listening() const { set_scope(scope()); }
+  void end_listening() const { set_scope(0); }
+  // begin_listening() for the forward of a step; the other ranks see that this rank has begun it.
   void begin_forward();
-  void end_forward() const { set_scope(0); }
 
   // All ranks have left the step.
   void end_step() {
