@@ -28,13 +28,14 @@ class DeferredMemory final : public ParameterMemory {
 
   void prefetch() override {}
   void drop_prefetch() override {}
-  void make_whole() override {
+  void check_values() const override {
     throw_error<ArgumentError>(
         "{} of fully_shard() is on device meta and has no values; call lockstep::to_empty() on the module, "
-        "and "
-        "load a checkpoint or give it a param_init_fn",
+        "and load a "
+        "checkpoint or give it a param_init_fn",
         first_);
   }
+  void make_whole() override { check_values(); }
   void release() override {}
   void keep_part(const ProcessGroup& /*ranks*/) override {}
   void forget_part() override {}

@@ -279,6 +279,7 @@ void ParameterGroup::make_whole() {
   find_hosts();
   if (prefetched_version_ != version_.current_version()) drop_prefetch();
   if (!has_last_values()) memory_->forget_part();
+  memory_->check_values();
   tree_->run(shard_group(), [&] { memory_->make_whole(); });
   record_gathering();
   is_whole_ = is_valid_ = true;

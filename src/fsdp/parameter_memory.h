@@ -36,6 +36,8 @@ class ParameterMemory {
   virtual ~ParameterMemory() = default;
   // Starts what make_whole() waits for. Collective.
   virtual void prefetch() = 0;
+  // Throws ArgumentError, before any call, if there is nothing to make whole.
+  virtual void check_values() const {}
   // Waits for a prefetch() whose result is not needed.
   virtual void drop_prefetch() = 0;
   // The module's parameters have the values of the shards. Collective.

@@ -51,7 +51,7 @@ const Scenario cast_module("fsdp cast module", [] {
     const auto step = [&] { net->forward(input_of(0, context.rank()).to(at::kDouble)).sum().backward(); };
     net->to(at::kDouble);
     EXPECT_THAT(error_of([&] { step(); }),
-                AllOf(HasSubstr("weight has got"), HasSubstr("before fully_shard()")));
+                AllOf(HasSubstr("weight: its data was replaced"), HasSubstr("before fully_shard()")));
     EXPECT_THAT(error_of([&] { sharded.reshard(); }), "") << shared;
   }
 });
