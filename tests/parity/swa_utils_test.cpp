@@ -150,8 +150,8 @@ TEST(AveragedModel, FollowsAnotherDtypeAndRefusesAnotherStructure) {
   EXPECT_THAT(error_of([&] { average->update_parameters(net); }),
               HasSubstr("1.scale is in the model, but not in the average"));
   // As many tensors, of the same shapes.
-  torch::nn::Sequential other(torch::nn::Named("a", torch::nn::Linear(2, 2)),
-                              torch::nn::Named("b", torch::nn::Linear(2, 2)));
+  torch::nn::Sequential other;
+  for (const char* name : {"a", "b"}) other->push_back(name, torch::nn::Linear(2, 2));
   EXPECT_THAT(error_of([&] { average->update_parameters(other); }),
               HasSubstr("0.weight of the average has no counterpart"));
 }
