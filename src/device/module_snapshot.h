@@ -17,8 +17,7 @@ class ModuleSnapshot {
 
   explicit ModuleSnapshot(const torch::nn::Module& module, Content content = Content::parameters);
 
-  // Also false for other submodules. A few nanoseconds for each tensor and module, also if a training step
-  // has evicted them from the caches.
+  // Also false for other submodules. Fetches memory ahead, which a training step has evicted from the caches.
   bool matches(const torch::nn::Module& module) const;
   // What has become of the parameters, for a message: "parameter 0.weight has been replaced by another
   // tensor". Empty: they are the same.

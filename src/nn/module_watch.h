@@ -28,7 +28,8 @@ class ModuleWatch {
  public:
   explicit ModuleWatch(const torch::nn::Module& module);
 
-  // `types`: whether dtypes, devices and strides count. Takes a few microseconds for hundreds of tensors.
+  // `types`: whether dtypes, devices and strides count. Takes 30 us for 200 parameters
+  // whose memory a training step has evicted from the caches (`ddp_overhead --watch`).
   bool is_unchanged(bool types) const;
 
   // The changes, parameters first. Not for every step.

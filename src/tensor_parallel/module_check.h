@@ -20,7 +20,7 @@ namespace lockstep::tensor_parallel {
 class ModuleCheck {
  public:
   ModuleCheck(const torch::nn::Module& module, std::source_location where);
-  // Throws ArgumentError with the parameter's name. A few microseconds.
+  // Throws ArgumentError with the parameter's name.
   void check() const;
   // While the result lives, this rank's waits for ranks of its host end when one of them refuses a change.
   [[nodiscard]] auto listen() const {
