@@ -14,8 +14,8 @@ class NonFiniteError : public Error {
 /// Options of every clip_grad_norm_() under PyTorch's names: for DistributedDataParallel, fully_shard(),
 /// parallelize_module(), pipelines and modules of one process.
 ///
-/// The total norm is PyTorch's: that of the vector of the gradients' norms. A NaN in a gradient gives NaN on
-/// all ranks (with norm_type 0 it counts as an element that is not zero).
+/// The total norm is PyTorch's: the norm of a vector that holds each gradient's norm. A NaN in a gradient
+/// gives NaN on all ranks (with norm_type 0 it counts as an element that is not zero).
 ///
 /// | norm_type | norm |
 /// |---|---|
