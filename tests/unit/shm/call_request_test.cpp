@@ -111,7 +111,7 @@ TEST(CallRequest, ReservesSpaceForTheTablesOfUnevenCalls) {
   const auto most = static_cast<std::int64_t>(kSmallBytes - kTables);
   const auto all_gather = [](std::int64_t bytes) {
     const auto input = at::zeros({bytes}, at::kByte);
-    const Tensors output(kSize, input);
+    const Tensors output{input.clone(), input.clone(), input.clone()};
     return fits({.kind = CallKind::all_gather, .inputs = input, .outputs = output});
   };
   EXPECT_TRUE(all_gather(most));
