@@ -130,10 +130,10 @@ TEST(CallRequest, RejectsInvalidReductions) {
 
 TEST(CallRequest, RejectsInvalidArguments) {
   const auto one = rows(4);
-  const Tensors three(3, one);
-  const Tensors two(2, one);
-  const Tensors odd{one, rows(5), one};
-  const Tensors mixed{one, one, rows(4, at::kInt)};
+  const Tensors three{rows(4), rows(4), rows(4)};
+  const Tensors two{rows(4), rows(4)};
+  const Tensors odd{rows(4), rows(5), rows(4)};
+  const Tensors mixed{rows(4), rows(4), rows(4, at::kInt)};
   const auto kinds = [](CallKind kind, at::TensorList in, at::TensorList out, int root = -1) {
     return fits({.kind = kind, .inputs = in, .outputs = out, .root = root});
   };
@@ -162,7 +162,7 @@ TEST(CallRequest, RejectsInvalidArguments) {
   EXPECT_FALSE(kinds(CallKind::reduce_scatter, odd, one));
   EXPECT_FALSE(kinds(CallKind::reduce_scatter_tensor, rows(11), one));
 
-  EXPECT_TRUE(kinds(CallKind::all_to_all, three, three));
+  EXPECT_TRUE(kinds(CallKind::all_to_all, three, {rows(4), rows(4), rows(4)}));
   EXPECT_FALSE(kinds(CallKind::all_to_all, three, odd)) << "the own ones differ";
   EXPECT_FALSE(kinds(CallKind::all_to_all, three, two));
   EXPECT_TRUE(kinds(CallKind::all_to_all_single, rows(3), rows(6)));
