@@ -128,6 +128,7 @@ class DdpState {
   std::vector<std::string> announce_in_gradients(const std::string& change);
   void check_can_follow(const std::vector<nn::ModuleChange>& changes) const;
   void begin_anew(bool converted);
+  void watch_module();
   std::string whoami() const;
 
   void begin_forward(bool training, bool sync, const std::optional<Joined>& in_join);

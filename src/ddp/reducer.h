@@ -18,6 +18,7 @@
 #include "ddp/bucket.h"
 #include "ddp/step_abort.h"
 #include "ddp/step_trace.h"
+#include "nn/module_watch.h"
 
 namespace lockstep::ddp {
 
@@ -132,6 +133,8 @@ class Reducer {
   std::vector<std::string> exchange_changes(const std::string& change);
   void end_change() { abort_.end_step(); }
   bool has_same(const std::vector<TrainedParameter>& parameters) const;
+  // The nodes with the hooks of the parameters that require gradients.
+  nn::ModuleWatch::Accumulators accumulators() const;
   // A parameter that has been converted since: its gradients have no hook. Not in mixed precision.
   std::optional<std::string> parameter_without_hook() const;
   // Throws ArgumentError if a registered communication hook may depend on the present buckets.
