@@ -13,8 +13,8 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "device/libtorch_versions.h"
 #include "graphs/graph_phase.h"
-#include "nn/node_pointer.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
@@ -120,7 +120,7 @@ bool Reducer::has_averaged_gradients() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].tensor.grad().defined()) continue;
     // A conversion drops the node of a parameter's gradient, and a forward of the bare module makes another.
-    const auto* const accumulator = nn::accumulator_of(parameters_[i].tensor);
+    const auto* const accumulator = libtorch::accumulator_of(parameters_[i].tensor);
     const bool is_hooked = accumulator == nullptr || accumulator == hooks_->node(i);
     if (step_.is_local[i] || !is_hooked) return false;
   }
