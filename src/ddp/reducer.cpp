@@ -80,6 +80,8 @@ void Reducer::enter_graph(bool in_join) {
   };
   refuse(finds_unused(), "find_unused_parameters",
          "the host asks in every step which parameters were used; static_graph asks in the first only");
+  refuse(options_.lazy_bucket_allocation, "lazy_bucket_allocation",
+         "a graph needs the same memory in every step; leave the option out");
   refuse(!optimizers_.empty(), "optimizer_in_backward",
          "the order of steps depends on the speed of reductions; step after backward");
   refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
