@@ -35,6 +35,22 @@ is_preset() {
   return 1
 }
 
+# make_torch_venv <folder> <requirement of torch> [package...]: a virtual environment with this torch and these packages. One with CUDA
+# also gets the headers that its packages leave out.
+make_torch_venv() {
+  local venv=$1 cuda
+  shift
+  if [[ ! -x $venv/bin/pip ]]; then python3 -m venv "$venv" || return; fi
+  retry 3 "$venv/bin/pip" install --quiet "$@" numpy || return
+  cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "")') || return
+  if [[ -z $cuda ]]; then return 0; fi
+  retry 3 "$venv/bin/pip" install --quiet "nvidia-cuda-crt~=$cuda.0" "nvidia-cuda-cccl~=$cuda.0" ||
+    say "No headers for CUDA $cuda: building without the nccl backend"
+}
+
+# torch_prefix <venv>: the LibTorch in its torch.
+torch_prefix() { "$1/bin/python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])'; }
+
 # One job a core, but no more than memory allows: a compiler that reads LibTorch's headers takes up to 2 GB.
 # LOCKSTEP_BUILD_JOBS says another number.
 jobs_that_fit() {

@@ -24,14 +24,11 @@ python=$venv/bin/python
 if ! "$python" -c 'import torch, sys; sys.exit(torch.version.cuda is None)' 2>/dev/null; then
   say "Installing torch $version with CUDA into ${venv#"$root"/}"
   mkdir -p build/cuda
-  python3 -m venv "$venv"
   # "===" is the very version, without a local one such as 2.13.0+cpu.
-  retry 3 "$venv/bin/pip" install --quiet "torch===$version" numpy
+  make_torch_venv "$venv" "torch===$version"
 fi
 cuda=$("$python" -c 'import torch; print(torch.version.cuda)')
-# Headers that the wheels of LibTorch's own packages leave out.
-retry 3 "$venv/bin/pip" install --quiet "nvidia-cuda-crt~=$cuda.0" "nvidia-cuda-cccl~=$cuda.0"
-prefix=$("$python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
+prefix=$(torch_prefix "$venv")
 
 tree=build/cuda/$version
 say "Configuring $tree"

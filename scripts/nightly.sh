@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Runs the checks that take too long for every commit: scripts/nightly.sh [part]
+# Runs the checks that take too long for every commit: scripts/nightly.sh [part], scripts/nightly.sh torch <version>
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
 Usage: scripts/nightly.sh [part]
+       scripts/nightly.sh torch <version>
 
 Runs one part or all of them (default), and reports every part that failed.
   arguments  20,000 calls with random arguments over shm, gloo and hierarchical at 2 and 3 ranks, other ones every day
@@ -23,6 +24,8 @@ Runs one part or all of them (default), and reports every part that failed.
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
+  torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
+           90 minutes at most. Appends a line for docs/libtorch-versions.md to build/torch/results.md.
 END
 }
 
@@ -127,6 +130,41 @@ run_wheel() (
   .venv/bin/python tests/package/wheel_test.py "$folder/work" c++ build/wheel build/wheel/lockstep_torch-*.tar.gz --download
 )
 
+# The torchvision that belongs to a torch.
+torchvision_for() {
+  case $1 in
+    2.11.*) echo 0.26.0 ;;
+    2.12.*) echo 0.27.1 ;;
+    2.13.*) echo 0.28.0 ;;
+    2.14.* | 2.15.*) echo 0.29.2 ;;
+    *) fail "no torchvision is known for torch $1: add it to torchvision_for() in scripts/nightly.sh" ;;
+  esac
+}
+
+# run_torch <version>
+run_torch() (
+  version=$1 venv=$root/build/torch/venv-$1 tree=build/torch/$1
+  vision=$(torchvision_for "$version") || return
+  bash scripts/setup.sh --tests || return
+  mkdir -p build/torch
+  make_torch_venv "$venv" "torch==$version" "torchvision==$vision" || return
+  grep -v '^torchvision==' scripts/requirements-tests.txt >build/torch/requirements.txt
+  retry 3 "$venv/bin/pip" install --quiet --no-deps --requirement build/torch/requirements.txt || return
+  start=$SECONDS
+  limit() { timeout $((5400 - (SECONDS - start))) "$@"; }
+  cmake --preset release -B "$tree" "-DTorch_DIR=$(torch_prefix "$venv")/share/cmake/Torch" -DLOCKSTEP_BUILD_TESTS=ON \
+    -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_BUILD_PYTHON=ON -DLOCKSTEP_WITH_MPI=ON || return
+  built=no suite="not run"
+  limit cmake --build "$tree" --parallel "$(jobs_that_fit)" && built=yes
+  if [[ $built == yes ]]; then
+    limit ctest --test-dir "$tree" --output-on-failure --timeout 1200 -j 2 | tee "$tree/ctest.txt"
+    suite=$(sed -n 's/^\([0-9]*% tests passed\), \([0-9]*\) tests failed out of \([0-9]*\)$/\2 of \3 failed/p' "$tree/ctest.txt")
+  fi
+  printf '| %s | %s | %s | %s, `%s` |\n' "$version" "$built" "${suite:-timed out}" "$(date +%F)" "$(git rev-parse --short HEAD)" |
+    tee -a build/torch/results.md
+  [[ $suite == "0 of "* ]]
+)
+
 run_part() {
   case $1 in
     arguments) run_arguments ;;
@@ -141,14 +179,20 @@ run_part() {
     sharding) run_sharding ;;
     shared) run_shared ;;
     wheel) run_wheel ;;
+    torch) run_torch "$version" ;;
   esac
 }
 
+version=${2:-}
 parts=(arguments conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel)
 case "${1:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
   arguments | conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
+  torch)
+    [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "torch needs a version, such as: scripts/nightly.sh torch 2.15.0"
+    parts=(torch)
+    ;;
   *) usage >&2 && exit 2 ;;
 esac
 failed=()

@@ -25,6 +25,7 @@ struct Place {
 struct Piece {
   Sizes offsets{};
   Sizes sizes{};
+  Sizes strides{};  // of the tensor that was saved; empty: unknown
   Place place{};
 };
 

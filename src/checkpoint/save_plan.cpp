@@ -54,8 +54,12 @@ std::string digest_of_data(const at::Tensor& tensor) {
   return checkpointing::digest_of({static_cast<const char*>(data.const_data_ptr()), data.nbytes()});
 }
 
-// (path, kind, dtype, sizes, pieces, digest), a piece being (offsets, sizes). The dtype is None where this
-// rank does not know it, the digest is of what ranks should have alike.
+Tuple describe_piece(const Sizes& offsets, const at::Tensor& part) {
+  return {Size{offsets}, Size{part.sizes().vec()}, Size{part.strides().vec()}};
+}
+
+// (path, kind, dtype, sizes, pieces, digest), a piece being (offsets, sizes, strides). The dtype is None
+// where this rank does not know it, the digest is of what ranks should have alike.
 Tuple describe_one(const Leaf& leaf, bool alone) {
   const auto name = name_of(leaf.path);
   Tuple described{leaf.path};
@@ -72,14 +76,14 @@ Tuple describe_one(const Leaf& leaf, bool alone) {
     List pieces;
     for (const auto& shard : sharded->local_shards) {
       check_shard(name, *sharded, shard);
-      pieces.items.emplace_back(Tuple{Size{shard.shard_offsets}, Size{shard.tensor.sizes().vec()}});
+      pieces.items.emplace_back(describe_piece(shard.shard_offsets, shard.tensor));
     }
     add(LeafKind::sharded, serialize::dtype_of(*sharded), sharded->size, std::move(pieces), "");
   } else if (is_tensor(*leaf.value)) {
     const auto& tensor = leaf.value->as_tensor();
     check_data(name, tensor);
     const auto sizes = tensor.sizes().vec();
-    add(LeafKind::tensor, tensor.scalar_type(), sizes, {Tuple{Size{Sizes(sizes.size(), 0)}, Size{sizes}}},
+    add(LeafKind::tensor, tensor.scalar_type(), sizes, {describe_piece(Sizes(sizes.size(), 0), tensor)},
         alone ? "" : digest_of_data(tensor));
   } else {
     add(LeafKind::object, {}, {}, {}, alone ? "" : checkpointing::digest_of(save_bytes(*leaf.value)));
@@ -96,7 +100,8 @@ struct Described {
     if (const auto* known = value.as_items()[2].get_if<at::ScalarType>()) dtype = *known;
     for (const auto& piece : value.as_items()[4].as_items()) {
       pieces.push_back({.offsets = piece.as_items()[0].get_if<Size>()->sizes,
-                        .sizes = piece.as_items()[1].get_if<Size>()->sizes});
+                        .sizes = piece.as_items()[1].get_if<Size>()->sizes,
+                        .strides = piece.as_items()[2].get_if<Size>()->sizes});
     }
   }
   std::string shown() const {
@@ -208,6 +213,7 @@ class Planner {
     if (element_count(own.sizes) == 0) {
       if (merged.described.pieces.empty()) {
         merged.described.pieces.push_back({.offsets = Sizes(own.sizes.size(), 0), .sizes = own.sizes});
+        if (!own.pieces.empty()) merged.described.pieces.back().strides = own.pieces.front().strides;
       }
       return add_owner(0);
     }
@@ -264,12 +270,12 @@ Value data_of(const Entry& entry, std::size_t piece, const Value& value) {
   if (!entry.is_tensor) return value;
   const auto* sharded = value.get_if<ShardedTensor>();
   if (sharded == nullptr) return value.as_tensor().detach();
-  const auto& [offsets, sizes, place] = entry.pieces[piece];
+  const auto& wanted = entry.pieces[piece];
   for (const auto& shard : sharded->local_shards) {
-    if (shard.shard_offsets == offsets && shard.tensor.sizes() == at::IntArrayRef(sizes))
+    if (shard.shard_offsets == wanted.offsets && shard.tensor.sizes() == at::IntArrayRef(wanted.sizes))
       return shard.tensor.detach();
   }
-  return at::empty(sizes, entry.dtype);  // of a tensor without elements
+  return at::empty(wanted.sizes, entry.dtype);  // of a tensor without elements
 }
 
 }  // namespace lockstep::distributed_checkpoint

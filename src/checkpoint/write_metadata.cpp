@@ -10,6 +10,7 @@
 #include <lockstep/serialize/torch_file.h>
 
 #include "checkpoint/distributed_metadata.h"
+#include "device/libtorch_versions.h"
 #include "serialize/dtypes.h"
 #include "serialize/pickle.h"
 #include "serialize/storage.h"
@@ -93,23 +94,31 @@ class MetadataWriter {
     write(item);
   }
 
-  void properties(at::ScalarType dtype) {
+  // As Python's: the first piece's strides, the dtype of all.
+  void properties(const Entry& entry) {
     object(kModule, "TensorProperties");
     writer_.tuple([&] {
-      writer_.global("torch", serialize::find_dtype(dtype)->name);
+      writer_.global("torch", serialize::find_dtype(entry.dtype)->name);
       writer_.call("torch.serialization", "_get_layout", [&] { writer_.text("torch.strided"); });
       writer_.boolean(false);
       writer_.call(kModule, "_MEM_FORMAT_ENCODING", [&] { writer_.integer(0); });
       writer_.boolean(false);
+      if constexpr (libtorch::kCheckpointsHaveStrides) strides(entry.pieces);
     });
     writer_.op(Opcode::build);
+  }
+  void strides(const std::vector<Piece>& pieces) {
+    if (pieces.empty() || pieces.front().strides.size() != pieces.front().sizes.size()) return writer_.none();
+    writer_.tuple([&] {
+      for (const auto stride : pieces.front().strides) writer_.integer(stride);
+    });
   }
 
   void metadata_of(const Entry& entry) {
     if (!entry.is_tensor) return object(kModule, "BytesStorageMetadata");
     record(kModule, "TensorStorageMetadata", [&] {
       writer_.text("properties");
-      properties(entry.dtype);
+      properties(entry);
       field("size", entry.sizes);
       writer_.text("chunks");
       writer_.op(Opcode::empty_list);

@@ -16,6 +16,7 @@
 #include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
 #include "comm/profiler_event.h"
+#include "device/libtorch_versions.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,7 +25,7 @@ using Tensors = FromC10d::Tensors;
 using WorkPtr = FromC10d::WorkPtr;
 
 // c10d's view of an operation; null: a call that is complete.
-class OperationWork : public c10d::Work {
+class OperationWork : public libtorch::Work {
  public:
   OperationWork(int rank, c10d::OpType op, OperationPtr operation, Tensors outputs, std::uint64_t number,
                 std::chrono::milliseconds timeout, std::shared_ptr<OperationFutures> futures)
@@ -54,6 +55,7 @@ class OperationWork : public c10d::Work {
   }
   int sourceRank() const override { return operation_ ? operation_->source_rank() : -1; }
   std::uint64_t getSequencenumber() const override { return number_; }
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const std::lock_guard lock(mutex_);

@@ -22,7 +22,7 @@
 
 #include "base/throw_error.h"
 #include "context_parallel/flash_kernels.h"
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 
 namespace lockstep::context_parallel {
 namespace {
@@ -244,7 +244,7 @@ Tensor scaled_dot_product_attention(const Tensor& given_query, const Tensor& giv
   }
   if (!records) return whole.output;
   auto output = whole.output.detach();
-  const auto node = nn::make_node<RingAttentionBackward>(query, key, value, whole, ring);
+  const auto node = libtorch::make_node<RingAttentionBackward>(query, key, value, whole, ring);
   node->set_next_edges(collect_next_edges(query, key, value));
   set_history(output, node);
   return output;

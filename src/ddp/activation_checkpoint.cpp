@@ -19,8 +19,8 @@
 #include <lockstep/runtime/random.h>
 
 #include "ddp/autograd_hooks.h"
+#include "device/libtorch_versions.h"
 #include "device/thread_generator.h"
-#include "nn/node_pointer.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -204,7 +204,7 @@ std::vector<at::Tensor> checkpoint_tensors(Recomputed function, const std::vecto
         "checkpoint: with use_reentrant at least one input must require a gradient, or none would reach the "
         "function's parameters; leave use_reentrant false");
   }
-  auto node = nn::make_node<Recomputation>(std::move(function), inputs, options);
+  auto node = libtorch::make_node<Recomputation>(std::move(function), inputs, options);
   auto outputs = node->run();
   if (!node->any_output_requires_grad()) return outputs;
   auto edges = torch::autograd::collect_next_edges(inputs);

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -116,7 +116,7 @@ void pass_through_sink(std::vector<at::Tensor>& tensors, std::function<void()> o
     if (tensor.grad_fn()) with_history.push_back(tensor);
   }
   if (with_history.empty()) return;
-  auto sink = nn::make_node<Sink>(std::move(on_backward));
+  auto sink = libtorch::make_node<Sink>(std::move(on_backward));
   sink->set_next_edges(torch::autograd::collect_next_edges(with_history));
   for (auto& tensor : tensors) {
     if (!tensor.grad_fn()) continue;

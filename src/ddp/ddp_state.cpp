@@ -274,6 +274,7 @@ void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketL
           .static_graph = options_.static_graph,
           .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
           .batched_grad_copy = options_.batched_grad_copy,
+          .lazy_bucket_allocation = options_.lazy_bucket_allocation,
           .optimizer_in_backward = options_.optimizer_in_backward,
           .gradient_dtype = mixed ? mixed->param_dtype : std::nullopt,
           .after_reduction = mixed ? std::function<void()>([this] { precision_->raise(); }) : nullptr,

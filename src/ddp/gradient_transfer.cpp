@@ -40,9 +40,9 @@ void Reducer::set_buckets(const BucketPlan& plan) {
     for (std::size_t s = 0; s < buckets_[b].slots.size(); ++s) {
       locations_[buckets_[b].slots[s].parameter] = {b, s};
     }
-    if (optimizers_.empty()) allocate(buckets_[b], parameters_, group_);
+    if (keeps_buckets()) allocate(buckets_[b], parameters_, group_);
   }
-  if (options_.gradient_as_bucket_view && optimizers_.empty()) move_gradients_into_buckets();
+  if (options_.gradient_as_bucket_view && keeps_buckets()) move_gradients_into_buckets();
 }
 
 std::vector<std::int64_t> Reducer::ready_order_of_rank_0() const {
@@ -176,10 +176,12 @@ void Reducer::finish(Bucket& bucket) {
   } else {
     finish_dense(bucket);
   }
-  if (optimizers_.empty()) {
+  if (!optimizers_.empty()) {
+    for (const auto& slot : bucket.slots) step_in_backward(slot.parameter);
+  }
+  if (keeps_buckets()) {
     bucket.work = {};
   } else {
-    for (const auto& slot : bucket.slots) step_in_backward(slot.parameter);
     release(bucket);
   }
 }

@@ -13,8 +13,8 @@
 
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
+#include "device/libtorch_versions.h"
 #include "graphs/graph_phase.h"
-#include "nn/node_pointer.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
@@ -80,6 +80,8 @@ void Reducer::enter_graph(bool in_join) {
   };
   refuse(finds_unused(), "find_unused_parameters",
          "the host asks in every step which parameters were used; static_graph asks in the first only");
+  refuse(options_.lazy_bucket_allocation, "lazy_bucket_allocation",
+         "a graph needs the same memory in every step; leave the option out");
   refuse(!optimizers_.empty(), "optimizer_in_backward",
          "the order of steps depends on the speed of reductions; step after backward");
   refuse(options_.gradient_dtype.has_value() || options_.after_reduction, "mixed_precision",
@@ -120,7 +122,7 @@ bool Reducer::has_averaged_gradients() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].tensor.grad().defined()) continue;
     // A conversion drops the node of a parameter's gradient, and a forward of the bare module makes another.
-    const auto* const accumulator = nn::accumulator_of(parameters_[i].tensor);
+    const auto* const accumulator = libtorch::accumulator_of(parameters_[i].tensor);
     const bool is_hooked = accumulator == nullptr || accumulator == hooks_->node(i);
     if (step_.is_local[i] || !is_hooked) return false;
   }

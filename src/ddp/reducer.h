@@ -81,6 +81,7 @@ struct ReducerOptions {
   bool static_graph = false;
   bool skip_all_reduce_unused_params = false;
   bool batched_grad_copy = false;
+  bool lazy_bucket_allocation = false;
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> optimizer_in_backward = {};
   // In mixed precision: the type of gradients in backward, and a function to call after the reduction.
   std::optional<at::ScalarType> gradient_dtype = {};
@@ -273,6 +274,7 @@ class Reducer {
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   bool learns_order() const { return learned_.order == Learned::Order::unknown && !finds_unused(); }
   bool was_used(std::size_t parameter);
+  bool keeps_buckets() const { return optimizers_.empty() && !options_.lazy_bucket_allocation; }
   // A group of one has nothing to reduce: gradients stay where autograd puts them.
   bool has_nothing_to_reduce() const { return group_.size() == 1 && !hook_; }
   std::string whoami() const;

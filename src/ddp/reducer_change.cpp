@@ -19,7 +19,7 @@
 
 #include "base/throw_error.h"
 #include "ddp/reducer.h"
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -66,7 +66,7 @@ std::optional<std::string> Reducer::parameter_without_hook() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& tensor = parameters_[i].tensor;
     const auto* const node = hooks_->node(i);
-    if (tensor.requires_grad() && (node == nullptr || nn::accumulator_of(tensor) != node))
+    if (tensor.requires_grad() && (node == nullptr || libtorch::accumulator_of(tensor) != node))
       return parameters_[i].name;
   }
   return std::nullopt;

@@ -16,14 +16,10 @@
 
 #include <lockstep/device/device.h>
 
+#include "device/libtorch_versions.h"
+
 namespace lockstep {
 namespace {
-
-// LibTorch before 2.13 leaves generators in the capture state after a failure, in which they cannot draw.
-template <typename GeneratorState>
-void leave_capture(GeneratorState& state) {
-  if constexpr (requires { state.capturing_; }) state.capturing_ = false;
-}
 
 template <typename End>
 bool succeeds(const End& end) {
@@ -39,8 +35,9 @@ class Recording : public at::cuda::CUDAGraph {
  public:
   // LibTorch leaves generators and the device's and host's allocators in the capture state after a failure.
   void clean_up_failed_capture(c10::DeviceIndex device, c10::MempoolId_t pool) {
-    for (const auto& [state, increment] : captured_generator_states_) leave_capture(*state);
+    for (const auto& [state, increment] : captured_generator_states_) libtorch::leave_capture(*state);
     if (capture_ended_) return;
+    libtorch::leave_pool(*this);
     auto& host = *at::getHostAllocator(c10::kCUDA);
     const bool served = succeeds([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool); });
     const bool pinned = succeeds([&] { host.end_allocate_to_pool(pool); });
@@ -112,7 +109,7 @@ class CudaGraphDevice : public GraphDevice {
     auto& graph = recorded->graph();
     const c10::cuda::CUDAStreamGuard guard(stream_);
     c10::cuda::device_synchronize();
-    for (const auto& generator : generators) graph.register_generator_state(generator);
+    for (const auto& generator : generators) libtorch::register_generator(graph, generator);
     // Thread-local: other threads may use the device, for example a loader and NCCL's watchdog.
     try {
       graph.capture_begin(*pool, cudaStreamCaptureModeThreadLocal);

@@ -6,9 +6,9 @@
 #include <chrono>
 #include <mutex>
 #include <string_view>
-#include <type_traits>
 
 #include "base/throw_error.h"
+#include "device/libtorch_versions.h"
 #include "graphs/revocable_graph.h"
 
 namespace lockstep {
@@ -19,16 +19,7 @@ using graphs::GraphContext;
 
 constexpr std::chrono::minutes kCaptureTimeout{10};
 constexpr std::string_view kKindName = "LOCKSTEP_GRAPH";
-
-// Our own kind. Before LibTorch 2.13 kinds were an enum with unused values.
-template <typename Kind>
-constexpr Kind debug_info_kind() {
-  if constexpr (std::is_enum_v<Kind>) {
-    return static_cast<Kind>(213);
-  } else {
-    return Kind(&kKindName);
-  }
-}
+const c10::DebugInfoKind kKind = libtorch::debug_info_kind(&kKindName);
 
 // Every call asks for the phase, and outside of a GraphedStep this is all that it costs.
 std::atomic<int> active_scopes{0};
@@ -49,7 +40,7 @@ std::unique_lock<std::timed_mutex> lock_capture() {
 namespace graphs {
 
 GraphContext* graph_context() noexcept {
-  auto* info = c10::ThreadLocalDebugInfo::get(debug_info_kind<c10::DebugInfoKind>());
+  auto* info = c10::ThreadLocalDebugInfo::get(kKind);
   return info == nullptr ? nullptr : dynamic_cast<GraphContext*>(info);
 }
 
@@ -95,7 +86,7 @@ class GraphPhaseScope::Impl {
   explicit Impl(GraphPhase phase)
       : context_(std::make_shared<GraphContext>(phase)),
         capture_lock_(phase == GraphPhase::capture ? lock_capture() : std::unique_lock<std::timed_mutex>()),
-        guard_(debug_info_kind<c10::DebugInfoKind>(), context_) {
+        guard_(kKind, context_) {
     active_scopes.fetch_add(1, std::memory_order_relaxed);
   }
   ~Impl() {

@@ -78,7 +78,8 @@ struct OutputOptions {
   std::vector<std::string> duplicate_stderr_filters{};
   // Whether stdout lines begin with the rank; stderr lines always do.
   bool mark_lines = true;
-  // Replaces the prefix of lines; may contain ${role_name}, ${rank}, ${local_rank} and ${host}.
+  // Replaces the prefix of lines, a space after it included; may contain ${role_name}, ${rank}, ${local_rank}
+  // and ${hostname}.
   std::optional<std::string> prefix_template{};
   // Gets the first failure as JSON when the run fails.
   std::string error_file{};

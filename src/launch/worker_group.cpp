@@ -91,9 +91,9 @@ std::string WorkerGroup::prefix_of(int local_rank) const {
     return substitute_variables(*options_.output.prefix_template, {{"role_name", options_.role},
                                                                    {"rank", std::to_string(rank)},
                                                                    {"local_rank", std::to_string(local_rank)},
-                                                                   {"host", host_name()}});
+                                                                   {"hostname", host_name()}});
   }
-  return options_.nodes ? fmt::format("[{} rank {}]", host_name(), rank) : fmt::format("[rank {}]", rank);
+  return options_.nodes ? fmt::format("[{} rank {}] ", host_name(), rank) : fmt::format("[rank {}] ", rank);
 }
 
 std::vector<int> WorkerGroup::alive_ranks() const {

@@ -14,7 +14,7 @@
 #include <lockstep/nn/functional.h>
 
 #include "base/throw_error.h"
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 #include "nn/record.h"
 #include "runtime/run.h"
 
@@ -44,7 +44,7 @@ class CommunicationBackward : public torch::autograd::Node {
 };
 
 Tensors with_history(const char* name, const Tensors& inputs, Tensors outputs, Gradient gradient) {
-  const auto node = make_node<CommunicationBackward>(name, std::move(gradient));
+  const auto node = libtorch::make_node<CommunicationBackward>(name, std::move(gradient));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (auto& output : outputs) torch::autograd::set_history(output, node);
   return outputs;

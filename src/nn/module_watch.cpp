@@ -9,7 +9,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 
 namespace lockstep::nn {
 namespace {
@@ -83,7 +83,7 @@ bool ModuleWatch::is_same(const Compared& compared, bool types) const {
   };
   return requires_grad(tensor) == compared.requires_grad && sizes.size() == compared.dim &&
          is_equal(sizes, 0) &&
-         (compared.accumulator == nullptr || accumulator_of(tensor) == compared.accumulator) &&
+         (compared.accumulator == nullptr || libtorch::accumulator_of(tensor) == compared.accumulator) &&
          (!types || (tensor.dtype() == compared.dtype && tensor.device() == compared.device &&
                      is_equal(tensor.strides(), sizes.size())));
 }

@@ -14,7 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/throw_error.h"
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 #include "nn/replicas.h"
 
 namespace lockstep::nn {
@@ -159,7 +159,8 @@ void record_backward(const Tensors& gathered, const Tensors& inputs, ReplicasFor
     edges.push_back(parameter.tensor.requires_grad() ? torch::autograd::impl::gradient_edge(parameter.tensor)
                                                      : torch::autograd::Edge());
   }
-  const auto node = make_node<ReplicasBackward>(std::move(forward), require_grad, dim, std::move(replicas));
+  const auto node =
+      libtorch::make_node<ReplicasBackward>(std::move(forward), require_grad, dim, std::move(replicas));
   node->set_next_edges(std::move(edges));
   for (std::size_t j = 0; j < gathered.size(); ++j) {
     if (require_grad[j]) torch::autograd::set_history(gathered[j], node);

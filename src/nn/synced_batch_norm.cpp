@@ -21,7 +21,7 @@
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "comm/group_state.h"
-#include "nn/node_pointer.h"
+#include "device/libtorch_versions.h"
 #include "runtime/run.h"
 
 namespace lockstep::nn {
@@ -140,7 +140,7 @@ Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, dou
   const bool records =
       c10::GradMode::is_enabled() && torch::autograd::compute_requires_grad(given, layer.weight, layer.bias);
   Tensor output;
-  NodePointer<SyncedBatchNormBackward> node;
+  libtorch::NodePointer<SyncedBatchNormBackward> node;
   {
     const c10::AutoGradMode no_history(false);
     const auto input = laid_out(given, given.suggest_memory_format());
@@ -149,8 +149,8 @@ Tensor synced_batch_norm(const Tensor& given, const BatchNormTensors& layer, dou
     if (statistics.count > 0) update_running(layer.running_mean, layer.running_var, statistics, momentum);
     output = input.numel() == 0 ? at::zeros_like(input) : normalized(input, layer, statistics, eps);
     if (records) {
-      node = make_node<SyncedBatchNormBackward>(input.is_same(given) ? given : input, layer.weight,
-                                                std::move(statistics), eps, group);
+      node = libtorch::make_node<SyncedBatchNormBackward>(input.is_same(given) ? given : input, layer.weight,
+                                                          std::move(statistics), eps, group);
     }
   }
   if (records) {

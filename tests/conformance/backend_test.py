@@ -109,6 +109,13 @@ def check_fork():
     check_sum(group)
 
 
+def check_timeout():
+    """PyTorch has it from 2.14 on."""
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert not hasattr(dist.Work, "timeout") or work.timeout == timedelta(seconds=60), work.timeout
+    work.wait()
+
+
 def check_two_groups(rank):
     """Groups may be destroyed in any order, another one on each rank."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
@@ -175,17 +182,19 @@ class AnyBackend(type):
 
 
 class NcclWithoutGpu(metaclass=AnyBackend):
-    """Gloo where PyTorch makes its ProcessGroupNCCL: the group's other backends see what they see beside nccl."""
+    """Gloo where PyTorch makes its ProcessGroupNCCL, or from 2.15 on its ProcessGroupNCCL2: the group's other backends see what they see beside nccl."""
     Options = NcclOptions
 
-    def __new__(cls, store, rank, size, options):
+    def __new__(cls, store, rank, size, options, device=None):
         return dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
 
 
 def check_beside_nccl():
     """PyTorch passes nccl's options, the user's or its own, to all backends of the group."""
     c10d = dist.distributed_c10d
-    nccl = mock.patch.multiple(c10d, ProcessGroupNCCL=NcclWithoutGpu, is_nccl_available=lambda: True, create=True)
+    nccl = mock.patch.multiple(
+        c10d, ProcessGroupNCCL=NcclWithoutGpu, ProcessGroupNCCL2=NcclWithoutGpu, _nccl2_device=lambda options: None,
+        is_nccl_available=lambda: True, create=True)
     for backend, options in (("cuda:nccl,cpu:shm", None), ("cpu:shm,cuda:nccl", NcclOptions()), ("cpu:shm,cuda:nccl", None)):
         with nccl:
             group = dist.new_group([0, 1], backend=backend, pg_options=options, timeout=timedelta(seconds=60))
@@ -368,6 +377,7 @@ def rank_main(rank, port):
     join(rank, "shm", port)
     check_caching_allocator()
     check_sum()
+    check_timeout()
     train(dist.group.WORLD)
     for backend in ("cpu:shm", "cpu:hierarchical"):
         train(dist.new_group([0, 1], backend=backend))

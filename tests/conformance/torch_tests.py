@@ -33,7 +33,8 @@ if NAME != "gloo":
             return isinstance(instance, Backend)
 
     class _OursAsGloo(metaclass=_AnyBackend):
-        def __new__(cls, store, rank, size, timeout=timedelta(minutes=30)):
+        def __new__(cls, store, rank, size, timeout=timedelta(minutes=30), enable_reconfigure=False):  # from torch 2.15 on
+            assert not enable_reconfigure
             if NAME == "hierarchical":  # hosts of two ranks, and the last one of one or two; two ranks are on two hosts
                 own, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (rank, size)
                 os.environ["LOCKSTEP_HOST_ID"] = str(own // (2 if ranks > 2 else 1))

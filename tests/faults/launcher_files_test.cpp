@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/host.h"
 #include "support/launcher_process.h"
 #include "support/temp_folder.h"
 
@@ -86,11 +87,20 @@ TEST(LauncherFiles, FilterTheOutput) {
 }
 
 TEST(LauncherFiles, UseTorchrunsTemplateForPrefixes) {
-  LauncherProcess launcher(
-      shell_ranks(1, "echo hello", {"--role", "trainer"}),
-      {.env = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${role_name}/${local_rank}/${x}>"}}});
+  const LauncherProcess::Options with_variable{
+      .env = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${role_name}/${local_rank}/${x}>"}}};
+  LauncherProcess launcher(shell_ranks(1, "echo hello", {"--role", "trainer"}), with_variable);
   ASSERT_EQ(launcher.finish(), 0);
-  EXPECT_EQ(launcher.out(), "<trainer/0/${x}> hello\n");
+  EXPECT_EQ(launcher.out(), "<trainer/0/${x}>hello\n") << "the template is the whole prefix";
+
+  LauncherProcess option(
+      shell_ranks(1, "echo hello", {"--log_line_prefix_template", "${hostname}:${rank}: "}), with_variable);
+  ASSERT_EQ(option.finish(), 0);
+  EXPECT_EQ(option.out(), host_name() + ":0: hello\n") << "the option takes precedence";
+
+  LauncherProcess empty(shell_ranks(1, "echo hello", {"--log-line-prefix-template", ""}));
+  ASSERT_EQ(empty.finish(), 0);
+  EXPECT_EQ(empty.out(), "[rank 0] hello\n");
 }
 
 TEST(LauncherFiles, ReportTheFirstFailureInJson) {

@@ -110,6 +110,7 @@ std::vector<Way> ways() {
       {"own gradients", unfreeze, "", {.gradient_as_bucket_view = false}},
       {"own gradients, double", to_double, "", {.gradient_as_bucket_view = false}},
       {"batched copy", unfreeze, "", {.batched_grad_copy = true}},
+      {"lazy buckets", unfreeze, "", {.lazy_bucket_allocation = true}},
       {"small buckets", freeze, "", {.bucket_cap_mb = 0.00005}},
       {"kept gradients", unfreeze, "", {}, freeze, true},
       {"kept gradients, double", to_double, "", {}, {}, true},

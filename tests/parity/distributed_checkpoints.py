@@ -3,7 +3,8 @@
 
 make:  <folder>/plain, saved by one process, and <folder>/sharded, by two that have rows and columns of tensors; what is in
        each is in <folder>/plain.pt and sharded.pt.
-check: <folder>/cpp, which the other side wrote, holds what <folder>/plain.pt does.
+check: <folder>/cpp, which the other side wrote, holds what <folder>/plain.pt does, and its metadata the tensor properties of
+       <folder>/plain.
 """
 import os
 import sys
@@ -27,7 +28,12 @@ def contents():
     optimizer.step()
     return {"model": dict(net.state_dict()), "optimizer": optimizer.state_dict(), "epoch": 3, "name": "run",
             "rates": [0.1, 0.2], "scalar": torch.tensor(2.5), "half": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
-            "empty": torch.empty(0, 3), "parts": [torch.ones(2), {"x": torch.zeros(1)}]}
+            "empty": torch.empty(0, 3), "turned": torch.arange(6.0).view(2, 3).t(), "parts": [torch.ones(2), {"x": torch.zeros(1)}]}
+
+
+def properties_of(folder):
+    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {name: entry.properties for name, entry in entries.items() if hasattr(entry, "properties")}
 
 
 def strings(value):
@@ -60,6 +66,10 @@ def main():
     with tempfile.TemporaryDirectory() as temp:
         dcp_to_torch_save(os.path.join(folder, "cpp"), os.path.join(temp, "cpp.pt"))
         compare(torch.load(os.path.join(folder, "plain.pt")), torch.load(os.path.join(temp, "cpp.pt")))
+    ours, theirs = (properties_of(os.path.join(folder, name)) for name in ("cpp", "plain"))
+    shared = ours.keys() & theirs.keys()
+    assert len(shared) > 5, shared
+    assert all(ours[name] == theirs[name] for name in shared), [(ours[n], theirs[n]) for n in shared if ours[n] != theirs[n]]
     print("same")
 
 

@@ -76,8 +76,13 @@ void add_options(Cases& cases) {
                        .view = view,
                        .set_to_none = to_none,
                        .batched = true});
+      cases.push_back({.name = fmt::format("lazy_buckets_view_{:d}_to_none_{:d}", view, to_none),
+                       .view = view,
+                       .set_to_none = to_none,
+                       .lazy = true});
     }
   }
+  cases.push_back({.name = "lazy_buckets_accumulated", .micro_steps = 2, .view = true, .lazy = true});
   cases.push_back({.name = "bucket_list", .bucket_cap_mb = 0, .bucket_caps = "0.002,0.02,0.005"});
   cases.push_back({.name = "buffers_off", .buffers = "off"});
   cases.push_back({.name = "forward_sync_buffers_on", .buffers = "forward_on"});
@@ -148,10 +153,11 @@ std::vector<FeatureCase> feature_cases() {
 std::string to_words(const FeatureCase& each) {
   return fmt::format(
              "name={} net={} steps={} batches={} micro_steps={} forwards={} bucket_cap_mb={} bucket_caps={} "
-             "view={:d} set_to_none={:d} find_unused={:d} static_graph={:d} skip_unused={:d} batched={:d} ",
+             "view={:d} set_to_none={:d} find_unused={:d} static_graph={:d} skip_unused={:d} batched={:d} "
+             "lazy={:d} ",
              each.name, each.net, each.steps, each.batches, each.micro_steps, each.forwards,
              each.bucket_cap_mb, each.bucket_caps, each.view, each.set_to_none, each.find_unused,
-             each.static_graph, each.skip_unused, each.batched) +
+             each.static_graph, each.skip_unused, each.batched, each.lazy) +
          fmt::format(
              "buffers={} checkpoint={} hook={} delay={} trigger={} ignore={} own_experts={:d} "
              "by_initial_size={:d} stop_early={:d} in_backward={:d} average_every={} clip={}",

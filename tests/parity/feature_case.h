@@ -23,6 +23,7 @@ struct FeatureCase {
   bool static_graph = false;
   bool skip_unused = false;
   bool batched = false;
+  bool lazy = false;                // buckets; PyTorch's, too, if it has the option
   std::string buffers = "";         // "", "off", "forward_on" or "forward_off"
   std::string checkpoint = "none";  // "none", "plain" or "reentrant"
   std::string hook = "";            // see feature_training.cpp

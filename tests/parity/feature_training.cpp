@@ -87,7 +87,8 @@ DistributedDataParallelOptions options_of(const FeatureCase& each) {
                                          .gradient_as_bucket_view = each.view,
                                          .static_graph = each.static_graph,
                                          .skip_all_reduce_unused_params = each.skip_unused,
-                                         .batched_grad_copy = each.batched};
+                                         .batched_grad_copy = each.batched,
+                                         .lazy_bucket_allocation = each.lazy};
   if (each.bucket_cap_mb > 0) options.bucket_cap_mb = each.bucket_cap_mb;
   if (each.buffers == "off") options.broadcast_buffers = false;
   if (each.buffers == "forward_on") options.forward_sync_buffers = true;

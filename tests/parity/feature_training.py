@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """feature_training.cpp in Python: feature_training.py <folder> <world size>, like ddp_training.py."""
 import contextlib
+import inspect
 import sys
 
 import torch
@@ -71,6 +72,8 @@ def wrap(case, net):
         options["broadcast_buffers"] = False
     elif case["buffers"]:
         options["forward_sync_buffers"] = case["buffers"] == "forward_on"
+    if "lazy_bucket_allocation" in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
+        options["lazy_bucket_allocation"] = case["lazy"] == "1"
     parameters = dict(net.named_parameters())
     if case["delay"]:
         options["delay_all_reduce_named_params"] = [(case["delay"], parameters[case["delay"]])]

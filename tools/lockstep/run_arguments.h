@@ -50,6 +50,7 @@ struct RunArguments {
   std::string log_dir{};
   std::string redirects = "0";
   std::string tee = "0";
+  std::string log_line_prefix_template{};
   std::string local_ranks_filter{};
   std::string duplicate_stdout_filters{};
   std::string duplicate_stderr_filters{};

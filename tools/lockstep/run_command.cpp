@@ -111,6 +111,11 @@ std::vector<std::string> split_texts(const std::string& list) {
   return texts;
 }
 
+std::optional<std::string> prefix_template(const RunArguments& arguments, const Env& env) {
+  if (!arguments.log_line_prefix_template.empty()) return arguments.log_line_prefix_template;
+  return env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+}
+
 launch::OutputOptions output_options(const RunArguments& arguments, const Env& env) {
   return {.log_dir = arguments.log_dir,
           .redirects = launch::parse_streams(arguments.redirects, "--redirects"),
@@ -119,7 +124,7 @@ launch::OutputOptions output_options(const RunArguments& arguments, const Env& e
           .duplicate_stdout_filters = split_texts(arguments.duplicate_stdout_filters),
           .duplicate_stderr_filters = split_texts(arguments.duplicate_stderr_filters),
           .mark_lines = !arguments.plain_lines,
-          .prefix_template = env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+          .prefix_template = prefix_template(arguments, env),
           .error_file = arguments.error_file};
 }
 
@@ -249,6 +254,10 @@ void add_output_options(CLI::App& run, RunArguments& parsed) {
       "Write to files only: 1 (stdout), 2 (stderr), 3 (both), or by local rank, as in 0:3,1:2", "-r")
       ->capture_default_str();
   add(run, "tee", parsed.tee, "STREAMS", "Write to files and show", "-t")->capture_default_str();
+  add(run, "log-line-prefix-template", parsed.log_line_prefix_template, "TEXT",
+      "Prefix of lines; may contain ${role_name}, ${local_rank}, ${rank} and ${hostname} (default: [rank N], "
+      "or "
+      "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)");
   add(run, "local-ranks-filter", parsed.local_ranks_filter, "K,...", "Show these local ranks only");
   add(run, "duplicate-stdout-filters", parsed.duplicate_stdout_filters, "TEXT,...",
       "Copy lines with one of these texts to filtered_stdout.log (,, is a comma)");

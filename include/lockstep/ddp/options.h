@@ -89,6 +89,12 @@ struct DistributedDataParallelOptions {
   /// Rounds like PyTorch with the same option.
   bool batched_grad_copy = false;
 
+  /// Whether a bucket gets its memory when the first of its gradients is ready, and frees it when the
+  /// gradients are averaged. With gradient_as_bucket_view the gradients keep the memory until zero_grad().
+  /// Between two steps the buckets then have no memory, which backward's activations can use. Excludes
+  /// GraphedStep; optimizer_in_backward implies it. PyTorch: 2.15 and later.
+  bool lazy_bucket_allocation = false;
+
   /// Runs forward and backward with low-precision copies of the floating-point parameters, and sums gradients
   /// in low precision. The optimizer sees parameters and gradients in their own types; outputs have the
   /// low-precision type. Gradients have their own memory. Excludes communication hooks, optimizer_in_backward

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <lockstep/base/env.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/device.h>
 
@@ -15,6 +16,7 @@
 #include "backends/join_node_group.h"
 #include "base/deadline.h"
 #include "comm/stream_watch.h"
+#include "device/libtorch_versions.h"
 #include "node/node_group.h"
 
 namespace lockstep::backends {
@@ -121,6 +123,12 @@ void connect_in_time(const c10::intrusive_ptr<NcclBackend>& backend, const Backe
 
 BackendHandle create_nccl(const BackendRequest& request) {
   const auto device = request.device;
+  if (request.only_c10d_keys && libtorch::python_uses_nccl2(Env())) {
+    throw ArgumentError(fmt::format(
+        "rank {} of {}: C++ ranks cannot meet Python's over the nccl that this release of PyTorch takes: set "
+        "TORCH_DIST_USE_NCCL2=0 for all ranks of the job",
+        request.rank, request.size));
+  }
   try {
     auto backend = c10::make_intrusive<NcclBackend>(request, options_of(request));
     // Python's ranks connect in their first call.

@@ -31,7 +31,7 @@ at::Tensor pixels_of(const char* function, const at::Tensor& image,
   if (!fits) {
     throw_error<ArgumentError>(
         "{}: the image should be uint8 [{} channels, height, width] on the CPU, not {}", function,
-        fmt::join(channels, ", "),
+        fmt::join(channels.begin(), channels.end(), ", "),
         image.defined()
             ? fmt::format("{} [{}]", c10::toString(image.scalar_type()), fmt::join(image.sizes(), ", "))
             : "undefined");
