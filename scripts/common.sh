@@ -6,6 +6,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck disable=SC2034  # read by scripts
 caller_dir=$PWD
 presets=(release debug asan tsan)
+# The presets stop at a compiler's warning. The two commands of the README do so only in CI: a user may have another
+# compiler or LibTorch, which warn of other things.
+warnings_as_errors=ON
 cd "$root" || exit
 
 say() { printf '==> %s\n' "$*"; }
@@ -55,12 +58,14 @@ configure() {
   if [[ $2 == everything ]]; then tests=ON; fi
   if [[ -f build/$preset/build.ninja ]]; then
     if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)$(cached "$preset" LOCKSTEP_HAS_MPI)$(cached "$preset" LOCKSTEP_BUILD_PYTHON)" == ONONONON ]] &&
-      [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]]; then
+      [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]] &&
+      [[ $warnings_as_errors == OFF || "$(cached "$preset" LOCKSTEP_WARNINGS_AS_ERRORS)" == ON ]]; then
       return 0
     fi
   fi
   say "Configuring build/$preset"
-  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests")
+  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests"
+    "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors")
   if [[ $tests == ON ]]; then options+=("-DLOCKSTEP_WITH_MPI=ON"); fi # tests do not skip themselves
   if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch" "-DLOCKSTEP_TORCH_PREFIX:INTERNAL=$torch"); fi
   cmake --preset "$preset" "${options[@]}"

@@ -3,6 +3,7 @@
 # Sets up, builds and runs one of the examples: scripts/demo.sh [example] [argument of the example...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+[[ -n ${CI:-} ]] || warnings_as_errors=OFF
 
 usage() {
   cat <<'END'
