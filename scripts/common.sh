@@ -49,26 +49,37 @@ jobs_that_fit() {
 }
 
 # cached <preset> <variable>: what the build tree's cache holds for it.
-cached() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null; }
+cached() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null || true; }
+
+# torch_state: names the torch of .venv and the packages of CUDA beside it.
+torch_state() { (compgen -G '.venv/lib/python3*/site-packages/*.dist-info' || true) | sed -nE '/\/(torch|nvidia_\w+)-/p' | sort | sha256sum | cut -c 1-16; }
 
 # configure <preset> <everything|product>: product leaves out tests and benchmarks, and with them what they need.
 # Does nothing when the tree already has what is asked for.
 configure() {
-  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-}
+  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-} state earlier forget=()
+  if [[ -n ${LOCKSTEP_TORCH:-} ]]; then torch=$(echo "$root"/.venv/lib/python3*/site-packages/torch); fi
+  state=$(torch_state)
+  earlier=$(cached "$preset" LOCKSTEP_TORCH_STATE)
   if [[ $2 == everything ]]; then tests=ON; fi
   if [[ -f build/$preset/build.ninja ]]; then
     if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)$(cached "$preset" LOCKSTEP_HAS_MPI)$(cached "$preset" LOCKSTEP_BUILD_PYTHON)" == ONONONON ]] &&
       [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]] &&
-      [[ $warnings_as_errors == OFF || "$(cached "$preset" LOCKSTEP_WARNINGS_AS_ERRORS)" == ON ]]; then
+      [[ $warnings_as_errors == OFF || "$(cached "$preset" LOCKSTEP_WARNINGS_AS_ERRORS)" == ON ]] &&
+      [[ $earlier == "$state" ]]; then
       return 0
     fi
   fi
   say "Configuring build/$preset"
+  # Another LibTorch than at the last time: what was found in the earlier one is looked for again.
+  if [[ -n $earlier && $earlier != "$state" ]]; then
+    forget=(-U Torch_DIR -U LOCKSTEP_PYTHON -U 'LOCKSTEP_CU*_INCLUDE_DIR' -U 'LOCKSTEP_[CN]*_INCLUDE_DIR' -U LOCKSTEP_CUDART)
+  fi
   local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests"
-    "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors")
+    "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors" "-DLOCKSTEP_TORCH_STATE:INTERNAL=$state")
   if [[ $tests == ON ]]; then options+=("-DLOCKSTEP_WITH_MPI=ON"); fi # tests do not skip themselves
   if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch" "-DLOCKSTEP_TORCH_PREFIX:INTERNAL=$torch"); fi
-  cmake --preset "$preset" "${options[@]}"
+  cmake --preset "$preset" "${forget[@]}" "${options[@]}"
 }
 
 # Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress.

@@ -52,7 +52,7 @@ make_base() {
   rm -rf "$base.root"
 }
 
-# certificates_of_host: the file that this machine's pip, OpenSSL or npm is told to trust, if any.
+# certificates_of_host: the file that this machine's pip, OpenSSL or npm trusts by its settings, if any.
 certificates_of_host() {
   local file
   for file in "${PIP_CERT:-}" "${SSL_CERT_FILE:-}" "$(python3 -m pip config get global.cert 2>/dev/null || true)" \
