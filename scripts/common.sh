@@ -57,29 +57,31 @@ torch_state() { (compgen -G '.venv/lib/python3*/site-packages/*.dist-info' || tr
 # configure <preset> <everything|product>: product leaves out tests and benchmarks, and with them what they need.
 # Does nothing when the tree already has what is asked for.
 configure() {
-  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-} state earlier forget=()
+  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-} state earlier same='' forget=()
+  local record=build/$preset/libtorch_of_scripts
   if [[ -n ${LOCKSTEP_TORCH:-} ]]; then torch=$(echo "$root"/.venv/lib/python3*/site-packages/torch); fi
+  # A tree stays with its LibTorch until another one is named, or that of .venv is replaced.
   state=$(torch_state)
-  earlier=$(cached "$preset" LOCKSTEP_TORCH_STATE)
+  earlier=$(cat "$record" 2>/dev/null || true)
+  if [[ $earlier == "${torch:-${earlier% *}} $state" ]]; then same=1; fi
   if [[ $2 == everything ]]; then tests=ON; fi
   if [[ -f build/$preset/build.ninja ]]; then
     if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)$(cached "$preset" LOCKSTEP_HAS_MPI)$(cached "$preset" LOCKSTEP_BUILD_PYTHON)" == ONONONON ]] &&
-      [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]] &&
       [[ $warnings_as_errors == OFF || "$(cached "$preset" LOCKSTEP_WARNINGS_AS_ERRORS)" == ON ]] &&
-      [[ $earlier == "$state" ]]; then
+      [[ -n $same ]]; then
       return 0
     fi
   fi
   say "Configuring build/$preset"
-  # Another LibTorch than at the last time: what was found in the earlier one is looked for again.
-  if [[ -n $earlier && $earlier != "$state" ]]; then
+  if [[ -n $earlier && -z $same ]]; then # what was found in the earlier one is looked for again
     forget=(-U Torch_DIR -U LOCKSTEP_PYTHON -U 'LOCKSTEP_CU*_INCLUDE_DIR' -U 'LOCKSTEP_[CN]*_INCLUDE_DIR' -U LOCKSTEP_CUDART)
   fi
   local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests"
-    "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors" "-DLOCKSTEP_TORCH_STATE:INTERNAL=$state")
+    "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors")
   if [[ $tests == ON ]]; then options+=("-DLOCKSTEP_WITH_MPI=ON"); fi # tests do not skip themselves
-  if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch" "-DLOCKSTEP_TORCH_PREFIX:INTERNAL=$torch"); fi
+  if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch"); fi
   cmake --preset "$preset" "${forget[@]}" "${options[@]}"
+  echo "${torch:-${earlier% *}} $state" >"$record"
 }
 
 # Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress.

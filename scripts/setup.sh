@@ -3,7 +3,7 @@
 # Installs what is missing: Debian packages where it may, and LibTorch into .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-source scripts/libtorch.sh
+source "$root/scripts/libtorch.sh"
 
 usage() {
   cat <<'END'
