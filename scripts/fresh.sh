@@ -65,6 +65,8 @@ certificates_of_host() {
 pass_on() {
   local folder=$1 suite=$2 index trusted
   cp -L /etc/resolv.conf /etc/hosts "$folder/etc/"
+  echo "127.0.1.1 fresh" >>"$folder/etc/hosts"
+  echo fresh >"$folder/etc/hostname"
   cat >"$folder/etc/apt/sources.list" <<END
 deb $(debian_site Debian) $suite main
 deb $(debian_site Debian) $suite-updates main
@@ -193,9 +195,12 @@ elif [[ -f $folder$certificates ]]; then
   variables+=("SSL_CERT_FILE=$certificates" "NODE_EXTRA_CA_CERTS=$certificates")
 fi
 write_entry "$folder" "$user" "$@"
-say "In a fresh ${suite:-root}, as $user, at commit $(git rev-parse --short HEAD): $*"
-seconds=$SECONDS status=0
+clone=$folder/$([[ $user == root ]] && echo root || echo "home/$user")/lockstep
+say "In a fresh ${suite:-root}, as $user, at commit $(git -C "$clone" rev-parse --short HEAD): $*"
+# Seconds of the processors that the ended processes of this script have used.
+processor_seconds() { awk -v ticks="$(getconf CLK_TCK)" '{print int(($16 + $17) / ticks)}' "/proc/$$/stat"; }
+seconds=$SECONDS before=$(processor_seconds) status=0
 enter "$folder" "$user" || status=$?
-say "It ended with status $status after $((SECONDS - seconds)) s"
+say "It ended with status $status after $((SECONDS - seconds)) s ($(($(processor_seconds) - before)) s of processor time)"
 if [[ -n $keep ]]; then say "Its root is kept in ${folder#"$root"/}"; fi
 exit "$status"

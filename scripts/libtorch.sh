@@ -170,7 +170,8 @@ complete_torch() {
     mapfile -t wanted < <(torch_parts cpu)
   fi
   if ((${#wanted[@]})); then
-    retry 3 pip_install "${wanted[@]}" || fail "pip could not install ${wanted[*]}; see its messages above"
+    # pip would complain of what Python's torch requires in vain.
+    retry 3 pip_install --no-warn-conflicts "${wanted[@]}" || fail "pip could not install ${wanted[*]}; see its messages above"
   fi
 }
 
