@@ -196,7 +196,7 @@ elif [[ -f $folder$certificates ]]; then
 fi
 write_entry "$folder" "$user" "$@"
 clone=$folder/$([[ $user == root ]] && echo root || echo "home/$user")/lockstep
-say "In a fresh ${suite:-root}, as $user, at commit $(git -C "$clone" rev-parse --short HEAD): $*"
+say "In a fresh ${suite:-root}, as $user, at commit $(git -c safe.directory='*' -C "$clone" rev-parse --short HEAD): $*"
 # Seconds of the processors that the ended processes of this script have used.
 processor_seconds() { awk -v ticks="$(getconf CLK_TCK)" '{print int(($16 + $17) / ticks)}' "/proc/$$/stat"; }
 seconds=$SECONDS before=$(processor_seconds) status=0
