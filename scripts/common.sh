@@ -84,15 +84,18 @@ configure() {
   echo "${torch:-${earlier% *}} $state" >"$record"
 }
 
-# Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress.
+# Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress. Not with awk:
+# Debian's mawk waits for a full block of input.
 thin_progress() {
-  awk 'match($0, /^\[[0-9]+\/[0-9]+,/) {
-         split(substr($0, 2, RLENGTH - 2), done, "/")
-         part = int(20 * done[1] / done[2])
-         if (part == shown) next
-         shown = part
-       }
-       { print; fflush() }'
+  local line part shown=
+  while IFS= read -r line || [[ -n $line ]]; do
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+), ]]; then
+      part=$((20 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+      if [[ $part == "$shown" ]]; then continue; fi
+      shown=$part
+    fi
+    printf '%s\n' "$line"
+  done
 }
 
 # build <preset> [target...]: each line shows how many steps are done, of how many, and the seconds since the start.
