@@ -170,7 +170,7 @@ complete_torch() {
     mapfile -t wanted < <(torch_parts cpu)
   fi
   if ((${#wanted[@]})); then
-    # pip would complain of what Python's torch requires in vain.
+    # pip would complain that what Python's torch requires is missing.
     retry 3 pip_install --no-warn-conflicts "${wanted[@]}" || fail "pip could not install ${wanted[*]}; see its messages above"
   fi
 }

@@ -186,13 +186,41 @@ def check_wheels(machine):
         assert next((machine.folder / ".venv").glob("lib/python3*/site-packages/torch/second")), "another wheel of that version"
 
 
+def check_configure(machine):
+    """A build folder is configured again when its LibTorch is another one, and then looks for everything again."""
+    programs = machine.folder / "fake_cmake"
+    programs.mkdir()
+    (programs / "cmake").write_text('#!/bin/sh\nmkdir -p build/release && touch build/release/build.ninja build/release/CMakeCache.txt && echo "$@"\n')
+    (programs / "cmake").chmod(0o755)
+
+    def configure(**more):
+        environment = machine.environment | {"PATH": f"{programs}:{machine.environment['PATH']}"} | more
+        done = subprocess.run(["bash", "-c", "set -euo pipefail; source scripts/common.sh; warnings_as_errors=OFF; configure release product"],
+                              cwd=machine.folder, env=environment, text=True, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = configure()
+    assert "-DLOCKSTEP_WARNINGS_AS_ERRORS=OFF" in first and "Torch_DIR" not in first, first
+    expect("the same again", configure(), "")
+    assert "-U Torch_DIR" in (text := configure(LOCKSTEP_TORCH_PREFIX="/mine")) and "-DTorch_DIR=/mine" in text, text
+    expect("no LibTorch named", configure(), "")
+    text = configure(LOCKSTEP_TORCH="+cuda")
+    assert f"-DTorch_DIR={machine.folder}/.venv/lib/python3" in text and text.rstrip().endswith("/site-packages/torch"), text
+    make_wheel(machine.folder / "new", "torch", "96.0.0", [], ["torch/third"], tag)
+    subprocess.run([machine.folder / ".venv/bin/pip", "install", "-q", "--no-deps", *(machine.folder / "new").glob("*.whl")],
+                   env=machine.environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+    assert "-U Torch_DIR" in (text := configure()), text
+    expect("the same again, with another torch", configure(), "")
+
+
 def main():
     shutil.rmtree(work, ignore_errors=True)
     make_indexes()
     with serve(work / "pypi") as pypi:
         machine = Machine(pypi)
         for check in (check_refusals, check_index_that_answers, check_index_that_refuses, check_index_that_is_silent, check_gpu,
-                      check_wheels):
+                      check_wheels, check_configure):
             check(machine)
             print(f"{check.__name__}: passed", flush=True)
 
