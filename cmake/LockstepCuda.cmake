@@ -18,8 +18,8 @@ function(lockstep_cuda_folders out prefix kind)
   set(${out} "${folders}" PARENT_SCOPE)
 endfunction()
 
-# lockstep_import_cuda(<prefix of LibTorch>): makes the target lockstep_cuda, or sets <cuda_PROBLEM> for the caller.
-function(lockstep_import_cuda prefix)
+# lockstep_look_for_cuda(<prefix of LibTorch>): looks for the headers of CUDA and NCCL, and the runtime library.
+function(lockstep_look_for_cuda prefix)
   lockstep_cuda_folders(includes "${prefix}" include)
   lockstep_cuda_folders(libraries "${prefix}" lib)
   # Wheels of CUDA 13 leave these parts to packages that LibTorch does without: nvidia-cuda-crt, nvidia-cuda-cccl.
@@ -29,32 +29,59 @@ function(lockstep_import_cuda prefix)
   # A wheel's library has no name without a version.
   set(CMAKE_FIND_LIBRARY_SUFFIXES .so .so.13 .so.12)
   find_library(LOCKSTEP_CUDART cudart HINTS ${libraries} DOC "CUDA's runtime library")
-  foreach(needed LOCKSTEP_CUDA_INCLUDE_DIR LOCKSTEP_CCCL_INCLUDE_DIR LOCKSTEP_NCCL_INCLUDE_DIR LOCKSTEP_CUDART)
+endfunction()
+
+# lockstep_import_cuda(<prefix of LibTorch> <variable>...): makes the target lockstep_cuda, or sets <cuda_PROBLEM> for
+# the caller: the first of these results of lockstep_look_for_cuda() that is missing. What is installed needs only
+# LOCKSTEP_CUDART: our public headers include none of CUDA's.
+function(lockstep_import_cuda prefix)
+  lockstep_look_for_cuda("${prefix}")
+  foreach(needed IN LISTS ARGN)
     if(NOT ${needed})
-      set(cuda_PROBLEM "This LibTorch has CUDA, but ${needed} was not found: install the CUDA toolkit and NCCL's header (beside a wheel of LibTorch: pip install nvidia-cuda-crt nvidia-cuda-cccl, of the version of nvidia-cuda-runtime; or set CUDA_HOME, or ${needed}), or configure with -DLOCKSTEP_WITH_CUDA=OFF to build without the nccl backend." PARENT_SCOPE)
+      set(cuda_PROBLEM "${needed} was not found" PARENT_SCOPE)
       return()
     endif()
   endforeach()
-  # The wheels spread the headers over several folders, which come first: a toolkit may be of another version.
-  file(GLOB beside "${prefix}/../nvidia/*/include")
   add_library(lockstep_cuda INTERFACE IMPORTED GLOBAL)
-  target_include_directories(lockstep_cuda SYSTEM INTERFACE
-    ${beside} "${LOCKSTEP_CUDA_INCLUDE_DIR}" "${LOCKSTEP_CCCL_INCLUDE_DIR}" "${LOCKSTEP_NCCL_INCLUDE_DIR}")
   target_link_libraries(lockstep_cuda INTERFACE
     lockstep_torch "${prefix}/lib/libtorch_cuda.so" "${prefix}/lib/libc10_cuda.so" "${LOCKSTEP_CUDART}")
+  # The wheels spread the headers over several folders, which come first: a toolkit may be of another version.
+  file(GLOB folders "${prefix}/../nvidia/*/include")
+  foreach(found LOCKSTEP_CUDA_INCLUDE_DIR LOCKSTEP_CCCL_INCLUDE_DIR LOCKSTEP_NCCL_INCLUDE_DIR)
+    if(${found})
+      list(APPEND folders "${${found}}")
+    endif()
+  endforeach()
+  target_include_directories(lockstep_cuda SYSTEM INTERFACE ${folders})
 endfunction()
 
-# lockstep_find_cuda(): where LibTorch has CUDA and NCCL and the builder wants them, makes lockstep_cuda and sets
-# LOCKSTEP_HAS_CUDA for the caller, or ends configuring with one sentence.
+# lockstep_find_cuda(): where LibTorch has CUDA and NCCL, makes lockstep_cuda and sets LOCKSTEP_HAS_CUDA for the caller.
+# What is missing ends configuring with one sentence if LOCKSTEP_WITH_CUDA is ON, else the nccl backend is left out.
 function(lockstep_find_cuda)
   set(LOCKSTEP_HAS_CUDA OFF PARENT_SCOPE)
-  if(NOT LOCKSTEP_WITH_CUDA OR NOT LOCKSTEP_LIBTORCH_HAS_CUDA OR NOT LOCKSTEP_LIBTORCH_HAS_NCCL)
+  set(optional OFF)
+  if(LOCKSTEP_WITH_CUDA STREQUAL "AUTO")
+    set(optional ON)
+  elseif(NOT LOCKSTEP_WITH_CUDA)
     return()
   endif()
-  lockstep_import_cuda("${LOCKSTEP_LIBTORCH_PREFIX}")
-  if(cuda_PROBLEM)
-    message(FATAL_ERROR "  ${cuda_PROBLEM}")
+  if(NOT LOCKSTEP_LIBTORCH_HAS_CUDA OR NOT LOCKSTEP_LIBTORCH_HAS_NCCL)
+    if(optional)
+      return()
+    endif()
+    message(FATAL_ERROR "  LOCKSTEP_WITH_CUDA is ON, but the LibTorch in ${LOCKSTEP_LIBTORCH_PREFIX} has no CUDA or NCCL that can be used: point Torch_DIR at one that has both (LOCKSTEP_TORCH=+cuda scripts/setup.sh installs one), or configure with -DLOCKSTEP_WITH_CUDA=AUTO.")
   endif()
-  message(STATUS "CUDA: headers in ${LOCKSTEP_CUDA_INCLUDE_DIR}, NCCL's in ${LOCKSTEP_NCCL_INCLUDE_DIR}, ${LOCKSTEP_CUDART}")
-  set(LOCKSTEP_HAS_CUDA ON PARENT_SCOPE)
+  lockstep_import_cuda("${LOCKSTEP_LIBTORCH_PREFIX}"
+    LOCKSTEP_CUDA_INCLUDE_DIR LOCKSTEP_CCCL_INCLUDE_DIR LOCKSTEP_NCCL_INCLUDE_DIR LOCKSTEP_CUDART)
+  if(NOT cuda_PROBLEM)
+    message(STATUS "CUDA: headers in ${LOCKSTEP_CUDA_INCLUDE_DIR}, NCCL's in ${LOCKSTEP_NCCL_INCLUDE_DIR}, ${LOCKSTEP_CUDART}")
+    set(LOCKSTEP_HAS_CUDA ON PARENT_SCOPE)
+    return()
+  endif()
+  set(remedy "install nvidia-cuda-crt and nvidia-cuda-cccl with pip beside LibTorch, of the version of nvidia-cuda-runtime there (LOCKSTEP_TORCH=+cuda scripts/setup.sh does it), or set CUDA_HOME to a toolkit")
+  if(optional)
+    message(STATUS "CUDA: building without the nccl backend, because ${cuda_PROBLEM}; to get it, ${remedy}")
+  else()
+    message(FATAL_ERROR "  LOCKSTEP_WITH_CUDA is ON, but ${cuda_PROBLEM}: ${remedy}, or configure with -DLOCKSTEP_WITH_CUDA=AUTO to build without the nccl backend.")
+  endif()
 endfunction()

@@ -144,6 +144,24 @@ function(lockstep_choose_libtorch)
   set(libtorch_PROBLEM "${problem}" PARENT_SCOPE)
 endfunction()
 
+# lockstep_check_cuda_part(<out> <prefix>): ON where this LibTorch has CUDA and all libraries that its CUDA part needs. A
+# wheel has them in packages of their own; its CPU part does without most of them.
+function(lockstep_check_cuda_part out prefix)
+  set(${out} OFF PARENT_SCOPE)
+  if(EXISTS "${prefix}/lib/libtorch_cuda.so")
+    execute_process(COMMAND ldd "${prefix}/lib/libtorch_cuda.so" OUTPUT_VARIABLE needed ERROR_QUIET)
+    string(REGEX MATCHALL "[^ \t\n]+ => not found" missing "${needed}")
+    list(REMOVE_DUPLICATES missing)
+    if(missing)
+      string(REPLACE " => not found" "" missing "${missing}")
+      list(JOIN missing ", " missing)
+      message(STATUS "LibTorch: using only its CPU part, since its CUDA part needs ${missing}, which are not installed; scripts/setup.sh with LOCKSTEP_TORCH=+cuda installs them")
+    else()
+      set(${out} ON PARENT_SCOPE)
+    endif()
+  endif()
+endfunction()
+
 # lockstep_import_libtorch(<prefix> <folder of TorchConfig.cmake>): makes the targets lockstep_torch,
 # lockstep_torch_cpu and lockstep_c10, and sets LOCKSTEP_LIBTORCH_HAS_CUDA, _NCCL, _GLOO and _MPI for the caller.
 function(lockstep_import_libtorch prefix dir)
@@ -157,25 +175,29 @@ function(lockstep_import_libtorch prefix dir)
     set(definitions "${CMAKE_MATCH_1}")
   endif()
   # libtorch.so itself holds nothing but the list of the others (the CUDA ones among them), so it has to stay
-  # although no symbol of it is used. The C++ library comes first: wheels export parts of a newer one (2.11's
+  # although no symbol of it is used, unless only the CPU part can be loaded. The C++ library comes first: wheels export parts of a newer one (2.11's
   # std::filesystem), which would be taken for the compiler's own and cannot work beside it.
+  lockstep_check_cuda_part(has_CUDA "${prefix}")
+  set(list_of_libraries "${prefix}/lib/libtorch.so")
+  if(EXISTS "${prefix}/lib/libtorch_cuda.so" AND NOT has_CUDA)
+    set(list_of_libraries "${prefix}/lib/libtorch_cpu.so")
+  endif()
   add_library(lockstep_torch INTERFACE IMPORTED GLOBAL)
   target_include_directories(lockstep_torch SYSTEM INTERFACE
     "${prefix}/include" "${prefix}/include/torch/csrc/api/include")
   target_compile_definitions(lockstep_torch INTERFACE ${definitions})
   target_compile_features(lockstep_torch INTERFACE cxx_std_20)
   target_link_libraries(lockstep_torch INTERFACE
-    "-Wl,--push-state,--no-as-needed,-lstdc++,${prefix}/lib/libtorch.so,--pop-state" lockstep_torch_cpu lockstep_c10)
-  set(has_CUDA OFF)
-  if(EXISTS "${prefix}/lib/libtorch_cuda.so")
-    set(has_CUDA ON)
-  endif()
+    "-Wl,--push-state,--no-as-needed,-lstdc++,${list_of_libraries},--pop-state" lockstep_torch_cpu lockstep_c10)
   foreach(feature NCCL GLOO MPI)
     set(has_${feature} OFF)
     if(text MATCHES "USE_C10D_${feature}")
       set(has_${feature} ON)
     endif()
   endforeach()
+  if(NOT has_CUDA)
+    set(has_NCCL OFF)
+  endif()
   foreach(feature CUDA NCCL GLOO MPI)
     set(LOCKSTEP_LIBTORCH_HAS_${feature} ${has_${feature}} PARENT_SCOPE)
   endforeach()

@@ -6,6 +6,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck disable=SC2034  # read by scripts
 caller_dir=$PWD
 presets=(release debug asan tsan)
+# The presets stop at a compiler's warning. The two commands of the README do so only in CI: a user may have another
+# compiler or LibTorch, which warn of other things.
+warnings_as_errors=ON
 cd "$root" || exit
 
 say() { printf '==> %s\n' "$*"; }
@@ -62,35 +65,53 @@ jobs_that_fit() {
 }
 
 # cached <preset> <variable>: what the build tree's cache holds for it.
-cached() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null; }
+cached() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null || true; }
+
+# torch_state: names the torch of .venv and the packages of CUDA beside it.
+torch_state() { (compgen -G '.venv/lib/python3*/site-packages/*.dist-info' || true) | sed -nE '/\/(torch|nvidia_\w+)-/p' | sort | sha256sum | cut -c 1-16; }
 
 # configure <preset> <everything|product>: product leaves out tests and benchmarks, and with them what they need.
 # Does nothing when the tree already has what is asked for.
 configure() {
-  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-}
+  local preset=$1 tests=OFF torch=${LOCKSTEP_TORCH_PREFIX:-} state earlier same='' forget=()
+  local record=build/$preset/libtorch_of_scripts
+  if [[ -n ${LOCKSTEP_TORCH:-} ]]; then torch=$(echo "$root"/.venv/lib/python3*/site-packages/torch); fi
+  # A tree stays with its LibTorch until another one is named, or that of .venv is replaced.
+  state=$(torch_state)
+  earlier=$(cat "$record" 2>/dev/null || true)
+  if [[ $earlier == "${torch:-${earlier% *}} $state" ]]; then same=1; fi
   if [[ $2 == everything ]]; then tests=ON; fi
   if [[ -f build/$preset/build.ninja ]]; then
     if [[ $tests == OFF || "$(cached "$preset" LOCKSTEP_BUILD_TESTS)$(cached "$preset" LOCKSTEP_BUILD_BENCHMARKS)$(cached "$preset" LOCKSTEP_HAS_MPI)$(cached "$preset" LOCKSTEP_BUILD_PYTHON)" == ONONONON ]] &&
-      [[ -z $torch || "$(cached "$preset" LOCKSTEP_TORCH_PREFIX)" == "$torch" ]]; then
+      [[ $warnings_as_errors == OFF || "$(cached "$preset" LOCKSTEP_WARNINGS_AS_ERRORS)" == ON ]] &&
+      [[ -n $same ]]; then
       return 0
     fi
   fi
   say "Configuring build/$preset"
-  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests")
+  if [[ -n $earlier && -z $same ]]; then # what was found in the earlier one is looked for again
+    forget=(-U Torch_DIR -U LOCKSTEP_PYTHON -U 'LOCKSTEP_CU*_INCLUDE_DIR' -U 'LOCKSTEP_[CN]*_INCLUDE_DIR' -U LOCKSTEP_CUDART)
+  fi
+  local options=("-DLOCKSTEP_BUILD_TESTS=$tests" "-DLOCKSTEP_BUILD_BENCHMARKS=$tests" "-DLOCKSTEP_BUILD_PYTHON=$tests"
+    "-DLOCKSTEP_WARNINGS_AS_ERRORS=$warnings_as_errors")
   if [[ $tests == ON ]]; then options+=("-DLOCKSTEP_WITH_MPI=ON"); fi # tests do not skip themselves
-  if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch" "-DLOCKSTEP_TORCH_PREFIX:INTERNAL=$torch"); fi
-  cmake --preset "$preset" "${options[@]}"
+  if [[ -n $torch ]]; then options+=("-DTorch_DIR=$torch"); fi
+  cmake --preset "$preset" "${forget[@]}" "${options[@]}"
+  echo "${torch:-${earlier% *}} $state" >"$record"
 }
 
-# Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress.
+# Keeps one line of ninja's progress in each twentieth of the way, and every line that is none of progress. Not with awk:
+# Debian's mawk waits for a full block of input.
 thin_progress() {
-  awk 'match($0, /^\[[0-9]+\/[0-9]+,/) {
-         split(substr($0, 2, RLENGTH - 2), done, "/")
-         part = int(20 * done[1] / done[2])
-         if (part == shown) next
-         shown = part
-       }
-       { print; fflush() }'
+  local line part shown=
+  while IFS= read -r line || [[ -n $line ]]; do
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+), ]]; then
+      part=$((20 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+      if [[ $part == "$shown" ]]; then continue; fi
+      shown=$part
+    fi
+    printf '%s\n' "$line"
+  done
 }
 
 # build <preset> [target...]: each line shows how many steps are done, of how many, and the seconds since the start.

@@ -64,7 +64,7 @@ prefix=${LOCKSTEP_TORCH_PREFIX:-$("$python" -c 'import torch, pathlib; print(pat
 build_here() {
   local options=(-DCMAKE_BUILD_TYPE=Release -DLOCKSTEP_UNITY_BUILD=ON -DLOCKSTEP_BUILD_TESTS=OFF
     -DLOCKSTEP_BUILD_BENCHMARKS=OFF -DLOCKSTEP_WITH_CURL=OFF -DLOCKSTEP_WITH_WEBP=OFF -DLOCKSTEP_WITH_HDF5=OFF
-    -DLOCKSTEP_BUILD_GPU_CHECKS=ON
+    -DLOCKSTEP_BUILD_GPU_CHECKS=ON -DLOCKSTEP_WITH_CUDA=ON
     "-DTorch_DIR=$prefix/share/cmake/Torch")
   if [[ -d .gpu-packages ]]; then
     local gloo=$root/.gpu-packages/usr/include

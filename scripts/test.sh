@@ -3,6 +3,7 @@
 # Sets up, builds and runs every test: scripts/test.sh [preset] [ctest argument...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+[[ -n ${CI:-} ]] || warnings_as_errors=OFF
 
 usage() {
   cat <<END
@@ -22,7 +23,8 @@ if (($#)) && is_preset "$1"; then
   preset=$1
   shift
 fi
-say "1 of 3: set-up (three minutes where nothing is installed)"
+say "1 of 3: set-up. Where nothing is installed it downloads 170 to 250 MB of Debian packages, 190 MB to 2.7 GB of PyTorch and
+    150 MB of other Python packages, and takes four minutes besides"
 bash scripts/setup.sh --tests
 say "2 of 3: build (fifteen minutes on two cores the first time)"
 configure "$preset" everything

@@ -103,8 +103,8 @@ void DistributedSave::place_all(SavePlan plan, const std::vector<std::string>& s
   for (const auto& [entry, piece, rank] : plan.assignments) {
     const auto length = static_cast<std::uint64_t>(sizes[rank].as_items()[placed[rank]++].as_int());
     auto& found = plan.entries[entry].second;
-    (found.is_tensor ? found.pieces[piece].place : found.place) = {
-        .file = data_file(rank, token), .offset = ends[rank], .length = length};
+    auto& place = found.is_tensor ? found.pieces[piece].place : found.place;
+    place = Place{.file = data_file(rank, token), .offset = ends[rank], .length = length};
     ends[rank] += length;
   }
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {

@@ -42,6 +42,11 @@ const LibCurl& libcurl() {
   return functions;
 }
 
+// Not the type of std::fclose: its attributes would be lost, of which g++ warns.
+struct CloseFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+
 using CurlHandle = std::unique_ptr<CURL, decltype(&::curl_easy_cleanup)>;
 
 CurlHandle make_curl(const std::string& url) {
@@ -68,7 +73,7 @@ CurlHandle make_curl(const std::string& url) {
 
 void download_url(const std::string& url, const std::filesystem::path& file, const Deadline& deadline,
                   std::chrono::milliseconds connect_timeout) {
-  const std::unique_ptr<std::FILE, decltype(&std::fclose)> out(std::fopen(file.c_str(), "wb"), &std::fclose);
+  const std::unique_ptr<std::FILE, CloseFile> out(std::fopen(file.c_str(), "wb"));
   if (!out) throw_error<DataError>("{}: cannot be written: {}", file.string(), errno_text(errno));
   const auto curl = make_curl(url);
   std::array<char, CURL_ERROR_SIZE> detail{};
