@@ -39,6 +39,21 @@ class GradientHooks {
   std::vector<std::pair<Accumulator, std::uintptr_t>> hooks_;
 };
 
+// Calls `on_gradient(i)` from inside backward after a gradient has been added to the .grad of tensor i by a
+// node without a hook of GradientHooks. A conversion drops a tensor's node, and what was frozen had none; this
+// hook stays with the tensor. Not called for tensors that somebody else has given a hook of this kind.
+class UnhookedGradients {
+ public:
+  UnhookedGradients(const std::vector<NamedTensor>& tensors, std::function<void(std::size_t)> on_gradient);
+  ~UnhookedGradients();
+  UnhookedGradients(const UnhookedGradients&) = delete;
+  UnhookedGradients& operator=(const UnhookedGradients&) = delete;
+
+ private:
+  std::function<void(std::size_t)> on_gradient_;
+  std::vector<at::Tensor> tensors_;
+};
+
 // Calls `visit` once for each node of the graph behind `outputs`, and returns these nodes.
 std::unordered_set<const torch::autograd::Node*> visit_graph(
     const std::vector<at::Tensor>& outputs, const std::function<void(torch::autograd::Node*)>& visit);

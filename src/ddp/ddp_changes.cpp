@@ -138,7 +138,10 @@ void DdpState::begin_anew(bool converted) {
   check_can_be_sent(group_, "DistributedDataParallel",
                     sync_buffers_ ? joined(parameters_, buffers_) : parameters_);
   converted_ = converted_ || converted;
-  if (reducer_) reducer_->average_leaving(trained);
+  if (reducer_) {
+    reducer_->average_leaving(trained);
+    watch_gradients();
+  }
   has_trained_ = !trained.empty();
   if (!has_trained_) return;
   device_ = common_device(parameters_);

@@ -120,6 +120,7 @@ class DdpState {
   // What the ranks compare, with `more` lines.
   ModuleText text_of_module(const std::string& more = "") const;
   void make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits, const bool& sync);
+  void watch_gradients();
 
   // See ddp_changes.cpp.
   void follow_changes(bool in_step);

@@ -117,13 +117,8 @@ void Reducer::renew_hooks() {
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
   if (!in(Phase::idle) && !in(Phase::forward) && !in(Phase::awaiting)) return false;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].tensor.grad().defined()) continue;
-    // A conversion drops the node of a parameter's gradient, and a forward of the bare module makes another.
-    const auto* const accumulator = nn::accumulator_of(parameters_[i].tensor);
-    const bool is_hooked = accumulator == nullptr || accumulator == hooks_->node(i);
-    if (step_.is_local[i] || !is_hooked) return false;
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (step_.is_local[i] && parameters_[i].tensor.grad().defined()) return false;
   return true;
 }
 
@@ -212,26 +207,48 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
   mark_ready(parameter);
 }
 
+void Reducer::watch_gradients(std::vector<NamedTensor> parameters) {
+  const std::lock_guard lock(mutex_);
+  unhooked_.reset();
+  watched_ = std::move(parameters);
+  unhooked_ = std::make_unique<UnhookedGradients>(
+      watched_, [this](std::size_t parameter) { on_unhooked_gradient(watched_[parameter]); });
+}
+
+void Reducer::on_unhooked_gradient(const NamedTensor& parameter) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].tensor.is_same(parameter.tensor)) step_.is_local[i] = true;
+  if (!is_meant_to_be_local()) mark_unaveraged(parameter.name, parameter.tensor);
+}
+
 void Reducer::take_local_gradient(std::size_t parameter) {
   step_.is_local[parameter] = true;
+  if (is_meant_to_be_local() || hooks_->are_shared(parameter)) return;
+  mark_unaveraged(parameters_[parameter].name, parameters_[parameter].tensor);
+}
+
+bool Reducer::is_meant_to_be_local() {
   if (step_.local_forwards > 0 && !std::exchange(step_.in_local_backward, true)) {
     in_outer_backward([this] {
       torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
     });
   }
-  const bool is_meant = step_.in_local_backward || (options_.sync != nullptr && !*options_.sync);
-  if (is_meant || group_.size() == 1 || hooks_->are_shared(parameter)) return;
+  return step_.in_local_backward || (options_.sync != nullptr && !*options_.sync);
+}
+
+void Reducer::mark_unaveraged(const std::string& name, const at::Tensor& parameter) {
+  if (group_.size() == 1) return;
   const auto& where = options_.where;
   if (!unaveraged_) {
     unaveraged_ = std::make_shared<const std::string>(fmt::format(
         "{}, made at {}:{}: the gradient of {} came from a backward that is not averaged over the ranks. "
         "Call the "
         "wrapper's forward(), not the module's own; one backward for each; or no_sync(), where this is meant",
-        whoami(), std::filesystem::path(where.file_name()).filename().string(), where.line(),
-        parameters_[parameter].name));
+        whoami(), std::filesystem::path(where.file_name()).filename().string(), where.line(), name));
     log(LogLevel::warning, *unaveraged_);
   }
-  optim::mark_unaveraged(parameters_[parameter].tensor, unaveraged_);
+  optim::mark_unaveraged(parameter, unaveraged_);
 }
 
 void Reducer::end_local_backward() {

@@ -108,6 +108,10 @@ class Reducer {
   // Once, when the order of gradients is known; a collective call.
   void rebuild_buckets_if_due();
 
+  // Notices gradients of these parameters that no hook sees, because a parameter was frozen or has been
+  // converted since. Again after each change of the module.
+  void watch_gradients(std::vector<NamedTensor> parameters);
+
   // A forward whose backward is not reduced, by no_sync().
   void begin_local_forward();
 
@@ -220,6 +224,10 @@ class Reducer {
   void begin_backward();
   void on_gradient_ready(std::size_t parameter);
   void take_local_gradient(std::size_t parameter);
+  void on_unhooked_gradient(const NamedTensor& parameter);
+  // Whether no_sync() covers the backward that runs.
+  bool is_meant_to_be_local();
+  void mark_unaveraged(const std::string& name, const at::Tensor& parameter);
   void end_local_backward();
   void count_hook_call(std::size_t parameter);
   void mark_ready(std::size_t parameter);
@@ -294,7 +302,10 @@ class Reducer {
   Learned learned_;
   std::shared_ptr<const std::string> unaveraged_;  // the warning of the first backward past the wrapper
   std::optional<c10::Stream> hooks_stream_;        // on which the hooks were made for a graph
-  std::unique_ptr<GradientHooks> hooks_;           // last: destroyed before what they use
+  std::vector<NamedTensor> watched_;
+  // Last: destroyed before what they use.
+  std::unique_ptr<GradientHooks> hooks_;
+  std::unique_ptr<UnhookedGradients> unhooked_;
 };
 
 }  // namespace lockstep::ddp

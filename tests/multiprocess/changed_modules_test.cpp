@@ -20,6 +20,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -390,10 +391,65 @@ const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
   plain.zero_grad();
   EXPECT_THAT(error_of([&] { state_dict(*net); }), past) << "the weights have diverged";
 
-  set_trained(*net->frozen, true);
-  backward(net);
-  EXPECT_FALSE(ddp->has_averaged_gradients());
 });
+
+// What refuses gradients that no backward has averaged.
+std::vector<std::string> refusals_of(DistributedDataParallel<Net>& ddp, Net& net) {
+  // Anew, so that none knows the parameters' former dtypes.
+  optim::FusedSGD fused(net->parameters(), optim::FusedSGDOptions(0));
+  optim::Adamax named(net->parameters(), optim::AdamaxOptions(0));
+  return {error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
+          error_of([&] { state_dict(*net); }), error_of([&] { clip_grad_norm_(ddp, 1.0); })};
+}
+
+const testing::Scenario past_a_changed_wrapper("forwards past the wrapper after a change", [] {
+  const auto context = init();
+  const auto backward = [&](auto& module) { loss_of(module->forward(inputs(context.rank()))).backward(); };
+  const DistributedDataParallelOptions low{.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}};
+  const std::vector<Way> ways = {
+      {"to double", to_double},
+      {"to double and back", [](Net& net) { to_double(net), net->to(torch::kFloat); }},
+      {"one layer to double", [](Net& net) { net->first->to(torch::kDouble); }},
+      {"unfreeze", unfreeze},
+      {"unfreeze what alone is trained", [](Net& net) { freeze_all(net), unfreeze(net); }},
+      {"to double and unfreeze", [](Net& net) { to_double(net), unfreeze(net); }},
+      {"freeze", freeze},
+      {"mixed precision", [](Net&) {}, "", low},
+  };
+  for (const auto& way : ways) {
+    SCOPED_TRACE(way.name);
+    Net net;
+    DistributedDataParallel ddp(net, way.options);
+    backward(ddp);
+    way.change(net);
+    net->zero_grad();
+    backward(net);
+    EXPECT_THAT(refusals_of(ddp, net), Each(HasSubstr("not averaged")));
+    EXPECT_FALSE(ddp->has_averaged_gradients());
+    backward(ddp);  // averages what has accumulated
+    EXPECT_THAT(refusals_of(ddp, net), Each("no error"));
+  }
+  for (const auto& way : ways) {
+    SCOPED_TRACE(way.name + ", in no_sync()");
+    Net net;
+    DistributedDataParallel ddp(net, way.options);
+    backward(ddp);
+    way.change(net);
+    net->zero_grad();
+    {
+      const auto alone = ddp->no_sync();
+      backward(ddp);
+    }
+    EXPECT_FALSE(ddp->has_averaged_gradients());
+    EXPECT_THAT(refusals_of(ddp, net)[0], "no error");
+    backward(ddp);
+    EXPECT_THAT(refusals_of(ddp, net), Each("no error"));
+  }
+});
+
+TEST(ForwardPastTheWrapper, IsNoticedAfterAChange) {
+  testing::expect_all_passed(testing::run_ranks(past_a_changed_wrapper));
+}
 
 TEST(ForwardPastTheWrapper, IsNoticedOnceAndRefusedWhereItDoesHarm) {
   const auto results = testing::run_ranks(past_the_wrapper);
