@@ -17,17 +17,20 @@ using torch::autograd::variable_list;
 
 class ReadyHook final : public torch::autograd::FunctionPostHook {
  public:
-  ReadyHook(const std::function<void(std::size_t)>& on_ready, std::size_t parameter)
-      : on_ready_(on_ready), parameter_(parameter) {}
+  ReadyHook(const std::function<void(std::size_t)>& on_ready, std::size_t parameter,
+            const std::function<Claim()>& claim)
+      : on_ready_(on_ready), parameter_(parameter), claim_(claim) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
     on_ready_(parameter_);
     return outputs;
   }
+  const std::function<Claim()>& claim() const { return claim_; }
 
  private:
   const std::function<void(std::size_t)>& on_ready_;
   std::size_t parameter_;
+  const std::function<Claim()>& claim_;
 };
 
 bool is_ready_hook(const std::unique_ptr<torch::autograd::FunctionPostHook>& hook) {
@@ -94,15 +97,15 @@ Nesting& nesting() {
 }  // namespace
 
 GradientHooks::GradientHooks(const std::vector<TrainedParameter>& parameters,
-                             std::function<void(std::size_t)> on_ready)
-    : on_ready_(std::move(on_ready)) {
+                             std::function<void(std::size_t)> on_ready, std::function<Claim()> claim)
+    : on_ready_(std::move(on_ready)), claim_(std::move(claim)) {
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameters[index].tensor);
     if (!accumulator) {  // a frozen parameter
       hooks_.emplace_back();
       continue;
     }
-    const auto key = accumulator->add_post_hook(std::make_unique<ReadyHook>(on_ready_, index));
+    const auto key = accumulator->add_post_hook(std::make_unique<ReadyHook>(on_ready_, index, claim_));
     hooks_.emplace_back(std::move(accumulator), key);
   }
 }
@@ -112,8 +115,13 @@ GradientHooks::~GradientHooks() {
     if (accumulator) accumulator->del_post_hook(key);
 }
 
-bool GradientHooks::are_shared(std::size_t i) const {
-  return std::ranges::count_if(hooks_[i].first->post_hooks(), is_ready_hook) > 1;
+Claim GradientHooks::claim_of_others(std::size_t i) const {
+  auto claim = Claim::none;
+  for (const auto& each : hooks_[i].first->post_hooks()) {
+    const auto* const hook = dynamic_cast<const ReadyHook*>(each.get());
+    if (hook != nullptr && &hook->claim() != &claim_) claim = std::max(claim, hook->claim()());
+  }
+  return claim;
 }
 
 UnhookedGradients::UnhookedGradients(const std::vector<NamedTensor>& tensors,

@@ -3,18 +3,14 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 
 #include <ATen/ops/isnan.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <lockstep/base/log.h>
-
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
 #include "graphs/graph_phase.h"
-#include "nn/node_pointer.h"
 #include "optim/unaveraged.h"
 
 namespace lockstep::ddp {
@@ -39,6 +35,7 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
 
 void Reducer::forget_steps() {
   step_ = {};
+  claim_ = Claim::none;
   step_.ready.resize(parameters_.size());
   step_.is_local.resize(parameters_.size());
   learned_ = {};
@@ -65,6 +62,13 @@ void Reducer::enter(Phase next) {
                        static_cast<int>(next), static_cast<int>(step_.phase));
   }
   step_.phase = next;
+  note_claim();
+}
+
+void Reducer::note_claim() {
+  const bool reduces = !in(Phase::idle) && (!in(Phase::forward) || step_.before_forward == Phase::awaiting);
+  const bool is_meant = step_.local_forwards > 0 || step_.in_local_backward;
+  claim_ = reduces ? Claim::reduced : is_meant ? Claim::local : Claim::none;
 }
 
 std::string Reducer::whoami() const {
@@ -110,8 +114,12 @@ void Reducer::enter_graph(bool in_join) {
 
 void Reducer::renew_hooks() {
   hooks_.reset();  // first: a tensor keeps the node of its gradient while anything holds it
-  hooks_ = std::make_unique<GradientHooks>(parameters_,
-                                           [this](std::size_t parameter) { on_gradient_ready(parameter); });
+  hooks_ = std::make_unique<GradientHooks>(
+      parameters_, [this](std::size_t parameter) { on_gradient_ready(parameter); },
+      [this] {
+        const bool is_local = options_.sync != nullptr && !*options_.sync;
+        return is_local ? std::max(claim_.load(), Claim::local) : claim_.load();
+      });
 }
 
 bool Reducer::has_averaged_gradients() const {
@@ -141,6 +149,7 @@ void Reducer::begin_local_forward() {
   const std::lock_guard lock(mutex_);
   ++step_.local_forwards;
   step_.in_local_backward = false;
+  note_claim();
 }
 
 void Reducer::begin_forward() {
@@ -205,55 +214,6 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
   }
   if (learns_order()) learned_.ready_order.push_back(static_cast<std::int64_t>(parameter));
   mark_ready(parameter);
-}
-
-void Reducer::watch_gradients(std::vector<NamedTensor> parameters) {
-  const std::lock_guard lock(mutex_);
-  unhooked_.reset();
-  watched_ = std::move(parameters);
-  unhooked_ = std::make_unique<UnhookedGradients>(
-      watched_, [this](std::size_t parameter) { on_unhooked_gradient(watched_[parameter]); });
-}
-
-void Reducer::on_unhooked_gradient(const NamedTensor& parameter) {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].tensor.is_same(parameter.tensor)) step_.is_local[i] = true;
-  if (!is_meant_to_be_local()) mark_unaveraged(parameter.name, parameter.tensor);
-}
-
-void Reducer::take_local_gradient(std::size_t parameter) {
-  step_.is_local[parameter] = true;
-  if (is_meant_to_be_local() || hooks_->are_shared(parameter)) return;
-  mark_unaveraged(parameters_[parameter].name, parameters_[parameter].tensor);
-}
-
-bool Reducer::is_meant_to_be_local() {
-  if (step_.local_forwards > 0 && !std::exchange(step_.in_local_backward, true)) {
-    in_outer_backward([this] {
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
-    });
-  }
-  return step_.in_local_backward || (options_.sync != nullptr && !*options_.sync);
-}
-
-void Reducer::mark_unaveraged(const std::string& name, const at::Tensor& parameter) {
-  if (group_.size() == 1) return;
-  const auto& where = options_.where;
-  if (!unaveraged_) {
-    unaveraged_ = std::make_shared<const std::string>(fmt::format(
-        "{}, made at {}:{}: the gradient of {} came from a backward that is not averaged over the ranks. "
-        "Call the "
-        "wrapper's forward(), not the module's own; one backward for each; or no_sync(), where this is meant",
-        whoami(), std::filesystem::path(where.file_name()).filename().string(), where.line(), name));
-    log(LogLevel::warning, *unaveraged_);
-  }
-  optim::mark_unaveraged(parameter, unaveraged_);
-}
-
-void Reducer::end_local_backward() {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(step_.in_local_backward, false) && step_.local_forwards > 0) --step_.local_forwards;
 }
 
 void Reducer::count_hook_call(std::size_t parameter) {

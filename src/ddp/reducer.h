@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -135,6 +136,8 @@ class Reducer {
   // [rank] = its change, empty for ranks without one. If all have one, end_change() follows.
   std::vector<std::string> exchange_changes(const std::string& change);
   void end_change() { abort_.end_step(); }
+  // Instead of both, where no rank can follow a change: ends the step of the other ranks of this host.
+  void refuse_change(const std::string& change) const { abort_.abort_for_change(change); }
   bool has_same(const std::vector<TrainedParameter>& parameters) const;
   // A parameter that has been converted since: its gradients have no hook. Not in mixed precision.
   std::optional<std::string> parameter_without_hook() const;
@@ -218,6 +221,7 @@ class Reducer {
 
   void forget_steps();
   void enter(Phase next);  // throws Error unless it may follow
+  void note_claim();
   bool in(Phase phase) const { return step_.phase == phase; }
 
   // From hooks to buckets.
@@ -299,6 +303,7 @@ class Reducer {
 
   mutable std::mutex mutex_;
   Step step_;
+  std::atomic<Claim> claim_{Claim::none};  // of step_, for reducers of the same parameters
   Learned learned_;
   std::shared_ptr<const std::string> unaveraged_;  // the warning of the first backward past the wrapper
   std::optional<c10::Stream> hooks_stream_;        // on which the hooks were made for a graph
