@@ -13,6 +13,7 @@
 
 #include "comm/composed_operations.h"
 #include "comm/inference_tensors.h"
+#include "comm/message_order.h"
 #include "comm/missing_ranks.h"
 #include "comm/operation_futures.h"
 #include "comm/profiler_event.h"
@@ -154,8 +155,9 @@ OperationPtr FromC10d::begin(const Call& call) {
   rules_.check(call);
   if (!is_message(call.kind)) ++sequence_number_;
   auto taken = call;
+  const MessageOrder order(taken);
   const InferenceTensors ordinary(taken);
-  return start(taken, [](CallStage) {});
+  return order.finish(start(taken, [](CallStage) {}));
 }
 
 WorkPtr FromC10d::work_of(c10d::OpType op, OperationPtr operation, Tensors outputs, const Call& call) {

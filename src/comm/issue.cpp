@@ -11,6 +11,7 @@
 #include "comm/failure.h"
 #include "comm/fingerprint.h"
 #include "comm/inference_tensors.h"
+#include "comm/message_order.h"
 #include "comm/pending_call.h"
 #include "comm/unendable_call.h"
 #include "graphs/graph_phase.h"
@@ -158,9 +159,10 @@ void check(GroupState& group, const Call& call) {
 
 Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
   check(*group, call);
+  const MessageOrder order(call);
   const InferenceTensors ordinary(call);
   Issue issue(*group, call);
-  auto operation = issue.start();
+  auto operation = order.finish(issue.start());
   return Work(
       std::make_shared<PendingCall>(group, issue.record(), std::move(operation), issue.ends_on_stream()));
 }
@@ -168,9 +170,10 @@ Work start(const std::shared_ptr<GroupState>& group, Call&& call) {
 int run(const std::shared_ptr<GroupState>& group, Call&& call) {
   call.blocking = true;
   check(*group, call);
+  const MessageOrder order(call);
   const InferenceTensors ordinary(call);
   Issue issue(*group, call);
-  const auto operation = issue.start();
+  const auto operation = order.finish(issue.start());
   if (!operation) return call.peer;
   PendingCall(group, issue.record(), operation, issue.ends_on_stream()).wait(kNoTimeout);
   const bool from_any = call.kind == CallKind::recv && call.peer == kAnyRank;

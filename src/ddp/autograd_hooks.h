@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <unordered_set>
 #include <utility>
@@ -14,11 +15,17 @@
 // The places where DistributedDataParallel meets autograd's graph.
 namespace lockstep::ddp {
 
+// What becomes of gradients that become ready now: nobody knows of them, no_sync() has them accumulate, or
+// they will be reduced.
+enum class Claim : std::uint8_t { none, local, reduced };
+
 // Calls `on_ready(i)` from inside backward, on the computing thread, after the gradient of parameter i has
 // been added to its .grad. Removes its hooks when destroyed.
 class GradientHooks {
  public:
-  GradientHooks(const std::vector<TrainedParameter>& parameters, std::function<void(std::size_t)> on_ready);
+  // `claim`: the caller's, for other objects that have hooks on the same parameters.
+  GradientHooks(const std::vector<TrainedParameter>& parameters, std::function<void(std::size_t)> on_ready,
+                std::function<Claim()> claim);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -27,16 +34,32 @@ class GradientHooks {
   // The graph's node that accumulates the gradient of parameter i.
   // nullptr if the parameter was frozen when the hooks were made.
   torch::autograd::Node* node(std::size_t i) const { return hooks_[i].first.get(); }
-  // Whether another object has a hook on this parameter, too.
-  bool are_shared(std::size_t i) const;
+  // The strongest claim of other objects that have a hook on this parameter.
+  Claim claim_of_others(std::size_t i) const;
 
  private:
   // A shared_ptr or an intrusive_ptr, by LibTorch's version.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
   std::function<void(std::size_t)> on_ready_;
+  std::function<Claim()> claim_;
   // Tensors hold their accumulators weakly; these keep the hooks alive.
   std::vector<std::pair<Accumulator, std::uintptr_t>> hooks_;
+};
+
+// Calls `on_gradient(i)` from inside backward after a gradient has been added to the .grad of tensor i by a
+// node without a hook of GradientHooks. A conversion drops a tensor's node, and what was frozen had none;
+// this hook stays with the tensor. Not called for tensors that somebody else has given a hook of this kind.
+class UnhookedGradients {
+ public:
+  UnhookedGradients(const std::vector<NamedTensor>& tensors, std::function<void(std::size_t)> on_gradient);
+  ~UnhookedGradients();
+  UnhookedGradients(const UnhookedGradients&) = delete;
+  UnhookedGradients& operator=(const UnhookedGradients&) = delete;
+
+ private:
+  std::function<void(std::size_t)> on_gradient_;
+  std::vector<at::Tensor> tensors_;
 };
 
 // Calls `visit` once for each node of the graph behind `outputs`, and returns these nodes.

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <source_location>
+#include <span>
 #include <string>
 
 #include <lockstep/base/error.h>
@@ -39,6 +40,10 @@ class ChangeAgreement {
     }
   }
 
+  // Between these two, refuse() and end_others() of another rank end this rank's waits.
+  void begin_listening() const { abort_.begin_listening(); }
+  void end_listening() const { abort_.end_listening(); }
+
   // `change`: what has changed on this rank. Returns if all ranks call it with the same lines of `now`;
   // otherwise throws an error on all ranks, which names the change. Collective.
   void confirm(const std::string& change, const ModuleText& now, std::source_location where);
@@ -57,5 +62,12 @@ class ChangeAgreement {
   ProcessGroup group_;
   StepAbort abort_;
 };
+
+// run() in several groups at once: what ends the calls in one ends those in the others.
+template <typename Calls>
+auto run_in_all(std::span<const ChangeAgreement> agreements, const Calls& calls) {
+  if (agreements.empty()) return calls();
+  return agreements.front().run([&] { return run_in_all(agreements.subspan(1), calls); });
+}
 
 }  // namespace lockstep::ddp

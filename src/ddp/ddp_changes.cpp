@@ -8,6 +8,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/log.h>
+
 #include "base/throw_error.h"
 #include "comm/group_state.h"
 #include "ddp/ddp_state.h"
@@ -76,13 +78,8 @@ void DdpState::watch_module() {
 void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step) {
   if (group_.size() == 1) return;
   const auto change = text_of(changes);
-  if (comm::state_of(group_).info().with_python || graph_phase() == GraphPhase::capture) {
-    throw_error<Error>(
-        "{}: the module has changed since it was wrapped: {}. {}; wrap the module anew after the change",
-        whoami(), change,
-        graph_phase() == GraphPhase::capture ? "A GraphedStep cannot capture this"
-                                             : "Python ranks cannot follow");
-  }
+  const bool in_capture = graph_phase() == GraphPhase::capture;
+  if (in_capture || comm::state_of(group_).info().with_python) refuse_on_all_ranks(change, in_capture);
   using News = Reducer::ChangeNews;
   const auto news = reducer_ && in_step ? reducer_->change_news() : News::by_a_call;
   std::vector<std::string> of_ranks;
@@ -100,6 +97,21 @@ void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_st
   }
   if (reducer_ && !of_ranks.empty()) reducer_->end_change();
   check_same_on_all_ranks(group_, text_of_module(lines_of(changes)), where_);
+}
+
+// Ranks without the change are in the calls of the step, or come to them.
+void DdpState::refuse_on_all_ranks(const std::string& change, bool in_capture) const {
+  const auto* const reason = in_capture ? "A GraphedStep cannot capture this"
+                                        : "Python ranks cannot follow, so this rank has left the group";
+  const auto error = fmt::format(
+      "{}: the module has changed since it was wrapped: {}. {}; wrap the module anew after the change",
+      whoami(), change, reason);
+  if (reducer_) reducer_->refuse_change(change);
+  if (!in_capture) {
+    log(LogLevel::warning, error);
+    comm::state_of(group_).break_off();  // all that a Python rank can see
+  }
+  throw Error(error);
 }
 
 // The calls of a rank without the change, with zeros.
@@ -143,7 +155,10 @@ void DdpState::begin_anew(bool converted) {
   check_can_be_sent(group_, "DistributedDataParallel",
                     sync_buffers_ ? joined(parameters_, buffers_) : parameters_);
   converted_ = converted_ || converted;
-  if (reducer_) reducer_->average_leaving(trained);
+  if (reducer_) {
+    reducer_->average_leaving(trained);
+    watch_gradients();
+  }
   has_trained_ = !trained.empty();
   if (!has_trained_) return;
   device_ = common_device(parameters_);
@@ -154,12 +169,23 @@ void DdpState::begin_anew(bool converted) {
   reducer_->rebuild(std::move(trained));
 }
 
+bool DdpState::has_gradient_of_new_parameter() const {
+  return std::ranges::any_of(distinct(module_.named_parameters()), [&](const NamedTensor& each) {
+    const auto is_this = [&](const NamedTensor& other) { return other.tensor.is_same(each.tensor); };
+    const auto& ignored = options_.params_and_buffers_to_ignore;
+    return each.tensor.requires_grad() && each.tensor.grad().defined() &&
+           std::ranges::find(ignored, each.name) == ignored.end() &&
+           std::ranges::none_of(parameters_, is_this);
+  });
+}
+
 bool DdpState::has_averaged_gradients() const {
   const auto is_averaged = [](const NamedTensor& each) {
     return !each.tensor.requires_grad() || !each.tensor.grad().defined();
   };
   // Unfrozen since the reducer was built.
   if (!std::ranges::all_of(untrained_, is_averaged)) return false;
+  if (!watch_->is_unchanged(/*types=*/false) && has_gradient_of_new_parameter()) return false;
   return !reducer_ || reducer_->has_averaged_gradients();
 }
 

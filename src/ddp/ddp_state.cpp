@@ -284,7 +284,12 @@ void DdpState::make_reducer(std::vector<TrainedParameter> trained, const BucketL
                                                                      : "delay_all_reduce_named_params",
           .sync = &sync,
           .where = where_});
+  watch_gradients();
   if (mixed) reducer_->register_comm_hook(reduce_in(mixed->reduce_dtype));
+}
+
+void DdpState::watch_gradients() {
+  reducer_->watch_gradients(without(parameters_, options_.delay_all_reduce_named_params));
 }
 
 bool DdpState::will_sync_buffers() const {

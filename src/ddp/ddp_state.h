@@ -120,15 +120,19 @@ class DdpState {
   // What the ranks compare, with `more` lines.
   ModuleText text_of_module(const std::string& more = "") const;
   void make_reducer(std::vector<TrainedParameter> trained, const BucketLimits& limits, const bool& sync);
+  void watch_gradients();
 
   // See ddp_changes.cpp.
   void follow_changes(bool in_step);
   std::vector<nn::ModuleChange> changes() const;
   void agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step);
+  [[noreturn]] void refuse_on_all_ranks(const std::string& change, bool in_capture) const;
   std::vector<std::string> announce_in_gradients(const std::string& change);
   void check_can_follow(const std::vector<nn::ModuleChange>& changes) const;
   void begin_anew(bool converted);
   void watch_module();
+  // Of one that was added or has replaced another since the last forward.
+  bool has_gradient_of_new_parameter() const;
   std::string whoami() const;
 
   void begin_forward(bool training, bool sync, const std::optional<Joined>& in_join);

@@ -3,17 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 
 #include <ATen/ops/isnan.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <lockstep/base/log.h>
-
 #include "base/throw_error.h"
 #include "comm/announced_calls.h"
-#include "device/libtorch_versions.h"
 #include "graphs/graph_phase.h"
 #include "optim/unaveraged.h"
 
@@ -39,6 +35,7 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters, ProcessGroup group, R
 
 void Reducer::forget_steps() {
   step_ = {};
+  claim_ = Claim::none;
   step_.ready.resize(parameters_.size());
   step_.is_local.resize(parameters_.size());
   learned_ = {};
@@ -65,6 +62,13 @@ void Reducer::enter(Phase next) {
                        static_cast<int>(next), static_cast<int>(step_.phase));
   }
   step_.phase = next;
+  note_claim();
+}
+
+void Reducer::note_claim() {
+  const bool reduces = !in(Phase::idle) && (!in(Phase::forward) || step_.before_forward == Phase::awaiting);
+  const bool is_meant = step_.local_forwards > 0 || step_.in_local_backward;
+  claim_ = reduces ? Claim::reduced : is_meant ? Claim::local : Claim::none;
 }
 
 std::string Reducer::whoami() const {
@@ -112,20 +116,19 @@ void Reducer::enter_graph(bool in_join) {
 
 void Reducer::renew_hooks() {
   hooks_.reset();  // first: a tensor keeps the node of its gradient while anything holds it
-  hooks_ = std::make_unique<GradientHooks>(parameters_,
-                                           [this](std::size_t parameter) { on_gradient_ready(parameter); });
+  hooks_ = std::make_unique<GradientHooks>(
+      parameters_, [this](std::size_t parameter) { on_gradient_ready(parameter); },
+      [this] {
+        const bool is_local = options_.sync != nullptr && !*options_.sync;
+        return is_local ? std::max(claim_.load(), Claim::local) : claim_.load();
+      });
 }
 
 bool Reducer::has_averaged_gradients() const {
   const std::lock_guard lock(mutex_);
   if (!in(Phase::idle) && !in(Phase::forward) && !in(Phase::awaiting)) return false;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].tensor.grad().defined()) continue;
-    // A conversion drops the node of a parameter's gradient, and a forward of the bare module makes another.
-    const auto* const accumulator = libtorch::accumulator_of(parameters_[i].tensor);
-    const bool is_hooked = accumulator == nullptr || accumulator == hooks_->node(i);
-    if (step_.is_local[i] || !is_hooked) return false;
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (step_.is_local[i] && parameters_[i].tensor.grad().defined()) return false;
   return true;
 }
 
@@ -148,6 +151,7 @@ void Reducer::begin_local_forward() {
   const std::lock_guard lock(mutex_);
   ++step_.local_forwards;
   step_.in_local_backward = false;
+  note_claim();
 }
 
 void Reducer::begin_forward() {
@@ -212,33 +216,6 @@ void Reducer::on_gradient_ready(std::size_t parameter) {
   }
   if (learns_order()) learned_.ready_order.push_back(static_cast<std::int64_t>(parameter));
   mark_ready(parameter);
-}
-
-void Reducer::take_local_gradient(std::size_t parameter) {
-  step_.is_local[parameter] = true;
-  if (step_.local_forwards > 0 && !std::exchange(step_.in_local_backward, true)) {
-    in_outer_backward([this] {
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
-    });
-  }
-  const bool is_meant = step_.in_local_backward || (options_.sync != nullptr && !*options_.sync);
-  if (is_meant || group_.size() == 1 || hooks_->are_shared(parameter)) return;
-  const auto& where = options_.where;
-  if (!unaveraged_) {
-    unaveraged_ = std::make_shared<const std::string>(fmt::format(
-        "{}, made at {}:{}: the gradient of {} came from a backward that is not averaged over the ranks. "
-        "Call the "
-        "wrapper's forward(), not the module's own; one backward for each; or no_sync(), where this is meant",
-        whoami(), std::filesystem::path(where.file_name()).filename().string(), where.line(),
-        parameters_[parameter].name));
-    log(LogLevel::warning, *unaveraged_);
-  }
-  optim::mark_unaveraged(parameters_[parameter].tensor, unaveraged_);
-}
-
-void Reducer::end_local_backward() {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(step_.in_local_backward, false) && step_.local_forwards > 0) --step_.local_forwards;
 }
 
 void Reducer::count_hook_call(std::size_t parameter) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -110,6 +111,10 @@ class Reducer {
   // Once, when the order of gradients is known; a collective call.
   void rebuild_buckets_if_due();
 
+  // Notices gradients of these parameters that no hook sees, because a parameter was frozen or has been
+  // converted since. Again after each change of the module.
+  void watch_gradients(std::vector<NamedTensor> parameters);
+
   // A forward whose backward is not reduced, by no_sync().
   void begin_local_forward();
 
@@ -133,6 +138,8 @@ class Reducer {
   // [rank] = its change, empty for ranks without one. If all have one, end_change() follows.
   std::vector<std::string> exchange_changes(const std::string& change);
   void end_change() { abort_.end_step(); }
+  // Instead of both, where no rank can follow a change: ends the step of the other ranks of this host.
+  void refuse_change(const std::string& change) const { abort_.abort_for_change(change); }
   bool has_same(const std::vector<TrainedParameter>& parameters) const;
   // The nodes with the hooks of the parameters that require gradients.
   nn::ModuleWatch::Accumulators accumulators() const;
@@ -218,12 +225,17 @@ class Reducer {
 
   void forget_steps();
   void enter(Phase next);  // throws Error unless it may follow
+  void note_claim();
   bool in(Phase phase) const { return step_.phase == phase; }
 
   // From hooks to buckets.
   void begin_backward();
   void on_gradient_ready(std::size_t parameter);
   void take_local_gradient(std::size_t parameter);
+  void on_unhooked_gradient(const NamedTensor& parameter);
+  // Whether no_sync() covers the backward that runs.
+  bool is_meant_to_be_local();
+  void mark_unaveraged(const std::string& name, const at::Tensor& parameter);
   void end_local_backward();
   void count_hook_call(std::size_t parameter);
   void mark_ready(std::size_t parameter);
@@ -296,10 +308,14 @@ class Reducer {
 
   mutable std::mutex mutex_;
   Step step_;
+  std::atomic<Claim> claim_{Claim::none};  // of step_, for reducers of the same parameters
   Learned learned_;
   std::shared_ptr<const std::string> unaveraged_;  // the warning of the first backward past the wrapper
   std::optional<c10::Stream> hooks_stream_;        // on which the hooks were made for a graph
-  std::unique_ptr<GradientHooks> hooks_;           // last: destroyed before what they use
+  std::vector<NamedTensor> watched_;
+  // Last: destroyed before what they use.
+  std::unique_ptr<GradientHooks> hooks_;
+  std::unique_ptr<UnhookedGradients> unhooked_;
 };
 
 }  // namespace lockstep::ddp

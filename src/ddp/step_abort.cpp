@@ -92,9 +92,13 @@ void StepAbort::throw_if_changed() const {
   }
 }
 
+void StepAbort::abort_for_change(const std::string& change) const {
+  abort(std::string(kChange) + change, /*is_final=*/true);
+}
+
 std::vector<std::string> StepAbort::exchange_changes(const std::string& change) const {
   const auto host = comm::state_of(group_).node_group();
-  host->refuse(scope(), std::string(kChange) + change, true);
+  abort_for_change(change);
   std::vector<std::string> changes(static_cast<std::size_t>(host->size()), change);
   const Deadline deadline(comm::state_of(group_).info().timeout);
   for (int rank = 0; rank < host->size(); ++rank) {

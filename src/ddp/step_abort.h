@@ -54,9 +54,11 @@ class StepAbort {
   // yet.
   std::string reasons_of_others() const;
 
-  // Throws DesyncError if another rank has aborted this step by exchange_changes().
+  // Aborts the step because this rank's module has changed.
+  void abort_for_change(const std::string& change) const;
+  // Throws DesyncError if another rank has aborted this step by abort_for_change().
   void throw_if_changed() const;
-  // Aborts the step before begin_forward(), because this rank's module has changed. Waits until each other
+  // abort_for_change() before begin_forward(). Waits until each other
   // rank has done the same or has begun this forward. Returns [rank] = the change, empty for ranks without
   // one. Throws PeerLost and TimeoutError. Needs the node-local group.
   std::vector<std::string> exchange_changes(const std::string& change) const;

@@ -19,7 +19,7 @@ const void* object_of(const std::shared_ptr<Module>& module) { return module.get
 
 struct LayerMember {
   const char* name;
-  const at::Tensor* tensor;
+  LayerPlace place;
   bool is_buffer = false;
 };
 using LayerMembers = std::vector<LayerMember>;
@@ -53,6 +53,19 @@ void add_attention(const torch::nn::MultiheadAttentionImpl& layer, LayerMembers&
   members.push_back({"v_proj_weight", &layer.v_proj_weight});
 }
 
+template <typename Layer>
+struct Recurrent : Layer {
+  static constexpr auto weights = &Recurrent::flat_weights_;
+  static constexpr auto names = &Recurrent::flat_weights_names_;
+};
+
+template <typename Layer>
+void add_flat_weights(const Layer& layer, LayerMembers& members) {
+  const auto& names = layer.*Recurrent<Layer>::names;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    members.push_back({names[i].c_str(), LayerPlace(&(layer.*Recurrent<Layer>::weights), i)});
+}
+
 // Calls add(layer) if the module is one of these layers.
 template <typename... Layers, typename Add>
 bool add_one_of(const Module& module, const Add& add) {
@@ -70,13 +83,22 @@ LayerMembers members_of(const Module& module) {
   const auto plain = [&](const auto& layer) { add_weight_and_bias(layer, members); };
   const auto cell = [&](const auto& layer) { add_cell(layer, members); };
   const auto attention = [&](const auto& layer) { add_attention(layer, members); };
+  const auto recurrent = [&](const auto& layer) { add_flat_weights(layer, members); };
   (void)(add_one_of<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, BatchNorm1dImpl, BatchNorm2dImpl,
                     BatchNorm3dImpl, LayerNormImpl, EmbeddingImpl, GroupNormImpl, ConvTranspose1dImpl,
                     ConvTranspose2dImpl, ConvTranspose3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl,
                     InstanceNorm3dImpl, EmbeddingBagImpl, BilinearImpl, PReLUImpl>(module, plain) ||
          add_one_of<RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module, cell) ||
+         add_one_of<RNNImpl, LSTMImpl, GRUImpl>(module, recurrent) ||
          add_one_of<MultiheadAttentionImpl>(module, attention));
   return members;
+}
+
+// A layer that computes the value of a frozen parameter itself, as weight normalization does, has none in its
+// place.
+bool is_trained_leaf(const LayerPlace& place) {
+  const auto* const tensor = place.tensor();
+  return tensor != nullptr && tensor->defined() && tensor->is_leaf() && tensor->requires_grad();
 }
 
 // Calls visit(name, member, registered) for the layer's members that are registered.
@@ -126,9 +148,9 @@ ModuleSnapshot::Range ModuleSnapshot::listed_members(const Module& module, const
   const auto first = static_cast<std::uint32_t>(members_.size());
   visit_own_members(module, has_buffers(), prefix,
                     [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
-                      if (!member.tensor->is_same(registered)) return;
-                      lines_.add(member.tensor, sizeof(at::Tensor));
-                      members_.push_back({member.tensor, registered.unsafeGetTensorImpl()});
+                      if (!member.place.has(registered.unsafeGetTensorImpl())) return;
+                      lines_.add(member.place.tensor(), sizeof(at::Tensor));
+                      members_.push_back({member.place, registered.unsafeGetTensorImpl()});
                       member_names_.push_back(name);
                     });
   return {first, static_cast<std::uint32_t>(members_.size()) - first};
@@ -157,9 +179,8 @@ bool ModuleSnapshot::matches(const Seen& seen) const {
   return matches(seen.parameters, own_parameters(module)) &&
          (!has_buffers() || matches(seen.buffers, own_buffers(module))) &&
          matches(seen.children, own_children(module)) &&
-         std::ranges::all_of(
-             std::span(members_).subspan(seen.members.first, seen.members.size),
-             [](const Member& each) { return each.tensor->unsafeGetTensorImpl() == each.expected; });
+         std::ranges::all_of(std::span(members_).subspan(seen.members.first, seen.members.size),
+                             [](const Member& each) { return each.place.has(each.expected); });
 }
 
 bool ModuleSnapshot::matches(const Module& module) const {
@@ -189,7 +210,9 @@ std::string ModuleSnapshot::difference(const Module& module) const {
       module, has_buffers(), "",
       [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
         const bool was_registered = std::ranges::find(member_names_, name) != member_names_.end();
-        if (!replaced.empty() || !was_registered || member.tensor->is_same(registered)) return;
+        if (!replaced.empty() || !was_registered || member.place.has(registered.unsafeGetTensorImpl()))
+          return;
+        if (!member.is_buffer && !registered.requires_grad() && !is_trained_leaf(member.place)) return;
         replaced = fmt::format(
             "{0} {1} has been replaced by another tensor in the layer, but not in the module's {0}s()",
             member.is_buffer ? "buffer" : "parameter", name);

@@ -12,6 +12,29 @@
 
 namespace lockstep::device {
 
+// Where a layer keeps a tensor. Lives as long as the layer.
+class LayerPlace {
+ public:
+  LayerPlace(const at::Tensor* member) : member_(member) {}  // NOLINT(google-explicit-constructor)
+  // In a list that is a member, which to() fills anew.
+  LayerPlace(const std::vector<at::Tensor>* list, std::size_t index) : list_(list), index_(index) {}
+
+  // nullptr: the list is shorter now.
+  const at::Tensor* tensor() const {
+    if (list_ == nullptr) return member_;
+    return index_ < list_->size() ? &(*list_)[index_] : nullptr;
+  }
+  bool has(const void* tensor) const {
+    const auto* const now = this->tensor();
+    return now != nullptr && now->unsafeGetTensorImpl() == tensor;
+  }
+
+ private:
+  const at::Tensor* member_ = nullptr;
+  const std::vector<at::Tensor>* list_ = nullptr;
+  std::size_t index_ = 0;
+};
+
 // Which tensors a module had: notices that another one has taken a parameter's place, and what was added or
 // removed since. Compares identities only, and keeps no values alive.
 class ModuleSnapshot {
@@ -35,7 +58,7 @@ class ModuleSnapshot {
   };
   // A layer of LibTorch computes with its member, whatever is registered.
   struct Member {
-    const at::Tensor* tensor;  // lives as long as its layer
+    LayerPlace place;
     const void* expected;
   };
   // Consecutive entries of objects_ or members_.

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "base/throw_error.h"
@@ -15,7 +16,8 @@ namespace {
 
 struct Mark {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that no other tensor gets the address
-  std::size_t hash;                                 // of its values then
+  at::ScalarType dtype;
+  std::size_t hash;  // of its values then
   std::shared_ptr<const std::string> why;
 };
 
@@ -36,13 +38,19 @@ std::size_t hash_of(const at::Tensor& tensor) {
   return std::hash<std::string_view>{}({static_cast<const char*>(values.const_data_ptr()), values.nbytes()});
 }
 
+// Whether the values are others than those that the mark knows. A conversion may have rounded them since.
+bool has_changed(const at::Tensor& parameter, const Mark& mark) {
+  const bool was_rounded = c10::promoteTypes(parameter.scalar_type(), mark.dtype) != parameter.scalar_type();
+  return !was_rounded && hash_of(parameter.detach().to(mark.dtype)) != mark.hash;
+}
+
 void refuse(std::string_view user, const at::Tensor& parameter) {
   auto& all = marks().all;
   const auto found = all.find(parameter.unsafeGetTensorImpl());
   if (found == all.end()) return;
   // A gradient that was dropped before a step has done no harm.
   const auto& mark = found->second;
-  if (parameter.grad().defined() || hash_of(parameter) != mark.hash)
+  if (parameter.grad().defined() || has_changed(parameter, mark))
     throw_error<Error>("{}: {}", user, *mark.why);
 }
 
@@ -54,7 +62,7 @@ void mark_unaveraged(const at::Tensor& parameter, std::shared_ptr<const std::str
   if (marks().all.contains(key)) return;
   std::erase_if(marks().all, [](const auto& each) { return each.second.tensor.expired(); });
   marks().all.emplace(key, Mark{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
-                                hash_of(parameter), std::move(why)});
+                                parameter.scalar_type(), hash_of(parameter), std::move(why)});
   marks().any = true;
 }
 
@@ -68,7 +76,7 @@ void unmark_unless_changed(const at::Tensor& parameter) {
   {
     const std::lock_guard lock(marks().mutex);
     const auto found = marks().all.find(parameter.unsafeGetTensorImpl());
-    if (found == marks().all.end() || hash_of(parameter) != found->second.hash) return;
+    if (found == marks().all.end() || has_changed(parameter, found->second)) return;
   }
   unmark_unaveraged(parameter);
 }

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
 #include <lockstep/pipelining/pipeline.h>
@@ -99,19 +100,9 @@ class PipelineSchedule::Runtime {
                                bool backward) {
     if (backward_ && *backward_ != backward) messages_.forget_shapes();
     backward_ = backward;
-    const auto listening = shared_.listen();
-    begin(args, target);
-    for (const auto& action : plan_.pipeline_order[static_cast<std::size_t>(group_.rank())]) {
-      if (!action) continue;
-      for_each_part(*action,
-                    [&](const Action& part) { at_action(group_.rank(), part, [&] { perform(part); }); });
-    }
-    messages_.wait_for_sends();
-    if (backward) {
-      shared_.sum_tied(divisor());
-      for (const auto& [index, stage] : stages_) stage.shards().note_gradients();
-    }
-    return finish(losses);
+    const auto ends_run = c10::make_scope_exit([this] { shared_.end_run(); });
+    shared_.agree_on_changes();
+    return shared_.run([&] { return perform_all(args, target, losses); });
   }
 
   void register_function(ComputationType type, std::function<void(const Action&)> function) {
@@ -202,6 +193,21 @@ class PipelineSchedule::Runtime {
     for (const auto& [index, stage] : stages_) stage.shards().drop_zeroed_gradients();
     shared_.begin_step();
     for (const auto& [index, stage] : stages_) stage.shards().accumulate();
+  }
+
+  std::optional<AnyPyTree> perform_all(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses) {
+    begin(args, target);
+    for (const auto& action : plan_.pipeline_order[static_cast<std::size_t>(group_.rank())]) {
+      if (!action) continue;
+      for_each_part(*action,
+                    [&](const Action& part) { at_action(group_.rank(), part, [&] { perform(part); }); });
+    }
+    messages_.wait_for_sends();
+    if (*backward_) {
+      shared_.sum_tied(divisor());
+      for (const auto& [index, stage] : stages_) stage.shards().note_gradients();
+    }
+    return finish(losses);
   }
 
   void perform(const Action& action) {

@@ -94,9 +94,20 @@ void average(const Tensors& parameters, const ProcessGroup& group) {
 
 SharedGradients::SharedGradients(ProcessGroup group, std::vector<PipelineStage> stages, int first_tag)
     : group_(std::move(group)), stages_(std::move(stages)), first_tag_(first_tag) {
-  aborts_.emplace_back(group_);
-  for (const auto& stage : stages_)
-    if (const auto& replicas = stage.options().data_parallel_group) aborts_.emplace_back(*replicas);
+  agreements_.emplace_back(group_);
+  for (const auto& stage : stages_) {
+    const auto& replicas = stage.options().data_parallel_group;
+    of_replicas_.push_back(replicas ? agreements_.size() : 0);
+    if (replicas) agreements_.emplace_back(*replicas);
+  }
+}
+
+void SharedGradients::end_others(const std::string& why) const {
+  for (const auto& each : agreements_) each.end_others(why);
+}
+
+void SharedGradients::end_run() {
+  for (auto& each : agreements_) each.end_step();
 }
 
 void SharedGradients::check_stages() const {
@@ -104,13 +115,38 @@ void SharedGradients::check_stages() const {
     const auto change = check.change();
     if (change.empty()) continue;
     const auto message = fmt::format("rank {} of {}: {}", group_.rank(), group_.size(), change);
-    for (const auto& each : aborts_) each.abort(message, /*is_final=*/true);
+    end_others(message);
     throw ArgumentError(message);
   }
 }
 
+void SharedGradients::agree_on_changes() {
+  check_stages();
+  for (std::size_t i = 0; i < checks_.size(); ++i) agree_on_trained(i);
+}
+
+void SharedGradients::agree_on_trained(std::size_t stage) {
+  const auto change = checks_[stage].change_of_trained();
+  if (change.empty()) return;
+  if (of_replicas_[stage] > 0) {
+    try {
+      agreements_[of_replicas_[stage]].confirm(change, text_of(stage), std::source_location::current());
+    } catch (const Error& error) {
+      end_others(error.what());
+      throw;
+    }
+  }
+  checks_[stage].note_trained();
+}
+
+ddp::ModuleText SharedGradients::text_of(std::size_t stage) const {
+  return {.user = "a pipeline",
+          .lines = checks_[stage].lines(),
+          .advice = "Freeze and unfreeze parameters in all replicas of a stage before the same run"};
+}
+
 void SharedGradients::begin_run() {
-  if (!checks_.empty()) return check_stages();
+  if (!checks_.empty()) return;
   for (const auto& stage : stages_) checks_.emplace_back(stage);
   const c10::NoGradGuard no_grad;
   copy_replicas();
@@ -129,9 +165,11 @@ void SharedGradients::begin_step() {
 }
 
 void SharedGradients::copy_replicas() const {
-  for (const auto& stage : stages_) {
+  for (std::size_t i = 0; i < stages_.size(); ++i) {
+    const auto& stage = stages_[i];
     const auto& group = stage.options().data_parallel_group;
     if (!group) continue;
+    ddp::check_same_on_all_ranks(*group, text_of(i), std::source_location::current());
     for (const auto& tensors : {stage.submodule()->parameters(), stage.submodule()->buffers()})
       for (const auto& tensor : tensors) group->broadcast(tensor.detach(), 0);
   }

@@ -5,11 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <c10/util/ScopeExit.h>
-
 #include <lockstep/pipelining/pipeline.h>
 
-#include "ddp/step_abort.h"
+#include "ddp/change_agreement.h"
 #include "pipelining/stage_check.h"
 
 namespace lockstep::pipelining {
@@ -25,17 +23,20 @@ class SharedGradients {
   void reduce(int stage_index, double divisor);
   // After reduce() of all stages, with the same divisor.
   void sum_tied(double divisor);
-  // Before the first run: replicas of a stage, and stages with the same parameter, have the same values.
-  // Later: throws ArgumentError for a stage with other parameters, on the other ranks of this host
-  // DesyncError.
-  void begin_run();
-  // While the result lives, this rank's waits end when begin_run() throws on another rank.
-  [[nodiscard]] auto listen() const {
-    for (const auto& each : aborts_) each.begin_listening();
-    return c10::make_scope_exit([this] {
-      for (const auto& each : aborts_) each.end_listening();
-    });
+  // Before a run, except for the first one. Throws ArgumentError for a stage with other parameters, and
+  // DesyncError for one with parameters that are frozen or unfrozen, but not in all replicas of the stage.
+  // The runs of the other ranks of this host then end with DesyncError.
+  void agree_on_changes();
+  // The calls of a run. If they throw, those of the other ranks of this host end, too.
+  template <typename Calls>
+  auto run(const Calls& calls) const {
+    return ddp::run_in_all(agreements_, calls);
   }
+  // After a run, also if it threw: what ended it does not end the next one.
+  void end_run();
+  // In the first run: replicas of a stage, and stages with the same parameter, have the same values from now
+  // on. Throws DesyncError if the replicas of a stage have other parameters or train others.
+  void begin_run();
   void begin_step();
   // Returns the norm.
   double clip(double max_norm, const ClipGradNormOptions& options, std::source_location where) const;
@@ -52,6 +53,9 @@ class SharedGradients {
   };
 
   void check_stages() const;
+  void agree_on_trained(std::size_t stage);
+  ddp::ModuleText text_of(std::size_t stage) const;
+  void end_others(const std::string& why) const;
   void copy_replicas() const;
   void find_tied();
   void copy_tied();
@@ -61,8 +65,9 @@ class SharedGradients {
   ProcessGroup group_;
   std::vector<PipelineStage> stages_;
   int first_tag_;
-  std::vector<StageCheck> checks_;      // since the first run
-  std::vector<ddp::StepAbort> aborts_;  // of the pipeline and of replicas of stages
+  std::vector<StageCheck> checks_;                // [stage of this rank] since the first run
+  std::vector<ddp::ChangeAgreement> agreements_;  // of the pipeline and of replicas of stages
+  std::vector<std::size_t> of_replicas_;          // [stage of this rank]: in agreements_; 0: it has none
   std::map<std::string, Tied> tied_;
   std::map<const c10::TensorImpl*, int> waiting_;  // local stages that have not been reduced
 };

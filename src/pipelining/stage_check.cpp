@@ -3,11 +3,36 @@
 
 #include <fmt/ranges.h>
 
+#include "ddp/module_sync.h"
+
 namespace lockstep::pipelining {
 
 StageCheck::StageCheck(const PipelineStage& stage) : stage_(stage), module_(*stage.submodule()) {
   for (const auto& [name, tensor] : stage.submodule()->named_parameters().pairs())
-    parameters_.push_back({name, tensor, tensor.scalar_type(), tensor.device(), tensor.sizes().vec()});
+    parameters_.push_back(
+        {name, tensor, tensor.requires_grad(), tensor.scalar_type(), tensor.device(), tensor.sizes().vec()});
+}
+
+std::string StageCheck::change_of_trained() const {
+  std::vector<std::string> changes;
+  for (const auto& each : parameters_) {
+    if (each.parameter.requires_grad() == each.trained) continue;
+    changes.push_back(
+        fmt::format("parameter {} has been {}", each.name, each.trained ? "frozen" : "unfrozen"));
+  }
+  return changes.empty() ? "" : fmt::format("stage {}: {}", stage_.stage_index(), fmt::join(changes, "; "));
+}
+
+void StageCheck::note_trained() {
+  for (auto& each : parameters_) each.trained = each.parameter.requires_grad();
+}
+
+std::string StageCheck::lines() const {
+  std::string lines;
+  for (const auto& each : parameters_)
+    lines += ddp::describe("parameter", {each.name, each.parameter}) +
+             (each.parameter.requires_grad() ? "\n" : ", no gradient\n");
+  return lines;
 }
 
 std::string StageCheck::change() const {
@@ -23,7 +48,7 @@ std::string StageCheck::changed_parameter() const {
   if (!module_.matches(module)) {
     if (auto difference = module_.difference(module); !difference.empty()) return difference;
   }
-  for (const auto& [name, now, dtype, device, sizes] : parameters_) {
+  for (const auto& [name, now, trained, dtype, device, sizes] : parameters_) {
     if (now.device() != device) {
       return fmt::format("parameter {} was on {} and is on {}", name, device.str(), now.device().str());
     }

@@ -17,13 +17,19 @@ class StageCheck {
  public:
   explicit StageCheck(const PipelineStage& stage);
   // An error message with the parameter's name; empty if nothing has changed. Parameters may be frozen and
-  // unfrozen.
+  // unfrozen, on all replicas of the stage.
   std::string change() const;
+  // The parameters that are frozen or unfrozen since note_trained(); empty if there are none.
+  std::string change_of_trained() const;
+  void note_trained();
+  // What the replicas of the stage must have alike, a line for each parameter.
+  std::string lines() const;
 
  private:
   struct Known {
     std::string name;
     at::Tensor parameter;
+    bool trained;
     at::ScalarType dtype;
     at::Device device;
     std::vector<std::int64_t> sizes;

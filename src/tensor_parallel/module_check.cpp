@@ -14,13 +14,17 @@ namespace lockstep::tensor_parallel {
 
 ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location where)
     : module_(module.weak_from_this()), known_(module), where_(where) {
-  for (const auto& [name, tensor] : nn::distinct(module.named_parameters()))
-    if (const auto* const planned = parallel_parameter(tensor)) {
-      planned_.push_back({name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
-      const auto is_same = [&](const auto& known) { return known.backend() == planned->group().backend(); };
-      if (std::ranges::none_of(groups_, is_same)) groups_.push_back(planned->group());
-    }
-  for (const auto& each : groups_) aborts_.emplace_back(each);
+  for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
+    const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+    parameters_.push_back({name, weak, tensor.requires_grad()});
+    const auto* const planned = parallel_parameter(tensor);
+    if (planned == nullptr) continue;
+    planned_.push_back({name, weak});
+    const auto is_same = [&](const auto& known) {
+      return known.group().backend() == planned->group().backend();
+    };
+    if (std::ranges::none_of(agreements_, is_same)) agreements_.emplace_back(planned->group());
+  }
 }
 
 void ModuleCheck::refuse(const std::string& change) const {
@@ -28,13 +32,41 @@ void ModuleCheck::refuse(const std::string& change) const {
       "{}:{}: parallelize_module(): {}{} since this call, so it would be whole on each rank; change the "
       "module on all ranks before parallelize_module()",
       where_.file_name(), where_.line(),
-      groups_.empty() ? "" : fmt::format("rank {} of {}: ", groups_.front().rank(), groups_.front().size()),
+      agreements_.empty() ? ""
+                          : fmt::format("rank {} of {}: ", agreements_.front().group().rank(),
+                                        agreements_.front().group().size()),
       change);
-  for (const auto& each : aborts_) each.abort(message, /*is_final=*/true);
+  for (const auto& each : agreements_) each.end_others(message);
   throw ArgumentError(message);
 }
 
-void ModuleCheck::check() const {
+void ModuleCheck::agree_on_trained() {
+  const std::lock_guard lock(mutex_);
+  const auto is_trained = [](const Known& known) {
+    return known.tensor.expired() ? known.trained : known.tensor._unsafe_get_target()->requires_grad();
+  };
+  const auto is_as_known = [&](const Known& known) { return is_trained(known) == known.trained; };
+  if (std::ranges::all_of(parameters_, is_as_known)) return;
+  std::string changes, lines;
+  for (const auto& each : parameters_) {
+    lines += fmt::format("parameter {}\t{}\n", each.name, is_trained(each) ? "trained" : "frozen");
+    if (is_as_known(each)) continue;
+    changes += fmt::format("{}parameter {} has been {}", changes.empty() ? "" : "; ", each.name,
+                           each.trained ? "frozen" : "unfrozen");
+  }
+  const ddp::ModuleText now{.user = "parallelize_module()",
+                            .lines = lines,
+                            .advice = "Freeze and unfreeze parameters on all ranks before the same forward"};
+  try {
+    for (auto& each : agreements_) each.confirm(changes, now, where_);
+  } catch (const Error& error) {
+    for (const auto& each : agreements_) each.end_others(error.what());
+    throw;
+  }
+  for (auto& each : parameters_) each.trained = is_trained(each);
+}
+
+void ModuleCheck::check() {
   if (const auto module = module_.lock(); module && !known_.matches(*module)) {
     const auto change = known_.difference(*module);
     if (!change.empty()) refuse(change);
@@ -44,6 +76,7 @@ void ModuleCheck::check() const {
     if (impl && parallel_parameter(at::Tensor(std::move(impl))) == nullptr)
       refuse(fmt::format("parameter {}: its data was replaced (to(), set_data())", name));
   }
+  agree_on_trained();
 }
 
 void watch_module(const torch::nn::Module& module, std::source_location where) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Outstanding calls, and messages between two ranks.
 #include <algorithm>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -136,6 +137,43 @@ const testing::Scenario messages("async messages", [] {
   }
 });
 TEST_P(Messages, GoByTag) { run(messages); }
+
+// Messages carry values in their logical order, whichever layouts the two tensors have.
+const testing::Scenario between_layouts("async messages between layouts", [] {
+  const auto context = init({.backend = testing::backend_under_test()});
+  const auto& group = context.group();
+  const int other = 1 - context.rank();
+  const bool sends = context.rank() == 0;
+  const auto columns = [](const at::Tensor& x) { return x.transpose(-1, -2).contiguous().transpose(-1, -2); };
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> orders{
+      [](const at::Tensor& x) { return x.contiguous(); }, columns,
+      [](const at::Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); }};
+  const std::vector<std::function<void(at::Tensor&)>> ways{
+      [&](at::Tensor& x) { sends ? group.send(x, other) : void(group.recv(x, other)); },
+      [&](at::Tensor& x) { (sends ? group.send_async(x, other) : group.recv_async(x, other)).wait(); },
+      [&](at::Tensor& x) {
+        if (sends) return group.send(x, other);
+        auto work = group.recv_async(x, std::nullopt);
+        work.wait();
+        EXPECT_EQ(work.source_rank(), 0);
+      },
+      [&](at::Tensor& x) {
+        batch_isend_irecv({{sends ? P2POp::isend : P2POp::irecv, x, other}}).front().wait();
+      }};
+  for (const std::int64_t height : {3, 300}) {
+    const auto values = rank_data(0, 2 * 3 * height * 5).view({2, 3, height, 5});
+    for (const auto& sent : orders) {
+      for (const auto& received : orders) {
+        for (const auto& way : ways) {
+          auto x = sends ? sent(values) : received(torch::zeros_like(values)).requires_grad_();
+          way(x);
+          expect_equal(x.detach(), values);
+        }
+      }
+    }
+  }
+});
+TEST_P(Messages, CarryValuesInLogicalOrder) { run(between_layouts); }
 
 const testing::Scenario from_anybody("async from any rank", [] {
   const auto context = init({.backend = testing::backend_under_test()});

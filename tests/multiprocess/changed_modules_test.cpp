@@ -3,6 +3,8 @@
 // weights of one process, or refused on all ranks.
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -15,11 +17,14 @@
 #include <lockstep/lockstep.h>
 
 #include "comm/group_state.h"
+#include "graphs/graph_phase.h"
 #include "support/ranks.h"
+#include "support/temp_folder.h"
 
 namespace lockstep {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -351,6 +356,57 @@ TEST(ChangedModules, OfOneRankAreErrorsBetweenHosts) {
       testing::run_ranks(on_one_rank, {.env = {{"TEST_BACKEND", "gloo"}, {"TEST_HIDES_HOST", "1"}}}));
 }
 
+// The step of this rank after which rank 1, whose module has changed, stays alive until rank 0 has its error.
+void expect_ended_by_rank_1(const Context& context, const std::function<std::string()>& error_of_step,
+                            const std::string& of_other, const std::string& of_own) {
+  const std::filesystem::path done = std::string(std::getenv("TEST_FOLDER")) + "/done";
+  if (context.rank() == 1) {
+    EXPECT_THAT(error_of_step(), HasSubstr(of_own));
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!std::filesystem::exists(done) && std::chrono::steady_clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_TRUE(std::filesystem::exists(done)) << "rank 0 still waits";
+    return;
+  }
+  EXPECT_THAT(error_of_step(), HasSubstr(of_other));
+  std::ofstream(done) << "done";
+}
+
+const testing::Scenario with_python("a module changed on one rank of a run with Python ranks", [] {
+  const auto context = init({.backend = "gloo", .timeout = std::chrono::seconds(90), .with_python = true});
+  const Way way{"freeze", freeze};
+  expect_ended_by_rank_1(
+      context, [&] { return error_of([&] { train_wrapped(way, context.group(), context.rank() == 1); }); },
+      "another rank is gone", "Python ranks cannot follow");
+});
+
+TEST(ChangedModules, OfOneRankEndTheStepOfPythonRanks) {
+  const testing::TempFolder folder;
+  testing::expect_all_passed(
+      testing::run_ranks(with_python, {.env = {{"TEST_FOLDER", folder.path().string()}}}));
+}
+
+const testing::Scenario in_a_capture("a module changed on one rank in a capture", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(90)});
+  Net net;
+  DistributedDataParallel ddp(net, {.process_group = context.group()});
+  const auto step = [&] { loss_of(ddp->forward(inputs(context.rank()))).backward(); };
+  step();
+  const auto error_of_step = [&] {
+    std::optional<GraphPhaseScope> capture;
+    if (context.rank() == 1) freeze(net), capture.emplace(GraphPhase::capture);
+    return error_of(step);
+  };
+  expect_ended_by_rank_1(context, error_of_step, "its module has changed: parameter first.weight",
+                         "A GraphedStep cannot capture this");
+});
+
+TEST(ChangedModules, OfOneRankInACaptureEndTheStepOfOthers) {
+  const testing::TempFolder folder;
+  testing::expect_all_passed(
+      testing::run_ranks(in_a_capture, {.env = {{"TEST_FOLDER", folder.path().string()}}}));
+}
+
 const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
   const auto context = init();
   Net net;
@@ -390,11 +446,84 @@ const testing::Scenario past_the_wrapper("forwards past the wrapper", [] {
   plain.step();
   plain.zero_grad();
   EXPECT_THAT(error_of([&] { state_dict(*net); }), past) << "the weights have diverged";
-
-  set_trained(*net->frozen, true);
-  backward(net);
-  EXPECT_FALSE(ddp->has_averaged_gradients());
 });
+
+// What refuses gradients that no backward has averaged.
+std::vector<std::string> refusals_of(DistributedDataParallel<Net>& ddp, Net& net) {
+  // Anew, so that none knows the parameters' former dtypes.
+  optim::FusedSGD fused(net->parameters(), optim::FusedSGDOptions(0));
+  optim::Adamax named(net->parameters(), optim::AdamaxOptions(0));
+  return {error_of([&] { fused.step(); }), error_of([&] { named.step(); }),
+          error_of([&] { state_dict(*net); }), error_of([&] { clip_grad_norm_(ddp, 1.0); })};
+}
+
+const testing::Scenario past_a_changed_wrapper("forwards past the wrapper after a change", [] {
+  const auto context = init();
+  const auto backward = [&](auto& module) { loss_of(module->forward(inputs(context.rank()))).backward(); };
+  const DistributedDataParallelOptions low{.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}};
+  const std::vector<Way> ways = {
+      {"to double", to_double},
+      {"to double and back", [](Net& net) { to_double(net), net->to(torch::kFloat); }},
+      {"one layer to double", [](Net& net) { net->first->to(torch::kDouble); }},
+      {"unfreeze", unfreeze},
+      {"unfreeze what alone is trained", [](Net& net) { freeze_all(net), unfreeze(net); }},
+      {"to double and unfreeze", [](Net& net) { to_double(net), unfreeze(net); }},
+      {"freeze", freeze},
+      {"mixed precision", [](Net&) {}, "", low},
+  };
+  {
+    Net net;
+    DistributedDataParallel ddp(net);
+    backward(ddp);
+    freeze_all(net);
+    net->last = net->replace_module("last", torch::nn::Linear(6, 2));
+    backward(net);
+    EXPECT_FALSE(ddp->has_averaged_gradients()) << "of a layer that is new";
+  }
+  {
+    Net net;
+    DistributedDataParallel ddp(net);
+    backward(net);
+    net->zero_grad();
+    for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
+      net->to(dtype);
+      EXPECT_THAT(refusals_of(ddp, net), Each("no error")) << "a probe without a step, then " << dtype;
+    }
+  }
+  for (const auto& way : ways) {
+    SCOPED_TRACE(way.name);
+    Net net;
+    DistributedDataParallel ddp(net, way.options);
+    backward(ddp);
+    way.change(net);
+    net->zero_grad();
+    backward(net);
+    EXPECT_THAT(refusals_of(ddp, net), Each(HasSubstr("not averaged")));
+    EXPECT_FALSE(ddp->has_averaged_gradients());
+    backward(ddp);  // averages what has accumulated
+    EXPECT_THAT(refusals_of(ddp, net), Each("no error"));
+  }
+  for (const auto& way : ways) {
+    SCOPED_TRACE(way.name + ", in no_sync()");
+    Net net;
+    DistributedDataParallel ddp(net, way.options);
+    backward(ddp);
+    way.change(net);
+    net->zero_grad();
+    {
+      const auto alone = ddp->no_sync();
+      backward(ddp);
+    }
+    EXPECT_FALSE(ddp->has_averaged_gradients());
+    EXPECT_THAT(refusals_of(ddp, net)[0], "no error");
+    backward(ddp);
+    EXPECT_THAT(refusals_of(ddp, net), Each("no error"));
+  }
+});
+
+TEST(ForwardPastTheWrapper, IsNoticedAfterAChange) {
+  testing::expect_all_passed(testing::run_ranks(past_a_changed_wrapper));
+}
 
 TEST(ForwardPastTheWrapper, IsNoticedOnceAndRefusedWhereItDoesHarm) {
   const auto results = testing::run_ranks(past_the_wrapper);

@@ -444,6 +444,59 @@ TEST(ChangedParallelModules, AChangeOfOneStageEndsTheRunOfAllRanks) {
   expect_all_passed(run_ranks(changed_stage_of_one));
 }
 
+// Two replicas of two stages. Returns the first lines of all ranks' errors after a change on some.
+std::vector<std::string> errors_of_replicas(
+    const Context& context, const std::function<void(int rank, torch::nn::Sequential&)>& before,
+    const std::function<void(int rank, torch::nn::Sequential&)>& change, int steps = 1) {
+  using torch::nn::Linear;
+  const auto mesh = init_device_mesh({2, 2}, {.mesh_dim_names = {"dp", "pp"}});
+  const int index = context.rank() % 2;
+  torch::manual_seed(index);
+  torch::nn::Sequential stage(Linear(4, 4), Linear(4, 4), Linear(4, 4));
+  before(context.rank(), stage);
+  pipelining::ScheduleGPipe schedule(
+      pipelining::PipelineStage(
+          stage, index, 2, {.group = mesh["pp"].get_group(), .data_parallel_group = mesh["dp"].get_group()}),
+      2, [](const Tensor& a, const Tensor& b) { return torch::mse_loss(a, b); });
+  const auto step = [&] { schedule.step({torch::ones({4, 4})}, torch::zeros({4, 4})); };
+  const auto error = error_of<std::exception>([&] {
+    step();
+    change(context.rank(), stage);
+    for (int i = 0; i < steps; ++i) step();
+  });
+  return context.group().all_gather_object(first_line(error));
+}
+
+const Scenario changed_replicas("replicas of a pipeline stage", [] {
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+  const auto nothing = [](int, auto&) {};
+  const auto freeze = [](auto& stage, std::size_t layer) { set_trained(*stage[layer], false); };
+  EXPECT_THAT(errors_of_replicas(
+                  context, nothing, [&](int, auto& stage) { freeze(stage, 1); }, 2),
+              Each(""));
+  EXPECT_THAT(errors_of_replicas(context, nothing,
+                                 [&](int rank, auto& stage) {
+                                   if (rank == 3) freeze(stage, 1);
+                                 }),
+              Each(HasSubstr("stage 1: parameter 1.weight has been frozen")));
+  // Of equal sizes, so that the calls are alike.
+  const auto errors = errors_of_replicas(context, nothing, [&](int rank, auto& stage) {
+    if (rank % 2 == 0) freeze(stage, rank == 0 ? 1 : 2);
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("has been frozen")));
+  EXPECT_THAT(errors[0], HasSubstr("the ranks' modules differ"));
+  const auto at_first = errors_of_replicas(
+      context,
+      [&](int rank, auto& stage) {
+        if (rank % 2 == 0) freeze(stage, rank == 0 ? 1 : 2);
+      },
+      nothing);
+  EXPECT_THAT(at_first, Each(HasSubstr("the ranks' modules differ")));
+});
+TEST(ChangedParallelModules, ReplicasOfAStageFreezeTheSameParameters) {
+  expect_all_passed(run_ranks(changed_replicas, {.world_size = 4}));
+}
+
 TEST(ChangedParallelModules, PipelinesRefuseOtherParameters) { expect_all_passed(run_ranks(changed_stages)); }
 
 const Scenario changed_plan("changed tensor parallel module", [] {
@@ -513,6 +566,42 @@ const Scenario changed_plan_of_one("a parallelized module changed on one rank", 
   const auto errors = other.all_gather_object(first_line(error_of<std::exception>(step)));
   EXPECT_THAT(errors, Each(HasSubstr("rank 1 of 2: parameter 0.scale has been added")));
 });
+// Parameters that the plan leaves whole are trained alike on all ranks.
+const Scenario unplanned_of_one("whole parameters of a parallelized module changed on one rank", [] {
+  using torch::nn::Linear;
+  using torch::nn::Sequential;
+  const auto context = init({.backend = "shm", .timeout = std::chrono::seconds(40)});
+  const auto errors_after = [&](const std::function<void(int rank, Sequential&)>& change) {
+    const auto mesh = DeviceMesh::from_group(*context.new_group({0, 1}, {.timeout = kTimeout}));
+    Sequential net(Linear(4, 4), torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})), Linear(4, 4),
+                   Linear(4, 4));
+    tensor_parallel::parallelize_module(
+        *net, mesh, {{"2", tensor_parallel::ColwiseParallel{}}, {"3", tensor_parallel::RowwiseParallel{}}});
+    const auto step = [&] { net->forward(torch::ones({2, 4})).sum().backward(); };
+    step();
+    change(context.rank(), net);
+    const auto error = error_of<std::exception>([&] { step(), step(); });
+    return context.group().all_gather_object(first_line(error));
+  };
+  const auto freeze = [](auto& net, std::size_t layer) { set_trained(*net[layer], false); };
+  EXPECT_THAT(errors_after([&](int, auto& net) { freeze(net, 0); }), Each(""));
+  EXPECT_THAT(errors_after([&](int, auto& net) { freeze(net, 2); }), Each(""));
+  for (const std::size_t layer : {0, 1, 2}) {
+    EXPECT_THAT(errors_after([&](int rank, auto& net) {
+                  if (rank == 1) freeze(net, layer);
+                }),
+                Each(HasSubstr(fmt::format("parameter {}.weight has been frozen", layer))));
+  }
+  EXPECT_THAT(errors_after([&](int rank, auto& net) { freeze(net, rank == 0 ? 0 : 1); }),
+              Each(HasSubstr("the ranks' modules differ")));
+  EXPECT_THAT(errors_after([](int rank, auto& net) {
+                if (rank == 1) net[1]->template as<torch::nn::LayerNorm>()->weight = leaf({4});
+              }),
+              Each(HasSubstr("parameter 1.weight has been replaced")));
+});
+TEST(ChangedParallelModules, WholeParametersOfAParallelizedModuleAreTrainedAlike) {
+  expect_all_passed(run_ranks(unplanned_of_one));
+}
 TEST(ChangedParallelModules, AChangeOnOneRankEndsTheOperatorsOfAParallelizedModule) {
   expect_all_passed(run_ranks(changed_plan_of_one));
 }

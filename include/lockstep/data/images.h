@@ -92,8 +92,10 @@ struct GridOptions {
 at::Tensor make_grid(const at::Tensor& images, const GridOptions& options = {});
 
 /// Writes make_grid() of float images with values in [0, 1], or of uint8 images, to a .png, .jpg or .jpeg
-/// file. Throws ArgumentError for another extension, DataError when the file cannot be written. torchvision:
-/// utils.save_image.
+/// file. The file appears under its name whole: a new file replaces an old one. So its folder must be
+/// writable, and the file must not be a mount point itself, as a single file mounted into a container is.
+/// Throws ArgumentError for another extension, DataError with the remedy when the file cannot be written.
+/// torchvision: utils.save_image.
 void save_image(const at::Tensor& images, const std::filesystem::path& file, const GridOptions& options = {});
 
 }  // namespace lockstep::data

@@ -75,7 +75,9 @@ class MpiOperation final : public mpi::Task, public comm::Operation {
       throw;
     }
     const std::lock_guard lock(mutex_);
-    if (const auto sum = std::exchange(sum_, {}); sum.defined()) comm::divide(sum, size_);
+    if (!sum_.defined()) return;
+    comm::divide(sum_, size_);
+    sum_.reset();  // after a failure, the next wait fails, too
   }
   bool is_completed() override { return group_->engine.test(*this); }
   int source_rank() const override { return source(); }

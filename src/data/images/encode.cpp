@@ -2,6 +2,7 @@
 #include "data/images/encode.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -73,6 +74,22 @@ at::Tensor normalized(const at::Tensor& batch, const GridOptions& options) {
   return at::stack(images);
 }
 
+// A new file takes the place of the old one.
+const char* remedy_for(const std::error_code& code) {
+  switch (code.value()) {
+    case EBUSY:
+      return "the file is a mount point, as a single file mounted into a container is, and cannot be "
+             "replaced: mount its folder instead, or write to another file";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "its folder must be writable even if the file exists and is writable, because a new file "
+             "replaces it: allow writing to the folder, or write to another one";
+    default:
+      return "check that its folder exists and has space";
+  }
+}
+
 at::Tensor as_uint8(const at::Tensor& image) {
   if (!image.is_floating_point()) return image.to(at::kByte);
   return image.mul(255).add_(0.5).clamp_(0, 255).to(at::kByte);
@@ -124,11 +141,8 @@ void save_image(const at::Tensor& images, const std::filesystem::path& file, con
     out.write(std::as_bytes(as_bytes(encoded)));
     out.commit();
   } catch (const std::system_error& error) {
-    throw_error<DataError>(
-        "save_image: {} cannot be written: {}; check that its folder exists, has space and may be written "
-        "to: "
-        "a new file takes the place of an old one, which must not be a mount point",
-        file.string(), error.code().message());
+    throw_error<DataError>("save_image: {} cannot be written: {}; {}", file.string(), error.code().message(),
+                           remedy_for(error.code()));
   }
 }
 

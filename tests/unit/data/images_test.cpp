@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -160,6 +163,35 @@ TEST(EncodeImage, WrongImagesAndQualitiesAreRefused) {
               }),
               HasSubstr("[1, 3 channels, height, width] on the CPU, not Byte [2, 3, 3]"));
   EXPECT_THAT(error_of<ArgumentError>([] { data::save_image(picture(), "x.gif"); }), HasSubstr("x.gif"));
+}
+
+// Without root's right to write everywhere.
+class PlainUser {
+ public:
+  PlainUser() : user_(::geteuid()) {
+    if (user_ == 0 && ::seteuid(kNobody) != 0) throw std::runtime_error("no other user");
+  }
+  ~PlainUser() {
+    if (user_ == 0 && ::seteuid(0) != 0) std::abort();
+  }
+  PlainUser(const PlainUser&) = delete;
+  PlainUser& operator=(const PlainUser&) = delete;
+
+ private:
+  static constexpr uid_t kNobody = 65534;
+  uid_t user_;
+};
+
+TEST(EncodeImage, FilesThatCannotBeWrittenAreErrorsWithTheRemedy) {
+  const auto error_at = [](const std::filesystem::path& file) {
+    return error_of<DataError>([&] { data::save_image(picture(), file); });
+  };
+  const TempFolder folder;
+  EXPECT_THAT(error_at(folder.path() / "none" / "x.png"), HasSubstr("check that its folder exists"));
+  constexpr auto kReadOnly = std::filesystem::perms(0555);
+  std::filesystem::permissions(folder.path(), kReadOnly);
+  const PlainUser user;
+  EXPECT_THAT(error_at(folder.path() / "x.png"), HasSubstr("its folder must be writable"));
 }
 
 TEST(EncodeImage, PngFilesKeepTwoAndFourChannels) {

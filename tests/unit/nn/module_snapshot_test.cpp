@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "device/module_snapshot.h"
 
+#include <memory>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -47,6 +49,36 @@ TEST(ModuleSnapshot, NoticesMembersThatAreNotTheRegisteredTensors) {
   EXPECT_EQ(difference_after_replacing(MultiheadAttention(4, 2), &MultiheadAttentionImpl::in_proj_bias, all),
             parameter("in_proj_bias"));
   EXPECT_EQ(difference_after_replacing(GRUCell(2, 2), &GRUCellImpl::weight_hh, all), parameter("weight_hh"));
+}
+
+struct ReplaceableLstm : torch::nn::LSTMImpl {
+  using LSTMImpl::LSTMImpl;
+  void replace_used(std::size_t index) { flat_weights_[index] = at::zeros_like(flat_weights_[index]); }
+  void replace_registered(const std::string& name) {
+    parameters_[name] = at::zeros_like(parameters_[name]).requires_grad_();
+  }
+};
+
+// They compute with a list of their own.
+TEST(ModuleSnapshot, NoticesWeightsThatARecurrentLayerDoesNotUse) {
+  torch::nn::Sequential net;
+  const auto layer = std::make_shared<ReplaceableLstm>(2, 3);
+  net->push_back("layer", layer);
+  const ModuleSnapshot snapshot(*net);
+  net->to(torch::kDouble);
+  layer->to(torch::kFloat);
+  layer->flatten_parameters();
+  EXPECT_TRUE(snapshot.matches(*net)) << "the same tensors, in a new list";
+  layer->replace_used(3);
+  EXPECT_FALSE(snapshot.matches(*net));
+  EXPECT_EQ(snapshot.difference(*net),
+            "parameter layer.bias_hh_l0 has been replaced by another tensor in the layer, but not in the "
+            "module's parameters()");
+  layer->to(torch::kFloat);
+  EXPECT_TRUE(snapshot.matches(*net)) << "to() takes the registered ones";
+  layer->replace_registered("weight_hh_l0");
+  EXPECT_FALSE(snapshot.matches(*net));
+  EXPECT_EQ(snapshot.difference(*net), "parameter layer.weight_hh_l0 has been replaced by another tensor");
 }
 
 TEST(ModuleSnapshot, OfParametersIgnoresBuffers) {
