@@ -58,8 +58,7 @@ std::vector<nn::ModuleChange> DdpState::changes() const {
 
 // `in_step`: a forward of all ranks that have not changed follows, with its backward.
 void DdpState::follow_changes(bool in_step) {
-  const bool has_hooks = precision_ || !reducer_ || !reducer_->parameter_without_hook();
-  if (watch_->is_unchanged(precision_ == nullptr || !precision_->is_low()) && has_hooks) return;
+  if (watch_->is_unchanged(precision_ == nullptr || !precision_->is_low())) return;
   if (precision_) precision_->raise();
   const auto changes = this->changes();
   if (!changes.empty()) {
@@ -67,7 +66,13 @@ void DdpState::follow_changes(bool in_step) {
     check_can_follow(changes);
     begin_anew(std::ranges::any_of(changes, &nn::ModuleChange::is_conversion));
   }
-  watch_.emplace(module_);
+  watch_module();
+}
+
+// Mixed precision converts the parameters itself, with other nodes.
+void DdpState::watch_module() {
+  watch_.emplace(module_,
+                 reducer_ && !precision_ ? reducer_->accumulators() : nn::ModuleWatch::Accumulators());
 }
 
 void DdpState::agree_on(const std::vector<nn::ModuleChange>& changes, bool in_step) {

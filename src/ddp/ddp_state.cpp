@@ -218,7 +218,7 @@ DdpState::DdpState(const torch::nn::Module& module, const DistributedDataParalle
     delayed_ = std::make_unique<DelayedReduction>(delayed, trigger.front().tensor, group_, where_);
   }
   if (!trained.empty()) make_reducer(std::move(trained), limits, sync);
-  watch_.emplace(module_);
+  watch_module();
 }
 
 std::vector<TrainedParameter> DdpState::look_at_module() {

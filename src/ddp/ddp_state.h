@@ -132,6 +132,7 @@ class DdpState {
   void begin_anew(bool converted);
   // Of one that was added or has replaced another since the last forward.
   bool has_gradient_of_new_parameter() const;
+  void watch_module();
   std::string whoami() const;
 
   void begin_forward(bool training, bool sync, const std::optional<Joined>& in_join);

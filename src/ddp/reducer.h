@@ -19,6 +19,7 @@
 #include "ddp/bucket.h"
 #include "ddp/step_abort.h"
 #include "ddp/step_trace.h"
+#include "nn/module_watch.h"
 
 namespace lockstep::ddp {
 
@@ -139,6 +140,8 @@ class Reducer {
   // Instead of both, where no rank can follow a change: ends the step of the other ranks of this host.
   void refuse_change(const std::string& change) const { abort_.abort_for_change(change); }
   bool has_same(const std::vector<TrainedParameter>& parameters) const;
+  // The nodes with the hooks of the parameters that require gradients.
+  nn::ModuleWatch::Accumulators accumulators() const;
   // A parameter that has been converted since: its gradients have no hook. Not in mixed precision.
   std::optional<std::string> parameter_without_hook() const;
   // Throws ArgumentError if a registered communication hook may depend on the present buckets.

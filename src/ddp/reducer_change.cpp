@@ -53,6 +53,15 @@ bool Reducer::has_same(const std::vector<TrainedParameter>& parameters) const {
   });
 }
 
+nn::ModuleWatch::Accumulators Reducer::accumulators() const {
+  nn::ModuleWatch::Accumulators accumulators;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& tensor = parameters_[i].tensor;
+    if (tensor.requires_grad()) accumulators.emplace(tensor.unsafeGetTensorImpl(), hooks_->node(i));
+  }
+  return accumulators;
+}
+
 std::optional<std::string> Reducer::parameter_without_hook() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& tensor = parameters_[i].tensor;

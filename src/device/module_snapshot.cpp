@@ -2,6 +2,7 @@
 #include "device/module_snapshot.h"
 
 #include <algorithm>
+#include <span>
 
 #include <fmt/format.h>
 #include <torch/nn/modules.h>
@@ -12,15 +13,6 @@ namespace lockstep::device {
 namespace {
 
 using torch::nn::Module;
-
-// How many modules ahead memory is fetched.
-constexpr std::size_t kAhead = 6;
-constexpr std::size_t kLine = 64;
-
-void prefetch(const void* begin, std::size_t bytes) {
-  for (std::size_t offset = 0; offset < bytes; offset += kLine)
-    __builtin_prefetch(static_cast<const char*>(begin) + offset);
-}
 
 const void* object_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 const void* object_of(const std::shared_ptr<Module>& module) { return module.get(); }
@@ -109,18 +101,24 @@ bool is_trained_leaf(const LayerPlace& place) {
   return tensor != nullptr && tensor->defined() && tensor->is_leaf() && tensor->requires_grad();
 }
 
-// Calls visit(name, member, registered) for the layers' members that are registered.
+// Calls visit(name, member, registered) for the layer's members that are registered.
 template <typename Visit>
-void visit_members(const Module& module, bool with_buffers, const std::string& prefix, const Visit& visit) {
+void visit_own_members(const Module& module, bool with_buffers, const std::string& prefix,
+                       const Visit& visit) {
   const auto& parameters = own_parameters(module);
   const auto& buffers = own_buffers(module);
-  if (!parameters.is_empty() || (with_buffers && !buffers.is_empty())) {
-    for (const auto& member : members_of(module)) {
-      if (member.is_buffer && !with_buffers) continue;
-      const auto* const registered = (member.is_buffer ? buffers : parameters).find(member.name);
-      if (registered != nullptr && registered->defined()) visit(prefix + member.name, member, *registered);
-    }
+  if (parameters.is_empty() && (!with_buffers || buffers.is_empty())) return;
+  for (const auto& member : members_of(module)) {
+    if (member.is_buffer && !with_buffers) continue;
+    const auto* const registered = (member.is_buffer ? buffers : parameters).find(member.name);
+    if (registered != nullptr && registered->defined()) visit(prefix + member.name, member, *registered);
   }
+}
+
+// The same for all layers below.
+template <typename Visit>
+void visit_members(const Module& module, bool with_buffers, const std::string& prefix, const Visit& visit) {
+  visit_own_members(module, with_buffers, prefix, visit);
   for (const auto& child : own_children(module))
     if (child.value()) visit_members(*child.value(), with_buffers, prefix + child.key() + ".", visit);
 }
@@ -128,60 +126,71 @@ void visit_members(const Module& module, bool with_buffers, const std::string& p
 }  // namespace
 
 ModuleSnapshot::ModuleSnapshot(const Module& module, Content content) : content_(content) {
-  add(module);
+  add(module, "");
   for (const auto& each : module.named_parameters())
     parameters_.push_back({each.key(), WeakTensor(each.value().getIntrusivePtr())});
   if (has_buffers())
     for (const auto& each : module.buffers()) buffers_.emplace_back(each.getIntrusivePtr());
-  visit_members(module, has_buffers(), "",
-                [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
-                  if (member.place.has(registered.unsafeGetTensorImpl()))
-                    members_.push_back({name, member.place, registered.unsafeGetTensorImpl()});
-                });
 }
 
 template <typename Dict>
-ModuleSnapshot::List ModuleSnapshot::listed(const Dict& dict) {
-  const List list{dict.items().data(), dict.size(), objects_.size()};
-  for (const auto& each : dict) objects_.push_back(object_of(each.value()));
-  return list;
+ModuleSnapshot::Range ModuleSnapshot::listed(const Dict& dict) {
+  const auto first = static_cast<std::uint32_t>(objects_.size());
+  lines_.add(&dict.items(), 2 * sizeof(void*));  // begin and end
+  for (const auto& each : dict) {
+    lines_.add(&each.value(), sizeof(void*));
+    objects_.push_back(object_of(each.value()));
+  }
+  return {first, static_cast<std::uint32_t>(dict.size())};
 }
 
-void ModuleSnapshot::add(const Module& module) {
-  const bool with_buffers = has_buffers();
+ModuleSnapshot::Range ModuleSnapshot::listed_members(const Module& module, const std::string& prefix) {
+  const auto first = static_cast<std::uint32_t>(members_.size());
+  visit_own_members(module, has_buffers(), prefix,
+                    [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
+                      if (!member.place.has(registered.unsafeGetTensorImpl())) return;
+                      lines_.add(member.place.tensor(), sizeof(at::Tensor));
+                      members_.push_back({member.place, registered.unsafeGetTensorImpl()});
+                      member_names_.push_back(name);
+                    });
+  return {first, static_cast<std::uint32_t>(members_.size()) - first};
+}
+
+void ModuleSnapshot::add(const Module& module, const std::string& prefix) {
   const auto parameters = listed(own_parameters(module));
-  const auto buffers = with_buffers ? listed(own_buffers(module)) : List{};
-  modules_.push_back({&module, parameters, buffers, listed(own_children(module))});
+  const auto buffers = has_buffers() ? listed(own_buffers(module)) : Range{};
+  const auto children = listed(own_children(module));
+  modules_.push_back({&module, parameters, buffers, children, listed_members(module, prefix)});
+  lines_.end_group();
   for (const auto& child : own_children(module))
-    if (child.value()) add(*child.value());
+    if (child.value()) add(*child.value(), prefix + child.key() + ".");
 }
 
 template <typename Dict>
-bool ModuleSnapshot::matches(const List& list, const Dict& dict) const {
-  if (dict.items().size() != list.size) return false;
-  auto known = objects_.begin() + static_cast<std::ptrdiff_t>(list.first);
+bool ModuleSnapshot::matches(Range range, const Dict& dict) const {
+  if (dict.items().size() != range.size) return false;
+  const auto* known = objects_.data() + range.first;
   return std::ranges::all_of(dict.items(),
                              [&](const auto& each) { return object_of(each.value()) == *known++; });
 }
 
+bool ModuleSnapshot::matches(const Seen& seen) const {
+  const auto& module = *seen.module;
+  return matches(seen.parameters, own_parameters(module)) &&
+         (!has_buffers() || matches(seen.buffers, own_buffers(module))) &&
+         matches(seen.children, own_children(module)) &&
+         std::ranges::all_of(std::span(members_).subspan(seen.members.first, seen.members.size),
+                             [](const Member& each) { return each.place.has(each.expected); });
+}
+
 bool ModuleSnapshot::matches(const Module& module) const {
   if (modules_.front().module != &module) return false;
-  const bool with_buffers = has_buffers();
+  ColdLines::Walk walk(lines_);
   for (std::size_t i = 0; i < modules_.size(); ++i) {
-    if (i + kAhead < modules_.size()) {
-      const auto& later = modules_[i + kAhead];
-      prefetch(later.module, sizeof(Module));
-      for (const auto& list : {later.parameters, later.buffers, later.children})
-        prefetch(list.entries, list.size * sizeof(torch::OrderedDict<std::string, at::Tensor>::Item));
-    }
-    const auto& seen = modules_[i];
-    const bool same = matches(seen.parameters, own_parameters(*seen.module)) &&
-                      (!with_buffers || matches(seen.buffers, own_buffers(*seen.module))) &&
-                      matches(seen.children, own_children(*seen.module));
-    if (!same) return false;
+    walk.enter(i);
+    if (!matches(modules_[i])) return false;
   }
-  // The layers live: their modules match.
-  return std::ranges::all_of(members_, [](const Member& each) { return each.place.has(each.expected); });
+  return true;
 }
 
 std::string ModuleSnapshot::difference(const Module& module) const {
@@ -200,7 +209,7 @@ std::string ModuleSnapshot::difference(const Module& module) const {
   visit_members(
       module, has_buffers(), "",
       [&](const std::string& name, const LayerMember& member, const at::Tensor& registered) {
-        const bool was_registered = std::ranges::find(members_, name, &Member::name) != members_.end();
+        const bool was_registered = std::ranges::find(member_names_, name) != member_names_.end();
         if (!replaced.empty() || !was_registered || member.place.has(registered.unsafeGetTensorImpl()))
           return;
         if (!member.is_buffer && !registered.requires_grad() && !is_trained_leaf(member.place)) return;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+
+#include "device/cold_lines.h"
 
 namespace lockstep::device {
 
@@ -40,7 +43,7 @@ class ModuleSnapshot {
 
   explicit ModuleSnapshot(const torch::nn::Module& module, Content content = Content::parameters);
 
-  // Also false for other submodules. Fetches memory ahead, which a training step has evicted from the caches.
+  // Also false for other submodules.
   bool matches(const torch::nn::Module& module) const;
   // What has become of the parameters, for a message: "parameter 0.weight has been replaced by another
   // tensor". Empty: they are the same.
@@ -55,29 +58,29 @@ class ModuleSnapshot {
   };
   // A layer of LibTorch computes with its member, whatever is registered.
   struct Member {
-    std::string name;
     LayerPlace place;
     const void* expected;
   };
-
-  // One list of a module: where its entries lie, and what they refer to.
-  struct List {
-    const void* entries;
-    std::size_t size;
-    std::size_t first;  // in objects_
+  // Consecutive entries of objects_ or members_.
+  struct Range {
+    std::uint32_t first;
+    std::uint32_t size;
   };
   // In the order of a walk, so that a module's parent has been compared when the module is looked at.
   struct Seen {
     const torch::nn::Module* module;
-    List parameters;
-    List buffers;
-    List children;
+    Range parameters;
+    Range buffers;
+    Range children;
+    Range members;
   };
-  void add(const torch::nn::Module& module);
+  void add(const torch::nn::Module& module, const std::string& prefix);
   template <typename Dict>
-  List listed(const Dict& dict);
+  Range listed(const Dict& dict);
+  Range listed_members(const torch::nn::Module& module, const std::string& prefix);
   template <typename Dict>
-  bool matches(const List& list, const Dict& dict) const;
+  bool matches(Range range, const Dict& dict) const;
+  bool matches(const Seen& seen) const;
 
   Content content_;
   std::vector<Seen> modules_;
@@ -85,6 +88,8 @@ class ModuleSnapshot {
   std::vector<Named> parameters_;
   std::vector<WeakTensor> buffers_;
   std::vector<Member> members_;
+  std::vector<std::string> member_names_;
+  ColdLines lines_;  // a group for each module
 };
 
 }  // namespace lockstep::device

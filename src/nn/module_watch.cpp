@@ -9,18 +9,17 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "nn/node_pointer.h"
+
 namespace lockstep::nn {
 namespace {
 
 constexpr const char* kParameter = "parameter";
 constexpr const char* kBuffer = "buffer";
-// How far ahead memory is fetched: the tensors of a module lie apart, and a training step has evicted them.
-constexpr std::size_t kAhead = 12;
-
-void prefetch(const void* begin, std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
-  for (std::size_t offset = 0; offset < bytes; offset += kLine)
-    __builtin_prefetch(static_cast<const char*>(begin) + offset);
+// As Tensor::requires_grad().
+bool requires_grad(const c10::TensorImpl& tensor) {
+  const auto* const meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+  return meta != nullptr && (meta->requires_grad_ || meta->grad_fn_);
 }
 
 }  // namespace
@@ -31,7 +30,6 @@ ModuleWatch::Seen ModuleWatch::look(const char* kind, std::string name, const at
   return {.name = std::move(name),
           .kind = kind,
           .tensor = tensor,
-          .meta = torch::autograd::impl::get_autograd_meta(tensor),
           .dtype = tensor.scalar_type(),
           .device = tensor.device(),
           .requires_grad = tensor.requires_grad(),
@@ -39,12 +37,33 @@ ModuleWatch::Seen ModuleWatch::look(const char* kind, std::string name, const at
           .strides = {strides.begin(), strides.end()}};
 }
 
-ModuleWatch::ModuleWatch(const torch::nn::Module& module)
+ModuleWatch::ModuleWatch(const torch::nn::Module& module, const Accumulators& accumulators)
     : module_(&module), identities_(module, device::ModuleSnapshot::Content::parameters_and_buffers) {
   for (const auto& item : module.named_parameters())
     if (item.value().defined()) seen_.push_back(look(kParameter, item.key(), item.value()));
   for (const auto& item : module.named_buffers())
     if (item.value().defined()) seen_.push_back(look(kBuffer, item.key(), item.value()));
+  for (const auto& seen : seen_) pack(seen, accumulators);
+}
+
+void ModuleWatch::pack(const Seen& seen, const Accumulators& accumulators) {
+  const auto* const tensor = seen.tensor.unsafeGetTensorImpl();
+  const auto accumulator = accumulators.find(tensor);
+  compared_.push_back({.tensor = tensor,
+                       .accumulator = accumulator == accumulators.end() ? nullptr : accumulator->second,
+                       .shape = static_cast<std::uint32_t>(shapes_.size()),
+                       .dim = static_cast<std::uint32_t>(seen.sizes.size()),
+                       .dtype = tensor->dtype(),
+                       .device = seen.device,
+                       .requires_grad = seen.requires_grad});
+  shapes_.insert(shapes_.end(), seen.sizes.begin(), seen.sizes.end());
+  shapes_.insert(shapes_.end(), seen.strides.begin(), seen.strides.end());
+  lines_.add(tensor, sizeof(c10::TensorImpl));
+  if (const auto* const meta = torch::autograd::impl::get_autograd_meta(seen.tensor)) {
+    lines_.add(&meta->grad_accumulator_, sizeof(void*));
+    lines_.add(&meta->requires_grad_, sizeof(bool));
+  }
+  lines_.end_group();
 }
 
 bool ModuleWatch::has_same_types(const Seen& seen) {
@@ -53,19 +72,27 @@ bool ModuleWatch::has_same_types(const Seen& seen) {
          tensor.strides() == c10::IntArrayRef(seen.strides);
 }
 
-bool ModuleWatch::is_same(const Seen& seen, bool types) {
-  return seen.tensor.requires_grad() == seen.requires_grad &&
-         seen.tensor.sizes() == c10::IntArrayRef(seen.sizes) && (!types || has_same_types(seen));
+// Calls no function of LibTorch: a training step has evicted their code, too.
+bool ModuleWatch::is_same(const Compared& compared, bool types) const {
+  const auto& tensor = *compared.tensor;
+  const auto sizes = tensor.sizes();
+  const auto is_equal = [known = shapes_.data() + compared.shape](c10::IntArrayRef values, std::size_t from) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (values[i] != known[from + i]) return false;
+    return true;
+  };
+  return requires_grad(tensor) == compared.requires_grad && sizes.size() == compared.dim &&
+         is_equal(sizes, 0) &&
+         (compared.accumulator == nullptr || accumulator_of(tensor) == compared.accumulator) &&
+         (!types || (tensor.dtype() == compared.dtype && tensor.device() == compared.device &&
+                     is_equal(tensor.strides(), sizes.size())));
 }
 
 bool ModuleWatch::is_unchanged(bool types) const {
-  for (std::size_t i = 0; i < seen_.size(); ++i) {
-    if (i + kAhead < seen_.size()) {
-      const auto& later = seen_[i + kAhead];
-      prefetch(later.tensor.unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
-      prefetch(later.meta, sizeof(torch::autograd::AutogradMeta));
-    }
-    if (!is_same(seen_[i], types)) return false;
+  device::ColdLines::Walk walk(lines_);
+  for (std::size_t i = 0; i < compared_.size(); ++i) {
+    walk.enter(i);
+    if (!is_same(compared_[i], types)) return false;
   }
   return identities_.matches(*module_);
 }

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 #include <torch/nn/module.h>
 
+#include "device/cold_lines.h"
 #include "device/module_snapshot.h"
 
 namespace lockstep::nn {
@@ -26,10 +29,15 @@ struct ModuleChange {
 // and requires_grad. The module must outlive it.
 class ModuleWatch {
  public:
-  explicit ModuleWatch(const torch::nn::Module& module);
+  // The nodes that accumulate the gradients of parameters.
+  using Accumulators = std::unordered_map<const c10::TensorImpl*, const void*>;
 
-  // `types`: whether dtypes, devices and strides count. Takes 30 us for 200 parameters
-  // whose memory a training step has evicted from the caches (`ddp_overhead --watch`).
+  // It counts as a change if another node accumulates the gradient of one of these parameters, as after a
+  // conversion and its reverse. Something must hold the nodes, as hooks do.
+  explicit ModuleWatch(const torch::nn::Module& module, const Accumulators& accumulators = {});
+
+  // `types`: whether dtypes, devices and strides count. Reads about 16 cache lines for a layer with two
+  // parameters; `ddp_overhead --watch` measures the time inside a training step.
   bool is_unchanged(bool types) const;
 
   // The changes, parameters first. Not for every step.
@@ -43,23 +51,37 @@ class ModuleWatch {
     std::string name;
     const char* kind;
     at::Tensor tensor;
-    const void* meta;  // of autograd, to be fetched early
     at::ScalarType dtype;
     c10::Device device;
     bool requires_grad;
     c10::SmallVector<std::int64_t, 5> sizes;
     c10::SmallVector<std::int64_t, 5> strides;
   };
+  void pack(const Seen& seen, const Accumulators& accumulators);
   static Seen look(const char* kind, std::string name, const at::Tensor& tensor);
   static bool has_same_types(const Seen& seen);
-  static bool is_same(const Seen& seen, bool types);
   static std::string difference(const Seen& seen, bool types);
   void compare(const char* kind, const torch::OrderedDict<std::string, at::Tensor>& now, bool types,
                std::vector<ModuleChange>& changes) const;
 
+  // What each step compares, packed.
+  struct Compared {
+    const c10::TensorImpl* tensor;
+    const void* accumulator;  // nullptr: any
+    std::uint32_t shape;      // where in shapes_ its sizes lie, then its strides
+    std::uint32_t dim;
+    caffe2::TypeMeta dtype;
+    c10::Device device;
+    bool requires_grad;
+  };
+  bool is_same(const Compared& compared, bool types) const;
+
   const torch::nn::Module* module_;
   device::ModuleSnapshot identities_;
-  std::vector<Seen> seen_;  // under all names
+  std::vector<Seen> seen_;          // under all names
+  std::vector<Compared> compared_;  // of seen_
+  std::vector<std::int64_t> shapes_;
+  device::ColdLines lines_;  // a group for each of compared_
 };
 
 }  // namespace lockstep::nn

@@ -33,14 +33,17 @@ NodePointer<Node> make_node(Args&&... args) {
 
 // The node that accumulates the tensor's gradient, without making one; nullptr if there is none. Its address
 // stays unique as long as something holds the node, as hooks do.
-inline const void* accumulator_of(const at::Tensor& tensor) {
-  const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+inline const void* accumulator_of(const c10::TensorImpl& tensor) {
+  const auto* const meta = static_cast<torch::autograd::AutogradMeta*>(tensor.autograd_meta());
   if (meta == nullptr) return nullptr;
   if constexpr (kNodesAreShared) {
     return meta->grad_accumulator_.lock().get();
   } else {
     return meta->grad_accumulator_._unsafe_get_target();
   }
+}
+inline const void* accumulator_of(const at::Tensor& tensor) {
+  return accumulator_of(*tensor.unsafeGetTensorImpl());
 }
 
 }  // namespace lockstep::nn
