@@ -5,6 +5,7 @@
 #include <sstream>
 #include <unistd.h>
 
+#include <c10/macros/Macros.h>
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -76,7 +77,7 @@ class CallCheck {
   CallCheck(const CallRules& rules, const Call& call)
       : rules_(rules), call_(call), in_(call.inputs), out_(call.outputs) {}
 
-  void run() const {
+  void run() {
     switch (call_.kind) {
       case CallKind::all_reduce:
         dense(out_[0], {"tensor"});
@@ -89,32 +90,32 @@ class CallCheck {
         rank(call_.root, "dst");
         return operation(out_[0]);
       case CallKind::all_gather:
-        contiguous(in_[0], {"input"});
-        one_per_rank(out_, "output");
+        contiguous(in_[0], {"input"}, Access::read);
+        one_per_rank(out_, "output", Access::written);
         gathered();
         return apart();
       case CallKind::all_gather_into_tensor:
-        contiguous(in_[0], {"input"});
-        contiguous(out_[0], {"output"});
+        contiguous(in_[0], {"input"}, Access::read);
+        contiguous(out_[0], {"output"}, Access::written);
         whole_of(out_[0], "output", in_[0], "input");
         return apart();
       case CallKind::gather:
-        contiguous(in_[0], {"input"});
-        rooted_list(out_, "output", in_[0], "input", "dst");
+        contiguous(in_[0], {"input"}, Access::read);
+        rooted_list(out_, "output", Access::written, in_[0], "input", "dst");
         return apart();
       case CallKind::scatter:
-        contiguous(out_[0], {"output"});
-        rooted_list(in_, "input", out_[0], "output", "src");
+        contiguous(out_[0], {"output"}, Access::written);
+        rooted_list(in_, "input", Access::read, out_[0], "output", "src");
         return apart();
       case CallKind::reduce_scatter:
-        contiguous(out_[0], {"output"});
-        one_per_rank(in_, "input");
+        contiguous(out_[0], {"output"}, Access::written);
+        one_per_rank(in_, "input", Access::read);
         all_same_as(in_, "input", out_[0], {"output"});
         operation(out_[0]);
         return apart();
       case CallKind::reduce_scatter_tensor:
-        contiguous(out_[0], {"output"});
-        contiguous(in_[0], {"input"});
+        contiguous(out_[0], {"output"}, Access::written);
+        contiguous(in_[0], {"input"}, Access::read);
         whole_of(in_[0], "input", out_[0], "output");
         operation(out_[0]);
         return apart();
@@ -122,8 +123,8 @@ class CallCheck {
         exchanged();
         return apart();
       case CallKind::all_to_all_single:
-        contiguous(out_[0], {"output"});
-        contiguous(in_[0], {"input"});
+        contiguous(out_[0], {"output"}, Access::written);
+        contiguous(in_[0], {"input"}, Access::read);
         alike(out_[0], {"output"}, in_[0], {"input"});
         splits(call_.output_splits, "output_split_sizes", out_[0], "output");
         splits(call_.input_splits, "input_split_sizes", in_[0], "input");
@@ -153,7 +154,19 @@ class CallCheck {
   }
 
  private:
-  void transportable(const at::Tensor& tensor, Name name) const {
+  [[gnu::always_inline]] void transportable(const at::Tensor& tensor, Name name) const {
+    if (!is_transportable(tensor)) [[unlikely]]
+      refuse_transport(tensor, name);
+  }
+
+  [[gnu::always_inline]] bool is_transportable(const at::Tensor& tensor) const {
+    if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_conj() || tensor.is_neg())
+      return false;
+    const auto& carried = rules_.carried_[static_cast<std::size_t>(tensor.device().type())];
+    return carried.device && (carried.dtypes & bit_of(tensor.scalar_type())) != 0;
+  }
+
+  [[noreturn]] C10_NOINLINE void refuse_transport(const at::Tensor& tensor, Name name) const {
     if (!tensor.defined()) refuse(fmt::format("{} is an undefined tensor", name.str()));
     if (tensor.layout() != c10::kStrided) {
       refuse(fmt::format("{} has layout {}; only dense (strided) tensors can be sent", name.str(),
@@ -164,68 +177,81 @@ class CallCheck {
                          name.str()));
     }
     const auto device = tensor.device().type();
-    const auto& carried = rules_.carried_[static_cast<std::size_t>(device)];
-    if (!carried.device) {
+    if (!rules_.carried_[static_cast<std::size_t>(device)].device) {
       const auto& advice = rules_.traits_.on(device).device_advice;
       refuse(fmt::format("{} is on {}, which backend {} does not carry{}", name.str(), tensor.device().str(),
                          rules_.backend_, advice.empty() ? "" : "; " + advice));
     }
-    if ((carried.dtypes & bit_of(tensor.scalar_type())) == 0) {
-      refuse(fmt::format("{} is of dtype {}, which backend {} does not carry", name.str(),
-                         c10::toString(tensor.scalar_type()), rules_.backend_));
-    }
+    refuse(fmt::format("{} is of dtype {}, which backend {} does not carry", name.str(),
+                       c10::toString(tensor.scalar_type()), rules_.backend_));
   }
 
-  // A storage can be resized below its tensors.
-  void whole_in_memory(const at::Tensor& tensor, Name name) const {
-    const auto numel = tensor.numel();
-    if (numel == 0 || !tensor.has_storage()) return;
-    const auto needed = static_cast<std::size_t>(tensor.storage_offset() + numel) * tensor.itemsize();
-    const auto held = tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
-    if (held >= needed) return;
+  [[gnu::always_inline]] void whole_in_memory(const Placed& place, Name name) const {
+    if (!place.is_whole()) [[unlikely]]
+      refuse_storage(place, name);
+  }
+
+  [[noreturn]] C10_NOINLINE void refuse_storage(const Placed& place, Name name) const {
     refuse(fmt::format("{} needs {} bytes of its storage, which was resized to {}; give it memory first",
-                       name.str(), needed, held));
+                       name.str(), place.offset + place.bytes, place.storage.nbytes()));
   }
 
   // Any dense layout without holes or overlaps.
-  void dense(const at::Tensor& tensor, Name name) const {
+  [[gnu::flatten]] void dense(const at::Tensor& tensor, Name name) const {
     transportable(tensor, name);
-    if (tensor.is_contiguous() || tensor.is_non_overlapping_and_dense()) return whole_in_memory(tensor, name);
-    refuse(
-        fmt::format("{0} of shape {1} and strides {2} has holes or overlaps in memory; pass {0}.contiguous()",
-                    name.str(), text_of(tensor.sizes()), text_of(tensor.strides())));
+    if (!tensor.is_contiguous() && !tensor.is_non_overlapping_and_dense()) [[unlikely]]
+      refuse_strides(tensor, name, "has holes or overlaps in memory");
+    whole_in_memory(placed(tensor), name);
   }
 
-  void contiguous(const at::Tensor& tensor, Name name) const {
+  // A tensor of a call with several.
+  [[gnu::flatten]] C10_NOINLINE void contiguous(const at::Tensor& tensor, Name name, Access access) {
     transportable(tensor, name);
-    if (tensor.is_contiguous()) return whole_in_memory(tensor, name);
-    refuse(fmt::format("{} of shape {} and strides {} is not contiguous; pass {}.contiguous()", name.str(),
-                       text_of(tensor.sizes()), text_of(tensor.strides()), name.str()));
+    if (!tensor.is_contiguous()) [[unlikely]]
+      refuse_strides(tensor, name, "is not contiguous");
+    const auto place = placed(tensor);
+    whole_in_memory(place, name);
+    memory_.add(place.extent(), access);
   }
 
-  void one_per_rank(at::TensorList tensors, const char* name) const {
+  [[noreturn]] C10_NOINLINE void refuse_strides(const at::Tensor& tensor, Name name,
+                                                const char* complaint) const {
+    refuse(fmt::format("{0} of shape {1} and strides {2} {3}; pass {0}.contiguous()", name.str(),
+                       text_of(tensor.sizes()), text_of(tensor.strides()), complaint));
+  }
+
+  void one_per_rank(at::TensorList tensors, const char* name, Access access) {
     if (static_cast<int>(tensors.size()) != rules_.size_) {
       refuse(fmt::format("{} has {} tensors; one for each of the {} ranks is needed", name, tensors.size(),
                          rules_.size_));
     }
-    for (std::size_t i = 0; i < tensors.size(); ++i) contiguous(tensors[i], {name, static_cast<int>(i)});
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      contiguous(tensors[i], {name, static_cast<int>(i)}, access);
   }
 
-  void alike(const at::Tensor& tensor, Name name, const at::Tensor& model, Name model_name) const {
+  [[gnu::always_inline]] void alike(const at::Tensor& tensor, Name name, const at::Tensor& model,
+                                    Name model_name) const {
+    if (tensor.device() == model.device() && tensor.scalar_type() == model.scalar_type()) [[likely]]
+      return;
+    refuse_unlike(tensor, name, model, model_name);
+  }
+
+  [[gnu::always_inline]] void same_as(const at::Tensor& tensor, Name name, const at::Tensor& model,
+                                      Name model_name) const {
+    alike(tensor, name, model, model_name);
+    if (tensor.sizes() != model.sizes()) [[unlikely]]
+      refuse_unlike(tensor, name, model, model_name);
+  }
+
+  [[noreturn]] C10_NOINLINE void refuse_unlike(const at::Tensor& tensor, Name name, const at::Tensor& model,
+                                               Name model_name) const {
     if (tensor.device() != model.device()) {
       refuse(fmt::format("{} is on {} but {} is on {}; all tensors of a call must be on one device",
                          name.str(), tensor.device().str(), model_name.str(), model.device().str()));
     }
-    if (tensor.scalar_type() == model.scalar_type()) return;
-    refuse(fmt::format("{} is {} but {} is {}; their dtypes must be the same", name.str(), describe(tensor),
-                       model_name.str(), describe(model)));
-  }
-
-  void same_as(const at::Tensor& tensor, Name name, const at::Tensor& model, Name model_name) const {
-    alike(tensor, name, model, model_name);
-    if (tensor.sizes() == model.sizes()) return;
-    refuse(fmt::format("{} is {} but {} is {}; their shapes must be the same", name.str(), describe(tensor),
-                       model_name.str(), describe(model)));
+    const bool is_shape = tensor.scalar_type() == model.scalar_type();
+    refuse(fmt::format("{} is {} but {} is {}; their {} must be the same", name.str(), describe(tensor),
+                       model_name.str(), describe(model), is_shape ? "shapes" : "dtypes"));
   }
 
   void all_alike(at::TensorList tensors, const char* name, const at::Tensor& model, Name model_name) const {
@@ -239,11 +265,11 @@ class CallCheck {
   }
 
   // The list that only the root passes.
-  void rooted_list(at::TensorList list, const char* name, const at::Tensor& model, const char* model_name,
-                   const char* root_name) const {
+  void rooted_list(at::TensorList list, const char* name, Access access, const at::Tensor& model,
+                   const char* model_name, const char* root_name) {
     rank(call_.root, root_name);
     if (call_.root == rules_.rank_) {
-      one_per_rank(list, name);
+      one_per_rank(list, name, access);
       all_same_as(list, name, model, {model_name});
     } else if (!list.empty()) {
       refuse(fmt::format("{} must be empty on every rank but {} ({})", name, root_name, call_.root));
@@ -258,9 +284,9 @@ class CallCheck {
     same_as(out_[own()], {"output", rules_.rank_}, in_[0], {"input"});
   }
 
-  void exchanged() const {
-    one_per_rank(out_, "output");
-    one_per_rank(in_, "input");
+  void exchanged() {
+    one_per_rank(out_, "output", Access::written);
+    one_per_rank(in_, "input", Access::read);
     all_alike(in_, "input", in_[0], {"input", 0});
     all_alike(out_, "output", in_[0], {"input", 0});
     same_as(out_[own()], {"output", rules_.rank_}, in_[own()], {"input", rules_.rank_});
@@ -328,6 +354,8 @@ class CallCheck {
   std::size_t own() const { return static_cast<std::size_t>(rules_.rank_); }
 
   void apart() const {
+    if (!memory_.may_overlap()) [[likely]]
+      return;
     const auto complaint = overlap_complaint(call_, rules_.rank_);
     if (!complaint.empty()) refuse(complaint);
   }
@@ -336,6 +364,7 @@ class CallCheck {
   const Call& call_;
   const at::TensorList& in_;
   const at::TensorList& out_;
+  ArgumentMemory memory_;
 };
 
 void CallRules::check(const Call& call) const {

@@ -2,6 +2,7 @@
 #include "comm/fingerprint.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include <ATen/ops/empty_like.h>
@@ -16,14 +17,15 @@ namespace {
 
 constexpr std::uint64_t kOddNumber = 0x9E37'79B9'7F4A'7C15U;
 
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+[[gnu::always_inline]] inline std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
   hash = (hash ^ value) * kOddNumber;
   return hash ^ hash >> 29U;
 }
 
 // The memory layout of a dense tensor; 0 if it is contiguous.
-std::uint64_t layout_of(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return 0;
+[[gnu::always_inline]] inline std::uint64_t layout_of(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) [[likely]]
+    return 0;
   std::uint64_t layout = 1;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
     // The stride of a dimension of one element has no meaning.
@@ -32,10 +34,38 @@ std::uint64_t layout_of(const at::Tensor& tensor) {
   return layout;
 }
 
-std::uint64_t shape_of(const at::Tensor& tensor) {
+[[gnu::always_inline]] inline std::uint64_t shape_of(const at::Tensor& tensor) {
   std::uint64_t shape = 1;
   for (const auto size : tensor.sizes()) shape = mixed(shape, static_cast<std::uint64_t>(size) + 1);
   return shape;
+}
+
+// What must be equal on all ranks that make one collective. The fingerprint and compare_calls() read this and
+// nothing else, so that they find the same differences.
+struct CallSignature {
+  std::uint64_t scalars = 0;  // kind, dtype, operation and root, at these bits
+  std::uint64_t shape = 0;    // a hash, if the kind requires equal shapes
+  std::uint64_t layout = 0;   // a hash of the strides, in the same kinds; 0: contiguous
+};
+
+constexpr unsigned kDtypeBit = 8;
+constexpr unsigned kOperationBit = 16;  // of the reducing kinds
+constexpr unsigned kRootBit = 24;       // of the rooted kinds
+
+std::uint64_t scalar(auto value, unsigned bit) { return (static_cast<std::uint64_t>(value) + 1) << bit; }
+
+// Inline, because each call takes its fingerprint.
+[[gnu::always_inline]] inline CallSignature signature_of(const Call& call) {
+  CallSignature signature{.scalars = scalar(call.kind, 0)};
+  const auto* tensor = main_tensor(call);
+  if (tensor == nullptr) return signature;
+  signature.scalars |= scalar(tensor->scalar_type(), kDtypeBit);
+  if (has_operation(call.kind)) signature.scalars |= scalar(call.op, kOperationBit);
+  if (has_root(call.kind)) signature.scalars |= scalar(call.root, kRootBit);
+  if (is_uneven(call.kind)) return signature;
+  signature.shape = shape_of(*tensor);
+  signature.layout = layout_of(*tensor);
+  return signature;
 }
 
 // The bytes for each rank, and from each rank, of a call with uneven shapes.
@@ -126,10 +156,12 @@ Shown unpacked(const at::Tensor& tensor, std::size_t ranks) {
 
 // In what two ranks differ; empty: in nothing.
 std::string difference(const CallSignature& a, const CallSignature& b) {
-  if (a.kind != b.kind) return "kind of call";
-  if (a.dtype != b.dtype) return "dtype";
-  if (a.op != b.op) return "operation";
-  if (a.root != b.root) return "root";
+  const auto differing = a.scalars ^ b.scalars;
+  const auto first = static_cast<unsigned>(std::countr_zero(differing));
+  if (first < kDtypeBit) return "kind of call";
+  if (first < kOperationBit) return "dtype";
+  if (first < kRootBit) return "operation";
+  if (differing != 0) return "root";
   if (a.shape != b.shape) return "shape";
   return a.layout != b.layout ? "memory layout" : "";
 }
@@ -162,24 +194,10 @@ std::vector<Shown> exchange(c10d::Backend& backend, const Shown& own, std::size_
 
 }  // namespace
 
-CallSignature signature_of(const Call& call) {
-  CallSignature signature{.kind = static_cast<std::uint64_t>(call.kind) + 1};
-  const auto* tensor = main_tensor(call);
-  if (tensor == nullptr) return signature;
-  signature.dtype = static_cast<std::uint64_t>(tensor->scalar_type()) + 1;
-  if (has_operation(call.kind)) signature.op = static_cast<std::uint64_t>(call.op) + 1;
-  if (has_root(call.kind)) signature.root = static_cast<std::uint64_t>(call.root) + 1;
-  if (is_uneven(call.kind)) return signature;
-  signature.shape = shape_of(*tensor);
-  signature.layout = layout_of(*tensor);
-  return signature;
-}
-
-std::uint64_t fingerprint(const Call& call) {
+[[gnu::flatten]] std::uint64_t fingerprint(const Call& call) {
   if (is_message(call.kind)) return 0;
   const auto signature = signature_of(call);
-  const auto scalars = signature.kind | signature.dtype << 8U | signature.op << 16U | signature.root << 24U;
-  return mixed(mixed(mixed(scalars, signature.shape), signature.layout), call.whole);
+  return mixed(mixed(signature.scalars, signature.shape), signature.layout ^ call.whole);
 }
 
 void compare_calls(c10d::Backend& backend, const GroupState& group, const Call& call,

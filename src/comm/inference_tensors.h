@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include <ATen/ops/empty.h>
@@ -16,26 +17,39 @@ namespace lockstep::comm {
 class InferenceTensors {
  public:
   explicit InferenceTensors(Call& call) {
-    replace(call.inputs, inputs_);
-    replace(call.outputs, outputs_);
+    if (are_any(call.inputs) || are_any(call.outputs)) [[unlikely]]
+      replace(call);
   }
   InferenceTensors(const InferenceTensors&) = delete;
   InferenceTensors& operator=(const InferenceTensors&) = delete;
 
  private:
-  static void replace(at::TensorList& tensors, std::vector<at::Tensor>& ordinary) {
-    if (std::ranges::none_of(tensors, [](const at::Tensor& tensor) { return tensor.is_inference(); })) return;
-    const c10::InferenceMode off(false);
-    for (const auto& tensor : tensors) {
-      ordinary.push_back(
-          at::empty({0}, tensor.options())
-              .set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides()));
-    }
-    tensors = ordinary;
+  struct Ordinary {
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+  };
+
+  static bool are_any(at::TensorList tensors) {
+    return std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_inference(); });
   }
 
-  std::vector<at::Tensor> inputs_;
-  std::vector<at::Tensor> outputs_;
+  static std::vector<at::Tensor> ordinary(at::TensorList tensors) {
+    const c10::InferenceMode off(false);
+    std::vector<at::Tensor> all;
+    for (const auto& tensor : tensors) {
+      all.push_back(at::empty({0}, tensor.options())
+                        .set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides()));
+    }
+    return all;
+  }
+
+  C10_NOINLINE void replace(Call& call) {
+    ordinary_ = std::make_unique<Ordinary>();
+    if (are_any(call.inputs)) call.inputs = ordinary_->inputs = ordinary(call.inputs);
+    if (are_any(call.outputs)) call.outputs = ordinary_->outputs = ordinary(call.outputs);
+  }
+
+  std::unique_ptr<Ordinary> ordinary_;
 };
 
 }  // namespace lockstep::comm

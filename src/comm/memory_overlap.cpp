@@ -111,10 +111,8 @@ bool has_shared_elements(const at::Tensor& tensor) {
 }
 
 Extent extent_of(const at::Tensor& tensor) {
-  const auto bytes = tensor.has_storage() ? tensor.nbytes() : 0;
-  if (bytes == 0 || !(tensor.is_contiguous() || tensor.is_non_overlapping_and_dense())) return {};
-  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  return begin == 0 ? Extent{} : Extent{begin, begin + bytes};  // a meta tensor has no memory
+  const bool is_dense = tensor.is_contiguous() || tensor.is_non_overlapping_and_dense();
+  return is_dense ? placed(tensor).extent() : Extent{};
 }
 
 std::optional<Overlap> find_overlap(
@@ -134,8 +132,6 @@ std::optional<Overlap> find_overlap(
 }
 
 std::string overlap_complaint(const Call& call, int rank) {
-  const bool is_pair = call.outputs.size() == 1 && call.inputs.size() == 1;
-  if (is_pair && !extent_of(call.outputs[0]).overlaps(extent_of(call.inputs[0]))) return {};
   const auto overlap = find_overlap(call.outputs, call.inputs, [&](std::size_t output, std::size_t input) {
     return is_in_place(call, rank, output, input);
   });

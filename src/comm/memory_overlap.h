@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,23 +12,46 @@
 #include <c10/util/FunctionRef.h>
 
 #include "comm/call.h"
+#include "comm/tensor_memory.h"
 
 namespace lockstep::comm {
 
 // Whether two elements of the tensor may lie in one place, as after expand().
 bool has_shared_elements(const at::Tensor& tensor);
 
-// The bytes that a dense tensor occupies on its device, whatever its storage; none without elements or with
-// holes.
-struct Extent {
-  std::uintptr_t begin = 0;
-  std::uintptr_t end = 0;
-
-  bool operator==(const Extent&) const = default;
-  bool overlaps(const Extent& other) const { return begin < other.end && other.begin < end; }
-};
-
+// The bytes that a dense tensor occupies; none for a tensor with holes.
 Extent extent_of(const at::Tensor& tensor);
+
+enum class Access : std::uint8_t { read, written };
+
+// Compares the memory of the tensors of one call as they come, without an allocation.
+class ArgumentMemory {
+ public:
+  void add(const Extent& memory, Access access) {
+    if (count_ == memory_.size()) {
+      may_overlap_ = true;
+      return;
+    }
+    for (std::size_t i = 0; i < count_; ++i) {
+      const bool is_written = access == Access::written || access_[i] == Access::written;
+      may_overlap_ |= is_written && memory.overlaps(memory_[i]);
+    }
+    memory_[count_] = memory;
+    access_[count_++] = access;
+  }
+
+  // False: certainly no tensor shares memory with one that is written. True, too, if there are many tensors.
+  bool may_overlap() const { return may_overlap_; }
+
+ private:
+  static constexpr std::size_t kFew = 8;  // more are sorted sooner than compared in pairs
+
+  // Set up to count_.
+  std::array<Extent, kFew> memory_;
+  std::array<Access, kFew> access_;
+  std::size_t count_ = 0;
+  bool may_overlap_ = false;
+};
 
 // Two arguments of one call that share memory.
 struct Overlap {

@@ -11,6 +11,7 @@
 #include "backends/shm/layout.h"
 #include "backends/shm/plan.h"
 #include "comm/fingerprint.h"
+#include "comm/tensor_memory.h"
 
 namespace lockstep::shm {
 namespace {
@@ -36,7 +37,7 @@ static_assert(static_cast<int>(Reduction::average) == static_cast<int>(ReduceOp:
 
 std::size_t bytes_of(at::TensorList tensors) {
   std::size_t sum = 0;
-  for (const auto& tensor : tensors) sum += tensor.nbytes();
+  for (const auto& tensor : tensors) sum += comm::byte_size(tensor);
   return sum;
 }
 
@@ -99,15 +100,19 @@ Element element_of(c10::ScalarType dtype) {
   throw ArgumentError(fmt::format("the shm backend does not carry {} tensors", c10::toString(dtype)));
 }
 
-Source source_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+[[gnu::flatten]] Source source_of(const at::Tensor& tensor) {
+  const auto place = comm::placed(tensor);
+  if (place.bytes == 0) return {};
+  return {static_cast<const std::byte*>(place.storage.data()) + place.offset, place.bytes};
 }
 
-Target target_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+[[gnu::flatten]] Target target_of(const at::Tensor& tensor) {
+  const auto place = comm::placed(tensor);
+  if (place.bytes == 0) return {};
+  return {static_cast<std::byte*>(place.storage.mutable_data()) + place.offset, place.bytes};
 }
 
-bool is_eager(const Call& call, int size) {
+[[gnu::flatten]] bool is_eager(const Call& call, int size) {
   if (call.kind == CallKind::barrier) return true;
   const auto bytes = bytes_of(call.inputs.empty() ? call.outputs : call.inputs);
   if (comm::is_message(call.kind)) return bytes > 0 && bytes <= kMessageChunkBytes;
