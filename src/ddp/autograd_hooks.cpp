@@ -54,7 +54,7 @@ class TensorHook final : public torch::autograd::PostAccumulateGradHook {
 
  private:
   static bool has_ready_hook(const at::Tensor& tensor) {
-    auto* const node = static_cast<Node*>(const_cast<void*>(nn::accumulator_of(tensor)));
+    auto* const node = static_cast<Node*>(const_cast<void*>(libtorch::accumulator_of(tensor)));
     return node != nullptr && std::ranges::any_of(node->post_hooks(), is_ready_hook);
   }
 
