@@ -100,9 +100,10 @@ class PipelineSchedule::Runtime {
                                bool backward) {
     if (backward_ && *backward_ != backward) messages_.forget_shapes();
     backward_ = backward;
+    take_arguments(args, target);  // an error in them is no run
     const auto ends_run = c10::make_scope_exit([this] { shared_.end_run(); });
     shared_.agree_on_changes();
-    return shared_.run([&] { return perform_all(args, target, losses); });
+    return shared_.run([&] { return perform_all(losses); });
   }
 
   void register_function(ComputationType type, std::function<void(const Action&)> function) {
@@ -168,7 +169,7 @@ class PipelineSchedule::Runtime {
     return found == stages_.end() ? nullptr : &found->second;
   }
 
-  void begin(const AnyPyTree& args, const AnyPyTree& target) {
+  void take_arguments(const AnyPyTree& args, const AnyPyTree& target) {
     for (auto& [index, stage] : stages_) stage.clear();
     arrived_.clear();
     timeline_.clear();
@@ -188,6 +189,9 @@ class PipelineSchedule::Runtime {
         throw_error<ArgumentError>("rank {} has the last stage: pass its target", group_.rank());
       targets_ = split_batch(target, microbatches, options_.chunk_dim, "the target");
     }
+  }
+
+  void begin() {
     shared_.begin_run();
     if (!*backward_) return;
     for (const auto& [index, stage] : stages_) stage.shards().drop_zeroed_gradients();
@@ -195,8 +199,8 @@ class PipelineSchedule::Runtime {
     for (const auto& [index, stage] : stages_) stage.shards().accumulate();
   }
 
-  std::optional<AnyPyTree> perform_all(const AnyPyTree& args, const AnyPyTree& target, Tensors* losses) {
-    begin(args, target);
+  std::optional<AnyPyTree> perform_all(Tensors* losses) {
+    begin();
     for (const auto& action : plan_.pipeline_order[static_cast<std::size_t>(group_.rank())]) {
       if (!action) continue;
       for_each_part(*action,

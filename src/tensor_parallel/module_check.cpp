@@ -16,7 +16,6 @@ ModuleCheck::ModuleCheck(const torch::nn::Module& module, std::source_location w
     : module_(module.weak_from_this()), known_(module), where_(where) {
   for (const auto& [name, tensor] : nn::distinct(module.named_parameters())) {
     const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-    parameters_.push_back({name, weak, tensor.requires_grad()});
     const auto* const planned = parallel_parameter(tensor);
     if (planned == nullptr) continue;
     planned_.push_back({name, weak});
@@ -40,33 +39,7 @@ void ModuleCheck::refuse(const std::string& change) const {
   throw ArgumentError(message);
 }
 
-void ModuleCheck::agree_on_trained() {
-  const std::lock_guard lock(mutex_);
-  const auto is_trained = [](const Known& known) {
-    return known.tensor.expired() ? known.trained : known.tensor._unsafe_get_target()->requires_grad();
-  };
-  const auto is_as_known = [&](const Known& known) { return is_trained(known) == known.trained; };
-  if (std::ranges::all_of(parameters_, is_as_known)) return;
-  std::string changes, lines;
-  for (const auto& each : parameters_) {
-    lines += fmt::format("parameter {}\t{}\n", each.name, is_trained(each) ? "trained" : "frozen");
-    if (is_as_known(each)) continue;
-    changes += fmt::format("{}parameter {} has been {}", changes.empty() ? "" : "; ", each.name,
-                           each.trained ? "frozen" : "unfrozen");
-  }
-  const ddp::ModuleText now{.user = "parallelize_module()",
-                            .lines = lines,
-                            .advice = "Freeze and unfreeze parameters on all ranks before the same forward"};
-  try {
-    for (auto& each : agreements_) each.confirm(changes, now, where_);
-  } catch (const Error& error) {
-    for (const auto& each : agreements_) each.end_others(error.what());
-    throw;
-  }
-  for (auto& each : parameters_) each.trained = is_trained(each);
-}
-
-void ModuleCheck::check() {
+void ModuleCheck::check() const {
   if (const auto module = module_.lock(); module && !known_.matches(*module)) {
     const auto change = known_.difference(*module);
     if (!change.empty()) refuse(change);
@@ -76,7 +49,6 @@ void ModuleCheck::check() {
     if (impl && parallel_parameter(at::Tensor(std::move(impl))) == nullptr)
       refuse(fmt::format("parameter {}: its data was replaced (to(), set_data())", name));
   }
-  agree_on_trained();
 }
 
 void watch_module(const torch::nn::Module& module, std::source_location where) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -17,14 +16,12 @@
 namespace lockstep::tensor_parallel {
 
 // Notices that a module no longer has the parameters that parallelize_module() changed: others would be
-// whole on each rank, and their gradients would not be summed. Notices that parameters of the module, in the
-// plan or not, are frozen or unfrozen on some ranks only.
+// whole on each rank, and their gradients would not be summed.
 class ModuleCheck {
  public:
   ModuleCheck(const torch::nn::Module& module, std::source_location where);
-  // Throws ArgumentError with the parameter's name; DesyncError if parameters are frozen or unfrozen, but not
-  // on all ranks.
-  void check();
+  // Throws ArgumentError with the parameter's name.
+  void check() const;
   // While the result lives, this rank's waits for ranks of its host end when one of them refuses a change.
   [[nodiscard]] auto listen() const {
     for (const auto& each : agreements_) each.begin_listening();
@@ -38,19 +35,11 @@ class ModuleCheck {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   };
-  struct Known {
-    std::string name;
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    bool trained;
-  };
   [[noreturn]] void refuse(const std::string& change) const;
-  void agree_on_trained();
 
   std::weak_ptr<const torch::nn::Module> module_;  // expired: it is in no shared_ptr
   device::ModuleSnapshot known_;
   std::vector<Planned> planned_;
-  std::mutex mutex_;                              // of the next one: backward runs operators in other threads
-  std::vector<Known> parameters_;                 // of the module, each once
   std::vector<ddp::ChangeAgreement> agreements_;  // in each group of the planned parameters
   std::source_location where_;
 };
