@@ -70,11 +70,13 @@ NodePointer<Node> make_node(Args&&... args) {
 inline const void* accumulator_of(const at::Tensor& tensor) {
   const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (meta == nullptr) return nullptr;
-  if constexpr (kNodesAreShared) {
-    return meta->grad_accumulator_.lock().get();
-  } else {
-    return meta->grad_accumulator_._unsafe_get_target();
-  }
+  return [](const auto& accumulator) -> const void* {
+    if constexpr (kNodesAreShared) {
+      return accumulator.lock().get();
+    } else {
+      return accumulator._unsafe_get_target();
+    }
+  }(meta->grad_accumulator_);
 }
 
 // A kind of thread-local information of our own with this address. Before 2.13 kinds are an enum with unused
