@@ -70,11 +70,13 @@ NodePointer<Node> make_node(Args&&... args) {
 inline const void* accumulator_of(const c10::TensorImpl& tensor) {
   const auto* const meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
   if (meta == nullptr) return nullptr;
-  if constexpr (kNodesAreShared) {
-    return meta->grad_accumulator_.lock().get();
-  } else {
-    return meta->grad_accumulator_._unsafe_get_target();
-  }
+  return [](const auto& accumulator) -> const void* {
+    if constexpr (kNodesAreShared) {
+      return accumulator.lock().get();
+    } else {
+      return accumulator._unsafe_get_target();
+    }
+  }(meta->grad_accumulator_);
 }
 inline const void* accumulator_of(const at::Tensor& tensor) {
   return accumulator_of(*tensor.unsafeGetTensorImpl());

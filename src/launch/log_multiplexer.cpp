@@ -41,7 +41,9 @@ bool readable(int fd) {
 std::string rank_prefix(const std::string& text, int rank, int fd) {
   if (!wants_colour(fd)) return text;
   constexpr std::array colours{36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
-  return fmt::format("\x1b[{}m{}\x1b[0m", colours[static_cast<std::size_t>(rank) % colours.size()], text);
+  const auto end = text.find_last_not_of(' ') + 1;
+  return fmt::format("\x1b[{}m{}\x1b[0m{}", colours[static_cast<std::size_t>(rank) % colours.size()],
+                     text.substr(0, end), text.substr(end));
 }
 
 LogMultiplexer::LogMultiplexer()
