@@ -254,12 +254,14 @@ class CallCheck {
                        model_name.str(), describe(model), is_shape ? "shapes" : "dtypes"));
   }
 
-  void all_alike(at::TensorList tensors, const char* name, const at::Tensor& model, Name model_name) const {
+  [[gnu::flatten]] void all_alike(at::TensorList tensors, const char* name, const at::Tensor& model,
+                                  Name model_name) const {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       alike(tensors[i], {name, static_cast<int>(i)}, model, model_name);
   }
 
-  void all_same_as(at::TensorList tensors, const char* name, const at::Tensor& model, Name model_name) const {
+  [[gnu::flatten]] void all_same_as(at::TensorList tensors, const char* name, const at::Tensor& model,
+                                    Name model_name) const {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       same_as(tensors[i], {name, static_cast<int>(i)}, model, model_name);
   }

@@ -135,6 +135,23 @@ TEST_F(ArgumentChecks, OutputsThatShareMemory) {
   group.all_gather({part(5), x.clone(), part(1)}, x);
 }
 
+// Few tensors are compared in pairs, more are sorted.
+TEST_F(ArgumentChecks, ListsOfAnyLength) {
+  for (const int size : {2, 4, 7, 8, 9, 12}) {
+    const ProcessGroup many(c10::make_intrusive<backends::FakeBackend>(1, size), {.name = "many"});
+    Tensors output;
+    for (int i = 0; i < size; ++i) output.push_back(torch::zeros({4}));
+    many.all_gather(output, x);
+    many.all_gather(output, output[1]);
+    EXPECT_THAT([&] { many.all_gather(output, output[0]); },
+                ThrowsMessage<ArgumentError>(HasSubstr("output[0] and input share memory")));
+    output.back() = output.front();
+    EXPECT_THAT([&] { many.all_gather(output, x); },
+                ThrowsMessage<ArgumentError>(
+                    HasSubstr("output[0] and output[" + std::to_string(size - 1) + "] share memory")));
+  }
+}
+
 TEST_F(ArgumentChecks, OutputsThatShareMemoryWithInputs) {
   const auto whole = torch::zeros({12});
   const auto part = [&](std::int64_t i) { return whole.slice(0, 4 * i, 4 * i + 4); };
