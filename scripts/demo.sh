@@ -85,7 +85,7 @@ if can_try_npm && ! mirrors_answer; then
   kind=(--npm)
 fi
 bash scripts/setup.sh "${kind[@]}"
-say "2 of 3: build (six minutes on two cores the first time)"
+say "2 of 3: build (eight minutes on two cores the first time)"
 configure release product
 build release lockstep_cli "$example"
 if [[ -n $wants_help ]]; then exec "build/release/bin/$example" --help; fi

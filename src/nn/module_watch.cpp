@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kParameter = "parameter";
 constexpr const char* kBuffer = "buffer";
+
 // As Tensor::requires_grad().
 bool requires_grad(const c10::TensorImpl& tensor) {
   const auto* const meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
