@@ -58,9 +58,9 @@ class StepAbort {
   void abort_for_change(const std::string& change) const;
   // Throws DesyncError if another rank has aborted this step by abort_for_change().
   void throw_if_changed() const;
-  // abort_for_change() before begin_forward(). Waits until each other rank has done the same or has begun this
-  // forward. Returns [rank] = the change, empty for ranks without one. Throws PeerLost and TimeoutError. Needs
-  // the node-local group.
+  // abort_for_change() before begin_forward(). Waits until each other rank has done the same or has begun
+  // this forward. Returns [rank] = the change, empty for ranks without one. Throws PeerLost and TimeoutError.
+  // Needs the node-local group.
   std::vector<std::string> exchange_changes(const std::string& change) const;
 
   // After abort(): whether every other rank of this host aborts the step, too. Waits up to two seconds for
