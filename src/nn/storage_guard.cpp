@@ -62,8 +62,6 @@ template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
     visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
   } else if (value.isList()) {
     for (const c10::IValue& each : value.toListRef()) for_each_tensor(each, visit);
   }
