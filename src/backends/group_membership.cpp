@@ -213,11 +213,11 @@ class GroupMembership final : public comm::Membership {
   std::vector<int> hosts_;
 };
 
-bool can_be_formed_again(const std::string& name, const BackendRequest& request) {
-  return name == "shm" || (name == "hierarchical" && network_between_hosts(request.env) == "gloo");
-}
-
 }  // namespace
+
+bool can_be_formed_again(const std::string& backend, const BackendRequest& request) {
+  return backend == "shm" || (backend == "hierarchical" && network_between_hosts(request.env) == "gloo");
+}
 
 BackendHandle create_member(const std::string& name, const Factory& connect, const BackendRequest& request) {
   if (!can_be_formed_again(name, request)) {

@@ -22,6 +22,9 @@ namespace lockstep::backends {
 
 using Factory = std::function<BackendHandle(const BackendRequest&)>;
 
+// Whether a group that has this backend alone can be formed again.
+bool can_be_formed_again(const std::string& backend, const BackendRequest& request);
+
 // Connects the ranks as `connect` does; with enable_reconfigure returns a ReconfigurableBackend without
 // members. Adds the membership where the group can be formed again.
 BackendHandle create_member(const std::string& name, const Factory& connect, const BackendRequest& request);

@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/group_membership.h"
 #include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"
 #include "comm/from_c10d.h"
@@ -102,6 +103,8 @@ namespace {
 backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
                                                      backends::BackendRequest request) {
   request.key = request.group_name;
+  // PyTorch: "Backends that do not support reconfigure ignore this flag."
+  request.enable_reconfigure = request.enable_reconfigure && backends::can_be_formed_again(backend, request);
   request.master_host = request.env.get("MASTER_ADDR").value_or(request.master_host);
   if (backend == "gloo" || backend == "nccl") {
     request.only_c10d_keys = true;

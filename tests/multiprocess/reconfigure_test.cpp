@@ -120,18 +120,19 @@ std::map<std::string, std::string> environment(const std::string& backend,
 
 class Reconfigure : public ::testing::TestWithParam<std::string> {
  protected:
-  std::vector<testing::RankResult> results_of(const testing::Scenario& scenario, int processes) const {
+  static std::vector<testing::RankResult> results_of(const testing::Scenario& scenario, int processes) {
+    const testing::TempFolder folder;
     // Two processes are on one host, the others on another.
     const auto layout = GetParam() == "shm" ? GetParam() : fmt::format("{}_2_{}", GetParam(), processes - 2);
     return testing::run_ranks(scenario, {.world_size = processes,
-                                         .env = environment(GetParam(), folder_),
+                                         .env = environment(GetParam(), folder),
                                          .rank_env = testing::hosts_of(layout, processes)});
   }
-  void run(const testing::Scenario& scenario, int processes) const {
+  static void run(const testing::Scenario& scenario, int processes) {
     testing::expect_all_passed(results_of(scenario, processes));
   }
-  void run_with_victims(const testing::Scenario& scenario, int processes,
-                        const std::set<int>& victims) const {
+  static void run_with_victims(const testing::Scenario& scenario, int processes,
+                               const std::set<int>& victims) {
     const auto results = results_of(scenario, processes);
     for (int process = 0; process < processes; ++process) {
       const auto& result = results[static_cast<std::size_t>(process)];
@@ -140,9 +141,6 @@ class Reconfigure : public ::testing::TestWithParam<std::string> {
           << process << ": " << result.err;
     }
   }
-
- private:
-  testing::TempFolder folder_;
 };
 INSTANTIATE_TEST_SUITE_P(Backends, Reconfigure, ::testing::Values("shm", "hierarchical"));
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <random>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,6 +65,21 @@ TEST(SharedMemory, AShortageIsAnErrorBeforeTheFirstAccess) {
   const auto memory = SharedMemory::create("test", too_much);  // address space only
   EXPECT_THAT([&] { memory.commit(0, too_much, "a test"); },
               ThrowsMessage<Error>(::testing::AllOf(HasSubstr("memory is short"), HasSubstr("a test"))));
+}
+
+// So that a rank keeps its page tables when its group is formed again.
+TEST(SharedMemory, IsMappedOnceForAllWhoHoldIt) {
+  const auto memory = SharedMemory::create("test", kMegabyte);
+  const auto map = [](const SharedMemory& of) { return SharedMemory::map_once(UniqueFd(::dup(of.fd()))); };
+  const auto first = map(memory);
+  EXPECT_EQ(map(memory), first);
+  EXPECT_NE(first->data(), memory.data());
+  memory.data()[5] = std::byte{7};
+  EXPECT_EQ(first->data()[5], std::byte{7});
+  const auto other = SharedMemory::create("test", kMegabyte);
+  EXPECT_NE(map(other), first);
+  const std::weak_ptr<const SharedMemory> ended = map(other);
+  EXPECT_TRUE(ended.expired());
 }
 
 }  // namespace
