@@ -271,8 +271,8 @@ def mortal_rank(rank, port, backend):
 
 def run(function, backend):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = mp.get_context("forkserver")  # forks of one process that has loaded torch
-    context.set_forkserver_preload(["lockstep_torch", "backend_test"])
+    context = mp.get_context("forkserver")  # forks of one process that has loaded torch, and _dynamo for DDP
+    context.set_forkserver_preload(["lockstep_torch", "backend_test", "torch._dynamo"])
 
     def start(rank):
         process = context.Process(target=function, args=(rank, store.port, backend), daemon=True)
