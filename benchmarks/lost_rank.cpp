@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One rank of those that run_failures.py starts, one of which it kills: sums small and large tensors until a
-// rank is lost, and tells when that was on the clock that all processes of a host share.
+// One rank of those that run_failures.py starts. With --formings the ranks form their group again so often,
+// and print the milliseconds that each took. Otherwise one of them is killed: sums small and large tensors
+// until a rank is lost, and tells when that was on the clock that all processes of a host share.
 #include <chrono>
 #include <iostream>
 
@@ -16,6 +17,7 @@ struct Flags {
   std::string backend = "shm";
   int rank = 0;
   int ranks = 2;
+  int formings = 0;
 };
 
 Flags parse(int argc, char** argv) {
@@ -26,6 +28,7 @@ Flags parse(int argc, char** argv) {
   app.add_option("--backend", flags.backend);
   app.add_option("--rank", flags.rank)->required();
   app.add_option("--ranks", flags.ranks)->required();
+  app.add_option("--formings", flags.formings);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -43,6 +46,20 @@ Flags parse(int argc, char** argv) {
   }
 }
 
+// The handles are exchanged before; a large tensor is in registered memory.
+void form_again(const lockstep::Context& context, int formings) {
+  const auto large = context.group().backend()->allocateTensor(25'000'000, at::kFloat).zero_();
+  for (int uuid = 0; uuid < formings; ++uuid) {
+    const auto handles = context.group().all_gather_object(context.group().reconfigure_handle());
+    context.barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    context.reconfigure({.uuid = uuid, .handles = handles});
+    const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
+    std::cout << taken.count() << "\n";
+    context.group().all_reduce(large);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -53,6 +70,10 @@ int main(int argc, char** argv) {
                                        .world_size = flags.ranks,
                                        .rank = flags.rank});
   context.barrier();
+  if (flags.formings > 0) {
+    form_again(context, flags.formings);
+    return 0;
+  }
   std::cout << "ready" << std::endl;
   try {
     sum_for_ever(context.group());

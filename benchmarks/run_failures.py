@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Time from the SIGKILL of a random rank at a random moment to the error that names it, on every survivor: on the idle
-machine, and beside processes that keep every core busy."""
+machine, and beside processes that keep every core busy. And the time in which the ranks form their group again."""
 import argparse
 import contextlib
 import os
@@ -17,6 +17,7 @@ import time
 import bench_support as bench
 
 GOAL_MS = 100
+FORMING_GOAL_MS = 5
 LIMIT = 120
 
 
@@ -25,6 +26,8 @@ def parse_flags():
     parser.add_argument("--rounds", type=int, default=100, help="kills, on the idle and on the busy machine each")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--busy", type=int, default=5, help="busy processes a core")
+    parser.add_argument("--formings", type=int, default=200)
+    parser.add_argument("--forming-ranks", type=int, default=4)
     parser.add_argument("--backend", default="shm")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
@@ -41,18 +44,18 @@ def busy(count):
             loop.wait()
 
 
-def start(flags, meeting):
+def start(flags, meeting, ranks, formings=0):
     return [subprocess.Popen([bench.program("lost_rank"), "--meeting", meeting, "--backend", flags.backend,
-                              "--rank", str(rank), "--ranks", str(flags.ranks)],
+                              "--rank", str(rank), "--ranks", str(ranks), "--formings", str(formings)],
                              text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              env=os.environ | {"LOCKSTEP_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"})
-            for rank in range(flags.ranks)]
+            for rank in range(ranks)]
 
 
 def delays(flags, chance):
     """Milliseconds from one kill to each survivor's error."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(flags, str(pathlib.Path(folder) / "meeting"))
+        ranks = start(flags, str(pathlib.Path(folder) / "meeting"), flags.ranks)
         try:
             for rank in ranks:
                 if rank.stdout.readline() != "ready\n":
@@ -86,10 +89,25 @@ def measure(flags, name):
           f"99 % {percent[99]:.1f}, longest {taken[-1]:.1f} (goal: at most {GOAL_MS}, {met})", flush=True)
 
 
+def measure_forming(flags):
+    """reconfigure() of a group whose ranks hold 100 MB of registered memory each; of each forming, the slowest rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(flags, str(pathlib.Path(folder) / "meeting"), flags.forming_ranks, flags.formings)
+        columns = [[float(line) for line in rank.communicate(timeout=LIMIT)[0].split()] for rank in ranks]
+    taken = sorted(max(row) for row in zip(*columns, strict=True))
+    if len(taken) != flags.formings:
+        sys.exit("a rank failed")
+    median = statistics.median(taken)
+    print(f"forms the group of {flags.forming_ranks} ranks again: median {median:.2f} ms, 90 % {taken[len(taken) * 9 // 10]:.2f}, "
+          f"longest {taken[-1]:.2f} (goal: median below {FORMING_GOAL_MS}, {'met' if median < FORMING_GOAL_MS else 'missed'})",
+          flush=True)
+
+
 def main():
     flags = parse_flags()
     cores = len(os.sched_getaffinity(0))
     print(f"{flags.ranks} ranks, {flags.backend}, {cores} cores, load before {os.getloadavg()[0]:.1f}")
+    measure_forming(flags)
     measure(flags, "idle")
     with busy(flags.busy * cores):
         measure(flags, "busy")

@@ -48,11 +48,15 @@ void translate(std::exception_ptr error) {
 c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
                                                  const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                  int size, std::chrono::milliseconds timeout,
-                                                 const std::string& group_name) {
+                                                 const std::string& group_name, bool enable_reconfigure) {
   const py::gil_scoped_release unlocked;
   rendezvous::agree_on_backend(*store, name, rank, size);
-  return rendezvous::create_with_python(
-             name, {.store = store, .rank = rank, .size = size, .timeout = timeout, .group_name = group_name})
+  return rendezvous::create_for_python(name, {.store = store,
+                                              .rank = rank,
+                                              .size = size,
+                                              .timeout = timeout,
+                                              .group_name = group_name,
+                                              .enable_reconfigure = enable_reconfigure})
       .backend;
 }
 

@@ -34,7 +34,8 @@ def _register(name):
         if backend_options is not None and not isinstance(backend_options, _C10dBackend.Options):
             raise TypeError(f"the {name} backend has no options; pass none instead of {backend_options!r}")
         return _C.create_backend(
-            name, options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+            name, options.store, options.group_rank, options.group_size, options.timeout, options.group_id,
+            getattr(options, "enable_reconfigure", False))  # torch 2.14 and later
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
 

@@ -12,14 +12,13 @@
 #include <lockstep/base/error.h>
 
 #include "backends/factories.h"
+#include "backends/group_membership.h"
 #ifdef LOCKSTEP_HAS_GLOO
 #include "backends/gloo/route.h"
 #endif
 
 namespace lockstep::backends {
 namespace {
-
-using Factory = std::function<BackendHandle(const BackendRequest&)>;
 
 BackendHandle create_fake(const BackendRequest& request) {
   return {.backend = c10::make_intrusive<FakeBackend>(request.rank, request.size),
@@ -199,7 +198,7 @@ void check_environment(const BackendSpec& spec, const Env& env) {
 }
 
 BackendHandle create_backend(const BackendSpec& spec, const BackendRequest& request) {
-  if (!spec.has_entries()) return factories().at(spec.name())(request);
+  if (!spec.has_entries()) return create_member(spec.name(), factories().at(spec.name()), request);
   const auto host_name = *spec.find(c10::kCPU);
   auto host = factories().at(host_name)(part_of(request, "cpu"));
   auto own = device_part(*spec.find(request.device.type()), host_name, host, request);

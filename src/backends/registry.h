@@ -13,11 +13,15 @@
 #include <lockstep/comm/backend.h>
 
 #include "backends/backend_spec.h"
+#include "comm/membership.h"
 
 namespace lockstep::node {
 class NodeGroup;
 class ThreadExchange;
 }  // namespace lockstep::node
+namespace lockstep::shm {
+class Heap;
+}
 
 namespace lockstep::backends {
 
@@ -38,15 +42,13 @@ struct BackendRequest {
   Env env = {};                           // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run
+  bool enable_reconfigure = false;                     // the ranks connect at the first reconfigure()
+  std::shared_ptr<shm::Heap> heap = {};                // shm: of this rank, where it has one already
   c10::Device device{c10::kCPU};                       // of this rank
   NcclOptions nccl = {};
 };
 
-struct BackendHandle {
-  c10::intrusive_ptr<c10d::Backend> backend;
-  BackendTraits traits;
-  std::shared_ptr<node::NodeGroup> node_group = {};  // if all ranks run on one host
-};
+using comm::BackendHandle;
 
 // The backends of this build, e.g. {"fake", "gloo", "shm"}.
 std::vector<std::string> available_backends();
@@ -83,7 +85,8 @@ BackendChoice resolve_backend(const BackendSpec& wanted, const GroupTopology& ra
 void check_environment(const BackendSpec& spec, const Env& env);
 
 // Connects the ranks. `spec` must come from resolve_backend(). Blocks until all ranks have called it; throws
-// RendezvousError when they cannot be connected.
+// RendezvousError when they cannot be connected. The groups of shm, and of hierarchical over gloo, can be
+// formed again, if they have no other backend.
 BackendHandle create_backend(const BackendSpec& spec, const BackendRequest& request);
 
 }  // namespace lockstep::backends

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -77,6 +79,19 @@ SharedMemory SharedMemory::map(UniqueFd fd) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) fail("fstat");
   return {std::move(fd), static_cast<std::size_t>(status.st_size)};
+}
+
+std::shared_ptr<const SharedMemory> SharedMemory::map_once(UniqueFd fd) {
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<const SharedMemory>> mappings;
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) fail("fstat");
+  const std::lock_guard lock(mutex);
+  std::erase_if(mappings, [](const auto& entry) { return entry.second.expired(); });
+  auto& entry = mappings[{status.st_dev, status.st_ino}];
+  auto mapping = entry.lock();
+  if (!mapping) entry = mapping = std::make_shared<const SharedMemory>(map(std::move(fd)));
+  return mapping;
 }
 
 SharedMemory::~SharedMemory() {

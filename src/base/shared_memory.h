@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -19,6 +20,8 @@ class SharedMemory {
   static SharedMemory create(const std::string& name, std::size_t bytes);
   // Maps memory that another process created.
   static SharedMemory map(UniqueFd fd);
+  // The mapping that map_once() has returned for this memory, as long as something holds it, or a new one.
+  static std::shared_ptr<const SharedMemory> map_once(UniqueFd fd);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -28,6 +31,8 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   int fd() const { return fd_.get(); }
+  // The memory stays mapped, but cannot be committed or passed on.
+  void close_fd() { fd_ = {}; }
 
   // Allocates physical memory for a part now, so that a shortage is an Error here and not a SIGBUS later.
   // `purpose` is part of the message.

@@ -134,6 +134,28 @@ FromC10d::FromC10d(int rank, int size, const std::string& name, BackendTraits tr
       timeout_(timeout),
       futures_(std::make_shared<OperationFutures>()) {}
 
+void FromC10d::change_members(int rank, int size, BackendTraits traits) {
+  set_members(rank, size);
+  const auto name = getBackendName();
+  rules_ =
+      CallRules(rank, size, fmt::format("rank {} of {} ({})", rank, size, name), name, std::move(traits));
+  sequence_number_ = 0;
+}
+
+WorkPtr FromC10d::finished_work() { return work_of(c10d::OpType::UNKNOWN, nullptr, {}, {}); }
+
+std::string FromC10d::get_reconfigure_handle() const {
+  throw ArgumentError(
+      fmt::format("the group of backend {} cannot be formed again: reconfigure is for shm, and for "
+                  "hierarchical over gloo, as the group's only backend",
+                  getBackendName()));
+}
+
+WorkPtr FromC10d::reconfigure(const libtorch::ReconfigureOptions& /*options*/) {
+  (void)get_reconfigure_handle();  // throws
+  return {};
+}
+
 c10::intrusive_ptr<c10d::Backend::Options> FromC10d::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
 }

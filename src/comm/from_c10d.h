@@ -11,6 +11,8 @@
 
 #include "comm/call.h"
 #include "comm/call_rules.h"
+#include "comm/membership.h"
+#include "device/libtorch_versions.h"
 
 namespace lockstep::comm {
 
@@ -21,7 +23,7 @@ class OperationFutures;
 //
 // Its works have futures (`Work::getFuture`). The first future of a backend starts a thread that completes
 // the futures; without one there is no thread.
-class FromC10d : public c10d::Backend, public CallBackend {
+class FromC10d : public libtorch::Backend, public CallBackend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -30,6 +32,15 @@ class FromC10d : public c10d::Backend, public CallBackend {
            std::chrono::milliseconds timeout);
 
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+  // Ends this rank's calls, as the destructor does: they throw kLeft, or an error of the network. Those of
+  // other ranks go on unless they need this rank.
+  virtual void leave() { abort(); }
+
+  // Not here: see ReconfigurableBackend.
+  bool supportsReconfigure() const override { return false; }
+  std::string get_reconfigure_handle() const override;
+  WorkPtr reconfigure(const libtorch::ReconfigureOptions& options) override;
 
   // A group that some ranks of this one make of themselves.
   struct Part {
@@ -85,6 +96,12 @@ class FromC10d : public c10d::Backend, public CallBackend {
   std::uint64_t getSequenceNumberForGroup() final { return sequence_number_.load(); }
 
  protected:
+  // The group has other members from now on: numbers its calls from 0. Not during a call. From LibTorch 2.14
+  // on.
+  void change_members(int rank, int size, BackendTraits traits);
+  // A work that is complete.
+  WorkPtr finished_work();
+  std::chrono::milliseconds timeout() const { return timeout_.load(); }
   // The timeout of a call: its own if set, otherwise the backend's.
   std::chrono::milliseconds limit_of(const Call& call) const {
     return call.timeout == kNoTimeout ? timeout_.load() : call.timeout;

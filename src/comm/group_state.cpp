@@ -10,6 +10,8 @@
 #include <lockstep/base/log.h>
 
 #include "base/deadline.h"
+#include "comm/from_c10d.h"
+#include "comm/membership.h"
 #include "comm/to_c10d.h"
 
 namespace lockstep::comm {
@@ -19,6 +21,9 @@ constexpr const char* kClosed =
     "the process group has been closed; keep the context that lockstep::init() returned alive for as long as "
     "its "
     "groups are used";
+
+constexpr const char* kFormedAgain =
+    "the process group has been formed again with other members; use the group that reconfigure() returned";
 
 constexpr auto kEndLimit = std::chrono::milliseconds(500);
 
@@ -45,6 +50,7 @@ GroupState::GroupState(c10::intrusive_ptr<c10d::Backend> backend, ProcessGroupIn
       rules_(rank_, size_, whoami_, backend_name_, info_.traits),
       calls_(calls_of(backend, info_.traits, info_.with_python)),
       log_(info_.node_group ? &info_.node_group->own_status() : nullptr),
+      closed_(kClosed),
       backend_(std::move(backend)) {
   if (!info_.global_ranks.empty() && static_cast<int>(info_.global_ranks.size()) != size_) {
     throw ArgumentError(fmt::format("{}: ProcessGroupInfo::global_ranks has {} entries", whoami(),
@@ -60,12 +66,12 @@ GroupState::~GroupState() { close(); }
 
 c10::intrusive_ptr<c10d::Backend> GroupState::backend() const {
   const std::lock_guard lock(mutex_);
-  if (!backend_) throw Error(fmt::format("{}: {}", whoami(), kClosed));
+  if (!backend_) throw Error(fmt::format("{}: {}", whoami(), closed_.load()));
   return backend_;
 }
 
 void GroupState::throw_closed(const CallRecord& call) const {
-  throw Error(fmt::format("{}: {}: {}", whoami(), call.describe(), kClosed));
+  throw Error(fmt::format("{}: {}: {}", whoami(), call.describe(), closed_.load()));
 }
 
 std::shared_ptr<node::NodeGroup> GroupState::node_group() const {
@@ -149,6 +155,29 @@ void GroupState::break_off() {
   if (calls) calls->break_off();
   calls.reset();
   close();
+}
+
+Membership& GroupState::membership() const {
+  if (info_.membership) return *info_.membership;
+  throw ArgumentError(
+      fmt::format("{}: the group cannot be formed again: reconfigure() is for shm, and for hierarchical over "
+                  "gloo, as the group's only backend",
+                  whoami()));
+}
+
+ProcessGroup GroupState::form_again(const ReconfigureOptions& options) {
+  auto& own = membership();
+  const auto old = backend();
+  auto& former = dynamic_cast<FromC10d&>(*old);
+  const auto handle = own.form(options, info_.timeout, [&] { former.leave(); });
+  auto info = info_;
+  info.global_ranks.clear();
+  info.traits = handle.traits;
+  info.check_calls = info_.check_calls && !handle.traits.compares_calls;
+  info.node_group = handle.node_group;
+  closed_ = kFormedAgain;
+  close();
+  return {handle.backend, std::move(info)};
 }
 
 void GroupState::shut_down_backend() noexcept {

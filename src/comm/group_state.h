@@ -64,6 +64,11 @@ class GroupState {
   // The same after an error, because of which the calls of the other ranks end too.
   void break_off();
 
+  // Throws ArgumentError if the group cannot be formed again.
+  Membership& membership() const;
+  // As ProcessGroup::reconfigure(). Closes this group when the new one is there.
+  ProcessGroup form_again(const ReconfigureOptions& options);
+
  private:
   std::shared_ptr<StreamWatch> locked_watch() const;
   bool has_calls_under_way();
@@ -82,6 +87,7 @@ class GroupState {
   std::shared_ptr<CallBackend> calls_;  // changes during a turn of the flight recorder only
   node::FlightRecorder log_;
   std::atomic<std::uint64_t> scopes_{0};
+  std::atomic<const char*> closed_;  // what errors of later calls say
   std::optional<c10::Device> announces_on_;
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;

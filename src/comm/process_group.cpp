@@ -6,6 +6,7 @@
 
 #include "comm/group_state.h"
 #include "comm/issue.h"
+#include "comm/membership.h"
 
 namespace lockstep {
 
@@ -25,6 +26,11 @@ const std::string& ProcessGroup::backend_name() const { return state_->backend_n
 std::chrono::milliseconds ProcessGroup::timeout() const { return state_->info().timeout; }
 std::vector<CallRecord> ProcessGroup::recent_calls() const { return state_->log().recent(); }
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::backend() const { return state_->backend(); }
+bool ProcessGroup::supports_reconfigure() const { return state_->info().membership != nullptr; }
+std::string ProcessGroup::reconfigure_handle() const { return state_->membership().handle(); }
+ProcessGroup ProcessGroup::reconfigure(const ReconfigureOptions& options) const {
+  return state_->form_again(options);
+}
 void ProcessGroup::close() const { state_->close(); }
 
 int ProcessGroup::global_rank(int group_rank) const {

@@ -5,14 +5,21 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
 #include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/headeronly/version.h>
 
@@ -43,6 +50,45 @@ class Work : public c10d::Work {
   using c10d::Work::Work;
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
   virtual std::chrono::milliseconds getTimeout() const = 0;
+#endif
+};
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+struct ReconfigureOptions {
+  std::int64_t uuid = 0;
+  std::variant<std::unordered_set<std::string>, std::vector<std::string>> handles;
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+};
+#else
+using c10d::ReconfigureOptions;
+#endif
+
+// c10d::Backend with the virtual functions of later releases.
+class Backend : public c10d::Backend {
+ public:
+  using c10d::Backend::Backend;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+  // Before 2.14 rank and size of a c10d::Backend are constants.
+  static constexpr bool kMembersCanChange = false;
+  virtual bool supportsReconfigure() const { return false; }
+  virtual std::string get_reconfigure_handle() const = 0;
+  virtual c10::intrusive_ptr<c10d::Work> reconfigure(const ReconfigureOptions& options) = 0;
+
+ protected:
+  void set_members(int /*rank*/, int /*size*/) {}
+#else
+  static constexpr bool kMembersCanChange = true;
+
+ protected:
+  void set_members(int rank, int size) {
+    rank_ = rank;
+    size_ = size;
+  }
+#endif
+
+ public:
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+  virtual bool isInitialized() { return true; }
 #endif
 };
 

@@ -2,7 +2,6 @@
 #include "node/member_exchange.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <optional>
 #include <sys/syscall.h>
@@ -38,13 +37,26 @@ std::optional<std::string> complaint_at(const ExchangePoint& point) noexcept {
   }
 }
 
-// The member in a message that rank `rank` received.
-NodeMember member_from(FdMessage message, int rank, const ExchangePoint& point) {
-  if (message.fds.size() != 2)
-    throw RendezvousError("a rank of this host sent no memory; is it of this version?");
+// The process, the segment and the heap if there is one.
+std::vector<int> fds_of(const NodeMember& member) {
+  std::vector<int> fds{member.process.get(), member.memory.segment->fd()};
+  if (member.memory.heap) fds.push_back(member.memory.heap->fd());
+  return fds;
+}
+
+// The member in a message that `own` received.
+NodeMember member_from(FdMessage message, const NodeMember& own, int rank, const ExchangePoint& point) {
+  auto& fds = message.fds;
+  if (fds.size() != fds_of(own).size())
+    throw RendezvousError("a rank of this host sent other memory than this rank; is it of this version?");
   try {
-    return {std::make_shared<SharedMemory>(SharedMemory::map(std::move(message.fds[0]))),
-            std::move(message.fds[1])};
+    NodeMember member{.process = std::move(fds[0])};
+    auto segment = SharedMemory::map(std::move(fds[1]));
+    if (rank != 0) segment.close_fd();  // rank 0 passes it on
+    member.memory.segment = std::make_shared<const SharedMemory>(std::move(segment));
+    // Not again when the group is formed again: that takes the time of all page faults.
+    if (fds.size() > 2) member.memory.heap = SharedMemory::map_once(std::move(fds[2]));
+    return member;
   } catch (const std::exception& error) {
     decline(rank, point, error.what());  // before the connections close
     throw;
@@ -67,12 +79,10 @@ UniqueFd accept_rank(const LocalListener& listener, const ExchangePoint& point, 
   return {};
 }
 
-std::array<int, 2> fds_of(const NodeMember& member) { return {member.memory->fd(), member.process.get()}; }
-
 std::vector<int> ranks_missing(const std::vector<NodeMember>& members) {
   std::vector<int> missing;
   for (std::size_t i = 0; i < members.size(); ++i) {
-    if (!members[i].memory) missing.push_back(static_cast<int>(i));
+    if (!members[i].memory.segment) missing.push_back(static_cast<int>(i));
   }
   return missing;
 }
@@ -93,7 +103,7 @@ void collect_at_zero(std::vector<NodeMember>& members, const ExchangePoint& poin
     const std::size_t rank = message.number;
     if (rank >= members.size() || connections[rank])
       throw RendezvousError("two processes claim the same rank");
-    members[rank] = member_from(std::move(message), 0, point);
+    members[rank] = member_from(std::move(message), members[0], 0, point);
     connections[rank] = std::move(connection);
   }
   for (std::size_t to = 1; to < members.size(); ++to) {
@@ -119,7 +129,7 @@ void collect_elsewhere(std::vector<NodeMember>& members, int rank, const Exchang
     const std::size_t about = message.number;
     if (about >= members.size() || about == own)
       throw RendezvousError("rank 0 sent the memory of an unexpected rank");
-    members[about] = member_from(std::move(message), rank, point);
+    members[about] = member_from(std::move(message), members[own], rank, point);
   }
   // No rank continues before all have mapped everything.
   send_fds(connection.get(), static_cast<std::uint32_t>(rank), {}, deadline);
@@ -137,16 +147,15 @@ void decline(int rank, const ExchangePoint& point, const std::string& reason) no
   }
 }
 
-std::vector<NodeMember> exchange_members(int rank, int size, SharedMemory own, const ExchangePoint& point,
+std::vector<NodeMember> exchange_members(int rank, int size, RankMemory own, const ExchangePoint& point,
                                          const Deadline& deadline) {
   std::vector<NodeMember> members(static_cast<std::size_t>(size));
-  auto own_memory = std::make_shared<const SharedMemory>(std::move(own));
   if (point.threads) {
-    const auto all = point.threads->exchange(point.group, rank, size, std::move(own_memory), deadline);
+    const auto all = point.threads->exchange(point.group, rank, size, std::move(own), deadline);
     for (std::size_t i = 0; i < all.size(); ++i) members[i] = {all[i], own_process()};
     return members;
   }
-  members[static_cast<std::size_t>(rank)] = {std::move(own_memory), own_process()};
+  members[static_cast<std::size_t>(rank)] = {std::move(own), own_process()};
   try {
     if (rank == 0) {
       collect_at_zero(members, point, deadline);

@@ -15,7 +15,7 @@ namespace lockstep::node {
 
 // The resources of one rank that the other ranks of its host use.
 struct NodeMember {
-  std::shared_ptr<const SharedMemory> memory = {};  // its segment
+  RankMemory memory = {};
   UniqueFd process = {};  // its pidfd, readable once it has died; good across pid namespaces too
 };
 
@@ -34,10 +34,10 @@ struct ExchangePoint {
 // For a rank that cannot take part: gives the others the reason, so that they do not wait for it.
 void decline(int rank, const ExchangePoint& point, const std::string& reason) noexcept;
 
-// Every rank passes its segment and gets all of them, [i] being rank i's. All ranks run on one host as one
-// user. Throws RendezvousError naming the ranks that did not arrive. Throws it on all ranks if one cannot
-// join or cannot map the segments of the others.
-std::vector<NodeMember> exchange_members(int rank, int size, SharedMemory own, const ExchangePoint& point,
+// Every rank passes its memory, each with a heap or each without, and gets that of all, [i] being rank i's.
+// All ranks run on one host as one user. Throws RendezvousError naming the ranks that did not arrive. Throws
+// it on all ranks if one cannot join or cannot map the segments of the others.
+std::vector<NodeMember> exchange_members(int rank, int size, RankMemory own, const ExchangePoint& point,
                                          const Deadline& deadline);
 
 }  // namespace lockstep::node

@@ -37,15 +37,15 @@ void introduce(RankStatus& board) {
   }
 }
 
-SharedMemory own_segment(int rank, NodeGroup::Part part, const std::string& name,
-                         const ExchangePoint& point) {
+RankMemory own_memory(int rank, const NodeGroup::Part& part, const std::string& name,
+                      const ExchangePoint& point) {
   try {
     const auto offset = NodeGroup::backend_offset();
     auto memory = SharedMemory::create("lockstep " + name, offset + part.bytes);
     memory.commit(0, sizeof(RankStatus), "notes on calls");
     if (part.committed > 0) memory.commit(offset, part.committed, "passing data between ranks");
     introduce(*new (memory.data()) RankStatus);
-    return memory;
+    return {.segment = std::make_shared<const SharedMemory>(std::move(memory)), .heap = part.heap};
   } catch (const std::exception& error) {
     decline(rank, point, error.what());
     throw;
@@ -58,9 +58,9 @@ std::size_t NodeGroup::backend_offset() { return kHugePage; }
 
 std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const std::string& name,
                                            const ExchangePoint& point, const Deadline& deadline) {
-  auto members = exchange_members(rank, size, own_segment(rank, part, name, point), point, deadline);
+  auto members = exchange_members(rank, size, own_memory(rank, part, name, point), point, deadline);
   for (const auto& member : members) {
-    if (member.memory->size() == backend_offset() + part.bytes) continue;
+    if (member.memory.segment->size() == backend_offset() + part.bytes) continue;
     throw RendezvousError(
         fmt::format("rank {} of {}: the ranks share memory of different sizes; do all run the same program?",
                     rank, size));
@@ -71,7 +71,7 @@ std::shared_ptr<NodeGroup> NodeGroup::meet(int rank, int size, Part part, const 
 NodeGroup::NodeGroup(int rank, std::vector<NodeMember> members, int owner)
     : rank_(rank), owner_(owner), members_(std::move(members)) {
   for (const auto& member : members_) {
-    statuses_.push_back(reinterpret_cast<RankStatus*>(member.memory->data()));
+    statuses_.push_back(reinterpret_cast<RankStatus*>(member.memory.segment->data()));
     const int process = process_of_pidfd(member.process.get());
     processes_.push_back(process == ::getpid() ? 0 : process);
   }
@@ -88,7 +88,15 @@ int NodeGroup::ranks_on_own_cores() const {
 }
 
 std::byte* NodeGroup::backend_part(int rank) const {
-  return members_[static_cast<std::size_t>(rank)].memory->data() + backend_offset();
+  return members_[static_cast<std::size_t>(rank)].memory.segment->data() + backend_offset();
+}
+
+std::byte* NodeGroup::heap(int rank) const {
+  return members_[static_cast<std::size_t>(rank)].memory.heap->data();
+}
+
+std::size_t NodeGroup::own_heap_bytes() const {
+  return members_[static_cast<std::size_t>(rank_)].memory.heap->size();
 }
 
 bool NodeGroup::has_died(int rank) const {

@@ -22,6 +22,8 @@ class NodeGroup {
   struct Part {
     std::size_t bytes = 0;
     std::size_t committed = 0;
+    std::shared_ptr<const SharedMemory> heap =
+        {};  // of this rank, which the others map too; all ranks or none
   };
 
   // All ranks call it. Throws RendezvousError naming ranks that did not arrive. Throws Error before any wait
@@ -40,7 +42,9 @@ class NodeGroup {
   // The backend's part of the segments.
   static std::size_t backend_offset();
   std::byte* backend_part(int rank) const;
-  const SharedMemory& own_memory() const { return *members_[static_cast<std::size_t>(rank_)].memory; }
+  // The start of the heap of a rank, and the bytes of this rank's.
+  std::byte* heap(int rank) const;
+  std::size_t own_heap_bytes() const;
 
   // Distinguishes ranks that are threads of this process; 0 if the process is one rank.
   int owner() const { return owner_; }

@@ -11,25 +11,25 @@
 namespace lockstep::node {
 namespace {
 
-std::vector<int> ranks_missing(const std::vector<ThreadExchange::Memory>& members) {
+std::vector<int> ranks_missing(const std::vector<RankMemory>& members) {
   std::vector<int> missing;
   for (std::size_t i = 0; i < members.size(); ++i) {
-    if (!members[i]) missing.push_back(static_cast<int>(i));
+    if (!members[i].segment) missing.push_back(static_cast<int>(i));
   }
   return missing;
 }
 
 }  // namespace
 
-std::vector<ThreadExchange::Memory> ThreadExchange::exchange(const std::string& group, int rank, int size,
-                                                             Memory own, const Deadline& deadline) {
+std::vector<RankMemory> ThreadExchange::exchange(const std::string& group, int rank, int size, RankMemory own,
+                                                 const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   auto& table = tables_[group];
   table.members.resize(static_cast<std::size_t>(size));
   table.members[static_cast<std::size_t>(rank)] = std::move(own);
   changed_.notify_all();
   const auto complete = [&] {
-    return std::ranges::all_of(table.members, [](const auto& memory) { return memory != nullptr; });
+    return std::ranges::all_of(table.members, [](const auto& memory) { return memory.segment != nullptr; });
   };
   changed_.wait_for(lock, deadline.remaining(), [&] { return given_up_ || complete(); });
   if (!complete()) {

@@ -154,16 +154,20 @@ StorePtr store_by_file(RankInfo& place, const std::string& path, const Deadline&
 }
 
 // A store may serve several runs, one after the other; each gets its own prefix. A rank joins a run only
-// after all ranks have joined the run before, so the number of joins determines the run.
-StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int world_size) {
+// after all ranks have joined the run before, so the number of joins determines the run. `joins_later`: to
+// the first one, without being counted.
+StorePtr store_of_run(const StorePtr& store, const std::string& group_name, int world_size,
+                      bool joins_later) {
   const std::string prefix = "lockstep/" + group_name;
+  if (joins_later) return c10::make_intrusive<c10d::PrefixStore>(prefix + "/0", store);
   const auto run = (store->add(prefix + "/joins", 1) - 1) / world_size;
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", prefix, run), store);
 }
 
 StorePtr find_store(RankInfo& place, const InitMethod& method, const InitOptions& options,
                     const Deadline& deadline) {
-  if (options.store) return store_of_run(options.store, options.group_name, place.world_size);
+  if (options.store)
+    return store_of_run(options.store, options.group_name, place.world_size, options.enable_reconfigure);
   if (place.world_size == 1 && place.master_addr.empty()) return c10::make_intrusive<c10d::HashStore>();
   if (method.kind == InitMethod::Kind::file) return store_by_file(place, method.path, deadline);
   return store_over_tcp(place, deadline, meets_at_agent(method, options));
@@ -203,6 +207,14 @@ std::unique_ptr<Session> join_fake(const InitOptions& options, const backends::B
   return open_session(own, backend, rank_info, store);
 }
 
+void check_reconfigurable(const InitOptions& options, const InitMethod& method) {
+  const auto refuse = [](const std::string& what) {
+    throw ArgumentError("InitOptions: enable_reconfigure cannot be combined with " + what);
+  };
+  if (options.with_python) refuse("with_python; give the C++ ranks a group of their own");
+  if (method.kind == InitMethod::Kind::file) refuse("a file:// init_method, whose ranks wait for each other");
+}
+
 void check_with_python(const InitOptions& options, const backends::BackendSpec& backend,
                        const InitMethod& method) {
   const auto refuse = [](const std::string& what) {
@@ -239,6 +251,7 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   }
   const InitMethod method = parse_init_method(options.init_method);
   check_options(options, method);
+  if (options.enable_reconfigure) check_reconfigurable(options, method);
   // An unavailable backend is an error before the ranks wait for each other.
   const auto backend = backends::BackendSpec::parse(options.backend);
   if (options.with_python) check_with_python(options, backend, method);
@@ -252,8 +265,10 @@ std::unique_ptr<Session> join(const InitOptions& options) {
   const Deadline deadline(options.timeout);
   auto ignored = std::make_unique<IgnoreSigpipe>();
   const StorePtr store = find_store(rank_info, method, options, deadline);
-  store_barrier(*store, rank_info.rank, rank_info.world_size, deadline,
-                find_strangers(store, rank_info, method, options));
+  if (!options.enable_reconfigure) {
+    store_barrier(*store, rank_info.rank, rank_info.world_size, deadline,
+                  find_strangers(store, rank_info, method, options));
+  }
   auto session = open_session(options, backend, rank_info, store);
   session->keep(std::move(ignored));
   return session;
@@ -276,6 +291,8 @@ c10::Device Context::device() const { return session_->device(); }
 const ProcessGroup& Context::group() const { return session_->group(); }
 void Context::synchronize() const { session_->synchronize(); }
 void Context::barrier(std::source_location where) const { group().barrier(where); }
+
+void Context::reconfigure(const ReconfigureOptions& options) const { session_->reconfigure(options); }
 
 std::optional<ProcessGroup> Context::new_group(const std::vector<int>& ranks,
                                                const GroupOptions& options) const {

@@ -13,6 +13,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "backends/group_membership.h"
+#include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"
 #include "comm/from_c10d.h"
 #include "rendezvous/store_barrier.h"
@@ -20,17 +22,19 @@
 namespace lockstep::rendezvous {
 namespace {
 
+using Create = backends::BackendHandle (*)(const std::string& backend, backends::BackendRequest request);
+
 // Of PyTorch's names, which backends of other devices use too, and of the same ranks more than once.
-comm::FromC10d::Split split_of(const std::string& backend) {
+comm::FromC10d::Split split_of(const std::string& backend, Create create) {
   auto counts = std::make_shared<std::map<std::string, int>>();
-  return [backend, counts](const comm::FromC10d::Part& part) {
+  return [backend, create, counts](const comm::FromC10d::Part& part) {
     const auto key = fmt::format("{} {}", part.name, fmt::join(part.ranks, ","));
     const auto prefix = fmt::format("{}/{}/{}/", backend, key, ++(*counts)[key]);
-    return create_with_python(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(prefix, part.store),
-                                        .rank = part.rank,
-                                        .size = static_cast<int>(part.ranks.size()),
-                                        .timeout = part.timeout,
-                                        .group_name = part.name})
+    return create(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(prefix, part.store),
+                            .rank = part.rank,
+                            .size = static_cast<int>(part.ranks.size()),
+                            .timeout = part.timeout,
+                            .group_name = part.name})
         .backend;
   };
 }
@@ -94,11 +98,17 @@ std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store,
   };
 }
 
-backends::BackendHandle create_with_python(const std::string& backend, backends::BackendRequest request) {
+namespace {
+
+backends::BackendHandle connect_under_keys_of_python(const std::string& backend,
+                                                     backends::BackendRequest request) {
   request.key = request.group_name;
+  // PyTorch: "Backends that do not support reconfigure ignore this flag."
+  request.enable_reconfigure = request.enable_reconfigure && backends::can_be_formed_again(backend, request);
+  request.master_host = request.env.get("MASTER_ADDR").value_or(request.master_host);
   if (backend == "gloo" || backend == "nccl") {
     request.only_c10d_keys = true;
-  } else {
+  } else if (!request.enable_reconfigure) {
     const int next = (request.rank + 1) % request.size;
     store_barrier(*request.store, request.rank, request.size, Deadline(request.timeout), [&] {
       if (!request.store->check({gloo_key(next)})) return;
@@ -112,11 +122,26 @@ backends::BackendHandle create_with_python(const std::string& backend, backends:
     std::iota(ranks.begin(), ranks.end(), 0);
     request.hosts = map.hosts_of(ranks);
     request.one_host = map.all_on_one_host(ranks);
-    request.master_host = request.env.get("MASTER_ADDR").value_or(request.master_host);
   }
-  auto handle = backends::create_backend(backends::BackendSpec(backend), request);
-  if (auto* own = dynamic_cast<comm::FromC10d*>(handle.backend.get())) own->set_split(split_of(backend));
+  return backends::create_backend(backends::BackendSpec(backend), request);
+}
+
+backends::BackendHandle with_split(backends::BackendHandle handle, const std::string& backend,
+                                   Create create) {
+  if (auto* own = dynamic_cast<comm::FromC10d*>(handle.backend.get()))
+    own->set_split(split_of(backend, create));
   return handle;
+}
+
+}  // namespace
+
+backends::BackendHandle create_with_python(const std::string& backend, backends::BackendRequest request) {
+  return with_split(connect_under_keys_of_python(backend, std::move(request)), backend, create_with_python);
+}
+
+backends::BackendHandle create_for_python(const std::string& backend, backends::BackendRequest request) {
+  const auto handle = connect_under_keys_of_python(backend, request);
+  return with_split(backends::in_place(handle, request), backend, create_for_python);
 }
 
 }  // namespace lockstep::rendezvous

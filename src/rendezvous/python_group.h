@@ -34,4 +34,8 @@ std::function<void()> refuse_python_ranks(c10::intrusive_ptr<c10d::Store> store,
 // `request` has PyTorch's store of the group for the devices of the backend, rank, size, timeout and name.
 backends::BackendHandle create_with_python(const std::string& backend, backends::BackendRequest request);
 
+// The same for the Python package: the group is a ReconfigurableBackend, with request.enable_reconfigure
+// without members.
+backends::BackendHandle create_for_python(const std::string& backend, backends::BackendRequest request);
+
 }  // namespace lockstep::rendezvous

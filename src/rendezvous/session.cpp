@@ -20,6 +20,7 @@
 
 #include "base/deadline.h"
 #include "comm/group_state.h"
+#include "comm/membership.h"
 #include "rendezvous/device_choice.h"
 #include "rendezvous/python_group.h"
 
@@ -108,16 +109,19 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
   // As PyTorch does with a store that it has made.
   if (with_python && !options.store) store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   // The local numbers are then those of the launcher.
-  auto hosts = with_python ? HostMap(std::vector<int>(static_cast<std::size_t>(rank_info.world_size)))
-                           : read_host_map(*store);
+  auto hosts = with_python || options.enable_reconfigure
+                   ? HostMap(std::vector<int>(static_cast<std::size_t>(rank_info.world_size)))
+                   : read_host_map(*store);
   const auto world = world_of(hosts, rank_info);
   const auto request = device_request(options, backend);
-  const bool agrees = world.size > 1 && backend.name() != "fake" && !with_python;
+  const bool agrees =
+      world.size > 1 && backend.name() != "fake" && !with_python && !options.enable_reconfigure;
   const auto selected = select_device(request, agrees, world, *store);
   const auto warning = cpu_warning(request, backend);
   if (world.rank == 0 && !warning.empty()) log(LogLevel::warning, warning);
   std::unique_ptr<Session> session(
-      new Session({.store = std::move(store),
+      new Session({.store = store,
+                   .store_of_run = store,
                    .threads = std::move(threads),
                    .env = options.env,
                    .master_host = rank_info.master_addr.empty() ? "127.0.0.1" : rank_info.master_addr,
@@ -125,6 +129,7 @@ std::unique_ptr<Session> Session::connect(const InitOptions& options, const back
                    .nccl = options.nccl,
                    .check_calls = checks_calls(options),
                    .with_python = with_python,
+                   .enable_reconfigure = options.enable_reconfigure,
                    .hosts = std::move(hosts),
                    .world = world,
                    .device = selected.device,
@@ -169,6 +174,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
                                    .env = config_.env,
                                    .threads = config_.threads,
                                    .key = key,
+                                   .enable_reconfigure = config_.enable_reconfigure,
                                    .device = config_.device,
                                    .nccl = nccl};
   backends::BackendHandle handle;
@@ -185,6 +191,7 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   }
   info.traits = handle.traits;
   info.node_group = handle.node_group;
+  info.membership = handle.membership;
   info.with_python = config_.with_python;
   info.check_calls = config_.check_calls && !handle.traits.compares_calls;
   return {handle.backend, std::move(info)};
@@ -206,6 +213,22 @@ std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, cons
   subgroups_.push_back(group);
   origins_.emplace(&comm::state_of(group), origin);
   return group;
+}
+
+// The groups of the members before are gone, and their keys must not meet those of the groups to come.
+void Session::reconfigure(const ReconfigureOptions& options) {
+  const auto origin = origins_.at(&comm::state_of(*group_));
+  group_ = group_->reconfigure(options);
+  for (const auto& group : subgroups_) group.close();
+  subgroups_.clear();
+  origins_ = {{&comm::state_of(*group_), origin}};
+  groups_made_ = 0;
+  config_.enable_reconfigure = false;
+  config_.store =
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("formed/{}", options.uuid), config_.store_of_run);
+  config_.hosts = HostMap(comm::state_of(*group_).membership().hosts());
+  config_.world = world_of(config_.hosts, {.rank = group_->rank(), .world_size = group_->size()});
+  runtime::change_world(*this);
 }
 
 std::vector<int> Session::hosts_of(const ProcessGroup& group) const {

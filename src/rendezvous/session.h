@@ -56,6 +56,8 @@ class Session : public runtime::Run {
                                        const std::string& name) override {
     return new_group(ranks, {.backend = backend, .group_name = name});
   }
+  // As Context::reconfigure().
+  void reconfigure(const ReconfigureOptions& options);
   std::vector<int> hosts_of(const ProcessGroup& group) const override;
   ProcessGroup split(const ProcessGroup& parent, const std::vector<std::vector<int>>& split_ranks) override {
     return split_group(parent, split_ranks, {}).value();
@@ -66,7 +68,8 @@ class Session : public runtime::Run {
 
  private:
   struct Config {
-    c10::intrusive_ptr<c10d::Store> store;
+    c10::intrusive_ptr<c10d::Store> store;  // of the default group as it is
+    c10::intrusive_ptr<c10d::Store> store_of_run;
     std::shared_ptr<node::ThreadExchange> threads;
     Env env;
     std::string master_host;
@@ -74,6 +77,7 @@ class Session : public runtime::Run {
     NcclOptions nccl;
     bool check_calls;
     bool with_python;
+    bool enable_reconfigure;
     HostMap hosts;
     World world;
     c10::Device device;

@@ -51,6 +51,11 @@ void enter(Run& run, Scope scope) {
   set_current_world(run.world());
 }
 
+void change_world(const Run& run) {
+  if (thread_run() == &run) return set_thread_world(run.world());
+  set_current_world(run.world());
+}
+
 void leave(Run& run) noexcept {
   if (thread_run() == &run) {
     thread_run() = nullptr;

@@ -7,6 +7,8 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <unordered_set>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +22,7 @@ namespace lockstep {
 class ProcessGroup;
 namespace comm {
 class GroupState;
+class Membership;
 GroupState& state_of(const ProcessGroup& group);
 }  // namespace comm
 namespace node {
@@ -39,6 +42,19 @@ struct ProcessGroupInfo {
   bool with_python = false;
   /// The node-local group, if all ranks run on one host. Lockstep's backends create it.
   std::shared_ptr<node::NodeGroup> node_group = {};
+  /// For reconfigure(). Lockstep's backends create it.
+  std::shared_ptr<comm::Membership> membership = {};
+};
+
+/// Arguments of ProcessGroup::reconfigure(), the same on all members. PyTorch: `ReconfigureOptions`.
+struct ReconfigureOptions {
+  /// Names this forming of the group. One that the group has not used before, even in a forming that failed.
+  std::int64_t uuid = 0;
+  /// The reconfigure_handle() of each member. A vector is in rank order. With a set the ranks of a
+  /// host are neighbours, each host's in their former order.
+  std::variant<std::unordered_set<std::string>, std::vector<std::string>> handles = {};
+  /// How long to wait for the other members; positive. Default: the timeout of the group.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
 };
 
 /// A group of ranks and the collectives between them. PyTorch: `torch.distributed` and its ProcessGroup.
@@ -82,6 +98,29 @@ class ProcessGroup {
   std::vector<CallRecord> recent_calls() const;
   /// The underlying backend. Calls made on it directly are not numbered or recorded.
   c10::intrusive_ptr<c10d::Backend> backend() const;
+
+  /// Whether reconfigure() can form the group again: over shm, and hierarchical over gloo, as its only
+  /// backend. PyTorch: `supports_reconfigure`.
+  bool supports_reconfigure() const;
+  /// Stands for this process in the options of reconfigure(), on every member; the program passes it to them,
+  /// e.g. through a store. Changes when reconfigure() succeeds. Throws ArgumentError unless
+  /// supports_reconfigure(). PyTorch: `get_reconfigure_handle`.
+  std::string reconfigure_handle() const;
+  /// Forms the group again, of other members: without the ranks that are lost, or with processes that were no
+  /// ranks (InitOptions::enable_reconfigure). Blocks until all members have called it, and returns the new
+  /// group. Its ranks and numbers of calls begin again; global ranks are its own ranks.
+  ///
+  /// First this rank leaves the old group: its calls in progress throw Error, those of other ranks go on
+  /// unless they need this rank. From then on calls on the old group throw Error; reconfigure() on it, with
+  /// another uuid, is possible until one has succeeded. It does not matter whether the old group has failed.
+  /// Memory that the backend has allocated, as for DDP's buckets, stays valid and registered. For the default
+  /// group use Context::reconfigure().
+  ///
+  /// Throws ArgumentError for wrong options, before anything has changed; RendezvousError if the uuid was
+  /// used, or if members do not call it in time, naming them. Not during another call on the group. PyTorch:
+  /// `reconfigure`, which changes the group in place.
+  ProcessGroup reconfigure(const ReconfigureOptions& options) const;
+
   /// Closes the connections; every later call throws. The destructor of init()'s context does the same.
   void close() const;
 

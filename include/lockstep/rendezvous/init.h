@@ -78,6 +78,13 @@ struct InitOptions {
   /// Costs up to 3 GiB of idle memory per process. See enable_caching_cpu_allocator().
   bool caching_cpu_allocator = true;
 
+  /// For a process that joins a group of others later: init() waits for no other rank, and the default group
+  /// has no members until Context::reconfigure(); calls on it throw Error before. Rank and world size are
+  /// preliminary. For "shm" and "hierarchical"; "auto" is shm. All members need the same store, from the
+  /// launcher, MASTER_ADDR and MASTER_PORT (where rank 0 serves it), or `store`. PyTorch:
+  /// `enable_reconfigure`.
+  bool enable_reconfigure = false;
+
   /// The environment variables.
   Env env = {};
 };
@@ -125,6 +132,12 @@ class [[nodiscard]] Context {
   /// Returns the result of this rank's `action`. If `action` throws on rank 0, every rank throws.
   template <typename Action>
   auto main_process_first(Action&& action) const;
+
+  /// Forms the default group again, of other members: as ProcessGroup::reconfigure(). Then group(), rank(),
+  /// world_size() and the local numbers, which are counted anew, are those of the new group. Closes the
+  /// groups of new_group() and split_group(). Objects that were made over the old group, as
+  /// DistributedDataParallel, stay with it and cannot go on.
+  void reconfigure(const ReconfigureOptions& options) const;
 
   /// Creates a group of `ranks` (global ranks, in the order of their group ranks). Every rank of the default
   /// group calls it with the same arguments; ranks outside the new group get nullopt. PyTorch:

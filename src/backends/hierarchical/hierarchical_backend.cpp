@@ -121,6 +121,15 @@ class HierarchicalBackend final : public comm::FromC10d {
   void abort() override {
     if (!mark_.is_in_child()) parts_->for_each([](c10d::Backend& leg) { leg.abort(); });
   }
+  // The other ranks of this host go on without this one; the network cannot.
+  void leave() override {
+    if (mark_.is_in_child()) return;
+    const auto host = backend_unless_closed(*parts_->legs.host);
+    if (auto* shared = dynamic_cast<FromC10d*>(host.get())) shared->leave();
+    parts_->for_each([&](c10d::Backend& leg) {
+      if (&leg != host.get()) leg.abort();
+    });
+  }
   void shutdown() override {
     if (!mark_.is_in_child()) parts_->for_each([](c10d::Backend& leg) { leg.shutdown(); });
   }

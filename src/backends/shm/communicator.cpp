@@ -5,13 +5,13 @@
 
 namespace lockstep::shm {
 
-Communicator::Communicator(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes,
-                           RankObserver observer)
+Communicator::Communicator(int rank, std::vector<std::byte*> segments, std::vector<std::byte*> heaps,
+                           std::size_t heap_bytes, RankObserver observer)
     : rank_(rank),
       segments_(std::move(segments)),
+      heaps_(std::move(heaps)),
       own_(reinterpret_cast<ControlBlock*>(segment(rank))),
-      layout_(static_cast<int>(segments_.size())),
-      heap_bytes_(segment_bytes - layout_.heap_offset()),
+      heap_bytes_(heap_bytes),
       observer_(std::move(observer)) {
   // Zero bytes are the initial state of everything in a control block.
   blocks_.reserve(segments_.size());

@@ -21,9 +21,10 @@ struct RankObserver {
 // thread.
 class Communicator {
  public:
-  // segments[i] is the address of rank i's segment in this process; it must stay mapped.
-  Communicator(int rank, std::vector<std::byte*> segments, std::size_t segment_bytes,
-               RankObserver observer = {});
+  // segments[i] and heaps[i] are the addresses of rank i's in this process, where they must stay mapped.
+  // `heap_bytes`: of this rank's heap.
+  Communicator(int rank, std::vector<std::byte*> segments, std::vector<std::byte*> heaps,
+               std::size_t heap_bytes, RankObserver observer = {});
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(segments_.size()); }
@@ -32,8 +33,7 @@ class Communicator {
   ControlBlock& own() const { return *own_; }
   Channel& channel(int from, int to) const;
 
-  std::byte* heap(int rank) const { return segment(rank) + layout_.heap_offset(); }
-  std::size_t heap_bytes() const { return heap_bytes_; }
+  std::byte* heap(int rank) const { return heaps_[static_cast<std::size_t>(rank)]; }
   // The offset of the bytes in this rank's heap, or -1.
   std::int64_t heap_offset_of(const std::byte* data, std::size_t bytes) const;
 
@@ -65,9 +65,9 @@ class Communicator {
 
   int rank_;
   std::vector<std::byte*> segments_;
+  std::vector<std::byte*> heaps_;
   std::vector<ControlBlock*> blocks_;
   ControlBlock* own_;
-  Layout layout_;
   std::size_t heap_bytes_;
   RankObserver observer_;
 };

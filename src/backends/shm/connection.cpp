@@ -24,10 +24,12 @@ struct MappingCount {
 MappingCount& count_of(std::byte* piece) { return *std::launder(reinterpret_cast<MappingCount*>(piece)); }
 
 Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
-  const auto offset = node::NodeGroup::backend_offset();
-  std::vector<std::byte*> segments;
-  for (int rank = 0; rank < group->size(); ++rank) segments.push_back(group->backend_part(rank));
-  return {group->rank(), std::move(segments), group->own_memory().size() - offset,
+  std::vector<std::byte*> segments, heaps;
+  for (int rank = 0; rank < group->size(); ++rank) {
+    segments.push_back(group->backend_part(rank));
+    heaps.push_back(group->heap(rank));
+  }
+  return {group->rank(), std::move(segments), std::move(heaps), group->own_heap_bytes(),
           RankObserver{.find_dead = [group] { return group->find_dead(); },
                        .is_refused = [group] { return !group->refusals().empty(); },
                        .owner = group->owner(),
@@ -36,24 +38,27 @@ Communicator communicator_of(const std::shared_ptr<node::NodeGroup>& group) {
 
 }  // namespace
 
-node::NodeGroup::Part Connection::part(int size) {
+node::NodeGroup::Part Connection::part(int size, const Heap& heap) {
   if (static_cast<std::size_t>(size) > kMostRanks)
     throw ArgumentError(
         fmt::format("the shm backend joins at most {} ranks of a host, not {}; use gloo", kMostRanks, size));
-  const auto share = kAddressSpace / static_cast<std::size_t>(size);
-  return {.bytes = Layout(size).heap_offset() + std::min(total_memory(), share) / kPage * kPage,
-          .committed = sizeof(ControlBlock)};
+  return {.bytes = Layout(size).bytes(), .committed = sizeof(ControlBlock), .heap = heap.memory()};
 }
 
-Connection::Connection(std::shared_ptr<node::NodeGroup> group, WaitPolicy wait_policy)
-    : group_(std::move(group)),
-      heap_(group_->own_memory(), node::NodeGroup::backend_offset() + Layout(group_->size()).heap_offset()),
-      engine_(communicator_of(group_), wait_policy) {}
+std::shared_ptr<Heap> make_heap(int size) {
+  const auto share = kAddressSpace / static_cast<std::size_t>(size);
+  const auto bytes = std::min(total_memory(), share) / kPage * kPage;
+  return std::make_shared<Heap>(std::make_shared<SharedMemory>(SharedMemory::create("lockstep heap", bytes)));
+}
+
+Connection::Connection(std::shared_ptr<node::NodeGroup> group, std::shared_ptr<Heap> heap,
+                       WaitPolicy wait_policy)
+    : group_(std::move(group)), heap_(std::move(heap)), engine_(communicator_of(group_), wait_policy) {}
 
 std::int64_t Connection::allocate_mapped(std::size_t bytes) {
   const std::lock_guard lock(mapped_mutex_);
   free_unmapped();
-  auto* const piece = heap_.allocate(kPage + bytes);
+  auto* const piece = heap_->allocate(kPage + bytes);
   new (piece) MappingCount{engine_.communicator().size()};
   mapped_.push_back(piece);
   return engine_.communicator().heap_offset_of(piece, kPage + bytes);
@@ -62,7 +67,7 @@ std::int64_t Connection::allocate_mapped(std::size_t bytes) {
 void Connection::free_unmapped() {
   std::erase_if(mapped_, [&](std::byte* piece) {
     if (count_of(piece).left.load(std::memory_order_acquire) > 0) return false;
-    heap_.free(piece);
+    heap_->free(piece);
     return true;
   });
 }

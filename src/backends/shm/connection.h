@@ -12,31 +12,35 @@
 
 namespace lockstep::shm {
 
-// One rank's end of a group: the memory of all ranks, its own heap, its engine. Tensors on the heap keep it
-// alive.
+// One rank's end of a group: the memory of all ranks, its own heap, its engine.
 class Connection {
  public:
-  Connection(std::shared_ptr<node::NodeGroup> group, WaitPolicy wait_policy);
+  // `heap`: the one of part().
+  Connection(std::shared_ptr<node::NodeGroup> group, std::shared_ptr<Heap> heap, WaitPolicy wait_policy);
 
   Engine& engine() { return engine_; }
-  Heap& heap() { return heap_; }
+  // Outlives the group: other groups that this rank forms again have it too.
+  const std::shared_ptr<Heap>& heap() const { return heap_; }
 
   // As comm::MappedMemory. A mapping ends by release().
   std::int64_t allocate_mapped(std::size_t bytes);
   std::byte* map(int owner, std::int64_t place);
   static void release(std::byte* mapping);
 
-  // The segment that each rank of such a group shares.
-  static node::NodeGroup::Part part(int size);
+  // The memory that each rank of such a group shares.
+  static node::NodeGroup::Part part(int size, const Heap& heap);
 
  private:
   void free_unmapped();
 
   std::shared_ptr<node::NodeGroup> group_;
-  Heap heap_;
+  std::shared_ptr<Heap> heap_;
   Engine engine_;
   std::mutex mapped_mutex_;
   std::vector<std::byte*> mapped_;  // pieces of the heap that start with a MappingCount
 };
+
+// Address space for the tensors that a rank of a group of about `size` ranks shares with the others.
+std::shared_ptr<Heap> make_heap(int size);
 
 }  // namespace lockstep::shm

@@ -66,12 +66,12 @@ Engine::Engine(Communicator communicator, WaitPolicy wait_policy)
 
 Engine::~Engine() { leave(); }
 
-void Engine::leave() {
+void Engine::leave(const char* reason) {
   remove_engine(*this);
   if (mark_.is_in_child()) return;
   const Lock lock(*this);
-  if (closed_) return;
-  closed_ = true;
+  if (closed_ != nullptr) return;
+  closed_ = reason;
   // First, because the memory of dropped calls may be used for something else.
   communicator_.own().left.store(1, std::memory_order_release);
   ended_.insert(ended_.end(), collectives_.begin(), collectives_.end());
@@ -221,7 +221,7 @@ bool Engine::test(const Task& call) {
   } else {
     try_advance();
   }
-  return call.finished() || communicator_.failure() != nullptr || closed_;
+  return call.finished() || communicator_.failure() != nullptr || closed_ != nullptr;
 }
 
 // As look_around(), for callers that poll and never wait.
@@ -274,7 +274,7 @@ void Engine::wait_until(Wait& wait) {
     if (spin([&] { return is_ready(wait); }) || yield_until_ready(wait)) return;
     nap(wait);
     if (is_ready(wait)) return;
-    if (communicator_.failure() == nullptr && !closed_ && Clock::now() < next_look) continue;
+    if (communicator_.failure() == nullptr && closed_ == nullptr && Clock::now() < next_look) continue;
     look_around(wait);
     next_look = Clock::now() + wait_policy_.nap;
   }
@@ -309,7 +309,7 @@ void Engine::nap(Wait& wait) {
 // rank published before its death before it reports the loss.
 void Engine::look_around(Wait& wait) {
   check_wait();
-  if (closed_ && !wait.call.finished()) throw Error("the group has been closed");
+  if (const auto* reason = closed_.load(); reason != nullptr && !wait.call.finished()) throw Error(reason);
   if (const auto* failure = communicator_.failure()) {
     if (!is_ready(wait)) throw_failure(*failure, &wait);
     return;
@@ -349,7 +349,7 @@ std::vector<int> Engine::awaited_by(const Task& call) const {
 }
 
 void Engine::check() const {
-  if (closed_) throw Error("the group has been closed");
+  if (const auto* reason = closed_.load()) throw Error(reason);
   if (const auto* failure = communicator_.failure()) throw_failure(*failure, nullptr);
 }
 

@@ -90,8 +90,9 @@ class Engine {
   void try_advance();
   bool is_idle() const { return under_way_.load(std::memory_order_relaxed) == 0; }
 
-  // Publishes that this rank has left, and drops the calls in progress; waiting for them throws.
-  void leave();
+  // Publishes that this rank has left, and drops the calls in progress; waiting for them throws `reason`,
+  // which stays valid.
+  void leave(const char* reason = "the group has been closed");
   // Ends all calls, on every rank, with an error. Nothing in a forked child.
   void abort() const;
   // Throws when the group has failed.
@@ -133,7 +134,7 @@ class Engine {
   std::vector<std::shared_ptr<Task>> ended_;  // dropped when the mutex is released
   std::vector<MatchKey> unmatched_;           // by receives in progress, at the last pass over them
   std::atomic<int> under_way_{0};
-  std::atomic<bool> closed_{false};
+  std::atomic<const char*> closed_{nullptr};                  // the reason
   std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of test() for lost ranks
   std::uint64_t number_ = 0;
   std::uint64_t pipeline_chunks_ = 0;

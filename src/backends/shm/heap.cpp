@@ -28,17 +28,15 @@ std::size_t up_to(std::size_t unit, std::size_t bytes) { return (bytes + unit - 
 
 }  // namespace
 
-Heap::Heap(const SharedMemory& memory, std::size_t offset) : memory_(memory), start_(offset) {}
-
 std::byte* Heap::allocate(std::size_t bytes) {
-  if (bytes > memory_.size()) fail_short(bytes, memory_.size() - start_);  // rounding it up could overflow
+  if (bytes > memory_->size()) fail_short(bytes, memory_->size());  // rounding it up could overflow
   // Not whole huge pages: rebuilt buckets must fit into the place of the old ones.
   const auto length = std::max(kPage, up_to(kPage, bytes));
   const std::lock_guard lock(mutex_);
   auto offset = take_free(length);
   if (offset == end_) offset = extend(length);
   used_[offset] = length;
-  return memory_.data() + start_ + offset;
+  return memory_->data() + offset;
 }
 
 // The tightest free piece that is long enough; end_ when there is none.
@@ -60,9 +58,9 @@ std::size_t Heap::extend(std::size_t bytes) {
   const bool large = bytes >= Layout::kHugePage;
   const auto begin = large ? up_to(Layout::kHugePage, end_) : end_;
   const auto end = begin + (large ? up_to(Layout::kHugePage, bytes) : bytes);
-  if (start_ + end > memory_.size()) fail_short(bytes, memory_.size() - start_);
-  memory_.commit(start_ + end_, end - end_, kPurpose);
-  if (large) memory_.prefer_huge_pages(start_ + begin, end - begin);
+  if (end > memory_->size()) fail_short(bytes, memory_->size());
+  memory_->commit(end_, end - end_, kPurpose);
+  if (large) memory_->prefer_huge_pages(begin, end - begin);
   const auto before = std::exchange(end_, end);
   if (begin > before) give_back(before, begin - before);
   if (end > begin + bytes) give_back(begin + bytes, end - begin - bytes);
@@ -84,7 +82,7 @@ void Heap::give_back(std::size_t offset, std::size_t bytes) {
 
 void Heap::free(std::byte* start) {
   const std::lock_guard lock(mutex_);
-  const auto it = used_.find(static_cast<std::size_t>(start - memory_.data()) - start_);
+  const auto it = used_.find(static_cast<std::size_t>(start - memory_->data()));
   if (it == used_.end()) return;
   give_back(it->first, it->second);
   used_.erase(it);

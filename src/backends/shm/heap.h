@@ -3,17 +3,19 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "base/shared_memory.h"
 
 namespace lockstep::shm {
 
-// Allocates pieces of a part of a shared memory. Freed pieces are kept and reused. Safe from any thread.
+// Allocates pieces of a shared memory. Freed pieces are kept and reused. Safe from any thread.
 class Heap {
  public:
-  // `memory` outlives the heap.
-  Heap(const SharedMemory& memory, std::size_t offset);
+  explicit Heap(std::shared_ptr<const SharedMemory> memory) : memory_(std::move(memory)) {}
+
+  const std::shared_ptr<const SharedMemory>& memory() const { return memory_; }
 
   // At least `bytes`, aligned to a page. Contents are unspecified. Throws Error when memory is short.
   std::byte* allocate(std::size_t bytes);
@@ -27,8 +29,7 @@ class Heap {
   std::size_t extend(std::size_t bytes);
   void give_back(std::size_t offset, std::size_t bytes);
 
-  const SharedMemory& memory_;
-  std::size_t start_;
+  std::shared_ptr<const SharedMemory> memory_;
   mutable std::mutex mutex_;
   std::map<std::size_t, std::size_t> free_;  // offset from the start: bytes
   std::map<std::size_t, std::size_t> used_;

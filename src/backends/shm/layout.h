@@ -109,7 +109,7 @@ struct ControlBlock {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// A rank's segment: ControlBlock, one Channel to each rank, heap.
+// A rank's segment: ControlBlock, one Channel to each rank.
 struct Layout {
   explicit Layout(int size) : channels(static_cast<std::size_t>(size)) {}
 
@@ -119,9 +119,7 @@ struct Layout {
   static constexpr std::size_t channel_offset(std::size_t index) {
     return (sizeof(ControlBlock) + kLine - 1) / kLine * kLine + index * sizeof(Channel);
   }
-  std::size_t heap_offset() const {
-    return (channel_offset(channels) + kHugePage - 1) / kHugePage * kHugePage;
-  }
+  std::size_t bytes() const { return (channel_offset(channels) + kHugePage - 1) / kHugePage * kHugePage; }
 };
 
 }  // namespace lockstep::shm

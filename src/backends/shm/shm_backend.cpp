@@ -67,6 +67,8 @@ ShmBackend::~ShmBackend() { connection_->engine().leave(); }
 
 void ShmBackend::abort() { connection_->engine().abort(); }
 
+void ShmBackend::leave() { connection_->engine().leave(comm::kLeft); }
+
 BackendTraits ShmBackend::traits() {
   using c10::ScalarType;
   return {.devices = {c10::DeviceType::CPU},
@@ -85,11 +87,10 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
   if (!options.device().is_cpu()) {
     throw ArgumentError("the shm backend allocates on the CPU, not on " + options.device().str());
   }
-  auto connection = connection_;
-  auto* const memory = connection->heap().allocate(static_cast<std::size_t>(size) * c10::elementSize(dtype));
+  const auto heap = connection_->heap();
+  auto* const memory = heap->allocate(static_cast<std::size_t>(size) * c10::elementSize(dtype));
   return at::from_blob(
-      memory, {size}, [connection](void* start) { connection->heap().free(static_cast<std::byte*>(start)); },
-      options);
+      memory, {size}, [heap](void* start) { heap->free(static_cast<std::byte*>(start)); }, options);
 }
 
 std::int64_t ShmBackend::allocate_mapped(std::size_t bytes) { return connection_->allocate_mapped(bytes); }
@@ -185,11 +186,12 @@ BackendHandle create_shm(const BackendRequest& request) {
                     "leave the backend at \"auto\"",
                     request.rank, request.size, request.group_name));
   }
-  const auto node_group = join_node_group(request, shm::Connection::part(request.size));
+  const auto heap = request.heap ? request.heap : shm::make_heap(request.size);
+  const auto node_group = join_node_group(request, shm::Connection::part(request.size, *heap));
   const int ranks = node_group->ranks_on_own_cores();
   const auto policy = request.has_network ? shm::WaitPolicy::beside_network(ranks, usable_cores())
                                           : shm::WaitPolicy::for_cores(ranks, usable_cores());
-  auto connection = std::make_shared<shm::Connection>(node_group, policy);
+  auto connection = std::make_shared<shm::Connection>(node_group, heap, policy);
   return {.backend = c10::make_intrusive<ShmBackend>(request.rank, request.size, std::move(connection),
                                                      request.timeout),
           .traits = ShmBackend::traits(),

@@ -20,6 +20,7 @@ class ShmBackend : public comm::FromC10d, public comm::MappedMemory {
 
   const std::string getBackendName() const override { return "shm"; }
   void abort() override;
+  void leave() override;
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   // Uninitialized registered memory, which every rank maps: an all-reduce of such tensors is zero-copy.

@@ -23,8 +23,8 @@ TEST(MemberExchange, EndsWhenTheStoreIsGone) {
                                   return std::string();
                                 }};
   const Deadline deadline(std::chrono::minutes(10));
-  EXPECT_THAT(testing::error_of<RendezvousError>(
-                  [&] { exchange_members(0, 2, SharedMemory::create("test", 4096), point, deadline); }),
+  const RankMemory own{.segment = std::make_shared<SharedMemory>(SharedMemory::create("test", 4096))};
+  EXPECT_THAT(testing::error_of<RendezvousError>([&] { exchange_members(0, 2, own, point, deadline); }),
               ::testing::HasSubstr("the process that serves the ranks' store has ended"));
 }
 

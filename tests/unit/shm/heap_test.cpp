@@ -3,6 +3,7 @@
 
 #include <map>
 #include <random>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,9 +18,12 @@ using ::testing::ThrowsMessage;
 
 constexpr std::size_t kMegabyte = 1UL << 20U;
 
+Heap heap_of(std::size_t bytes) {
+  return Heap(std::make_shared<SharedMemory>(SharedMemory::create("test", bytes)));
+}
+
 TEST(Heap, PiecesDoNotOverlapAndAreReused) {
-  const auto memory = SharedMemory::create("test", 256 * kMegabyte);
-  Heap heap(memory, 2 * kMegabyte);
+  Heap heap = heap_of(256 * kMegabyte);
   std::mt19937 random(1);
   std::map<std::byte*, std::size_t> pieces;
   for (int step = 0; step < 2000; ++step) {
@@ -40,8 +44,7 @@ TEST(Heap, PiecesDoNotOverlapAndAreReused) {
 }
 
 TEST(Heap, FreedNeighboursAreMerged) {
-  const auto memory = SharedMemory::create("test", 64 * kMegabyte);
-  Heap heap(memory, 0);
+  Heap heap = heap_of(64 * kMegabyte);
   auto* const a = heap.allocate(8 * kMegabyte);
   auto* const b = heap.allocate(8 * kMegabyte);
   const auto before = heap.committed();
@@ -52,8 +55,7 @@ TEST(Heap, FreedNeighboursAreMerged) {
 }
 
 TEST(Heap, ReportsAShortageOfMemory) {
-  const auto memory = SharedMemory::create("test", 4 * kMegabyte);
-  Heap heap(memory, 0);
+  Heap heap = heap_of(4 * kMegabyte);
   EXPECT_THAT([&] { heap.allocate(8 * kMegabyte); }, ThrowsMessage<Error>(HasSubstr("memory is short")));
   EXPECT_NE(heap.allocate(kMegabyte), nullptr);
 }
@@ -63,6 +65,21 @@ TEST(SharedMemory, AShortageIsAnErrorBeforeTheFirstAccess) {
   const auto memory = SharedMemory::create("test", too_much);  // address space only
   EXPECT_THAT([&] { memory.commit(0, too_much, "a test"); },
               ThrowsMessage<Error>(::testing::AllOf(HasSubstr("memory is short"), HasSubstr("a test"))));
+}
+
+// So that a rank keeps its page tables when its group is formed again.
+TEST(SharedMemory, IsMappedOnceForAllWhoHoldIt) {
+  const auto memory = SharedMemory::create("test", kMegabyte);
+  const auto map = [](const SharedMemory& of) { return SharedMemory::map_once(UniqueFd(::dup(of.fd()))); };
+  const auto first = map(memory);
+  EXPECT_EQ(map(memory), first);
+  EXPECT_NE(first->data(), memory.data());
+  memory.data()[5] = std::byte{7};
+  EXPECT_EQ(first->data()[5], std::byte{7});
+  const auto other = SharedMemory::create("test", kMegabyte);
+  EXPECT_NE(map(other), first);
+  const std::weak_ptr<const SharedMemory> ended = map(other);
+  EXPECT_TRUE(ended.expired());
 }
 
 }  // namespace

@@ -18,14 +18,18 @@ class ThreadTeam {
  public:
   static constexpr std::size_t kHeapBytes = std::size_t{8} << 20U;
 
-  explicit ThreadTeam(int size) : bytes_(Layout(size).heap_offset() + kHeapBytes) {
-    for (int rank = 0; rank < size; ++rank) segments_.push_back(SharedMemory::create("test", bytes_));
+  explicit ThreadTeam(int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      segments_.push_back(SharedMemory::create("test", Layout(size).bytes()));
+      heaps_.push_back(SharedMemory::create("test", kHeapBytes));
+    }
   }
 
   Communicator communicator(int rank, RankObserver news = {}) const {
-    std::vector<std::byte*> starts;
-    for (const auto& segment : segments_) starts.push_back(segment.data());
-    return {rank, std::move(starts), bytes_, std::move(news)};
+    std::vector<std::byte*> segments, heaps;
+    for (const auto& segment : segments_) segments.push_back(segment.data());
+    for (const auto& heap : heaps_) heaps.push_back(heap.data());
+    return {rank, std::move(segments), std::move(heaps), kHeapBytes, std::move(news)};
   }
 
   // Runs `body` as every rank and rethrows the exception of one of them.
@@ -50,8 +54,8 @@ class ThreadTeam {
   }
 
  private:
-  std::size_t bytes_;
   std::vector<SharedMemory> segments_;
+  std::vector<SharedMemory> heaps_;
 };
 
 }  // namespace lockstep::shm
