@@ -268,7 +268,8 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
     std::ranges::sort(ranks);  // as PyTorch does
     if (options.nccl && splits_default_group(wanted)) {
       throw ArgumentError(
-          "new_group: with Python ranks a group over nccl is a part of the default group and has its settings; "
+          "new_group: with Python ranks a group over nccl is a part of the default group and has its "
+          "settings; "
           "set InitOptions::nccl instead of GroupOptions::nccl");
     }
   }

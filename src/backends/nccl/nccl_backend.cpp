@@ -66,8 +66,8 @@ BackendTraits nccl_traits() {
           .device_advice = "move it to the GPU, or leave the backend at \"auto\", which has one for each"};
 }
 
-// Throws the failure of `action`, at the latest at the timeout: NCCL itself waits without a limit for a rank that
-// died.
+// Throws the failure of `action`, at the latest at the timeout: NCCL itself waits without a limit for a rank
+// that died.
 void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, node::NodeGroup* others,
                  std::function<void()> action) {
   std::packaged_task<void()> task([device, action = std::move(action)] {
@@ -152,18 +152,17 @@ class NcclBackend final : public Group, public NcclStreams<Group> {
         device_(request.device),
         nccl_(request.nccl) {}
 
-  // All ranks call it, those outside of `ranks` without ranks; these get nothing. Only the name and the timeout
-  // of the options count. PyTorch: `new_group()` and `perform_nocolor_split()`.
-  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
-                                          const std::vector<int>& ranks,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& options) override {
+  // All ranks call it, those outside of `ranks` without ranks; these get nothing. Only the name and the
+  // timeout of the options count. PyTorch: `new_group()` and `perform_nocolor_split()`.
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override {
     const auto own = options_of(
         {.timeout = options->timeout, .group_name = options->group_name, .device = device_, .nccl = nccl_});
     auto part = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
     [[maybe_unused]] const typename Group::Environment environment;
     const auto self = c10::intrusive_ptr<NcclBackend>::unsafe_reclaim_from_nonowning(this);
-    run_in_time(device_, options->timeout, nullptr,
-                [=] { *part = self->Group::split(store, ranks, own); });
+    run_in_time(device_, options->timeout, nullptr, [=] { *part = self->Group::split(store, ranks, own); });
     if (*part == nullptr) return {};
     return c10::make_intrusive<NcclPart<Group>>(std::move(*part), this->waits_on_host(), options->timeout);
   }
@@ -179,10 +178,10 @@ BackendHandle connect(const BackendRequest& request) {
     [[maybe_unused]] const typename Group::Environment environment;
     return c10::make_intrusive<NcclBackend<Group>>(request, options_of(request));
   }();
-    const bool alone = request.size == 1 || !request.one_host || request.only_c10d_keys;
+  const bool alone = request.size == 1 || !request.one_host || request.only_c10d_keys;
   auto others = alone ? nullptr : join_node_group(request, {});
-  // Creates the communicators here, where all ranks wait for each other anyway, and not in the first backward.
-  // Python's ranks may wait for each other in their first call.
+  // Creates the communicators here, where all ranks wait for each other anyway, and not in the first
+  // backward. Python's ranks may wait for each other in their first call.
   if (!request.only_c10d_keys || Group::kPythonConnectsAtOnce) {
     run_in_time(request.device, request.timeout, others.get(),
                 [backend, device = request.device] { backend->eagerConnectSingleDevice(device); });

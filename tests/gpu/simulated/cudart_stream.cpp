@@ -213,7 +213,7 @@ cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned) {
   return report(cudaSuccess);
 }
 
-// Of a capture under way; the graph takes the caller's reference.
+// The graph belongs to a capture under way, and takes the caller's reference.
 cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned, unsigned flags) {
   if (flags != cudaGraphUserObjectMove) return not_simulated("cudaGraphRetainUserObject with a copy");
   if (!Captures::instance().keep(graph, *reinterpret_cast<std::shared_ptr<void>*>(object)))

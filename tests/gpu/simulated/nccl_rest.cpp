@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What LibTorch from 2.15 on links of NCCL and nothing of ours calls. Without NCCL's header, whose older versions
-// lack some of it.
+// What LibTorch from 2.15 on links of NCCL and nothing of ours calls. Without NCCL's header, whose older
+// versions lack some of it.
 #include <cstdio>
 
 namespace {
