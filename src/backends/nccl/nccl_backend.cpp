@@ -199,11 +199,12 @@ BackendHandle create_nccl(const BackendRequest& wanted) {
     return libtorch::python_uses_nccl2(request.env) ? connect<Nccl2>(request) : connect<Nccl1>(request);
   } catch (const std::exception& error) {
     const std::string text = error.what();
+    const bool may_differ = request.only_c10d_keys && libtorch::is_at_least(2, 14);
     throw RendezvousError(fmt::format(
-        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. Set NCCL_DEBUG=INFO for "
+        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
         "details",
-        request.rank, request.size, request.group_name, request.device.str(),
-        text.substr(0, text.find('\n'))));
+        request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
+        may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : ""));
   }
 }
 

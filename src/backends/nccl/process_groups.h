@@ -110,7 +110,7 @@ class Nccl2 : public c10d::nccl2::ProcessGroupNCCL {
 
   // LibTorch does not export the type information that a dynamic_cast needs.
   static bool issued(const c10d::Work& work) {
-    return std::strcmp(typeid(work).name(), "N5c10d5nccl28WorkNCCLE") == 0;
+    return std::strcmp(typeid(work).name(), "N4c10d5nccl28WorkNCCLE") == 0;
   }
   static NcclWorkPtr observer_of(const NcclWorkPtr& work) { return c10::make_intrusive<Nccl2Observer>(work); }
   // The inputs are the group's, which frees them when the call has ended.
