@@ -90,6 +90,16 @@ void run_in_time(const c10::Device& device, std::chrono::milliseconds timeout, n
                                  : others->name_of(dead) + " died");
 }
 
+[[noreturn]] void throw_not_connected(const std::exception& error, const BackendRequest& request) {
+  const std::string text = error.what();
+  const bool may_differ = request.only_c10d_keys && libtorch::is_at_least(2, 14);
+  throw RendezvousError(fmt::format(
+      "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
+      "details",
+      request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
+      may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : ""));
+}
+
 // The calls of a process group of this class.
 template <typename Group>
 class NcclStreams : public comm::StreamBackend {
@@ -149,27 +159,31 @@ class NcclBackend final : public Group, public NcclStreams<Group> {
   NcclBackend(const BackendRequest& request, c10::intrusive_ptr<NcclGroupOptions> options)
       : Group(request, std::move(options)),
         NcclStreams<Group>(*request.nccl.blocking_wait),
-        device_(request.device),
-        nccl_(request.nccl) {}
+        request_(request) {}
 
   // All ranks call it, those outside of `ranks` without ranks; these get nothing. Only the name and the
   // timeout of the options count. PyTorch: `new_group()` and `perform_nocolor_split()`.
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override {
-    const auto own = options_of(
-        {.timeout = options->timeout, .group_name = options->group_name, .device = device_, .nccl = nccl_});
+    auto request = request_;
+    request.timeout = options->timeout;
+    request.group_name = request.c10d_name = options->group_name;
     auto part = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
-    [[maybe_unused]] const typename Group::Environment environment;
     const auto self = c10::intrusive_ptr<NcclBackend>::unsafe_reclaim_from_nonowning(this);
-    run_in_time(device_, options->timeout, nullptr, [=] { *part = self->Group::split(store, ranks, own); });
+    try {
+      [[maybe_unused]] const typename Group::Environment environment;
+      run_in_time(request.device, request.timeout, nullptr,
+                  [=, own = options_of(request)] { *part = self->Group::split(store, ranks, own); });
+    } catch (const std::exception& error) {
+      throw_not_connected(error, request);
+    }
     if (*part == nullptr) return {};
-    return c10::make_intrusive<NcclPart<Group>>(std::move(*part), this->waits_on_host(), options->timeout);
+    return c10::make_intrusive<NcclPart<Group>>(std::move(*part), this->waits_on_host(), request.timeout);
   }
 
  private:
-  c10::Device device_;
-  NcclOptions nccl_;
+  BackendRequest request_;
 };
 
 template <typename Group>
@@ -198,13 +212,7 @@ BackendHandle create_nccl(const BackendRequest& wanted) {
   try {
     return libtorch::python_uses_nccl2(request.env) ? connect<Nccl2>(request) : connect<Nccl1>(request);
   } catch (const std::exception& error) {
-    const std::string text = error.what();
-    const bool may_differ = request.only_c10d_keys && libtorch::is_at_least(2, 14);
-    throw RendezvousError(fmt::format(
-        "rank {} of {}: NCCL could not connect the ranks of group {} on {}: {}. {}Set NCCL_DEBUG=INFO for "
-        "details",
-        request.rank, request.size, request.group_name, request.device.str(), text.substr(0, text.find('\n')),
-        may_differ ? "TORCH_DIST_USE_NCCL2 must be the same for C++ and Python ranks. " : ""));
+    throw_not_connected(error, request);
   }
 }
 
