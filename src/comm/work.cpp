@@ -55,6 +55,8 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  // Works of some releases do not say that they were aborted.
+  if (const auto watch = group_->watch()) watch->throw_if_failed();
 }
 
 void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {

@@ -285,6 +285,19 @@ TEST(StreamWatch, AWaitOnTheHostThrowsAFailure) {
               ThrowsMessage<TimeoutError>(HasSubstr("has not ended on the device after 100 ms")));
 }
 
+TEST(StreamWatch, AWaitWithALimitThrowsTheFailureThatEndsItsCall) {
+  WatchedGroup gpus;
+  const auto first = gpus.group.all_reduce_async(at::ones({3}));
+  const auto first_work = gpus.backend->last;
+  auto second = gpus.group.all_reduce_async(at::ones({3}));
+  std::thread device([&] {
+    while (gpus.backend->last->polls < 5) std::this_thread::yield();
+    first_work->end(std::make_exception_ptr(std::runtime_error("unhandled system error")));
+  });
+  EXPECT_THAT([&] { second.wait(kLong); }, ThrowsMessage<Error>(HasSubstr("unhandled system error")));
+  device.join();
+}
+
 TEST(StreamWatch, TensorsAreFreedWhenTheCallerDropsACallUnderWay) {
   WatchedGroup gpus;
   {
