@@ -23,7 +23,8 @@ void check_mpi_launcher(const Env& env, const std::string& reason = "backend mpi
 // Shared memory between the ranks of each host, and network_between_hosts(). On one host the same as shm.
 BackendHandle create_hierarchical(const BackendRequest& request);
 
-// c10d's ProcessGroupNCCL. The group's StreamWatch handles failures.
+// The process group over NCCL that Python's "nccl" is (note at the head of nccl/process_groups.h). The
+// group's StreamWatch handles failures.
 BackendHandle create_nccl(const BackendRequest& request);
 
 // A host-staged backend: carries tensors on `device` through host memory and a backend for the CPU, for ranks

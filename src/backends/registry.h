@@ -39,6 +39,7 @@ struct BackendRequest {
   bool can_end_calls = false;             // mpi: errors end blocking calls too
   bool has_network = false;               // shm: each rank also has a network's thread, which needs a core
   bool only_c10d_keys = false;            // gloo, nccl: other ranks run c10d's own, without our keys
+  std::string c10d_name = {};             // with only_c10d_keys: PyTorch's name of the group
   Env env = {};                           // environment variables of the backend
   std::shared_ptr<node::ThreadExchange> threads = {};  // of ranks that are threads of this process
   std::string key = {};                                // unique in the run

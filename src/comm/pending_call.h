@@ -21,6 +21,9 @@ class PendingCall {
         operation_(std::move(operation)),
         on_stream_(on_stream),
         done_(operation_ == nullptr) {}
+  ~PendingCall();
+  PendingCall(const PendingCall&) = delete;
+  PendingCall& operator=(const PendingCall&) = delete;
 
   void wait(std::chrono::milliseconds timeout);
   bool is_completed() const { return (done_ && !on_stream_) || operation_->is_completed(); }

@@ -27,9 +27,14 @@ class StreamBackend {
  public:
   virtual ~StreamBackend() = default;
   virtual bool ends_on_stream(const c10d::Work& work) const = 0;
-  // A handle of the call for another thread that asks whether it has ended; keeps no tensor alive. Null for a
-  // call that is captured into a graph, because it does not run now.
+  // A handle of the call for another thread that asks whether it has ended; keeps no tensor alive after
+  // free_tensors(). Null for a call that is captured into a graph, because it does not run now.
   virtual c10::intrusive_ptr<c10d::Work> observer_of(const c10::intrusive_ptr<c10d::Work>& work) const = 0;
+  // Called when the caller has dropped its handle of the call: an observer may still hold `work`, but no
+  // tensor.
+  virtual void free_tensors(c10d::Work& /*work*/) const {}
+  // Whether the caller's wait() returns only when the device has finished the call.
+  virtual bool waits_on_host() const { return false; }
   // Ends when the work that is now queued on the current stream is complete.
   virtual c10::intrusive_ptr<c10d::Work> mark_stream() const = 0;
   // Called once by the thread that asks.
@@ -52,6 +57,9 @@ class StreamWatch : public std::enable_shared_from_this<StreamWatch> {
   // Returns whether `work` ends on a stream. If so, watches it from now on or, if it is captured into a
   // graph, at each replay of the graph.
   bool add(const CallRecord& record, const c10::intrusive_ptr<c10d::Work>& work);
+  bool waits_on_host() const { return backend_.waits_on_host(); }
+  // To call when the caller has dropped its handle of a call that ends on a stream.
+  void free_tensors(c10d::Work& work) const { backend_.free_tensors(work); }
   // Throws the failure; a stream that waited for the failed call continues with invalid data.
   void throw_if_failed() const;
   // Whether all calls have succeeded; waits for this at most for `limit`.

@@ -17,6 +17,11 @@
 namespace lockstep {
 namespace comm {
 
+PendingCall::~PendingCall() {
+  const auto watch = on_stream_ ? group_->watch() : nullptr;
+  if (watch) watch->free_tensors(*operation_->stream_work());
+}
+
 void PendingCall::wait(std::chrono::milliseconds timeout) {
   if (done_) return;
   on_stream_ ? wait_on_stream(timeout) : wait_on_host(timeout);
@@ -24,7 +29,11 @@ void PendingCall::wait(std::chrono::milliseconds timeout) {
 }
 
 void PendingCall::wait_on_stream(std::chrono::milliseconds timeout) {
-  if (const auto watch = group_->watch()) watch->throw_if_failed();
+  if (const auto watch = group_->watch()) {
+    watch->throw_if_failed();
+    const bool on_host = watch->waits_on_host() && graph_phase() == GraphPhase::none;
+    if (on_host && timeout == kNoTimeout) timeout = group_->info().timeout;
+  }
   try {
     if (timeout != kNoTimeout) await_device(timeout);
     operation_->wait(kNoTimeout);
@@ -46,6 +55,8 @@ void PendingCall::await_device(std::chrono::milliseconds timeout) const {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  // Works of some releases do not say that they were aborted.
+  if (const auto watch = group_->watch()) watch->throw_if_failed();
 }
 
 void PendingCall::wait_on_host(std::chrono::milliseconds timeout) {

@@ -17,6 +17,7 @@
 #include "backends/reconfigurable_backend.h"
 #include "base/deadline.h"
 #include "comm/from_c10d.h"
+#include "device/libtorch_versions.h"
 #include "rendezvous/store_barrier.h"
 
 namespace lockstep::rendezvous {
@@ -53,6 +54,12 @@ void check_backend_with_python(const backends::BackendSpec& backend, const std::
       fmt::format("{} cannot be combined with the backend {}; name the one of the Python ranks: gloo, shm, "
                   "hierarchical or nccl",
                   what, name));
+}
+
+bool python_splits_default_group(const backends::BackendSpec& default_group,
+                                 const backends::BackendSpec& wanted, const Env& env) {
+  return libtorch::is_at_least(2, 15) && libtorch::python_uses_nccl2(env) && default_group.text() == "nccl" &&
+         wanted.text() == "nccl";
 }
 
 c10::intrusive_ptr<c10d::Store> store_of_python(c10::intrusive_ptr<c10d::Store> run, const std::string& key,

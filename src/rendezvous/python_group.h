@@ -12,6 +12,10 @@ namespace lockstep::rendezvous {
 // "new_group: a run with Python ranks".
 void check_backend_with_python(const backends::BackendSpec& backend, const std::string& what);
 
+// Whether PyTorch's new_group() splits the backend of the default group, which takes all ranks of that.
+bool python_splits_default_group(const backends::BackendSpec& default_group,
+                                 const backends::BackendSpec& wanted, const Env& env);
+
 // The store in which torch.distributed and create_with_python() connect a group for a device type, "cpu" or
 // "cuda". `run`: PyTorch's store of the run, with its prefix. `key`: of the group; empty for the default
 // group.

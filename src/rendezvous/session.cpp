@@ -184,7 +184,11 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
     agree_on_backend(*for_cpu, spec.name(), request.rank, request.size);
     request.store =
         backends::is_for_gpus(spec.name()) ? store_of_python(config_.store, python_key, "cuda") : for_cpu;
-    handle = create_with_python(spec.name(), std::move(request));
+    request.c10d_name = python_key.empty() ? "0" : python_key;
+    handle = splits_default_group(spec)
+                 ? backends::BackendHandle{.backend = split_default_group(request.store, members.ranks, info),
+                                           .traits = comm::state_of(*group_).info().traits}
+                 : create_with_python(spec.name(), std::move(request));
   } else {
     request.store = c10::make_intrusive<c10d::PrefixStore>("group/" + key, config_.store);
     handle = backends::create_backend(spec, request);
@@ -197,13 +201,28 @@ ProcessGroup Session::connect_group(const std::string& key, const backends::Back
   return {handle.backend, std::move(info)};
 }
 
+bool Session::splits_default_group(const backends::BackendSpec& spec) const {
+  return config_.with_python && group_ && python_splits_default_group(config_.backend, spec, config_.env);
+}
+
+c10::intrusive_ptr<c10d::Backend> Session::split_default_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                               const std::vector<int>& ranks,
+                                                               const ProcessGroupInfo& info) {
+  const auto options = c10::make_intrusive<c10d::Backend::Options>("nccl", info.timeout);
+  options->group_name = info.name;
+  return comm::state_of(*group_).backend()->split(store, ranks, options);
+}
+
 std::optional<ProcessGroup> Session::connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
                                                       ProcessGroupInfo info) {
   auto choice = backends::resolve_backend(origin.backend, topology(ranks));
   // Without a backend for the GPU of this rank beside it: the Python ranks have none.
   if (config_.with_python) choice.spec = origin.backend;
   const auto own = std::ranges::find(ranks, config_.world.rank);
-  if (own == ranks.end()) return std::nullopt;
+  if (own == ranks.end()) {
+    if (splits_default_group(choice.spec)) split_default_group(config_.store, {}, info);
+    return std::nullopt;
+  }
   info.global_ranks = ranks;
   const auto group =
       connect_group(origin.key, choice.spec, {.ranks = ranks, .own = static_cast<int>(own - ranks.begin())},
@@ -270,6 +289,12 @@ std::optional<ProcessGroup> Session::new_group(std::vector<int> ranks, const Gro
   if (config_.with_python) {
     check_backend_with_python(wanted, "new_group: a run with Python ranks");
     std::ranges::sort(ranks);  // as PyTorch does
+    if (options.nccl && splits_default_group(wanted)) {
+      throw ArgumentError(
+          "new_group: with Python ranks a group over nccl is a part of the default group and has its "
+          "settings; "
+          "set InitOptions::nccl instead of GroupOptions::nccl");
+    }
   }
   // Counted on every rank, members or not, so that keys agree.
   const int number = ++groups_made_;

@@ -103,6 +103,12 @@ class Session : public runtime::Run {
                              const Members& members, const NcclOptions& nccl, ProcessGroupInfo info);
   std::optional<ProcessGroup> connect_subgroup(const Origin& origin, const std::vector<int>& ranks,
                                                ProcessGroupInfo info);
+  // With Python ranks: see python_splits_default_group().
+  bool splits_default_group(const backends::BackendSpec& spec) const;
+  // All ranks of the default group call it, those outside of the new one without ranks; these get nothing.
+  c10::intrusive_ptr<c10d::Backend> split_default_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                        const std::vector<int>& ranks,
+                                                        const ProcessGroupInfo& info);
   backends::GroupTopology topology(const std::vector<int>& ranks) const;
   void check_members(const std::vector<int>& ranks) const;
   void wait_for_others_to_leave();

@@ -56,8 +56,9 @@ void check(const std::vector<P2POp>& messages, const ProcessGroup& group, std::s
     if (message.tensor.is_cuda() && group.backend_name().find("nccl") != std::string::npos) {
       throw_error<ArgumentError>(
           "batch_isend_irecv: a tensor on {} over {}: NCCL's messages block each other; call send_async() "
-          "and "
-          "recv_async() in an order in which every pair of ranks can proceed, or use all_to_all()",
+          "and recv_async() in an order in which all ranks can proceed if each call waits for its end, or "
+          "use "
+          "all_to_all()",
           message.tensor.device().str(), group.backend_name());
     }
   }

@@ -12,7 +12,7 @@ struct NcclOptions {
   /// Whether collectives run before other work that waits for the GPU. PyTorch: `is_high_priority_stream`.
   bool high_priority_stream = false;
   /// Whether wait() blocks the host until the device has finished the call. False: only the current stream
-  /// waits. Default: TORCH_NCCL_BLOCKING_WAIT, else false.
+  /// waits, as in a step that is captured into a graph. Default: TORCH_NCCL_BLOCKING_WAIT, else false.
   std::optional<bool> blocking_wait = {};
   /// Whether communicators are created and destroyed without blocking the host. The opposite of NCCL's
   /// `blocking`.

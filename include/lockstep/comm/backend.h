@@ -13,8 +13,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-// The part of c10d that Lockstep builds on. Only this header handles differences between LibTorch versions;
-// 2.13 is the tested version.
+// The part of c10d that Lockstep builds on.
 
 namespace lockstep {
 

@@ -52,8 +52,9 @@ struct InitOptions {
   /// Whether other ranks are Python processes that call torch.distributed.init_process_group() with the same
   /// backend: "gloo", "nccl", or with the package lockstep_torch "shm" or "hierarchical". init() then meets
   /// them under PyTorch's store keys, and DistributedDataParallel makes the calls of Python's. All C++ ranks
-  /// set it. Over "nccl" the ranks connect in their first call, as in Python without `device_id`. Objects and
-  /// other calls that cannot be mixed are an ArgumentError (docs/python.md).
+  /// set it. Over "nccl" the ranks connect in their first call, as in Python without `device_id`; from
+  /// LibTorch 2.15 on in init(), as in Python. Objects and other calls that cannot be mixed are an
+  /// ArgumentError (docs/python.md).
   bool with_python = false;
 
   /// The device of context.device(), which init() makes current. Default: the CUDA device of the local rank

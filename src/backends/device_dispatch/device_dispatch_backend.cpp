@@ -63,6 +63,8 @@ class DeviceDispatchBackend final : public comm::FromC10d, public comm::StreamBa
 
   bool ends_on_stream(const c10d::Work& work) const override;
   WorkPtr observer_of(const WorkPtr& work) const override;
+  void free_tensors(c10d::Work& work) const override { streams_of(work)->free_tensors(work); }
+  bool waits_on_host() const override;
   WorkPtr mark_stream() const override;
   void prepare_observing_thread() const override;
 
@@ -97,6 +99,13 @@ bool DeviceDispatchBackend::ends_on_stream(const c10d::Work& work) const {
 
 WorkPtr DeviceDispatchBackend::observer_of(const WorkPtr& work) const {
   return streams_of(*work)->observer_of(work);
+}
+
+bool DeviceDispatchBackend::waits_on_host() const {
+  return std::ranges::any_of(parts_, [](const auto& part) {
+    const auto* streams = dynamic_cast<const comm::StreamBackend*>(part.backend.get());
+    return streams != nullptr && streams->waits_on_host();
+  });
 }
 
 WorkPtr DeviceDispatchBackend::mark_stream() const {

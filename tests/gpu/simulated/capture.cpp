@@ -34,12 +34,23 @@ bool Captures::is_capturing(const Stream& stream) {
   return of_locked(stream) != nullptr;
 }
 
-cudaStreamCaptureStatus Captures::status(const Stream& stream, unsigned long long& id) {
+cudaStreamCaptureStatus Captures::status(const Stream& stream, unsigned long long& id, void*& graph) {
   const std::lock_guard lock(mutex_);
   const auto capture = of_locked(stream);
   id = capture ? capture->id : 0;
+  graph = capture.get();
   if (!capture) return cudaStreamCaptureStatusNone;
   return capture->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+}
+
+bool Captures::keep(const void* graph, const std::shared_ptr<void>& object) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& capture : captures_) {
+    if (capture.get() != graph) continue;
+    capture->graph.kept.push_back(object);
+    return true;
+  }
+  return false;
 }
 
 cudaError_t Captures::begin(Stream& stream, cudaStreamCaptureMode mode) {

@@ -39,8 +39,10 @@ class Captures {
   // Returns the graph unless the capture is broken.
   cudaError_t end(Stream& stream, std::shared_ptr<Graph>& graph);
   bool is_capturing(const Stream& stream);
-  // Also returns the number of the capture.
-  cudaStreamCaptureStatus status(const Stream& stream, unsigned long long& id);
+  // Also returns the number of the capture, and a handle for keep().
+  cudaStreamCaptureStatus status(const Stream& stream, unsigned long long& id, void*& graph);
+  // Makes the graph of a capture under way keep the object. False if there is no such capture.
+  bool keep(const void* graph, const std::shared_ptr<void>& object);
 
   // Adds the work to the stream, or to the graph if the stream is being captured.
   cudaError_t submit(Stream& stream, Work work);

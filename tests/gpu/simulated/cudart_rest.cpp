@@ -28,6 +28,54 @@ cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cuda
                                          std::size_t*) {
   return not_simulated(__func__);
 }
+cudaError_t cudaGraphAddNode(cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphEdgeData*,
+                             std::size_t, cudaGraphNodeParams*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle*, cudaGraph_t, unsigned, unsigned) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t, cudaGraph_t, const cudaGraphNode_t*,
+                                          const cudaGraphEdgeData*, std::size_t, cudaStreamCaptureMode) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, const cudaGraphEdgeData*,
+                                                std::size_t, unsigned) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaDeviceGetGraphMemAttribute(int, cudaGraphMemAttributeType, void*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaDeviceSetGraphMemAttribute(int, cudaGraphMemAttributeType, void*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaMallocHost(void**, std::size_t) { return not_simulated(__func__); }
+cudaError_t cudaMallocManaged(void**, std::size_t, unsigned) { return not_simulated(__func__); }
+cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute, int, int) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryGetGlobal(void**, std::size_t*, cudaLibrary_t, const char*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryGetKernel(cudaKernel_t*, cudaLibrary_t, const char*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryGetKernelCount(unsigned*, cudaLibrary_t) { return not_simulated(__func__); }
+cudaError_t cudaLibraryGetManaged(void**, std::size_t*, cudaLibrary_t, const char*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryGetUnifiedFunction(void**, cudaLibrary_t, const char*) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryLoadData(cudaLibrary_t*, const void*, cudaJitOption*, void**, unsigned,
+                                cudaLibraryOption*, void**, unsigned) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t*, const char*, cudaJitOption*, void**, unsigned,
+                                    cudaLibraryOption*, void**, unsigned) {
+  return not_simulated(__func__);
+}
+cudaError_t cudaLibraryUnload(cudaLibrary_t) { return not_simulated(__func__); }
 cudaError_t cudaIpcCloseMemHandle(void*) { return not_simulated(__func__); }
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { return not_simulated(__func__); }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return not_simulated(__func__); }

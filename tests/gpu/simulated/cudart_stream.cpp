@@ -182,9 +182,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
                                      const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges,
                                      std::size_t* count) {
   unsigned long long number = 0;
-  *status = Captures::instance().status(stream_of(handle), number);
+  void* made = nullptr;
+  *status = Captures::instance().status(stream_of(handle), number, made);
   if (id != nullptr) *id = number;
-  if (graph != nullptr) *graph = nullptr;
+  if (graph != nullptr) *graph = static_cast<cudaGraph_t>(made);
   if (dependencies != nullptr) *dependencies = nullptr;
   if (edges != nullptr) *edges = nullptr;
   if (count != nullptr) *count = 0;
@@ -195,6 +196,29 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
                                           unsigned long long) {
   *executable = reinterpret_cast<cudaGraphExec_t>(new SharedGraph(graph_of(graph)));
   return report(cudaSuccess);
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+  return cudaGraphInstantiateWithFlags(executable, graph, flags);
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy, unsigned,
+                                 unsigned) {
+  *object = reinterpret_cast<cudaUserObject_t>(new std::shared_ptr<void>(data, destroy));
+  return report(cudaSuccess);
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned) {
+  delete reinterpret_cast<std::shared_ptr<void>*>(object);
+  return report(cudaSuccess);
+}
+
+// The graph belongs to a capture under way, and takes the caller's reference.
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned, unsigned flags) {
+  if (flags != cudaGraphUserObjectMove) return not_simulated("cudaGraphRetainUserObject with a copy");
+  if (!Captures::instance().keep(graph, *reinterpret_cast<std::shared_ptr<void>*>(object)))
+    return not_simulated("cudaGraphRetainUserObject after the capture");
+  return cudaUserObjectRelease(object, 1);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {

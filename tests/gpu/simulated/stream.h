@@ -68,6 +68,7 @@ struct Node {
 
 struct Graph {
   std::vector<Node> nodes;
+  std::vector<std::shared_ptr<void>> kept;  // destroyed with it
 };
 
 // Runs the nodes in one of the orders that their streams and events allow, another each time.

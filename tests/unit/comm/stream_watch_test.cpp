@@ -34,10 +34,13 @@ class StreamWork : public c10d::Work {
   void end(std::exception_ptr failure = nullptr) { finish(std::move(failure)); }
   bool wait(std::chrono::milliseconds) override { return true; }
   bool isCompleted() override {
+    ++polls;
     if (broken_) throw std::runtime_error("CUDA error: device-side assert triggered");
     return Work::isCompleted();
   }
   void break_device() { broken_ = true; }
+
+  std::atomic<int> polls = 0;
 
  private:
   std::atomic<bool> broken_ = false;
@@ -54,6 +57,8 @@ class StreamBackend : public backends::FakeBackend, public comm::StreamBackend {
     return dynamic_cast<const StreamWork*>(&work) != nullptr;
   }
   WorkPtr observer_of(const WorkPtr& work) const override { return capturing ? WorkPtr() : work; }
+  void free_tensors(c10d::Work& work) const override { freed = &work; }
+  bool waits_on_host() const override { return waiting_on_host; }
   WorkPtr mark_stream() const override {
     replayed = c10::make_intrusive<StreamWork>();
     return replayed;
@@ -68,6 +73,8 @@ class StreamBackend : public backends::FakeBackend, public comm::StreamBackend {
   c10::intrusive_ptr<StreamWork> last;
   mutable c10::intrusive_ptr<StreamWork> replayed;
   bool capturing = false;
+  bool waiting_on_host = false;
+  mutable c10d::Work* freed = nullptr;
   mutable std::atomic<int> prepared = 0;
   std::promise<void> aborted;
   bool shut_down = false;
@@ -254,6 +261,52 @@ TEST(StreamWatch, AWaitWithALimitBlocksAndEndsNothing) {
   gpus.backend->last->end();
   work.wait(kLong);
   EXPECT_TRUE(comm::state_of(gpus.group).watch()->drain(kLong));
+}
+
+TEST(StreamWatch, AWaitBlocksIfTheBackendIsToWaitOnTheHost) {
+  WatchedGroup gpus;
+  gpus.backend->waiting_on_host = true;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  std::thread device([&] {
+    while (gpus.backend->last->polls < 5) std::this_thread::yield();
+    gpus.backend->last->end();
+  });
+  work.wait();
+  EXPECT_TRUE(work.is_completed());
+  device.join();
+  capture_two_calls(gpus);  // whose device does not run them now
+}
+
+TEST(StreamWatch, AWaitOnTheHostThrowsAFailure) {
+  WatchedGroup gpus(100ms);
+  gpus.backend->waiting_on_host = true;
+  auto work = gpus.group.all_reduce_async(at::ones({3}));
+  EXPECT_THAT([&] { work.wait(); },
+              ThrowsMessage<TimeoutError>(HasSubstr("has not ended on the device after 100 ms")));
+}
+
+TEST(StreamWatch, AWaitWithALimitThrowsTheFailureThatEndsItsCall) {
+  WatchedGroup gpus;
+  const auto first = gpus.group.all_reduce_async(at::ones({3}));
+  const auto first_work = gpus.backend->last;
+  auto second = gpus.group.all_reduce_async(at::ones({3}));
+  std::thread device([&] {
+    while (gpus.backend->last->polls < 5) std::this_thread::yield();
+    first_work->end(std::make_exception_ptr(std::runtime_error("unhandled system error")));
+  });
+  EXPECT_THAT([&] { second.wait(kLong); }, ThrowsMessage<Error>(HasSubstr("unhandled system error")));
+  device.join();
+}
+
+TEST(StreamWatch, TensorsAreFreedWhenTheCallerDropsACallUnderWay) {
+  WatchedGroup gpus;
+  {
+    auto work = gpus.group.all_reduce_async(at::ones({3}));
+    work.wait();
+    EXPECT_EQ(gpus.backend->freed, nullptr);
+  }
+  EXPECT_EQ(gpus.backend->freed, gpus.backend->last.get());
+  gpus.backend->last->end();
 }
 
 TEST(StreamWatch, AnOrderlyEndWaitsForTheDevice) {

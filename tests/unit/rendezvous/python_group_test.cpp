@@ -7,6 +7,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "device/libtorch_versions.h"
+
 namespace lockstep::rendezvous {
 namespace {
 
@@ -29,6 +31,24 @@ TEST(AgreeOnBackend, VersionsDoNotCountWithBackendsOfPyTorch) {
   agree_on_backend(store, "gloo", 0, 2);
   EXPECT_EQ(store.get_to_str("backend"), "gloo");
   agree_on_backend(store, "gloo", 1, 2);
+}
+
+Env with_variable(const std::string& value) { return Env({{"TORCH_DIST_USE_NCCL2", value}}); }
+
+TEST(NcclOfPython, IsTheNewClassByDefaultFrom2_15AndByItsVariableIn2_14) {
+  constexpr bool is_default = libtorch::is_at_least(2, 15);
+  EXPECT_EQ(libtorch::python_uses_nccl2(Env(std::map<std::string, std::string>{})), is_default);
+  EXPECT_EQ(libtorch::python_uses_nccl2(with_variable("1")), libtorch::is_at_least(2, 14));
+  EXPECT_EQ(libtorch::python_uses_nccl2(with_variable("yes")), is_default);
+  EXPECT_FALSE(libtorch::python_uses_nccl2(with_variable("0")));
+}
+
+TEST(NcclOfPython, ItsGroupsAreSplitOffADefaultGroupOfTheNewClass) {
+  const backends::BackendSpec nccl("nccl"), gloo("gloo");
+  EXPECT_EQ(python_splits_default_group(nccl, nccl, with_variable("1")), libtorch::is_at_least(2, 15));
+  EXPECT_FALSE(python_splits_default_group(nccl, nccl, with_variable("0")));
+  EXPECT_FALSE(python_splits_default_group(nccl, gloo, with_variable("1")));
+  EXPECT_FALSE(python_splits_default_group(gloo, nccl, with_variable("1")));
 }
 
 }  // namespace
