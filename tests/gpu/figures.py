@@ -113,7 +113,10 @@ def throughput(plan, flags):
             seconds = seconds_of(plan, flags, language, "--net", name, "--batch-size", net.batch, "--precision", net.precision,
                                  "--mode", mode, *net.more, *length, *(["--bare"] if language == "Python" else []))
         except RuntimeError as error:
-            report.verdict(False, f"{label} | {language} {mode}", str(error))
+            if mode == "compile":  # needs Python's headers and a C compiler, which the machine may lack
+                report.not_run(f"{label} | {language} {mode}", f"{str(error)[-300:]} | | ")
+            else:
+                report.verdict(False, f"{label} | {language} {mode}", f"{error} | | ")
             continue
         rate = net.batch * net.items / seconds
         part = f"{net.batch * net.operations / seconds / peak * 100:.1f}%" if peak else "-"

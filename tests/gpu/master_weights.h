@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <unordered_set>
 #include <vector>
 
 #include <torch/torch.h>
@@ -10,8 +11,11 @@ namespace lockstep::gpu {
 // Lets an optimizer work on copies in fp32 of parameters in bf16, so that small changes are not rounded away.
 class MasterWeights {
  public:
-  explicit MasterWeights(std::vector<at::Tensor> weights) : weights_(std::move(weights)) {
-    for (const auto& weight : weights_) {
+  explicit MasterWeights(const std::vector<at::Tensor>& weights) {
+    std::unordered_set<const void*> known;  // a tied weight is listed for each module that has it
+    for (const auto& weight : weights) {
+      if (!known.insert(weight.unsafeGetTensorImpl()).second) continue;
+      weights_.push_back(weight);
       auto copy = weight.detach().to(at::kFloat);
       gradients_.push_back(at::zeros_like(copy));
       copy.mutable_grad() = gradients_.back();

@@ -132,7 +132,7 @@ class Plan:
         texts = []
         for file in files:
             file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
+            texts.append(file.read()[-500_000:].decode(errors="replace"))
             file.close()
         output, errors = texts
         with open(self.log, "a", encoding="utf-8") as log:
