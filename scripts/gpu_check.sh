@@ -53,9 +53,12 @@ pack() {
   rm -rf "$folder"
   for package in "$scratch"/*.deb; do dpkg -x "$package" "$folder"; done
   for package in "$scratch"/*.whl; do python3 -m zipfile -e "$package" "$folder"; done
+  # A compiler searches such a folder of an architecture only below /usr.
+  cp -r "$folder"/usr/include/x86_64-linux-gnu/. "$folder/usr/include"
+  rm -rf "$folder/usr/include/x86_64-linux-gnu"
   rm -rf "$folder"/usr/share/{doc,man} "${folder:?}/usr/bin" "$folder"/usr/lib/*/lib{gloo*,ssl}.a
   # Shared libraries are in other packages; static ones take their place.
-  find "$folder/usr/lib" -name 'libcrypto.so' -o -name 'libz.so' -o -name 'libssl.so' -o -name 'libjpeg.so' -o -name 'libpng*.so' | xargs rm -f
+  rm -f "$folder"/usr/lib/*/lib{crypto,ssl,z,jpeg,png*}.so
   # Links may not survive the way to the other machine.
   find "$folder" -xtype l -delete
   find "$folder" -type l | while IFS= read -r link; do cp -rL "$link" "$link.copy" && rm "$link" && mv "$link.copy" "$link"; done
