@@ -104,7 +104,7 @@ def throughput(plan, flags):
     report.say(f"Peak: {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'not known for this card'}, dense bf16.\n")
     report.say("| | net, batch, precision | way | a second | step | of the peak |\n| --- | --- | --- | --- | --- | --- |")
     for name, language, mode in [(net, *way) for net in nets for way in WAYS] + LATER:
-        if name not in nets or name not in flags.nets:
+        if name not in nets or name not in flags.nets or mode not in flags.modes:
             continue
         net = nets[name]
         length = ["--warmup", 12, "--chunks", 1, "--steps", 1] if flags.small else ["--warmup", 14, "--chunks", 5, "--steps", 5]

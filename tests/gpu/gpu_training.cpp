@@ -136,7 +136,7 @@ int train(const lockstep::Context& context, const Flags& flags, Net net, const B
   Batch batch{drawn.input.to(device), drawn.target.to(device)};
   if (flags.precision == "bf16_weights") net->to(at::kBFloat16);
   if (flags.fast) {
-    lockstep::amp::to_memory_format(*net, at::MemoryFormat::ChannelsLast);
+    lockstep::to_memory_format(*net, at::MemoryFormat::ChannelsLast);
     batch.input = batch.input.contiguous(at::MemoryFormat::ChannelsLast);
   }
   lockstep::DistributedDataParallel ddp(net, {.device = device});

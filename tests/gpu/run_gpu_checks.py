@@ -202,6 +202,7 @@ def parse():
     parser.add_argument("--python", default=sys.executable, help="whose torch is the LibTorch of the build")
     parser.add_argument("--only", nargs="+", help="names of checks")
     parser.add_argument("--nets", nargs="+", default=[*figures.NETS, "mnist", "gpt"], help="of parity and figures")
+    parser.add_argument("--modes", nargs="+", default=["graph", "eager", "compile"], help="of figures")
     parser.add_argument("--steps", type=int, default=20, help="of parity")
     parser.add_argument("--small", action="store_true", help="figures of small nets, few steps: for simulated GPUs")
     flags = parser.parse_args()
