@@ -22,7 +22,7 @@ def gpt(batch, vocabulary, length, width, layers):
 # ResNet-50 with 224 x 224 pixels: 4.09e9 multiplications forward, and twice as many backward.
 NETS = {"gpt500m": gpt(24, 50304, 1024, 1280, 22), "gpt125m": gpt(32, 50304, 1024, 768, 12),
         "resnet50": Net(256, "images", 1, 6 * 4.09e9, "bf16", ["--fast"])}
-SMALL = {"gpt": gpt(1, 8192, 256, 512, 8), "resnet50": Net(2, "images", 1, 6 * 4.09e9, "bf16", ["--fast"])}
+SMALL = {"gpt": gpt(1, 8192, 256, 512, 8), "resnet50": Net(1, "images", 1, 6 * 4.09e9, "bf16", ["--fast"])}
 
 # Dense bf16 operations a second, by the card's data sheet. The first name that fits counts.
 PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989.4e12, "H200 NVL": 835e12, "H200": 989.4e12, "A100": 312e12}
