@@ -87,22 +87,22 @@ compile() {
 # The machine with the GPU has another Linux and Python; what is alike is that nothing but the tree, what was packed, torch,
 # a compiler and CMake is there.
 rehearse() {
-  local keep='' folder prepared enter=(env PATH=/opt/torch/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CXX=g++-13)
+  local keep='' prepared enter=(env PATH=/opt/torch/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CXX=g++-13)
   if [[ ${1:-} == --keep ]]; then keep=1; fi
   command -v ip >/dev/null || fail "ip is missing: apt-get install iproute2"
-  if [[ ! -d .gpu-packages ]]; then pack; fi
+  if [[ ! -d .gpu-packages ]]; then (pack); fi
   prepared=$(mktemp)
   bash scripts/fresh.sh trixie --keep --packages "g++-13 cmake ninja-build python3-venv" --copy .gpu-packages \
     bash -c 'python3 -m venv /opt/torch && /opt/torch/bin/pip install --quiet --progress-bar off torch===2.11.0 numpy' | tee "$prepared"
-  folder=$root/$(sed -n 's/^==> Its root is kept in //p' "$prepared")
+  rehearsal=$root/$(sed -n 's/^==> Its root is kept in //p' "$prepared")
   rm "$prepared"
-  if [[ -z $keep ]]; then trap 'rm -rf "$folder" "$folder.log"' EXIT; fi
-  inside() { bash scripts/fresh.sh --enter "$folder" --no-network "${enter[@]}" "$@"; }
+  if [[ -z $keep ]]; then trap 'rm -rf "$rehearsal" "$rehearsal.log"' EXIT; fi
+  inside() { bash scripts/fresh.sh --enter "$rehearsal" --no-network "${enter[@]}" "$@"; }
   local status=0
   inside scripts/gpu_check.sh --parts build --stretch 20 --limit 6000 || status=1
   inside bash -c "scripts/gpu_check.sh --compile simulated_gpu && tests/gpu/simulated/run.sh build/gpu 1 \
     scripts/gpu_check.sh --parts devices nccl parity shared graphs loader figures --small --steps 3 --stretch 20" || status=1
-  cp "$folder"/root/lockstep/build/gpu_report.{md,log} build/
+  cp "$rehearsal"/root/lockstep/build/gpu_report.{md,log} build/
   say "The report is build/gpu_report.md"
   return "$status"
 }
