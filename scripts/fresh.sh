@@ -22,6 +22,8 @@ mirror and pip's index. Needs root.
   --packages <names>  installs these Debian packages first, a list with spaces
   --set <name=value>  sets an environment variable; may be repeated
   --wheels <folder>   pip takes packages from this folder, visible as /wheels, before it asks its index
+  --copy <path>       copies this file or folder, which git ignores, into the clone
+  --no-network        the command has no network but its loopback device
   --keep              keeps the root and prints its folder; scripts/fresh.sh --enter <folder> <command> runs another command
 END
 }
@@ -95,9 +97,10 @@ END
 enter() {
   local folder=$1 user=$2
   shift 2
-  unshare --mount --pid --ipc --uts --fork --kill-child bash -s -- "$folder" "$wheels" <<'END'
+  unshare --mount --pid --ipc --uts ${no_network:+--net} --fork --kill-child bash -s -- "$folder" "$wheels" "$no_network" <<'END'
 set -euo pipefail
-folder=$1 wheels=$2
+folder=$1 wheels=$2 no_network=$3
+if [[ -n $no_network ]]; then ip link set lo up; fi
 mount --make-rprivate /
 mount --bind "$folder" "$folder"
 cd "$folder"
@@ -158,10 +161,12 @@ prepare() {
   fi
   git clone --quiet --no-hardlinks "$root" "$folder$home/lockstep"
   git -C "$folder$home/lockstep" remote remove origin
+  local path
+  for path in "${copies[@]}"; do cp -r --parents "$path" "$folder$home/lockstep"; done
   chroot "$folder" chown -R "$user:$user" "$home/lockstep"
 }
 
-folder='' suite='' user=root wheels='' keep='' packages=() variables=()
+folder='' suite='' user=root wheels='' keep='' no_network='' packages=() variables=() copies=()
 case "${1:-}" in
   bookworm | trixie) suite=$1 && shift ;;
   --enter) [[ -d ${2:-} ]] || fail "there is no folder ${2:-}" && folder=$(realpath "$2") && keep=1 && shift 2 ;;
@@ -175,6 +180,8 @@ while (($#)); do
     --packages) read -ra more <<<"$2" && packages+=("${more[@]}") && shift ;;
     --set) variables+=("$2") && shift ;;
     --wheels) wheels=$(realpath "$2") && shift ;;
+    --copy) copies+=("$2") && shift ;;
+    --no-network) no_network=1 ;;
     --keep) keep=1 ;;
     -*) usage >&2 && exit 2 ;;
     *) break ;;

@@ -109,6 +109,9 @@ class CudaGraphDevice : public GraphDevice {
     auto& graph = recorded->graph();
     const c10::cuda::CUDAStreamGuard guard(stream_);
     c10::cuda::device_synchronize();
+    // A recording cannot use the memory that the eager calls left in the cache. PyTorch: `torch.cuda.graph`
+    // does it, too.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     for (const auto& generator : generators) libtorch::register_generator(graph, generator);
     // Thread-local: other threads may use the device, for example a loader and NCCL's watchdog.
     try {

@@ -129,7 +129,7 @@ RankDevice parse_device(const std::string& text) {
   return device;
 }
 
-// The store ends with rank 0, so the others must have read the refusal before.
+// The store ends with rank 0, so the others must have read the agreement before a refusal ends it.
 void wait_for_readers(c10d::Store& store, const World& world) {
   const Deadline deadline(kReadLimit);
   while (store.add(kReadKey, 0) < world.size && !deadline.expired()) {
@@ -166,9 +166,10 @@ bool agree_on_devices(c10d::Store& store, const World& world, const RankDevice& 
   std::getline(agreement, kind, kSeparator);
   std::getline(agreement, refusal, kSeparator);
   store.add(kReadKey, 1);
-  if (world.rank == 0 && !refusal.empty()) wait_for_readers(store, world);
+  const bool shared = kind == "shared";  // which the backend may refuse on all ranks
+  if (world.rank == 0 && (shared || !refusal.empty())) wait_for_readers(store, world);
   if (!refusal.empty()) refuse_device(world, refusal);
-  return kind == "shared";
+  return shared;
 }
 
 }  // namespace lockstep::rendezvous

@@ -17,12 +17,14 @@ struct Check {
   int gpus = 1;  // that are required
 };
 
+// The checks that this program runs.
+std::vector<Check> all_checks();
+
 std::vector<Check> device_checks();
 std::vector<Check> training_checks();
 std::vector<Check> checkpoint_checks();
 std::vector<Check> loader_checks();
 std::vector<Check> graph_checks();
-std::vector<Check> several_gpus_checks();
 std::vector<Check> ddp_options_checks();
 std::vector<Check> parallel_checks();
 

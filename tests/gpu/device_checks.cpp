@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <iostream>
 #include <numeric>
 
 #include <ATen/cuda/Sleep.h>
@@ -16,6 +17,15 @@ namespace {
 using namespace std::chrono_literals;
 
 const auto kOnGpu = torch::TensorOptions().device(torch::kCUDA);
+
+void libtorch_sees_it() {
+  const c10::Device gpu(c10::kCUDA, 0);
+  require(device_count(c10::kCUDA) > 0, "LibTorch sees a GPU");
+  std::cout << device_identity(gpu) << std::endl;
+  const auto ones = torch::ones({1024, 1024}, kOnGpu.dtype(at::kBFloat16));
+  require((ones.matmul(ones) == 1024).all().item<bool>(), "a product of matrices in bf16");
+  synchronize(gpu);
+}
 
 void nccl_alone() {
   const auto context = init({.backend = "nccl"});
@@ -91,6 +101,7 @@ void nccl_refuses_sharing() {
 
 std::vector<Check> device_checks() {
   return {
+      {"devices", 1, "LibTorch sees the GPU, and a product of matrices in bf16 is right", libtorch_sees_it},
       {"nccl", 1, "every collective over nccl, objects, errors", nccl_alone},
       {"auto", 1, "nccl and a CPU backend in one group, options, a subgroup", nccl_beside_cpu},
       {"nccl_options", 1, "collectives with NCCL's options", nccl_options},

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -15,6 +16,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "gpu/master_weights.h"
 #include "gpu/nets.h"
 
 namespace {
@@ -34,14 +36,18 @@ struct Flags {
   int chunks = 10;
   int steps = 10;  // a chunk
   bool deterministic = false;
+  bool fast = false;
 };
 
 Flags parse(int argc, char** argv) {
   Flags flags;
   CLI::App app("Trains a net on one GPU");
-  app.add_option("--net", flags.net)->check(CLI::IsMember({"mnist", "resnet50", "gpt"}));
+  app.add_option("--net", flags.net)
+      ->check(CLI::IsMember({"mnist", "resnet50", "gpt", "gpt125m", "gpt500m"}));
   app.add_option("--mode", flags.mode)->check(CLI::IsMember({"eager", "graph"}));
-  app.add_option("--precision", flags.precision)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--precision", flags.precision,
+                 "bf16: autocast; bf16_weights: a net in bf16, whose optimizer works on copies in fp32")
+      ->check(CLI::IsMember({"fp32", "bf16", "bf16_weights"}));
   app.add_option("--data", flags.data,
                  "resident: one batch on the GPU; loader: MNIST-like images from the CPU")
       ->check(CLI::IsMember({"resident", "loader"}));
@@ -50,6 +56,7 @@ Flags parse(int argc, char** argv) {
   app.add_option("--chunks", flags.chunks);
   app.add_option("--steps", flags.steps, "Steps between two looks at the clock");
   app.add_flag("--deterministic", flags.deterministic);
+  app.add_flag("--fast", flags.fast, "channels_last, cuDNN searches for its fastest algorithms");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -116,7 +123,8 @@ Times time_loader(const lockstep::Context& context, const Flags& flags, lockstep
 // Fused, as the twin's: the same kernels, and none that a graph could not hold.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags,
                                                         std::vector<at::Tensor> parameters) {
-  if (flags.net == "gpt") return std::make_unique<lockstep::optim::FusedAdamW>(std::move(parameters), 1e-3);
+  if (flags.net.starts_with("gpt"))
+    return std::make_unique<lockstep::optim::FusedAdamW>(std::move(parameters), 1e-3);
   return std::make_unique<lockstep::optim::FusedSGD>(std::move(parameters),
                                                      lockstep::optim::FusedSGDOptions(0.01).momentum(0.9));
 }
@@ -125,14 +133,21 @@ template <typename Net>
 int train(const lockstep::Context& context, const Flags& flags, Net net, const Batch& drawn) {
   const auto device = context.device();
   net->to(device);
-  const Batch batch{drawn.input.to(device), drawn.target.to(device)};
+  Batch batch{drawn.input.to(device), drawn.target.to(device)};
+  if (flags.precision == "bf16_weights") net->to(at::kBFloat16);
+  if (flags.fast) {
+    lockstep::to_memory_format(*net, at::MemoryFormat::ChannelsLast);
+    batch.input = batch.input.contiguous(at::MemoryFormat::ChannelsLast);
+  }
   lockstep::DistributedDataParallel ddp(net, {.device = device});
-  const auto optimizer = make_optimizer(flags, ddp->parameters());
+  std::optional<lockstep::gpu::MasterWeights> masters;
+  if (flags.precision == "bf16_weights") masters.emplace(ddp->parameters());
+  const auto optimizer = make_optimizer(flags, masters ? masters->copies() : ddp->parameters());
   const bool graph = flags.mode == "graph";
   lockstep::GraphedStep step(
       device,
       [&](const Tensors& in) -> Tensors {
-        optimizer->zero_grad();
+        net->zero_grad();
         at::Tensor loss;
         {
           const lockstep::amp::Autocast autocast(
@@ -140,7 +155,9 @@ int train(const lockstep::Context& context, const Flags& flags, Net net, const B
           loss = loss_of(ddp->forward(in[0]), in[1]);
         }
         loss.backward();
+        if (masters) masters->take_gradients();
         optimizer->step();
+        if (masters) masters->give_weights();
         return {loss.detach()};
       },
       {.optimizers = {optimizer.get()}, .modules = {ddp.ptr()}, .warmup = 11, .enabled = graph});
@@ -159,6 +176,7 @@ int train(const lockstep::Context& context, const Flags& flags, Net net, const B
 
 int run(const Flags& flags) {
   if (flags.deterministic) be_deterministic();
+  at::globalContext().setBenchmarkCuDNN(flags.fast);
   const auto context = lockstep::init({.backend = "nccl"});
   return lockstep::gpu::with_net(flags.net, flags.batch_size, [&](auto net, const Batch& batch) {
     return train(context, flags, net, batch);

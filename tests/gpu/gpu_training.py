@@ -57,14 +57,20 @@ class ResNet50(nn.Module):
         return self.fc(self.layers(x).mean((2, 3)))
 
 
+GPTS = {"gpt": {"vocabulary": 8192, "context": 256, "width": 512, "heads": 8, "layers": 8},
+        "gpt125m": {"vocabulary": 50304, "context": 1024, "width": 768, "heads": 6, "layers": 12, "dropout": 0.0},
+        "gpt500m": {"vocabulary": 50304, "context": 1024, "width": 1280, "heads": 10, "layers": 22, "dropout": 0.0}}
+
+
 def make(name, size):
     """The net and a batch, on the CPU."""
     torch.manual_seed(1)
-    if name == "gpt":
-        ids = torch.randint(8192, (size, 256))
-        targets = torch.randint(8192, (size, 256))
+    if name in GPTS:
+        vocabulary, context = GPTS[name]["vocabulary"], GPTS[name]["context"]
+        ids = torch.randint(vocabulary, (size, context))
+        targets = torch.randint(vocabulary, (size, context))
         torch.manual_seed(0)
-        return models.Gpt(vocabulary=8192, context=256, width=512, heads=8, layers=8), ids, targets
+        return models.Gpt(**GPTS[name]), ids, targets
     shape, classes, net = {"mnist": ((1, 28, 28), 10, models.MnistNet), "resnet50": ((3, 224, 224), 1000, ResNet50)}[name]
     images = torch.randn(size, *shape)
     labels = torch.randint(classes, (size,))
@@ -90,22 +96,42 @@ def capture(step, stream, static, batch):
     return replay, losses
 
 
+class MasterWeights:
+    """As in master_weights.h."""
+
+    def __init__(self, net):
+        self.weights = list(net.parameters())
+        self.copies = [weight.detach().float() for weight in self.weights]
+        for copy in self.copies:
+            copy.grad = torch.zeros_like(copy)
+
+    @torch.no_grad()
+    def take_gradients(self):
+        torch._foreach_copy_([copy.grad for copy in self.copies], [weight.grad for weight in self.weights])
+
+    @torch.no_grad()
+    def give_weights(self):
+        torch._foreach_copy_(self.weights, self.copies)
+
+
 def make_optimizer(flags, parameters):
-    if flags.net == "gpt":
+    if flags.net in GPTS:
         return torch.optim.AdamW(parameters, 1e-3, fused=True, capturable=flags.mode == "graph")
     return torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--net", choices=["mnist", "resnet50", "gpt"], default="mnist")
+    parser.add_argument("--net", choices=["mnist", "resnet50", *GPTS], default="mnist")
     parser.add_argument("--mode", choices=["eager", "compile", "graph"], default="eager")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "bf16_weights"], default="fp32",
+                        help="bf16: autocast; bf16_weights: a net in bf16, whose optimizer works on copies in fp32")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--chunks", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--fast", action="store_true", help="channels_last, cuDNN searches for its fastest algorithms")
     parser.add_argument("--bare", action="store_true",
                         help="without DistributedDataParallel, which reduces with one rank as well; Lockstep's does not")
     flags = parser.parse_args()
@@ -115,25 +141,35 @@ def main():
         torch.backends.cudnn.deterministic = True
     if flags.mode == "graph":
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    torch.backends.cudnn.benchmark = flags.fast
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     store = dist.HashStore()
     dist.init_process_group("nccl", store=store, rank=0, world_size=1)
     net, inputs, targets = make(flags.net, flags.batch_size)
     net, inputs, targets = net.to(device), inputs.to(device), targets.to(device)
+    if flags.precision == "bf16_weights":
+        net = net.to(torch.bfloat16)
+    if flags.fast:
+        net, inputs = net.to(memory_format=torch.channels_last), inputs.contiguous(memory_format=torch.channels_last)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream) if flags.mode == "graph" else contextlib.nullcontext():
         ddp = net if flags.bare else DistributedDataParallel(net, device_ids=[0])
     model = torch.compile(ddp) if flags.mode == "compile" else ddp
-    optimizer = make_optimizer(flags, net.parameters())
+    masters = MasterWeights(net) if flags.precision == "bf16_weights" else None
+    optimizer = make_optimizer(flags, masters.copies if masters else net.parameters())
 
     def step():
-        optimizer.zero_grad(set_to_none=True)
+        net.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=flags.precision == "bf16"):
             output = model(inputs)
             loss = F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())
         loss.backward()
+        if masters:
+            masters.take_gradients()
         optimizer.step()
+        if masters:
+            masters.give_weights()
         return loss.detach()
 
     losses = []

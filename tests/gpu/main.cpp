@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// gpu_checks list; gpu_checks <name>: one check, as one of its ranks where `lockstep run` started it.
+// <program> list; <program> <name>: one check, as one of its ranks where `lockstep run` started it.
 #include <iostream>
 #include <stdexcept>
 
@@ -28,15 +28,6 @@ void require_error(const std::function<void()>& action, const std::string& part,
 
 namespace {
 
-std::vector<Check> all_checks() {
-  std::vector<Check> all;
-  for (const auto& part : {device_checks(), training_checks(), checkpoint_checks(), loader_checks(),
-                           graph_checks(), several_gpus_checks(), ddp_options_checks(), parallel_checks()}) {
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
-}
-
 int list() {
   for (const auto& check : all_checks()) {
     std::cout << fmt::format("{} {} {} {}\n", check.name, check.ranks, check.gpus, check.what);
@@ -50,7 +41,7 @@ int run(const std::string& name) {
     check.run();
     return 0;
   }
-  throw std::runtime_error(fmt::format("there is no check \"{}\"; `gpu_checks list` names them", name));
+  throw std::runtime_error(fmt::format("there is no check \"{}\"; the argument list names them", name));
 }
 
 }  // namespace

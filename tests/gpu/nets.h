@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <map>
 #include <string>
 
 #include <torch/torch.h>
@@ -68,8 +69,15 @@ struct ResNet50Impl : torch::nn::Module {
 };
 TORCH_MODULE(ResNet50);
 
-inline testing::GptOptions gpt_options() {
-  return {.vocabulary = 8192, .context = 256, .width = 512, .heads = 8, .layers = 8};
+// Those of gpt125m and gpt500m are for speed: no dropout, and a vocabulary that is a multiple of 128.
+inline const std::map<std::string, testing::GptOptions>& gpt_options() {
+  static const std::map<std::string, testing::GptOptions> options{
+      {"gpt", {.vocabulary = 8192, .context = 256, .width = 512, .heads = 8, .layers = 8}},
+      {"gpt125m",
+       {.vocabulary = 50304, .context = 1024, .width = 768, .heads = 6, .layers = 12, .dropout = 0}},
+      {"gpt500m",
+       {.vocabulary = 50304, .context = 1024, .width = 1280, .heads = 10, .layers = 22, .dropout = 0}}};
+  return options;
 }
 
 struct Batch {
@@ -88,12 +96,13 @@ auto with_net(const std::string& name, std::int64_t size, Use use) {
     torch::manual_seed(0);
     return use(ResNet50(), Batch{images, labels});
   }
-  if (name == "gpt") {
-    const auto ids = torch::randint(8192, {size, 256}, at::kLong);
+  if (const auto gpt = gpt_options().find(name); gpt != gpt_options().end()) {
+    const auto& options = gpt->second;
+    const auto ids = torch::randint(options.vocabulary, {size, options.context}, at::kLong);
     // Different from the inputs, which tied weights would predict from the first step on.
-    const auto targets = torch::randint(8192, {size, 256}, at::kLong);
+    const auto targets = torch::randint(options.vocabulary, {size, options.context}, at::kLong);
     torch::manual_seed(0);
-    return use(testing::Gpt(gpt_options()), Batch{ids, targets});
+    return use(testing::Gpt(options), Batch{ids, targets});
   }
   const auto images = torch::randn({size, 1, 28, 28});
   const auto labels = classes_of(10);

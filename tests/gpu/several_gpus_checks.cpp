@@ -136,8 +136,8 @@ void a_rank_stays_away() {
 
 }  // namespace
 
-std::vector<Check> several_gpus_checks() {
-  return {
+std::vector<Check> all_checks() {
+  std::vector<Check> all{
       {"two_nccl", 2, "every collective over nccl between two GPUs, groups, objects",
        [] { collectives("nccl"); }, 2},
       {"two_auto", 2, "the same together with a CPU backend", [] { collectives("auto"); }, 2},
@@ -145,6 +145,9 @@ std::vector<Check> several_gpus_checks() {
       {"two_lost_graph", 1, "the same in a loop of replays", a_rank_dies_beside_graphs, 2},
       {"two_hang", 1, "a rank that makes no call: a TimeoutError on the other", a_rank_stays_away, 2},
   };
+  const auto more = parallel_checks();
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 }  // namespace lockstep::gpu

@@ -46,7 +46,7 @@ class ResNet18(nn.Module):
 
 
 class GptBlock(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout=0.1):
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width)
@@ -55,7 +55,7 @@ class GptBlock(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
         batch, length, _ = x.shape
@@ -66,12 +66,12 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, vocabulary=64, context=16, width=32, heads=4, layers=2, checkpoint="none"):
+    def __init__(self, vocabulary=64, context=16, width=32, heads=4, layers=2, checkpoint="none", dropout=0.1):
         super().__init__()
         self.checkpoint = checkpoint
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(GptBlock(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(GptBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = self.tokens.weight
 

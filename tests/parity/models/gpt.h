@@ -13,6 +13,7 @@ struct GptOptions {
   std::int64_t width = 32;
   std::int64_t heads = 4;
   std::int64_t layers = 2;
+  double dropout = 0.1;
   std::string checkpoint = "none";  // "none", "plain" or "reentrant": how blocks are recomputed
 };
 
@@ -23,14 +24,14 @@ inline at::Tensor fused_linear(const torch::nn::Linear& linear, const at::Tensor
 }
 
 struct GptBlockImpl : torch::nn::Module {
-  GptBlockImpl(std::int64_t width, std::int64_t heads) : heads_(heads) {
+  GptBlockImpl(std::int64_t width, std::int64_t heads, double p = 0.1) : heads_(heads) {
     norm1 = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     qkv = register_module("qkv", torch::nn::Linear(width, 3 * width));
     out = register_module("out", torch::nn::Linear(width, width));
     norm2 = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     up = register_module("up", torch::nn::Linear(width, 4 * width));
     down = register_module("down", torch::nn::Linear(4 * width, width));
-    dropout = register_module("dropout", torch::nn::Dropout(0.1));
+    dropout = register_module("dropout", torch::nn::Dropout(p));
   }
   at::Tensor forward(at::Tensor x) {
     const auto batch = x.size(0);
@@ -61,7 +62,7 @@ struct GptImpl : torch::nn::Module {
     positions = register_module("positions", torch::nn::Embedding(options.context, options.width));
     blocks = register_module("blocks", torch::nn::ModuleList());
     for (std::int64_t i = 0; i < options.layers; ++i)
-      blocks->push_back(GptBlock(options.width, options.heads));
+      blocks->push_back(GptBlock(options.width, options.heads, options.dropout));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width})));
     head = register_parameter("head", tokens->weight);
   }
